@@ -268,11 +268,11 @@ class Conversation:
             self._window = windows(params)
         if trouble := windows.trouble():
             yield Notice(message=trouble, level="warning", topic="profile")
-        paid = booked(drafter)
-        self._window.drafts_with(drafter.name, paid)
+        booking = booked(drafter)
+        self._window.drafts_with(booking)
         read = self._started.prompt_n - self._started.cached_n
         self._window.prefilled(read, self._started.prompt_n)
-        if paid and params.window == "auto" and (why := windows.cannot_gain(paid)):
+        if booking.paid and params.window == "auto" and (why := windows.cannot_gain(booking)):
             yield Notice(message=why, topic="routing")
         return Rounds(
             target=self._target,

@@ -9,7 +9,7 @@ import msgspec
 
 from specllama.engine.profiles import SCHEMA
 from specllama.paths import profiles_dir
-from specllama.speculative.policy.controller import Learned
+from specllama.speculative.policy.learned import Learned
 from specllama.store import profiles as store
 
 if TYPE_CHECKING:

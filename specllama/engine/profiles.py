@@ -20,13 +20,16 @@ from typing import Any, TypeVar
 import msgspec
 
 from specllama.interface import EngineInfo, ModelInfo
+from specllama.settings import methods
 from specllama.settings.params import GenerateParams
 from specllama.speculative.lengths import cannot_gain
 from specllama.speculative.policy.baseline import Baseline, PlainSteps
-from specllama.speculative.policy.controller import Controller, Learned
 from specllama.speculative.policy.costs import Costs
+from specllama.speculative.policy.learned import Learned
 from specllama.speculative.policy.ledger import Ledger
+from specllama.speculative.policy.policy import Policy
 from specllama.speculative.rules import rule_of
+from specllama.speculative.types import Booking
 from specllama.speculative.window import FixedWindow, Window
 from specllama.store import profiles as store
 
@@ -190,7 +193,8 @@ class Profile:
         # in place: conversations that go on hold these tables
         for name in ("target", "draft"):
             _become(getattr(self.costs, name), getattr(costs, name))
-        _all_become(self.costs.own, costs.own)
+        known = {name: table for name, table in costs.own.items() if name in methods.names()}
+        _all_become(self.costs.own, known)
         for name, theirs in bands.items():
             band = self.learned(name)
             _all_become(band.sources, theirs.sources)
@@ -295,7 +299,7 @@ class Windows:
             return FixedWindow(limit, params.draft_min, self.steps)
         profile = self.profile
         profile.refresh()
-        return Controller(
+        return Policy(
             profile.learned(band(params)),
             profile.costs,
             profile.ledger,
@@ -311,10 +315,10 @@ class Windows:
         """What a plain step takes behind so many tokens, None before one was timed."""
         return self.steps.typical(depth, self.profile.costs.target.deep_ms)
 
-    def cannot_gain(self, method: str) -> str:
+    def cannot_gain(self, booking: Booking) -> str:
         """Why no draft model can pay on this machine, "" if one could or nobody knows yet."""
         costs = self.profile.costs
-        target, steps = costs.target, costs.steps(method)
+        target, steps = costs.target, costs.steps(booking)
         if target.level is None or not target.known(2):
             return ""
         # one step of a busy moment says nothing of the machine

@@ -337,5 +337,6 @@ def _granted(pool: Passes, together: Sequence[_Running]) -> list[int]:
     tokens, rows = sum(n for n, _, _ in sizes), sum(n for _, n, _ in sizes)
     left = min(_widest(pool) - tokens, pool.max_rows - rows, sum(offer.size for offer in offers))
     # attention is dearest to the longest text
-    v = max((offer.bidder.passes(tokens + left) for offer in offers), key=lambda v: v[-1])
-    return allocate([offer.bidder.bid(offer) for offer in offers], v, taken=tokens)[0]
+    bids = [offer.bidder.bid(offer) for offer in offers]
+    v = max((bid.passes(tokens + left) for bid in bids), key=lambda v: v[-1])
+    return allocate(bids, v, taken=tokens)[0]

@@ -9,7 +9,7 @@ logarithm of what is left of the balance decides (Kelly 1956); far from ruin tha
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,10 @@ def growth(survival: Sequence[float], costs: FloatArray, balance: float) -> Floa
     return after.cumsum(axis=1)
 
 
+def _unknown(rows: int) -> Sequence[float]:
+    return [0.0] * (rows + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Bid:
     """What one conversation would have checked in a pass that others share.
@@ -42,11 +46,14 @@ class Bid:
         survival: see ``growth``; never rising.
         pace: tokens that a millisecond is worth to it elsewhere.
         balance: tokens that it may lose.
+        passes: milliseconds of the target's passes of 0, 1, ... up to that many rows; zeros where
+            nothing is known.
     """
 
     survival: Sequence[float]
     pace: float
     balance: float
+    passes: Callable[[int], Sequence[float]] = _unknown
 
 
 def allocate(bids: Sequence[Bid], v: Sequence[float], *, taken: int = 1) -> tuple[list[int], float]:

@@ -15,7 +15,7 @@ yielded    means                                         answered with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -154,10 +154,6 @@ class Bidder(Protocol):
     """What a draft is worth to a conversation that shares its pass, see ``budget``."""
 
     def bid(self, offer: Offer) -> Bid: ...
-
-    def passes(self, rows: int) -> Sequence[float]:
-        """Milliseconds of the target's passes of 0, 1, ..., ``rows`` rows; zeros if unknown."""
-        ...
 
 
 _UNSEEN = 0.75  # acceptance of a guess that must not be looked at

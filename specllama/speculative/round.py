@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 
 from specllama.arrays import Row, Rows
@@ -23,7 +23,7 @@ from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.effects import Asking, Keep, Offer, Pass, Place, Shared
 from specllama.speculative.rules import Coins, Rule
 from specllama.speculative.sampling import SamplerChain, likeliest
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room, Verdict
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room, Verdict, Willing
 from specllama.speculative.window import Outcome, Plan, Window
 
 
@@ -144,14 +144,12 @@ class Rounds:
         if plan.draft_max > 0:
             asked = plan.draft_max
             draft, read = yield from self._draft(plan)
-            if plan.explain is not None:
-                plan = plan.explain(draft)
-        drafted = clock()
+        drafted, cut = clock(), None
         if n := len(draft):
             offer = Offer(draft, n if self._peek else max(asked, n), self._peek, self.window)
             granted: int = yield offer
             if granted < offer.size and len(draft := offer.cut(granted)) < n:
-                plan = Plan(len(draft), f"{len(draft)} of {n} guesses: others share the pass")
+                cut = Plan(len(draft), f"{len(draft)} of {n} guesses: others share the pass")
         self._shared = None
 
         evaluated = drafted
@@ -199,7 +197,7 @@ class Rounds:
         draft_ms, verify_ms = (drafted - begin) * 1e3, verify_s * 1e3
         shared = self._shared
         if first is None:  # else there was no pass to learn from
-            self.window.observe(
+            told = self.window.observe(
                 Outcome(
                     source=draft.source,
                     drafted=len(draft),
@@ -216,6 +214,7 @@ class Rounds:
                     wait_ms=wait_ms,
                 )
             )
+            plan = cut or told or plan
         return Round(
             draft=draft,
             verdict=verdict,
@@ -253,18 +252,9 @@ class Rounds:
 
     def _draft(self, plan: Plan) -> Asking[tuple[Draft, int]]:
         """What is sent, and how many tokens of the text were read for it."""
-        offered = plan.room or Room(plan.draft_max, self.window.keep_going)
-        read = 0
-
-        def begin(source: str, lag: int) -> int:
-            nonlocal read
-            granted = min(offered.begin(source, lag), lag)
-            read += granted
-            return granted
-
-        room = replace(offered, begin=begin)
+        room = Room(plan.draft_max, plan.judge or Willing())
         draft = yield from self.drafter.draft(self.tokens, self.chain, room)
-        return draft, read
+        return draft, room.judge.granted
 
     def cut_back(self, n_tokens: int) -> Asking[None]:
         """Forget everything behind the first ``n_tokens`` (a stop inside an accepted run)."""

@@ -174,7 +174,7 @@ class BestFirst(TreeBuilder):
         self.weight = {ROOT: 1.0}
         self.trunk = ROOT
         self.best: int | None = None
-        self.window = room
+        self.judge = room.judge
         self._is_end = is_end
         self._floor = floor
         self._heap: list[tuple[float, int, int, Guess | None]] = []
@@ -186,7 +186,7 @@ class BestFirst(TreeBuilder):
 
     def wants(self, parent: int, token: int, weight: float) -> bool:
         """Whether a guess is worth a row; asked when it is the likeliest that is left."""
-        return self.is_best(parent, token) or self.window.beside(weight)
+        return self.is_best(parent, token) or self.judge.row(weight)
 
     def is_best(self, parent: int, token: int) -> bool:
         """Whether a guess goes on with the path of best guesses."""

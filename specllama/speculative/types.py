@@ -1,10 +1,10 @@
-"""The nouns of one round: Draft, Law, Verdict. Pure numpy."""
+"""The nouns of one round: Draft, Law, Verdict, and whom a drafter asks. Pure numpy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -133,30 +133,6 @@ class Verdict:
     gap: float | None = None
 
 
-def _read_all(source: str, lag: int) -> int:
-    return lag
-
-
-def _always(depth: int, confidence: float | None) -> bool:
-    return True
-
-
-def _take(confidence: float | None, lead: float | None, token: int | None) -> bool:
-    return True
-
-
-def _worth(likely: float) -> bool:
-    return True
-
-
-def _read(likely: float, rows: int) -> bool:
-    return True
-
-
-def _all_of(n: int) -> int:
-    return n
-
-
 @dataclass(frozen=True, slots=True)
 class Guess:
     """What a free source would copy, and what it knows of its worth.
@@ -174,51 +150,93 @@ class Guess:
     endings: tuple[float, ...] = ()
 
 
-def _first_whole(guesses: Sequence[Guess]) -> tuple[int, int]:
-    return 0, len(guesses[0].tokens)
+class DraftJudge(Protocol):
+    """Whom a drafter asks on its way, in one round.
+
+    Attributes:
+        weighs: guesses are weighed against each other; else the first one goes.
+        granted: tokens of the text that it let be read.
+    """
+
+    weighs: bool
+    granted: int
+
+    def read(self, source: str, tokens: int) -> int:
+        """The model of ``source`` is about to read ``tokens`` of the text, or, with ``source`` "",
+        the target's pass to evaluate so many rows beside its own, scouts among them. Returns how
+        many of them, of a text the newest; 0: the source stays out of this round."""
+        ...
+
+    def take(self, confidence: float | None, lead: float | None, token: int | None) -> bool:
+        """A step was run; may its token join the draft? Under ``rejection`` and ``block`` this is
+        asked before the token is drawn, with ``lead`` and ``token`` None: a token that is left out
+        because of its own value would bias the output."""
+        ...
+
+    def further(self, likely: float | None = None, rows: int = 0) -> bool:
+        """May a draft pass that so far has ``rows`` rows read one more node, which the target
+        reaches with probability ``likely``? None: the end of the path of best guesses."""
+        ...
+
+    def row(self, likely: float, *, keep: bool = True) -> bool:
+        """Is a node off that path, which the target reaches with probability ``likely``, worth a
+        row? With ``keep`` it joins the draft now."""
+        ...
+
+    def pick(self, guesses: Sequence[Guess]) -> tuple[int, int]:
+        """Of all that the free sources would copy: which one goes, and how many of its tokens; 0
+        leaves the round to a source that pays. Asked again when that source sends nothing."""
+        ...
+
+
+class Willing:
+    """A judge that says yes to everything."""
+
+    weighs = False
+    granted = 0
+
+    def read(self, source: str, tokens: int) -> int:
+        self.granted += tokens if source else 0
+        return tokens
+
+    def take(self, confidence: float | None, lead: float | None, token: int | None) -> bool:
+        return True
+
+    def further(self, likely: float | None = None, rows: int = 0) -> bool:
+        return True
+
+    def row(self, likely: float, *, keep: bool = True) -> bool:
+        return True
+
+    def pick(self, guesses: Sequence[Guess]) -> tuple[int, int]:
+        return 0, len(guesses[0].tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How far a proposer may go this round, and whom it asks on the way.
-
-    ``n`` is the most nodes to draft. The questions, which the window answers:
-
-    ``begin(source, lag)``: a source that pays per step is about to feed ``lag`` tokens that it has
-    not read; the answer is how many of the newest it may read, 0 to stay out of this round.
-
-    ``include(confidence, lead, token)``: a step was run; may its token join the draft? Under
-    ``rejection`` and ``block`` it is asked before the token is drawn, with ``lead`` and ``token``
-    None; a token left out because of its own value would bias the output.
-
-    ``keep_going(depth, confidence)``: asked before a further step (depth = nodes drafted so far
-    on this chain, confidence = of the last one).
-
-    ``pick(guesses)``: all that the free sources would copy; the answer is which one to send and how
-    many of its tokens, 0 to leave the round to a source that pays. Asked again when that source
-    stayed out or found nothing to send.
-
-    ``beside(likely)``: a tree may get a node off the path of its best guesses, which the target
-    reaches with this probability; is it worth a row? ``worth(likely)`` asks the same of one that
-    may join later.
-
-    ``ride(likely, rows)``: a draft pass of so many ``rows`` is about to run; is what may follow
-    such a node worth a further one? Of a pass for its sake alone with ``rows`` 0.
-
-    ``rows(most)``: how many rows a pass may have that evaluates more than can be accepted.
-    """
+    """How far a drafter may go this round: ``n`` nodes at most, and whom it asks on the way."""
 
     n: int
-    keep_going: Callable[[int, float | None], bool] = field(default=_always)
-    begin: Callable[[str, int], int] = field(default=_read_all)
-    include: Callable[[float | None, float | None, int | None], bool] = field(default=_take)
-    pick: Callable[[Sequence[Guess]], tuple[int, int]] = field(default=_first_whole)
-    beside: Callable[[float], bool] = field(default=_worth)
-    worth: Callable[[float], bool] = field(default=_worth)
-    ride: Callable[[float, int], bool] = field(default=_read)
-    rows: Callable[[int], int] = field(default=_all_of)
+    judge: DraftJudge = field(default_factory=Willing)
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """What the drafts of a conversation are booked under.
+
+    Attributes:
+        method: who drafts.
+        paid: the source among them that costs time, "" where all is free.
+        own: its steps have a cost table of their own; else they are the draft model's.
+        at_once: its first step gives all guesses of a round; a further one takes no time.
+    """
+
+    method: str = ""
+    paid: str = ""
+    own: bool = False
+    at_once: bool = False
 
     @property
-    def judged(self) -> bool:
-        """Whether a window weighs the guesses, rather than taking the first."""
-        return self.pick is not _first_whole
+    def payer(self) -> str:
+        """Who pays for what was asked in vain."""
+        return self.paid or self.method

@@ -5,14 +5,13 @@ The reason of a plan is shown to people.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from specllama.speculative.budget import Bid
 from specllama.speculative.effects import Bidder, Offer, Shared
 from specllama.speculative.policy.baseline import PlainSteps
-from specllama.speculative.types import Draft, Room
+from specllama.speculative.types import Booking, DraftJudge
 
 _PLENTY = 1e6  # tokens that may be lost: nothing is weighed
 
@@ -21,14 +20,12 @@ _PLENTY = 1e6  # tokens that may be lost: nothing is weighed
 class Plan:
     """``draft_max`` nodes at most; 0 is a plain step. ``reason`` is a short phrase.
 
-    A window that goes on deciding while the draft is made gives the ``room`` it answers through,
-    and ``explain`` to restate the plan once the draft is known.
+    A window that goes on deciding while the draft is made gives the ``judge`` that answers.
     """
 
     draft_max: int
     reason: str
-    room: Room | None = None
-    explain: Callable[[Draft], Plan] | None = None
+    judge: DraftJudge | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +58,8 @@ class Outcome:
 
 
 class Window(Bidder, Protocol):
-    def drafts_with(self, method: str, paid: str) -> None:
-        """Before the first round: who drafts; ``paid`` is what of it costs time, "" for nothing."""
+    def drafts_with(self, booking: Booking) -> None:
+        """Before the first round: who drafts."""
         ...
 
     def prefilled(self, tokens: int, depth: int) -> None:
@@ -73,11 +70,9 @@ class Window(Bidder, Protocol):
         """Before a round; ``room`` bounds the draft (tokens left, context left)."""
         ...
 
-    def keep_going(self, drafted: int, confidence: float | None) -> bool:
-        """Within a round: whether a proposer that pays per step should draft one more."""
+    def observe(self, outcome: Outcome) -> Plan | None:
+        """After a round. Returns the plan in the light of the draft; None: it stands as it was."""
         ...
-
-    def observe(self, outcome: Outcome) -> None: ...
 
     @property
     def balance(self) -> float | None:
@@ -113,7 +108,7 @@ class FixedWindow:
         self._steps = steps
         self._depth = 0
 
-    def drafts_with(self, method: str, paid: str) -> None:
+    def drafts_with(self, booking: Booking) -> None:
         pass
 
     def prefilled(self, tokens: int, depth: int) -> None:
@@ -124,9 +119,6 @@ class FixedWindow:
             return none
         n = min(self._draft_max, room)
         return Plan(n, "fixed" if n == self._draft_max else "room")
-
-    def keep_going(self, drafted: int, confidence: float | None) -> bool:
-        return True
 
     def observe(self, outcome: Outcome) -> None:
         if self._steps is not None and outcome.plain_ms is not None:
@@ -145,6 +137,3 @@ class FixedWindow:
 
     def bid(self, offer: Offer) -> Bid:
         return Bid(sorted(offer.survival, reverse=True), 0.0, _PLENTY)
-
-    def passes(self, rows: int) -> Sequence[float]:
-        return [0.0] * (rows + 1)

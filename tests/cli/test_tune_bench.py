@@ -14,8 +14,8 @@ from engines import fake_info
 from specllama.bench.arms import EngineArm, RunFigures, Task
 from specllama.cli import invoke
 from specllama.engine.profiles import Profile, Windows, open_profile
-from specllama.speculative.policy.controller import Controller
 from specllama.speculative.policy.ledger import Ledger
+from specllama.speculative.policy.policy import Policy
 from specllama.speculative.window import Plan
 
 pytestmark = pytest.mark.usefixtures("loads")
@@ -63,26 +63,26 @@ def test_without_saving_nothing_is_kept() -> None:
 
 def test_the_check_is_of_a_window_that_knows_the_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[Any] = []
-    plan = Controller.plan
+    plan = Policy.plan
 
-    def watched(self: Controller, room: int) -> Plan:
+    def watched(self: Policy, room: int) -> Plan:
         plans.append(plan(self, room))
         return plans[-1]
 
-    monkeypatch.setattr(Controller, "plan", watched)
+    monkeypatch.setattr(Policy, "plan", watched)
     assert invoke(["tune", "--max-tokens", "8", "-n", "1", "--temperature", "0", "--no-save"]) == 0
     assert plans
     assert not any(p.reason == "measuring a plain step" for p in plans)
 
 
 def test_what_tuning_loses_is_lost_on_nobodys_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    finish = Controller.finish
+    finish = Policy.finish
 
-    def spend(self: Controller) -> None:
+    def spend(self: Policy) -> None:
         self._ledger.spare = -5.0
         finish(self)
 
-    monkeypatch.setattr(Controller, "finish", spend)
+    monkeypatch.setattr(Policy, "finish", spend)
     assert invoke(["tune", "--max-tokens", "8", "-n", "1", "--temperature", "0"]) == 0
     profile = open_profile(fake_info(2048))
     assert profile.learned("greedy").sources

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from engines import FakeContext, Given, fake_info, loaded
+from windows import Answers
 
 from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.backend.kernels import TILE
@@ -151,9 +152,10 @@ class Moody(FixedWindow):
         self._rng = rng
 
     def plan(self, room: int) -> Plan:
-        return Plan(min(self._rng.randint(0, self._most), room), "the die")
+        n = min(self._rng.randint(0, self._most), room)
+        return Plan(n, "the die", Answers(further=self._further))
 
-    def keep_going(self, drafted: int, confidence: float | None) -> bool:
+    def _further(self, likely: float | None = None, rows: int = 0) -> bool:
         return self._rng.random() < 0.8
 
 

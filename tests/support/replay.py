@@ -136,7 +136,7 @@ class _Model(Recorded):
         self._known = self._fed = 0  # tokens of the text that it has read; and guesses behind it
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
-        read = room.begin(self.name, len(tokens) - self._known)
+        read = room.judge.read(self.name, len(tokens) - self._known)
         if not read:
             return EMPTY_DRAFT
         self._known, self._fed = len(tokens), 0
@@ -146,11 +146,11 @@ class _Model(Recorded):
         for spot in self.spots(tokens, room.n):
             token = _TRUTH if spot.hit else _GUESS
             seen = (spot.lead, token) if self._peek else (None, None)
-            if not room.include(spot.confidence, *seen):
+            if not room.judge.take(spot.confidence, *seen):
                 break
             guesses.append(token)
             confidence.append(spot.confidence)
-            if len(guesses) == room.n or not room.keep_going(len(guesses), spot.confidence):
+            if len(guesses) == room.n or not room.judge.further():
                 break
             yield Pass(self._lane, [token])
             self._fed += 1

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from replay import Replay, Spot, VirtualClock, replay
 
-from specllama.speculative.policy.controller import Controller, Learned
+from specllama.speculative.drafting.method import find
 from specllama.speculative.policy.costs import Costs
+from specllama.speculative.policy.learned import Learned
 from specllama.speculative.policy.ledger import Ledger
+from specllama.speculative.policy.policy import Policy
+from specllama.speculative.types import Booking, Willing
 
 READS = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -31,9 +34,9 @@ class Pair:
             self.costs.draft.set(tokens, step * (1 + 0.35 * (tokens - 1)))
         return self
 
-    def window(self, clock: VirtualClock | None = None, **changes: Any) -> Controller:
+    def window(self, clock: VirtualClock | None = None, **changes: Any) -> Policy:
         options = {"draft_max": 8, "clock": clock or VirtualClock(), **changes}
-        return Controller(self.learned, self.costs, self.ledger, **options)
+        return Policy(self.learned, self.costs, self.ledger, **options)
 
 
 def play(
@@ -51,7 +54,7 @@ def play(
     """A reply in simulated time, by a draft model and copies."""
     pair, clock = pair or Pair(), clock or VirtualClock()
     window = pair.window(clock, peek=peek, **changes)
-    window.drafts_with("mixed", "draft" if use_model else "")
+    window.drafts_with(booking("mixed", model=use_model))
     done = replay(
         trace, window, clock,
         verify=verify, draft=step, prompt=prompt, peek=peek, use_model=use_model,
@@ -60,7 +63,19 @@ def play(
     return done
 
 
-def begin_drafting(window: Controller, method: str) -> None:
-    """Who drafts with it, by the name of its method."""
-    paid = {"ngram": "", "suffix": "", "lookahead": "", "mixed": "draft"}.get(method, method)
-    window.drafts_with(method, paid)
+def booking(method: str, *, model: bool = True) -> Booking:
+    """What a method's drafts are booked under; without a ``model`` a mixture has copies only."""
+    entry = find(method)
+    if entry is None or entry.cost == "free":
+        return Booking(method)
+    if entry.cost == "of its sources":
+        return Booking(method, "draft" if model else "")
+    return Booking(method, method, entry.cost == "own", entry.at_once)
+
+
+class Answers(Willing):
+    """A judge that answers some questions as it is told, and says yes to the others."""
+
+    def __init__(self, **answers: Callable[..., Any]) -> None:
+        vars(self).update(answers)
+        self.weighs = "pick" in answers

@@ -50,7 +50,7 @@ class AssistantDrafter(MayBranch):
         at = len(tokens) - 1
         known = self._target.hidden
         state = known.rows(at - 1, at)
-        if state is None or not room.begin(self.name, 1):
+        if state is None or not room.judge.read(self.name, 1):
             return None, 0
         state = state.copy()
         known.forget(at - 1)  # it is read again when a round is retried

@@ -74,7 +74,7 @@ class DflashDrafter(MayBranch):
         if self._target.hidden.end < len(tokens) - 1:
             return None, 0  # states are not known to the end
         lag = max(unread, 1)  # whatever there is to read, the block is a pass
-        read = min(room.begin(self.name, lag), lag)
+        read = min(room.judge.read(self.name, lag), lag)
         if read <= 0:
             return None, 0
         try:

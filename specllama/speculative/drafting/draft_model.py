@@ -144,7 +144,7 @@ class ChainDrafter(Stepping):
         newest tokens: a shorter memory is cheaper than reading everything that was missed. None if
         nothing may be read, or the text cannot be followed.
         """
-        read = min(room.begin(self.name, unread), unread)
+        read = min(room.judge.read(self.name, unread), unread)
         if read <= 0:
             return None
         lag = tokens[len(tokens) - read :]

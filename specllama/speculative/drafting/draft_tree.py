@@ -156,8 +156,8 @@ class _Growth(BestFirst):
         if self._guess_at(tuple(self.path(parent))) == token:
             return True
         if not self.is_best(parent, token):
-            return self.window.beside(weight)
-        wanted = self.window.include(*self._looked, token)
+            return self.judge.row(weight)
+        wanted = self.judge.take(*self._looked, token)
         if not wanted:
             self.best, self._reading = None, False
         return wanted
@@ -201,7 +201,7 @@ class _Growth(BestFirst):
         if not look.guesses:
             return
         if node == self.trunk:
-            if not self._drawn and not self.window.include(look.score, None, None):
+            if not self._drawn and not self.judge.take(look.score, None, None):
                 self._reading = False
                 return
             if self._drawn or look.guesses[0][3] is not None:
@@ -210,19 +210,19 @@ class _Growth(BestFirst):
         for token, share, source, q in look.guesses:
             if self._drawn:
                 self.offer(node, token, share, source, q)
-            elif q is not None or token == copied or self.window.beside(weight * share):
+            elif q is not None or token == copied or self.judge.row(weight * share):
                 self.join(node, token, share, source, q)
 
     def _evaluate(self, node: int, path: Path) -> Asking[None]:
         """Run a pass for a node, if the window wants one, in which others come along."""
-        model, window, looks = self._model, self.window, self._looks
+        model, judge, looks = self._model, self.judge, self._looks
         if not self._reading or len(path) >= self._fits or path[:-1] not in looks:
             return
         if node == self.trunk:
-            self._reading = window.keep_going(len(path), self._confidence[node])
+            self._reading = judge.further()
             if not self._reading:
                 return
-        elif not window.ride(self.weight[node], 0):
+        elif not judge.further(self.weight[node]):
             return
         along = {path: self.weight[node]}
         for other, weight in self.coming(self._known) if model.width > 1 else ():
@@ -230,7 +230,7 @@ class _Growth(BestFirst):
                 continue
             if other[:-1] not in looks and other[:-1] not in along:
                 continue
-            if len(along) == model.width or not window.ride(weight, len(along)):
+            if len(along) == model.width or not judge.further(weight, len(along)):
                 break
             along[other] = weight
         while True:
@@ -297,7 +297,7 @@ class _Growth(BestFirst):
                 break
             token = int(law.ids[i])
             if token not in fixed:
-                if not self.window.worth(weight * float(law.probs[i])):
+                if not self.judge.row(weight * float(law.probs[i]), keep=False):
                     break
                 fixed.append(token)
                 left -= float(law.probs[i])

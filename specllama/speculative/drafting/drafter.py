@@ -136,7 +136,7 @@ class Copier(Drafter):
         guesses = self.guesses(tokens, room.n)
         if not guesses:
             return EMPTY_DRAFT
-        which, length = room.pick(guesses)
+        which, length = room.judge.pick(guesses)
         return self.send(guesses[which], length, room)
 
     def guesses(self, tokens: Sequence[int], most: int) -> Sequence[Guess]:

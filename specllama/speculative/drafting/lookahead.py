@@ -64,7 +64,7 @@ class LookaheadDrafter(Drafter):
         if request is None or room.n <= 0 or request.leaves < 3:
             return EMPTY_DRAFT
         rows = min(request.pass_rows - 1, request.n_ctx - len(tokens))
-        rows = min(room.rows(rows + 1) - 1, rows)
+        rows = min(room.judge.read("", rows), rows)
         if rows < MIN_ROWS:
             return EMPTY_DRAFT
         self._follow(tokens)

@@ -51,7 +51,7 @@ class MedusaDrafter(Drafter):
         if room.n <= 0 or len(tokens) < 2:
             return EMPTY_DRAFT
         hidden = self._hidden(tokens[:-1])
-        if hidden is None or room.begin(self.name, 1) <= 0:
+        if hidden is None or room.judge.read(self.name, 1) <= 0:
             return EMPTY_DRAFT
         return (yield from _Growth(self, hidden, chain.fork(), room).grow())
 
@@ -68,7 +68,6 @@ class _Growth(BestFirst):
         self._hidden = hidden
         self._ahead = ahead
         self._guesses: list[list[tuple[int, float]]] = []  # by depth, the best first
-        self._score: float | None = None
 
     def read(self, node: int) -> Asking[None]:
         depth = self.depth(node)
@@ -88,12 +87,12 @@ class _Growth(BestFirst):
         history of penalties and grammars for the likeliest one. A wrong history costs acceptance,
         never exactness.
         """
-        room, ahead, request, lane = self.window, self._ahead, self._request, self._drafter.lane
-        if depth > 1 and not room.keep_going(depth - 1, self._score):
+        judge, ahead, request, lane = self.judge, self._ahead, self._request, self._drafter.lane
+        if depth > 1 and not judge.further():
             return []
         out: Out = yield Pass(lane, (), states=self._hidden[None], head=depth)
         row = out.rows[0]
-        score = self._score = confidence(row)
+        score = confidence(row)
         if score < request.p_min:
             return []
         try:
@@ -103,7 +102,7 @@ class _Growth(BestFirst):
         drawn = request.drawn(ahead)
         ranks = self._drafter.ranks if request.leaves > 1 else 1
         found, lead = likeliest(law, row, ahead, ranks, request.seed if drawn else None)
-        if not room.include(score, *((lead, found[0][0]) if drawn else (None, None))):
+        if not judge.take(score, *((lead, found[0][0]) if drawn else (None, None))):
             return []
         ahead.advance(found[0][0])
         if ahead.greedy:

@@ -41,8 +41,7 @@ class MergedDrafter(Drafter):
         self._model.start(request)
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
-        copying = Room(room.n, pick=room.pick)
-        self._guess = yield from self._copier.draft(tokens, chain, copying)
+        self._guess = yield from self._copier.draft(tokens, chain, room)
         return (yield from grow(self._model, tokens, chain, room, self._guess))
 
     def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from specllama.settings import methods as registry
+from specllama.speculative.types import Booking
 
 if TYPE_CHECKING:
     from specllama.speculative.drafting.copying import Reader
@@ -146,23 +147,17 @@ def methods() -> tuple[Method, ...]:
     return tuple(method for name in registry.names() if (method := find(name)) is not None)
 
 
-def books_own(name: str) -> bool:
-    """Whether the steps of a method have a cost table of their own."""
-    method = find(name)
-    return method is not None and method.cost == "own"
-
-
-def drafts_at_once(name: str) -> bool:
-    """Whether a method's first step gives all guesses of a round."""
-    method = find(name)
-    return method is not None and method.at_once
-
-
-def booked(drafter: Drafter) -> str:
-    """The source of a drafter that costs time, "" where all it does is free."""
+def booked(drafter: Drafter) -> Booking:
+    """What the drafts of a drafter are booked under."""
     method = find(drafter.name)
     if method is None:  # of no entry: as if it stepped through a draft model
-        return "" if drafter.name == "none" else drafter.name
+        return Booking(drafter.name, "" if drafter.name == "none" else drafter.name)
     if method.cost == "of its sources":
-        return drafter.paid
-    return "" if method.cost == "free" else method.name
+        return _booking(method.name, find(drafter.paid), drafter.paid)
+    return _booking(method.name, method, "" if method.cost == "free" else method.name)
+
+
+def _booking(name: str, payer: Method | None, paid: str) -> Booking:
+    if not paid or payer is None:
+        return Booking(name, paid)
+    return Booking(name, paid, payer.cost == "own", payer.at_once)

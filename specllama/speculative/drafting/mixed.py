@@ -75,14 +75,14 @@ class MixedDrafter(Drafter):
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
         guesses, owners = self._guesses(tokens, room)
-        which, length = room.pick(guesses) if guesses else (0, 0)
+        which, length = room.judge.pick(guesses) if guesses else (0, 0)
         if length == 0:
             for source in self._paid:
                 draft = yield from source.draft(tokens, chain, room)
                 if len(draft):
                     return draft
             if guesses and self._paid:
-                which, length = room.pick(guesses)
+                which, length = room.judge.pick(guesses)
         return owners[which].send(guesses[which], length, room) if length else EMPTY_DRAFT
 
     def _guesses(self, tokens: Sequence[int], room: Room) -> tuple[list[Guess], list[Copier]]:
@@ -91,7 +91,7 @@ class MixedDrafter(Drafter):
         owners: list[Copier] = []
         for source in self._copiers:
             for guess in source.guesses(tokens, room.n):
-                if room.judged or guess.match_length >= CALM or not self._paid:
+                if room.judge.weighs or guess.match_length >= CALM or not self._paid:
                     guesses.append(guess)
                     owners.append(source)
         return guesses, owners

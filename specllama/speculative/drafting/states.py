@@ -72,7 +72,7 @@ class StateDrafter(MayBranch):
         if begin is None:
             return None, 0
         unread = length - begin
-        read = min(room.begin(self.name, unread), unread)
+        read = min(room.judge.read(self.name, unread), unread)
         if read <= 0:
             return None, 0
         if read < unread:  # a shorter memory is cheaper than all that was missed

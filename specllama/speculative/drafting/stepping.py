@@ -16,7 +16,7 @@ from specllama.speculative.noise import draw
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.selection import confidence
 from specllama.speculative.tree import Path
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
+from specllama.speculative.types import EMPTY_DRAFT, Draft, DraftJudge, Law, Room
 
 
 class Stepping(Drafter):
@@ -62,6 +62,16 @@ class Stepping(Drafter):
         """How likely the best token behind these drafted ones is right, told from their row."""
         return confidence(row)
 
+    def takes(
+        self,
+        judge: DraftJudge,
+        score: float,
+        lead: float | None = None,
+        token: int | None = None,
+    ) -> bool:
+        """Whether the best token behind a row may join, see ``DraftJudge.take``."""
+        return judge.take(score, lead, token)
+
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
         request = self.request
         if room.n <= 0:
@@ -86,7 +96,7 @@ class Stepping(Drafter):
             # judged on the law alone, before the token is drawn: allowed under every rule
             if not score >= request.p_min:
                 break
-            if not drawn and not room.include(score, None, None):
+            if not drawn and not self.takes(room.judge, score):
                 break
             try:
                 law = ahead.law(row)
@@ -95,18 +105,14 @@ class Stepping(Drafter):
             if drawn:
                 token, lead = draw(law, request.seed, ahead.position)
                 # with common noise a draft may be left out for what it is: the target draws its own
-                if not room.include(score, min(lead, ahead.gap), token):
+                if not self.takes(room.judge, score, min(lead, ahead.gap), token):
                     break
             else:
                 token = request.coins.pick(law.ids, law.probs)
             drafted.append(token)
             laws.append(None if ahead.greedy else law)
             scores.append(score)
-            if (
-                len(drafted) == n
-                or request.is_eog(token)
-                or not room.keep_going(len(drafted), score)
-            ):
+            if len(drafted) == n or request.is_eog(token) or not room.judge.further():
                 break
             ahead.advance(token)
             try:

@@ -25,7 +25,7 @@ from specllama.speculative.effects import Asking, drive
 from specllama.speculative.matches import Matches
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import ROOT, BestFirst
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict, Willing
 
 BREAK = -1  # stands between texts; never proposed
 PAST = "suffix-past"  # guesses that continue as an earlier text did
@@ -124,7 +124,7 @@ class SuffixDrafter(Copier):
         self._used = None
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
-        if room.judged:
+        if room.judge.weighs:
             return (yield from super().draft(tokens, chain, room))
         guesses = self.guesses(tokens, room.n)
         if not guesses:
@@ -172,8 +172,8 @@ class SuffixDrafter(Copier):
         """
         if length == 0:
             return EMPTY_DRAFT
-        alone = Room(length, beside=_not_worth)
-        return self._grow(guess, length, room if room.judged else alone)[0]
+        alone = Room(length, _CopyAlone())
+        return self._grow(guess, length, room if room.judge.weighs else alone)[0]
 
     def _grow(self, guess: Guess, trunk: int, room: Room) -> tuple[Draft, float]:
         """A tree of the first ``trunk`` tokens of a guess and what else is worth a row.
@@ -297,7 +297,7 @@ class _Copies(BestFirst):
         self._offer_all(node, self._after[at].followers())
 
     def wants(self, parent: int, token: int, weight: float) -> bool:
-        wanted = self.window.beside(weight)
+        wanted = self.judge.row(weight)
         if not wanted:
             self.stop()  # the rest is less likely
         return wanted
@@ -308,8 +308,11 @@ def _size(length: int) -> int:
     return min(length.bit_length(), len(_RELIABLE)) - 1
 
 
-def _not_worth(likely: float) -> bool:
-    return False
+class _CopyAlone(Willing):
+    """Wants no branches beside a copy."""
+
+    def row(self, likely: float, *, keep: bool = True) -> bool:
+        return False
 
 
 def _open(kit: Kit) -> Drafter:

@@ -28,7 +28,7 @@ from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.effects import Asking, Place
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Room
+from specllama.speculative.types import EMPTY_DRAFT, Draft, DraftJudge, Room
 
 SHARED_MIN = 0.9  # of the draft's tokens, for the first way
 _LOOK_BACK = 32  # bytes before the end that are cut into draft tokens again
@@ -230,16 +230,20 @@ class RetokenizingDrafter(ChainDrafter):
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
         if room.n <= 0 or not self._follow(tokens) or not self._ids:
             return EMPTY_DRAFT
-
-        def include(score: float | None, lead: float | None, token: int | None) -> bool:
-            return room.include(score, None, None)  # the window knows the target's tokens only
-
-        own = replace(room, include=include)
-        guess = yield from super().draft(self._ids, self._greedy, own)
+        guess = yield from super().draft(self._ids, self._greedy, room)
         written = b"".join(map(self._draft.piece, guess.tokens))
         cut = self._cut(tokens, written)[: room.n]
         scores = [guess.confidence[min(i, len(guess) - 1)] for i in range(len(cut))]
         return Draft.chain(cut, self.name, confidence=scores)
+
+    def takes(
+        self,
+        judge: DraftJudge,
+        score: float,
+        lead: float | None = None,
+        token: int | None = None,
+    ) -> bool:
+        return judge.take(score, None, None)  # it knows the target's tokens only
 
     def _follow(self, tokens: Sequence[int]) -> bool:
         """Bring the text in draft tokens up to date; False where it cannot be written now."""

@@ -81,10 +81,10 @@ def match_features(
 
 @dataclass
 class Acceptance:
-    """What is known of one source's guesses, kept between requests.
+    """What is known of one source's guesses, kept between requests; ``InText`` learns into it.
 
     Attributes:
-        theta, p: the weights and their covariance.
+        theta, p: the weights and their covariance, as a new text begins with them.
         mean: how often guesses behind an accepted one are accepted.
         labels: guesses that were tested.
         looks: features of the latest guesses that were seen, sent or not.
@@ -101,55 +101,75 @@ class Acceptance:
         weights, variances = _PRIOR[self.kind]
         self.theta = self.theta or list(weights)
         self.p = self.p or [[v * (i == j) for j in range(5)] for i, v in enumerate(variances)]
-        self._here = 0  # looks of this text
-        self._spread: tuple[FloatArray, FloatArray] | None = None
         if [len(self.theta), *map(len, self.p)] != [5] * 6 or min(
             self.p[i][i] for i in range(4)
         ) <= 0:
             raise ValueError("not a regression")
-
-    def fresh(self) -> None:
-        """A new text begins: it may be of another kind."""
         self.theta[-1] = 0.0
         for row in self.p:
             row[-1] = 0.0
-        self.p[-1] = [0.0, 0.0, 0.0, 0.0, _PRIOR[self.kind][1][-1]]
-        self._here = 0
-        self._spread = None
+        self.p[-1] = [0.0, 0.0, 0.0, 0.0, variances[-1]]
 
-    def predict(self, features: Features) -> float:
+    def predict(self, features: Features, here: float = 0.0) -> float:
+        """The acceptance of a guess in a text of that weight."""
         t = self.theta
         x, y, z = features
-        return sigmoid(t[0] + t[1] * x + t[2] * y + t[3] * z + t[4])
+        return sigmoid(t[0] + t[1] * x + t[2] * y + t[3] * z + here)
+
+
+class InText:
+    """One source's guesses in one text: what all texts taught, and what sets this one apart.
+
+    Texts that are written at once share the former and keep the latter to themselves.
+    """
+
+    def __init__(self, state: Acceptance) -> None:
+        self.state = state
+        self._here = 0.0  # the weight of this text
+        self._own = list(state.p[-1])  # its covariances
+        self._looks: list[Features] = []  # the newest of this text
+        self._known = state.labels  # what was learnt when those covariances were
+        self._spread: tuple[int, FloatArray] | None = None
+
+    @property
+    def mean(self) -> float:
+        return self.state.mean
+
+    def predict(self, features: Features) -> float:
+        return self.state.predict(features, self._here)
 
     def look(self, features: Features) -> None:
-        """A guess was seen (it counts from the next ``learn`` on)."""
-        self.looks.append(features)
-        del self.looks[: -4 * _RECENT]
-        self._here = min(self._here + 1, _RECENT)
+        """A guess was seen (it counts from the next lesson on)."""
+        for looks, most in ((self.state.looks, 4 * _RECENT), (self._looks, _RECENT)):
+            looks.append(features)
+            del looks[:-most]
 
     def spread(self) -> tuple[FloatArray, FloatArray]:
         """Acceptances that the next guess may show, and their weights, which sum to 1.
 
-        The guesses of this text under the present calibration, over those of earlier texts and a
+        The guesses of this text under the present calibration, over those of other texts and a
         broad prior, which fade behind them.
         """
-        if self._spread is None:
-            fade = 1.0 - self._here / (_RECENT + 1.0)
-            earlier = len(self.looks) - self._here
-            known = earlier / (earlier + _RECENT)
+        if self._spread is None or self._spread[0] != self.state.labels:
+            fade = 1.0 - len(self._looks) / (_RECENT + 1.0)
+            mine = set(map(id, self._looks))
+            others = [features for features in self.state.looks if id(features) not in mine]
+            known = len(others) / (len(others) + _RECENT)
             bins = [fade * (1.0 - known) * first for first in _FIRST_LOOKS]
-            each = fade * known * sum(_FIRST_LOOKS) / max(earlier, 1)
-            for i, features in enumerate(self.looks):
-                bins[min(int(10.0 * self.predict(features)), 9)] += each if i < earlier else 1.0
-            self._spread = _TENTHS, np.array(bins) / sum(bins)
-        return self._spread
+            each = fade * known * sum(_FIRST_LOOKS) / max(len(others), 1)
+            for looks, weight in ((others, each), (self._looks, 1.0)):
+                for features in looks:
+                    bins[min(int(10.0 * self.predict(features)), 9)] += weight
+            self._spread = self.state.labels, np.array(bins) / sum(bins)
+        return _TENTHS, self._spread[1]
 
     def learn(self, features: Features, accepted: bool, depth: int = 0) -> None:
         """One tested guess, ``depth`` accepted ones before it."""
-        x = (1.0, *features, 1.0)
-        y = 1.0 if accepted else 0.0
-        p, theta = self.p, self.theta
+        state, x, y = self.state, (1.0, *features, 1.0), 1.0 if accepted else 0.0
+        if self._known != state.labels:  # another text taught: how ours goes with it is not known
+            self._own[:4] = [0.0] * 4
+        p = [[*row[:4], c] for row, c in zip(state.p, self._own[:4], strict=False)] + [self._own]
+        theta = [*state.theta[:4], self._here]
         a = self.predict(features)
         w = max(a * (1.0 - a), 0.02)
         px = [sum(map(mul, row, x)) for row in p]
@@ -160,10 +180,13 @@ class Acceptance:
             p[i] = [(v - px[i] * scale * q) / keep for v, q in zip(row, px, strict=True)]
         for i, (low, high) in enumerate(_BOUNDS):
             theta[i] = min(max(theta[i] + sum(map(mul, p[i], x)) * (y - a), low), high)
-        if depth or not self.labels:
-            self.mean += (y - self.mean) / _RECENT
-        self.labels += 1
-        self._spread = None
+        for i in range(4):
+            state.theta[i], state.p[i][:4] = theta[i], p[i][:4]
+        self._here, self._own = theta[-1], p[-1]
+        if depth or not state.labels:
+            state.mean += (y - state.mean) / _RECENT
+        state.labels += 1
+        self._known = state.labels
 
 
 @dataclass
@@ -174,7 +197,7 @@ class Trial:
     ``survival`` are the probabilities that the target comes to each and accepts it.
     """
 
-    state: Acceptance
+    state: InText
     tokens: list[int | None] = field(default_factory=list)
     features: list[Features] = field(default_factory=list)
     survival: list[float] = field(default_factory=list)

@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from specllama.speculative.drafting.method import books_own
+from specllama.speculative.types import Booking
 
 # Wide passes share a cell per step of about a third: nobody drafts that far, prompts are that long.
 _CELLS: tuple[int, ...] = (*range(1, 18), 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -227,11 +227,10 @@ class Costs:
     own: dict[str, CostTable] = field(default_factory=dict)
     draft_share: float = 0.1
 
-    def __post_init__(self) -> None:
-        self.own = {name: table for name, table in self.own.items() if books_own(name)}
-
-    def steps(self, method: str) -> CostTable:
-        """The table of what ``method`` pays per step: its own, or that of the draft model."""
-        if not books_own(method):
+    def steps(self, booking: Booking) -> CostTable:
+        """The table of what a step costs there: the method's own, or that of the draft model."""
+        if not booking.own:
             return self.draft
-        return self.own.setdefault(method, CostTable())
+        if booking.paid not in self.own:
+            self.own[booking.paid] = CostTable()
+        return self.own[booking.paid]

@@ -9,16 +9,19 @@ from pathlib import Path
 
 import pytest
 from engines import FakeContext, fake_info, loaded
+from windows import booking
 
 from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
-from specllama.engine.profiles import PairKey, Profile, Windows, open_profile
+from specllama.engine.profiles import PairKey, Profile, Windows, band, open_profile
 from specllama.events import Notice
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.ngram import NgramDrafter
-from specllama.speculative.policy.controller import Mean
+from specllama.speculative.policy.acceptance import Acceptance, InText, logit
 from specllama.speculative.policy.costs import CostTable
+from specllama.speculative.policy.learned import Mean
 from specllama.speculative.policy.ledger import Ledger
+from specllama.speculative.window import Outcome
 from specllama.store import profiles as store
 
 REPLIES = 25
@@ -28,7 +31,7 @@ WORKER = """
 import sys, time
 from pathlib import Path
 from specllama.engine.profiles import Profile
-from specllama.speculative.policy.controller import Mean
+from specllama.speculative.policy.learned import Mean
 path, name, replies, loss, start = Path(sys.argv[1]), sys.argv[2], *map(float, sys.argv[3:])
 profile = Profile(path)
 while time.time() < start:
@@ -214,9 +217,92 @@ def test_what_is_known_of_the_present_text_stays(tmp_path: Path) -> None:
     source = app.learned("greedy").source("draft", "draft")
     app.costs.target.set(1, 9.0)
     assert app.save()
-    source.look((0.5, 0.5, 0.0))
+    here = InText(source)
+    for _ in range(6):
+        here.learn((0.5, 0.5, 0.0), False)
+    assert app.save()
     other.refresh()
-    other.costs.target.set(2, 12.0)
+    theirs = InText(other.learned("greedy").source("draft", "draft"))
+    for _ in range(6):
+        theirs.learn((0.5, 0.5, 0.0), True)
     assert other.save()
+
+    def apart() -> float:
+        """What sets the text apart, in log odds."""
+        guess = (0.5, 0.5, 0.0)
+        return logit(here.predict(guess)) - logit(source.predict(guess))
+
+    before = apart()
     app.refresh()
-    assert source._here == 1
+    assert source.labels == 12
+    assert here.state is source
+    assert before < -0.1
+    assert apart() == pytest.approx(before)
+
+
+def test_what_a_reply_learns_while_the_profile_is_refreshed_is_kept(tmp_path: Path) -> None:
+    """Another process saves in the middle of a reply, and another request of this one begins."""
+    info = fake_info()
+    app, other = open_profile(info, tmp_path), open_profile(info, tmp_path)
+    app.costs.target.set(1, 9.0)
+    assert app.save()
+    windows, params = Windows(app, info), GenerateParams()
+    window = windows(params)
+    window.drafts_with(booking("draft"))
+    learned = app.learned(band(params))
+    rounds = 0
+
+    def go_on() -> None:
+        nonlocal rounds
+        judge = window.plan(8).judge
+        if judge is not None and judge.read("draft", 1):
+            judge.take(0.9, 4.0, 7)
+            rounds += 1
+        window.observe(Outcome("none", 0, 0, 1, (), 0.1, 9.0, 9.1, (7,)))
+
+    for _ in range(20):
+        go_on()
+    other.refresh()
+    other.learned(band(params)).source("draft", "draft").labels = 100
+    other.learned(band(params)).asked.setdefault("draft", Mean()).add(0.5)
+    other.costs.draft.set(1, 0.5)
+    other.costs.target.set(2, 9.9)
+    assert other.save()
+    windows(params)  # the next request
+    assert learned.sources["draft"].labels == 100
+    before = rounds
+    for _ in range(20):
+        go_on()
+    assert rounds > before
+    window.finish()
+    kept = Profile(app.path).learned(band(params))
+    assert kept.sources["draft"].labels == 100 + rounds - before
+    assert kept.pace == learned.pace
+
+
+def test_a_new_request_leaves_what_is_known_of_the_texts_that_are_written() -> None:
+    guess = (1.0, 1.0, 0.0)
+    source = Acceptance()
+    for _ in range(30):
+        InText(source).learn(guess, True)
+    bad, good = InText(source), InText(source)
+    for _ in range(8):
+        bad.learn(guess, False)
+        good.learn(guess, True)
+    apart = good.predict(guess) - bad.predict(guess)
+    assert apart > 0.3, "each knows its own text"
+    assert bad.predict(guess) < InText(source).predict(guess) < good.predict(guess)
+    for i in range(2000):  # whatever three texts teach in turn, it stays a probability
+        text = (bad, good, InText(source))[i % 3]
+        text.learn(guess, i % 3 == 1)
+        assert 0.0 < text.predict(guess) < 1.0
+    assert min(source.p[i][i] for i in range(4)) > 0.0
+
+
+def test_a_table_of_a_method_that_is_no_more_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "pair.json"
+    old = Profile(path)
+    old.costs.target.set(1, 9.0)
+    old.costs.own |= {"gone": CostTable(2.0), "medusa": CostTable(3.0)}
+    assert old.save()
+    assert set(Profile(path).costs.own) == {"medusa"}

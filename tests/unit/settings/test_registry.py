@@ -19,7 +19,14 @@ from specllama.settings.params import PROPOSERS
 from specllama.speculative import drafting
 from specllama.speculative.drafting.draft_tree import OTHER_WORDS
 from specllama.speculative.drafting.drafter import Drafter
-from specllama.speculative.drafting.method import CHAINS_ONLY, NO_DRAFT, NO_HEAD, Facts, find
+from specllama.speculative.drafting.method import (
+    CHAINS_ONLY,
+    NO_DRAFT,
+    NO_HEAD,
+    Facts,
+    booked,
+    find,
+)
 from specllama.speculative.drafting.method import methods as entries
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.policy.costs import Costs
@@ -67,7 +74,13 @@ def test_names_cost_no_import() -> None:
 def test_costs_are_booked_where_the_entry_says() -> None:
     costs = Costs()
     for method in entries():
-        own = costs.steps(method.name) is not costs.draft
+        drafter = Named(method.name)
+        drafter.paid = "draft"
+        booking = booked(drafter)
+        assert booking.method == method.name
+        assert booking.at_once == method.at_once
+        assert (booking.paid == "") == (method.cost == "free")
+        own = costs.steps(booking) is not costs.draft
         assert own == (method.cost == "own"), method.name
     kept = msgspec.convert(msgspec.to_builtins(costs, str_keys=True), Costs, str_keys=True)
     assert set(kept.own) == {m.name for m in entries() if m.cost == "own"}

@@ -24,6 +24,7 @@ from toys import (
     into_dead_ends,
     is_eog,
 )
+from windows import Answers
 
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
@@ -476,9 +477,10 @@ def test_a_window_may_change_its_mind_every_round() -> None:
             self._rng = np.random.default_rng(seed)
 
         def plan(self, room: int) -> Plan:
-            return Plan(min(room, int(self._rng.integers(0, 9))), "dice")
+            n = min(room, int(self._rng.integers(0, 9)))
+            return Plan(n, "dice", Answers(further=self._further))
 
-        def keep_going(self, drafted: int, confidence: float | None) -> bool:
+        def _further(self, likely: float | None = None, rows: int = 0) -> bool:
             return bool(self._rng.random() < 0.7)
 
     setup = Setup(seed=8)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 from engines import FakeContext, NoSeats
 from oracle import Oracle, Tokens, Toy, bias
-from windows import Pair
+from windows import Pair, booking
 
 from specllama.backend.base import Lane
 from specllama.backend.fake import FakePool, FakeTable
@@ -37,10 +36,12 @@ class Steps(FixedWindow):
     """A third row of the pass is dear, and all behind it are free."""
 
     def bid(self, offer: Offer) -> Bid:
-        return Bid(sorted(offer.survival, reverse=True), 1.0, 50.0)
-
-    def passes(self, rows: int) -> Sequence[float]:
-        return [0.0, 1.0, 1.0, *[2.0] * rows][: rows + 1]
+        return Bid(
+            sorted(offer.survival, reverse=True),
+            1.0,
+            50.0,
+            lambda rows: [0.0, 1.0, 1.0, *[2.0] * rows][: rows + 1],
+        )
 
 
 class Text(Toy):
@@ -157,13 +158,13 @@ def test_what_was_cut_is_not_booked_as_rejected(peek: bool) -> None:
     """Two of four guesses went and both were accepted: nothing is known of the third."""
     pair = Pair().tuned([0.0, *(1 + 0.03 * n for n in range(16))], 0.02)
     window = pair.window(peek=peek)
-    window.drafts_with("draft", "draft")
-    room = window.plan(8).room
-    assert room is not None
-    assert room.begin("draft", 1) == 1
+    window.drafts_with(booking("draft"))
+    judge = window.plan(8).judge
+    assert judge is not None
+    assert judge.read("draft", 1) == 1
     for token in (4, 5, 6, 7):
-        assert room.include(0.9, 3.0 if peek else None, token if peek else None)
-        room.keep_going(1, 0.9)
+        assert judge.take(0.9, 3.0 if peek else None, token if peek else None)
+        judge.further()
     source = pair.learned.sources["draft"]
     window.observe(
         Outcome(
@@ -183,7 +184,7 @@ def test_a_shared_pass_is_booked_once_and_for_all_its_rows() -> None:
     before = target.upto(8), dict(target.counts)
     for first in (True, False):
         window = pair.window()
-        window.drafts_with("draft", "draft")
+        window.drafts_with(booking("draft"))
         window.plan(8)
         window.observe(
             Outcome("none", 0, 0, 1, (), 0.0, 1.5, 1.5, (1,), shared=Shared(3, 6, 1.5, first))
@@ -200,16 +201,16 @@ def test_rows_are_told_at_the_price_that_they_have_beside_others() -> None:
     for lanes in (1, 3):
         pair = Pair().tuned(verify, 0.02)
         window = pair.window()
-        window.drafts_with("draft", "draft")
+        window.drafts_with(booking("draft"))
         if lanes > 1:
             window.observe(
                 Outcome("none", 0, 0, 1, (), 0.0, 3.0, 3.0, (1,), shared=Shared(3, 3, 3.0, True))
             )
-        room = window.plan(8).room
-        assert room is not None
+        judge = window.plan(8).judge
+        assert judge is not None
         n = 0
-        if room.begin("draft", 1):
-            while n < 8 and room.include(0.8, 2.0, 4) and room.keep_going(n, 0.8):
+        if judge.read("draft", 1):
+            while n < 8 and judge.take(0.8, 2.0, 4) and judge.further():
                 n += 1
         longest[lanes] = n
     assert longest[1] == 0 < longest[3]

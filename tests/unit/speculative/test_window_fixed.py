@@ -29,17 +29,19 @@ def test_plans(draft_max: int, draft_min: int, room: int, plan: Plan) -> None:
 
 def test_it_never_stops_a_draft_and_learns_nothing() -> None:
     window = FixedWindow(3)
-    assert window.keep_going(1, 0.0)
-    assert window.keep_going(60, None)
     window.observe(Outcome("draft", 3, 0, 1, (None,) * 3, 1e9, 1e9, 1e9))
     assert window.plan(10) == Plan(3, "fixed")
 
 
 def test_a_room_answers_yes_to_everything_by_default() -> None:
-    room = Room(4)
-    assert room.keep_going(3, None)
-    assert room.begin("draft", 17) == 17
-    assert room.include(0.1, None, None)
-    assert room.pick((Guess("suffix", (1, 2, 3), 2), Guess("ngram", (4,), 9))) == (0, 3)
-    assert not room.judged
-    assert Room(4, pick=lambda guesses: (0, 0)).judged
+    judge = Room(4).judge
+    assert judge.further()
+    assert judge.further(0.01, 3)
+    assert judge.read("draft", 17) == judge.granted == 17
+    assert judge.read("", 40) == 40
+    assert judge.granted == 17, "scouts are no tokens of the text"
+    assert judge.take(0.1, None, None)
+    assert judge.row(0.0)
+    assert judge.pick((Guess("suffix", (1, 2, 3), 2), Guess("ngram", (4,), 9))) == (0, 3)
+    assert not judge.weighs
+    assert Room(4).judge.granted == 0

@@ -13,7 +13,7 @@ from head_lanes import FakeHeadLane
 from oracle import Oracle, Tokens, bias
 from replay import VirtualClock
 from toys import FULL, LAYERS, PROMPT, WIDTH, ChainToy, Leaves, NotTwice, Setup, V, is_eog
-from windows import Pair
+from windows import Answers, Pair, booking
 
 from specllama.arrays import IntArray, Row, Rows
 from specllama.backend.fake import FakeTable
@@ -21,7 +21,6 @@ from specllama.errors import ContextFull
 from specllama.speculative.drafting.blocks import Block, Filled, Markov, Places
 from specllama.speculative.drafting.dflash import DflashDrafter
 from specllama.speculative.drafting.drafter import Request
-from specllama.speculative.drafting.method import drafts_at_once
 from specllama.speculative.effects import drive
 from specllama.speculative.round import Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
@@ -297,12 +296,12 @@ def test_a_window_may_shorten_the_memory() -> None:
         lags.append(lag)
         return [0, 10, 100][len(lags) - 1]
 
-    assert len(propose(drafter, text, Room(4, begin=begin))) == 0
+    assert len(propose(drafter, text, Room(4, Answers(read=begin)))) == 0
     assert lane_of(drafter).reads == []
-    assert len(propose(drafter, text, Room(4, begin=begin))) == 4
+    assert len(propose(drafter, text, Room(4, Answers(read=begin)))) == 4
     assert (lane_of(drafter).first, lane_of(drafter).end) == (20, 30)
     target.forward([5], outputs="all")
-    assert len(propose(drafter, [*text, 6], Room(4, begin=begin))) == 4
+    assert len(propose(drafter, [*text, 6], Room(4, Answers(read=begin)))) == 4
     assert lags == [30, 30, 1]
     assert (lane_of(drafter).first, lane_of(drafter).end) == (20, 31)
 
@@ -377,25 +376,24 @@ def played(method: str, right: float, rounds: int = 400) -> tuple[Pair, float, f
     for rows in range(1, 18):
         pair.costs.target.set(rows, 10.0 * (1 + 0.02 * (rows - 1)))
     window = pair.window(clock, draft_max=8)
-    window.drafts_with(method, method)
-    at_once = drafts_at_once(method)
+    booked = booking(method)
+    window.drafts_with(booked)
     drafted = written = 0
     for i in range(rounds):
-        begin, n, accepted, room = clock.now, 0, 0, window.plan(100).room
+        begin, n, accepted, plan = clock.now, 0, 0, window.plan(100)
         right_so_far = True
-        if room is not None and room.begin(method, 1):
+        judge = plan.judge
+        if judge is not None and judge.read(method, 1):
             clock.now += 6e-3
             while True:
                 truth = rng.random() < right
-                if not room.include(
-                    0.9 if truth else 0.6, 2.0 if truth else 0.3, 5 if truth else 4
-                ):
+                if not judge.take(0.9 if truth else 0.6, 2.0 if truth else 0.3, 5 if truth else 4):
                     break
                 n, right_so_far = n + 1, right_so_far and truth
                 accepted += right_so_far
-                if n == room.n or not room.keep_going(n, 0.9):
+                if n == plan.draft_max or not judge.further():
                     break
-                clock.now += 1e-5 if at_once else 6e-3
+                clock.now += 1e-5 if booked.at_once else 6e-3
         draft_ms = (clock.now - begin) * 1e3
         verify_ms = 10.0 * (1 + 0.02 * n)
         clock.now += verify_ms / 1e3

@@ -24,7 +24,7 @@ from toys import (
     is_eog,
     weights,
 )
-from windows import Pair
+from windows import Answers, Pair, booking
 
 from specllama.backend.fake import FakeTable
 from specllama.backend.heads.medusa_pool import MedusaPool
@@ -33,8 +33,8 @@ from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.medusa import Hidden, MedusaDrafter
 from specllama.speculative.drafting.medusa_heads import Head, Heads, Vector, silu
 from specllama.speculative.effects import Ask, Asking, Pass, drive, perform
-from specllama.speculative.policy.controller import Controller
 from specllama.speculative.policy.costs import Costs
+from specllama.speculative.policy.policy import Policy
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import REJECTION, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -126,9 +126,9 @@ class Levels(BestFirst):
         n: int,
         leaves: int = 64,
         is_end: Callable[[int], bool] = lambda token: False,
-        beside: Callable[[float], bool] = lambda likely: True,
+        beside: Callable[..., bool] = lambda likely, keep=True: True,
     ) -> None:
-        super().__init__(Room(n, beside=beside), leaves=leaves, is_end=is_end)
+        super().__init__(Room(n, Answers(row=beside)), leaves=leaves, is_end=is_end)
         self.levels = levels
         self.looked: list[int] = []
 
@@ -384,7 +384,10 @@ def test_without_a_hidden_state_or_room_nothing_is_drafted() -> None:
     seeing = medusa(setup)
     seeing.start(request())
     assert len(drive(seeing.draft([1, 2, 3], chain, Room(0)))) == 0
-    assert len(drive(seeing.draft([1, 2, 3], chain, Room(4, begin=lambda source, lag: 0)))) == 0
+    assert (
+        len(drive(seeing.draft([1, 2, 3], chain, Room(4, Answers(read=lambda source, lag: 0)))))
+        == 0
+    )
     assert len(drive(seeing.draft([1, 2, 3], chain, Room(4)))) == 4
     seeing.start(request(p_min=1.1))
     assert len(drive(seeing.draft([1, 2, 3], chain, Room(4)))) == 0
@@ -398,20 +401,21 @@ def test_the_window_is_asked_before_each_head_and_shown_no_token_it_may_not_see(
     proposer = medusa(setup)
     proposer.start(request(rule))
     seen: list[tuple[float | None, int | None]] = []
-    depths: list[int] = []
+    asked = 0
 
-    def include(confidence: float | None, lead: float | None, token: int | None) -> bool:
+    def take(confidence: float | None, lead: float | None, token: int | None) -> bool:
         seen.append((lead, token))
         return len(seen) < 3
 
-    def keep_going(depth: int, confidence: float | None) -> bool:
-        depths.append(depth)
+    def further(likely: float | None = None, rows: int = 0) -> bool:
+        nonlocal asked
+        asked += 1
         return True
 
-    room = Room(30, keep_going, include=include, beside=lambda likely: False)
+    room = Room(30, Answers(further=further, take=take, row=lambda likely, keep=True: False))
     draft = drive(proposer.draft([1, 2, 3], SamplerChain(FULL, tokens=[1, 2, 3]), room))
     assert len(draft) == 2
-    assert depths == [1, 2]
+    assert asked == 2
     if rule == "match":
         assert [token for _, token in seen[:2]] == list(draft.tokens)
         assert all(lead is not None and lead >= 0 for lead, _ in seen)
@@ -422,14 +426,14 @@ def test_the_window_is_asked_before_each_head_and_shown_no_token_it_may_not_see(
 # -- the window ---------------------------------------------------------------------------------
 
 
-def window(slope: float) -> Controller:
+def window(slope: float) -> Policy:
     """Where a further row costs ``slope`` plain steps, after plain steps of 10 ms."""
     pair = Pair()
     for rows in range(1, 18):
         pair.costs.target.set(rows, 10.0 * (1 + slope * (rows - 1)))
-    pair.costs.steps("medusa").set(1, 0.1)
+    pair.costs.steps(booking("medusa")).set(1, 0.1)
     made = pair.window(draft_max=16)
-    made.drafts_with("medusa", "medusa")
+    made.drafts_with(booking("medusa"))
     for _ in range(20):
         made.plan(100)
         made.observe(Outcome("none", 0, 0, 1, (), 0.0, 10.0, 10.0, (1,)))
@@ -439,16 +443,16 @@ def window(slope: float) -> Controller:
 def test_side_nodes_join_where_rows_are_cheap_only() -> None:
     for slope, likely, joins in ((0.05, 0.2, True), (0.5, 0.2, False), (0.5, 0.8, True)):
         made = window(slope)
-        room = made.plan(100).room
-        assert room is not None
-        assert room.beside(likely) is joins, (slope, likely)
+        judge = made.plan(100).judge
+        assert judge is not None
+        assert judge.row(likely) is joins, (slope, likely)
 
 
 def test_side_nodes_end_where_the_balance_does() -> None:
-    room = window(0.3).plan(100).room
-    assert room is not None
+    judge = window(0.3).plan(100).judge
+    assert judge is not None
     joined = 0
-    while room.beside(0.99):
+    while judge.row(0.99):
         joined += 1
     assert 0 < joined <= 16
 
@@ -456,12 +460,11 @@ def test_side_nodes_end_where_the_balance_does() -> None:
 def test_steps_of_heads_are_not_those_of_a_draft_model() -> None:
     costs = Costs()
     costs.draft.set(1, 5.0)
-    costs.steps("medusa").set(1, 0.2)
-    assert costs.steps("draft") is costs.steps("mixed") is costs.draft
+    costs.steps(booking("medusa")).set(1, 0.2)
+    assert costs.steps(booking("draft")) is costs.steps(booking("mixed")) is costs.draft
     kept = msgspec.convert(msgspec.to_builtins(costs, str_keys=True), Costs, str_keys=True)
     assert kept.draft.ms(1) == pytest.approx(5.0)
-    assert kept.steps("medusa").ms(1) == pytest.approx(0.2)
-    assert Costs(own={"gone": costs.draft}).own == {}  # a method that is no more
+    assert kept.steps(booking("medusa")).ms(1) == pytest.approx(0.2)
 
 
 def test_heads_into_a_dead_end() -> None:

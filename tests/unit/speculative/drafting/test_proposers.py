@@ -10,6 +10,7 @@ import pytest
 from engines import FakeContext
 from hypothesis import given
 from hypothesis import strategies as st
+from windows import Answers
 
 from specllama.arrays import HiddenNeed
 from specllama.backend.fake import FakeTable
@@ -209,7 +210,7 @@ def test_whatever_happens_to_a_history_its_lane_holds_the_end_of_it(seed: int) -
         def begin(source: str, lag: int, allowed: int = allowed) -> int:
             return min(lag, allowed)
 
-        draft = drive(used.draft(text, chain(text), Room(4, begin=begin))).tokens
+        draft = drive(used.draft(text, chain(text), Room(4, Answers(read=begin)))).tokens
         if draft:
             drafts += 1
             held = list(used.lane.tokens)
@@ -237,15 +238,16 @@ def test_p_min_is_judged_before_the_draw() -> None:
 
 
 def test_the_window_can_stop_it() -> None:
-    asked: list[int] = []
+    asked = 0
 
-    def keep_going(depth: int, confidence: float | None) -> bool:
-        asked.append(depth)
-        return depth < 2
+    def further(likely: float | None = None, rows: int = 0) -> bool:
+        nonlocal asked
+        asked += 1
+        return asked < 2
 
-    draft = drive(model().draft([3, 4], chain([3, 4]), Room(6, keep_going)))
+    draft = drive(model().draft([3, 4], chain([3, 4]), Room(6, Answers(further=further))))
     assert len(draft) == 2
-    assert asked == [1, 2]
+    assert asked == 2
 
 
 def test_unknown_tokens_silence_it() -> None:
@@ -377,17 +379,17 @@ def test_all_copies_are_weighed_and_the_model_is_asked_only_without_one() -> Non
     # the newest way on behind (2, 3) is 9, the most frequent one is 4
     text = [2, 3, 4, 5, 2, 3, 4, 6, 2, 3, 9, 8, 2, 3]
     answers = [(1, 2)]
-    draft = drive(proposer.draft(text, chain(text), Room(4, pick=pick)))
+    draft = drive(proposer.draft(text, chain(text), Room(4, Answers(pick=pick))))
     assert (draft.source, draft.tokens) == ("ngram", (9, 8))
     assert [(g.source, g.tokens[0]) for g in weighed[0]] == [("suffix", 4), ("ngram", 9)]
     frequent, newest = (guess.shares[0] for guess in weighed[0])
     assert frequent > 1.9 * newest > 0.0
     assert not context_of(drafts).passes
     answers = [(0, 0)]
-    assert drive(proposer.draft(text, chain(text), Room(4, pick=pick))).source == "draft"
+    assert drive(proposer.draft(text, chain(text), Room(4, Answers(pick=pick)))).source == "draft"
     # a model that stays out leaves the round to the copies again
     answers = [(0, 0), (0, 1)]
-    silent = Room(4, pick=pick, begin=lambda source, lag: 0)
+    silent = Room(4, Answers(pick=pick, read=lambda source, lag: 0))
     assert drive(proposer.draft(text, chain(text), silent)).tokens == (4,)
     assert not answers
     # with nobody to weigh them, a match has to be long to go before the model

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from toys import FULL, SAMPLERS, Leaves, Setup, is_eog
+from windows import Answers
 
 from specllama.history import History
 from specllama.settings.params import VerifyRule
@@ -115,7 +116,9 @@ def test_the_window_may_trim_a_copy() -> None:
             return 0, min(limit, len(guesses[0].tokens))
 
         proposer = started(SuffixDrafter(), 4)
-        draft = drive(proposer.draft(text, SamplerChain(FULL, tokens=text), Room(6, pick=pick)))
+        draft = drive(
+            proposer.draft(text, SamplerChain(FULL, tokens=text), Room(6, Answers(pick=pick)))
+        )
         habits = Backoff()
         habits.follow(History(text))
         copied = tuple(range(15, 21))
@@ -126,7 +129,8 @@ def test_the_window_may_trim_a_copy() -> None:
 @pytest.mark.parametrize("worth", [0.0, 0.1, 1.1])
 def test_branches_beside_a_copy_are_asked_for(worth: float) -> None:
     text = [1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 1, 2, 3, 4, 8, 1, 2, 3]
-    room = Room(8, pick=lambda guesses: (0, 2), beside=lambda likely: likely >= worth)
+    judge = Answers(pick=lambda guesses: (0, 2), row=lambda likely, keep=True: likely >= worth)
+    room = Room(8, judge)
     draft = drive(started(SuffixDrafter(), 4).draft(text, SamplerChain(FULL, tokens=text), room))
     assert draft.tokens[:2] == (4, 8)  # most often 4 followed, and 8 the last time
     assert draft.parents[:2] == (-1, 0)

@@ -24,6 +24,7 @@ from toys import (
     is_eog,
     weights,
 )
+from windows import Answers
 
 from specllama.backend.base import Lane
 from specllama.backend.fake import FakePool, FakeTable
@@ -241,12 +242,24 @@ def test_only_nodes_that_can_still_matter_are_read() -> None:
     drive(proposer.draft([*tokens, 4], chain, Room(8)))
     assert sum(context.passes) <= 1 + 2 * 8
     context.passes.clear()
-    alone = drive(proposer.draft([*tokens, 5], chain, Room(8, ride=lambda likely, rows: False)))
+    alone = drive(
+        proposer.draft(
+            [*tokens, 5],
+            chain,
+            Room(8, Answers(further=lambda likely=None, rows=0: likely is None)),
+        )
+    )
     line = next((i for i, above in enumerate(alone.parents) if above != i - 1), len(alone))
     assert context.passes == [1] * len(context.passes)
     assert len(context.passes) <= 1 + line
     context.passes.clear()
-    stopped = drive(proposer.draft([*tokens, 6], chain, Room(8, lambda depth, c: False)))
+    stopped = drive(
+        proposer.draft(
+            [*tokens, 6],
+            chain,
+            Room(8, Answers(further=lambda likely=None, rows=0: likely is not None)),
+        )
+    )
     assert len(context.passes) == 1  # the window forbade a second step
     assert set(stopped.parents) == {-1}
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from engines import FakeContext
 from toys import FULL, LETTERS, OURS, Setup, V, Words, is_eog, started
+from windows import Answers
 
 from specllama.backend.fake import FakeTable
 from specllama.settings.params import VerifyRule
@@ -20,13 +21,13 @@ from specllama.speculative.drafting.translate import RetokenizingDrafter, TokenM
 from specllama.speculative.effects import drive
 from specllama.speculative.rules import MATCH, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import Draft, Room
+from specllama.speculative.types import Draft, Room, Willing
 
 TEXT = [1, 2, 3, 4, 5, 1, 2, 3]
 
 
-class Asked:
-    """A window's side of a room: counts the questions, answers as told."""
+class Asked(Willing):
+    """Counts the questions, answers as told."""
 
     def __init__(
         self, n: int = 8, *, read: bool = True, take: int = 99, beside: bool = True
@@ -35,27 +36,21 @@ class Asked:
         self.tokens: list[int | None] = []
         self.steps = self.side = 0
         self._read, self._take, self._beside = read, take, beside
-        self.room = Room(
-            n,
-            keep_going=self._keep_going,
-            begin=self._begin,
-            include=self._include,
-            beside=self._worth,
-        )
+        self.room = Room(n, self)
 
-    def _begin(self, source: str, lag: int) -> int:
-        self.begun.append((source, lag))
-        return lag if self._read else 0
+    def read(self, source: str, tokens: int) -> int:
+        self.begun.append((source, tokens))
+        return tokens if self._read else 0
 
-    def _keep_going(self, depth: int, confidence: float | None) -> bool:
-        self.steps += 1
+    def further(self, likely: float | None = None, rows: int = 0) -> bool:
+        self.steps += likely is None
         return True
 
-    def _include(self, confidence: float | None, lead: float | None, token: int | None) -> bool:
+    def take(self, confidence: float | None, lead: float | None, token: int | None) -> bool:
         self.tokens.append(token)
         return len(self.tokens) <= self._take
 
-    def _worth(self, likely: float) -> bool:
+    def row(self, likely: float, *, keep: bool = True) -> bool:
         assert 0.0 <= likely <= 1.0
         self.side += 1
         return self._beside
@@ -113,7 +108,9 @@ def test_a_branch_is_kept_out_where_the_window_wants_the_copy_alone() -> None:
 def test_lookahead_keeps_to_the_rows_it_is_given(most: int) -> None:
     proposer = started(LookaheadDrafter())
     chain = SamplerChain(FULL, tokens=TEXT)
-    draft = drive(proposer.draft(TEXT, chain, Room(8, rows=lambda rows: min(rows, most))))
+    draft = drive(
+        proposer.draft(TEXT, chain, Room(8, Answers(read=lambda source, rows: min(rows, most - 1))))
+    )
     assert len(draft) + 1 <= most
 
 
@@ -129,7 +126,7 @@ def test_of_a_backlog_in_other_tokens_the_newest_are_read_too() -> None:
         lags.append(lag)
         return 3
 
-    drafts = [drive(proposer.draft(TEXT, chain, Room(4, begin=begin))) for _ in range(2)]
+    drafts = [drive(proposer.draft(TEXT, chain, Room(4, Answers(read=begin)))) for _ in range(2)]
     assert lags == [5, 1]  # all but the last token stay read
     assert drafts[0] == drafts[1]
     assert context.tokens[:3] == proposer._ids[-3:]

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 import pytest
 from replay import VirtualClock
 from traces import GPU, trace
-from windows import Pair, play
+from windows import Pair, booking, play
 
 from specllama.speculative.policy.baseline import FEW, FRESH_S, STRETCH_S, PlainSteps
-from specllama.speculative.policy.controller import MEASURING, Controller, Learned
 from specllama.speculative.policy.costs import Costs
+from specllama.speculative.policy.learned import Learned
 from specllama.speculative.policy.ledger import BEHIND, EPSILON, Ledger
+from specllama.speculative.policy.policy import MEASURING, Policy
 from specllama.speculative.window import Outcome
 
 
@@ -160,11 +161,11 @@ def test_what_is_due_does_not_depend_on_which_tokens_are_written(peek: bool) -> 
 
     def plans(words: Sequence[int]) -> list[int]:
         clock, found = VirtualClock(), list[int]()
-        window = Controller(
+        window = Policy(
             Learned(), Costs(), Ledger(), draft_max=4, peek=peek, clock=clock,
             steps=PlainSteps(clock),
         )  # fmt: skip
-        window.drafts_with("draft", "draft")
+        window.drafts_with(booking("draft"))
         window.prefilled(10, 10)
         for i in range(300):
             plan = window.plan(100)

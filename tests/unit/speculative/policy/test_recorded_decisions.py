@@ -19,7 +19,7 @@ import pytest
 from engines import FakeContext
 from replay import Recorded, Spot, VirtualClock, _Copies, _Model, replay
 from traces import CLIFF, CPU, DEAR, GPU, MEASURED, Script, talk, trace
-from windows import Pair, begin_drafting
+from windows import Pair, booking
 
 from specllama.backend.fake import FakeTable
 from specllama.settings.params import SamplingParams, VerifyRule
@@ -37,6 +37,7 @@ from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room
+from specllama.speculative.window import Outcome, Plan
 
 RECORDING = Path(__file__).parents[3] / "data" / "decisions.json"
 V = 64
@@ -75,7 +76,7 @@ class Blind(Recorded):
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
         yield from ()
-        spots = self.spots(tokens, room.rows(room.n + 1) - 1)
+        spots = self.spots(tokens, room.judge.read("", room.n))
         return Draft.chain([2 if spot.hit else 1 for spot in spots], self.name)
 
 
@@ -88,9 +89,9 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._window, name)
 
-    def observe(self, outcome: Any) -> None:
+    def observe(self, outcome: Outcome) -> Plan | None:
         self._lines.append(f"{outcome.drafted} {outcome.accepted} {outcome.emitted}")
-        self._window.observe(outcome)
+        return self._window.observe(outcome)  # type: ignore[no-any-return]
 
 
 def guesses(
@@ -112,7 +113,7 @@ def guesses(
     for _ in range(replies):
         clock = VirtualClock()
         window = pair.window(clock, peek=peek, draft_max=15, tokens=len(spots))
-        begin_drafting(window, method)
+        window.drafts_with(booking(method))
         drafter: Drafter | None = None
         if method == "medusa":
             drafter = MixedDrafter([_Copies(spots, max(prompt, 1)), Head(spots, 1, peek=peek)])
@@ -181,7 +182,7 @@ def together(
                     n_ctx=4096)
         )  # fmt: skip
         window = pair.window(clock, peek=law.peek, tokens=length)
-        begin_drafting(window, method)
+        window.drafts_with(booking(method))
         window.prefilled(len(tokens), len(tokens))
         return Rounds(
             target=lane, drafter=drafter, tokens=tokens, window=window,
@@ -226,11 +227,8 @@ def together(
             given = [offer.size for offer in offers.values()]
             if len(asks) > 1:
                 most = sum(given)
-                v = max(
-                    (o.bidder.passes(len(asks) + most) for o in offers.values()),
-                    key=lambda v: v[-1],
-                )
                 bids = [offer.bidder.bid(offer) for offer in offers.values()]
+                v = max((bid.passes(len(asks) + most) for bid in bids), key=lambda v: v[-1])
                 given = allocate(bids, v, taken=len(asks))[0]
             for id, n in zip(list(offers), given, strict=True):
                 answer(id, n)

@@ -9,18 +9,20 @@ import random
 import msgspec
 import pytest
 from replay import Spot, VirtualClock, replay
-from windows import Pair, play
+from windows import Pair, booking, play
 
 from specllama.settings.params import GenerateParams
 from specllama.speculative.policy.acceptance import (
     Acceptance,
+    InText,
     draft_features,
     match_features,
     sigmoid,
 )
-from specllama.speculative.policy.controller import Learned
+from specllama.speculative.policy.learned import Learned
 from specllama.speculative.policy.ledger import Ledger
-from specllama.speculative.types import Room
+from specllama.speculative.policy.weighing import Weighing
+from specllama.speculative.types import DraftJudge
 from specllama.speculative.window import Outcome
 
 FLAT = [0.0, *(1 + 0.12 * (n - 1) for n in range(1, 18))]
@@ -54,13 +56,13 @@ def test_nothing_is_drafted_for_long_where_rows_are_dear(peek: bool) -> None:
 
 
 def test_it_says_what_it_may_lose() -> None:
-    from specllama.speculative.policy.controller import Controller
     from specllama.speculative.policy.costs import Costs
+    from specllama.speculative.policy.policy import Policy
     from specllama.speculative.window import FixedWindow
 
     ledger = Ledger()
-    window = Controller(Learned(), Costs(), ledger, draft_max=4)
-    window.drafts_with("draft", "draft")
+    window = Policy(Learned(), Costs(), ledger, draft_max=4)
+    window.drafts_with(booking("draft"))
     assert window.balance == pytest.approx(7.5)  # of 8; half a step is kept back
     ledger.book("draft", -3.0)
     assert window.balance == pytest.approx(4.5)
@@ -106,21 +108,21 @@ def test_a_node_is_read_beside_others_where_that_pays_its_row() -> None:
     """A row beside others is cheaper than a pass of its own; all of them are timed as one pass."""
     clock = VirtualClock()
 
-    def room(step: float) -> Room:
+    def judge(step: float) -> DraftJudge:
         pair = Pair().tuned([0.0, 1.0, *[1.02] * 12], step)
         pair.ledger.earn(100_000, "draft")
         window = pair.window(clock)
-        window.drafts_with("draft", "draft")
-        plan = window.plan(8)
-        assert plan.room is not None
-        assert plan.room.begin("draft", 1)
+        window.drafts_with(booking("draft"))
+        asked = window.plan(8).judge
+        assert asked is not None
+        assert asked.read("draft", 1)
         clock.steps(step)
-        assert plan.room.include(0.9, 3.0, 5)
-        assert plan.room.keep_going(1, 0.9)
-        return plan.room
+        assert asked.take(0.9, 3.0, 5)
+        assert asked.further()
+        return asked
 
     def least(step: float, rows: int) -> int:
-        return next(i for i in range(1, 101) if room(step).ride(i / 100, rows))
+        return next(i for i in range(1, 101) if judge(step).further(i / 100, rows))
 
     assert 1 < least(0.1, 1) < least(0.1, 0)
     assert least(0.1, 1) < least(0.3, 1)
@@ -162,7 +164,7 @@ def reader(reply: float) -> tuple[Pair, int]:
         pair.costs.target.set(rows, 20.0 * FLAT[rows])
     for tokens in (1, 16, 64):
         pair.costs.draft.set(tokens, 2.0 + 0.5 * tokens)
-    state = pair.learned.source("draft", "draft")
+    state = InText(pair.learned.source("draft", "draft"))
     for i in range(200):
         features = draft_features(0.7 if i % 3 else 0.2, None)
         state.look(features)
@@ -170,10 +172,10 @@ def reader(reply: float) -> tuple[Pair, int]:
     pair.learned.reply.value = reply
     pair.ledger.own["draft"] = 0.0  # nothing to explore with
     control = pair.window()
-    control.drafts_with("mixed", "draft")
-    room = control.plan(8).room
-    assert room is not None
-    return pair, room.begin("draft", 60)
+    control.drafts_with(booking("mixed"))
+    judge = control.plan(8).judge
+    assert judge is not None
+    return pair, judge.read("draft", 60)
 
 
 def test_a_text_is_read_where_that_pays_over_the_rest_of_the_reply() -> None:
@@ -190,10 +192,10 @@ def test_what_is_read_before_its_cost_is_known_is_afforded_at_three_times_the_gu
         pair.costs.draft_share = share
         pair.costs.draft.level = None
         control = pair.window()
-        control.drafts_with("draft", "draft")
-        room = control.plan(8).room
-        assert room is not None
-        read[share] = room.begin("draft", 200)
+        control.drafts_with(booking("draft"))
+        judge = control.plan(8).judge
+        assert judge is not None
+        read[share] = judge.read("draft", 200)
         assert 3 * pair.costs.draft.ms(read[share]) <= 20.0 * Ledger().total
     assert read[0.05] >= read[0.3] >= read[3.0] == 0
 
@@ -240,11 +242,11 @@ def test_what_depends_on_the_drawn_token(peek: bool) -> None:
             learned=msgspec.convert(learned, Learned, str_keys=True),
         )
         w = again.window(peek=peek)
-        w.drafts_with("draft", "draft")
-        room = w.plan(8).room
-        assert room is not None
-        assert room.begin("draft", 1) == 1
-        answers.add((room.include(0.55, lead, token), w._reached[-1]))
+        w.drafts_with(booking("draft"))
+        judge = w.plan(8).judge
+        assert isinstance(judge, Weighing)
+        assert judge.read("draft", 1) == 1
+        answers.add((judge.take(0.55, lead, token), judge._reached[-1]))
     assert len(answers) == (2 if peek else 1)  # without a lead: as without a margin
 
 
@@ -263,7 +265,7 @@ def test_proposers_that_never_ask_are_held_to_their_record() -> None:
 
     def run(right: int) -> int:
         w = Pair().window()
-        w.drafts_with("heads")
+        w.drafts_with(booking("heads"))
         drafted = 0
         for _ in range(300):
             plan = w.plan(8)
@@ -286,7 +288,7 @@ def test_proposers_that_never_ask_are_held_to_their_record() -> None:
 def test_calibration_learns_what_confidence_is_worth() -> None:
     """Reliability within 0.05 in every bin that matters, for an over-confident source."""
     rng = random.Random(2)
-    state = Acceptance()
+    state = InText(Acceptance())
     bins: dict[int, list[tuple[float, bool]]] = {}
     for n in range(6000):
         says = rng.uniform(0.05, 0.98)
@@ -306,7 +308,7 @@ def test_calibration_learns_what_confidence_is_worth() -> None:
 
 
 def test_confidence_never_counts_against_a_guess() -> None:
-    state = Acceptance()
+    state = InText(Acceptance())
     for _ in range(500):
         state.learn(draft_features(0.99, 8.0), False)
         state.learn(draft_features(0.01, 0.0), True)
@@ -316,20 +318,20 @@ def test_confidence_never_counts_against_a_guess() -> None:
 def test_a_new_text_may_be_like_any_of_the_earlier_ones() -> None:
     sure, unsure = draft_features(0.99, 6.0), draft_features(0.1, 0.1)
 
-    def promise(state: Acceptance) -> float:
+    def promise(state: InText) -> float:
         acceptance, weights = state.spread()
         return float(acceptance @ weights)
 
-    state = Acceptance()
+    source = Acceptance()
     for looks in (sure, sure, sure, unsure):
-        state.fresh()
+        state = InText(source)
         for _ in range(20):
             state.look(looks)
     assert promise(state) < 0.45
-    state.fresh()
+    state = InText(source)
     assert promise(state) > 0.55  # the last text alone would say 0.3
-    restored = msgspec.convert(msgspec.to_builtins(state), Acceptance)
-    assert promise(restored) == pytest.approx(promise(state))
+    restored = msgspec.convert(msgspec.to_builtins(source), Acceptance)
+    assert promise(InText(restored)) == pytest.approx(promise(state))
     for _ in range(24):
         state.look(unsure)
     state.learn(unsure, False)
@@ -338,19 +340,18 @@ def test_a_new_text_may_be_like_any_of_the_earlier_ones() -> None:
 
 def test_what_sets_a_text_apart_is_forgotten_with_it() -> None:
     guess = draft_features(0.9, 3.0)
-    state = Acceptance()
+    source = Acceptance()
     for n in range(200):
         if n % 10 == 0:
-            state.fresh()
+            state = InText(source)
         state.learn(guess, n % 10 > 0)
     usual = state.predict(guess)
-    state.fresh()
+    state = InText(source)
     for _ in range(6):
         state.learn(guess, False)
     here = state.predict(guess)
-    state.fresh()
     assert here < usual - 0.25
-    assert state.predict(guess) > (usual + here) / 2
+    assert InText(source).predict(guess) > (usual + here) / 2
 
 
 def test_a_balance_is_saved_up_for_a_draft_model_that_pays() -> None:
@@ -385,12 +386,12 @@ def test_looking_for_copies_in_vain_does_not_keep_a_method_down(
         pair.costs.target.set(rows, 20.0 * FLAT[rows])
     pair.ledger.spare = 1.0
     control = pair.window()
-    control.drafts_with("ngram")
+    control.drafts_with(booking("ngram"))
     looks = 0
     for _ in range(800):
-        room = control.plan(8).room
-        looks += room is not None
-        draft_ms = 20.0 * look if room is not None else 0.0
+        judge = control.plan(8).judge
+        looks += judge is not None
+        draft_ms = 20.0 * look if judge is not None else 0.0
         control.observe(Outcome("none", 0, 0, 1, (), draft_ms, 20.0, 20.0 + draft_ms, (1,)))
     assert asked[0] <= looks <= asked[1]
     assert pair.ledger.total > 2.5
@@ -401,11 +402,11 @@ def test_looking_goes_on_where_what_is_found_pays_for_it() -> None:
     for rows in range(1, 10):
         pair.costs.target.set(rows, 20.0 * FLAT[rows])
     control = pair.window()
-    control.drafts_with("ngram")
+    control.drafts_with(booking("ngram"))
     for i in range(600):
-        room = control.plan(8).room
-        assert room is not None or i % 65 == 64, i
-        if i % 6 or room is None:
+        judge = control.plan(8).judge
+        assert judge is not None or i % 65 == 64, i
+        if i % 6 or judge is None:
             control.observe(Outcome("none", 0, 0, 1, (), 2.0, 20.0, 22.0, (1,)))
         else:
             ms = 20.0 * FLAT[4]
@@ -413,7 +414,7 @@ def test_looking_goes_on_where_what_is_found_pays_for_it() -> None:
 
 
 def test_a_copy_is_learnt_to_end_where_passages_do() -> None:
-    state = Acceptance("copy")
+    state = InText(Acceptance("copy"))
     within, behind = match_features(20, 0), match_features(20, 0, 1.0, 1.0)
     assert state.predict(behind) < state.predict(within)
     for _ in range(60):
@@ -433,8 +434,6 @@ def test_state_survives_a_round_trip_and_damage_is_refused() -> None:
 
     again = read(data)
     state, restored = pair.learned.sources["draft"], again.sources["draft"]
-    restored.fresh()
-    state.fresh()
     for features in ((0.0, 0.0, 0.0), (1.0, 2.0, 1.0), (4.0, -1.0, 0.5)):
         assert restored.predict(features) == pytest.approx(state.predict(features))
     assert again.pace == pair.learned.pace

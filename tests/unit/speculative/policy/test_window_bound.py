@@ -19,12 +19,13 @@ from pathlib import Path
 import pytest
 from replay import Recorded, Spot, VirtualClock, replay
 from traces import CLIFF, CPU, DEAR, GPU, KINDS, MEASURED, trace
+from windows import booking
 
 from specllama.engine.profiles import Profile, band
 from specllama.settings.params import GenerateParams, SamplingParams, VerifyRule
 from specllama.speculative.effects import Asking
-from specllama.speculative.policy.controller import Controller
 from specllama.speculative.policy.ledger import BEHIND, EPSILON
+from specllama.speculative.policy.policy import Policy
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room
 
@@ -54,7 +55,7 @@ class Blind(Recorded):
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
         yield from ()
-        spots = self.spots(tokens, room.rows(room.n + 1) - 1)
+        spots = self.spots(tokens, room.judge.read("", room.n))
         return Draft.chain([2 if spot.hit else 1 for spot in spots], self.name)
 
 
@@ -96,7 +97,7 @@ class User:
         params = GenerateParams(sampling=SamplingParams(temperature=temperature), verify=rule)
         peek = rule == "match" or temperature == 0.0
         clock = VirtualClock()
-        window = Controller(
+        window = Policy(
             self.profile.learned(band(params)),
             self.profile.costs,
             self.profile.ledger,
@@ -105,8 +106,7 @@ class User:
             tokens=len(spots),
             clock=clock,
         )
-        paid = {"ngram": "", "lookahead": "", "mixed": "draft"}.get(method, method)
-        window.drafts_with(method, paid)
+        window.drafts_with(booking(method))
         if prompt:
             window.prefilled(prompt, prompt)
         told = [replace(s, copy=None) for s in spots] if method in ("draft", "eagle3") else spots

@@ -29,7 +29,7 @@ from specllama.speculative.drafting.lookahead import LookaheadDrafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
-from specllama.speculative.policy.controller import Controller
+from specllama.speculative.policy.policy import Policy
 from specllama.speculative.window import Window
 
 CHEAP = [0.0, *(1 + 0.12 * i for i in range(66))]
@@ -95,7 +95,7 @@ class Bench:
             self.profile = Profile(self.path)
         profile = self.profile
         profile.costs.draft_share = self.step
-        return Controller(
+        return Policy(
             profile.learned(band(params)),
             profile.costs,
             profile.ledger,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from engines import FakeContext, fake_info, loaded
+from windows import booking
 
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
@@ -24,9 +25,9 @@ from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
-from specllama.speculative.policy.acceptance import draft_features
-from specllama.speculative.policy.controller import Controller
+from specllama.speculative.policy.acceptance import InText, draft_features
 from specllama.speculative.policy.costs import CostTable
+from specllama.speculative.policy.policy import Policy
 from specllama.speculative.window import FixedWindow
 
 PROMPT = "the rain in spain the rain in spain the rain"
@@ -137,7 +138,7 @@ def test_every_round_says_why() -> None:
 def test_a_fixed_window_keeps_adapting_off() -> None:
     engine, _ = make(Profile())
     assert isinstance(engine.windows(GenerateParams(window="fixed")), FixedWindow)
-    assert isinstance(engine.windows(GenerateParams()), Controller)
+    assert isinstance(engine.windows(GenerateParams()), Policy)
     _, rounds = ask(engine, window="fixed", draft_max=3, proposer="draft")
     assert {len(r.drafted) for r in rounds[1:-3]} == {3}
 
@@ -180,10 +181,10 @@ def test_one_slow_step_of_a_draft_says_nothing_of_the_machine() -> None:
     for rows, ms in ((1, 10.0), (2, 12.0), (4, 16.0), (8, 24.0)):
         profile.costs.target.set(rows, ms)
     profile.costs.draft.observe(1, 400.0)
-    assert engine.windows.cannot_gain("draft") == ""
+    assert engine.windows.cannot_gain(booking("draft")) == ""
     for _ in range(6):
         profile.costs.draft.observe(1, 40.0)
-    assert "almost nothing to gain" in engine.windows.cannot_gain("draft")
+    assert "almost nothing to gain" in engine.windows.cannot_gain(booking("draft"))
 
 
 def test_the_second_run_starts_warm(home: Path) -> None:
@@ -193,7 +194,7 @@ def test_the_second_run_starts_warm(home: Path) -> None:
     assert not profile.warm
     name = band(GenerateParams(sampling=SamplingParams(temperature=0.9)))
     # however the machine's clock goes in this run, there is something to keep
-    profile.learned(name).source("draft", "draft").learn(draft_features(0.9, 3.0), True)
+    InText(profile.learned(name).source("draft", "draft")).learn(draft_features(0.9, 3.0), True)
     engine, _ = make(profile, longest_s=0.0005)
     ask(engine)
     again = open_profile(info, folder)

@@ -1,0 +1,113 @@
+"""What a further guess gains: one formula, and pure functions of what a round is weighed by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from specllama.arrays import FloatArray
+from specllama.speculative.budget import growth
+
+AHEAD = 8  # guesses that a decision looks ahead
+LEAST = 0.1  # tokens; a smaller balance is weighed as this one
+_COUNT = np.arange(AHEAD)
+
+Lines: TypeAlias = tuple[FloatArray, FloatArray]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a round is weighed by, fixed when it opens. Times in milliseconds.
+
+    Attributes:
+        most: guesses at most. least: fewer copied ones are not worth a round.
+        v: of the target's pass by rows of its own, beside those of ``others``.
+        step: of the first draft step. further: of each behind it.
+        rate: tokens that a millisecond gives elsewhere.
+        stake: what the round may lose.
+        depth: tokens of context.
+        peek: decisions may look at drawn tokens.
+    """
+
+    most: int
+    least: int
+    v: Sequence[float]
+    step: float
+    further: float
+    rate: float
+    stake: float
+    others: int
+    depth: int
+    peek: bool
+
+    @property
+    def one(self) -> float:
+        """A plain step."""
+        return self.v[1]
+
+    def row(self, guesses: int) -> float:
+        """What one more guess behind so many adds to the pass."""
+        return self.v[guesses + 2] - self.v[guesses + 1]
+
+    def tokens(self, ms: float) -> float:
+        """What a balance is worth elsewhere; positive."""
+        return max(self.rate * ms, LEAST)
+
+
+def lines(
+    terms: Terms, reached: Sequence[float], beside: int, mean: float, spent: float, stake: float
+) -> Lines:
+    """Slope and price of the gain ``slope * a - price``, in tokens, of 1, 2, ... further guesses.
+
+    ``a`` is the acceptance of the next guess; those behind it count with the mean. The gain is over
+    stopping here.
+
+    Args:
+        reached: probabilities that the target comes to each guess that is there, 1 before them.
+        beside: rows off their path.
+        spent: milliseconds of drafting when the next guess has been seen.
+        stake: milliseconds that may be lost.
+    """
+    depth, rows = len(reached) - 1, beside + len(reached)
+    v = np.array(terms.v[rows : rows + min(terms.most - rows + 1, AHEAD) + 1])
+    took = spent + (v - terms.one)
+    took[1:] += terms.further * _COUNT[: len(took) - 1]  # the first is that of stopping here
+    if took[-1] > stake:
+        took = took[: max(int(np.argmax(took > stake)), 1)]
+    more, here = _COUNT[: len(took) - 1], reached[-1]
+    survival = [*reached[1:], *(here * mean**more)]
+    worth = growth(survival, terms.rate * took, terms.tokens(stake))[:, depth:]
+    return worth[more + 1, more + 1] - worth[1:, 0], worth[0, 0] - worth[1:, 0]
+
+
+def look(lines: Lines, spread: tuple[FloatArray, FloatArray]) -> float:
+    """Tokens gained by seeing the next guess and then deciding, its own step not deducted.
+
+    ``spread``: the acceptances that it may show, and how likely each is.
+    """
+    slopes, prices = lines
+    acceptance, weights = spread
+    gains = acceptance[:, None] * slopes - prices
+    return float(weights @ gains.max(axis=1, initial=0.0))
+
+
+def needed(lines: Lines) -> float:
+    """Acceptance from which on the next guess goes."""
+    slopes, prices = lines
+    return min((p / s for s, p in zip(slopes, prices, strict=True) if s > 0.0), default=1.0)
+
+
+def best(lines: Lines, mean: float) -> int:
+    """How many guesses follow the next one in the draft that promises most."""
+    slopes, prices = lines
+    return int(np.argmax(slopes * mean - prices)) if len(slopes) else 0
+
+
+def beside(likely: float, spread: tuple[FloatArray, FloatArray], rate: float, row: float) -> float:
+    """Tokens gained by seeing what follows a node, where only what pays its row goes."""
+    acceptance, weights = spread
+    gains = likely * acceptance - rate * row
+    return float(weights @ gains.clip(min=0.0))

@@ -1,0 +1,188 @@
+"""How far to draft, from one round to the next: what was measured, learnt, gained and lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from time import perf_counter
+
+from specllama.speculative.budget import Bid
+from specllama.speculative.effects import Offer
+from specllama.speculative.policy.baseline import PlainSteps
+from specllama.speculative.policy.costs import OUTLIER, Costs
+from specllama.speculative.policy.gain import Terms
+from specllama.speculative.policy.learned import Learned
+from specllama.speculative.policy.ledger import Ledger
+from specllama.speculative.policy.weighing import Text, Weighing
+from specllama.speculative.types import Booking
+from specllama.speculative.window import Outcome, Plan, no_room
+
+MEASURING = "measuring a plain step"
+
+
+class Policy:
+    """Drafts as far as it pays, measured, and never loses more than the ledger holds.
+
+    A guess is sent when its expected tokens (calibrated acceptance times the survival of the
+    guesses before it) are worth more than what the same time gives at the present throughput,
+    looking ahead over the steps of the cost table. A draft step is run when an average look at its
+    result is worth its price, and a text is read into the draft model when that pays over the rest
+    of the reply. What promises no gain is explored from the source's own balance.
+
+    Under ``match`` the output cannot depend on any of this. Under ``rejection`` and ``block`` no
+    decision looks at a token that was sampled this round (``peek`` False).
+
+    Args:
+        learned, costs, ledger: what earlier requests taught; updated in place.
+        draft_max: most tokens drafted per round. draft_min: fewer are not worth a round.
+        peek: decisions may look at drawn tokens (rule ``match``, or greedy).
+        tokens: most that the reply may have, None where the context alone ends it.
+        steps: the plain steps of the engine.
+        clock: seconds; injected in tests.
+        on_finish: called when the reply is over (to keep what was learnt).
+    """
+
+    def __init__(
+        self,
+        learned: Learned,
+        costs: Costs,
+        ledger: Ledger,
+        *,
+        draft_max: int,
+        draft_min: int = 0,
+        peek: bool = True,
+        tokens: int | None = None,
+        steps: PlainSteps | None = None,
+        clock: Callable[[], float] = perf_counter,
+        on_finish: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._costs, self._ledger = costs, ledger
+        self._draft_max, self._draft_min, self._peek = draft_max, draft_min, peek
+        self._clock, self._on_finish = clock, on_finish
+        self._plain_steps = steps or PlainSteps(clock)
+        self._text = Text(learned, math.inf if tokens is None else float(tokens))
+        self._booking = Booking()
+        self._weighing: Weighing | None = None  # of the round that is under way
+        self._forgone = 0.0  # plain steps that drafting would have saved in it
+
+    def drafts_with(self, booking: Booking) -> None:
+        """Before the first round: who drafts."""
+        self._booking = booking
+
+    def prefilled(self, tokens: int, depth: int) -> None:
+        """A prompt of ``depth`` tokens is in the cache; ``tokens`` of them were read now."""
+        self._text.depth = depth
+        self._text.lag += tokens
+
+    def finish(self) -> None:
+        """The reply is over."""
+        if self._text.written:
+            self._text.learned.reply.add(self._text.written)
+        self._on_finish()
+
+    def plan(self, room: int) -> Plan:
+        """Before a round; ``room`` bounds the draft."""
+        self._weighing, self._forgone = None, 0.0
+        if none := no_room(room, self._draft_max, self._draft_min):
+            return none
+        text, target, payer = self._text, self._costs.target, self._booking.payer
+        tokens, steps = text.learned.pace
+        forgone = max(1.0 - steps / tokens, 0.0)
+        if not target.known(1):
+            return Plan(0, MEASURING)
+        due = not text.others and self._plain_steps.is_due(forgone, settled=target.settled)
+        if due and self._ledger.covers(payer) >= forgone:
+            self._forgone = forgone  # what drafts are compared with may have changed
+            return Plan(0, MEASURING)
+        weighing = self._weigh(min(self._draft_max, room))
+        if not weighing.longest:
+            return Plan(0, "drafts lost time of late: plain steps make up for it")
+        looking = -text.asked(self._booking).value
+        if looking > self._ledger.balance(payer) and weighing.model_gain() < looking * weighing.one:
+            return Plan(0, "looking for drafts costs more than they save")
+        self._weighing = weighing
+        return Plan(weighing.longest, "", weighing)
+
+    def _weigh(self, most: int) -> Weighing:
+        """Open a round of at most so many guesses."""
+        costs, text, booking = self._costs, self._text, self._booking
+        target, draft, others = costs.target, costs.steps(booking), text.others
+        assert target.level is not None
+        draft.guess(target.level * costs.draft_share)
+        v = target.upto(most + 1 + others, text.depth)[others:]
+        tokens, steps = text.learned.pace
+        step = draft.ms(1, text.depth)
+        terms = Terms(
+            most=most,
+            least=self._draft_min,
+            v=v,
+            step=step,
+            further=0.0 if booking.at_once else step,
+            rate=max(tokens / steps, 1.0) / v[1],
+            # as many conversations as now may lose it
+            stake=self._ledger.covers(booking.payer) * v[1] / (1 + others),
+            others=others,
+            depth=text.depth,
+            peek=self._peek,
+        )
+        return Weighing(text, terms, target, draft, self._ledger, booking, self._clock)
+
+    def bid(self, offer: Offer) -> Bid:
+        """What the draft of this round is worth in a pass that others share."""
+        assert self._weighing is not None
+        return self._weighing.bid(offer)
+
+    @property
+    def balance(self) -> float | None:
+        """Plain steps that the next round may lose."""
+        return self._ledger.covers(self._booking.payer)
+
+    def shortfall_ms(self) -> float | None:
+        """What a guess costs more than it is expected to save."""
+        text, target = self._text, self._costs.target
+        source = text.learned.sources.get(text.named(self._booking.payer))
+        if source is None or target.level is None:
+            return None
+        one, two = target.ms(1, text.depth), target.ms(2, text.depth)
+        return self._costs.steps(self._booking).ms(1, text.depth) + two - one - source.mean * one
+
+    def observe(self, outcome: Outcome) -> Plan | None:
+        """After a round: learn from it, and book it."""
+        text, target, depth = self._text, self._costs.target, self._text.depth
+        weighing, n, shared = self._weighing, outcome.drafted, outcome.shared
+        told = weighing.explain(n) if weighing else None
+        # until a plain step was timed, a shared pass stands for one
+        rows = shared.tokens if shared and target.known(1) else n + 1
+        verify = outcome.round_ms - outcome.draft_ms
+        # what a busy machine adds is not the draft's fault, nor what a plain pass takes
+        charged = min(verify, OUTLIER * target.most(rows, depth)) if n else 0.0
+        if not shared or shared.first:
+            target.observe(rows, verify, depth)
+        if weighing:
+            weighing.learn(outcome)
+        text.wrote(outcome.emitted, shared.lanes - 1 if shared else 0)
+        if outcome.plain_ms is not None:
+            self._plain_steps.took(outcome.plain_ms, depth)
+        if target.level is None:
+            return told
+        one = target.ms(1 + text.others, depth)
+        text.learned.wrote(outcome.emitted, outcome.round_ms / one)
+        self._ledger.earn(outcome.emitted, self._booking.payer)
+        if n:
+            self._plain_steps.drafted(outcome.round_ms / one)
+        if self._forgone:
+            self._plain_steps.paid(self._forgone)
+            self._ledger.book(self._booking.payer, -self._forgone)
+        if weighing:
+            drafting = min(outcome.draft_ms, OUTLIER * (weighing.due or one))
+            self._book(weighing, outcome.emitted, drafting + (charged or one), one)
+        return told
+
+    def _book(self, weighing: Weighing, emitted: int, ms: float, one: float) -> None:
+        """A round that asked for drafts took ``ms``, a plain step ``one``."""
+        gain, exploring = emitted - ms / one, weighing.explores
+        if weighing.drafted is None:
+            self._text.asked(self._booking).add(gain)
+        elif weighing.drafted.sent:
+            self._text.learned.round.add(emitted)
+        self._ledger.book(self._booking.payer, gain, exploring=exploring)
