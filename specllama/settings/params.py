@@ -267,7 +267,7 @@ class GenerateParams:
         "Verification rule. match writes the text of plain decoding, token for token; the others "
         "keep its distribution.",
         "Speculation",
-        choices=tuple(VERIFY_RULES),
+        choices=VERIFY_RULES,
     )
     min_speculative_tokens: int = setting(
         8,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -67,7 +67,7 @@ class Setting:
     flags: tuple[str, ...] = ()
     within: tuple[float, float] | None = None
     above: bool = False
-    choices: tuple[str, ...] = ()
+    choices: Collection[str] = ()
     metavar: str = ""
     flag: bool = True
     unset: int | None = None

@@ -66,7 +66,7 @@ def _of(name: str, label: str, help: str, owner: Owner = "params") -> Field:
     if one.kind != "bool" and not one.choices:
         whole = _maybe_int if one.default is None else int
         parse = {"int": whole, "float": float, "texts": _stops}.get(one.kind, str)
-    return Field(name, label, help, owner, parse, one.choices)
+    return Field(name, label, help, owner, parse, tuple(one.choices))
 
 
 SETTINGS: dict[Owner, Any] = {
