@@ -183,16 +183,6 @@ class Stepped(EngineLike, Protocol):
         """Whether a further request can begin."""
         ...
 
-    def submit(
-        self,
-        prompt: Prompt,
-        params: GenerateParams,
-        *,
-        cancel: Cancel | None = None,
-    ) -> int:
-        """Begin a request; its events come from ``step`` under this id."""
-        ...
-
     def prepare(
         self,
         prompt: Prompt,
@@ -204,7 +194,7 @@ class Stepped(EngineLike, Protocol):
         ...
 
     def begin(self, ready: Any, *, cancel: Cancel | None = None) -> int:
-        """As ``submit``, for a request that is prepared."""
+        """Begin a request that is prepared; its events come from ``step`` under this id."""
         ...
 
     def tool_syntax(self) -> ToolSyntax: ...
@@ -229,7 +219,7 @@ class Stepped(EngineLike, Protocol):
 
 
 class OneAtATime:
-    """``submit`` and ``step`` for an engine that only generates."""
+    """``begin`` and ``step`` for an engine that only generates."""
 
     _id = 0
     _events: Iterator[Event] | None = None
@@ -258,16 +248,7 @@ class OneAtATime:
         return prompt, params
 
     def begin(self, ready: tuple[Prompt, GenerateParams], *, cancel: Cancel | None = None) -> int:
-        return self.submit(*ready, cancel=cancel)
-
-    def submit(
-        self,
-        prompt: Prompt,
-        params: GenerateParams,
-        *,
-        cancel: Cancel | None = None,
-    ) -> int:
-        self._events = self.generate(prompt, params, cancel=cancel)
+        self._events = self.generate(*ready, cancel=cancel)
         self._id += 1
         return self._id
 

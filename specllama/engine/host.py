@@ -196,7 +196,7 @@ class EngineHost:
             if child.forget(request_id):
                 child.cancel(request_id)
 
-    def submit(
+    def send(
         self, prompt: Prompt, params: GenerateParams, tell: Tell, *, whose: str = ""
     ) -> Callable[[], None]:
         """Begin a request of a healthy child; ``tell`` is called by another thread.

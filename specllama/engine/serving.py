@@ -11,13 +11,13 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Literal, Protocol
 
 from specllama.cancel import Cancel
 from specllama.engine.pulse import PARTS, Pulse
+from specllama.engine.turns import Turns
 from specllama.errors import Cancelled, EngineError, SpecllamaError
 from specllama.events import Event, Finished, Started
 from specllama.interface import EngineInfo, Stepped
@@ -39,7 +39,12 @@ class EngineFactory(Protocol):
 class Link:
     """The child's end of the pipe. If the parent is gone, the child ends at once.
 
-    One thread writes: whoever has something to say leaves it here and goes on.
+    One thread writes: the others leave here what they have to say, and go on.
+
+    Attributes:
+        requests, constrained, calls: what waits for the thread that takes it.
+        ready: requests that are prepared and wait for the engine.
+        closing: whether the parent wants no more; ``ready`` has a None then.
     """
 
     def __init__(self, conn: Connection) -> None:
@@ -50,8 +55,9 @@ class Link:
         self._something = threading.Event()
         self._urgent = threading.Event()
         self._sending_s: dict[int, float] = {}  # by request
-        self.work: queue.SimpleQueue[tuple[str, int, Any] | None] = queue.SimpleQueue()
-        self.requests, self.constrained, self.calls = Turns(), Turns(), Turns()
+        self.requests, self.constrained, self.calls = Work(), Work(), Work()
+        self.ready: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+        self.closing = False
 
     def send(self, kind: str, request_id: int, payload: Any = None) -> None:
         with self._lock:
@@ -136,13 +142,14 @@ class Link:
             elif verb == "close":
                 for cancel in tuple(self._cancels.values()):
                     cancel.set()
-                self.work.put(None)
+                self.closing = True
+                self.ready.put(None)
             else:
                 self._cancels[request_id] = Cancel()  # one that is sent before its turn counts
                 whose, *rest = args
-                self._turns(verb, rest).put(whose, (request_id, *rest))
+                self._work(verb, rest).put(whose, (request_id, *rest))
 
-    def _turns(self, verb: str, rest: list[Any]) -> Turns:
+    def _work(self, verb: str, rest: list[Any]) -> Work:
         """A grammar may take long to compile: the other requests do not wait for it."""
         if verb == "call":
             return self.calls
@@ -164,16 +171,16 @@ def _gathered(said: list[tuple[str, int, Any]]) -> Iterator[tuple[str, int, Any]
         yield "events", request_id, some
 
 
-class Turns:
-    """Work that waits for a thread, by client; clients take turns."""
+class Work:
+    """What waits for a thread."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[Any]] = {}  # whose turn it is first
+        self._waiting = Turns[Any]()
         self._some = threading.Condition()
 
-    def put(self, whose: str, work: Any) -> None:
+    def put(self, client: str, work: Any) -> None:
         with self._some:
-            self._waiting.setdefault(whose, deque()).append(work)
+            self._waiting.put(client, work)
             self._some.notify()
 
     def get(self) -> Any:
@@ -181,12 +188,7 @@ class Turns:
         with self._some:
             while not self._waiting:
                 self._some.wait()
-            whose = next(iter(self._waiting))
-            mine = self._waiting.pop(whose)
-            work = mine.popleft()
-            if mine:
-                self._waiting[whose] = mine  # behind the others
-            return work
+            return self._waiting.pop()
 
 
 def serve(conn: Connection, factory: EngineFactory, log: str, pulse: Pulse) -> None:
@@ -239,11 +241,13 @@ def _prepare(
         try:
             ready = engine.prepare(prompt, params, cancel=cancel)
         except Cancelled:
-            link.work.put(("cancelled", request_id, params))
+            for event in _unbegun(engine.info, params):
+                link.event(request_id, event)
+            link.end(request_id)
         except Exception as error:
             link.end(request_id, error)
         else:
-            link.work.put(("ready", request_id, ready))
+            link.ready.put((request_id, ready))
         pulse.rests(part)
 
 
@@ -261,31 +265,25 @@ def _answer(engine: Stepped, link: Link, pulse: Pulse) -> None:
 
 
 def _pump(engine: Stepped, link: Link, pulse: Pulse) -> None:
-    """Serve until the parent says close: requests in free slots, the others wait for their turn."""
+    """Serve until the parent says close: what is prepared begins as soon as the engine is free."""
     running: dict[int, int] = {}  # the engine's ids, and those of the requests
-    waiting: deque[tuple[int, Any]] = deque()
     while True:
-        while not link.work.empty() or not (running or waiting):
+        while engine.free and not (running and link.ready.empty()):
             pulse.rests("passes")
-            work = link.work.get()
+            work = link.ready.get()
+            pulse.works("passes")
             if work is None:
-                return
-            verb, request_id, payload = work
-            if verb == "ready":
-                waiting.append((request_id, payload))
-            else:
-                for event in _unbegun(engine.info, payload):
-                    link.event(request_id, event)
-                link.end(request_id)
-        pulse.works("passes")
-        while waiting and engine.free:
-            request_id, ready = waiting.popleft()
+                break
+            request_id, ready = work
             try:
                 id = engine.begin(ready, cancel=link.cancel_of(request_id))
             except Exception as error:
                 link.end(request_id, error)
             else:
                 running[id] = request_id
+        if link.closing:
+            return
+        pulse.works("passes")
         pulse.expect(engine.patience_s)
         steps = engine.step()
         if not steps:  # they ended without a last word

@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 from typing import Any, Protocol
 
+from specllama.engine.turns import Turns
 from specllama.errors import EngineDied, EngineStuck, SpecllamaError
 from specllama.events import Event
 from specllama.interface import EngineFigures, EngineInfo, Prompt, ToolSyntax
@@ -49,7 +50,7 @@ class Host(Protocol):
 
     on_death: Callable[[], object]
 
-    def submit(
+    def send(
         self, prompt: Prompt, params: GenerateParams, tell: Tell, *, whose: str = ""
     ) -> Callable[[], None]: ...
 
@@ -115,10 +116,14 @@ class Ticket:
         """Nobody listens any more; the lane is free before its next pass."""
         if not self.over and not self.left:
             self.left = True
-            if self.stop is not None:
-                self.stop()
-            else:
-                self.place.desk.withdraw(self)
+            self.end()
+
+    def end(self) -> None:
+        """End the reply where it is; its last word comes all the same."""
+        if self.stop is not None:
+            self.stop()
+        else:
+            self.place.desk.withdraw(self)
 
 
 @dataclass(slots=True)
@@ -168,7 +173,7 @@ class Desk:
         self.places: dict[Place, None] = {}
         self._queued: Counter[str] = Counter()  # requests that wait, by client
         self._asked: set[asyncio.Future[Any]] = set()
-        self._waiting: dict[str, deque[Ticket]] = {}  # by client, whose turn it is first
+        self._waiting = Turns[Ticket]()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Task[None] | None = None
         self._suspects: dict[str, Suspect] = {}
@@ -181,6 +186,11 @@ class Desk:
     @property
     def ready(self) -> bool:
         return self.loaded and self.host.ready
+
+    @property
+    def free(self) -> bool:
+        """Whether a lane is: the engine gets no more requests than it has lanes."""
+        return len(self.running) < self.lanes
 
     @property
     def n_waiting(self) -> int:
@@ -208,7 +218,7 @@ class Desk:
             raise shutting_down()
         if not self.loaded:
             raise loading()
-        free = not self._waiting and len(self.running) < self.lanes
+        free = self.free and not self._waiting
         for whose, wait, most in (
             (" of one client", self._queued[client], self.most),
             ("", self.n_waiting, IN_ALL * self.most),
@@ -225,7 +235,7 @@ class Desk:
         self.places[place] = None
         return place
 
-    def submit(
+    def take(
         self,
         place: Place,
         prompt: Prompt,
@@ -246,7 +256,7 @@ class Desk:
         if (suspect := self._suspected(asked)) is not None and suspect.refused:
             raise ended_engine("the engine did not survive this request before")
         ticket = Ticket(prompt, params, place, hear, asked, label, arm)
-        self._waiting.setdefault(place.client, deque()).append(ticket)
+        self._waiting.put(place.client, ticket)
         if not place.waiting:
             self._queued[place.client] += 1
         place.waiting += 1
@@ -255,11 +265,7 @@ class Desk:
 
     def withdraw(self, ticket: Ticket) -> None:
         """Take back one that waits."""
-        queue = self._waiting.get(ticket.client, deque())
-        with contextlib.suppress(ValueError):
-            queue.remove(ticket)
-            if not queue:
-                del self._waiting[ticket.client]
+        if self._waiting.remove(ticket.client, ticket):
             self._called(ticket)
             self._end(ticket, "end", None)
 
@@ -307,8 +313,7 @@ class Desk:
     def cut_off(self) -> None:
         """Nothing is waited for any more, and all who wait hear so."""
         self.cut = True
-        waiting = [ticket for queue in self._waiting.values() for ticket in queue]
-        for ticket in [*self.running, *waiting]:
+        for ticket in [*self.running, *self._waiting]:
             if not ticket.left:
                 ticket.hear(("error", shutting_down()))
                 ticket.cancel()
@@ -326,17 +331,13 @@ class Desk:
 
     def _serve(self) -> None:
         """Send what the engine can take; clients take turns."""
-        while self._waiting and len(self.running) < self.lanes and not self._starting:
+        while self._waiting and self.free and not self._starting:
             if not self.host.ready:
                 self._starting = asyncio.get_running_loop().create_task(self._restart())
                 return
-            client = next(iter(self._waiting))
-            if not self._may_join(self._waiting[client][0]):
+            if not self._may_join(self._waiting.first):
                 return  # nor may any other that came later: its turn has to come
-            queue = self._waiting.pop(client)
-            ticket = queue.popleft()
-            if queue:
-                self._waiting[client] = queue  # behind the others
+            ticket = self._waiting.pop()
             self._called(ticket)
             self._send(ticket)
 
@@ -373,7 +374,7 @@ class Desk:
             # prompts are cached for each API key apart: how much was cached tells no one else
             scope = ticket.client if ticket.client.startswith("key ") else ""
             params = ticket.params.replace(scope=scope)
-            ticket.stop = self.host.submit(ticket.prompt, params, tell, whose=ticket.client)
+            ticket.stop = self.host.send(ticket.prompt, params, tell, whose=ticket.client)
         except Exception as error:
             self._soon(self._heard, ticket, "error", error)
 
@@ -434,9 +435,8 @@ class Desk:
         finally:
             self._starting = None
         if error is not None:  # nobody is kept waiting for what does not come
-            waiting, self._waiting = self._waiting, {}
-            for queue in waiting.values():
-                for ticket in queue:
-                    self._called(ticket)
-                    self._end(ticket, "error", error)
+            while self._waiting:
+                ticket = self._waiting.pop()
+                self._called(ticket)
+                self._end(ticket, "error", error)
         self._serve()

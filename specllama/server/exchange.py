@@ -97,19 +97,19 @@ class Exchange:
         self._place = desk.admit(wanted.client)
         try:
             for first in range(0, self._left, wanted.n):
-                self._submit(first)
+                self._ask(first)
                 self._later[first] = range(first + 1, first + wanted.n)
         except BaseException:
             self.cancel()
             raise
 
-    def _submit(self, index: int) -> None:
+    def _ask(self, index: int) -> None:
         wanted, (prompt, nth) = self._wanted, divmod(index, self._wanted.n)
         params = wanted.params
         if nth:
             assert params.seed is not None
             params = params.replace(seed=seed_of(params.seed, nth))
-        self._tickets[index] = self._desk.submit(
+        self._tickets[index] = self._desk.take(
             self._place,
             wanted.prompts[prompt],
             params,
@@ -135,10 +135,7 @@ class Exchange:
     def stop(self) -> None:
         """End the replies, and go on hearing: each has a last word."""
         for ticket in self._tickets.values():
-            if ticket.stop is not None:
-                ticket.stop()
-            else:
-                self._desk.withdraw(ticket)
+            ticket.end()
 
     async def wait(self, seconds: float | None) -> bool:
         """Until something was said, or so long; whether there was."""
@@ -173,7 +170,7 @@ class Exchange:
                 self.replies[index].queue_ms = self._tickets[index].queue_ms
             if kind == "end" or any(news(event).rounds for event in payload):
                 for later in self._later.pop(index, ()):
-                    self._submit(later)
+                    self._ask(later)
         return [(self.replies[index], events) for index, events in said.items()]
 
     @property

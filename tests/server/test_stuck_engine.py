@@ -17,7 +17,7 @@ from fakes import ScriptedEngine, engine_info
 from servers import Serving, serving
 
 from specllama.engine.host import EngineHost
-from specllama.engine.serving import Turns
+from specllama.engine.turns import Turns
 from specllama.errors import EngineDied, EngineError, EngineStuck
 from specllama.events import Event, TextDelta
 from specllama.interface import Message, Prompt
@@ -282,7 +282,7 @@ def test_a_connection_is_closed_after_its_last_send(gate: Path) -> None:
 
 
 def test_clients_take_turns() -> None:
-    turns = Turns()
+    turns = Turns[int]()
     for whose, work in (("a", 1), ("a", 2), ("a", 3), ("b", 4), ("c", 5), ("b", 6)):
         turns.put(whose, work)
-    assert [turns.get() for _ in range(6)] == [1, 4, 5, 2, 6, 3]
+    assert [turns.pop() for _ in range(6)] == [1, 4, 5, 2, 6, 3]
