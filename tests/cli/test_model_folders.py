@@ -98,7 +98,7 @@ def test_what_loads_a_pair(
     ("command", "name"),
     [
         (["doctor", *PAIR], "specllama.engine.gguf_pair.read_pair"),
-        (["bench", "scale", "out", *PAIR], "specllama.models.recipe.scale.scale_pair"),
+        (["bench", "scale", "out", *PAIR], "specllama.models.scale.scale_pair"),
     ],
     ids=["doctor", "bench scale"],
 )
