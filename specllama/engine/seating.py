@@ -153,7 +153,7 @@ class Seats:
         slot.whole = 0
         slot.target.capture(drafter.needs)
         known = len(slot.target.tokens)
-        cached = drafter.reusable(ids, known)
+        cached = min(drafter.reusable(ids, known), known)
         if cached < known:  # from where a fresh reading goes on
             cached = slot.target.alike(cached, len(ids))
             self._cut(slot, cached)

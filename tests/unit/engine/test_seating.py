@@ -16,7 +16,7 @@ from specllama.backend.kernels import TILE
 from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
 from specllama.engine.slot import Slot
-from specllama.errors import EngineError, PromptTooLong
+from specllama.errors import EngineError, PromptTooLong, UsageError
 from specllama.events import Finished, Started
 from specllama.settings.params import GenerateParams, SamplingParams
 
@@ -190,6 +190,45 @@ def test_a_prompt_that_is_too_long_takes_nothing_from_idle_lanes() -> None:
         engine.submit([3] * (N_CTX + 1), params(1))
     assert [list(slot.target.tokens) for slot in engine._slots] == held
     assert engine.free
+
+
+def test_a_request_that_nothing_drafts_for_takes_nothing_from_idle_lanes() -> None:
+    engine = engine_of(2)
+    for i in (1, 2):
+        list(engine.generate([i] * 100, params(1)))
+    held = [list(slot.target.tokens) for slot in engine._slots]
+    with pytest.raises(UsageError, match="eagle3"):
+        engine.submit([3] * 100, params(1, method="eagle3"))
+    assert [list(slot.target.tokens) for slot in engine._slots] == held
+    assert len(engine._seats.free) == 2
+
+
+def test_a_seat_that_cannot_be_made_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def capture(need: str) -> None:
+        raise EngineError("not today")
+
+    engine = engine_of(1)
+    monkeypatch.setattr(engine.target, "capture", capture)
+    with pytest.raises(EngineError, match="not today"):
+        engine.submit([1] * 100, params(1))
+    monkeypatch.undo()
+    *_, last = engine.generate([1] * 100, params(1))
+    assert isinstance(last, Finished)
+    assert last.token_ids == alone([1] * 100, params(1))
+
+
+def test_a_drafter_is_asked_before_a_prefix_is_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that knows less of the text than the lane holds has the rest read again, and the lane is
+    cut to where a fresh reading goes on."""
+    engine = engine_of(1, tiles=True)
+    text = [3 + i % 20 for i in range(150)]
+    list(engine.generate(text, params(0, most=1)))
+    assert cached(engine, text) == 149
+    monkeypatch.setattr(engine.drafter("none"), "reusable", lambda ids, known: 100)
+    id = engine.submit(text, params(1))
+    assert len(engine.target.tokens) == 150 - 1 - TILE  # which is read in tiles
+    engine.drop(id)
+    assert cached(engine, text) == 150 - 1 - TILE
 
 
 @pytest.mark.parametrize("kv_ram", [0, 1 << 30])
