@@ -144,8 +144,8 @@ class Seats:
             slot.scope = scope
             for lane in slot.beside:
                 lane.rollback(0)
-            for drafter in slot.drafters.values():  # what is drafted is told
-                drafter.forget()
+            for one in slot.drafters.values():  # what is drafted is told
+                one.forget()
         for lane in slot.beside:
             self._follow(lane, ids, scope)
         while not (slot.target.tokens or self._fill(slot, ids, scope)) and self.vacate():

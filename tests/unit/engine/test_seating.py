@@ -242,6 +242,7 @@ def test_a_prompt_goes_on_from_texts_of_its_own_scope_only(slots: int, kv_ram: i
         asked = params(1, method="draft").replace(scope=scope)
         started, *_ = engine.generate(text, asked)
         assert isinstance(started, Started)
+        assert started.proposer == "draft"
         return started.cached_n
 
     assert cached("one") == 0
