@@ -64,29 +64,24 @@ def show(key: str | None, show_all: bool, origin: bool, model: str | None, as_js
         output.line(_toml(settings[find(key).name]))
         return
     wanted = find(key).name if key is not None else None
-    shown, listed = 0, []
-    for setting, value in settings:
-        if wanted not in (None, setting.name):
-            continue
-        if wanted is None and value.origin == "default" and not (show_all or as_json):
-            continue
-        shown += 1
-        if as_json:
-            listed.append(
-                {
-                    "name": setting.name,
-                    "value": value.value,
-                    "origin": value.origin,
-                    "default": setting.default,
-                }
-            )
-            continue
+    shown = [
+        (setting, value)
+        for setting, value in settings
+        if setting.name == wanted
+        or (wanted is None and (value.origin != "default" or show_all or as_json))
+    ]
+    if as_json:
+        listed = [
+            {"name": one.name, "value": value.value, "origin": value.origin, "default": one.default}
+            for one, value in shown
+        ]
+        output.document({"settings": listed})
+        return
+    for setting, value in shown:
         text = f"{setting.name} = {_toml(value.value)}"
         if value.value is None:
             text = f"# {setting.name} is not set"
         output.line(f"{text:<40}  # {value.origin}" if origin else text)
-    if as_json:
-        output.document({"settings": listed})
     if not shown:
         diagnostics.note("everything is at its default; --all shows all settings")
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from specllama import signals
 from specllama.cli import diagnostics
+from specllama.cli.progress import Redrawn
 from specllama.events import Event
 from specllama.remote.address import KEY_VARIABLE, Address
 from specllama.settings.config import Settings
@@ -84,13 +85,13 @@ def open_server(url: str) -> RemoteEngine:
     return RemoteEngine(server_at(url))
 
 
-class Progress:
+class Progress(Redrawn):
     """One line on a terminal, removed when loading is done; what takes long is said anywhere."""
 
     def __init__(self, *, shown: bool, quiet: bool) -> None:
+        super().__init__()
         self._shown = shown and not quiet
         self._quiet = quiet
-        self._length = 0
 
     def __call__(self, event: Event) -> None:
         new = news(event)
@@ -99,11 +100,4 @@ class Progress:
             diagnostics.note(notice.message)
         if self._shown and new.load is not None:
             name = sanitize_line(new.load.path.replace("\\", "/").rsplit("/", 1)[-1])
-            text = f"loading {name} {new.load.fraction:4.0%}"[:79]
-            print(f"\r{text.ljust(self._length)}", end="", file=sys.stderr, flush=True)
-            self._length = len(text)
-
-    def clear(self) -> None:
-        if self._length:
-            print(f"\r{' ' * self._length}\r", end="", file=sys.stderr, flush=True)
-            self._length = 0
+            self.show(f"loading {name} {new.load.fraction:4.0%}"[:79])

@@ -89,6 +89,22 @@ class Bar:
             diagnostics.say(f"  {clean(text)}")
 
 
+class Redrawn:
+    """One line of a terminal's stderr that is drawn anew, and removed in the end."""
+
+    def __init__(self) -> None:
+        self._length = 0
+
+    def show(self, text: str) -> None:
+        print(f"\r{text.ljust(self._length)}", end="", file=sys.stderr, flush=True)
+        self._length = len(text)
+
+    def clear(self) -> None:
+        if self._length:
+            print(f"\r{' ' * self._length}\r", end="", file=sys.stderr, flush=True)
+            self._length = 0
+
+
 class Meter:
     """How far a measurement has come: a bar on a terminal, nothing elsewhere."""
 

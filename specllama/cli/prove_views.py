@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from specllama.cli import diagnostics, output
 from specllama.cli.listing import Column, number, show_table
+from specllama.cli.progress import Redrawn
 from specllama.text import sanitize_line
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ COLUMNS: dict[Way, str] = {
 QUIET_S = 30.0  # between lines of progress where there is no terminal
 
 
-class Watch:
+class Watch(Redrawn):
     """How far a proof has come and how long the rest will take, from the comparisons so far.
 
     On a terminal, one line that is redrawn; elsewhere, a line every half minute.
@@ -36,12 +37,12 @@ class Watch:
     """
 
     def __init__(self, prompts: int, per_prompt: int) -> None:
+        super().__init__()
         self._total = prompts * per_prompt
         self._live = sys.stderr.isatty()
         self._begin = time.monotonic()
         self._said = self._begin
         self._done = 0
-        self._length = 0
 
     def advanced(self) -> None:
         """One more comparison is done."""
@@ -52,8 +53,7 @@ class Watch:
         self._said = now
         text = f"{self._done} of {self._total} comparisons, about {self._left(now)} left"
         if self._live:
-            print(f"\r{text.ljust(self._length)}", end="", file=sys.stderr, flush=True)
-            self._length = len(text)
+            self.show(text)
         else:
             diagnostics.note(text)
 
@@ -61,11 +61,6 @@ class Watch:
         """A line of its own, above the progress."""
         self.clear()
         diagnostics.say(sanitize_line(line))
-
-    def clear(self) -> None:
-        if self._length:
-            print(f"\r{' ' * self._length}\r", end="", file=sys.stderr, flush=True)
-            self._length = 0
 
     def _left(self, now: float) -> str:
         seconds = (now - self._begin) / self._done * max(self._total - self._done, 0)
