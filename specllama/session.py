@@ -25,7 +25,7 @@ from specllama.interface import EngineLike, Message
 from specllama.settings.params import SEED_LIMIT, GenerateParams
 from specllama.stats import SpecStats
 from specllama.store.codec import changed, params_from_dict, params_to_dict, with_changes
-from specllama.store.rounds import RoundLog, logged
+from specllama.store.rounds import Logged, RoundLog
 from specllama.store.session_export import to_json, to_markdown
 from specllama.store.sessions import UNTITLED, ContinuedElsewhere, SessionStore, StoredSession
 from specllama.store.tree import START, StoredMessage, Tree
@@ -58,16 +58,16 @@ class Session:
     ) -> None:
         self.stats = SpecStats()
         self.last: Finished | None = None
-        self.log: RoundLog | None = None
-        self._engine = engine
+        self._command = command
+        self._log_rounds = log_rounds
+        self._logged: Logged | None = None
+        self.engine = engine
         self._store = store
         self._params = self._launched = params or GenerateParams()
         self._by_hand: dict[str, Any] = {}  # settings changed since, in any conversation
         self._chosen: dict[str, Any] = {}  # of these, what is stored with this conversation
         self._lent: dict[str, Any] = {}
         self._system = self._launched_system = system
-        self._command = command
-        self._log_rounds = log_rounds
         self._tree = Tree()
         self._id: str | None = None
         self._seen: float | None = None  # when the stored conversation was last written, by us
@@ -120,8 +120,14 @@ class Session:
 
     @engine.setter
     def engine(self, engine: EngineLike) -> None:
+        self.close()
         self._engine = engine
-        self._close_log()
+        self._logged = Logged(engine, command=self._command) if self._log_rounds else None
+
+    @property
+    def log(self) -> RoundLog | None:
+        """Of the rounds; None before the first reply, or where none are logged."""
+        return None if self._logged is None else self._logged.log
 
     @property
     def system(self) -> str:
@@ -325,7 +331,8 @@ class Session:
 
     def close(self) -> None:
         """Close the round log; the engine and the store belong to the caller."""
-        self._close_log()
+        if self._logged is not None:
+            self._logged.close()
 
     # ---- inside
 
@@ -416,9 +423,6 @@ class Session:
         self, params: GenerateParams, cancel: Cancel | None, begun: Message
     ) -> Iterator[Event]:
         """The engine's events, through the round log; drops old turns that no longer fit."""
-        params = params.on_card(self._engine.info.target.card)
-        if self.log is None and self._log_rounds:
-            self.log = RoundLog.open(self._engine.info, params, command=self._command)
         head = [Message("system", self._system)] if self._system else []
         tail = [begun] if begun.content or begun.reasoning else []
         turns = self.messages
@@ -441,8 +445,8 @@ class Session:
     def _run(
         self, messages: Sequence[Message], params: GenerateParams, cancel: Cancel | None
     ) -> Iterator[Event]:
-        events = self._engine.generate(_answered(messages), params, cancel=cancel)
-        return logged(events, self.log, params)
+        engine = self._logged or self._engine
+        return engine.generate(_answered(messages), params, cancel=cancel)
 
     def _newest_that_fit(
         self, head: list[Message], turns: list[Message], tail: list[Message]
@@ -528,11 +532,6 @@ class Session:
         while self._notices_told < len(self._store.notices):
             self._notices_told += 1
             yield Notice(self._store.notices[self._notices_told - 1], "warning", "store")
-
-    def _close_log(self) -> None:
-        if self.log is not None:
-            self.log.close()
-            self.log = None
 
 
 def _chosen_of(settings: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from specllama.engine.profiles import Profile
 from specllama.events import RoundDone
 from specllama.interface import EngineLike
 from specllama.settings.params import GenerateParams
-from specllama.store.rounds import RoundLog
+from specllama.store.rounds import Logged
 
 Timeline = tuple[tuple[int, float], ...]  # (tokens so far, seconds so far) after every round
 
@@ -149,11 +149,7 @@ class EngineArm:
         begin: Callable[[], Profile] | None = None,
         logs: Path | None = None,
     ) -> None:
-        self._log = (
-            None
-            if logs is None
-            else RoundLog.open(engine.info, params, command="bench", folder=logs)
-        )
+        self._logged = None if logs is None else Logged(engine, command="bench", folder=logs)
         self._begin = begin
         self._repetition: int | None = None
         self._profile: Profile | None = None
@@ -175,20 +171,19 @@ class EngineArm:
         if isinstance(engine, Engine):
             engine.reset()
         self._know(repetition)
-        params = self._params.replace(
-            sampling=dataclasses.replace(self._params.sampling, temperature=task.temperature),
+        params = self._params.choose("temperature", task.temperature).replace(
             max_tokens=task.max_tokens,
             seed=task.seed,
             ignore_eos=task.ignore_eos,
             min_speculative_tokens=0,
         )
         run = Run(self.name, task.prompt.content, params)
-        ask(engine, run, log=self._log)
+        ask(self._logged or engine, run)
         return RunFigures.of(run, task, repetition, perf_counter() - run.began_s)
 
     def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
+        if self._logged is not None:
+            self._logged.close()
 
 
 def what_drafting_took(rounds: Sequence[RoundDone]) -> tuple[float | None, Timeline]:

@@ -17,7 +17,7 @@ from specllama.cancel import Cancel
 from specllama.events import RoundDone
 from specllama.interface import EngineLike, Message, Prompt
 from specllama.settings.params import GenerateParams
-from specllama.store.rounds import RoundLog, logged
+from specllama.store.rounds import Logged
 from specllama.told import Told
 from specllama.verdict import Pass
 
@@ -132,14 +132,12 @@ def ask(
     engine: EngineLike,
     run: Run,
     *,
-    log: RoundLog | None = None,
     cancel: Cancel | None = None,
     moved: Callable[[Run], object] | None = None,
 ) -> None:
     """Have a run answered; ``moved`` is called with every round."""
-    params = run.params.on_card(engine.info.target.card)
     run.began_s = perf_counter()
-    for event in logged(engine.generate(run.prompt, params, cancel=cancel), log, params):
+    for event in engine.generate(run.prompt, run.params, cancel=cancel):
         if run.take(event).rounds and moved is not None:
             moved(run)
 
@@ -178,13 +176,11 @@ def ask_all(
 def _ask_one(
     engine: EngineLike, run: Run, cancel: Cancel, moved: Callable[[Run], object], log: bool
 ) -> None:
-    params = run.params.on_card(engine.info.target.card)
-    kept = RoundLog.open(engine.info, params, command="race") if log else None
+    logged = Logged(engine, command="race")
     try:
-        ask(engine, run, log=kept, cancel=cancel, moved=moved)
+        ask(logged if log else engine, run, cancel=cancel, moved=moved)
     finally:
-        if kept is not None:
-            kept.close()
+        logged.close()
 
 
 def question(prompt: Prompt | None) -> str:

@@ -274,8 +274,7 @@ def wish_of(
     base: GenerateParams, temperature: float, max_tokens: int, seed: int, window: WindowKind
 ) -> GenerateParams:
     """A request for plain decoding that others are compared with."""
-    return base.replace(
-        sampling=dataclasses.replace(base.sampling, temperature=temperature),
+    return base.choose("temperature", temperature).replace(
         max_tokens=max_tokens,
         seed=seed,
         speculate=True,

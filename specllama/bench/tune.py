@@ -27,7 +27,7 @@ from specllama.engine.engine import Engine
 from specllama.events import RoundDone
 from specllama.interface import ModelInfo
 from specllama.models.quantize import FLOATS
-from specllama.settings.params import GenerateParams, SamplingParams
+from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.lengths import best_plan, plans
 from specllama.stats import SpecStats
@@ -133,10 +133,11 @@ def acceptance(
     max_tokens: int,
     longest: int,
     progress: Callable[[str], None] | None = None,
-    sampling: SamplingParams | None = None,
+    base: GenerateParams | None = None,
     seed: int = 1,
 ) -> list[Tally]:
     """Survival by position with a fixed window of ``longest``, per slice and temperature."""
+    base = base or GenerateParams()
     source = "draft" if draft_context(engine) is not None else "ngram"
     found: dict[tuple[str, float], Tally] = {}
     for n, prompt in enumerate(prompts):
@@ -144,8 +145,7 @@ def acceptance(
         for temperature in temperatures:
             key = (prompt.slice, temperature)
             tally = found.setdefault(key, Tally(prompt.slice, temperature, source))
-            params = GenerateParams(
-                sampling=dataclasses.replace(sampling or SamplingParams(), temperature=temperature),
+            params = base.choose("temperature", temperature).replace(
                 max_tokens=max_tokens,
                 seed=seed + n,
                 proposer=source,
@@ -190,7 +190,7 @@ def tune(
     engine: Engine,
     prompts: Sequence[Prompt],
     *,
-    sampling: SamplingParams | None = None,
+    base: GenerateParams | None = None,
     temperatures: Sequence[float] = (0.0, 0.7, 1.0),
     per_slice: int = 3,
     max_tokens: int = 64,
@@ -252,11 +252,11 @@ def tune(
         max_tokens=max_tokens,
         longest=longest,
         progress=ran,
-        sampling=sampling,
+        base=base,
     )
     comparison = None
     if checks:
-        base = GenerateParams(sampling=sampling or SamplingParams())
+        base = base or GenerateParams()
         window = EngineArm("specllama", engine, base)
 
         def tasks(some: Sequence[Prompt]) -> list[Task]:

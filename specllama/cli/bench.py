@@ -206,7 +206,6 @@ def run(
             tuned = _tuned(here)
             if useless_draft:
                 make_useless(here)
-        base = base.on_card(engine.info.target.card)
         # replies are logged as a user's are: the log costs time
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specllama-bench-")))
         arms: list[Arm] = [EngineArm("plain", engine, base.replace(speculate=False), logs=logs)]
@@ -226,9 +225,10 @@ def run(
                 name = f"{proposer} fixed {k}" if several else f"fixed {k}"
                 arms.append(EngineArm(name, engine, fixed, logs=logs))
                 tried["length"].append(arms[-1])
+        sampling = base.on_card(engine.info.target.card).sampling  # peers know no card
         for peer in peers:
             if peer != "plain":
-                arms += make_peers(peer, here, base.sampling, lengths)
+                arms += make_peers(peer, here, sampling, lengths)
         for arm in arms:
             stack.callback(arm.close)
         _tell_apart(arms)

@@ -167,7 +167,6 @@ def command(
             raise UsageError(
                 f"this model writes {engine.info.lanes} at once", "prove it without --parallel"
             )
-        base = base.on_card(engine.info.target.card)
         widths = widths or most or _usual(window, engine.info.exact_rows)
         names, skipped = available(engine, _wanted(proposers))
         if not names:

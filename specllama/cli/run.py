@@ -31,7 +31,7 @@ from specllama.errors import SpecllamaError, UsageError
 from specllama.files import read_bounded
 from specllama.interface import EngineLike, Message
 from specllama.settings.params import GenerateParams
-from specllama.store.rounds import RoundLog, logged
+from specllama.store.rounds import Logged
 
 WAITS_S = 1.0  # input that takes longer is named
 
@@ -119,9 +119,8 @@ def command(
         if server is not None
         else loading.open_engine(settings, quiet=quiet)
     ) as engine:
-        params = params.on_card(engine.info.target.card)
         keeps = settings["log"] and not paths.barred(paths.rounds_dir())
-        log = RoundLog.open(engine.info, params, command="run") if keeps else None
+        logged = Logged(engine, command="run")
         printer = Printer(
             as_json=as_json,
             quiet=quiet,
@@ -129,7 +128,7 @@ def command(
             thoughts=settings["thoughts"],
         )
         try:
-            return answer(engine, request, params, log, printer)
+            return answer(logged if keeps else engine, request, params, printer)
         except SpecllamaError as error:
             if as_json:
                 output.json_line(
@@ -142,22 +141,19 @@ def command(
                 )
             raise
         finally:
-            if log is not None:
-                log.close()
+            logged.close()
 
 
 def answer(
     engine: EngineLike,
     request: str | Sequence[Message],
     params: GenerateParams,
-    log: RoundLog | None,
     printer: Printer,
 ) -> int:
-    """Generate, print and log one reply; returns the exit code."""
+    """Generate and print one reply; returns the exit code."""
     cancel = Cancel()
     with signals.stop_on_signals(cancel) as received:
-        events = engine.generate(request, params, cancel=cancel)
-        printer.show(logged(events, log, params))
+        printer.show(engine.generate(request, params, cancel=cancel))
     if received:
         return received[0]
     done = printer.finished

@@ -18,6 +18,7 @@ from specllama.cli.options import (
     temperatures_option,
 )
 from specllama.cli.progress import Meter
+from specllama.settings.params import GenerateParams
 
 if TYPE_CHECKING:
     from specllama.bench.tune import Tuning
@@ -80,7 +81,7 @@ def command(
     if repetitions < 1:
         raise click.BadParameter("give at least 1", param_hint="-r")
     prompts = half(load_prompts(), "tune")  # bench measures on the others
-    usual = settings.given("temperature")
+    params, usual = settings.generate_params(), settings.given("temperature")
     if save and (why := why_not_writable(profiles_dir())):
         raise UsageError(
             f"the profile cannot be written to {profiles_dir()}: {why}",
@@ -99,7 +100,7 @@ def command(
         result = tune(
             engine,
             prompts,
-            sampling=settings.generate_params().on_card(engine.info.target.card).sampling,
+            base=GenerateParams(sampling=params.sampling, from_card=params.from_card),
             temperatures=temperatures or ((0.0, 0.7, 1.0) if usual is None else (usual,)),
             per_slice=1 if quick else per_slice,
             max_tokens=max_tokens,

@@ -230,7 +230,11 @@ class Engine:
 
     def chain(self, params: GenerateParams, seed: int, tokens: Sequence[int]) -> SamplerChain:
         """See ``SamplerChains.chain``."""
-        return self._loaded.chains.chain(params, seed, tokens)
+        return self._loaded.chains.chain(self._carded(params), seed, tokens)
+
+    def _carded(self, params: GenerateParams) -> GenerateParams:
+        """What the model's card recommends, where a request leaves it to the card."""
+        return params.on_card(self.info.target.card)
 
     # -- generation --
 
@@ -263,7 +267,8 @@ class Engine:
             PromptTooLong: it exceeds the context.
             Cancelled: ``cancel`` was set.
         """
-        loaded, params, clock = self._loaded, params or GenerateParams(), Clock()
+        loaded, clock = self._loaded, Clock()
+        params = self._carded(params or GenerateParams())
         n_ctx = self.target.n_ctx
         require_size(prompt, n_ctx, loaded.prompting.vocab)
         require_going(cancel)

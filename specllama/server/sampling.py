@@ -162,11 +162,10 @@ def params_of(body: Sampling, base: GenerateParams, **more: Any) -> GeneratePara
         if given.get("top_p") == 0:
             given["top_p"] = _LEAST
         sampling = chosen(replace(base.sampling, **given), body.samplers)
-        left = tuple(name for name in base.from_card if name not in given)
         seed = base.seed if body.seed is None else body.seed
         if seed is None or seed == -1:  # as llama-server and Ollama write "any"
             seed = secrets.randbelow(SEED_DRAWN)
-        changes.update(sampling=sampling, from_card=left, seed=seed)
+        changes.update(sampling=sampling, seed=seed)
         if body.stop is not None:
             stop = [body.stop] if isinstance(body.stop, str) else body.stop
             changes["stop"] = tuple(filter(None, stop))

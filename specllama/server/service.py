@@ -77,7 +77,9 @@ class Service:
 
     @property
     def base(self) -> GenerateParams:
-        return self.params.on_card(self.info.target.card)
+        """Of requests that say nothing else, as clients are shown them: nothing is left to the
+        model's card, so that what a request says wins over it."""
+        return self.params.on_card(self.info.target.card).replace(from_card=())
 
     def require_slots(self) -> None:
         """Raises Refusal: what is being written is not told."""

@@ -189,7 +189,8 @@ class GenerateParams:
     """One request. What a field with a help text means stands there.
 
     Attributes:
-        from_card: sampling fields that nobody chose: ``on_card`` takes them from the model's card.
+        from_card: sampling fields that no caller chose: the engine takes them from the model's
+            card.
         stop: matched across token boundaries, never shown, and not looked for in thoughts.
         draft_max: None lets the pair decide, see ``reach``.
         grammar: GBNF text. json_schema: JSON schema text. regex: what the whole text matches. At

@@ -18,7 +18,7 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -27,10 +27,11 @@ from typing import Any
 
 import msgspec
 
+from specllama.cancel import Cancel
 from specllama.errors import SpecllamaError, StoreError, UsageError
 from specllama.events import Event, Finished, Notice, RoundDone, Started
 from specllama.files import DAMAGE
-from specllama.interface import EngineInfo, ModelInfo
+from specllama.interface import EngineInfo, EngineLike, Message, ModelInfo, Prompt
 from specllama.paths import private_folder, rounds_dir
 from specllama.replies.figures import ReplyFigures
 from specllama.settings.params import GenerateParams
@@ -190,23 +191,54 @@ def open_for_append(path: Path) -> int:
     return fd
 
 
-def logged(
-    events: Iterator[Event], log: RoundLog | None, params: GenerateParams | None = None
-) -> Iterator[Event]:
-    """Pass events through and write them; a failing log shows as one Notice in the stream.
+class Logged:
+    """An engine whose requests are kept in a round log, otherwise as it is: see ``EngineLike``.
 
-    Closing this generator closes the one below, so that an engine rolls back at once.
+    A log that cannot be written shows as one Notice among the events.
+
+    Attributes:
+        log: of the requests since ``close``, None before the first.
     """
-    try:
-        for event in events:
-            notice = log.write(event, params) if log is not None else None
-            if notice is not None:
-                yield notice
-            yield event
-    finally:
-        close = getattr(events, "close", None)
-        if close is not None:
-            close()
+
+    def __init__(
+        self, engine: EngineLike, *, command: str = "run", folder: Path | None = None
+    ) -> None:
+        self._engine, self._command, self._folder = engine, command, folder
+        self.log: RoundLog | None = None
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    def generate(
+        self, prompt: Prompt, params: GenerateParams, *, cancel: Cancel | None = None
+    ) -> Iterator[Event]:
+        """See ``EngineLike.generate``; what is kept of ``params`` is what the engine made of them.
+
+        Closing this generator closes the one below, so that an engine rolls back at once.
+        """
+        used = params.on_card(self.info.target.card)
+        if self.log is None:
+            self.log = RoundLog.open(self.info, used, command=self._command, folder=self._folder)
+        log, events = self.log, self._engine.generate(prompt, params, cancel=cancel)
+        try:
+            for event in events:
+                if (notice := log.write(event, used)) is not None:
+                    yield notice
+                yield event
+        finally:
+            close = getattr(events, "close", None)
+            if close is not None:
+                close()
+
+    def count_tokens(self, prompt: str | Sequence[Message]) -> int:
+        return self._engine.count_tokens(prompt)
+
+    def close(self) -> None:
+        """Close the log, so that a further request begins another; the engine is the caller's."""
+        if self.log is not None:
+            self.log.close()
+            self.log = None
 
 
 @dataclass(slots=True)

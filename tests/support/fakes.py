@@ -163,6 +163,7 @@ class ScriptedEngine(OneAtATime):
     ) -> Iterator[Event]:
         scripted = self.replies[min(len(self.requests), len(self.replies) - 1)]
         reply = Reply(scripted) if isinstance(scripted, str) else scripted
+        params = params.on_card(self.info.target.card)
         request = Request(prompt, params)
         self.requests.append(request)
         if self.closed:

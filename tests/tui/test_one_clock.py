@@ -19,7 +19,7 @@ from specllama.events import Event, Finished, RoundDone, Started
 from specllama.replies.figures import ReplyFigures
 from specllama.settings.params import GenerateParams
 from specllama.store.document import markdown
-from specllama.store.rounds import RoundLog, logged
+from specllama.store.rounds import RoundLog
 from specllama.tui import exports
 from specllama.tui.record import LAG, Record
 from specllama.tui.screens.inspector import read_log
@@ -163,7 +163,9 @@ def wanted(finish: dict[str, Any]) -> Figures:
 def test_a_reply_has_one_set_of_figures(seed: int, cli: Any, capsysbinary: Any) -> None:
     events = written(seed)
     log = RoundLog.open(engine_info(), GenerateParams(), command="run")
-    Printer(as_json=True).show(logged(iter(events), log, GenerateParams()))
+    for event in events:
+        log.write(event)
+    Printer(as_json=True).show(iter(events))
     log.close()
     lines = [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]
     finish = lines[-1]
@@ -241,7 +243,8 @@ def test_the_figures_of_a_log_of_several_replies_are_those_of_the_one_shown(cli:
     log = RoundLog.open(engine_info(), GenerateParams(), command="chat")
     replies = [written(seed) for seed in (3, 4, 5)]
     for events in replies:
-        list(logged(iter(events), log, GenerateParams()))
+        for event in events:
+            log.write(event)
     log.close()
     record = read_log(cli("log", "path", "last").out.strip())
     at = 0

@@ -13,7 +13,7 @@ from specllama.bench import outcome
 from specllama.interface import EngineInfo, Message
 from specllama.paths import rounds_dir
 from specllama.settings.params import GenerateParams
-from specllama.store.rounds import RoundLog, logged
+from specllama.store.rounds import Logged
 from specllama.tui.screens.methods import MethodsScreen, raced
 from specllama.tui.screens.race import RaceScreen
 from specllama.tui.track_record import track_record
@@ -27,10 +27,10 @@ def log(info: EngineInfo, reply: Reply, command: str = "chat", **changes: Any) -
     """One logged reply of a pair."""
     params = GenerateParams(seed=1, draft_max=4).replace(**changes)
     engine = ScriptedEngine([reply], info)
-    writer = RoundLog.open(info, params, command=command)
-    for _ in logged(engine.generate([Message("user", "Hi")], params), writer):
+    logged = Logged(engine, command=command)
+    for _ in logged.generate([Message("user", "Hi")], params):
         pass
-    writer.close()
+    logged.close()
 
 
 def test_speed_and_length_follow_from_the_logged_rounds() -> None:

@@ -9,7 +9,13 @@ from typing import Any
 import fakes
 import ggufs
 import pytest
+from engines import loaded
 
+from specllama.backend.fake import FakeContext, FakeTable, fake_info
+from specllama.bench.arms import EngineArm, Task
+from specllama.bench.prompts import Prompt
+from specllama.bench.proof import wish_of
+from specllama.engine.engine import Engine
 from specllama.interface import EngineInfo
 from specllama.models.gguf import read_header
 from specllama.replies.card import read_card
@@ -17,6 +23,7 @@ from specllama.session import Session
 from specllama.settings.config import CARD, apply_text, load_settings
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.store.codec import params_from_dict, params_to_dict
+from specllama.store.rounds import Logged, iter_lines
 
 KEYS = {
     "general.sampling.temp": 0.6,
@@ -116,3 +123,36 @@ def test_a_session_samples_as_each_of_its_models_recommends() -> None:
     list(session.send("And you?"))
     asked = [engine.requests[-1].params.sampling, other.requests[-1].params.sampling]
     assert [(one.temperature, one.top_k) for one in asked] == [(0.3, 40), (0.8, 3)]
+
+
+def test_the_engine_takes_from_the_card_what_a_request_leaves_to_it() -> None:
+    fake = fake_info()
+    target = replace(fake.target, card={"temperature": 0.3, "top_k": 3})
+    engine = Engine(loaded(FakeContext(FakeTable()), info=replace(fake, target=target)))
+    left = load_settings(environ={}).generate_params()
+    typed = left.choose("temperature", 0.0)
+    asked = [engine.prepare("a b", one).params.sampling for one in (left, typed, GenerateParams())]
+    assert [(one.temperature, one.top_k) for one in asked] == [(0.3, 3), (0.0, 3), (0.8, 40)]
+    assert engine.chain(left, 1, [1]).params == asked[0], "what a proof draws again"
+    wish = wish_of(left, 0.7, 8, 1, "fixed")
+    assert engine.prepare("a b", wish).params.sampling == replace(asked[0], temperature=0.7)
+
+
+def test_a_log_keeps_what_the_engine_made_of_a_request() -> None:
+    engine = Logged(fakes.ScriptedEngine(info=carded(temperature=0.3)))
+    for typed in (None, 0.9):
+        params = load_settings(environ={}).generate_params().choose("temperature", typed)
+        list(engine.generate("Hi", params))
+    log = engine.log
+    engine.close()
+    assert log is not None
+    told = [one for one in iter_lines(log.path) if one and one["type"] in ("run", "start")]
+    assert [one["params"]["sampling"]["temperature"] for one in told] == [0.3, 0.3, 0.9]
+
+
+def test_an_arm_has_the_temperature_of_its_task_and_all_else_of_the_card() -> None:
+    engine = fakes.ScriptedEngine(info=carded(temperature=0.3, top_k=3))
+    arm = EngineArm("ours", engine, load_settings(environ={}).generate_params())
+    arm.run(Task(Prompt("p", "chat", "Hi"), temperature=0.9, max_tokens=8, seed=1), 0)
+    sampling = engine.requests[-1].params.sampling
+    assert (sampling.temperature, sampling.top_k) == (0.9, 3)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import fakes
@@ -17,16 +18,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specllama.errors import StoreError, UsageError
-from specllama.events import Finished, Notice, RoundDone, Started
+from specllama.events import Event, Finished, Notice, RoundDone, Started
 from specllama.paths import rounds_dir
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.store.codec import encode, params_from_dict, params_to_dict
 from specllama.store.rounds import (
     SCHEMA,
+    Logged,
     RoundLog,
     find_run,
     list_runs,
-    logged,
     read_run,
 )
 
@@ -34,14 +35,20 @@ TEXT = "The target checks all guesses of a round in one pass, and keeps what agr
 
 
 def write_run(reply: Reply | str = TEXT, turns: int = 1, **changes: object) -> tuple[Path, list]:
-    engine = ScriptedEngine([reply])
+    engine = Logged(ScriptedEngine([reply]))
     params = GenerateParams(seed=7).replace(**changes)
-    log = RoundLog.open(engine.info, params)
-    events = [
-        event for _ in range(turns) for event in logged(engine.generate("Hello", params), log)
-    ]
-    log.close()
+    events = [event for _ in range(turns) for event in engine.generate("Hello", params)]
+    log = engine.log
+    engine.close()
+    assert log is not None
     return log.path, events
+
+
+def written_to(log: RoundLog, engine: ScriptedEngine) -> Iterator[Event]:
+    """The events of a request that is kept in this log."""
+    logged = Logged(engine)
+    logged.log = log
+    return logged.generate("x", GenerateParams())
 
 
 def test_round_trip() -> None:
@@ -137,7 +144,7 @@ def test_a_torn_tail_gets_a_new_line_first() -> None:
     log = RoundLog.open(engine.info, GenerateParams())
     log.path.parent.mkdir(parents=True)
     log.path.write_bytes(b'{"type": "round", "tur')
-    list(logged(engine.generate("x", GenerateParams()), log))
+    list(written_to(log, engine))
     log.close()
     record = read_run(log.path)
     assert record.skipped == 1
@@ -150,7 +157,7 @@ def test_a_full_disk_gives_one_notice_and_every_event() -> None:
     log = RoundLog.open(engine.info, GenerateParams())
     log.path.parent.mkdir(parents=True)
     log.path.symlink_to("/dev/full")
-    events = list(logged(engine.generate("x", GenerateParams()), log))
+    events = list(written_to(log, engine))
     notices = [e for e in events if isinstance(e, Notice)]
     assert [n.level for n in notices] == ["warning"]
     assert "No space left" in notices[0].message
@@ -187,8 +194,7 @@ def test_a_folder_that_cannot_be_made_gives_one_notice(home: Path) -> None:
 
 def test_closing_early_closes_the_engine_stream() -> None:
     engine = ScriptedEngine([TEXT])
-    log = RoundLog.open(engine.info, GenerateParams())
-    stream = logged(engine.generate("x", GenerateParams()), log)
+    stream = Logged(engine).generate("x", GenerateParams())
     next(stream)
     stream.close()
     assert engine.requests[0].closed_early
@@ -200,11 +206,11 @@ def test_a_killed_writer_loses_nothing_it_acknowledged(tmp_path: Path) -> None:
         sys.path.insert(0, sys.argv[1])
         from fakes import Reply, ScriptedEngine
         from specllama.settings.params import GenerateParams
-        from specllama.store.rounds import RoundLog, logged
-        engine = ScriptedEngine([Reply("word " * 900, accept=(2,))])
-        log = RoundLog.open(engine.info, GenerateParams())
-        print(log.path, flush=True)
-        for event in logged(engine.generate("x", GenerateParams()), log):
+        from specllama.store.rounds import Logged
+        engine = Logged(ScriptedEngine([Reply("word " * 900, accept=(2,))]))
+        for event in engine.generate("x", GenerateParams()):
+            if event.type == "started":
+                print(engine.log.path, flush=True)
             print(event.type, flush=True)
     """)
     child = subprocess.Popen(

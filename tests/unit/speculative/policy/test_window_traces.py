@@ -18,7 +18,7 @@ from specllama.engine.engine import Engine
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.policy.ledger import BEHIND, EPSILON, Ledger
-from specllama.store.rounds import RoundLog, logged, read_run
+from specllama.store.rounds import Logged, RoundLog, read_run
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -158,12 +158,13 @@ def test_twenty_logged_runs_replay_within_the_ledger(tmp_path: Path) -> None:
             ignore_eos=True,
             seed=n,
         )
-        log = RoundLog.open(engine.info, params, folder=tmp_path)
+        logged = Logged(engine, folder=tmp_path)
         with engine:
-            for _ in logged(engine.generate("what is a draft", params), log):
+            for _ in logged.generate("what is a draft", params):
                 pass
-        log.close()
-        spots = trace_of_rounds(read_run(log.path).rounds)
+        assert logged.log is not None
+        spots = trace_of_rounds(read_run(logged.log.path).rounds)
+        logged.close()
         assert len(spots) == 150
         for peek in (True, False):
             pair = Pair().tuned(CPU, 0.1)
