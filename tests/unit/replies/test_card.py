@@ -9,9 +9,9 @@ from typing import Any
 import fakes
 import ggufs
 import pytest
-from engines import loaded
+from engines import FakeContext, fake_info, loaded
 
-from specllama.backend.fake import FakeContext, FakeTable, fake_info
+from specllama.backend.fake import FakeTable
 from specllama.bench.arms import EngineArm, Task
 from specllama.bench.prompts import Prompt
 from specllama.bench.proof import wish_of
