@@ -14,6 +14,7 @@ import gpu_pack as pack
 import pytest
 
 SCRIPT = Path(build.__file__)
+LIBRARY = "LLAMA_CPP_LIB_PATH"
 Programs = Callable[..., None]
 
 
@@ -163,3 +164,18 @@ def test_everything_but_the_binding_travels_as_a_wheel() -> None:
 
 def test_the_commit_is_that_of_the_pinned_binding() -> None:
     assert build.commit() == "0c1e57098"
+
+
+def test_the_measuring_is_handed_to_the_script_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[list[str]] = []
+    monkeypatch.setattr(
+        build.subprocess, "call", lambda command, env: called.append([*command, env[LIBRARY]]) or 0
+    )
+    assert build.Work(tmp_path, 10, None).check(tmp_path / "lib", ["--only", "load"]) == 0
+    ((python, script, *rest),) = called
+    assert python == str(tmp_path / "env" / "bin" / "python")
+    assert Path(script) == SCRIPT.with_name("gpu_command.py")
+    assert Path(script).is_file()
+    assert rest[-4:] == [str(tmp_path / "report"), "--only", "load", str(tmp_path / "lib")]

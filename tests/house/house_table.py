@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import io
-import tokenize
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -24,10 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 LONG_FUNCTION, LONG_CLASS = 80, 400  # lines, those of docstrings included
 POLICY = "specllama.speculative.policy"
 PLAIN = frozenset({0, 1, 2, 0.5, 100, 1000})  # numbers that tune nothing: signs, halves, units
-_LAYOUT = (
-    *(tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT),
-    *(tokenize.COMMENT, tokenize.ENCODING, tokenize.ENDMARKER),
-)
 
 
 @dataclass(frozen=True)
@@ -47,6 +41,10 @@ class Module:
     def tree(self) -> ast.Module:
         return ast.parse(self.text)
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
     @property
     def package(self) -> str:
         """The folder of ``specllama`` that it is in; "specllama" for the root itself."""
@@ -61,23 +59,22 @@ class Module:
     def code_lines(self) -> int:
         """Lines with code on them."""
         strings: set[int] = set()
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 first = node.body[0] if node.body else None
                 if ast.get_docstring(node, clean=False) is not None and first is not None:
                     strings.update(range(first.lineno, (first.end_lineno or 0) + 1))
-        code: set[int] = set()
-        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
-            if token.type not in _LAYOUT:
-                code.update(range(token.start[0], token.end[0] + 1))
-        return len(code - strings)
+        return sum(
+            number not in strings and bool(line.strip()) and not line.lstrip().startswith("#")
+            for number, line in enumerate(self.text.splitlines(), 1)
+        )
 
     def classes(self) -> Iterator[ast.ClassDef]:
-        return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+        return (node for node in self.nodes if isinstance(node, ast.ClassDef))
 
     def long_parts(self) -> Iterator[tuple[str, int]]:
         """Functions and classes that are too long, with their lines."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -137,7 +134,7 @@ class House:
         events = {node.name for node in home.classes()}
         found: Counter[str] = Counter()
         for module in self.shipped:
-            for node in ast.walk(module.tree):
+            for node in module.nodes:
                 if _asks(node) & events:
                     found[module.name] += 1
         return dict(found)
@@ -153,7 +150,7 @@ class House:
             for statement in module.tree.body:
                 if isinstance(statement, ast.Assign | ast.AnnAssign) and _numbers(statement):
                     named.append(f"{module.name}:{statement.lineno}")
-            for node in ast.walk(module.tree):
+            for node in module.nodes:
                 if isinstance(node, ast.FunctionDef):
                     inline += [
                         f"{module.name}:{number.lineno} {number.value}"
