@@ -124,17 +124,17 @@ class Profile:
     @contextmanager
     def practice(self) -> Iterator[None]:
         """Texts that are written to measure: neither what they lose nor what they gain counts."""
-        self._kept = Ledger(self.ledger.spare, dict(self.ledger.own))
+        self._kept = Ledger()
+        self._kept.become(self.ledger)
         try:
             yield
         finally:
-            self.ledger.spare, self.ledger.own = self._kept.spare, self._kept.own
+            self.ledger.become(self._kept)
             self._kept = None
 
     def forgive(self) -> None:
         """While practising, let every balance start anew."""
-        fresh = Ledger()
-        self.ledger.spare, self.ledger.own = fresh.spare, fresh.own
+        self.ledger.become(Ledger())
 
     def refresh(self) -> None:
         """Take over what other processes have saved since the file was last seen."""
@@ -188,8 +188,7 @@ class Profile:
         ledger = _read(data["ledger"], Ledger)
         bands = _read(data["bands"], dict[str, Learned])
         advice = data["advice"]
-        mine = self._kept or self.ledger
-        mine.spare, mine.own = ledger.spare, ledger.own
+        (self._kept or self.ledger).become(ledger)
         # in place: conversations that go on hold these tables
         for name in ("target", "draft"):
             _become(getattr(self.costs, name), getattr(costs, name))

@@ -89,7 +89,10 @@ def _sums(base: Data, mine: Data, theirs: Data) -> Data:
         name: both(*(ledger["own"].get(name, 0.0) for ledger in (base, mine, theirs)))
         for name in {**theirs["own"], **mine["own"]}
     }
-    return {"spare": both(base["spare"], mine["spare"], theirs["spare"]), "own": own}
+    spare = both(base["spare"], mine["spare"], theirs["spare"])
+    # a file of an earlier program has no lead
+    lead = both(*(ledger.get("lead", 0.0) for ledger in (base, mine, theirs)))
+    return {"spare": spare, "own": own, "lead": lead}
 
 
 def _parts(data: Data) -> dict[tuple[str, ...], Any]:

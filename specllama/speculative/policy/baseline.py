@@ -18,7 +18,7 @@ from statistics import fmean, median
 from time import perf_counter
 
 from specllama.speculative.policy.costs import OUTLIER
-from specllama.speculative.policy.ledger import EPSILON
+from specllama.speculative.policy.ledger import BEHIND, EPSILON
 
 KEPT = 64  # stretches
 STRETCH_S = 1.0  # steps of a stretch are alike
@@ -74,6 +74,7 @@ class PlainSteps:
         self._known: tuple[object, Baseline | None] = ((), None)
         self._saved = 0.0  # plain steps that may be spent on the next
         self._since = 0  # rounds since the last
+        self._beyond = 0, 0.0  # after how many steps it was told, and that
 
     def took(self, ms: float, depth: int) -> None:
         """A plain step behind ``depth`` tokens took so long."""
@@ -85,6 +86,18 @@ class PlainSteps:
         newest.end, newest.depth = now, depth
         self._taken += 1
         self._since = 0
+
+    @property
+    def beyond(self) -> float:
+        """What a step took of late beyond what could be foreseen, on average, in plain steps: so
+        much other programs take from every step that is written here."""
+        taken, found = self._beyond
+        if taken != self._taken:
+            steps = [ms for stretch in self._stretches for ms in stretch.steps][-KEPT:]
+            usual = median(steps)
+            found = fmean(min(max(ms / usual - OUTLIER, 0.0), BEHIND) for ms in steps)
+            self._beyond = self._taken, found
+        return found
 
     def drafted(self, steps: float) -> None:
         """A round drafted and took as long as so many plain steps."""

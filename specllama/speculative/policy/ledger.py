@@ -1,10 +1,11 @@
 """What drafting may still lose: a balance for every source, and a sum that is the bound.
 
-Time is told in plain steps. Every token that is written earns ``EPSILON``; a round that drafted
-adds what it gained over plain decoding or takes what it lost. The sum of all balances begins below
-``BEHIND`` and never exceeds it, and nothing is begun that could make it negative. Therefore all
-drafting of a pair together is never more than ``BEHIND`` plain steps, and then ``EPSILON`` of the
-time, behind plain decoding.
+Time is measured, and told in plain steps. Every token that is written earns ``EPSILON``; a round
+that drafted adds what it gained over plain decoding or takes what it lost. The sum of all balances
+begins below ``BEHIND`` and never exceeds it, and nothing is begun that is known to be able to make
+it negative. Therefore all drafting of a pair together is never more than ``BEHIND`` plain steps,
+and then ``EPSILON`` of the time, behind plain decoding, but for one pass at most that took longer
+than could be foreseen: nothing is drafted until that is paid back.
 
 Where a source promises a gain it may lose what nobody owns, and its own balance. Where it does not
 it explores, from its own balance alone: so what looking at it costs is bounded, source by source.
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 BEHIND = 8.0  # plain steps that all drafting of a pair may be behind plain decoding, ever
 EPSILON = 0.01  # and this share of the time
 _OWN = 0.5  # a source's first balance; as much is kept back for passes that were never timed
+_LEAD = 4.0 * BEHIND  # the most that is kept of what was gained beyond full balances
 _SAVED = 2.0  # the most that a source saves up to explore with
 
 
@@ -24,13 +26,20 @@ _SAVED = 2.0  # the most that a source saves up to explore with
 class Ledger:
     """The balances of a pair, kept between requests. Plain steps.
 
-    ``spare`` is nobody's own; it can be negative, for a pass may take longer than expected.
+    Attributes:
+        spare: nobody's own; it can be negative, for a pass may take longer than could be foreseen.
+        own: by source.
+        lead: what drafting gained beyond full balances, and what plain steps would have lost to
+            other programs. It pays for such passes, and for nothing else: a machine that was busy
+            once does not empty a balance.
     """
 
     spare: float = BEHIND - _OWN
     own: dict[str, float] = field(default_factory=dict)
+    lead: float = 0.0
 
     def __post_init__(self) -> None:
+        self.lead = min(max(self.lead, 0.0), _LEAD)
         self.own = {name: min(max(own, 0.0), _SAVED) for name, own in self.own.items()}
         self.spare = min(self.spare, BEHIND - sum(self.own.values()))
 
@@ -49,8 +58,18 @@ class Ledger:
         """What a source may lose where it promises a gain."""
         return max(self.balance(source) + self.spare, 0.0)
 
-    def book(self, source: str, steps: float, *, exploring: bool = False) -> None:
-        """Add what a source gained, or take what it lost."""
+    def become(self, other: Ledger) -> None:
+        """Say what another one says."""
+        self.spare, self.own, self.lead = other.spare, dict(other.own), other.lead
+
+    def book(
+        self, source: str, steps: float, *, exploring: bool = False, overrun: float = 0.0
+    ) -> None:
+        """Add what a source gained, or take what it lost in the time that could be foreseen;
+        ``overrun`` is what it took beyond that."""
+        paid = min(self.lead, max(overrun - max(steps, 0.0), 0.0))
+        self.lead -= paid
+        steps += paid - overrun
         own = self.balance(source)
         if exploring:
             self.own[source] = min(max(own + steps, 0.0), _SAVED)
@@ -58,7 +77,12 @@ class Ledger:
             self.own[source] = max(own, min(own + steps, _OWN))
         else:
             self.own[source] = min(own, max(own + steps + max(self.spare, 0.0), 0.0))
-        self._rest(steps + own - self.own[source])
+        beyond = self._rest(steps + own - self.own[source])
+        self.lead = min(self.lead + beyond, _LEAD)
+
+    def excuse(self, steps: float) -> None:
+        """Plain steps, too, would have taken so much longer than could be foreseen."""
+        self.lead = min(self.lead + steps, _LEAD)
 
     def earn(self, tokens: float, source: str) -> None:
         """So many tokens were written while this source was there to draft: half of what they earn
@@ -68,5 +92,9 @@ class Ledger:
         self.own[source] = min(own + half, max(own, _SAVED))
         self._rest(2.0 * half + own - self.own[source])
 
-    def _rest(self, steps: float) -> None:
-        self.spare = min(self.spare + steps, BEHIND - sum(self.own.values()))
+    def _rest(self, steps: float) -> float:
+        """Add what nobody owns; what is beyond the bound."""
+        most = BEHIND - sum(self.own.values())
+        beyond = max(self.spare + steps - most, 0.0)
+        self.spare = min(self.spare + steps, most)
+        return beyond

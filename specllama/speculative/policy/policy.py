@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
 
 from specllama.speculative.budget import Bid
@@ -12,12 +13,28 @@ from specllama.speculative.policy.baseline import PlainSteps
 from specllama.speculative.policy.costs import OUTLIER, Costs
 from specllama.speculative.policy.gain import Terms
 from specllama.speculative.policy.learned import Learned
-from specllama.speculative.policy.ledger import Ledger
+from specllama.speculative.policy.ledger import BEHIND, Ledger
 from specllama.speculative.policy.weighing import Text, Weighing
 from specllama.speculative.types import Booking
 from specllama.speculative.window import Outcome, Plan, no_room
 
 MEASURING = "measuring a plain step"
+CHECKING = "a pass was slow: is a plain step, too?"
+
+
+@dataclass(frozen=True, slots=True)
+class _Unbooked:
+    """A round that took longer than could be foreseen, in plain steps; the next one is plain, and
+    tells whether the machine is slow or the draft.
+
+    ``gain`` is what it would have gained in the time that was ``foreseen``, beyond which it took
+    ``overrun``.
+    """
+
+    gain: float
+    exploring: bool
+    foreseen: float
+    overrun: float
 
 
 class Policy:
@@ -64,6 +81,7 @@ class Policy:
         self._booking = Booking()
         self._weighing: Weighing | None = None  # of the round that is under way
         self._forgone = 0.0  # plain steps that drafting would have saved in it
+        self._unbooked: _Unbooked | None = None
 
     def drafts_with(self, booking: Booking) -> None:
         """Before the first round: who drafts."""
@@ -76,6 +94,7 @@ class Policy:
 
     def finish(self) -> None:
         """The reply is over."""
+        self._book()
         if self._text.written:
             self._text.learned.reply.add(self._text.written)
         self._on_finish()
@@ -90,6 +109,8 @@ class Policy:
         forgone = max(1.0 - steps / tokens, 0.0)
         if not target.known(1):
             return Plan(0, MEASURING)
+        if self._unbooked:
+            return Plan(0, CHECKING)
         due = not text.others and self._plain_steps.is_due(forgone, settled=target.settled)
         if due and self._ledger.covers(payer) >= forgone:
             self._forgone = forgone  # what drafts are compared with may have changed
@@ -154,8 +175,7 @@ class Policy:
         # until a plain step was timed, a shared pass stands for one
         rows = shared.tokens if shared and target.known(1) else n + 1
         verify = outcome.round_ms - outcome.draft_ms
-        # what a busy machine adds is not the draft's fault, nor what a plain pass takes
-        charged = min(verify, OUTLIER * target.most(rows, depth)) if n else 0.0
+        expected, most = target.ms(rows, depth), target.most(rows, depth)
         if not shared or shared.first:
             target.observe(rows, verify, depth)
         if weighing:
@@ -173,16 +193,36 @@ class Policy:
         if self._forgone:
             self._plain_steps.paid(self._forgone)
             self._ledger.book(self._booking.payer, -self._forgone)
+        if self._unbooked and not n:
+            self._book(max(verify / expected, 1.0 / BEHIND))
         if weighing:
+            # without a draft the pass was a plain step, however long it took
+            checking = min(verify, OUTLIER * most) if n else one
             drafting = min(outcome.draft_ms, OUTLIER * (weighing.due or one))
-            self._book(weighing, outcome.emitted, drafting + (charged or one), one)
+            foreseen = drafting + checking
+            overrun = outcome.draft_ms + (verify if n else one) - foreseen
+            gain, exploring = outcome.emitted - foreseen / one, weighing.explores
+            if weighing.drafted is None:
+                text.asked(self._booking).add(gain)
+            elif weighing.drafted.sent:
+                text.learned.round.add(outcome.emitted)
+            self._ledger.excuse(self._plain_steps.beyond * outcome.emitted)
+            self._unbooked = _Unbooked(gain, exploring, foreseen / one, overrun / one)
+            if overrun < one:  # a plain step to find out why would take longer
+                self._book()
         return told
 
-    def _book(self, weighing: Weighing, emitted: int, ms: float, one: float) -> None:
-        """A round that asked for drafts took ``ms``, a plain step ``one``."""
-        gain, exploring = emitted - ms / one, weighing.explores
-        if weighing.drafted is None:
-            self._text.asked(self._booking).add(gain)
-        elif weighing.drafted.sent:
-            self._text.learned.round.add(emitted)
-        self._ledger.book(self._booking.payer, gain, exploring=exploring)
+    def _book(self, slower: float = 1.0) -> None:
+        """Book the last round that asked for drafts; plain steps take ``slower`` times as long now
+        as was known of them.
+
+        A pass that takes much longer than drafting may ever lose is not a draft's doing: the
+        machine slept, or the program was stopped.
+        """
+        if (last := self._unbooked) is not None:
+            overrun = (last.foreseen + last.overrun) / slower - last.foreseen
+            overrun = min(max(overrun, 0.0), BEHIND)
+            self._ledger.book(
+                self._booking.payer, last.gain, exploring=last.exploring, overrun=overrun
+            )
+        self._unbooked = None

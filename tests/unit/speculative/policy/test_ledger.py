@@ -93,6 +93,27 @@ def test_a_source_in_debt_times_gets_no_money_that_is_not_there() -> None:
     assert ledger.total == total
 
 
+def test_a_lead_pays_for_what_could_not_be_foreseen_and_for_nothing_else() -> None:
+    ledger = Ledger()
+    ledger.book("draft", 1e6)
+    full, lead = ledger.total, ledger.lead
+    assert full == BEHIND
+    assert lead > BEHIND
+    ledger.book("draft", 0.5, overrun=3.0)  # of which the gain of that round is taken first
+    assert ledger.total == pytest.approx(full)
+    assert ledger.lead == pytest.approx(lead - 2.5)
+    ledger.book("draft", -3.0)
+    assert ledger.total == pytest.approx(full - 3.0)
+    ledger.book("draft", 0.0, overrun=lead)
+    assert ledger.lead == 0.0
+    assert ledger.total == pytest.approx(full - 3.0 - 2.5)
+    new = Ledger()
+    assert new.lead == 0.0
+    total = new.total
+    new.book("draft", 1.0, overrun=4.0)
+    assert new.total == pytest.approx(total - 3.0)
+
+
 def test_it_is_kept() -> None:
     ledger = Ledger()
     ledger.book("draft", -3.0)

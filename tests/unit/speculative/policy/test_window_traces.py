@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,44 @@ def test_a_cold_start_loses_little_more(kind: str) -> None:
         result = play(trace(kind, 1), verify, step, pair=pair, draft_max=15)
         assert result.worst_loss(EPSILON) <= BEHIND
         assert result.speed > 0.98
+
+
+@pytest.mark.parametrize("kind", ["good", "liar", "alternating"])
+@pytest.mark.parametrize(("rows", "step"), [(5.0, 0.1), (3.0, 0.1), (1.0, 0.8)])
+def test_the_bound_is_one_of_measured_time(kind: str, rows: float, step: float) -> None:
+    """A machine that is slower than was measured of it wherever drafting is at work, as one whose
+    memory runs short: passes of several rows, or draft steps, take a multiple of what is known.
+
+    A round that is under way cannot be foreseen to be so slow; it is the last one then.
+    """
+    pair = Pair().tuned(GPU, 0.1)
+    real = [0.0, 1.0, *(rows * ms for ms in GPU[2:])]
+    result = play(trace(kind, 1, 1500), real, step, pair=pair, draft_max=8)
+    longest = max(
+        (time - before) - (n - written)
+        for (written, before), (n, time) in pairwise(result.progress)
+    )
+    assert result.worst_loss(EPSILON) <= BEHIND + longest
+    assert result.speed > 0.96
+
+
+@pytest.mark.parametrize("slow", [3.0, 10.0, 30.0, 5000.0])
+def test_a_busy_moment_does_not_switch_drafting_off(slow: float) -> None:
+    """Passes that other programs slowed, of drafts and of plain steps alike."""
+
+    class Busy(VirtualClock):
+        def __init__(self) -> None:
+            super().__init__()
+            self._passes = 0
+
+        def steps(self, n: float) -> None:
+            self._passes += 1
+            super().steps(n * slow if self._passes % 170 == 150 else n)
+
+    spots = trace("good", 1, 1500)
+    calm = play(spots, GPU, 0.1, draft_max=8)
+    busy = play(spots, GPU, 0.1, clock=Busy(), draft_max=8)
+    assert busy.drafted > 0.75 * calm.drafted
 
 
 class Disturbed(VirtualClock):
