@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 from specllama.events import NO_GUESS, Answer, RoundDone, Verdict
 
-HICCUP = 1.35  # times the usual; the policy believes no more of a pass either
+HICCUP = 1.35  # times the usual; the cost tables believe no more of a pass either
 ALIKE = 15  # passes about as wide, whose median is the usual
 SINGLES = 4  # plain steps from which their cost is known
 FORECASTS = 4  # of plain steps, from which it is known how well they foretell
