@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from specllama.errors import BadGguf, PairIncompatible
 from specllama.models.head_tokens import other_tokens
+from specllama.models.heads import Head
 from specllama.models.loadable import check_loadable
 from specllama.models.sliding_windows import windowed_layers
 
@@ -77,3 +78,6 @@ def _keys(header: GgufHeader, layer: int, windowed: bool) -> tuple[int, int, int
     ]
     heads = header.head_counts_kv[layer] if 0 <= layer < header.block_count else 0
     return heads, widths[0], widths[1]
+
+
+HEAD = Head(check=check_target, open="specllama.backend.heads.assistant:open_assistant")

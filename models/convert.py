@@ -7,17 +7,9 @@ from typing import Any
 
 from specllama.errors import CannotLoad, ModelUnavailable, UsageError
 from specllama.models.checkpoint import CONFIG, read_config
-from specllama.models.convert_dflash import convert_dflash
-from specllama.models.convert_eagle3 import convert_eagle3
 from specllama.models.convert_medusa import NAMES, convert_medusa
 from specllama.models.gguf import GgufHeader
-
-WRITERS = {
-    "eagle3": convert_eagle3,
-    "dflash": convert_dflash,
-    "dflash2": convert_dflash,
-    "dspark": convert_dflash,
-}
+from specllama.models.heads import HEADS, find, function
 
 
 def convert(source: Path, destination: Path, target: GgufHeader, kind: str) -> None:
@@ -50,14 +42,19 @@ def convert(source: Path, destination: Path, target: GgufHeader, kind: str) -> N
         raise ModelUnavailable(f"{source} contains none of {', '.join((CONFIG, *NAMES))}")
     config = read_config(source)
     held = published_kind(config)
-    write = WRITERS.get(held)
+    write = _writers().get(held)
     if write is None:
         raise CannotLoad(
             f"{source} holds {held or 'no drafting head, or one of an unknown kind'}; converted "
             "here are EAGLE-3, DFlash, DSpark and Medusa-1 heads",
             "for others try llama.cpp's convert_hf_to_gguf.py",
         )
-    write(source, config, destination, target, kind)
+    function(write)(source, config, destination, target, kind)
+
+
+def _writers() -> dict[str, str]:
+    """Who converts a checkpoint, by what it calls itself."""
+    return {name: head.convert for head in map(find, HEADS) for name in head.published}
 
 
 def published_kind(config: dict[str, Any]) -> str:
@@ -70,7 +67,7 @@ def published_kind(config: dict[str, Any]) -> str:
         return word
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
-    for kind in (*WRITERS, "medusa", "eagle"):
+    for kind in (*_writers(), "medusa", "eagle"):
         if any(kind in str(name).lower() for name in names):
             return kind
     # some EAGLE-3 heads call themselves LlamaForCausalLM

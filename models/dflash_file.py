@@ -17,7 +17,8 @@ from typing import Literal
 
 from specllama.errors import BadGguf, PairIncompatible, UnsupportedModel
 from specllama.models.gguf import GgufHeader
-from specllama.models.layer_inputs import HINT, HeadFacts, draft_vocab, read_layers
+from specllama.models.heads import Head
+from specllama.models.layer_inputs import HINT, HeadFacts, check_target, draft_vocab, read_layers
 from specllama.models.loadable import check_loadable
 
 ARCHITECTURE = "dflash"
@@ -161,3 +162,15 @@ def _check_types(header: GgufHeader) -> None:
                 f"{header.path.name}: tensor {tensor.name!r} has the type {tensor.type}, with "
                 "which llama.cpp cannot compute"
             )
+
+
+def _check(head: GgufHeader, target: GgufHeader) -> None:
+    check_target(read_facts(head), head, target)
+
+
+HEAD = Head(
+    check=_check,
+    open="specllama.backend.heads.dflash:open_dflash",
+    convert="specllama.models.convert_dflash:convert_dflash",
+    published=("dflash", "dflash2", "dspark"),
+)

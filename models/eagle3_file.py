@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from specllama.errors import BadGguf, PairIncompatible
 from specllama.models.gguf import GgufHeader
-from specllama.models.layer_inputs import HINT, HeadFacts, draft_vocab, read_layers
+from specllama.models.heads import Head
+from specllama.models.layer_inputs import HINT, HeadFacts, check_target, draft_vocab, read_layers
 from specllama.models.loadable import check_loadable
 
 ARCHITECTURE = "eagle3"
@@ -48,3 +49,15 @@ def read_facts(header: GgufHeader) -> HeadFacts:
         own_embedding="token_embd.weight" in header.by_name,
         own_output="output.weight" in header.by_name,
     )
+
+
+def _check(head: GgufHeader, target: GgufHeader) -> None:
+    check_target(read_facts(head), head, target)
+
+
+HEAD = Head(
+    check=_check,
+    open="specllama.backend.heads.eagle3:open_eagle3",
+    convert="specllama.models.convert_eagle3:convert_eagle3",
+    published=("eagle3",),
+)

@@ -15,6 +15,7 @@ from typing import Literal
 from specllama.errors import BadGguf, UnsupportedModel
 from specllama.models import sidecars
 from specllama.models.gguf import GgufHeader
+from specllama.models.heads import HEADS
 
 Role = Literal["target", "draft", "head"]
 
@@ -72,7 +73,7 @@ def check_loadable(header: GgufHeader, role: Role = "target") -> None:
 def _check_kind(header: GgufHeader, role: Role) -> None:
     file, arch, kind = header.path.name, header.architecture, header.kind
     sidecar = sidecars.kind_of(header)
-    if sidecar and not (role == "head" and sidecar in sidecars.HEAD_KINDS):
+    if sidecar and not (role == "head" and sidecar in HEADS):
         raise UnsupportedModel(
             f"{file} is {sidecars.SIDECARS[sidecar]}, not a model of its own",
             sidecars.advice(sidecar),

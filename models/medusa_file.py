@@ -36,6 +36,7 @@ import numpy.typing as npt
 from specllama.errors import BadGguf, PairIncompatible
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_writer import Tensor, Value, write_gguf
+from specllama.models.heads import Head
 from specllama.models.tensors import Floats, read_ids, read_tensor
 
 ARCHITECTURE = "medusa"
@@ -259,3 +260,10 @@ def write_heads(
             fills = array.shape[1] % 32 == 0
             tensors[key] = (array, kind if fills or kind != "Q8_0" else "F16")
     write_gguf(path, keys, tensors)
+
+
+def _check(head: GgufHeader, target: GgufHeader) -> None:
+    check_target(read_facts(head), head, target)
+
+
+HEAD = Head(check=_check, open="specllama.engine.open_medusa:open_medusa")

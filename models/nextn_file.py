@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from specllama.errors import PairIncompatible
 from specllama.models.head_tokens import other_tokens
+from specllama.models.heads import Head
 from specllama.models.loadable import check_loadable
 from specllama.models.nextn import why_not
 
@@ -42,3 +43,6 @@ def check_target(head: GgufHeader, target: GgufHeader) -> None:
             f"{name} was made for another target: {why}",
             "use the file that was published with this target",
         )
+
+
+HEAD = Head(check=check_target, open="specllama.backend.heads.nextn:open_nextn")

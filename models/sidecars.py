@@ -11,30 +11,16 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specllama.models.heads import HEADS
 from specllama.models.nextn import lacks_trunk
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
 
 # kind -> what it is
-SIDECARS = {
-    "eagle3": "an EAGLE-3 head",
-    "medusa": "Medusa heads",
-    "mtp": "an MTP head",
-    "dflash": "a DFlash drafter",
-    "dspark": "a DSpark drafter",
-    "gemma4-assistant": "an assistant head",
+SIDECARS = {kind: head.says for kind, head in HEADS.items()} | {
     "mmproj": "a vision projector (mmproj)",
     "imatrix": "an importance matrix for quantizing",
-}
-# what is loaded with --head: kind -> the method that drafts with it
-HEAD_KINDS = {
-    "eagle3": "eagle3",
-    "medusa": "medusa",
-    "dflash": "dflash",
-    "dspark": "dflash",
-    "gemma4-assistant": "mtp",
-    "mtp": "mtp",
 }
 
 # These words name nothing else. "mtp" also occurs in names of whole models, "medusa" in a few.
@@ -65,13 +51,13 @@ def kind_of(header: GgufHeader) -> str:
         return "imatrix"
     if arch == "dflash":
         return "dspark" if "markov_w1.weight" in header.by_name else "dflash"
-    if arch in HEAD_KINDS:
+    if arch in HEADS:
         return arch
     return "mtp" if lacks_trunk(header) else ""
 
 
 def advice(kind: str) -> str:
     """What to do with such a file."""
-    if kind in HEAD_KINDS:
+    if kind in HEADS:
         return "give it beside its target: specllama chat -m TARGET --head FILE"
     return "give the language model that it belongs to"

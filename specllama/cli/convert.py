@@ -39,8 +39,9 @@ def command(checkpoint: Path, destination: Path, target: str, kind: str, as_json
     from specllama.cli.listing import note, size
     from specllama.models.convert import convert
     from specllama.models.gguf import read_header
+    from specllama.models.heads import HEADS
     from specllama.models.refs import resolve
-    from specllama.models.sidecars import HEAD_KINDS, SIDECARS, kind_of
+    from specllama.models.sidecars import SIDECARS, kind_of
 
     convert(checkpoint, destination, read_header(resolve(target)), kind)
     header = read_header(destination)
@@ -48,5 +49,5 @@ def command(checkpoint: Path, destination: Path, target: str, kind: str, as_json
     if as_json:
         output.document({**header.to_dict(), "head": held, "source": str(checkpoint)})
     note(f"{destination}: {SIDECARS[held]}, {size(header.file_bytes)}, {header.quantization}")
-    method = HEAD_KINDS[held]
+    method = HEADS[held].method
     note(f'next: specllama run -m {target} --head {destination} --proposer {method} "Hello"')

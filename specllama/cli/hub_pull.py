@@ -55,13 +55,14 @@ def check_headers(items: list[PullItem]) -> None:
 def say_next_step(refs: Sequence[str], items: list[PullItem]) -> None:
     """Which command uses what was pulled."""
     from specllama.models import catalog
-    from specllama.models.sidecars import HEAD_KINDS, SIDECARS
+    from specllama.models.heads import HEADS
+    from specllama.models.sidecars import SIDECARS
 
     offered = {
         f"{other.sidecar} {item.listing.repo}": (item, other)
         for item in items
         for other in item.listing.models
-        if other.sidecar in HEAD_KINDS and not item.model.sidecar
+        if other.sidecar in HEADS and not item.model.sidecar
     }
     for item, other in offered.values():
         name = f"{item.listing.repo}/{other.name}"

@@ -63,8 +63,9 @@ def _first_draft(one: Listed) -> str:
 
 def show_header(header: GgufHeader, summary: Summary) -> None:
     """What one file on disk says of itself."""
+    from specllama.models.heads import HEADS
     from specllama.models.nextn import nextn_blocks
-    from specllama.models.sidecars import HEAD_KINDS, SIDECARS
+    from specllama.models.sidecars import SIDECARS
 
     kind = summary.sidecar
     facts = {
@@ -80,7 +81,7 @@ def show_header(header: GgufHeader, summary: Summary) -> None:
         "what it is": SIDECARS[kind] if kind else "",
     }
     show_facts("file", str(header.path), facts)
-    if kind in HEAD_KINDS:
+    if kind in HEADS:
         note(f"next: specllama chat -m TARGET --head {header.path}")
     elif summary.reason:
         note(f"it cannot be run: {summary.reason}")
@@ -90,7 +91,8 @@ def show_header(header: GgufHeader, summary: Summary) -> None:
 
 def show_sidecars(listed: Sequence[Listed]) -> None:
     """Heads, projectors and the like: what they are, and what they are for."""
-    from specllama.models.sidecars import HEAD_KINDS, SIDECARS
+    from specllama.models.heads import HEADS
+    from specllama.models.sidecars import SIDECARS
 
     if not listed:
         return
@@ -101,7 +103,7 @@ def show_sidecars(listed: Sequence[Listed]) -> None:
         number("size", lambda one: size(one.model.bytes)),
         Column(
             "use",
-            lambda one: "--head" if one.summary.sidecar in HEAD_KINDS else "not used by specllama",
+            lambda one: "--head" if one.summary.sidecar in HEADS else "not used by specllama",
         ),
     ]
     show_table(listed, columns)

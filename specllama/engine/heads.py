@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from specllama.backend.base import Own
 from specllama.errors import PairIncompatible, SpecllamaError
 from specllama.models import sidecars
+from specllama.models.heads import HEADS, find, function
 from specllama.speculative.drafting.method import NO_HEAD, Facts
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from specllama.models.library import LocalModel
 
 logger = logging.getLogger("specllama.engine.heads")
-
-KINDS = sidecars.HEAD_KINDS
 
 
 def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
@@ -59,17 +58,17 @@ def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
 
     for ref in files:
         head = read_header(resolve(ref))
-        method = KINDS[_require_head(head)]
+        method = HEADS[_require_head(head)].method
         if method in own.parts:
             raise PairIncompatible(f"two {method} heads were given", "give one of each kind")
         own.parts[method] = _open(head, target)
     for path in bundled_heads(target.header.path):
         head = read_header(path)
         kind = sidecars.kind_of(head)
-        if kind in KINDS and KINDS[kind] not in own.parts:
-            unasked(KINDS[kind], "", partial(_open, head, target))
+        if kind in HEADS and HEADS[kind].method not in own.parts:
+            unasked(HEADS[kind].method, "", partial(_open, head, target))
     if "mtp" not in own.parts:
-        unasked("mtp", _no_layers(target.header), partial(_open_nextn, target.header, target))
+        unasked("mtp", _no_layers(target.header), lambda: _opener("mtp")(target.header, target))
     unasked("self", pruned.why_not(target.header), partial(_own_layers, target))
     return own
 
@@ -95,12 +94,12 @@ def survey(
     for path in bundled_heads(target.path):
         head = read_header(path)
         try:
-            own[KINDS[_check(head, target)]] = ""
+            own[HEADS[_check(head, target)].method] = ""
         except SpecllamaError as error:
-            own[KINDS[sidecars.kind_of(head)]] = error.message
+            own[HEADS[sidecars.kind_of(head)].method] = error.message
     for ref in files:
         head = read_header(resolve(ref))
-        own[KINDS[_check(head, target)]] = ""
+        own[HEADS[_check(head, target)].method] = ""
     trees = not (target.is_recurrent or target.is_hybrid)
     return methods(Facts(draft=draft, trees=trees, own=own))
 
@@ -113,14 +112,14 @@ def fitting(target: GgufHeader, models: Iterable[LocalModel]) -> dict[str, str]:
     known = Summaries()
     found: dict[str, str] = {}
     for model in models:
-        method = KINDS.get(known.get(model.path).sidecar)
-        if method is None or method in found:
+        kind = HEADS.get(known.get(model.path).sidecar)
+        if kind is None or kind.method in found:
             continue
         try:
             _check(read_header(model.path), target)
         except SpecllamaError:  # of another target, or damaged
             continue
-        found[method] = model.ref
+        found[kind.method] = model.ref
     known.save()
     return found
 
@@ -135,30 +134,19 @@ def _no_layers(target: GgufHeader) -> str:
 
 def _check(head: GgufHeader, target: GgufHeader) -> str:
     """Which kind of head a file is; refuse one that is none, or of another target."""
-    from specllama.models import assistant_file, dflash_file, eagle3_file, medusa_file, nextn_file
-    from specllama.models.layer_inputs import check_target
-
     kind = _require_head(head)
-    if kind == "medusa":
-        medusa_file.check_target(medusa_file.read_facts(head), head, target)
-    elif kind == "gemma4-assistant":
-        assistant_file.check_target(head, target)
-    elif kind == "mtp":
-        nextn_file.check_target(head, target)
-    else:
-        file = eagle3_file if kind == "eagle3" else dflash_file
-        check_target(file.read_facts(head), head, target)
+    find(kind).check(head, target)
     return kind
 
 
 def _require_head(header: GgufHeader) -> str:
     kind = sidecars.kind_of(header)
-    if kind and kind not in KINDS:
+    if kind and kind not in HEADS:
         raise PairIncompatible(
             f"{header.path.name} is {sidecars.SIDECARS[kind]}, which --head does not take",
             sidecars.advice(kind),
         )
-    if kind not in KINDS:
+    if kind not in HEADS:
         raise PairIncompatible(
             f"{header.path.name} is no drafting head but a model of the architecture "
             f"{header.architecture!r}",
@@ -175,33 +163,16 @@ def bundled_heads(target: Path) -> list[Path]:
     folder = paths.bundled_dir()
     if target.name != BUNDLED["tiny-target"] or target.parent.resolve() != folder.resolve():
         return []
-    return [path for kind in KINDS for path in sorted(folder.glob(f"tiny-{kind}*.gguf"))]
+    return [path for kind in HEADS for path in sorted(folder.glob(f"tiny-{kind}*.gguf"))]
 
 
 def _open(head: GgufHeader, target: LoadedTarget) -> object:
-    if head.architecture == "eagle3":
-        from specllama.backend.heads.eagle3 import open_eagle3
-
-        return open_eagle3(head, target)
-    if head.architecture == "dflash":
-        from specllama.backend.heads.dflash import open_dflash
-
-        return open_dflash(head, target)
-    if head.architecture == "gemma4-assistant":
-        from specllama.backend.heads.assistant import open_assistant
-
-        return open_assistant(head, target)
-    if sidecars.kind_of(head) == "mtp":
-        return _open_nextn(head, target)
-    from specllama.engine.open_medusa import open_medusa
-
-    return open_medusa(head, target)
+    return _opener(sidecars.kind_of(head))(head, target)
 
 
-def _open_nextn(holder: GgufHeader, target: LoadedTarget) -> object:
-    from specllama.backend.heads.nextn import open_nextn
-
-    return open_nextn(holder, target)
+def _opener(kind: str) -> Callable[[GgufHeader, LoadedTarget], object]:
+    opener: Callable[[GgufHeader, LoadedTarget], object] = function(find(kind).open)
+    return opener
 
 
 def _own_layers(target: LoadedTarget) -> object:

@@ -13,7 +13,8 @@ from engines import FakeContext
 from specllama.backend.fake import FakeTable
 from specllama.engine.drafters import Drafters
 from specllama.engine.methods import methods
-from specllama.models import catalog, sidecars
+from specllama.models import catalog
+from specllama.models.heads import HEADS
 from specllama.settings import methods as registry
 from specllama.settings.params import PROPOSERS
 from specllama.speculative import drafting
@@ -57,7 +58,7 @@ def test_what_entries_say_is_complete_and_tells_them_apart() -> None:
 
 def test_choices_derive_from_the_registry() -> None:
     assert ("auto", *registry.names(), "none") == PROPOSERS
-    assert set(sidecars.HEAD_KINDS.values()) < {m.name for m in entries() if m.cost == "own"}
+    assert {head.method for head in HEADS.values()} < {m.name for m in entries() if m.cost == "own"}
     assert {pair.method for pair in catalog.load().values()} < set(registry.names())
 
 
