@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Protocol, cast
 
+from textual.app import App
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 from specllama.errors import SpecllamaError
@@ -23,8 +24,6 @@ class PaletteApp(Protocol):
     keeper: EngineKeeper
     store: SessionStore
 
-    def use_method(self, name: str) -> Any: ...
-
     def resume_session(self, session: str) -> Any: ...
 
 
@@ -33,7 +32,7 @@ class ActionCommands(Provider):
         for action in ACTIONS:
             yield DiscoveryHit(
                 action.label,
-                partial(self._run, action.action),
+                partial(_ask, self.app, action.action),
                 help=_help(action.keys, action.help),
             )
 
@@ -45,12 +44,9 @@ class ActionCommands(Provider):
                 yield Hit(
                     score,
                     matcher.highlight(action.label),
-                    partial(self._run, action.action),
+                    partial(_ask, self.app, action.action),
                     help=_help(action.keys, action.help),
                 )
-
-    async def _run(self, action: str) -> None:
-        self.app.post_message(ActionAsked(action))
 
 
 class MethodCommands(Provider):
@@ -64,7 +60,8 @@ class MethodCommands(Provider):
                 continue
             title = f"Draft with: {sanitize_line(method.label)}"
             if (score := matcher.match(title)) > 0:
-                yield Hit(score, matcher.highlight(title), partial(app.use_method, method.name))
+                action = f"use_method({method.name!r})"
+                yield Hit(score, matcher.highlight(title), partial(_ask, self.app, action))
 
 
 class SessionCommands(Provider):
@@ -79,6 +76,10 @@ class SessionCommands(Provider):
             title = f"Resume: {sanitize_line(summary.title)}"
             if (score := matcher.match(title)) > 0:
                 yield Hit(score, matcher.highlight(title), partial(app.resume_session, summary.id))
+
+
+def _ask(app: App[Any], action: str) -> None:
+    app.post_message(ActionAsked(action))
 
 
 def _help(keys: str, text: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specllama.bench import outcome
 from specllama.bench.experiment import PLAIN, Board, Run, question
 from specllama.bench.svg import bars
 from specllama.interface import EngineInfo, Prompt
+from specllama.session import Session
 from specllama.settings.params import GenerateParams
 from specllama.store.document import (
     Document,
@@ -93,6 +94,27 @@ def reply(record: Record, question: str, text: str, under: Circumstances) -> Doc
 
 
 # ---- a race
+
+
+def of_conversation(
+    session: Session, records: Mapping[int, Record], at: int | None, under: Circumstances
+) -> list[Export]:
+    """The conversation, and its last reply or the first one from message ``at`` on."""
+    messages = session.messages
+    if not messages:
+        return []
+    forms = {"md": session.export, "json": lambda: session.export("json")}
+    found = [Export("The conversation", session.title, forms)]
+    replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
+    if at is not None:
+        replies = [i for i in replies if i >= at][:1]
+    if replies:
+        last = replies[-1]
+        record = records.get(last, Record())
+        question, text = messages[last - 1].content if last else "", messages[last].content
+        stem = f"{session.title} reply"
+        found.append(of_document("The reply", stem, lambda: reply(record, question, text, under)))
+    return found
 
 
 def race(

@@ -166,3 +166,13 @@ class EngineKeeper:
         for progress in (new.load, *new.notices):
             if progress is not None:
                 self._tell(EngineLoading(progress))
+
+
+def files_of(info: EngineInfo) -> tuple[object, ...]:
+    """What figures of an engine rest on: loaded anew, they still hold."""
+    models = [model for model in (info.target, info.draft) if model is not None]
+    return (
+        *((model.path, model.file_bytes, model.n_ctx) for model in models),
+        info.device,
+        info.threads,
+    )

@@ -26,6 +26,7 @@ class Action:
     id: str
     keys: str
     action: str
+    """What the app, its chat or a controller of the chat does; ``show('NAME')`` opens a page."""
     label: str
     help: str
     slash: str = ""
@@ -39,7 +40,7 @@ class Action:
 
 
 ACTIONS: tuple[Action, ...] = (
-    Action("app.help", "f1", "help", "Help", "What every key does", "help", footer=0),
+    Action("app.help", "f1", "show('help')", "Help", "What every key does", "help", footer=0),
     Action(
         "chat.view",
         "f2",
@@ -52,7 +53,7 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "app.inspector",
         "f3",
-        "inspector",
+        "show('inspector')",
         "Inspect",
         "Step through the last reply round by round",
         "inspect",
@@ -61,7 +62,7 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "app.race",
         "f4",
-        "race",
+        "show('race')",
         "Race",
         "Does it pay? Plain against drafted, draft lengths, methods, kinds of text",
         "race",
@@ -70,7 +71,7 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "app.methods",
         "f5",
-        "methods",
+        "show('methods')",
         "Methods",
         "Every method, and which of them this model can use",
         "methods",
@@ -79,7 +80,7 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "app.models",
         "f6",
-        "models",
+        "show('models')",
         "Models",
         "Choose target and draft model, download others",
         "models",
@@ -104,7 +105,7 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "app.sessions",
         "f7",
-        "sessions",
+        "show('sessions')",
         "Chats",
         "Search, resume, rename and delete conversations",
         "sessions",
@@ -113,7 +114,7 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "app.settings",
         "f8",
-        "settings",
+        "show('settings')",
         "Settings",
         "System prompt, sampling, context, drafting, appearance",
         "settings",
@@ -131,7 +132,7 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "app.top",
         "f10",
-        "top",
+        "show('top')",
         "Lanes",
         "With a server: what each of its lanes does, and how many rows it got and why",
         "top",
@@ -237,7 +238,7 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "app.export",
         "ctrl+s",
-        "export",
+        "show('export')",
         "Save",
         "Save the conversation, a reply, a race, a round or the screen to a file",
         "export",
@@ -289,7 +290,7 @@ SLASH = {action.slash: action for action in ACTIONS if action.slash}
 def bindings() -> list[Binding]:
     """For the app: these keys work on every screen."""
     return [
-        Binding(a.keys, a.action, a.label, show=False, id=a.id, priority=a.priority)
+        Binding(a.keys, f"ask({a.action!r})", a.label, show=False, id=a.id, priority=a.priority)
         for a in ACTIONS
         if a.keys
     ]

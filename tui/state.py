@@ -21,7 +21,11 @@ from specllama.tui.themes import DEFAULT_THEME
 
 HISTORY_LIMIT = 500
 HISTORY_ENTRY_LIMIT = 20_000
-VIEWS = ("text", "drafted", "ghosts")
+VIEWS = {
+    "text": "Replies as text",
+    "drafted": "Replies as drafted",
+    "ghosts": "Replies as drafted, with refused guesses",
+}
 
 
 def write_atomically(path: Path, text: str) -> bool:

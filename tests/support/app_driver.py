@@ -88,7 +88,7 @@ class Driver:
         await self.until(lambda: self.app.keeper.ready)
 
     async def idle(self) -> None:
-        await self.until(lambda: not self.app.chat.busy and not self.app.chat.queue)
+        await self.until(lambda: not self.app.chat.busy and not self.app.chat.sending.queue)
 
     async def type(self, text: str) -> None:
         prompt = self.app.chat.prompt

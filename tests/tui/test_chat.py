@@ -45,7 +45,7 @@ async def test_the_first_frame_does_not_wait_for_the_model_and_early_words_are_k
         assert "loading" in d.shown
         await d.type("Early")
         await d.pilot.press("enter")
-        await d.until(lambda: d.app.chat.queue)
+        await d.until(lambda: d.app.chat.sending.queue)
         assert "waiting: Early" in d.shown
         gate.set()
         await d.until(lambda: len(d.texts) == 2)
@@ -154,7 +154,7 @@ async def test_edit_and_resend_an_earlier_question(start: Any) -> None:
         await d.say("b")
         d.app.chat.query(UserMessage).first().focus()
         await d.pilot.press("e")
-        await d.until(lambda: d.app.chat.editing == 0)
+        await d.until(lambda: d.app.chat.editing.index == 0)
         assert "this version is kept" in d.shown
         await d.type("changed")
         await d.pilot.press("enter")
@@ -194,7 +194,7 @@ async def test_versions_of_the_focused_message_are_walked_even_of_an_early_one(s
         await d.say("b")
         d.app.chat.query(UserMessage).first().focus()
         await d.pilot.press("e")
-        await d.until(lambda: d.app.chat.editing == 0)
+        await d.until(lambda: d.app.chat.editing.index == 0)
         await d.type("changed")
         await d.pilot.press("enter")
         await d.until(lambda: d.texts[-1] == ("assistant", "Three."))
@@ -233,7 +233,7 @@ async def test_escape_leaves_editing_and_restores_what_was_being_written(start: 
         await d.until(lambda: d.app.chat.prompt.text == "question")
         await d.pilot.press("escape")
         await d.until(lambda: d.app.chat.prompt.text == "half a thought")
-        assert d.app.chat.editing is None
+        assert d.app.chat.editing.index is None
         assert len(d.texts) == 2
 
 
@@ -242,7 +242,7 @@ async def test_an_edited_reply_can_be_continued(start: Any) -> None:
         await d.say("q")
         d.app.chat.query(AssistantMessage).first().focus()
         await d.pilot.press("e")
-        await d.until(lambda: d.app.chat.editing == 1)
+        await d.until(lambda: d.app.chat.editing.index == 1)
         await d.type("Uno")
         await d.pilot.press("enter")
         await d.until(lambda: d.texts[-1] == ("assistant", "Uno"))
@@ -588,7 +588,7 @@ async def test_ctrl_c_stops_a_reply_before_it_offers_to_leave(
         await d.until(lambda: d.rounds == 3)
         await d.type("next")
         await d.pilot.press("enter")
-        await d.until(lambda: d.app.chat.queue)
+        await d.until(lambda: d.app.chat.sending.queue)
         await d.pilot.press("ctrl+c")
         await d.idle()
         assert d.app.chat.prompt.text == "next"
@@ -641,7 +641,7 @@ async def test_a_waiting_message_outlives_the_app(start: Any) -> None:
         for text in ("second", "third"):
             await d.type(text)
             await d.pilot.press("enter")
-        await d.until(lambda: len(d.app.chat.queue) == 2)
+        await d.until(lambda: len(d.app.chat.sending.queue) == 2)
         await d.type("being typed")
         d.app.chat.prompt.save_draft()
         # killed here: nothing more is written, as leaving sends nothing

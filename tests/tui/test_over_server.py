@@ -169,7 +169,7 @@ async def test_lanes_that_ended_before_the_page_was_opened_are_on_it(
     start: Any, server: Serving
 ) -> None:
     async with start(**over(server)) as d:
-        lanes = d.app._lanes
+        lanes = d.app.lanes
         assert lanes is not None
         await d.until(lambda: "0 of" in lanes.lines(100)[0].text)  # it is heard
         await d.say("the rain")
@@ -203,7 +203,7 @@ async def test_the_bundled_pair_over_a_server(
             await d.type(prompt[0].content)
             await d.pilot.press("enter")
             await begun(d)
-            d.app.action_stop()
+            d.app.chat.action_stop()
             await d.idle()
             await d.until(lambda: not server.service.desk.running)
             assert d.app.session.interrupted

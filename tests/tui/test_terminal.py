@@ -57,7 +57,7 @@ def test_the_command_that_opens_the_app_ends_as_the_app_does(
 
 
 def test_a_crash_of_the_app_is_a_failure_and_restores_the_terminal(tmp_path: Path) -> None:
-    patch = DEMO + "    SpecllamaApp.action_help = lambda self: 1 / 0\n"
+    patch = DEMO + "    SpecllamaApp.action_show = lambda self, page: 1 / 0\n"
     with terminal(tmp_path, patch=patch) as t:
         t.until(lambda: "demo-target" in t.words)
         t.type("\x1bOP")

@@ -22,7 +22,7 @@ class Page(Inked, Screen[Any]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "Back", id="page.back"),
-        Binding("f1", "app.help", "Help", id="app.help", priority=True),
+        Binding("f1", "app.show('help')", "Help", id="app.help", priority=True),
     ]
 
     def compose(self) -> ComposeResult:

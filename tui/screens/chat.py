@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
-from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
-from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Footer, Static
 
@@ -19,14 +17,15 @@ from specllama.errors import UsageError
 from specllama.interface import EngineInfo
 from specllama.replies import attach
 from specllama.session import Session
-from specllama.settings.params import GenerateParams
 from specllama.store.sessions import SessionStore
-from specllama.store.tree import StoredMessage
 from specllama.text import sanitize_line
 from specllama.tui import keymap
 from specllama.tui.bridge import Pace
+from specllama.tui.copying import Copying
 from specllama.tui.downloads import Downloads
-from specllama.tui.keeper import EngineKeeper, loading_words
+from specllama.tui.editing import Editing
+from specllama.tui.keeper import EngineKeeper, files_of, loading_words
+from specllama.tui.looks import ThemedApp
 from specllama.tui.messages import (
     ActionAsked,
     EngineFailed,
@@ -35,9 +34,10 @@ from specllama.tui.messages import (
     Scrolled,
     TurnAction,
 )
-from specllama.tui.record import Record
-from specllama.tui.screens.turn import UNNAMED, TurnScreen, interrupted
-from specllama.tui.state import DraftFile, History, Preferences
+from specllama.tui.next_reply import NextReply
+from specllama.tui.screens.turn import UNNAMED, TurnScreen, unfinished
+from specllama.tui.sending import Sending
+from specllama.tui.state import VIEWS, DraftFile, History, Preferences
 from specllama.tui.widgets.completions import Completions
 from specllama.tui.widgets.download_line import DownloadLine
 from specllama.tui.widgets.keys import Keys
@@ -54,9 +54,6 @@ from specllama.tui.widgets.welcome import TopBar, Welcome, next_example
 if TYPE_CHECKING:
     from specllama.tui.exports import Export
 
-USUAL_DRAFTING = {"speculate": True, "proposer": "auto", "window": "auto", "draft_max": None}
-DEMONSTRATION = 4  # guesses a round
-EDITED = "edited: C continues from here"
 SIDEBAR = 160  # columns from which other conversations are listed beside this one
 
 
@@ -83,6 +80,7 @@ class ChatScreen(TurnScreen):
         prefs: Preferences,
         pace: Pace,
         downloads: Downloads,
+        copy: Callable[[str], object],
     ) -> None:
         super().__init__(session, keeper, pace)
         self.downloads = downloads
@@ -90,9 +88,11 @@ class ChatScreen(TurnScreen):
         self.prefs = prefs
         self.view = prefs.view
         self.board = Board()
-        self.editing: int | None = None
+        self.editing = Editing(self)
+        self.sending = Sending(self, self.editing, self.show_sidebar)
+        self.next_reply = NextReply(self)
+        self.copying = Copying(self, copy)
         self._loaded: tuple[object, ...] = ()
-        self._before_edit = ""
 
     def compose(self) -> ComposeResult:
         yield TopBar(self.keeper, id="top")
@@ -148,18 +148,13 @@ class ChatScreen(TurnScreen):
             if message.role == "user":
                 views.append(UserMessage(index, message.content))
             else:
-                record = self._known.get((session.id, number))
-                if record is None:
-                    record = Record(self._title_of(index))
-                    if message.stats is not None:
-                        record.restore(message.stats)
                 views.append(
                     AssistantMessage(
                         index,
                         self.speaker,
                         message.content,
                         reasoning=message.reasoning,
-                        record=record,
+                        record=self._record_of(index, number),
                         view=self.view,
                         foot=unfinished(message),
                     )
@@ -186,34 +181,9 @@ class ChatScreen(TurnScreen):
 
             self.prefs.first_look = False
             self.prefs.save()
-            self._demonstrate()
+            self.next_reply.demonstrate()
             return FirstLook(self.keeper, id="welcome")
         return Welcome(model_chosen=self.keeper.possible, id="welcome")
-
-    def _demonstrate(self) -> None:
-        """Let the very first conversation draft where it does not pay, so that drafting is seen."""
-        params = self.session.params
-        if self.keeper.bundled and params == params.replace(**USUAL_DRAFTING):
-            self.session.lend(params.replace(window="fixed", draft_max=DEMONSTRATION))
-
-    def count_context(self) -> None:
-        """How much of the context the conversation takes, from the counters of its last reply.
-
-        If the last message is not a reply, nobody has counted: the strip says so.
-        """
-        messages = self.session.messages
-        record = self.records.get(len(messages) - 1)
-        if not messages:
-            self.strip.used = 0
-        elif messages[-1].role == "assistant" and record is not None and record.finished:
-            self.strip.used = record.finished.prompt_n + len(record.finished.token_ids)
-        else:
-            self.strip.used = None
-        self.refresh_strip()
-
-    def latest_record(self) -> Record | None:
-        with_rounds = [i for i, record in self.records.items() if record.rounds]
-        return self.records[max(with_rounds)] if with_rounds else None
 
     # ------------------------------------------------------------------ sending
 
@@ -228,59 +198,14 @@ class ChatScreen(TurnScreen):
             self.prompt.sent()
             self.post_message(ActionAsked(command.action))
             return
-        try:
-            text = self.prompt.with_files(event.text[event.text.startswith("//") :])
-        except UsageError as error:
-            self.warn(error)
-            return
-        if self.editing is not None:
-            index = self.editing
-            self._stop_editing(restore=False)
-            self.prompt.sent()
-            self.when_idle(lambda: self._resend(index, text))
-            return
-        if self.busy or not self.keeper.ready:
-            if not self.keeper.possible:
-                self.notify("Choose a model first: F6", severity="warning")
-                return
-            self.query_one(Waiting).put(text)
-            self.prompt.sent()
-            if self.keeper.failed:
-                self.keeper.load()
-            return
-        self.prompt.sent()
-        await self._send(text)
-
-    async def _send(self, text: str) -> None:
-        index = len(self.session.messages)
-        await self.begin(
-            lambda cancel: self.session.send(text, cancel=cancel),
-            UserMessage(index, text),
-            AssistantMessage(index + 1, self.speaker, view=self.view, live=True),
-        )
-        self.show_sidebar()
-
-    # ------------------------------------------------------------------ the queue
-
-    @property
-    def queue(self) -> deque[str]:
-        return self.query_one(Waiting).texts
-
-    async def send_queued(self) -> None:
-        if self.queue and not self.busy and self.keeper.ready:
-            await self._send(self.query_one(Waiting).take())
-
-    def take_back_queue(self) -> None:
-        """Queued messages go back to the prompt, before what is being typed there."""
-        if self.queue:
-            self.prompt.put_before(self.query_one(Waiting).take_all())
+        await self.sending.submit(event.text[event.text.startswith("//") :])
 
     async def turn_ended(self, failed: bool) -> None:
         self.show_sidebar()
         if failed:
-            self.take_back_queue()
+            self.sending.take_back_queue()
         else:
-            await self.send_queued()
+            await self.sending.send_queued()
 
     # ------------------------------------------------------------------ actions
 
@@ -289,27 +214,39 @@ class ChatScreen(TurnScreen):
         """Whether the panel stands beside the conversation; else both are tabs."""
         return self.size.width >= keymap.BESIDE
 
-    def action_panel(self) -> None:
+    def action_toggle_panel(self) -> None:
         """Show or hide the panel; where there is no room beside it, change the tab."""
         if self.beside:
             self.prefs.show_panel = not self.prefs.show_panel
             self.set_class(not self.prefs.show_panel, "-no-panel")
+            self._save_prefs()
         else:
             self.toggle_class("-figures")
             self.query_one(PanelTabs).refresh()
 
     def action_sidebar(self) -> None:
         """Into the list of conversations, or hide it from there; where it has no room, its page."""
+        if not self.is_current:
+            return
         if self.size.width < SIDEBAR:
-            self.post_message(ActionAsked("sessions"))
+            self.post_message(ActionAsked("show('sessions')"))
             return
         inside = self.query_one(Sidebar).has_focus_within
         self.prefs.show_sidebar = not inside
+        self._save_prefs()
         self.show_sidebar()
         if inside:
             self.prompt.focus()
         else:
             self.query_one("#conversations").focus()
+
+    def action_toggle_rounds(self) -> None:
+        self.prefs.show_rounds = not self.prefs.show_rounds
+        self._save_prefs()
+        self.query_one(RoundsRow).display = self.prefs.show_rounds
+
+    def _save_prefs(self) -> None:
+        cast(ThemedApp, self.app).save_prefs()
 
     @on(Sidebar.Left)
     def _left_sidebar(self) -> None:
@@ -331,111 +268,14 @@ class ChatScreen(TurnScreen):
         self.mark_end()
 
     def action_stop(self) -> None:
-        if self.editing is not None:
-            self._stop_editing(restore=True)
-        elif self.queue and self.turn is None:
-            self.take_back_queue()
-        elif self.turn is not None:
-            self.turn.cancel()
-            self.take_back_queue()
+        if self.editing.index is not None:
+            self.editing.stop(restore=True)
+        else:
+            if self.turn is not None:
+                self.turn.cancel()
+            self.sending.take_back_queue()
         if not self.prompt.has_focus:
             self.prompt.focus()
-
-    def action_retry(self) -> None:
-        self.when_idle(self._retry)
-
-    def action_reseed(self) -> None:
-        self.when_idle(lambda: self._retry(new_seed=True))
-
-    async def _retry(self, index: int | None = None, *, new_seed: bool = False) -> None:
-        """Answer the question at or before ``index`` again, the last one unless given."""
-        messages = self.session.messages
-        last = len(messages) - 1 if index is None else min(index, len(messages) - 1)
-        asked = max((i for i in range(last + 1) if messages[i].role == "user"), default=None)
-        if asked is None:
-            self.notify("There is no reply to write again yet")
-            return
-        await self.transcript.truncate(asked + 1)
-        await self.begin(
-            lambda cancel: self.session.retry(asked, new_seed=new_seed, cancel=cancel),
-            None,
-            AssistantMessage(asked + 1, self.speaker, view=self.view, live=True),
-        )
-
-    def action_continue(self) -> None:
-        self.when_idle(self._continue)
-
-    async def _continue(self, answer: bool = False) -> None:
-        views = self.transcript.messages
-        if not views or not isinstance(views[-1], AssistantMessage):
-            self.notify("There is no reply to continue")
-            return
-        await self.begin(
-            lambda cancel: self.session.continue_reply(answer=answer, cancel=cancel),
-            None,
-            views[-1],
-        )
-
-    def action_answer_now(self) -> None:
-        """End the thought that is being written, or one that was cut short."""
-        messages = self.session.messages
-        live = self._live
-        if live is None:
-            thinking = bool(messages) and bool(messages[-1].reasoning and not messages[-1].content)
-        else:
-            thinking = not live.text
-        if thinking:
-            self.when_idle(partial(self._continue, answer=True))
-        else:
-            self.notify("There is no open thought", timeout=2)
-
-    async def _resend(self, index: int, text: str) -> None:
-        messages = self.session.messages
-        if index >= len(messages):
-            await self._send(text)
-            return
-        await self.transcript.truncate(index)
-        if messages[index].role == "user":
-            await self.begin(
-                lambda cancel: self.session.edit(index, text, cancel=cancel),
-                UserMessage(index, text),
-                AssistantMessage(index + 1, self.speaker, view=self.view, live=True),
-            )
-            return
-        try:
-            for _ in self.session.edit(index, text):
-                pass
-        except UsageError as error:
-            await self.failed(error)
-            return
-        await self.transcript.add(
-            AssistantMessage(
-                index,
-                self.speaker,
-                text,
-                reasoning=self.session.messages[index].reasoning,
-                view=self.view,
-                foot=EDITED,
-            )
-        )
-        self.transcript.messages[index].show_version(*self.session.version(index))
-        self.count_context()
-
-    def action_undo(self) -> None:
-        self.when_idle(self._undo)
-
-    async def _undo(self) -> None:
-        try:
-            question = self.session.undo()
-        except UsageError as error:
-            self.notify(error.message, markup=False)
-            return
-        await self.transcript.truncate(len(self.session.messages))
-        if not self.session.messages:
-            await self.transcript.fill([], self._welcome())
-        self.count_context()
-        if not self.prompt.text.strip():
-            self.prompt.put_message(question)
 
     def action_read(self, path: str) -> None:
         """Attach a file to what is being written."""
@@ -457,72 +297,37 @@ class ChatScreen(TurnScreen):
         """Whether a key has room in the footer, and something to do."""
         if action != "listed":
             return True
-        idle = "models" if self.keeper.server else "top"
+        idle = "show('models')" if self.keeper.server else "show('top')"
         return parameters[0] != idle and self.app.size.width >= int(str(parameters[1]))
 
-    async def walk_versions(self, step: int) -> None:
-        """Show another version of the focused message, or else of the last one that has several,
-        and what was written behind it."""
-        view = self.focused if isinstance(self.focused, MessageView) else None
-        try:
-            if self.busy:
-                raise UsageError("a reply is being written: Esc stops it")
-            index = self.session.show_version(view.index if view else None, step)
-        except UsageError as error:
-            self.notify(error.message[0].upper() + error.message[1:], timeout=2, markup=False)
-            return
-        await self.show_conversation()
-        shown = self.transcript.messages[index]
-        if view is not None and shown.is_attached:
-            shown.focus()
-
-    def action_edit_last(self) -> None:
-        messages = self.session.messages
-        last = max((i for i, m in enumerate(messages) if m.role == "user"), default=None)
-        if last is not None:
-            self.start_editing(last)
-
-    def start_editing(self, index: int) -> None:
-        messages = self.session.messages
-        if index >= len(messages):
-            return
-        if self.editing is None:
-            self._before_edit = self.prompt.full_text
-        self.editing = index
-        whose = "your message" if messages[index].role == "user" else "the reply"
-        line = self.query_one("#editing", Static)
-        words = f"Editing {whose}; this version is kept. Enter resends, Esc leaves it."
-        if len(words) > self.size.width - 4:  # on a narrow screen the keys matter more
-            words = "Editing: Enter resends, Esc leaves it"
-        line.update(Content.assemble((words, self.ink.warn)))
-        line.display = True
-        self.prompt.put_message(messages[index].content)
-
-    def _stop_editing(self, *, restore: bool) -> None:
-        self.editing = None
-        self.query_one("#editing").display = False
-        if restore:
-            self.prompt.put(self._before_edit)
-
     @on(TurnAction)
-    def act_on_turn(self, event: TurnAction) -> None:
-        """Actions that change the conversation; the app does the rest."""
+    async def act_on_turn(self, event: TurnAction) -> None:
+        """Actions on a message; the app opens the pages."""
         index = event.index
         match event.action:
             case "edit":
-                self.start_editing(index)
+                self.editing.start(index)
             case "retry":
-                self.when_idle(lambda: self._retry(index))
+                self.sending.retry(index)
             case "reseed":
-                self.when_idle(lambda: self._retry(index, new_seed=True))
+                self.sending.retry(index, new_seed=True)
             case "continue":
-                self.action_continue()
+                self.sending.action_continue()
             case "undo":
-                self.action_undo()
+                self.sending.action_undo()
+            case "view":
+                await self.action_cycle_view()
+            case "copy":
+                self.copying.message(index)
+            case "copy_code":
+                self.copying.code(index)
 
-    async def set_view(self, view: str) -> None:
-        self.view = view
-        await self.transcript.show_as(view)
+    async def action_cycle_view(self) -> None:
+        views = list(VIEWS)
+        self.view = self.prefs.view = views[(views.index(self.view) + 1) % len(views)]
+        self._save_prefs()
+        await self.transcript.show_as(self.view)
+        self.notify(VIEWS[self.view], timeout=2)
 
     @on(Prompt.Left)
     def _leave_prompt(self) -> None:
@@ -545,44 +350,11 @@ class ChatScreen(TurnScreen):
         """The conversation, and the reply in focus or the last one."""
         from specllama.tui import exports
 
-        session, messages = self.session, self.session.messages
-        if not messages:
-            return []
-        forms = {"md": session.export, "json": lambda: session.export("json")}
-        found = [exports.Export("The conversation", session.title, forms)]
-        replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
-        if isinstance(self.focused, MessageView):
-            replies = [i for i in replies if i >= self.focused.index][:1]
-        if replies:
-            at = replies[-1]
-            record = self.records.get(at, Record())
-            under = exports.Circumstances(self.keeper.info, session.params)
-            question, text = messages[at - 1].content if at else "", messages[at].content
-            found.append(
-                exports.of_document(
-                    "The reply",
-                    f"{session.title} reply",
-                    lambda: exports.reply(record, question, text, under),
-                )
-            )
-        return found
+        at = self.focused.index if isinstance(self.focused, MessageView) else None
+        under = exports.Circumstances(self.keeper.info, self.session.params)
+        return exports.of_conversation(self.session, self.records, at, under)
 
     # ------------------------------------------------------------------ the engine
-
-    def set_params(self, params: GenerateParams) -> None:
-        """Takes effect with the next request."""
-        self.session.params = params
-        self.params_changed()
-
-    def params_changed(self) -> None:
-        """The conversation has other settings than before."""
-        params = self.session.params
-        speculate = params.speculate and params.proposer != "none"
-        if speculate != self.strip.speculate:
-            # The old reason for the window says nothing about the next reply.
-            self.strip.reason, self.strip.window = "", None
-        self.strip.speculate = speculate
-        self.refresh_strip()
 
     def engine_loading(self) -> None:
         self.prompt.count_with(None)
@@ -595,17 +367,19 @@ class ChatScreen(TurnScreen):
     async def engine_ready(self, info: EngineInfo) -> None:
         self.session.engine = self.keeper.host
         self.prompt.count_with(self.keeper.host.count_tokens)
-        if (pair := _files(info)) != self._loaded:
+        if (pair := files_of(info)) != self._loaded:
             self._loaded = pair
-            self._forget_measures(info)
+            # With another pair, what was measured on the old one no longer holds.
+            self.board.runs.clear()
+            self.strip.n_ctx = self.prompt.n_ctx = info.target.n_ctx
+            self.strip.reason = ""
         self.refresh_top()
         for view in self.transcript.messages:
             if isinstance(view, AssistantMessage) and view.speaker == UNNAMED:
                 view.speak_as(self.speaker)
         self.strip.loading = ""
         self.refresh_strip()
-        if self.queue:
-            await self.send_queued()
+        await self.sending.send_queued()
 
     async def engine_failed(self, event: EngineFailed) -> None:
         """Say in one note that a load failed, or that the previous pair is back."""
@@ -618,31 +392,7 @@ class ChatScreen(TurnScreen):
             next_step = "/reload or your next message tries again"
             if not self.keeper.server:
                 next_step = f"F6 chooses another pair; {next_step}"
-            self.take_back_queue()
+            self.sending.take_back_queue()
         await self.failed(event.error, next_step, self.again)
         self.refresh_top()
         self.refresh_strip()
-
-    def _forget_measures(self, info: EngineInfo) -> None:
-        """With another pair, what was measured on the old one no longer holds."""
-        self.board.runs.clear()
-        self.strip.n_ctx = self.prompt.n_ctx = info.target.n_ctx
-        self.strip.reason = ""
-
-
-def unfinished(reply: StoredMessage) -> str:
-    """What stands below a reply that was cut short, but was not ended by the one who asked."""
-    if reply.state != "partial" or (reply.stats and "reason" in reply.stats):
-        return ""
-    # What a model wrote has at least its seed.
-    return interrupted(reply.stats.get("emitted")) if reply.stats else EDITED
-
-
-def _files(info: EngineInfo) -> tuple[object, ...]:
-    """What figures of an engine rest on: loaded anew, they still hold."""
-    models = [model for model in (info.target, info.draft) if model is not None]
-    return (
-        *((model.path, model.file_bytes, model.n_ctx) for model in models),
-        info.device,
-        info.threads,
-    )

@@ -134,7 +134,7 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
             Field("glyphs", "symbols", "ascii is for terminals without other symbols.", "look",
                   choices=("auto", "unicode", "ascii")),
             Field("view", "replies", "As text, as drafted, or with the refused guesses. F2"
-                  " changes it, too.", "look", choices=VIEWS),
+                  " changes it, too.", "look", choices=tuple(VIEWS)),
             Field("animation", "animation", "none is best over slow connections.", "look",
                   choices=("auto", "full", "none")),
         ),

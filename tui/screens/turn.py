@@ -16,6 +16,8 @@ from specllama.cancel import Cancel
 from specllama.errors import EngineDied, SpecllamaError
 from specllama.events import Event
 from specllama.session import Session
+from specllama.settings.params import GenerateParams
+from specllama.store.tree import StoredMessage
 from specllama.tui import advice
 from specllama.tui.bridge import Batch, Pace, Turn, processor
 from specllama.tui.keeper import EngineKeeper, loading_words
@@ -30,6 +32,7 @@ from specllama.tui.widgets.stats_strip import StatsStrip, StripState, WhyLine
 from specllama.tui.widgets.transcript import Transcript
 from specllama.tui.widgets.welcome import TopBar
 
+EDITED = "edited: C continues from here"
 UNNAMED = "assistant"  # who wrote a reply, before any model is loaded
 
 
@@ -37,6 +40,14 @@ def interrupted(tokens: int | None = None) -> str:
     """Below a reply that an error, or the end of the app, cut short."""
     after = f" after {tokens} token{'s' if tokens != 1 else ''}" if tokens else ""
     return f"interrupted{after}: C continues, R writes it again"
+
+
+def unfinished(reply: StoredMessage) -> str:
+    """What stands below a reply that was cut short, but was not ended by the one who asked."""
+    if reply.state != "partial" or (reply.stats and "reason" in reply.stats):
+        return ""
+    # What a model wrote has at least its seed.
+    return interrupted(reply.stats.get("emitted")) if reply.stats else EDITED
 
 
 class TurnScreen(Inked, Screen[None]):
@@ -48,8 +59,9 @@ class TurnScreen(Inked, Screen[None]):
         self.keeper = keeper
         self.pace = pace
         self.strip = StripState()
+        self.view = "text"  # as what replies are shown
         self.turn: Turn | None = None
-        self._live: AssistantMessage | None = None
+        self.live: AssistantMessage | None = None  # the reply that is being written
         self._timer: Timer | None = None
         self._used_by_last: float | None = None  # processor seconds at the flush before
         self._after_turn: Callable[[], None] | None = None
@@ -91,10 +103,25 @@ class TurnScreen(Inked, Screen[None]):
         records = self.records
         return records[max(records)] if records else None
 
+    def latest_record(self) -> Record | None:
+        """Of the last reply that has rounds."""
+        with_rounds = [i for i, record in self.records.items() if record.rounds]
+        return self.records[max(with_rounds)] if with_rounds else None
+
     @property
     def live_record(self) -> Record | None:
         """Of the reply that is being written."""
-        return self._live.record if self._live is not None else None
+        return self.live.record if self.live is not None else None
+
+    def _record_of(self, index: int, number: int) -> Record:
+        """Of the reply at ``index``, which is stored as ``number``."""
+        record = self._known.get((self.session.id, number))
+        if record is None:
+            record = Record(self._title_of(index))
+            stats = self.session.stored[number].stats
+            if stats is not None:
+                record.restore(stats)
+        return record
 
     def refresh_strip(self) -> None:
         strip = self.strip
@@ -117,6 +144,36 @@ class TurnScreen(Inked, Screen[None]):
         why = self.query_one(WhyLine)
         why.set_class(why.is_warning, "-warning")
         why.refresh()
+
+    def set_params(self, params: GenerateParams) -> None:
+        """Takes effect with the next request."""
+        self.session.params = params
+        self.params_changed()
+
+    def params_changed(self) -> None:
+        """The conversation has other settings than before."""
+        params = self.session.params
+        speculate = params.speculate and params.proposer != "none"
+        if speculate != self.strip.speculate:
+            # The old reason for the window says nothing about the next reply.
+            self.strip.reason, self.strip.window = "", None
+        self.strip.speculate = speculate
+        self.refresh_strip()
+
+    def count_context(self) -> None:
+        """How much of the context the conversation takes, from the counters of its last reply.
+
+        If the last message is not a reply, nobody has counted: the strip says so.
+        """
+        messages = self.session.messages
+        record = self.records.get(len(messages) - 1)
+        if not messages:
+            self.strip.used = 0
+        elif messages[-1].role == "assistant" and record is not None and record.finished:
+            self.strip.used = record.finished.prompt_n + len(record.finished.token_ids)
+        else:
+            self.strip.used = None
+        self.refresh_strip()
 
     def mark_end(self) -> None:
         """Say above the prompt that there is more below than is shown."""
@@ -195,7 +252,7 @@ class TurnScreen(Inked, Screen[None]):
             await reply.restart()
         else:
             await self.transcript.add(reply)
-        self._live = reply
+        self.live = reply
         self.query_one(RoundsRow).clear()
         self.strip.prefill = None
         self.turn = Turn(events, cancel, self._wake)
@@ -238,7 +295,7 @@ class TurnScreen(Inked, Screen[None]):
             self._schedule()
 
     async def _show(self, batch: Batch) -> None:
-        live, strip = self._live, self.strip
+        live, strip = self.live, self.strip
         assert live is not None
         record = live.record
         before = record.stats.emitted
@@ -277,7 +334,7 @@ class TurnScreen(Inked, Screen[None]):
             screen.post_message(RecordGrew(record))
 
     async def _ended(self, batch: Batch) -> None:
-        live, turn = self._live, self.turn
+        live, turn = self.live, self.turn
         assert live is not None
         assert turn is not None
         self.strip.prefill, self.strip.loading = None, ""
@@ -312,7 +369,7 @@ class TurnScreen(Inked, Screen[None]):
         if batch.error is None and (death := self.keeper.host.death) is not None:
             self.post_message(EngineGone(death))  # behind the reply's last word
         # Only once everything is drawn: whoever waits for the end of the turn finds it complete.
-        self.turn = self._live = None
+        self.turn = self.live = None
         live.record.live = False
         self._tell_screens(live.record)
         self.refresh_strip()

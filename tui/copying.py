@@ -1,0 +1,46 @@
+"""What of a conversation is copied: a message, its last block of code, the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specllama.tui.reading import code_blocks
+from specllama.tui.screens.turn import TurnScreen
+
+
+class Copying:
+    """Hands texts of a screen's conversation to ``copy``."""
+
+    def __init__(self, screen: TurnScreen, copy: Callable[[str], object]) -> None:
+        self._screen = screen
+        self._copy = copy
+
+    def message(self, index: int) -> None:
+        self._copy(self._screen.session.messages[index].content)
+
+    def code(self, index: int) -> None:
+        self._copy_code(self._screen.session.messages[index].content)
+
+    def action_copy_reply(self) -> None:
+        reply = self._last_reply()
+        if reply is None:
+            self._screen.notify("There is no reply to copy yet", timeout=2)
+        else:
+            self._copy(reply)
+
+    def action_copy_code(self) -> None:
+        self._copy_code(self._last_reply() or "")
+
+    def action_copy_chat(self) -> None:
+        self._copy(self._screen.session.export("md"))
+
+    def _copy_code(self, text: str) -> None:
+        blocks = code_blocks(text)
+        if blocks:
+            self._copy(blocks[0])
+        else:
+            self._screen.notify("There is no code block here", timeout=2)
+
+    def _last_reply(self) -> str | None:
+        messages = reversed(self._screen.session.messages)
+        return next((m.content for m in messages if m.role == "assistant"), None)

@@ -1,0 +1,55 @@
+"""What the next reply is written with: the method, thoughts, recorded chances."""
+
+from __future__ import annotations
+
+from specllama.errors import UsageError
+from specllama.tui.screens.turn import TurnScreen
+
+USUAL_DRAFTING = {"speculate": True, "proposer": "auto", "window": "auto", "draft_max": None}
+DEMONSTRATION = 4  # guesses a round
+LIKELIEST = 3  # tokens beside each of the reply, on request
+
+
+class NextReply:
+    """Changes the parameters of a screen's conversation; its public actions are the keymap's."""
+
+    def __init__(self, screen: TurnScreen) -> None:
+        self._screen = screen
+
+    def action_use_method(self, name: str) -> None:
+        plain = name == "none"
+        params = self._screen.session.params
+        try:
+            params = params.replace(speculate=not plain, proposer="auto" if plain else name)
+        except UsageError as error:
+            self._screen.notify(error.message, severity="error", markup=False)
+            return
+        self._screen.set_params(params)
+        words = {"none": "plain decoding", "auto": "the method is chosen automatically"}
+        self._screen.notify(f"Next reply: {words.get(name) or self._screen.glyphs.label(name)}")
+
+    def action_toggle_speculation(self) -> None:
+        params = self._screen.session.params
+        self._screen.set_params(params.replace(speculate=not params.speculate))
+        state = "off" if params.speculate else "on"
+        self._screen.notify(f"Speculation is {state} from the next reply on", timeout=2)
+
+    def action_think(self, how: str = "") -> None:
+        params = self._screen.session.params
+        how = how or ("auto" if params.think == "off" else "off")
+        self._screen.set_params(params.replace(think=how))
+        self._screen.notify(f"Thoughts: {how}, from the next reply on", timeout=2)
+
+    def action_record_likeliest(self) -> None:
+        params = self._screen.session.params
+        asked = None if params.chances else LIKELIEST
+        self._screen.set_params(params.replace(chances=asked))
+        words = "are recorded" if asked else "are no longer recorded"
+        self._screen.notify(f"The target's three likeliest tokens {words}, from the next reply on")
+
+    def demonstrate(self) -> None:
+        """Let the very first conversation draft where it does not pay, so that drafting is seen."""
+        session = self._screen.session
+        params = session.params
+        if self._screen.keeper.bundled and params == params.replace(**USUAL_DRAFTING):
+            session.lend(params.replace(window="fixed", draft_max=DEMONSTRATION))

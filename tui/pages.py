@@ -1,0 +1,251 @@
+"""The pages behind the chat: how each is opened, and what its answer changes.
+
+The keymap names them. A page is imported when it is opened, so that the first frame comes early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from textual.screen import Screen
+
+from specllama.bench.experiment import TOGETHER
+from specllama.interface import Message
+from specllama.settings.params import EngineOptions, GenerateParams
+from specllama.text import sanitize_line
+from specllama.tui.keeper import Pair
+from specllama.tui.looks import ThemedApp
+from specllama.tui.record import Record
+from specllama.tui.screens.base import Page
+from specllama.tui.screens.chat import ChatScreen
+
+if TYPE_CHECKING:
+    from specllama.tui.exports import Export
+    from specllama.tui.lane_watch import LaneWatch
+    from specllama.tui.screens.settings import Settings
+
+
+@runtime_checkable
+class Exporting(Protocol):
+    """A screen with something on it that can be saved."""
+
+    def exports(self) -> list[Export]: ...
+
+
+class PagedApp(ThemedApp):
+    """What the pages need of the app."""
+
+    options: EngineOptions
+    lanes: LaneWatch | None = None
+
+    @property
+    def chat(self) -> ChatScreen:
+        raise NotImplementedError
+
+    def action_reload(self) -> None:
+        raise NotImplementedError
+
+    def action_new_chat(self) -> None:
+        raise NotImplementedError
+
+    def resume_session(self, session: str) -> None:
+        raise NotImplementedError
+
+    def switch_model(self, pair: Pair | None) -> None:
+        raise NotImplementedError
+
+
+def show(app: PagedApp, screen: Screen[Any], then: Callable[[Any], None] | None = None) -> None:
+    """Open a page; one that was opened with another function key gives way."""
+    if len(app.screen_stack) > 1 and not isinstance(app.screen, ChatScreen):
+        if type(app.screen) is type(screen):
+            return
+        if isinstance(app.screen, Page) and not app.screen.may_leave():
+            return
+        app.screen.dismiss(None)
+    app.push_screen(screen, then)
+
+
+def _help(app: PagedApp) -> None:
+    from specllama.tui.screens.help import HelpScreen
+
+    focus = getattr(app.focused, "HELP", "") if app.focused is not None else ""
+    show(app, HelpScreen(getattr(app.screen, "HELP", "") or "", focus or "", app.prefs.keys))
+
+
+def inspect(app: PagedApp, record: Record | None = None) -> None:
+    """The rounds of a reply: of the given one, else of the one being written, else of the last."""
+    from specllama.tui.exports import Circumstances
+    from specllama.tui.screens.inspector import InspectorScreen
+
+    chat = app.chat
+    live = chat.live_record
+    if record is None and live is not None:
+        found: Record | None = live
+    else:
+        found = record if record is not None and record.rounds else chat.latest_record()
+    others = [r for _, r in sorted(chat.records.items(), reverse=True) if r.rounds]
+    found = found or Record("nothing generated yet")
+    under = Circumstances(chat.keeper.info, chat.session.params)
+    show(app, InspectorScreen(found, others, follow=found.live, under=under))
+
+
+def race(app: PagedApp, index: int | None = None) -> None:
+    """The page that answers whether it pays, on the question at or before message ``index``."""
+    from specllama.tui.screens.race import RaceScreen
+
+    chat, session = app.chat, app.chat.session
+    if chat.busy:
+        app.notify("A reply is being written: Esc stops it")
+        return
+    messages = session.messages[: None if index is None else index + 1]
+    while messages and messages[-1].role != "user":
+        messages = messages[:-1]
+    head = [Message("system", session.system)] if session.system else []
+
+    def widen() -> None:
+        """Load the pair again, for as many conversations at once as are raced together."""
+        app.options = replace(app.options, parallel=max(TOGETHER))
+        app.action_reload()
+
+    screen = RaceScreen(
+        chat.board,
+        chat.keeper.host,
+        chat.keeper.info if chat.keeper.ready else None,
+        session.params,
+        [*head, *messages] if messages else None,
+        widen=None if chat.keeper.server or app.options.parallel > 1 else widen,
+        log=session.logs_rounds,
+    )
+
+    def applied(params: GenerateParams | None) -> None:
+        if params is not None:
+            chat.set_params(params)
+        chat.refresh_strip()
+
+    show(app, screen, applied)
+
+
+def _methods(app: PagedApp) -> None:
+    from specllama.tui.screens.methods import MethodsScreen, raced
+
+    chat = app.chat
+    params = chat.session.params
+    now = params.proposer if params.speculate else "none"
+
+    def chosen(name: str | None) -> None:
+        if name is not None:
+            chat.next_reply.action_use_method(name)
+
+    show(app, MethodsScreen(chat.keeper.info, now, raced(chat.board)), chosen)
+
+
+def _models(app: PagedApp) -> None:
+    from specllama.tui.screens.models import ModelsScreen
+
+    keeper = app.chat.keeper
+    if keeper.server:
+        words = "was started with its pair: chat without --server lets you choose one"
+        app.notify(f"The server {words}", markup=False)
+        return
+    show(app, ModelsScreen(keeper.wanted, app.options, app.chat.downloads), app.switch_model)
+
+
+def _top(app: PagedApp) -> None:
+    from specllama.tui.screens.top import TopScreen
+
+    if app.lanes is None:
+        app.notify("Lanes are a server's: specllama chat --server URL shows them")
+    else:
+        show(app, TopScreen(app.lanes))
+
+
+def _sessions(app: PagedApp) -> None:
+    from specllama.tui.screens.sessions import SessionsScreen
+
+    store, session = app.chat.store, app.chat.session
+
+    def chosen(found: str | None) -> None:
+        if found is not None:
+            app.resume_session(found)
+        elif session.id is not None and session.id not in {
+            s.id for s in store.summaries(limit=1000)
+        }:
+            # The conversation on the screen was deleted in the list.
+            app.action_new_chat()
+
+    show(app, SessionsScreen(store, session.id), chosen)
+
+
+def _settings(app: PagedApp) -> None:
+    from specllama.tui.screens.settings import SettingsScreen
+
+    chat, keeper = app.chat, app.chat.keeper
+    info = keeper.info
+
+    def changed(settings: Settings | None) -> None:
+        if settings is None:
+            return
+        chat.set_params(settings.params)
+        chat.session.system = settings.system
+        if settings.options is not None and settings.options != app.options:
+            app.options = settings.options
+            if keeper.possible:
+                app.action_reload()
+        app.save_prefs()
+        app.glyph_choice = app.prefs.glyphs
+        app.theme = app.prefs.theme
+        app.redraw()
+
+    show(
+        app,
+        SettingsScreen(
+            chat.session.params,
+            None if keeper.server else app.options,
+            chat.session.system,
+            app.prefs,
+            {} if info is None else info.target.card,
+            None if info is None else info.target.n_ctx,
+        ),
+        changed,
+    )
+
+
+def _export(app: PagedApp) -> None:
+    """Save what is on the screen, as documents and as a picture."""
+    from specllama.tui.exports import Export
+    from specllama.tui.picture import self_contained
+    from specllama.tui.screens.export import ExportScreen
+
+    screen = app.screen
+    if isinstance(screen, ExportScreen):
+        return
+    picture = self_contained(app.export_screenshot(title="specllama"))
+    exports = list(screen.exports()) if isinstance(screen, Exporting) else []
+    name = type(screen).__name__.removesuffix("Screen")
+    exports.append(Export("The screen", f"specllama {name}", {"svg": lambda: picture}))
+
+    def saved(path: Path | None) -> None:
+        if path is not None:
+            app.notify(sanitize_line(str(path.absolute())), title="Saved", markup=False)
+
+    app.push_screen(ExportScreen(exports), saved)
+
+
+PAGES: Mapping[str, Callable[[PagedApp], None]] = MappingProxyType(
+    {
+        "help": _help,
+        "inspector": inspect,
+        "race": race,
+        "methods": _methods,
+        "models": _models,
+        "top": _top,
+        "sessions": _sessions,
+        "settings": _settings,
+        "export": _export,
+    }
+)
