@@ -148,7 +148,6 @@ def command(
             "kept texts would be drafted from for every API key, and drafts are told",
             "give --no-keep-texts, or one key",
         )
-    listening = bind(host, port)
     said = None if quiet else loading.Progress(shown=False, quiet=False)
     engine = EngineHost(LoadEngine(model, settings["draft-model"], options), on_event=said)
     service = Service(
@@ -162,7 +161,7 @@ def command(
         log=AccessLog().put if access_log and not quiet else None,
     )
     stop = Event()
-    with signals.stop_on_signals(stop):
+    with bind(host, port) as listening, signals.stop_on_signals(stop):
         run(
             service,
             listening,

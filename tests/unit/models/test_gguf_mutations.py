@@ -76,13 +76,14 @@ class Loader:
 
     def load(self, path: Path) -> str:
         if self._child is None:
-            self._child = subprocess.Popen(
-                [sys.executable, "-c", CHILD],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors.open("w"),
-                text=True,
-            )
+            with self._errors.open("w") as errors:
+                self._child = subprocess.Popen(
+                    [sys.executable, "-c", CHILD],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                )
         child = self._child
         assert child.stdin is not None
         assert child.stdout is not None
