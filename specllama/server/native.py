@@ -19,7 +19,7 @@ from specllama.server.figures import so_far
 from specllama.server.likelihood import in_chat, pieces
 from specllama.server.refusals import Refusal, not_offered, wrong
 from specllama.server.sampling import Sampling, most_chances, params_of
-from specllama.server.service import Service, guarded
+from specllama.server.service import Row, Service, guarded
 from specllama.server.turns import ToolSpec, Turn, messages_of, tools_of
 from specllama.settings.params import GenerateParams
 
@@ -153,7 +153,12 @@ class NativeDialect:
 
 
 def routes(service: Service) -> list[Route]:
-    desk = service.desk
+    rows = [*_replies(service), *_texts(service), *_about(service)]
+    return [Route(path, guarded(handler), methods=methods) for path, handler, methods in rows]
+
+
+def _replies(service: Service) -> list[Row]:
+    """Handlers, by path and methods, of what is written by the model."""
 
     async def completion(request: Request) -> Response:
         body = await service.read(request, CompletionRequest)
@@ -173,49 +178,16 @@ def routes(service: Service) -> list[Route]:
             request, asked, NativeDialect(body, service.model, asked.params)
         )
 
-    async def props(request: Request) -> Response:
-        info = service.info
-        template, bos, eos = await desk.ask("template")
-        params = settings(service.base)
-        return Json(
-            {
-                "default_generation_settings": {"n_ctx": info.target.n_ctx, "params": params},
-                "total_slots": desk.lanes,
-                "model_path": info.target.path,
-                "model_alias": service.model,
-                "model_ftype": info.target.quantization,
-                "chat_template": template,
-                "chat_template_caps": {},
-                "bos_token": bos,
-                "eos_token": eos,
-                "modalities": {"vision": False, "video": False, "audio": False},
-                "build_info": f"specllama-{__version__}",
-                "endpoint_slots": service.slots,
-                "endpoint_metrics": True,
-                "endpoint_props": False,
-                "ui": False,
-                "is_sleeping": False,
-                "exactness": info.exactness,
-                "methods": [{"name": m.name, "available": m.available} for m in info.methods],
-            }
-        )
+    return [
+        ("/completion", completion, ["POST"]),
+        ("/completions", completion, ["POST"]),
+        ("/infill", infill, ["POST"]),
+    ]
 
-    async def slots(request: Request) -> Response:
-        service.require_slots()
-        common = {"n_ctx": service.info.target.n_ctx, "speculative": True}
 
-        def shown(params: GenerateParams) -> dict[str, Any]:
-            told = settings(params)
-            return told if service.expose_text else {n: told[n] for n in told if n not in _OWN}
-
-        running = [
-            {"id": i, "is_processing": True, "params": shown(ticket.params), **common}
-            for i, ticket in enumerate(desk.running)
-        ]
-        idle = [
-            {"id": i, "is_processing": False, **common} for i in range(len(running), desk.lanes)
-        ]
-        return Json([*running, *idle])
+def _texts(service: Service) -> list[Row]:
+    """What becomes of a text without any model: tokens, prompts."""
+    desk = service.desk
 
     async def tokenize(request: Request) -> Response:
         body = await service.read(request, TokenizeRequest)
@@ -267,6 +239,61 @@ def routes(service: Service) -> list[Route]:
         prompt = await rendered(body.messages, body.tools, request)
         return Json({"prompt": prompt})
 
+    return [
+        ("/tokenize", tokenize, ["POST"]),
+        ("/detokenize", detokenize, ["POST"]),
+        ("/apply-template", template, ["POST"]),
+    ]
+
+
+def _about(service: Service) -> list[Row]:
+    """What there is, and how busy it is."""
+    desk = service.desk
+
+    async def props(request: Request) -> Response:
+        info = service.info
+        template, bos, eos = await desk.ask("template")
+        params = settings(service.base)
+        return Json(
+            {
+                "default_generation_settings": {"n_ctx": info.target.n_ctx, "params": params},
+                "total_slots": desk.lanes,
+                "model_path": info.target.path,
+                "model_alias": service.model,
+                "model_ftype": info.target.quantization,
+                "chat_template": template,
+                "chat_template_caps": {},
+                "bos_token": bos,
+                "eos_token": eos,
+                "modalities": {"vision": False, "video": False, "audio": False},
+                "build_info": f"specllama-{__version__}",
+                "endpoint_slots": service.slots,
+                "endpoint_metrics": True,
+                "endpoint_props": False,
+                "ui": False,
+                "is_sleeping": False,
+                "exactness": info.exactness,
+                "methods": [{"name": m.name, "available": m.available} for m in info.methods],
+            }
+        )
+
+    async def slots(request: Request) -> Response:
+        service.require_slots()
+        common = {"n_ctx": service.info.target.n_ctx, "speculative": True}
+
+        def shown(params: GenerateParams) -> dict[str, Any]:
+            told = settings(params)
+            return told if service.expose_text else {n: told[n] for n in told if n not in _OWN}
+
+        running = [
+            {"id": i, "is_processing": True, "params": shown(ticket.params), **common}
+            for i, ticket in enumerate(desk.running)
+        ]
+        idle = [
+            {"id": i, "is_processing": False, **common} for i in range(len(running), desk.lanes)
+        ]
+        return Json([*running, *idle])
+
     async def version(request: Request) -> Response:
         return Json({"version": __version__})
 
@@ -274,19 +301,10 @@ def routes(service: Service) -> list[Route]:
         return Json({"server_load": len(desk.running) + desk.n_waiting})
 
     return [
-        Route(path, guarded(handler), methods=methods)
-        for path, handler, methods in (
-            ("/completion", completion, ["POST"]),
-            ("/completions", completion, ["POST"]),
-            ("/infill", infill, ["POST"]),
-            ("/props", props, ["GET"]),
-            ("/slots", slots, ["GET"]),
-            ("/tokenize", tokenize, ["POST"]),
-            ("/detokenize", detokenize, ["POST"]),
-            ("/apply-template", template, ["POST"]),
-            ("/version", version, ["GET"]),
-            ("/load", load, ["GET"]),
-        )
+        ("/props", props, ["GET"]),
+        ("/slots", slots, ["GET"]),
+        ("/version", version, ["GET"]),
+        ("/load", load, ["GET"]),
     ]
 
 

@@ -32,7 +32,7 @@ from specllama.server.sampling import (
     params_of,
     schema_text,
 )
-from specllama.server.service import Handler, Service, guarded
+from specllama.server.service import Handler, Row, Service, guarded
 from specllama.server.tools import ToolUse
 from specllama.server.turns import ToolSpec, Turn, messages_of, tools_of
 from specllama.settings.params import GenerateParams
@@ -258,6 +258,27 @@ def _time(seconds: float | None = None) -> str:
 
 
 def routes(service: Service) -> list[Route]:
+    rows = [
+        *_about_model(service),
+        *_replies(service),
+        *(
+            (name, _refuse(name, _NO_MODELS), ["POST", "DELETE"])
+            for name in ("pull", "push", "create", "copy", "delete")
+        ),
+        *(
+            (name, _refuse(name, "models are loaded to write, not to embed"), ["POST"])
+            for name in ("embed", "embeddings")
+        ),
+    ]
+    return [
+        Route(f"/api/{path}", guarded(handler, error_of), methods=methods)
+        for path, handler, methods in rows
+    ]
+
+
+def _about_model(service: Service) -> list[Row]:
+    """Handlers, by path and methods, of what is told of the one model."""
+
     def details() -> dict[str, Any]:
         target = service.info.target
         return {
@@ -312,6 +333,17 @@ def routes(service: Service) -> list[Route]:
             }
         )
 
+    return [
+        ("version", version, ["GET"]),
+        ("tags", tags, ["GET"]),
+        ("ps", running, ["GET"]),
+        ("show", show, ["POST"]),
+    ]
+
+
+def _replies(service: Service) -> list[Row]:
+    """What is written by the model."""
+
     def fits(asked: _Asked) -> None:
         """Raises Refusal: thoughts, or more context, are asked for than there are."""
         if asked.think not in (None, False) and not service.desk.thinks:
@@ -341,28 +373,11 @@ def routes(service: Service) -> list[Route]:
             asked = await service.infilled(asked, body.prompt, body.suffix)
         return await service.answer(request, asked, OllamaDialect(service.model, chat=False))
 
-    def refuse(what: str, reason: str) -> Handler:
-        async def refused(request: Request) -> Response:
-            raise not_offered(what, reason)
+    return [("chat", chat, ["POST"]), ("generate", generate, ["POST"])]
 
-        return refused
 
-    return [
-        Route(f"/api/{path}", guarded(handler, error_of), methods=methods)
-        for path, handler, methods in (
-            ("version", version, ["GET"]),
-            ("tags", tags, ["GET"]),
-            ("ps", running, ["GET"]),
-            ("show", show, ["POST"]),
-            ("chat", chat, ["POST"]),
-            ("generate", generate, ["POST"]),
-            *(
-                (name, refuse(name, _NO_MODELS), ["POST", "DELETE"])
-                for name in ("pull", "push", "create", "copy", "delete")
-            ),
-            *(
-                (name, refuse(name, "models are loaded to write, not to embed"), ["POST"])
-                for name in ("embed", "embeddings")
-            ),
-        )
-    ]
+def _refuse(what: str, reason: str) -> Handler:
+    async def refused(request: Request) -> Response:
+        raise not_offered(what, reason)
+
+    return refused

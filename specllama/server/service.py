@@ -37,6 +37,7 @@ Body = TypeVar("Body")
 P = ParamSpec("P")
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
+Row = tuple[str, Handler, list[str]]  # path, what answers it, methods
 
 
 @dataclass(slots=True)
