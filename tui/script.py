@@ -133,23 +133,10 @@ def play(
     drafting = is_drafting(params)
     proposer = params.proposer.replace("auto", "mixed") if drafting else "none"
     n_ctx = info.target.n_ctx
-    yield Started(
-        prompt_n=prompt_n,
-        cached_n=0,
-        n_ctx=n_ctx,
-        seed=seed,
-        proposer=proposer,
-        verify=params.verify,
-        draft_max=params.reach(info.exact_rows) if drafting else 0,
-        exactness=info.exactness,
-        tokenize_ms=reading.tokenize_ms,
-    )
+    yield _started(info, params, proposer, prompt_n, seed, reading.tokenize_ms)
     yield from notices
     prefill_ms = reading.prefill_ms(prompt_n)
-    for step in range(1, reading.steps + 1):
-        reading.before_step(prefill_ms / reading.steps)
-        yield PrefillProgress(prompt_n * step // reading.steps, prompt_n, 0)
-
+    yield from _read(reading, prompt_n, prefill_ms)
     todo, reason = _to_say(text, reason, params, cut, room=n_ctx - prompt_n)
     stats, rounds, ids = SpecStats(), list[RoundDone](), list[int]()
     clock_ms = reading.tokenize_ms + prefill_ms
@@ -174,10 +161,6 @@ def play(
         new = "".join(done.emitted_text)
         yield from tell(reply.feed(new.encode("utf-8", "replace").decode("latin-1")))
     yield from tell(reply.finish(cut=False))
-    first_ms = rounds[0].took_ms if rounds else 0.0
-    decode_ms = sum(done.took_ms for done in rounds[1:])
-    draft_ms = sum(done.draft_ms for done in rounds[1:])
-    verify_ms = sum(done.verify_ms for done in rounds[1:])
     yield Finished(
         reason="cancelled" if todo else reason,
         text=said[False],
@@ -201,19 +184,61 @@ def play(
         drafted_per_position=tuple(stats.drafted_at),
         near_ties=stats.near_ties,
         verdict=judge([Pass.of(done) for done in rounds[1:]]) if drafting else None,
-        timings=Timings(
-            load_ms=info.load_ms,
-            tokenize_ms=reading.tokenize_ms,
-            prefill_ms=prefill_ms,
-            first_decode_ms=first_ms,
-            ttft_ms=reading.tokenize_ms + prefill_ms + first_ms if rounds else 0.0,
-            decode_ms=decode_ms,
-            draft_ms=draft_ms,
-            verify_ms=verify_ms,
-            waiting_ms=decode_ms - draft_ms - verify_ms,
-            other_ms=stats.other_ms,
-            tok_per_s=1000 * (len(ids) - 1) / decode_ms if decode_ms else None,
-        ),
+        timings=_timings(rounds, stats, info.load_ms, reading.tokenize_ms, prefill_ms),
+    )
+
+
+def _started(
+    info: EngineInfo,
+    params: GenerateParams,
+    proposer: str,
+    prompt_n: int,
+    seed: int,
+    tokenize_ms: float,
+) -> Started:
+    return Started(
+        prompt_n=prompt_n,
+        cached_n=0,
+        n_ctx=info.target.n_ctx,
+        seed=seed,
+        proposer=proposer,
+        verify=params.verify,
+        draft_max=params.reach(info.exact_rows) if is_drafting(params) else 0,
+        exactness=info.exactness,
+        tokenize_ms=tokenize_ms,
+    )
+
+
+def _read(reading: Reading, prompt_n: int, prefill_ms: float) -> Iterator[PrefillProgress]:
+    for step in range(1, reading.steps + 1):
+        reading.before_step(prefill_ms / reading.steps)
+        yield PrefillProgress(prompt_n * step // reading.steps, prompt_n, 0)
+
+
+def _timings(
+    rounds: Sequence[RoundDone],
+    stats: SpecStats,
+    load_ms: float,
+    tokenize_ms: float,
+    prefill_ms: float,
+) -> Timings:
+    """Where the time of these rounds went; the first one belongs to the first token."""
+    first_ms = rounds[0].took_ms if rounds else 0.0
+    decode_ms = sum(done.took_ms for done in rounds[1:])
+    draft_ms = sum(done.draft_ms for done in rounds[1:])
+    verify_ms = sum(done.verify_ms for done in rounds[1:])
+    return Timings(
+        load_ms=load_ms,
+        tokenize_ms=tokenize_ms,
+        prefill_ms=prefill_ms,
+        first_decode_ms=first_ms,
+        ttft_ms=tokenize_ms + prefill_ms + first_ms if rounds else 0.0,
+        decode_ms=decode_ms,
+        draft_ms=draft_ms,
+        verify_ms=verify_ms,
+        waiting_ms=decode_ms - draft_ms - verify_ms,
+        other_ms=stats.other_ms,
+        tok_per_s=1000 * (stats.emitted - 1) / decode_ms if decode_ms else None,
     )
 
 
