@@ -209,11 +209,24 @@ def plan_offload(
     if draft is None:
         return OffloadPlan(_place(first, free, warnings), None, devices, tuple(warnings))
     second = model("draft", draft, draft_gpu_layers, draft_place)
+    if draft_gpu_layers != "auto" or not devices:
+        beside = _place(second, free, warnings)
+        where = _place(first, _left(free, beside), warnings)
+        return OffloadPlan(where, beside, devices, tuple(warnings))
+    return _weighed(first, second, devices, free, acceptance)
+
+
+def _weighed(
+    first: _Model,
+    second: _Model,
+    devices: tuple[Device, ...],
+    free: list[int],
+    acceptance: float | None,
+) -> OffloadPlan:
+    """The faster of a draft beside its target on the GPUs and one that leaves them to it."""
+    warnings: list[str] = []
     aside = _place(dataclasses.replace(second, asked="0"), free, [])
     beside = _place(second, free, warnings)
-    if draft_gpu_layers != "auto" or not devices:
-        rest = [max(size - used, 0) for size, used in zip(free, beside.bytes, strict=True)]
-        return OffloadPlan(_place(first, rest, warnings), beside, devices, tuple(warnings))
     shared = all(device.shares_ram for device in devices)
     share = expected.ACCEPTANCE if acceptance is None else acceptance
     plans: list[tuple[float, Placement, Placement, list[str]]] = []
@@ -221,17 +234,21 @@ def plan_offload(
         if one is beside and not beside.whole:
             continue  # half a draft on the GPU costs a transfer per step and gains little
         said: list[str] = []
-        rest = [max(size - used, 0) for size, used in zip(free, one.bytes, strict=True)]
-        where = _place(first, rest, said)
+        where = _place(first, _left(free, one), said)
         speed = expected.tokens_per_second(
-            reading(target, where, shared), reading(draft, one, shared), share
+            reading(first.header, where, shared), reading(second.header, one, shared), share
         )
         plans.append((speed, where, one, said))
     speed, where, one, said = max(plans, key=lambda plan: plan[0])
     alone = _place(first, free, [])
-    without = expected.tokens_per_second(reading(target, alone, shared), None)
+    without = expected.tokens_per_second(reading(first.header, alone, shared), None)
     why = _why(where, one, alone, speed / without, acceptance)
     return OffloadPlan(where, one, devices, (*warnings, *said), (why,))
+
+
+def _left(free: list[int], taken: Placement) -> list[int]:
+    """Bytes by device that are free beside a model."""
+    return [max(size - used, 0) for size, used in zip(free, taken.bytes, strict=True)]
 
 
 def _why(
