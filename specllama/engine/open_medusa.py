@@ -18,7 +18,7 @@ from specllama.models.medusa_file import (
     read_output_ids,
 )
 from specllama.models.tensors import read_tensor
-from specllama.speculative.drafting.medusa_heads import Head, Heads
+from specllama.speculative.drafting.medusa_heads import Heads, MedusaHead
 
 if TYPE_CHECKING:
     from specllama.backend.heads.medusa_pool import MedusaPool
@@ -75,7 +75,7 @@ def load_heads(path: Path, target: GgufHeader) -> Heads:
     )
 
 
-def _head(header: GgufHeader, facts: MedusaFacts, h: int) -> Head:
+def _head(header: GgufHeader, facts: MedusaFacts, h: int) -> MedusaHead:
     def tensor(name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]] | None:
         full = f"head.{h}.{name}"
         return read_tensor(header, full) if full in header.by_name else None
@@ -87,4 +87,4 @@ def _head(header: GgufHeader, facts: MedusaFacts, h: int) -> Head:
         )
         for b in range(facts.blocks)
     )
-    return Head(blocks, tensor("proj.weight"), tensor("output.weight"))
+    return MedusaHead(blocks, tensor("proj.weight"), tensor("output.weight"))

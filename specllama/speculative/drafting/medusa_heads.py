@@ -26,7 +26,7 @@ Measured = Callable[[int, float], Sequence[float]]
 
 
 @dataclass(frozen=True)
-class Head:
+class MedusaHead:
     """One head. ``width`` is the target's hidden width.
 
     ``blocks`` are (weight [width, width], bias [width]); ``proj`` [width, width] and ``output``
@@ -57,7 +57,7 @@ class Heads:
         measured: see ``Measured``.
     """
 
-    heads: tuple[Head, ...]
+    heads: tuple[MedusaHead, ...]
     output: Matrix | None
     ids: IntArray | None
     n_vocab: int

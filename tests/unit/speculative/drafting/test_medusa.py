@@ -31,7 +31,7 @@ from specllama.backend.heads.medusa_pool import MedusaPool
 from specllama.settings.params import VerifyRule
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.medusa import Hidden, MedusaDrafter
-from specllama.speculative.drafting.medusa_heads import Head, Heads, Vector, silu
+from specllama.speculative.drafting.medusa_heads import Heads, MedusaHead, Vector, silu
 from specllama.speculative.effects import Ask, Asking, Pass, drive, perform
 from specllama.speculative.policy.costs import Costs
 from specllama.speculative.policy.policy import Policy
@@ -59,7 +59,7 @@ def random_heads(
         return rng.standard_normal(shape).astype(np.float32)
 
     made = tuple(
-        Head(
+        MedusaHead(
             tuple((matrix(width, width), matrix(width)) for _ in range(blocks)),
             matrix(width, width) if proj else None,
             matrix(rows, width) if own else None,
@@ -241,7 +241,7 @@ def knowing(table: FakeTable, depths: int = 3, noise: float = 0.0) -> Heads:
             row = table.row(text)
             output[:, a * V + b] = row + noise * rng.standard_normal(V)
             text.append(int(np.argmax(row)))
-    return Heads(tuple(Head((), None, o) for o in outputs), None, None, V, unmeasured)
+    return Heads(tuple(MedusaHead((), None, o) for o in outputs), None, None, V, unmeasured)
 
 
 def medusa(setup: Setup, noise: float = 0.0, ranks: int = 3) -> MedusaDrafter:
@@ -305,7 +305,7 @@ def test_rejection_with_medusa_is_exact(leaves: int, nodes: int, grammar: bool) 
     table = FakeTable(3, seed=2, sharpness=0.8)
     rng = np.random.default_rng(5)
     outputs = [rng.standard_normal((3, 9)).astype(np.float32) for _ in range(2)]
-    heads = Heads(tuple(Head((), None, o) for o in outputs), None, None, 3, unmeasured)
+    heads = Heads(tuple(MedusaHead((), None, o) for o in outputs), None, None, 3, unmeasured)
     sizes: set[int] = set()
 
     def hidden(tokens: Sequence[int]) -> Vector:
@@ -355,13 +355,17 @@ def test_measured_accuracies_are_what_a_greedy_tree_is_made_of() -> None:
     sure = dataclasses.replace(  # every head certain of its best token
         heads,
         heads=tuple(
-            Head((), None, h.output * np.float32(50.0)) for h in heads.heads if h.output is not None
+            MedusaHead((), None, h.output * np.float32(50.0))
+            for h in heads.heads
+            if h.output is not None
         ),
     )
     unsure = dataclasses.replace(
         heads,
         heads=tuple(
-            Head((), None, h.output * np.float32(0.02)) for h in heads.heads if h.output is not None
+            MedusaHead((), None, h.output * np.float32(0.02))
+            for h in heads.heads
+            if h.output is not None
         ),
     )
     tokens = [1, 2, 3]
