@@ -62,6 +62,12 @@ FORBIDDEN = {
         "specllama.backend.llama",
         "specllama.backend.symbols",
     ),
+    # the policy knows no drafter and no drafter knows the policy: they meet in ``DraftJudge``
+    "specllama.speculative.policy": ("specllama.speculative.drafting", "specllama.settings"),
+    **{
+        f"specllama.speculative.{name}": ("specllama.speculative.policy",)
+        for name in ("drafting", "budget", "effects", "round", "rules", "tree", "types")
+    },
     "specllama.backend": (
         "specllama.speculative",
         "specllama.engine",

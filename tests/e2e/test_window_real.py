@@ -72,7 +72,8 @@ def test_logged_rounds_replay_within_the_ledger(own_tiny: Engine, prompts: list[
     """Real drafts, real confidences: what the window would lose at several costs of a pass."""
     from replay import trace_of_rounds
 
-    from specllama.speculative.policy.ledger import EPSILON, Ledger
+    from specllama.speculative.policy.constants import EPSILON
+    from specllama.speculative.policy.ledger import Ledger
 
     for n, prompt in enumerate(prompts):
         sampling = SamplingParams(temperature=float(n % 2))

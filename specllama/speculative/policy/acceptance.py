@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 from specllama.arrays import FloatArray
+from specllama.speculative.policy.constants import FORGET, RECENT
 
 Kind = Literal["draft", "copy"]
 Features = tuple[float, float, float]
@@ -30,9 +31,7 @@ _PRIOR: dict[Kind, tuple[list[float], list[float]]] = {
 }
 # Confidence never counts against a guess, nor an ending for it.
 _BOUNDS = ((-8.0, 8.0), (0.02, 3.0), (0.0, 3.0), (-8.0, 0.0), (-8.0, 8.0))
-_FORGET = 0.998
 _TENTHS = np.arange(0.05, 1.0, 0.1)
-_RECENT = 24  # looks that say what the next one will be like
 # Looks before the first one, by acceptance in tenths: many of a good draft model's guesses are all
 # but certain, the others are anything.
 _FIRST_LOOKS = (*(0.4,) * 9, 1.6)
@@ -140,7 +139,7 @@ class InText:
 
     def look(self, features: Features) -> None:
         """A guess was seen (it counts from the next lesson on)."""
-        for looks, most in ((self.state.looks, 4 * _RECENT), (self._looks, _RECENT)):
+        for looks, most in ((self.state.looks, 4 * RECENT), (self._looks, RECENT)):
             looks.append(features)
             del looks[:-most]
 
@@ -151,10 +150,10 @@ class InText:
         broad prior, which fade behind them.
         """
         if self._spread is None or self._spread[0] != self.state.labels:
-            fade = 1.0 - len(self._looks) / (_RECENT + 1.0)
+            fade = 1.0 - len(self._looks) / (RECENT + 1.0)
             mine = set(map(id, self._looks))
             others = [features for features in self.state.looks if id(features) not in mine]
-            known = len(others) / (len(others) + _RECENT)
+            known = len(others) / (len(others) + RECENT)
             bins = [fade * (1.0 - known) * first for first in _FIRST_LOOKS]
             each = fade * known * sum(_FIRST_LOOKS) / max(len(others), 1)
             for looks, weight in ((others, each), (self._looks, 1.0)):
@@ -175,7 +174,7 @@ class InText:
         px = [sum(map(mul, row, x)) for row in p]
         scale = w / (1.0 + w * sum(map(mul, px, x)))
         # forgetting must not blow up what is never tested
-        keep = _FORGET if sum(p[i][i] for i in range(5)) < 3.0 else 1.0
+        keep = FORGET if sum(p[i][i] for i in range(5)) < 3.0 else 1.0
         for i, row in enumerate(p):
             p[i] = [(v - px[i] * scale * q) / keep for v, q in zip(row, px, strict=True)]
         for i, (low, high) in enumerate(_BOUNDS):
@@ -184,7 +183,7 @@ class InText:
             state.theta[i], state.p[i][:4] = theta[i], p[i][:4]
         self._here, self._own = theta[-1], p[-1]
         if depth or not state.labels:
-            state.mean += (y - state.mean) / _RECENT
+            state.mean += (y - state.mean) / RECENT
         state.labels += 1
         self._known = state.labels
 

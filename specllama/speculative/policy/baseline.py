@@ -17,19 +17,21 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from time import perf_counter
 
-from specllama.speculative.policy.costs import OUTLIER
-from specllama.speculative.policy.ledger import BEHIND, EPSILON
+from specllama.speculative.policy.constants import (
+    AHEAD,
+    BEHIND,
+    EPSILON,
+    FRESH_S,
+    MEMORY,
+    MEMORY_S,
+    OUTLIER,
+    STRETCH_S,
+)
 
-KEPT = 64  # stretches
-STRETCH_S = 1.0  # steps of a stretch are alike
-MEMORY_S = 5.0  # after which a stretch counts a third of a newer one
 FEW = 5  # with fewer stretches of these minutes the next step is due at once
-FRESH_S = 120.0  # so old they are of these minutes
 _NEWEST = 10  # forecasts that count: a machine is busy for a while, then no more
 _USUAL, _NORMAL = 0.8, 1.2816  # so many of errors are below so many of their spreads
 _APART = 3  # rounds that draft between two plain steps at least, as long as there are few
-_SPACED = 8  # and then
-_SAME_DEPTH = 64  # tokens, behind which a step takes no longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class PlainSteps:
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
-        self._stretches: deque[_Stretch] = deque(maxlen=KEPT)
+        self._stretches: deque[_Stretch] = deque(maxlen=MEMORY)
         self._taken = 0
         self._known: tuple[object, Baseline | None] = ((), None)
         self._saved = 0.0  # plain steps that may be spent on the next
@@ -93,7 +95,7 @@ class PlainSteps:
         much other programs take from every step that is written here."""
         taken, found = self._beyond
         if taken != self._taken:
-            steps = [ms for stretch in self._stretches for ms in stretch.steps][-KEPT:]
+            steps = [ms for stretch in self._stretches for ms in stretch.steps][-MEMORY:]
             usual = median(steps)
             found = fmean(min(max(ms / usual - OUTLIER, 0.0), BEHIND) for ms in steps)
             self._beyond = self._taken, found
@@ -109,7 +111,7 @@ class PlainSteps:
         often until it is ``settled`` what plain steps take on this machine."""
         fresh = self._fresh()
         few = len(fresh) < FEW and (not fresh or self._clock() - fresh[-1].begin > STRETCH_S)
-        if self._since < (_APART if few else _SPACED):
+        if self._since < (_APART if few else AHEAD):
             return False
         return few or not settled or self._saved >= forgone
 
@@ -123,7 +125,7 @@ class PlainSteps:
             return None
         age = self._clock() - self._stretches[-1].end
         ahead = 2.0 ** math.floor(math.log2(age)) if age >= STRETCH_S else 0.0
-        asked = (self._taken, depth // _SAME_DEPTH, deep_ms, ahead)
+        asked = (self._taken, depth // MEMORY, deep_ms, ahead)
         if self._known[0] != asked:
             self._known = asked, self._foretell(depth, deep_ms, ahead)
         found = self._known[1]

@@ -12,15 +12,19 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from operator import itemgetter
 
+from specllama.speculative.policy.constants import (
+    EPSILON,
+    GAIN,
+    OUTLIER,
+    SETTLE,
+    SHARE,
+    SINGLES,
+    SLOPE,
+)
 from specllama.speculative.types import Booking
 
 # Wide passes share a cell per step of about a third: nobody drafts that far, prompts are that long.
 _CELLS: tuple[int, ...] = (*range(1, 18), 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-_SETTLE = 4  # first samples of a cell, of which the median counts
-_SINGLES = 12  # and of the level: everything is compared with it
-_GAIN = 0.08  # of the level, per pass of one row; a ratio moves by a third of it
-_LEAST = 0.01  # the least that a further row costs, in single passes
-OUTLIER = 1.35  # times what is expected: no more of a time is believed, nor charged
 _DEEP = 1024.0  # tokens of depth that ``deep`` is told for
 
 
@@ -40,11 +44,11 @@ class CostTable:
     """
 
     level: float | None = None
-    slope: float = 0.15
+    slope: float = SLOPE
     deep: float = 0.0
     ratios: dict[int, float] = field(default_factory=lambda: {1: 1.0})
     counts: dict[int, int] = field(default_factory=dict)
-    sure: tuple[float, float, float] = (_GAIN, 0.0, 1.0)
+    sure: tuple[float, float, float] = (GAIN, 0.0, 1.0)
 
     def __post_init__(self) -> None:
         self._points: list[tuple[int, float]] = []  # cells and ratios
@@ -65,11 +69,11 @@ class CostTable:
     @property
     def settled(self) -> bool:
         """Whether single passes were timed so often that the level is that of this machine."""
-        return self.seen(1) >= _SINGLES
+        return self.seen(1) >= SINGLES
 
     def known(self, rows: int) -> bool:
         """Whether passes so wide were timed often enough to call a dear one an outlier."""
-        return self.seen(rows) >= _SETTLE
+        return self.seen(rows) >= SETTLE
 
     def ratio(self, rows: int) -> float:
         """a(rows) in single passes."""
@@ -159,7 +163,7 @@ class CostTable:
                 self._settle(flat)
             elif self.level:  # one by one is never dearer
                 self.ratios[cell] = min(flat / self.level, rows) * cell / rows
-                slope = max((self.ratios[cell] - 1.0) / (cell - 1), _LEAST)
+                slope = max((self.ratios[cell] - 1.0) / (cell - 1), EPSILON)
                 wide = sum(self.counts.values()) - self.seen(1)
                 self.slope *= (slope / self.slope) ** (1.0 / (1.0 + wide))
         elif self.level:
@@ -168,8 +172,8 @@ class CostTable:
             if cell == 1:
                 self._correct(expected * surprise, depth / _DEEP)
             else:
-                self.level *= 1.0 + _GAIN / 3.0 * surprise
-                self.ratios[cell] = self.ratio(cell) * (1.0 + max(_GAIN / 3.0, 1 / seen) * surprise)
+                self.level *= 1.0 + GAIN / 3.0 * surprise
+                self.ratios[cell] = self.ratio(cell) * (1.0 + max(GAIN / 3.0, 1 / seen) * surprise)
         if cell > 1 and self.level and flat * OUTLIER < self.level:
             # more rows are never cheaper: the single ones were slowed
             self._settle(flat * OUTLIER)
@@ -190,10 +194,10 @@ class CostTable:
     def _correct(self, error: float, depth: float) -> None:
         """Divide what a single pass took more than expected between the level and the depth.
 
-        A Kalman filter whose level drifts, by so much that it follows with ``_GAIN``.
+        A Kalman filter whose level drifts, by so much that it follows with ``GAIN``.
         """
         aa, ab, bb = self.sure
-        aa += _GAIN * _GAIN
+        aa += GAIN * GAIN
         level, deep = aa + ab * depth, ab + bb * depth
         scale = 1.0 / (1.0 + level + deep * depth)
         assert self.level is not None
@@ -207,7 +211,7 @@ class CostTable:
 
 
 def _first(cell: int) -> int:
-    return _SETTLE if cell > 1 else _SINGLES
+    return SETTLE if cell > 1 else SINGLES
 
 
 def _cell(rows: int) -> int:
@@ -225,7 +229,7 @@ class Costs:
     target: CostTable = field(default_factory=CostTable)
     draft: CostTable = field(default_factory=CostTable)
     own: dict[str, CostTable] = field(default_factory=dict)
-    draft_share: float = 0.1
+    draft_share: float = SHARE
 
     def steps(self, booking: Booking) -> CostTable:
         """The table of what a step costs there: the method's own, or that of the draft model."""

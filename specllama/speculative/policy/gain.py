@@ -10,9 +10,8 @@ import numpy as np
 
 from specllama.arrays import FloatArray
 from specllama.speculative.budget import growth
+from specllama.speculative.policy.constants import AHEAD, LEAST
 
-AHEAD = 8  # guesses that a decision looks ahead
-LEAST = 0.1  # tokens; a smaller balance is weighed as this one
 _COUNT = np.arange(AHEAD)
 
 Lines: TypeAlias = tuple[FloatArray, FloatArray]

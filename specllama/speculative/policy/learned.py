@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specllama.speculative.policy.acceptance import Acceptance, Kind
-
-MEMORY = 64  # values that a running mean remembers
-BEGIN = 12  # rounds that were as good as plain: what a mean begins with
+from specllama.speculative.policy.constants import MEMORY, SINGLES
 
 
 @dataclass
@@ -34,8 +32,8 @@ class Learned:
 
     sources: dict[str, Acceptance] = field(default_factory=dict)
     asked: dict[str, Mean] = field(default_factory=dict)
-    pace: tuple[float, float] = (BEGIN, BEGIN)
-    reply: Mean = field(default_factory=lambda: Mean(128.0, 1))
+    pace: tuple[float, float] = (SINGLES, SINGLES)
+    reply: Mean = field(default_factory=lambda: Mean(2.0 * MEMORY, 1))
     round: Mean = field(default_factory=lambda: Mean(3.0, 1))
 
     def source(self, name: str, kind: Kind) -> Acceptance:

@@ -15,11 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-BEHIND = 8.0  # plain steps that all drafting of a pair may be behind plain decoding, ever
-EPSILON = 0.01  # and this share of the time
-_OWN = 0.5  # a source's first balance; as much is kept back for passes that were never timed
-_LEAD = 4.0 * BEHIND  # the most that is kept of what was gained beyond full balances
-_SAVED = 2.0  # the most that a source saves up to explore with
+from specllama.speculative.policy.constants import BEHIND, EPSILON, LEAD, OWN, SAVED
 
 
 @dataclass
@@ -34,13 +30,13 @@ class Ledger:
             once does not empty a balance.
     """
 
-    spare: float = BEHIND - _OWN
+    spare: float = BEHIND - OWN
     own: dict[str, float] = field(default_factory=dict)
     lead: float = 0.0
 
     def __post_init__(self) -> None:
-        self.lead = min(max(self.lead, 0.0), _LEAD)
-        self.own = {name: min(max(own, 0.0), _SAVED) for name, own in self.own.items()}
+        self.lead = min(max(self.lead, 0.0), LEAD)
+        self.own = {name: min(max(own, 0.0), SAVED) for name, own in self.own.items()}
         self.spare = min(self.spare, BEHIND - sum(self.own.values()))
 
     @property
@@ -50,7 +46,7 @@ class Ledger:
     def balance(self, source: str) -> float:
         """What a source may explore with."""
         if source not in self.own:
-            self.own[source] = given = min(_OWN, max(self.spare, 0.0))
+            self.own[source] = given = min(OWN, max(self.spare, 0.0))
             self.spare -= given
         return self.own[source]
 
@@ -72,24 +68,24 @@ class Ledger:
         steps += paid - overrun
         own = self.balance(source)
         if exploring:
-            self.own[source] = min(max(own + steps, 0.0), _SAVED)
+            self.own[source] = min(max(own + steps, 0.0), SAVED)
         elif steps > 0.0:
-            self.own[source] = max(own, min(own + steps, _OWN))
+            self.own[source] = max(own, min(own + steps, OWN))
         else:
             self.own[source] = min(own, max(own + steps + max(self.spare, 0.0), 0.0))
         beyond = self._rest(steps + own - self.own[source])
-        self.lead = min(self.lead + beyond, _LEAD)
+        self.lead = min(self.lead + beyond, LEAD)
 
     def excuse(self, steps: float) -> None:
         """Plain steps, too, would have taken so much longer than could be foreseen."""
-        self.lead = min(self.lead + steps, _LEAD)
+        self.lead = min(self.lead + steps, LEAD)
 
     def earn(self, tokens: float, source: str) -> None:
         """So many tokens were written while this source was there to draft: half of what they earn
         is its own."""
         half = EPSILON * tokens / 2.0
         own = self.balance(source)
-        self.own[source] = min(own + half, max(own, _SAVED))
+        self.own[source] = min(own + half, max(own, SAVED))
         self._rest(2.0 * half + own - self.own[source])
 
     def _rest(self, steps: float) -> float:

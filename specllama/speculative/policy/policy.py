@@ -10,10 +10,11 @@ from time import perf_counter
 from specllama.speculative.budget import Bid
 from specllama.speculative.effects import Offer
 from specllama.speculative.policy.baseline import PlainSteps
-from specllama.speculative.policy.costs import OUTLIER, Costs
+from specllama.speculative.policy.constants import BEHIND, OUTLIER
+from specllama.speculative.policy.costs import Costs
 from specllama.speculative.policy.gain import Terms
 from specllama.speculative.policy.learned import Learned
-from specllama.speculative.policy.ledger import BEHIND, Ledger
+from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.policy.weighing import Text, Weighing
 from specllama.speculative.types import Booking
 from specllama.speculative.window import Outcome, Plan, no_room

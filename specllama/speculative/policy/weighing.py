@@ -20,14 +20,13 @@ from specllama.speculative.policy.acceptance import (
     draft_features,
     match_features,
 )
+from specllama.speculative.policy.constants import BEHIND, READ, SINGLES
 from specllama.speculative.policy.costs import CostTable
 from specllama.speculative.policy.gain import Lines, Terms
-from specllama.speculative.policy.learned import BEGIN, Learned, Mean
-from specllama.speculative.policy.ledger import BEHIND, Ledger
+from specllama.speculative.policy.learned import Learned, Mean
+from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.types import Booking, Guess, Willing
 from specllama.speculative.window import Outcome, Plan
-
-_READ = 32  # tokens of a text that a draft model needs to guess well
 
 
 @dataclass
@@ -58,7 +57,7 @@ class Text:
 
     def asked(self, booking: Booking) -> Mean:
         """What asking gained where these draft."""
-        return self.learned.asked.setdefault(booking.method, Mean(0.0, BEGIN))
+        return self.learned.asked.setdefault(booking.method, Mean(0.0, SINGLES))
 
     def named(self, source: str) -> str:
         """Who has read a part of a text guesses otherwise than who has read all of it."""
@@ -190,7 +189,7 @@ class Weighing(Willing):
         rest = best * terms.further + terms.v[n + 2 + best] - one
         gained, rounds = self._promise(lines, source, draft.within(lag, full - rest, depth))
         if gained <= 0.0 and self._text.part:  # the newest tokens will do to find out
-            lag = min(lag, _READ)
+            lag = min(lag, READ)
             gained, rounds = self._promise(lines, source, lag)
         if gained <= 0.0:
             row = terms.row(n)
@@ -203,8 +202,8 @@ class Weighing(Willing):
                 return 0
             self._exploring = True
         read = draft.within(lag, terms.stake - rest, depth)
-        if read < min(lag, _READ):
-            need = (draft.ms(min(lag, _READ), depth) + rest) / one
+        if read < min(lag, READ):
+            need = (draft.ms(min(lag, READ), depth) + rest) / one
             self._why = f"saving up: reading and drafting may cost {need:.1f} steps"
             return 0
         return read

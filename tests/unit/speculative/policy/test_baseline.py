@@ -11,10 +11,11 @@ from replay import VirtualClock
 from traces import GPU, trace
 from windows import Pair, booking, play
 
-from specllama.speculative.policy.baseline import FEW, FRESH_S, STRETCH_S, PlainSteps
+from specllama.speculative.policy.baseline import FEW, PlainSteps
+from specllama.speculative.policy.constants import BEHIND, EPSILON, FRESH_S, STRETCH_S
 from specllama.speculative.policy.costs import Costs
 from specllama.speculative.policy.learned import Learned
-from specllama.speculative.policy.ledger import BEHIND, EPSILON, Ledger
+from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.policy.policy import MEASURING, Policy
 from specllama.speculative.window import Outcome
 

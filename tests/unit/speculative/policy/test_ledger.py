@@ -8,7 +8,8 @@ import random
 import msgspec
 import pytest
 
-from specllama.speculative.policy.ledger import BEHIND, EPSILON, Ledger
+from specllama.speculative.policy.constants import BEHIND, EPSILON
+from specllama.speculative.policy.ledger import Ledger
 
 SOURCES = ("draft", "mixed", "eagle3", "lookahead")
 

@@ -24,7 +24,7 @@ from windows import booking
 from specllama.engine.profiles import Profile, band
 from specllama.settings.params import GenerateParams, SamplingParams, VerifyRule
 from specllama.speculative.effects import Asking
-from specllama.speculative.policy.ledger import BEHIND, EPSILON
+from specllama.speculative.policy.constants import BEHIND, EPSILON
 from specllama.speculative.policy.policy import Policy
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room

@@ -18,7 +18,8 @@ from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
-from specllama.speculative.policy.ledger import BEHIND, EPSILON, Ledger
+from specllama.speculative.policy.constants import BEHIND, EPSILON
+from specllama.speculative.policy.ledger import Ledger
 from specllama.store.rounds import Logged, RoundLog, read_run
 
 
