@@ -59,7 +59,8 @@ class _Parting:
             return
         self.parting = True
         self._left()
-        self._transport.write_eof()
+        with contextlib.suppress(OSError):  # the client has left already
+            self._transport.write_eof()
         with contextlib.suppress(RuntimeError):  # it was not paused
             self._transport.resume_reading()
         self._unsent = self._transport.get_write_buffer_size()
