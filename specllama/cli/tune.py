@@ -88,10 +88,7 @@ def command(
             "--no-save measures without keeping anything",
         )
     say_settings(settings)
-    with (
-        loading.open_engine(settings, quiet=as_json) as engine,
-        Meter("measuring") as meter,
-    ):
+    with loading.open_engine(settings, quiet=as_json) as engine, Meter("measuring") as meter:
         profile = engine.windows.profile
         if profile.trouble:
             diagnostics.warn(profile.trouble)
@@ -122,14 +119,18 @@ def command(
     if as_json:
         output.document({**result.to_dict(), "provenance": facts, "profile": _text(where)})
         return
+    _say(result, charts=not quick)
+    if where is not None:
+        output.line(f"profile kept: {where}")
+
+
+def _say(result: Tuning, *, charts: bool) -> None:
     output.line(result.advice["words"])
     if hint := result.advice.get("hint"):
         output.line(hint)
     output.line()
-    for line in describe(result, charts=not quick):
+    for line in describe(result, charts=charts):
         output.line(line)
-    if where is not None:
-        output.line(f"profile kept: {where}")
 
 
 def _text(value: object) -> str | None:
