@@ -20,7 +20,7 @@ from specllama.models.summaries import Summaries
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class DraftCandidate:
     """A draft to consider: where it is, or where it could be pulled from."""
 
     ref: str
@@ -34,7 +34,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DraftFinding:
     """What the doctor says about one draft.
 
     Attributes:
@@ -45,7 +45,7 @@ class Finding:
             cost of a draft step relative to a target step, memory-bound. A lower bound.
     """
 
-    candidate: Candidate
+    candidate: DraftCandidate
     reason: str
     report: PairReport | None = None
     memory: memory.PairMemory | None = None
@@ -81,7 +81,7 @@ class Finding:
         }
 
 
-def candidates(target: Path, target_ref: str, drafts: Sequence[str]) -> list[Candidate]:
+def candidates(target: Path, target_ref: str, drafts: Sequence[str]) -> list[DraftCandidate]:
     """The drafts to consider: those named (a folder stands for its files), else all known ones.
 
     Raises:
@@ -89,22 +89,22 @@ def candidates(target: Path, target_ref: str, drafts: Sequence[str]) -> list[Can
     """
     known = Summaries()
     if drafts:
-        found: list[Candidate] = []
+        found: list[DraftCandidate] = []
         for draft in drafts:
             folder = Path(draft).expanduser()
             if draft not in refs.TINY and folder.is_dir():
                 found += [
-                    Candidate(model.path.name, model.path)
+                    DraftCandidate(model.path.name, model.path)
                     for model in library.scan_folder(folder)
                     if model.path.resolve() != target.resolve()
                     and not known.get(model.path).sidecar
                 ]
             else:
                 path = refs.resolve("tiny-draft" if draft == "tiny" else draft)
-                found.append(Candidate(draft, path))
+                found.append(DraftCandidate(draft, path))
         return found
     found = [
-        Candidate(model.ref, model.path)
+        DraftCandidate(model.ref, model.path)
         for model in library.scan()
         if model.path.resolve() != target.resolve() and not known.get(model.path).sidecar
     ]
@@ -112,7 +112,7 @@ def candidates(target: Path, target_ref: str, drafts: Sequence[str]) -> list[Can
     return found + _from_catalogue(target_ref, found)
 
 
-def _from_catalogue(target_ref: str, here: Iterable[Candidate]) -> list[Candidate]:
+def _from_catalogue(target_ref: str, here: Iterable[DraftCandidate]) -> list[DraftCandidate]:
     """The catalogue's draft for this target, if it is not on disk yet."""
     hub = refs.parse_hub(target_ref)
     pair = catalog.find(target_ref) or (catalog.find_target(hub.repo) if hub else None)
@@ -121,27 +121,27 @@ def _from_catalogue(target_ref: str, here: Iterable[Candidate]) -> list[Candidat
     repo = pair.draft.repo.casefold()
     if any(candidate.ref.casefold().startswith(repo) for candidate in here):
         return []
-    return [Candidate(pair.draft.ref, None, f"specllama hub pull {pair.draft.ref}")]
+    return [DraftCandidate(pair.draft.ref, None, f"specllama hub pull {pair.draft.ref}")]
 
 
 def examine(
     target: GgufHeader,
-    candidate: Candidate,
+    candidate: DraftCandidate,
     *,
     heads: Sequence[GgufHeader] = (),
     n_ctx: int | None = None,
-) -> Finding:
+) -> DraftFinding:
     """Compare one draft with the target. Never raises for a draft that does not fit.
 
     Args:
         heads: drafting heads that would be loaded beside the pair, for the memory it needs.
     """
     if candidate.path is None:
-        return Finding(candidate, "not on this machine yet")
+        return DraftFinding(candidate, "not on this machine yet")
     try:
         draft = read_header(candidate.path)
     except SpecllamaError as error:
-        return Finding(candidate, error.message)
+        return DraftFinding(candidate, error.message)
     facts: dict[str, Any] = {"params": draft.n_params, "quantization": draft.quantization}
     refusal = ""
     try:
@@ -149,15 +149,15 @@ def examine(
     except VocabularyOnly as error:
         refusal = error.message
     except SpecllamaError as error:
-        return Finding(candidate, error.message, **facts)
+        return DraftFinding(candidate, error.message, **facts)
     if "tokenizer.ggml.tokens" not in draft.arrays:
-        return Finding(candidate, refusal or "it has no tokenizer", **facts)
+        return DraftFinding(candidate, refusal or "it has no tokenizer", **facts)
     report = compare(target, draft)
     if refusal or not report.compatible:
         # a file without weights can still be judged by its tokenizer: say both
         reason = report.explanation or f"the tokenizer fits, but {refusal}"
-        return Finding(candidate, reason, report, **facts)
-    return Finding(
+        return DraftFinding(candidate, reason, report, **facts)
+    return DraftFinding(
         candidate,
         "",
         report,
@@ -178,10 +178,10 @@ def step_cost(target: GgufHeader, draft: GgufHeader) -> float:
     return read(draft) / read(target)
 
 
-def order(findings: Iterable[Finding]) -> list[Finding]:
+def order(findings: Iterable[DraftFinding]) -> list[DraftFinding]:
     """Fitting drafts first, and among them those of a good size."""
 
-    def key(finding: Finding) -> tuple[bool, bool, bool, float, str]:
+    def key(finding: DraftFinding) -> tuple[bool, bool, bool, float, str]:
         report = finding.report
         distance = abs((report.ratio if report else 1.0) - 1 / 16)
         return (

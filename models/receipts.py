@@ -51,7 +51,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HashVerdict:
     """The result of re-hashing one file: "ok", "damaged", "missing" or "unknown"."""
 
     path: Path
@@ -143,13 +143,13 @@ def hash_file(file: Path, digest: Digest, advanced: Callable[[int], None] | None
 
 def verify(
     model: library.LocalModel, advanced: Callable[[Path, int], None] | None = None
-) -> list[Verdict]:
+) -> list[HashVerdict]:
     """Re-hash every file of a model."""
     verdicts = []
     for name in library.part_names(model.path.name):
         file = model.path.with_name(name)
         if not file.is_file():
-            verdicts.append(Verdict(file, "missing", "this part is not here"))
+            verdicts.append(HashVerdict(file, "missing", "this part is not here"))
             continue
         digest = expected_digest(file)
         if digest is None:
@@ -162,22 +162,22 @@ def verify(
 
         found = hash_file(file, digest, tell)
         if found == digest.hex:
-            verdicts.append(Verdict(file, "ok", f"{digest.kind} {digest.hex[:12]}…"))
+            verdicts.append(HashVerdict(file, "ok", f"{digest.kind} {digest.hex[:12]}…"))
         else:
             detail = f"its digest is {found[:12]}…, it must be {digest.hex[:12]}…"
-            verdicts.append(Verdict(file, "damaged", detail))
+            verdicts.append(HashVerdict(file, "damaged", detail))
     return verdicts
 
 
-def _structure(file: Path) -> Verdict:
+def _structure(file: Path) -> HashVerdict:
     """What can be said of a file without a digest: whether its header and tensors are whole."""
     if library.is_later_part(file.name):
-        return Verdict(file, "unknown", "no digest is known for it")
+        return HashVerdict(file, "unknown", "no digest is known for it")
     try:
         read_header(file)
     except SpecllamaError as error:
-        return Verdict(file, "damaged", error.message)
-    return Verdict(file, "unknown", "no digest is known; header and tensor lengths are right")
+        return HashVerdict(file, "damaged", error.message)
+    return HashVerdict(file, "unknown", "no digest is known; header and tensor lengths are right")
 
 
 def removable(model: library.LocalModel) -> list[Path]:

@@ -30,7 +30,7 @@ LARGEST_DRAFT = 1 / 3
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class FileSummary:
     """What a listing shows about one file.
 
     Attributes:
@@ -69,12 +69,12 @@ def fingerprint(header: GgufHeader) -> str:
     return state.hexdigest()[:32]
 
 
-def summarize(path: Path) -> Summary:
+def summarize(path: Path) -> FileSummary:
     """Read one file; a file that cannot be run gets its reason instead of an exception."""
     try:
         header = read_header(path)
     except SpecllamaError as error:
-        return Summary(
+        return FileSummary(
             "",
             "?",
             library.quant_of(path.name) or "?",
@@ -94,7 +94,7 @@ def summarize(path: Path) -> Summary:
     except SpecllamaError as error:
         reason = error.message
     has_tokens = "tokenizer.ggml.tokens" in header.arrays
-    return Summary(
+    return FileSummary(
         name=header.name,
         architecture=header.architecture or "?",
         quantization=header.quantization,
@@ -125,7 +125,7 @@ class Summaries:
         except (OSError, *DAMAGE):
             return {}
 
-    def get(self, path: Path) -> Summary:
+    def get(self, path: Path) -> FileSummary:
         key = str(path.absolute())
         try:
             status = path.stat()
@@ -135,7 +135,7 @@ class Summaries:
         known = self._known.get(key)
         if isinstance(known, dict) and known.get("stamp") == stamp:
             try:
-                return msgspec.convert(known["summary"], Summary)
+                return msgspec.convert(known["summary"], FileSummary)
             except DAMAGE:
                 pass
         summary = summarize(path)
@@ -161,7 +161,7 @@ class Listed:
     """A model on disk, what it is, and the drafts on disk that fit it."""
 
     model: library.LocalModel
-    summary: Summary
+    summary: FileSummary
     drafts: tuple[str, ...] = ()
 
 

@@ -227,7 +227,7 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Payoff:
     """Whether drafting paid (see ``verdict``): over plain decoding, the true speed lies in
     ``low``..``high`` in 9 of 10 cases or more: it is reckoned for 19 of 20 and was tried at length.
 
@@ -293,12 +293,12 @@ class Finished(Event):
     reasoning: str = ""
     seams: tuple[str, str] | None = None
     stop: str | None = None
-    verdict: Verdict | None = None
+    verdict: Payoff | None = None
 
 
 Said = TextDelta | ReasoningDelta
 AnyEvent = LoadProgress | Notice | Started | PrefillProgress | Said | RoundDone | Finished
-_PARTS: dict[str, type[Timings | Verdict]] = {"timings": Timings, "verdict": Verdict}
+_PARTS: dict[str, type[Timings | Payoff]] = {"timings": Timings, "verdict": Payoff}
 EVENT_TYPES: dict[str, type[Event]] = {
     cls.type: cls
     for cls in (

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import NamedTuple, Protocol
 
-from specllama.events import NO_GUESS, Answer, RoundDone, Verdict
+from specllama.events import NO_GUESS, Answer, Payoff, RoundDone
 
 HICCUP = 1.35  # times the usual; the cost tables believe no more of a pass either
 ALIKE = 15  # passes about as wide, whose median is the usual
@@ -35,7 +35,7 @@ STALE_S = 120.0  # behind the last plain step, a machine may have changed
 READ = 16  # more than this is a text to be read: it takes long, and is no hiccup
 
 
-class Pass(NamedTuple):
+class TimedRound(NamedTuple):
     """What a verdict is made of: one round behind the first. Times in milliseconds.
 
     Attributes:
@@ -66,9 +66,9 @@ class Pass(NamedTuple):
         return self.draft_ms + self.pass_ms
 
     @staticmethod
-    def of(done: RoundDone) -> Pass:
+    def of(done: RoundDone) -> TimedRound:
         drafted, accepted = len(done.drafted), done.accepted
-        return Pass(  # by place: one is made in every round
+        return TimedRound(  # by place: one is made in every round
             done.source,
             len(done.emitted),
             drafted,
@@ -107,8 +107,8 @@ class _Speed:
 
 
 def judge(
-    passes: Sequence[Pass], singles: Sequence[float] = (), *, expected_ms: float | None = None
-) -> Verdict:
+    passes: Sequence[TimedRound], singles: Sequence[float] = (), *, expected_ms: float | None = None
+) -> Payoff:
     """The verdict on a stretch of rounds.
 
     Args:
@@ -145,9 +145,9 @@ class Interval(Protocol):
     def high(self) -> float | None: ...
 
 
-def counted(passes: Sequence[Pass], answer: Answer, speed: Interval | None) -> Verdict:
+def counted(passes: Sequence[TimedRound], answer: Answer, speed: Interval | None) -> Payoff:
     """A verdict, with what these rounds wrote and guessed."""
-    return Verdict(
+    return Payoff(
         answer=answer,
         ratio=None if speed is None else speed.ratio,
         low=None if speed is None else speed.low,
@@ -160,7 +160,9 @@ def counted(passes: Sequence[Pass], answer: Answer, speed: Interval | None) -> V
     )
 
 
-def judge_together(passes: Sequence[Pass], singles: Sequence[float], *, lanes: int = 1) -> Verdict:
+def judge_together(
+    passes: Sequence[TimedRound], singles: Sequence[float], *, lanes: int = 1
+) -> Payoff:
     """The verdict on rounds that shared their passes with other conversations.
 
     A round without a draft waits for the drafts of the others, so each counts with what it took.
@@ -184,7 +186,7 @@ def judge_together(passes: Sequence[Pass], singles: Sequence[float], *, lanes: i
     )
 
 
-def by_source(passes: Sequence[Pass], singles: Sequence[float] = ()) -> dict[str, Verdict]:
+def by_source(passes: Sequence[TimedRound], singles: Sequence[float] = ()) -> dict[str, Payoff]:
     """The verdict on the rounds of each source alone, in order of appearance."""
     if not any(one.plain_ms for one in passes):
         singles = singles or _singles(passes)
@@ -195,11 +197,11 @@ def by_source(passes: Sequence[Pass], singles: Sequence[float] = ()) -> dict[str
     }
 
 
-def _singles(passes: Sequence[Pass]) -> list[float]:
+def _singles(passes: Sequence[TimedRound]) -> list[float]:
     return [one.pass_ms for one in passes if not one.drafted]
 
 
-def _speed(passes: Sequence[Pass], singles: Sequence[float]) -> _Speed | None:
+def _speed(passes: Sequence[TimedRound], singles: Sequence[float]) -> _Speed | None:
     """None where too little was seen."""
     drafted = [one for one in passes if one.drafted]
     known = _plain(drafted, singles or _singles(passes), measured=bool(singles))
@@ -233,7 +235,9 @@ def _speed(passes: Sequence[Pass], singles: Sequence[float]) -> _Speed | None:
     return _Speed(ratio, ratio / factor, ratio * factor, lost_ms)
 
 
-def _plain(drafted: Sequence[Pass], singles: Sequence[float], *, measured: bool) -> _Plain | None:
+def _plain(
+    drafted: Sequence[TimedRound], singles: Sequence[float], *, measured: bool
+) -> _Plain | None:
     """None where nobody knows."""
     known = [one.plain_ms for one in drafted]
     newest = next((ms for ms in reversed(known) if ms), None)
@@ -254,7 +258,7 @@ def _plain(drafted: Sequence[Pass], singles: Sequence[float], *, measured: bool)
     return _Plain(each, forecasts, variance / _renewed(drafted))
 
 
-def _renewed(drafted: Sequence[Pass]) -> int:
+def _renewed(drafted: Sequence[TimedRound]) -> int:
     """From how many times the plain steps are that the rounds were compared with."""
     now = counted = 0.0
     times = 1
@@ -267,7 +271,7 @@ def _renewed(drafted: Sequence[Pass]) -> int:
 
 
 def _usual(
-    rounds: Sequence[Pass], costs: Sequence[float], drafts: Sequence[float]
+    rounds: Sequence[TimedRound], costs: Sequence[float], drafts: Sequence[float]
 ) -> tuple[list[float], list[float]]:
     """Of each round, what the pass and the draft of those about as wide take; reading a text is
     what it takes itself."""
@@ -302,7 +306,7 @@ def _of_batches(errors: Sequence[float], n: int) -> tuple[float, int]:
 # ---- in words
 
 
-def lead(verdict: Verdict, measure: str) -> str:
+def lead(verdict: Payoff, measure: str) -> str:
     """What a reader needs first; ``measure`` says how to find out."""
     match verdict.answer:
         case "unknown":
@@ -321,12 +325,12 @@ def lead(verdict: Verdict, measure: str) -> str:
     return f"Unsure: {found}"
 
 
-def is_stale(verdict: Verdict) -> bool:
+def is_stale(verdict: Payoff) -> bool:
     """Whether the machine may have changed since the plain steps that drafting is compared with."""
     return verdict.plain_age_s is not None and verdict.plain_age_s > STALE_S
 
 
-def interval(verdict: Verdict) -> str:
+def interval(verdict: Payoff) -> str:
     """ "1.21–1.37": from low to high; of a loss, how many times slower."""
     low, high = verdict.low or 1.0, verdict.high or 1.0
     if verdict.answer == "slower":
@@ -347,7 +351,7 @@ def _ago(seconds: float | None) -> str:
     return f"{s / 60:.0f} min" if s < 5400 else f"{s / 3600:.0f} h" if s < 2e5 else "days"
 
 
-def details(verdict: Verdict, *, both: bool = False) -> list[str]:
+def details(verdict: Payoff, *, both: bool = False) -> list[str]:
     """Tokens of a pass, and what became of the guesses: of all sent, and with ``both`` of those
     that were judged, and how old the plain steps were."""
     if verdict.answer == "off" or not verdict.drafted:
@@ -361,7 +365,7 @@ def details(verdict: Verdict, *, both: bool = False) -> list[str]:
     return found
 
 
-def together(verdict: Verdict, lanes: int) -> str:
+def together(verdict: Payoff, lanes: int) -> str:
     """What conversations at once write over one alone, and what each of them pays for it."""
     if verdict.ratio is None:
         return ""
@@ -372,6 +376,6 @@ def together(verdict: Verdict, lanes: int) -> str:
     )
 
 
-def words(verdict: Verdict, measure: str, *, both: bool = False) -> str:
+def words(verdict: Payoff, measure: str, *, both: bool = False) -> str:
     """The verdict in a line."""
     return " · ".join([lead(verdict, measure), *details(verdict, both=both)])

@@ -35,7 +35,7 @@ from specllama.session import Session
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.store.sessions import SessionStore
 from specllama.tui import advice, clipboard, keymap, pages
-from specllama.tui.bridge import Clock, Pace, monotonic
+from specllama.tui.bridge import Clock, FlushPace, monotonic
 from specllama.tui.commands import ActionCommands, MethodCommands, SessionCommands
 from specllama.tui.downloads import Downloads, DownloadTold
 from specllama.tui.editor import edit
@@ -95,7 +95,7 @@ class SpecllamaApp(PagedApp):
         factory_for: Callable[[str, str | None], EngineFactory] | None = None,
         server: Address | None = None,
         store: SessionStore | None = None,
-        pace: Pace | None = None,
+        pace: FlushPace | None = None,
         clock: Clock = monotonic,
     ) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class SpecllamaApp(PagedApp):
         self.downloads = Downloads(self.post_message)
         self._chat: ChatScreen | None = None
         self._session_id = session_id
-        self._pace = pace or Pace.for_this_machine()
+        self._pace = pace or FlushPace.for_this_machine()
         self._asked_to_quit = -QUIT_WITHIN_S
 
     # ------------------------------------------------------------------ life

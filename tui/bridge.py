@@ -1,8 +1,8 @@
 """From the engine's thread to the screen: one buffer, drained at the screen's own pace.
 
-A turn runs in a thread because the engine blocks. The thread only fills a ``Turn``; the screen
-drains it from a timer, at most ten times a second (five on small machines, where the screen takes
-cycles from the model), and less often if flushes are expensive: the screen has a budget of
+A turn runs in a thread because the engine blocks. The thread only fills a ``RunningTurn``; the
+screen drains it from a timer, at most ten times a second (five on small machines, where the screen
+takes cycles from the model), and less often if flushes are expensive: the screen has a budget of
 processor time. So its cost does not depend on the speed of the model.
 """
 
@@ -23,24 +23,24 @@ SMOOTHING = 0.3  # weight of the newest flush in the cost of a flush
 
 
 @dataclass(slots=True)
-class Batch(Told):
+class Drained(Told):
     """What happened since the last drain. Text and rounds are complete, progress is the newest."""
 
     error: SpecllamaError | None = None
     ended: bool = False
 
     def __bool__(self) -> bool:
-        return self != Batch()
+        return self != Drained()
 
 
-class Turn:
+class RunningTurn:
     """One request, running in its own thread."""
 
     def __init__(self, events: Iterator[Event], cancel: Cancel, wake: Callable[[], None]) -> None:
         self._events = events
         self._wake = wake
         self._lock = threading.Lock()
-        self._batch = Batch()
+        self._batch = Drained()
         self._first = True
         self.finished: Finished | None = None  # the end of the turn may come a batch later
         self.cancel_event = cancel
@@ -56,9 +56,9 @@ class Turn:
     def cancelled(self) -> bool:
         return self.cancel_event.is_set()
 
-    def drain(self) -> Batch:
+    def drain(self) -> Drained:
         with self._lock:
-            batch, self._batch = self._batch, Batch()
+            batch, self._batch = self._batch, Drained()
         return batch
 
     def _run(self) -> None:
@@ -86,7 +86,7 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Pace:
+class FlushPace:
     """How often to flush: every ``base_s``, or less often to stay within ``share`` of one core.
 
     A flush costs more as the reply grows (lists and tables are laid out anew), so the period
@@ -103,10 +103,10 @@ class Pace:
         self.period_s = self.base_s
 
     @staticmethod
-    def for_this_machine() -> Pace:
+    def for_this_machine() -> FlushPace:
         """With one or two cores, the model needs every core that the screen would use."""
         few = (os.cpu_count() or 1) <= 2
-        return Pace(0.2, share=0.035) if few else Pace(0.1, share=0.2)
+        return FlushPace(0.2, share=0.035) if few else FlushPace(0.1, share=0.2)
 
     def observe(self, took_s: float) -> float:
         """Learn what a flush cost in processor seconds; returns the pause before the next."""

@@ -29,7 +29,7 @@ GB = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ChecklistItem:
     """One thing to check: on which tab of the race, and with which command."""
 
     what: str
@@ -39,16 +39,16 @@ class Item:
 
 
 ITEMS = (
-    Item("text", "Same text", "race", "specllama prove"),
-    Item("speed", "Not slower", "race", "specllama bench run"),
-    Item("length", "Draft length", "sweep", "specllama tune"),
-    Item("methods", "Methods", "methods", ""),
-    Item("kinds", "Kinds of text", "slices", "specllama bench run"),
+    ChecklistItem("text", "Same text", "race", "specllama prove"),
+    ChecklistItem("speed", "Not slower", "race", "specllama bench run"),
+    ChecklistItem("length", "Draft length", "sweep", "specllama tune"),
+    ChecklistItem("methods", "Methods", "methods", ""),
+    ChecklistItem("kinds", "Kinds of text", "slices", "specllama bench run"),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChecklistLine:
     """One row of the list; ``tab`` is where it can be checked, "" where nothing need be run."""
 
     title: str
@@ -57,70 +57,70 @@ class Line:
     tab: str = ""
 
 
-def checklist(info: EngineInfo, tabs: Sequence[str], *, logging: bool) -> list[Line]:
+def checklist(info: EngineInfo, tabs: Sequence[str], *, logging: bool) -> list[ChecklistLine]:
     """The list as it stands now. ``tabs`` are those of the race, in the order of their keys."""
     found, now_on, now_s = newest(info), rests_on(info), time.time()
-    out: list[Line] = []
+    out: list[ChecklistLine] = []
     for item in ITEMS:
         key = f"press {tabs.index(item.tab) + 1}, then Enter"
         how = f"{key}, or run {item.command}" if item.command else key
         check = found.get(item.what)
         if check is None:
-            out.append(Line(item.title, "open", f"Not yet: {how}", item.tab))
+            out.append(ChecklistLine(item.title, "open", f"Not yet: {how}", item.tab))
         elif changes := check.changes(now_on):
             since = day(check.when_s, now_s)
             words = f"Test again: {changes[0]} since {since}; {key}"
-            out.append(Line(item.title, "again", words, item.tab))
+            out.append(ChecklistLine(item.title, "again", words, item.tab))
         else:
             out.append(_checked(item, check, now_s, key))
     if skipped := unreadable():
         lines = f"{skipped} damaged line{'s' if skipped != 1 else ''}"
         words = f"{lines} in {sanitize_line(str(checks_file()))} skipped: make those checks again"
-        out.append(Line("Kept checks", "fails", words))
+        out.append(ChecklistLine("Kept checks", "fails", words))
     return [*out, _memory(info), _log(logging)]
 
 
-def _checked(item: Item, check: Check, now_s: float, again: str) -> Line:
+def _checked(item: ChecklistItem, check: Check, now_s: float, again: str) -> ChecklistLine:
     finding = check.finding
     words = (
         f"{sanitize_line(finding.words)} ({sanitize_line(check.by)}, {day(check.when_s, now_s)})"
     )
     if not finding.known:
-        return Line(item.title, "open", f"Cannot tell yet: {words}; {again}", item.tab)
-    return Line(item.title, "holds" if finding.ok else "fails", words, item.tab)
+        return ChecklistLine(item.title, "open", f"Cannot tell yet: {words}; {again}", item.tab)
+    return ChecklistLine(item.title, "holds" if finding.ok else "fails", words, item.tab)
 
 
-def _memory(info: EngineInfo) -> Line:
+def _memory(info: EngineInfo) -> ChecklistLine:
     """Whether the loaded pair leaves room, and how long its context is."""
     free, total, target = memory.available_memory(), memory.total_memory(), info.target
     room = f"{free / GB:.1f} of {total / GB:.1f} GB free beside the pair"
     context = f"context {target.n_ctx} of {max(target.n_ctx_train, target.n_ctx)} tokens"
     enough = free >= SPARE * total
-    return Line("Memory", "holds" if enough else "fails", f"{room}, {context}")
+    return ChecklistLine("Memory", "holds" if enough else "fails", f"{room}, {context}")
 
 
-def _log(logging: bool) -> Line:
+def _log(logging: bool) -> ChecklistLine:
     if not logging:
-        return Line("Log", "fails", "Rounds are not logged: --no-log says so")
+        return ChecklistLine("Log", "fails", "Rounds are not logged: --no-log says so")
     try:
         count = len(list_runs())
     except SpecllamaError as error:
-        return Line("Log", "fails", sanitize_line(error.message))
+        return ChecklistLine("Log", "fails", sanitize_line(error.message))
     runs = f"{count} {'run' if count == 1 else 'runs'}"
-    return Line("Log", "holds", f"{runs} logged: see specllama log")
+    return ChecklistLine("Log", "holds", f"{runs} logged: see specllama log")
 
 
-def counted(lines: Sequence[Line]) -> str:
+def counted(lines: Sequence[ChecklistLine]) -> str:
     """ "4/7": how many hold."""
     return f"{sum(line.state == 'holds' for line in lines)}/{len(lines)}"
 
 
-def next_tab(lines: Sequence[Line]) -> str:
+def next_tab(lines: Sequence[ChecklistLine]) -> str:
     """Where the first check is made that is open or to be made again; "" when there is none."""
     return next((line.tab for line in lines if line.state in ("open", "again")), "")
 
 
-def draw(lines: Sequence[Line], glyphs: Glyphs, ink: Ink, width: int) -> Content:
+def draw(lines: Sequence[ChecklistLine], glyphs: Glyphs, ink: Ink, width: int) -> Content:
     """The list in so many columns; long words go on below themselves."""
     inks = {"holds": ink.good, "fails": ink.bad, "again": ink.warn, "open": ink.muted}
     rows: list[Content] = []

@@ -33,7 +33,7 @@ MOST_COMPLETIONS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ChoiceRow:
     """A line of a column.
 
     Attributes:
@@ -63,14 +63,14 @@ class Row:
 # ---------------------------------------------------------------------- what is here
 
 
-def local_rows(models: Iterable[LocalModel]) -> list[Row]:
+def local_rows(models: Iterable[LocalModel]) -> list[ChoiceRow]:
     """The models on this machine, nothing read yet."""
     rows = []
     for model in models:
         # In a path, people look for the file's name, so its folder comes last.
         by_path = model.ref == str(model.path)
         rows.append(
-            Row(
+            ChoiceRow(
                 model.ref,
                 model.path.name if by_path else model.ref,
                 size=gigabytes(model.bytes),
@@ -89,7 +89,7 @@ def _from_home(folder: Path) -> str:
     return f"~/{str(folder).removeprefix(home)}" if str(folder).startswith(home) else str(folder)
 
 
-def judged_target(row: Row, options: EngineOptions) -> Row | None:
+def judged_target(row: ChoiceRow, options: EngineOptions) -> ChoiceRow | None:
     """The row with ✓ or ✗; None for what is no model (heads, projectors)."""
     if row.path is None or row.fits is not None:
         return row
@@ -133,7 +133,7 @@ def _short_of(need: memory.PairMemory) -> str:
     return f"does not fit: needs {gigabytes(need.required)}, {gigabytes(free)} are free"
 
 
-def draft_rows(target: Row, options: EngineOptions) -> list[Row]:
+def draft_rows(target: ChoiceRow, options: EngineOptions) -> list[ChoiceRow]:
     """The drafts for a target on this machine: the best, none at all, then every candidate.
 
     Raises:
@@ -150,11 +150,11 @@ def draft_rows(target: Row, options: EngineOptions) -> list[Row]:
     return [*_best(target, rows), none_row(), *rows]
 
 
-def none_row() -> Row:
-    return Row(refs.NO_DRAFT, "no draft model", reason="copies of the text still draft")
+def none_row() -> ChoiceRow:
+    return ChoiceRow(refs.NO_DRAFT, "no draft model", reason="copies of the text still draft")
 
 
-def _best(target: Row, rows: Sequence[Row]) -> list[Row]:
+def _best(target: ChoiceRow, rows: Sequence[ChoiceRow]) -> list[ChoiceRow]:
     """The draft that belongs to the target, or else the first that fits it."""
     belongs = None
     try:
@@ -168,12 +168,12 @@ def _best(target: Row, rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _finding(finding: doctor.Finding) -> Row:
+def _finding(finding: doctor.DraftFinding) -> ChoiceRow:
     candidate = finding.candidate
     path = candidate.path
     name = path.name if path is not None and candidate.ref == str(path) else candidate.ref
     if path is None:
-        return Row(
+        return ChoiceRow(
             candidate.ref, name, "get", reason="made for it; not here yet",
             detail=f"{candidate.ref} is the draft that the catalogue names for this target."
             " Enter downloads it.",
@@ -182,7 +182,7 @@ def _finding(finding: doctor.Finding) -> Row:
         size = gigabytes(path.stat().st_size)
     except OSError:
         size = ""
-    row = Row(candidate.typed, name, size=size, path=path)
+    row = ChoiceRow(candidate.typed, name, size=size, path=path)
     if not finding.fits:
         report = finding.report
         reason = _without_name(finding.reason, path)
@@ -195,19 +195,19 @@ def _finding(finding: doctor.Finding) -> Row:
     return replace(row, fits=not short, reason=short)
 
 
-def judged_draft(target: Row, row: Row, options: EngineOptions) -> Row:
+def judged_draft(target: ChoiceRow, row: ChoiceRow, options: EngineOptions) -> ChoiceRow:
     """A file that was typed, with ✓ or ✗.
 
     Raises:
         SpecllamaError: the target cannot be read.
     """
     assert target.path is not None
-    candidate = doctor.Candidate(row.ref, row.path)
+    candidate = doctor.DraftCandidate(row.ref, row.path)
     return _finding(doctor.examine(read_header(target.path), candidate, n_ctx=options.n_ctx))
 
 
 def estimate(
-    target: Row, draft: Row | None, options: EngineOptions, muted: str, *, brief: bool
+    target: ChoiceRow, draft: ChoiceRow | None, options: EngineOptions, muted: str, *, brief: bool
 ) -> Content:
     """The pair, the memory it needs and what is free, and what is odd about it.
 
@@ -271,9 +271,9 @@ def _memory_words(need: memory.PairMemory) -> str:
 # ---------------------------------------------------------------------- what can be got
 
 
-def offered_rows(models: Sequence[LocalModel]) -> list[Row]:
+def offered_rows(models: Sequence[LocalModel]) -> list[ChoiceRow]:
     """Interrupted downloads, then the pairs of the catalogue that this machine can run."""
-    parts, rows = pull.unfinished(), list[Row]()
+    parts, rows = pull.unfinished(), list[ChoiceRow]()
     machine = fit.machine_memory()
     for pair in catalog.load().values():
         wanted = [refs.HubRef(model.repo, model.quant) for model in pair.models]
@@ -286,7 +286,7 @@ def offered_rows(models: Sequence[LocalModel]) -> list[Row]:
     for file, size in parts.items():
         if "/".join(file.split("/")[:2]) not in repos:
             words = f"{gigabytes(size)} here; Enter continues"
-            rows.append(Row(file, file, "continue", reason=words, detail=f"{file}: {words}."))
+            rows.append(ChoiceRow(file, file, "continue", reason=words, detail=f"{file}: {words}."))
     return sorted(rows, key=lambda row: row.does != "continue")
 
 
@@ -294,13 +294,13 @@ def _arrived(parts: dict[str, int], repos: Sequence[str]) -> int:
     return sum(size for file, size in parts.items() if "/".join(file.split("/")[:2]) in repos)
 
 
-def _offer(pair: catalog.CatalogPair, arrived: int, verdict: str) -> Row:
+def _offer(pair: catalog.CatalogPair, arrived: int, verdict: str) -> ChoiceRow:
     with_what = "with its draft" if pair.draft is not None else f"drafts by {pair.method}"
     tight = ", tight here" if verdict == "tight" else ""
     here = f"{gigabytes(arrived)} here; Enter continues" if arrived else f"{with_what}{tight}"
     names = " + ".join(model.ref for model in pair.models)
     head = f" Its drafting head, for --head: specllama hub pull {pair.head}" if pair.head else ""
-    return Row(
+    return ChoiceRow(
         pair.name,
         pair.name,
         "continue" if arrived else "get",
@@ -311,29 +311,30 @@ def _offer(pair: catalog.CatalogPair, arrived: int, verdict: str) -> Row:
     )
 
 
-def download_row(download: Download, glyphs: Glyphs) -> Row:
+def download_row(download: Download, glyphs: Glyphs) -> ChoiceRow:
     """A download as a line of the picker."""
     ref, error = download.ref, download.error
     match download.state:
         case "done" if download.target is not None:
             words = "is here; Enter loads it"
-            return Row(ref, ref, "load", fits=True, reason=words, detail=f"{ref} {words}.")
+            return ChoiceRow(ref, ref, "load", fits=True, reason=words, detail=f"{ref} {words}.")
         case "done":
-            return Row(ref, ref, "nothing", fits=True, reason="is here")
+            return ChoiceRow(ref, ref, "nothing", fits=True, reason="is here")
         case "failed" if error is not None:
             detail = advice.said(error, ". ")
-            return Row(ref, ref, "continue", fits=False, reason=f"{error.message}; Enter tries"
-                       " again", detail=f"{detail}. Enter tries again.")  # fmt: skip
+            reason = f"{error.message}; Enter tries again"
+            detail = f"{detail}. Enter tries again."
+            return ChoiceRow(ref, ref, "continue", fits=False, reason=reason, detail=detail)
         case "stopped" | "failed":
             kept = f"{gigabytes(download.done)} kept" if download.done else "nothing arrived"
             words = f"stopped, {kept}; Enter continues"
-            return Row(ref, ref, "continue", reason=words, detail=f"{ref}: {words}.")
+            return ChoiceRow(ref, ref, "continue", reason=words, detail=f"{ref}: {words}.")
     words = progress_words(download, glyphs)
     stops = "" if download.state == "stopping" else " Enter stops it; what arrived is kept."
-    return Row(ref, ref, "stop", reason=words, detail=f"{ref}: {words}.{stops}", bold=True)
+    return ChoiceRow(ref, ref, "stop", reason=words, detail=f"{ref}: {words}.{stops}", bold=True)
 
 
-def hit_rows(hits: Sequence[SearchHit]) -> list[Row]:
+def hit_rows(hits: Sequence[SearchHit]) -> list[ChoiceRow]:
     """What a search on the hub found."""
     rows = []
     for hit in hits:
@@ -341,13 +342,13 @@ def hit_rows(hits: Sequence[SearchHit]) -> list[Row]:
         words = f"{', '.join(hit.quants[:4])}{' and more' if len(hit.quants) > 4 else ''}"
         size = f"{hit.params / 1e9:.1f}B" if hit.params else ""
         rows.append(
-            Row(hit.repo, hit.repo, "list", size=size, reason=words,
+            ChoiceRow(hit.repo, hit.repo, "list", size=size, reason=words,
                 detail=f"{hit.repo}: {hit.downloads:,} downloads{gated}. Enter lists its files.")
         )  # fmt: skip
     return rows
 
 
-def listing_rows(listing: Listing) -> list[Row]:
+def listing_rows(listing: Listing) -> list[ChoiceRow]:
     """What a repository offers, its usual choice first."""
     usual = None
     try:
@@ -365,7 +366,7 @@ def listing_rows(listing: Listing) -> list[Row]:
         what = "" if fits else f"does not fit: {gigabytes(free)} are free"
         licence = f"; licence {listing.licence}" if listing.licence else ""
         rows.append(
-            Row(
+            ChoiceRow(
                 ref,
                 name,
                 "get",
@@ -386,13 +387,13 @@ def is_path(text: str) -> bool:
     return text.startswith(("/", "./", "../", "~", ".\\", "..\\")) or text[1:3] == ":\\"
 
 
-def completions(text: str) -> list[Row]:
+def completions(text: str) -> list[ChoiceRow]:
     """Folders and GGUF files that a typed path may mean."""
     cut = max(text.rfind("/"), text.rfind(os.sep)) + 1
     typed, start = text[:cut], text[cut:].lower()
     if not cut:  # "~" alone
-        return [Row(f"{text}/", f"{text}/", "open")]
-    folders, files = list[Row](), list[Row]()
+        return [ChoiceRow(f"{text}/", f"{text}/", "open")]
+    folders, files = list[ChoiceRow](), list[ChoiceRow]()
     try:
         with os.scandir(os.path.expanduser(typed)) as entries:
             for entry in sorted(entries, key=lambda e: e.name.lower()):
@@ -400,11 +401,11 @@ def completions(text: str) -> list[Row]:
                 if not name.lower().startswith(start) or name.startswith(".") > (start[:1] == "."):
                     continue
                 if entry.is_dir():
-                    folders.append(Row(f"{typed}{name}/", f"{name}/", "open"))
+                    folders.append(ChoiceRow(f"{typed}{name}/", f"{name}/", "open"))
                 elif name.lower().endswith(".gguf") and not library.is_later_part(name):
                     path, size = Path(entry.path), entry.stat().st_size
-                    files.append(Row(f"{typed}{name}", name, size=gigabytes(size), path=path))
+                    files.append(ChoiceRow(f"{typed}{name}", name, size=gigabytes(size), path=path))
     except OSError as error:
         reason = error.strerror or "cannot be read"
-        return [Row(text, typed, "nothing", fits=False, reason=reason)]
+        return [ChoiceRow(text, typed, "nothing", fits=False, reason=reason)]
     return [*files, *folders][:MOST_COMPLETIONS]

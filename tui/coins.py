@@ -25,7 +25,7 @@ class Toss:
     ratio: float
 
 
-class Coins:
+class RecordedCoins:
     """Of one record, which may grow."""
 
     def __init__(self, record: Record) -> None:

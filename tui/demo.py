@@ -19,7 +19,15 @@ from specllama.events import Event, LoadProgress
 from specllama.interface import EngineInfo, Message, ModelInfo, OneAtATime, Prompt
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.method import Facts
-from specllama.tui.script import N_VOCAB, Guess, Move, Reading, count_tokens, is_drafting, play
+from specllama.tui.script import (
+    N_VOCAB,
+    Move,
+    ScriptedGuess,
+    ScriptedReading,
+    count_tokens,
+    is_drafting,
+    play,
+)
 
 STEP_MS = 31.0
 ROW_MS = 1.4
@@ -116,7 +124,7 @@ class DemoEngine(OneAtATime):
             cut=pieces,
             prompt_n=count_tokens(prompt, pieces),
             seed=seed,
-            reading=Reading(1.1, 2.2, steps=2, before_step=self._wait),
+            reading=ScriptedReading(1.1, 2.2, steps=2, before_step=self._wait),
             cancel=cancel,
         )
 
@@ -154,7 +162,7 @@ class DemoEngine(OneAtATime):
         return move
 
     def _likely(
-        self, index: int, guesses: Sequence[Guess], todo: Sequence[str]
+        self, index: int, guesses: Sequence[ScriptedGuess], todo: Sequence[str]
     ) -> list[list[tuple[str, float]]]:
         rng, found = random.Random(index), []
         right = [guess for guess in guesses if guess.right]
@@ -169,18 +177,18 @@ class DemoEngine(OneAtATime):
 
     def _guesses(
         self, rng: random.Random, todo: Sequence[str], room: int, copying: bool
-    ) -> list[Guess]:
+    ) -> list[ScriptedGuess]:
         accepted = 0
         while accepted < room and rng.random() < self.acceptance + 0.1 * copying:
             accepted += 1
-        guesses: list[Guess] = []
+        guesses: list[ScriptedGuess] = []
 
         def add(text: str, parent: int, right: bool, judged: bool) -> None:
             sure = rng.uniform(0.62, 0.98) if right else rng.uniform(0.18, 0.6)
             q = None if copying else round(min(0.99, sure * rng.uniform(0.9, 1.05)), 2)
             high = rng.uniform(0.6, 0.97) if right else rng.uniform(0.01, 0.2)
             p = round(high, 2) if judged else None
-            guesses.append(Guess(text, parent, right, round(sure, 2), p, q))
+            guesses.append(ScriptedGuess(text, parent, right, round(sure, 2), p, q))
 
         at = -1
         for depth in range(room):

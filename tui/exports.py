@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specllama.bench import outcome
-from specllama.bench.experiment import PLAIN, Board, Run, question
+from specllama.bench.experiment import PLAIN, RaceBoard, Run, question
 from specllama.bench.svg import bars
 from specllama.interface import EngineInfo, Prompt
 from specllama.session import Session
 from specllama.settings.params import GenerateParams
 from specllama.store.document import (
     Document,
-    Facts,
+    FactList,
     Figure,
     Heading,
     Part,
@@ -26,8 +26,8 @@ from specllama.store.document import (
 )
 from specllama.store.rounds import circumstances
 from specllama.store.run_document import provenance, reply_parts, settings
-from specllama.tui.checklist import Line
-from specllama.tui.coins import Coins
+from specllama.tui.checklist import ChecklistLine
+from specllama.tui.coins import RecordedCoins
 from specllama.tui.race import Advice
 from specllama.tui.record import Record, fate_of
 from specllama.tui.themes import UNICODE
@@ -83,7 +83,7 @@ def reply(record: Record, question: str, text: str, under: Circumstances) -> Doc
     return Document(
         "A reply, as it was drafted",
         [
-            Facts([["written by ", Raw(name)]]),
+            FactList([["written by ", Raw(name)]]),
             Heading("Question"),
             Quote(question),
             Heading("Reply"),
@@ -118,9 +118,9 @@ def of_conversation(
 
 
 def race(
-    board: Board,
+    board: RaceBoard,
     prompt: Prompt | None,
-    lines: Sequence[Line],
+    lines: Sequence[ChecklistLine],
     advice: Advice | None,
     under: Circumstances,
 ) -> Document:
@@ -142,7 +142,7 @@ def race(
     return Document("Does drafting pay?", [*parts, *under.parts()])
 
 
-def _tab(board: Board, tab: str, title: str) -> list[Part]:
+def _tab(board: RaceBoard, tab: str, title: str) -> list[Part]:
     plain, ways = board.plain(tab), outcome.ways(board, tab)
     if plain is None or not ways:
         return []
@@ -177,7 +177,7 @@ def _run(run: Run, speed: float | None, same: str, verdict: str) -> list[str]:
     ]
 
 
-def _kinds(board: Board) -> list[Part]:
+def _kinds(board: RaceBoard) -> list[Part]:
     rows = [
         (
             way.run.group,
@@ -192,7 +192,7 @@ def _kinds(board: Board) -> list[Part]:
     return [Heading("Kinds of text"), Table(KIND_HEADS, rows)] if rows else []
 
 
-def _companies(board: Board) -> list[Part]:
+def _companies(board: RaceBoard) -> list[Part]:
     rows = [
         (
             str(way.run.lanes),
@@ -224,13 +224,13 @@ def round_(record: Record, at: int, under: Circumstances) -> Document:
         [f"rule: {verify}" + (", a near-tie" if done.near_tie else "")],
     ]
     parts: list[Part] = [
-        Facts(facts),
+        FactList(facts),
         Say(walk.caption(done, 2, UNICODE)),
         Heading("Text before"),
         Quote(record.text_before(at)[-BEFORE:]),
     ]
     if done.drafted:
-        fates, tosses = fate_of(done), Coins(record).of(at)
+        fates, tosses = fate_of(done), RecordedCoins(record).of(at)
         rows = [
             [
                 str(i + 1),
@@ -248,5 +248,5 @@ def round_(record: Record, at: int, under: Circumstances) -> Document:
         n = len(GUESS_HEADS) - (not done.chances)
         parts += [Heading("Guesses"), Table(GUESS_HEADS[:n], [row[:n] for row in rows])]
     wrote = "".join(done.emitted_text)
-    parts += [Heading("Written"), Facts([[Raw(wrote)]])]
+    parts += [Heading("Written"), FactList([[Raw(wrote)]])]
     return Document("A round of speculative decoding", [*parts, *under.parts()])

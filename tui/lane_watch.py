@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from specllama.errors import SpecllamaError
-from specllama.remote.board import Board, Line
+from specllama.remote.board import Board, BoardLine
 
 AGAIN_S = 2.0  # between two attempts to reach a server
 
@@ -31,7 +31,7 @@ class LaneWatch:
         self._left = threading.Event()
         threading.Thread(target=self._listen, name="specllama-lanes", daemon=True).start()
 
-    def lines(self, width: int) -> list[Line]:
+    def lines(self, width: int) -> list[BoardLine]:
         with self._guard:
             return self._board.lines(width)
 

@@ -26,7 +26,7 @@ from specllama.tui.screens.chat import ChatScreen
 if TYPE_CHECKING:
     from specllama.tui.exports import Export
     from specllama.tui.lane_watch import LaneWatch
-    from specllama.tui.screens.settings import Settings
+    from specllama.tui.screens.settings import SheetValues
 
 
 @runtime_checkable
@@ -187,7 +187,7 @@ def _settings(app: PagedApp) -> None:
     chat, keeper = app.chat, app.chat.keeper
     info = keeper.info
 
-    def changed(settings: Settings | None) -> None:
+    def changed(settings: SheetValues | None) -> None:
         if settings is None:
             return
         chat.set_params(settings.params)

@@ -14,7 +14,7 @@ from textual.message import Message
 from specllama.bench.experiment import Run, ask_all, drafted
 from specllama.cancel import Cancel
 from specllama.errors import EngineError, SpecllamaError
-from specllama.events import Verdict
+from specllama.events import Payoff
 from specllama.interface import EngineLike
 from specllama.settings.params import GenerateParams
 
@@ -95,7 +95,7 @@ class Advice:
         return self.words[:1].upper() + self.words[1:]
 
 
-def advise(now: GenerateParams, mine: Verdict | None) -> Advice:
+def advise(now: GenerateParams, mine: Payoff | None) -> Advice:
     """Of today's settings, raced against plain decoding."""
     answer = "unknown" if mine is None else mine.answer
     match answer, now.speculate:
@@ -117,8 +117,8 @@ def advise(now: GenerateParams, mine: Verdict | None) -> Advice:
 
 def advise_among(
     now: GenerateParams,
-    mine: Verdict | None,
-    judged: Sequence[tuple[Run, Verdict]],
+    mine: Payoff | None,
+    judged: Sequence[tuple[Run, Payoff]],
     what: str,
 ) -> Advice:
     """The fastest of several ways that was surely faster, unless today's is as good.

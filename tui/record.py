@@ -11,7 +11,7 @@ from specllama.events import Event, Finished, RoundDone, Started, event_from_dic
 from specllama.files import DAMAGE
 from specllama.replies.figures import ReplyFigures
 from specllama.stats import SpecStats
-from specllama.store.rounds import Turn
+from specllama.store.rounds import LoggedTurn
 from specllama.told import News, news
 
 LAG = 64  # rounds, one of which the figures of a live reply may be behind
@@ -68,13 +68,13 @@ class Record:
         """How the newest request that came to its end did."""
         return self.ends[max(self.ends)] if self.ends else None
 
-    def request(self, at: int = -1) -> Turn:
+    def request(self, at: int = -1) -> LoggedTurn:
         """The request that wrote round ``at``, the newest unless given."""
         number = sum(first <= at for first, _ in self.starts) if at >= 0 else len(self.starts)
         first, started = self.starts[number - 1] if number else (0, None)
         last = self.starts[number][0] if number < len(self.starts) else len(self.rounds)
         rounds = self.rounds[first:last]
-        return Turn(number, started=started, rounds=rounds, finished=self.ends.get(number))
+        return LoggedTurn(number, started=started, rounds=rounds, finished=self.ends.get(number))
 
     def figures(self, at: int = -1) -> ReplyFigures | None:
         """Of that request; None before its first token. They cost time for each round, so those of

@@ -33,7 +33,7 @@ from specllama.replies.marks import USUAL
 from specllama.replies.thoughts import Letters, Part, Spelling, reader
 from specllama.settings.params import GenerateParams
 from specllama.stats import SpecStats
-from specllama.verdict import Pass, judge
+from specllama.verdict import TimedRound, judge
 
 N_VOCAB = 32_000
 STOP_TOKEN = 2
@@ -63,7 +63,7 @@ def count_tokens(prompt: Prompt, cut: Cut) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class ScriptedGuess:
     """One node of a draft. ``parent`` is another guess of the round, -1 the pending token;
     ``right`` puts the node on the accepted path."""
 
@@ -79,7 +79,7 @@ class Guess:
 class Move:
     """How one round goes; without guesses it is a plain step."""
 
-    guesses: Sequence[Guess] = ()
+    guesses: Sequence[ScriptedGuess] = ()
     source: str = "none"
     draft_max: int = 0
     reason: str = "plain step"
@@ -95,7 +95,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ScriptedReading:
     """How long the prompt takes, in milliseconds, and in how many steps it is read."""
 
     tokenize_ms: float
@@ -116,7 +116,7 @@ def play(
     cut: Cut,
     prompt_n: int,
     seed: int,
-    reading: Reading,
+    reading: ScriptedReading,
     reason: FinishReason = "stop_token",
     notices: Iterable[Notice] = (),
     cancel: threading.Event | None = None,
@@ -183,7 +183,7 @@ def play(
         accepted_per_position=tuple(stats.accepted_at),
         drafted_per_position=tuple(stats.drafted_at),
         near_ties=stats.near_ties,
-        verdict=judge([Pass.of(done) for done in rounds[1:]]) if drafting else None,
+        verdict=judge([TimedRound.of(done) for done in rounds[1:]]) if drafting else None,
         timings=_timings(rounds, stats, info.load_ms, reading.tokenize_ms, prefill_ms),
     )
 
@@ -209,7 +209,7 @@ def _started(
     )
 
 
-def _read(reading: Reading, prompt_n: int, prefill_ms: float) -> Iterator[PrefillProgress]:
+def _read(reading: ScriptedReading, prompt_n: int, prefill_ms: float) -> Iterator[PrefillProgress]:
     for step in range(1, reading.steps + 1):
         reading.before_step(prefill_ms / reading.steps)
         yield PrefillProgress(prompt_n * step // reading.steps, prompt_n, 0)

@@ -117,7 +117,7 @@ class Preferences:
         return write_atomically(self.path(), json.dumps(kept, indent=2))
 
 
-class History:
+class PromptHistory:
     """Prompts that were sent, newest last; one JSON string a line."""
 
     def __init__(self, path: Path | None = None) -> None:

@@ -13,10 +13,10 @@ from statistics import median
 from typing import Any
 
 from specllama.errors import SpecllamaError
-from specllama.events import RoundDone, Verdict
+from specllama.events import Payoff, RoundDone
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.store.rounds import RunRecord, list_runs, read_run
-from specllama.verdict import SINGLES, Pass, judge, words
+from specllama.verdict import SINGLES, TimedRound, judge, words
 
 NEWEST = 40  # logs that are read
 BYTES = 24 << 20  # and at most this much of them: the screen must not wait for old runs
@@ -28,7 +28,7 @@ class Achieved:
 
     replies: int = 0
     raced: int = 0
-    passes: tuple[Pass, ...] = ()
+    passes: tuple[TimedRound, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class TrackRecord:
             if not one.drafted
         ]
 
-    def verdict(self, method: str) -> Verdict | None:
+    def verdict(self, method: str) -> Payoff | None:
         """None of plain decoding, and of a method that was never used."""
         achieved = self.by_method.get(method)
         if achieved is None or method == "none":
@@ -101,7 +101,7 @@ def track_record(info: EngineInfo, folder: Path | None = None) -> TrackRecord:
             method: Achieved(
                 len(replies) - raced[method],
                 raced[method],
-                tuple(Pass.of(done) for rounds in replies for done in rounds if done.index),
+                tuple(TimedRound.of(done) for rounds in replies for done in rounds if done.index),
             )
             for method, replies in found.items()
         }

@@ -67,7 +67,7 @@ class Home(Pool, Protocol):
 
 
 @dataclass(slots=True)
-class Tree:
+class CachedTree:
     """A tree in the cache. ``path``: the nodes that stay; None until that is decided."""
 
     tokens: list[int]
@@ -131,7 +131,7 @@ class CellLane:
         self.places: Places = np.empty(pool.longest, np.int64)  # of the cells, by position
         self.n_cells = 0  # of them that the cache holds, a tree apart
         self.tiled: list[tuple[int, int]] = []  # cells that were read in tiles, from and to
-        self.tree: Tree | None = None
+        self.tree: CachedTree | None = None
         self.hidden = HiddenRows()
         self.need: HiddenNeed = "nothing"
         self.closed = False
@@ -139,7 +139,7 @@ class CellLane:
     # -- facts --
 
     @property
-    def growing(self) -> Tree | None:
+    def growing(self) -> CachedTree | None:
         """The tree of which it is not decided yet what stays."""
         tree = self.tree
         return tree if tree is not None and tree.path is None else None
@@ -187,7 +187,7 @@ class CellLane:
         keep = len(self.tokens) - n
         line = Layout().grown(range(-1, n - 1))
         places = self.places[keep : keep + n].copy()
-        self.tree = Tree(self.tokens[keep:], line, [self.sequence], places)
+        self.tree = CachedTree(self.tokens[keep:], line, [self.sequence], places)
         self.tokens.cut(keep)
         self.n_cells = keep
 

@@ -56,7 +56,7 @@ _FLASH = {"auto": -1, "off": 0, "on": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CacheSettings:
     """How the passes of a cache are computed.
 
     Attributes:
@@ -93,7 +93,7 @@ class LlamaCache:
         UsageError: a value cache that needs flash attention.
     """
 
-    def __init__(self, model: LlamaModel, shape: Shape, settings: Settings) -> None:
+    def __init__(self, model: LlamaModel, shape: Shape, settings: CacheSettings) -> None:
         self.model = model
         self.shape = shape
         self.settings = settings
@@ -294,7 +294,7 @@ class LlamaCache:
             self._cores = None
 
 
-def _params(model: LlamaModel, shape: Shape, settings: Settings) -> Any:
+def _params(model: LlamaModel, shape: Shape, settings: CacheSettings) -> Any:
     kv_k, kv_v = settings.kv
     if kv_v not in ("auto", "f16", "f32", "bf16") and settings.flash == "off":
         raise UsageError(

@@ -16,7 +16,7 @@ from specllama.backend.base import Lane
 from specllama.backend.cache import Shape
 from specllama.backend.lane import CellLane, Parked
 from specllama.backend.llama import LlamaModel
-from specllama.backend.llama_cache import LlamaCache, Settings
+from specllama.backend.llama_cache import CacheSettings, LlamaCache
 from specllama.backend.pool import CellPool
 from specllama.backend.running import ForgettingPool, RunningPool
 from specllama.backend.threads import ThreadChoice
@@ -31,7 +31,7 @@ class LlamaPool(CellPool):
     Raises what ``LlamaCache`` raises.
     """
 
-    def __init__(self, model: LlamaModel, shape: Shape, settings: Settings) -> None:
+    def __init__(self, model: LlamaModel, shape: Shape, settings: CacheSettings) -> None:
         self.model = model
         self._llama = LlamaCache(model, shape, settings)
         super().__init__(
@@ -161,7 +161,7 @@ def open_pool(
     Models with sliding windows take one lane, those with a running state chains only, too.
 
     Args:
-        alike: see ``Settings``.
+        alike: see ``CacheSettings``.
 
     Raises what ``LlamaCache`` raises.
     """
@@ -191,7 +191,7 @@ def open_pool(
             "choose fewer branches",
         )
     kv = (options.kv_type_k, options.kv_type_v)
-    settings = Settings(
+    settings = CacheSettings(
         threads=threads,
         flash=flash,
         kv=kv,

@@ -102,7 +102,7 @@ def checked_moves(
 
 
 @dataclass(frozen=True, slots=True)
-class _Model:
+class _Placed:
     """What there is to place of one model."""
 
     role: str
@@ -185,10 +185,10 @@ def plan_offload(
             every = [max(size - saved, 0) for size in every[:-1]] + every[-1:]
         return every
 
-    def model(role: str, header: GgufHeader, asked: str, options: PlaceOptions) -> _Model:
+    def model(role: str, header: GgufHeader, asked: str, options: PlaceOptions) -> _Placed:
         outputs = n_outputs if role == "target" else branches
         on = own if role == "target" else drafts_own
-        return _Model(
+        return _Placed(
             role=role,
             header=header,
             options=options,
@@ -217,8 +217,8 @@ def plan_offload(
 
 
 def _weighed(
-    first: _Model,
-    second: _Model,
+    first: _Placed,
+    second: _Placed,
     devices: tuple[Device, ...],
     free: list[int],
     acceptance: float | None,
@@ -286,7 +286,7 @@ def reading(header: GgufHeader, placement: Placement, shared: bool) -> expected.
     return expected.Reading(**sums, used=expected.used_share(header), shared=shared)
 
 
-def _place(model: _Model, free: list[int], warnings: list[str]) -> Placement:
+def _place(model: _Placed, free: list[int], warnings: list[str]) -> Placement:
     """The last layers go to the devices, first to first, as in llama.cpp."""
     of, asked, options = model.of, model.asked, model.options
     free = [size if may else 0 for size, may in zip(free, model.usable, strict=True)]
@@ -343,7 +343,7 @@ def _place(model: _Model, free: list[int], warnings: list[str]) -> Placement:
     return _on_devices(placed, model)
 
 
-def _on_devices(placement: Placement, model: _Model) -> Placement:
+def _on_devices(placement: Placement, model: _Placed) -> Placement:
     """With the devices that take something: llama.cpp keeps buffers on every one it is given."""
     moved = {device for _, device in model.moves}
     parts = zip(placement.split, model.devices, strict=True)
@@ -352,7 +352,7 @@ def _on_devices(placement: Placement, model: _Model) -> Placement:
     return dataclasses.replace(placement, usable=usable, devices=tuple(names))
 
 
-def _fitting(model: _Model, wanted: int, room: list[int]) -> tuple[int, int, list[int] | None]:
+def _fitting(model: _Placed, wanted: int, room: list[int]) -> tuple[int, int, list[int] | None]:
     """(layers, experts of the first layers in RAM, layers per device) of what fits."""
     options, of = model.options, model.of
     blocks = of - 1

@@ -27,7 +27,7 @@ from specllama.backend.base import Blob, Lane, Out, Outputs, Part
 from specllama.backend.cache import Cache, Shape
 from specllama.backend.cells import Places
 from specllama.backend.kernels import TILE, ZONE, Kernels
-from specllama.backend.lane import CellLane, Parked, Tree, alike
+from specllama.backend.lane import CachedTree, CellLane, Parked, alike
 from specllama.backend.layout import Layout
 from specllama.backend.reading import ReadingRoom
 from specllama.backend.settling import Settling
@@ -36,7 +36,7 @@ from specllama.settings.params import DRAFT_MAX
 
 
 @dataclass(slots=True)
-class Piece:
+class PassPart:
     """A part of a pass, checked."""
 
     lane: CellLane
@@ -324,7 +324,7 @@ class CellPool(Settling):
             try:
                 cache.decode(tiled=False)
             except BaseException as error:
-                self._undo([Piece(lane, tokens, outputs)], error)
+                self._undo([PassPart(lane, tokens, outputs)], error)
                 raise
             lane.n_cells = past + wide
             lane.tokens.extend(batch.token[:n].tolist())
@@ -332,15 +332,15 @@ class CellPool(Settling):
                 self._decided.append(lane)  # the pads go before the next pass
             return cache.rows(n if outputs == "all" else int(outputs == "last"))
 
-    def _check(self, parts: Sequence[Part]) -> list[Piece]:
+    def _check(self, parts: Sequence[Part]) -> list[PassPart]:
         """Refuse what the library would not take."""
-        pieces: list[Piece] = []
+        pieces: list[PassPart] = []
         n = n_rows = leaves = 0
         for part in parts:
             lane = self._mine(part.lane, grows=part.parents is not None)
             if len(parts) > 1 and any(lane is piece.lane for piece in pieces):
                 raise ValueError("a lane has one part in a pass")
-            piece = Piece(lane, part.tokens, part.outputs)
+            piece = PassPart(lane, part.tokens, part.outputs)
             if part.parents is not None:
                 if self.max_leaves == 1:
                     raise EngineError("this pool takes chains, no tree passes")
@@ -373,7 +373,7 @@ class CellPool(Settling):
             raise EngineError(f"trees of one pass have at most {self.free_leaves} branches more")
         return pieces
 
-    def _read_first(self, piece: Piece) -> bool:
+    def _read_first(self, piece: PassPart) -> bool:
         """Read what has to be read in a pass of its own; whether that was all of it.
 
         Text in tiles or beside passes of fixed widths, and all before a last row whose bits must be
@@ -386,7 +386,7 @@ class CellPool(Settling):
             return False
         apart = tiled or fixed or piece.lane.need == "final_hidden"
         if piece.outputs == "last" and n > 1 and apart:
-            before = Piece(piece.lane, piece.tokens[:-1], "none")
+            before = PassPart(piece.lane, piece.tokens[:-1], "none")
             if not self._read_first(before):
                 self._pass([before])
             piece.tokens, piece.outputs = piece.tokens[-1:], "all"
@@ -403,7 +403,7 @@ class CellPool(Settling):
             return True
         return False
 
-    def _run_padded(self, pieces: Sequence[Piece]) -> None:
+    def _run_padded(self, pieces: Sequence[PassPart]) -> None:
         """One pass, of a width that passes are kept to."""
         if not self.kernels.widths:
             self._pass(pieces)
@@ -424,7 +424,7 @@ class CellPool(Settling):
         if longest.pads and longest.laid is None:
             longest.lane.rollback(len(longest.lane.tokens) - longest.pads)
 
-    def _pass(self, pieces: Sequence[Piece], *, tiled: bool = False) -> None:
+    def _pass(self, pieces: Sequence[PassPart], *, tiled: bool = False) -> None:
         """One pass of the library."""
         self.cache.require_running()
         sizes = [len(piece.tokens) for piece in pieces]
@@ -463,7 +463,7 @@ class CellPool(Settling):
                 batch.n_sequences[:n] = 1
             self._take(pieces, at, places, tiled)
 
-    def _address(self, piece: Piece, rows: slice | Places) -> None:
+    def _address(self, piece: PassPart, rows: slice | Places) -> None:
         """Say in the batch which sequences the tokens of a piece are for."""
         lane, batch, laid = piece.lane, self.cache.batch, piece.laid
         batch.sequences[rows, 0] = lane.sequence
@@ -482,7 +482,7 @@ class CellPool(Settling):
             batch.n_sequences[i] = len(below)
             batch.sequences[i, : len(below)] = ids[list(below)]
 
-    def _undo(self, pieces: Sequence[Piece], error: BaseException) -> None:
+    def _undo(self, pieces: Sequence[PassPart], error: BaseException) -> None:
         """The pass failed: the cache of every lane is as it was before."""
         for piece in pieces:
             for leaf in piece.opened:
@@ -497,7 +497,7 @@ class CellPool(Settling):
 
     def _take(
         self,
-        pieces: Sequence[Piece],
+        pieces: Sequence[PassPart],
         at: Sequence[slice | Places],
         places: Places,
         tiled: bool,
@@ -522,7 +522,7 @@ class CellPool(Settling):
                 lane.hidden.add(past, self.cache.states(lane.need, n)[rows])
             tokens = batch.token[rows].tolist()
             if piece.laid is not None:
-                tree = lane.tree or Tree([], piece.laid, [lane.sequence], places[:0])
+                tree = lane.tree or CachedTree([], piece.laid, [lane.sequence], places[:0])
                 tree.tokens += tokens
                 tree.layout = piece.laid
                 tree.sequences += piece.opened
@@ -537,7 +537,7 @@ class CellPool(Settling):
 
     # -- reading apart --
 
-    def _read_apart(self, piece: Piece) -> None:
+    def _read_apart(self, piece: PassPart) -> None:
         """Read a text in the reading room, and take its cells over."""
         lane, past, n = piece.lane, len(piece.lane.tokens), len(piece.tokens)
         self._fit(n)

@@ -29,7 +29,7 @@ class _Room(Protocol):
 
 
 @dataclass(slots=True)
-class _Reader:
+class _PromptReader:
     room: _Room
     lane: CellLane
     of: CellLane  # whose text it holds
@@ -50,7 +50,7 @@ class ReadingRoom:
         self._make = make
         self._state = state
         self._n_ctx = n_ctx
-        self._reader: _Reader | None = None
+        self._reader: _PromptReader | None = None
 
     def read(self, lane: CellLane, tokens: Sequence[int]) -> tuple[bytes, HiddenRows]:
         """Read ``tokens`` behind the lane's text; the state of their cells, and hidden states."""
@@ -65,7 +65,7 @@ class ReadingRoom:
                 reader.lane.close()
             state = self._state(lane) if past else b""
             copy = room.resume(Parked(list(lane.tokens), state))
-            reader = self._reader = _Reader(room, copy, lane, lane.tokens.mark())
+            reader = self._reader = _PromptReader(room, copy, lane, lane.tokens.mark())
         reader.lane.capture(lane.need)
         reader.lane.forward(tokens, outputs="none")
         return room.state_behind(reader.lane, past), reader.lane.hidden
@@ -74,7 +74,7 @@ class ReadingRoom:
         return min(4 * n, self._n_ctx)
 
     @staticmethod
-    def _holds(reader: _Reader, lane: CellLane) -> bool:
+    def _holds(reader: _PromptReader, lane: CellLane) -> bool:
         n = len(lane.tokens)
         return reader.of is lane and len(reader.lane.tokens) == n == lane.tokens.kept(reader.mark)
 

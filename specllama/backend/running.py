@@ -26,7 +26,7 @@ from specllama.backend.base import Blob, Lane, Part
 from specllama.backend.cache import Cache
 from specllama.backend.checkpoints import Checkpoint, Checkpoints
 from specllama.backend.lane import CellLane, Parked
-from specllama.backend.pool import CellPool, Piece
+from specllama.backend.pool import CellPool, PassPart
 from specllama.errors import Cancelled, EngineError
 
 TAIL = 32  # tokens of a prompt behind its last checkpoint
@@ -72,7 +72,7 @@ class ForgettingPool(CellPool):
         """Go back to ``reach(keep)`` and say how far that is; 0 where it failed."""
         raise NotImplementedError
 
-    def _undo(self, pieces: Sequence[Piece], error: BaseException) -> None:
+    def _undo(self, pieces: Sequence[PassPart], error: BaseException) -> None:
         self.settle()
         (piece,) = pieces
         self._set_back(piece.lane, replay=not isinstance(error, Cancelled))
@@ -95,7 +95,7 @@ class ForgettingPool(CellPool):
         try:
             for i in range(at, keep if replay else at, self.n_batch):
                 end = min(i + self.n_batch, keep)
-                CellPool._pass(self, [Piece(lane, text[i:end], "none")])
+                CellPool._pass(self, [PassPart(lane, text[i:end], "none")])
         except BaseException:
             self._lose()
             raise
@@ -231,18 +231,18 @@ class RunningPool(ForgettingPool):
         self._passed(self.cache.batch.n, reading=False)
         return rows
 
-    def _read_first(self, piece: Piece) -> bool:
+    def _read_first(self, piece: PassPart) -> bool:
         least = TAIL if self._drafts else 1
         if piece.outputs == "last" and len(piece.tokens) > least:
             if len(piece.tokens) > TAIL:
-                before = Piece(piece.lane, piece.tokens[:-TAIL], "none")
+                before = PassPart(piece.lane, piece.tokens[:-TAIL], "none")
                 if not super()._read_first(before):
                     self._pass([before])
                 piece.tokens = piece.tokens[-TAIL:]
             self._keep_state(piece.lane)
         return super()._read_first(piece)
 
-    def _pass(self, pieces: Sequence[Piece], *, tiled: bool = False) -> None:
+    def _pass(self, pieces: Sequence[PassPart], *, tiled: bool = False) -> None:
         (piece,) = pieces
         lane, n, reads = piece.lane, len(piece.tokens), piece.outputs == "none"
         if reads and n > 1:

@@ -16,7 +16,7 @@ import numpy as np
 
 from specllama.bench.breakdown import Parts, parts_of, plain_step
 from specllama.bench.experiment import Run, ask
-from specllama.bench.prompts import Prompt
+from specllama.bench.prompts import BenchPrompt
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile
 from specllama.events import RoundDone
@@ -31,7 +31,7 @@ Timeline = tuple[tuple[int, float], ...]  # (tokens so far, seconds so far) afte
 class Task:
     """A prompt as every arm gets it: the same tokens, the same limits."""
 
-    prompt: Prompt
+    prompt: BenchPrompt
     temperature: float
     max_tokens: int
     seed: int

@@ -15,7 +15,7 @@ _BACKLOG = 8  # tokens; a shorter backlog is left over from earlier rounds, not 
 
 
 @dataclass(slots=True)
-class Part:
+class RoundKind:
     """Rounds of one kind: ``PLAIN``, or the source of what they sent. Seconds."""
 
     rounds: int = 0
@@ -25,12 +25,12 @@ class Part:
     draft_s: float = 0.0
     pass_s: float = 0.0  # the target's pass and our own share
 
-    def add(self, other: Part) -> None:
+    def add(self, other: RoundKind) -> None:
         for name in self.__dataclass_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-Parts = dict[str, Part]
+Parts = dict[str, RoundKind]
 
 
 def parts_of(rounds: Iterable[RoundDone]) -> Parts:
@@ -43,7 +43,7 @@ def parts_of(rounds: Iterable[RoundDone]) -> Parts:
     for r in rounds:
         kind = r.source if r.drafted else PLAIN
         reads = r.read > _BACKLOG
-        mine = Part(
+        mine = RoundKind(
             rounds=1,
             drafted=len(r.drafted),
             accepted=r.accepted,
@@ -51,9 +51,11 @@ def parts_of(rounds: Iterable[RoundDone]) -> Parts:
             draft_s=0.0 if reads else r.draft_ms / 1e3,
             pass_s=(r.verify_ms + r.other_ms) / 1e3,
         )
-        parts.setdefault(kind, Part()).add(mine)
+        parts.setdefault(kind, RoundKind()).add(mine)
         if reads:
-            parts.setdefault(READING, Part()).add(Part(rounds=1, draft_s=r.draft_ms / 1e3))
+            parts.setdefault(READING, RoundKind()).add(
+                RoundKind(rounds=1, draft_s=r.draft_ms / 1e3)
+            )
     return parts
 
 
@@ -62,12 +64,12 @@ def together(several: Iterable[Parts]) -> Parts:
     out: Parts = {}
     for parts in several:
         for kind, part in parts.items():
-            out.setdefault(kind, Part()).add(part)
+            out.setdefault(kind, RoundKind()).add(part)
     return out
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BreakdownRow:
     """A kind of round; ``drafting``, ``passes`` and ``gained`` in plain steps.
 
     ``gained = tokens - drafting - passes``: plain decoding writes one token a step. ``share`` is
@@ -92,14 +94,14 @@ class Row:
         return {**data, "gained": self.gained}
 
 
-def breakdown(parts: Parts, plain_s: float) -> list[Row]:
+def breakdown(parts: Parts, plain_s: float) -> list[BreakdownRow]:
     """Rows by kind, plain steps first, the sum last; ``plain_s`` is the time of a plain step."""
     seconds = sum(part.draft_s + part.pass_s for part in parts.values())
     if seconds <= 0 or plain_s <= 0:
         return []
 
-    def row(kind: str, part: Part) -> Row:
-        return Row(
+    def row(kind: str, part: RoundKind) -> BreakdownRow:
+        return BreakdownRow(
             kind,
             part.rounds,
             part.drafted,
@@ -124,7 +126,7 @@ def plain_step(parts: Parts) -> float | None:
     return plain.pass_s / plain.rounds if plain and plain.rounds >= _ENOUGH else None
 
 
-COLUMNS: dict[str, Callable[[Row], str]] = {
+COLUMNS: dict[str, Callable[[BreakdownRow], str]] = {
     "rounds of": lambda row: row.kind,
     "rounds": lambda row: str(row.rounds),
     "drafted": lambda row: _judged(row, str(row.drafted)),
@@ -137,10 +139,10 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 }
 
 
-def _judged(row: Row, cell: str) -> str:
+def _judged(row: BreakdownRow, cell: str) -> str:
     return "" if row.kind == READING else cell
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: BreakdownRow) -> list[str]:
     """A row of the table in words."""
     return [cell(row) for cell in COLUMNS.values()]

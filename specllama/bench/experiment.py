@@ -19,7 +19,7 @@ from specllama.interface import EngineLike, Message, Prompt
 from specllama.settings.params import GenerateParams
 from specllama.store.rounds import Logged
 from specllama.told import Told
-from specllama.verdict import Pass
+from specllama.verdict import TimedRound
 
 PLAIN, DRAFTED = "plain", "drafted"
 TOKENS = 128  # of a race, unless the settings say fewer
@@ -63,8 +63,8 @@ class Run(Told):
         return [done for done in self.rounds if done.t_s <= seconds]
 
     @property
-    def passes(self) -> list[Pass]:
-        return [Pass.of(done) for done in self.rounds if done.index]
+    def passes(self) -> list[TimedRound]:
+        return [TimedRound.of(done) for done in self.rounds if done.index]
 
     @property
     def singles(self) -> list[float]:
@@ -196,7 +196,7 @@ Laps = dict[int, dict[str, list[Run]]]
 
 
 @dataclass(slots=True)
-class Board:
+class RaceBoard:
     """What was raced with the loaded pair, by tab; it outlives the page."""
 
     runs: dict[str, list[Run]] = field(default_factory=dict)

@@ -108,7 +108,7 @@ class Wave:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LoadRow:
     """An arm with so many clients, over all repetitions; ratios are to the first arm.
 
     ``cpu_ms`` is of a token, its ratio above 1 where less is needed. ``pace`` is that of the long
@@ -149,7 +149,7 @@ class Spread:
         return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
 
 
-class Load:
+class ClientLoad:
     """Clients of some servers.
 
     Args:
@@ -169,7 +169,7 @@ class Load:
         self._http = httpx2.Client(timeout=TIMEOUT_S, headers=headers, limits=limits)
         self._processes = {target: server_of(target.url) for target in targets}
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> ClientLoad:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -245,11 +245,11 @@ def _chunks(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
             yield json.loads(line[6:])
 
 
-def rows(waves: Sequence[Wave], alone: Mapping[int, str]) -> list[Row]:
+def rows(waves: Sequence[Wave], alone: Mapping[int, str]) -> list[LoadRow]:
     """The figures of every arm and number of clients."""
     first = waves[0].arm
     base = {(wave.clients, wave.repetition): wave for wave in waves if wave.arm == first}
-    out: list[Row] = []
+    out: list[LoadRow] = []
     for arm, clients in dict.fromkeys((wave.arm, wave.clients) for wave in waves):
         mine = [wave for wave in waves if (wave.arm, wave.clients) == (arm, clients)]
         beside = [(wave, base[clients, wave.repetition]) for wave in mine]
@@ -260,7 +260,7 @@ def rows(waves: Sequence[Wave], alone: Mapping[int, str]) -> list[Row]:
         cheaper = [usual.cpu_ms / it.cpu_ms for it, usual in beside if usual.cpu_ms and it.cpu_ms]
         paces = [pace for pair in beside if (pace := _slowest(*pair)) is not None]
         out.append(
-            Row(
+            LoadRow(
                 arm,
                 clients,
                 tok_per_s=median(wave.tok_per_s for wave in mine),

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from specllama.bench.experiment import PLAIN, Board, Run
+from specllama.bench.experiment import PLAIN, RaceBoard, Run
 from specllama.bench.paired import LEVEL, LOOKED_AT, Compared, Pairs, compare
 from specllama.bench.speed_model import SpeedModel
-from specllama.events import Answer, Verdict
+from specllama.events import Answer, Payoff
 from specllama.interface import Prompt
 from specllama.store.checks import Finding
 from specllama.verdict import STILL, counted, lead
@@ -43,7 +43,7 @@ class Way:
     clock: Compared | None
     same: int
     of: int
-    verdict: Verdict
+    verdict: Payoff
     alone: float | None = None
 
     @property
@@ -90,7 +90,7 @@ class Way:
         return words + (": a near-tie, see specllama prove" if near else ": run specllama prove")
 
 
-def ways(board: Board, tab: str) -> list[Way]:
+def ways(board: RaceBoard, tab: str) -> list[Way]:
     """What was run on a tab against its plain runs: the fastest first; of kinds of text and of
     conversations at once, in the order in which they were run."""
     runs = board.runs.get(tab, [])
@@ -125,7 +125,7 @@ def _same(row: Row, alone: Mapping[Prompt, Run]) -> tuple[int, int]:
     return sum(same for same, _ in sames), sum(of for _, of in sames)
 
 
-def model(board: Board) -> SpeedModel | None:
+def model(board: RaceBoard) -> SpeedModel | None:
     """What races say of the pair's own figures."""
     laps = [lap for tab in ("race", "sweep") for lap in board.laps(tab).values()]
     runs = [run for lap in laps for some in lap.values() for run in some]
@@ -154,7 +154,7 @@ def _together(runs: Sequence[Run]) -> float | None:
     return tokens / (end - begin) if tokens and end > begin else None
 
 
-def _verdict(row: Row, one: Compared | None) -> Verdict:
+def _verdict(row: Row, one: Compared | None) -> Payoff:
     answer: Answer = "unknown"
     if one is not None and one.low is not None and one.high is not None:
         answer = "faster" if one.low > 1.0 else "slower" if one.high < 1.0 else "unsure"
@@ -177,7 +177,7 @@ def between(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"{low:.2f}–{high:.2f}"
 
 
-def ratio(verdict: Verdict) -> str:
+def ratio(verdict: Payoff) -> str:
     """ "0.74× (0.62–0.86)" """
     if verdict.ratio is None:
         return ""
@@ -185,7 +185,7 @@ def ratio(verdict: Verdict) -> str:
     return f"{verdict.ratio:.2f}×" + (f" ({interval})" if interval else "")
 
 
-def said(verdict: Verdict) -> str:
+def said(verdict: Payoff) -> str:
     """In a table or a list: whether it paid."""
     match verdict.answer:
         case "unknown" if verdict.ratio is not None:
@@ -195,7 +195,7 @@ def said(verdict: Verdict) -> str:
     return lead(verdict, TOO_SHORT)
 
 
-def _probing(verdict: Verdict) -> str:
+def _probing(verdict: Payoff) -> str:
     if verdict.ratio is not None and verdict.high is not None and verdict.high < 1.0:
         return f"after probing that cost {1 - verdict.ratio:.0%}"
     return "after probing that cost too little to measure"
@@ -221,7 +221,7 @@ def decided(way: Way) -> bool:
     return way.pairs >= LEAST and way.verdict.answer not in ("unsure", "unknown")
 
 
-def why(board: Board, way: Way) -> str:
+def why(board: RaceBoard, way: Way) -> str:
     """What a guess costs and how many are kept, as far as that explains the answer."""
     pair = model(board)
     if pair is None or way.verdict.ratio is None or pair.pays != (way.verdict.ratio > 1.0):
@@ -236,7 +236,7 @@ def why(board: Board, way: Way) -> str:
 # ---- for the list of what was checked
 
 
-def findings(tab: str, board: Board) -> dict[str, Finding]:
+def findings(tab: str, board: RaceBoard) -> dict[str, Finding]:
     """What a tab that was run to its end says for the list of what was checked."""
     if tab == "lanes":
         return {}
@@ -265,7 +265,7 @@ def _finding(holds: bool | None, words: str) -> Finding:
     return Finding(bool(holds), words, known=holds is not None)
 
 
-def _holds(verdict: Verdict) -> bool | None:
+def _holds(verdict: Payoff) -> bool | None:
     """Whether it is surely not slower, but for a loss that nobody feels; None where the runs
     cannot tell."""
     if verdict.low is None or verdict.high is None:
@@ -283,6 +283,6 @@ def way_words(way: Way) -> str:
     return f"F4, {way.pairs} pair{'s' if way.pairs != 1 else ''}: {found}{off}"
 
 
-def _short(verdict: Verdict) -> str:
+def _short(verdict: Payoff) -> str:
     words = ratio(verdict) or TOO_SHORT
     return f"off ({words})" if verdict.answer == "off" else words

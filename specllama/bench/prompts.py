@@ -18,7 +18,7 @@ Half = Literal["tune", "bench"]
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class BenchPrompt:
     """One prompt: a conversation, or raw text when ``messages`` is empty."""
 
     id: str
@@ -31,7 +31,7 @@ class Prompt:
         return self.messages or self.text
 
 
-def load_prompts(path: Path | None = None) -> list[Prompt]:
+def load_prompts(path: Path | None = None) -> list[BenchPrompt]:
     """Prompts of a file, or the bundled 200 (50 of each slice, slices alternating).
 
     A ``.jsonl`` line is an object with ``messages`` (role, content) or ``prompt`` text, and
@@ -53,10 +53,10 @@ def load_prompts(path: Path | None = None) -> list[Prompt]:
     return prompts if path is not None else interleaved(prompts)
 
 
-def half(prompts: Sequence[Prompt], which: Half) -> list[Prompt]:
+def half(prompts: Sequence[BenchPrompt], which: Half) -> list[BenchPrompt]:
     """Every other prompt of each slice: tune learns on one half, bench measures on the other."""
     seen: dict[str, int] = {}
-    out: list[Prompt] = []
+    out: list[BenchPrompt] = []
     for prompt in prompts:
         n = seen[prompt.slice] = seen.get(prompt.slice, -1) + 1
         if n % 2 == (which == "bench"):
@@ -64,27 +64,27 @@ def half(prompts: Sequence[Prompt], which: Half) -> list[Prompt]:
     return out
 
 
-def interleaved(prompts: Sequence[Prompt]) -> list[Prompt]:
+def interleaved(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:
     """One of each slice in turn, so that any first N are a fair sample."""
-    groups: dict[str, list[Prompt]] = {}
+    groups: dict[str, list[BenchPrompt]] = {}
     for prompt in prompts:
         groups.setdefault(prompt.slice, []).append(prompt)
     longest = max(map(len, groups.values()), default=0)
     return [group[i] for i in range(longest) for group in groups.values() if i < len(group)]
 
 
-def _line(line: str, n: int) -> Prompt:
-    return Prompt(id=str(n), slice="own", messages=(Message("user", line.strip()),))
+def _line(line: str, n: int) -> BenchPrompt:
+    return BenchPrompt(id=str(n), slice="own", messages=(Message("user", line.strip()),))
 
 
-def _structured(line: str, n: int, source: Path) -> Prompt:
+def _structured(line: str, n: int, source: Path) -> BenchPrompt:
     try:
         data = json.loads(line)
         name, kind = str(data.get("id", n)), str(data.get("slice", "own"))
         if "messages" in data:
             messages = tuple(Message(str(m["role"]), str(m["content"])) for m in data["messages"])
-            return Prompt(id=name, slice=kind, messages=messages)
-        return Prompt(id=name, slice=kind, text=str(data["prompt"]))
+            return BenchPrompt(id=name, slice=kind, messages=messages)
+        return BenchPrompt(id=name, slice=kind, text=str(data["prompt"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(
             f"{source.name} line {n} is not a prompt ({error})",

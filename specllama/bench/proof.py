@@ -30,7 +30,7 @@ import numpy as np
 
 from specllama.arrays import IntArray
 from specllama.backend.kernels import TILE
-from specllama.bench.prompts import Prompt
+from specllama.bench.prompts import BenchPrompt
 from specllama.engine.engine import Engine
 from specllama.errors import Cancelled, CannotLoad, DoesNotFit
 from specllama.events import Finished
@@ -75,7 +75,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ProofReply:
     """A reply.
 
     Attributes:
@@ -90,11 +90,11 @@ class Written:
     turn: tuple[int, ...] = ()
 
     @staticmethod
-    def of(told: Told, exact: bool, turn: tuple[int, ...] = ()) -> Written:
+    def of(told: Told, exact: bool, turn: tuple[int, ...] = ()) -> ProofReply:
         logprobs = (chance.logprob for done in told.rounds for chance in done.chances)
-        return Written(told.end, tuple(logprobs), exact, turn)
+        return ProofReply(told.end, tuple(logprobs), exact, turn)
 
-    def cut(self, n: int) -> Written:
+    def cut(self, n: int) -> ProofReply:
         """Its first ``n`` tokens, without the text."""
         reply = dataclasses.replace(self.reply, token_ids=self.reply.token_ids[:n], text="")
         return dataclasses.replace(self, reply=reply, logprobs=self.logprobs[:n])
@@ -143,7 +143,7 @@ def available(engine: Engine, wanted: Sequence[str]) -> tuple[tuple[str, ...], d
 
 def prove(
     engine: Engine,
-    prompts: Iterable[Prompt],
+    prompts: Iterable[BenchPrompt],
     *,
     proposers: Sequence[str],
     temperatures: Sequence[float] = (0.0, 0.7, 1.0),
@@ -175,7 +175,7 @@ def prove(
     left = list(proposers)
     for n, prompt in enumerate(prompts):
         engine.reset()
-        references: list[tuple[GenerateParams, Written]] = []
+        references: list[tuple[GenerateParams, ProofReply]] = []
         for temperature in temperatures:
             params = wish_of(base, temperature, max_tokens, seed + n, window)
             plain = finish(engine, prompt, params)
@@ -199,15 +199,15 @@ def prove(
 
 def _warm(
     engine: Engine,
-    prompt: Prompt,
+    prompt: BenchPrompt,
     ways: Sequence[tuple[str, int]],
-    references: Sequence[tuple[GenerateParams, Written]],
+    references: Sequence[tuple[GenerateParams, ProofReply]],
 ) -> Iterator[Case]:
     """A prompt behind a stranger's, and its next turn behind that, with every method and width; the
     first is plain decoding, with whose next turns the others' are compared."""
     ids = tuple(engine.encode(prompt.content)[0])
     n_ctx = engine.target.n_ctx
-    turns: dict[float, Written] = {}
+    turns: dict[float, ProofReply] = {}
     for proposer, width in ways:
         engine.reset()
         stranger = stranger_of(ids, n_ctx - 1)
@@ -240,10 +240,10 @@ def stranger_of(ids: Sequence[int], most: int) -> tuple[int, ...]:
 
 def compared(
     engine: Engine,
-    prompt: Prompt,
+    prompt: BenchPrompt,
     params: GenerateParams,
-    plain: Written,
-    spec: Written,
+    plain: ProofReply,
+    spec: ProofReply,
     *,
     way: Way,
 ) -> Case:
@@ -286,8 +286,8 @@ def wish_of(
 
 
 def finish(
-    engine: Engine, prompt: Prompt, params: GenerateParams, turn: tuple[int, ...] = ()
-) -> Written:
+    engine: Engine, prompt: BenchPrompt, params: GenerateParams, turn: tuple[int, ...] = ()
+) -> ProofReply:
     """The reply to a prompt, or to another text in its case.
 
     Raises:
@@ -299,7 +299,7 @@ def finish(
             f"prompt {prompt.id}, {params.proposer}, temperature "
             f"{params.sampling.temperature:g}: the reply was cut short, this case is dropped"
         )
-    return Written.of(told, not engine.may_round, turn)
+    return ProofReply.of(told, not engine.may_round, turn)
 
 
 @contextmanager
@@ -334,10 +334,10 @@ def random_pauses(engine: Engine, longest_ms: float, *, seed: int = 0) -> Iterat
 
 def _difference(
     engine: Engine,
-    prompt: Prompt,
+    prompt: BenchPrompt,
     params: GenerateParams,
-    plain: Written,
-    spec: Written,
+    plain: ProofReply,
+    spec: ProofReply,
     *,
     bitwise: bool,
 ) -> Difference | None:
@@ -361,7 +361,7 @@ def _difference(
     )
 
 
-def _of_logprobs(engine: Engine, plain: Written, spec: Written) -> Difference | None:
+def _of_logprobs(engine: Engine, plain: ProofReply, spec: ProofReply) -> Difference | None:
     """Where the same tokens came from different rows."""
     for at, (x, y) in enumerate(zip(plain.logprobs, spec.logprobs, strict=False)):
         if x != y:
@@ -425,7 +425,7 @@ class RowProbe:
     difference: float
 
 
-def probe_stated_rows(engine: Engine, prompts: Iterable[Prompt]) -> list[RowProbe]:
+def probe_stated_rows(engine: Engine, prompts: Iterable[BenchPrompt]) -> list[RowProbe]:
     """Whether rows are equal here as far as ``engine.info`` states; [] if it states nothing.
 
     Measured after the longest of ``prompts``.

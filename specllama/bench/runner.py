@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from specllama.bench.arms import Arm, RunFigures, Task, percentile, slowest_stretch
-from specllama.bench.breakdown import Row, breakdown, plain_step, together
+from specllama.bench.breakdown import BreakdownRow, breakdown, plain_step, together
 from specllama.bench.energy import EnergyMeter
 
 Progress = Callable[[int, int, str], None]
@@ -96,13 +96,13 @@ class Comparison:
                     out.append(self.summary(arm, f"{s} T={t:g}", temperature=t, slice=s))
         return out
 
-    def breakdowns(self, *, slices: bool = True) -> list[tuple[str, str, list[Row]]]:
+    def breakdowns(self, *, slices: bool = True) -> list[tuple[str, str, list[BreakdownRow]]]:
         """(arm, group, rows) of every arm that speculates: where its time went.
 
         Per temperature and, with ``slices``, per slice and temperature. The time of a plain step is
         that of the same arm and group, or, if the arm hardly took any, the baseline's per token.
         """
-        out: list[tuple[str, str, list[Row]]] = []
+        out: list[tuple[str, str, list[BreakdownRow]]] = []
         for arm in self.arms:
             if arm == self.baseline:
                 continue

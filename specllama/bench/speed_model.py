@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from specllama.verdict import Pass
+from specllama.verdict import TimedRound
 
 MAX_K = 16
 ENOUGH = 3  # passes of a width before their cost counts as measured
@@ -65,7 +65,7 @@ class SpeedModel:
         return 1.0 / total if total > 0 else math.inf
 
     @staticmethod
-    def of(passes: Sequence[Pass], singles: Sequence[float] = ()) -> SpeedModel | None:
+    def of(passes: Sequence[TimedRound], singles: Sequence[float] = ()) -> SpeedModel | None:
         """The pair's own figures; None until some rounds drafted and a plain step is known.
 
         α is a property of guesses that the target judged. Costs are medians: typical, no totals.

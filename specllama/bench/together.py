@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from specllama.bench.prompts import Prompt
-from specllama.bench.proof import Case, Written, compared, finish, wish_of
+from specllama.bench.prompts import BenchPrompt
+from specllama.bench.proof import Case, ProofReply, compared, finish, wish_of
 from specllama.engine.engine import Engine
 from specllama.settings.params import GenerateParams, WindowKind
 from specllama.told import Told
@@ -22,14 +22,14 @@ _LEAVES = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    prompt: Prompt
+class _Sent:
+    prompt: BenchPrompt
     params: GenerateParams
 
 
 def prove_together(
     engine: Engine,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[BenchPrompt],
     *,
     proposers: Sequence[str],
     temperatures: Sequence[float],
@@ -45,7 +45,7 @@ def prove_together(
     """
     rng = random.Random(seed)
     asked = [
-        _Asked(
+        _Sent(
             prompt,
             wish_of(base, temperature, max_tokens, seed + n, window).replace(
                 proposer=proposer, draft_max=width
@@ -59,7 +59,7 @@ def prove_together(
     written = _written(engine, asked, rng)
     written.sort(key=lambda one: (one[0].prompt.id, one[0].params.sampling.temperature))
     bitwise = engine.info.exact_rows > 1 and engine.info.exact_trees
-    plain: dict[tuple[str, float], Written] = {}
+    plain: dict[tuple[str, float], ProofReply] = {}
     for one, reply in written:
         key = one.prompt.id, one.params.sampling.temperature
         if key not in plain:
@@ -73,11 +73,11 @@ def prove_together(
 
 
 def _written(
-    engine: Engine, asked: Sequence[_Asked], rng: random.Random
-) -> list[tuple[_Asked, Written]]:
+    engine: Engine, asked: Sequence[_Sent], rng: random.Random
+) -> list[tuple[_Sent, ProofReply]]:
     """Replies to all, as they came."""
-    waiting, out = list(asked), list[tuple[_Asked, Written]]()
-    running: dict[int, tuple[_Asked, Told]] = {}
+    waiting, out = list(asked), list[tuple[_Sent, ProofReply]]()
+    running: dict[int, tuple[_Sent, Told]] = {}
     while waiting or running:
         while waiting and engine.free and (not running or rng.random() < _ARRIVES):
             one = waiting.pop()
@@ -89,7 +89,7 @@ def _written(
             told.take(said)
             if said.ends:
                 del running[id]
-                out.append((one, Written.of(told, exact=False)))
+                out.append((one, ProofReply.of(told, exact=False)))
         if running and rng.random() < _LEAVES:
             engine.cancel(rng.choice(list(running)))
     return out

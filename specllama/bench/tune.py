@@ -21,7 +21,7 @@ from typing import Any
 
 from specllama.bench.arms import EngineArm, Task
 from specllama.bench.measure import PassCosts, measure_costs
-from specllama.bench.prompts import Prompt
+from specllama.bench.prompts import BenchPrompt
 from specllama.bench.runner import Comparison, compare
 from specllama.engine.engine import Engine
 from specllama.events import RoundDone
@@ -67,7 +67,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Group:
+class TuneGroup:
     """One slice at one temperature: what fixed lengths would give, and what was measured.
 
     Speeds are over plain decoding. ``best`` is the best fixed length, ``best_speed`` its speed once
@@ -94,7 +94,7 @@ class Group:
 @dataclass(slots=True)
 class Tuning:
     costs: PassCosts
-    groups: list[Group]
+    groups: list[TuneGroup]
     check: Comparison | None
     advice: dict[str, Any]
 
@@ -114,10 +114,10 @@ def draft_context(engine: Engine) -> Any:
     return drafter.lane if isinstance(drafter, ChainDrafter) else None
 
 
-def pick(prompts: Sequence[Prompt], per_slice: int, skip: int = 0) -> list[Prompt]:
+def pick(prompts: Sequence[BenchPrompt], per_slice: int, skip: int = 0) -> list[BenchPrompt]:
     """A few prompts of every slice, after the first ``skip`` of it."""
     seen: dict[str, int] = {}
-    out: list[Prompt] = []
+    out: list[BenchPrompt] = []
     for prompt in prompts:
         n = seen[prompt.slice] = seen.get(prompt.slice, 0) + 1
         if skip < n <= skip + per_slice:
@@ -127,7 +127,7 @@ def pick(prompts: Sequence[Prompt], per_slice: int, skip: int = 0) -> list[Promp
 
 def acceptance(
     engine: Engine,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[BenchPrompt],
     temperatures: Sequence[float],
     *,
     max_tokens: int,
@@ -162,7 +162,7 @@ def acceptance(
     return list(found.values())
 
 
-def predict(tally: Tally, costs: PassCosts) -> Group:
+def predict(tally: Tally, costs: PassCosts) -> TuneGroup:
     """Speeds of fixed lengths from measured survival and measured costs."""
     survival = tally.survival
     v = costs.curve(max(LENGTHS) + 1)
@@ -174,7 +174,7 @@ def predict(tally: Tally, costs: PassCosts) -> Group:
     written = sum(tokens for _, tokens in tally.replies)
     reading = sum(costs.reading(tokens) for tokens, _ in tally.replies) if step else 0.0
     plain = written * v[1]
-    return Group(
+    return TuneGroup(
         slice=tally.slice,
         temperature=tally.temperature,
         survival=survival,
@@ -188,7 +188,7 @@ def predict(tally: Tally, costs: PassCosts) -> Group:
 
 def tune(
     engine: Engine,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[BenchPrompt],
     *,
     base: GenerateParams | None = None,
     temperatures: Sequence[float] = (0.0, 0.7, 1.0),
@@ -259,7 +259,7 @@ def tune(
         base = base or GenerateParams()
         window = EngineArm("specllama", engine, base)
 
-        def tasks(some: Sequence[Prompt]) -> list[Task]:
+        def tasks(some: Sequence[BenchPrompt]) -> list[Task]:
             return [
                 Task(prompt, temperature, max_tokens, seed=1 + n)
                 for n, prompt in enumerate(some)
@@ -321,7 +321,7 @@ def smaller_draft(draft: ModelInfo | None) -> str:
     )
 
 
-def advise(groups: Sequence[Group], check: Comparison | None) -> dict[str, Any]:
+def advise(groups: Sequence[TuneGroup], check: Comparison | None) -> dict[str, Any]:
     """On or off, and the length to give ``--window fixed``, per temperature and overall.
 
     What the check measured decides; without a check, the predictions of fixed lengths do.

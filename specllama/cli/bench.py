@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from specllama.bench.arms import Arm
-    from specllama.bench.prompts import Prompt
+    from specllama.bench.prompts import BenchPrompt
     from specllama.bench.runner import Comparison
     from specllama.engine.engine import Engine
     from specllama.engine.profiles import Profile
@@ -370,7 +370,7 @@ def _tell_apart(arms: list[Arm]) -> None:
             arm.name = f"{arm.name} #{seen[arm.name]}"
 
 
-def _chosen(path: Path | None, slices: tuple[str, ...], count: int) -> list[Prompt]:
+def _chosen(path: Path | None, slices: tuple[str, ...], count: int) -> list[BenchPrompt]:
     from specllama.bench.prompts import half, load_prompts
     from specllama.errors import UsageError
 

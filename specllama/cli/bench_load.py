@@ -63,7 +63,7 @@ def command(
     pace         speed of the reply that fell furthest behind the first server's same reply
     same text    replies that equal what the first server writes when nobody else asks (--alone)
     """
-    from specllama.bench.load import Load, Question, Target, rows
+    from specllama.bench.load import ClientLoad, Question, Target, rows
     from specllama.bench.prompts import load_prompts
     from specllama.cli import diagnostics
     from specllama.interface import Message
@@ -79,7 +79,7 @@ def command(
     ]
     targets = [Target.parse(text) for text in servers]
     waves = []
-    with Load(targets, questions, count, os.environ.get(KEY_VARIABLE, "")) as load:
+    with ClientLoad(targets, questions, count, os.environ.get(KEY_VARIABLE, "")) as load:
         for wave in load.waves(clients or (1, 4), repetitions):
             waves.append(wave)
             if not as_json:

@@ -22,7 +22,7 @@ from specllama.settings.params import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DoctorLine:
     """One line: status ("ok", "info", "warn" or "bad"), what was checked, found, and advised."""
 
     status: str
@@ -78,7 +78,7 @@ def command(parallel: int, kv_ram: int, gpu: bool, as_json: bool, **flags: Any) 
     return 1 if any(check.status == "bad" for check in checks) else 0
 
 
-def _versions() -> list[Check]:
+def _versions() -> list[DoctorLine]:
     import platform
     from importlib import metadata
 
@@ -92,8 +92,8 @@ def _versions() -> list[Check]:
             found.append(f"{package} missing")
     bad = [text for text in found if text.endswith("missing")]
     return [
-        Check("ok", "specllama", f"{__version__}, Python {platform.python_version()}"),
-        Check(
+        DoctorLine("ok", "specllama", f"{__version__}, Python {platform.python_version()}"),
+        DoctorLine(
             "bad" if bad else "ok",
             "packages",
             ", ".join(found),
@@ -102,7 +102,7 @@ def _versions() -> list[Check]:
     ]
 
 
-def _native(workers: str) -> list[Check]:
+def _native(workers: str) -> list[DoctorLine]:
     """How llama.cpp was built, and the devices that it finds, those of workers among them."""
     from specllama.backend import devices, rpc
     from specllama.errors import CannotLoad
@@ -113,11 +113,11 @@ def _native(workers: str) -> list[Check]:
         try:
             rpc.use(workers)
         except CannotLoad as error:
-            bad = [Check("bad", "workers", error.message, error.hint or "")]
+            bad = [DoctorLine("bad", "workers", error.message, error.hint or "")]
         found = devices.devices()
     except (ImportError, OSError, RuntimeError) as error:
         return [
-            Check(
+            DoctorLine(
                 "bad",
                 "llama.cpp",
                 f"the native library does not load: {error}",
@@ -128,8 +128,10 @@ def _native(workers: str) -> list[Check]:
     others = [f for f in build.features if f not in wanted]
     checks = [
         *bad,
-        Check("ok", "llama.cpp", f"commit {build.llama_cpp}, backends {', '.join(build.backends)}"),
-        Check("ok", "CPU features", ", ".join(wanted + [f for f in others if f == "REPACK"])),
+        DoctorLine(
+            "ok", "llama.cpp", f"commit {build.llama_cpp}, backends {', '.join(build.backends)}"
+        ),
+        DoctorLine("ok", "CPU features", ", ".join(wanted + [f for f in others if f == "REPACK"])),
     ]
     for device in found:
         memory = (
@@ -137,11 +139,11 @@ def _native(workers: str) -> list[Check]:
             if device.total
             else "memory unknown"
         )
-        checks.append(Check("ok", f"device {device.name}", f"{device.description}, {memory}"))
+        checks.append(DoctorLine("ok", f"device {device.name}", f"{device.description}, {memory}"))
     advice = devices.gpu_build_command(found)
     if advice is not None:
         checks.append(
-            Check(
+            DoctorLine(
                 "warn",
                 "GPU",
                 f"{advice[0]} here, but this build of llama.cpp cannot use it",
@@ -149,11 +151,11 @@ def _native(workers: str) -> list[Check]:
             )
         )
     elif not devices.gpus(found):
-        checks.append(Check("info", "GPU", "none found; everything runs on the CPU"))
+        checks.append(DoctorLine("info", "GPU", "none found; everything runs on the CPU"))
     return checks
 
 
-def _machine() -> list[Check]:
+def _machine() -> list[DoctorLine]:
     import os
 
     from specllama.backend.cores import physical_cores
@@ -166,8 +168,8 @@ def _machine() -> list[Check]:
     except OSError:
         pass
     checks = [
-        Check("ok", "CPU", f"{cpu_name()}, {cores} cores for llama.cpp (-t {cores})"),
-        Check(
+        DoctorLine("ok", "CPU", f"{cpu_name()}, {cores} cores for llama.cpp (-t {cores})"),
+        DoctorLine(
             "ok",
             "RAM",
             f"{size(memory.available_memory())} free of {size(memory.total_memory())}",
@@ -175,14 +177,14 @@ def _machine() -> list[Check]:
     ]
     if load > cores * 0.75:
         checks.append(
-            Check(
+            DoctorLine(
                 "warn", "load", f"{load:.1f} on {cores} cores", "other programs are using the CPU"
             )
         )
     return checks
 
 
-def _stores() -> list[Check]:
+def _stores() -> list[DoctorLine]:
     import shutil
 
     from specllama import paths
@@ -195,15 +197,15 @@ def _stores() -> list[Check]:
     ):
         if why := paths.barred(folder):
             advice = "set SPECLLAMA_HOME to a folder you can write to"
-            checks.append(Check("bad", name, f"{folder} is not writable: {why}", advice))
+            checks.append(DoctorLine("bad", name, f"{folder} is not writable: {why}", advice))
             continue
         existing = next(one for one in (folder, *folder.parents) if one.exists())
         free = f", {size(shutil.disk_usage(existing).free)} free" if name == "models" else ""
-        checks.append(Check("ok", name, f"{folder}{free}"))
+        checks.append(DoctorLine("ok", name, f"{folder}{free}"))
     return checks
 
 
-def _network() -> list[Check]:
+def _network() -> list[DoctorLine]:
     import os
     from urllib.parse import urlsplit
 
@@ -212,10 +214,10 @@ def _network() -> list[Check]:
     endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or hub.PUBLIC)
     state = "switched off" if hub.offline() else "used only by hub search, info and pull"
     token = "with a token" if os.environ.get("HF_TOKEN") else "without a token from HF_TOKEN"
-    return [Check("info", "network", f"{state}; {endpoint.hostname}, {token}")]
+    return [DoctorLine("info", "network", f"{state}; {endpoint.hostname}, {token}")]
 
 
-def _plan(settings: Settings, options: EngineOptions) -> list[Check]:
+def _plan(settings: Settings, options: EngineOptions) -> list[DoctorLine]:
     """Where the pair that was named would go.
 
     Raises:
@@ -230,24 +232,24 @@ def _plan(settings: Settings, options: EngineOptions) -> list[Check]:
     checks = []
     for line in pair.lines():
         name, _, said = line.partition(": ")
-        checks.append(Check("info", name, said))
+        checks.append(DoctorLine("info", name, said))
     try:
         pair.require_fit()
-        checks.append(Check("ok", "RAM needed", size(pair.need(pair.n_ctx).required)))
+        checks.append(DoctorLine("ok", "RAM needed", size(pair.need(pair.n_ctx).required)))
     except DoesNotFit as error:
-        checks.append(Check("warn", "RAM needed", error.message, error.hint or ""))
+        checks.append(DoctorLine("warn", "RAM needed", error.message, error.hint or ""))
     return checks
 
 
-def _models() -> list[Check]:
+def _models() -> list[DoctorLine]:
     from specllama.models import library
 
     models = library.scan()
     bundled = [model for model in models if model.source == "bundled"]
     checks = [
-        Check("ok", "bundled pair", ", ".join(m.path.name for m in bundled))
+        DoctorLine("ok", "bundled pair", ", ".join(m.path.name for m in bundled))
         if len(bundled) == len(library.BUNDLED)
-        else Check("bad", "bundled pair", "missing", "reinstall specllama")
+        else DoctorLine("bad", "bundled pair", "missing", "reinstall specllama")
     ]
     stores: dict[str, list[Any]] = {}
     for model in models:
@@ -255,5 +257,5 @@ def _models() -> list[Check]:
     for source, found in stores.items():
         if source != "bundled":
             total = size(sum(model.bytes for model in found))
-            checks.append(Check("ok", f"{source} models", f"{len(found)}, {total}"))
+            checks.append(DoctorLine("ok", f"{source} models", f"{len(found)}, {total}"))
     return checks

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from specllama.models.catalog import CatalogPair
     from specllama.models.gguf import GgufHeader
     from specllama.models.library import LocalModel
-    from specllama.models.summaries import Listed, Summary
+    from specllama.models.summaries import FileSummary, Listed
 
 FIT_WORDS = {"yes": "✓", "tight": "tight", "no": "–"}
 
@@ -61,7 +61,7 @@ def _first_draft(one: Listed) -> str:
     return one.drafts[0] + more if one.drafts else ""
 
 
-def show_header(header: GgufHeader, summary: Summary) -> None:
+def show_header(header: GgufHeader, summary: FileSummary) -> None:
     """What one file on disk says of itself."""
     from specllama.models.heads import HEADS
     from specllama.models.nextn import nextn_blocks

@@ -40,7 +40,7 @@ def open_engine(settings: Settings, *, quiet: bool, parallel: int = 1) -> Engine
         model = DEFAULT_MODEL
         if not quiet:
             diagnostics.note("no model given: using the bundled tiny pair (choose one with -m)")
-    progress = Progress(shown=sys.stderr.isatty(), quiet=quiet)
+    progress = LoadingLine(shown=sys.stderr.isatty(), quiet=quiet)
     try:
         options = dataclasses.replace(settings.engine_options(), parallel=parallel)
         engine = load(model, settings["draft-model"], options, on_progress=progress)
@@ -85,7 +85,7 @@ def open_server(url: str) -> RemoteEngine:
     return RemoteEngine(server_at(url))
 
 
-class Progress(Redrawn):
+class LoadingLine(Redrawn):
     """One line on a terminal, removed when loading is done; what takes long is said anywhere."""
 
     def __init__(self, *, shown: bool, quiet: bool) -> None:

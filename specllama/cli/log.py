@@ -23,11 +23,11 @@ from specllama.cli.listing import (
 from specllama.cli.log_delete import rm, texts
 from specllama.cli.printer import MEASURE, percent, rate, round_glyphs, statistics_line
 from specllama.errors import StoreError, UsageError
-from specllama.events import RoundDone, Verdict
+from specllama.events import Payoff, RoundDone
 from specllama.paths import rounds_dir
 from specllama.stats import SpecStats
 from specllama.store import summary
-from specllama.store.rounds import RunRecord, Turn, find_run, iter_lines, list_runs, read_run
+from specllama.store.rounds import LoggedTurn, RunRecord, find_run, iter_lines, list_runs, read_run
 from specllama.text import sanitize_line
 from specllama.verdict import by_source, details, judge, lead, words
 
@@ -306,7 +306,7 @@ def _headline(record: RunRecord) -> list[str]:
     return [f"{record.run}: {pair} on {device}"]
 
 
-def _show_turn(turn: Turn, rounds: list[RoundDone], numbered: bool) -> None:
+def _show_turn(turn: LoggedTurn, rounds: list[RoundDone], numbered: bool) -> None:
     output.line()
     if turn.started is not None:
         start = turn.started
@@ -390,7 +390,7 @@ def _show_groups(
     show_table(groups.items(), columns)
 
 
-def _speed(verdict: Verdict | None) -> str:
+def _speed(verdict: Payoff | None) -> str:
     return f"{verdict.ratio:.2f}×" if verdict is not None and verdict.ratio else "–"
 
 

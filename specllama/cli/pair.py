@@ -28,7 +28,7 @@ from specllama.errors import PairIncompatible
 if TYPE_CHECKING:
     from specllama.events import RoundDone
     from specllama.interface import MethodInfo
-    from specllama.models.doctor import Finding, Measured
+    from specllama.models.doctor import DraftFinding, Measured
     from specllama.models.gguf import GgufHeader
     from specllama.settings.params import EngineOptions
 
@@ -159,7 +159,7 @@ def _with_heads_here(
     )
 
 
-def _show_table(header: GgufHeader, target: str, findings: list[Finding]) -> None:
+def _show_table(header: GgufHeader, target: str, findings: list[DraftFinding]) -> None:
 
     note(
         f"target {target}: {header.architecture}, {params(header.n_params)} parameters,"
@@ -193,7 +193,7 @@ def _show_ways(ways: tuple[MethodInfo, ...]) -> None:
     show_table(ways, columns)
 
 
-def _show_next(target: str, findings: list[Finding]) -> None:
+def _show_next(target: str, findings: list[DraftFinding]) -> None:
 
     best = next((finding for finding in findings if finding.useful), None)
     pullable = next((f for f in findings if f.candidate.path is None), None)
@@ -205,17 +205,17 @@ def _show_next(target: str, findings: list[Finding]) -> None:
         note("none fits; speculation works without a draft model, too: --proposer ngram")
 
 
-def _needs(finding: Finding) -> str:
+def _needs(finding: DraftFinding) -> str:
     return "" if finding.required is None else f"> {finding.required:.0%}"
 
 
-def _mark(finding: Finding) -> str:
+def _mark(finding: DraftFinding) -> str:
     if finding.candidate.path is None:
         return "↓"
     return "✗" if not finding.fits else "✓" if finding.useful else "·"
 
 
-def _verdict(finding: Finding) -> str:
+def _verdict(finding: DraftFinding) -> str:
 
     if finding.candidate.path is None:
         return finding.candidate.note
@@ -226,14 +226,14 @@ def _verdict(finding: Finding) -> str:
     return "; ".join(finding.warnings) or "fits"
 
 
-def _ratio(finding: Finding) -> str:
+def _ratio(finding: DraftFinding) -> str:
     report = finding.report
     if report is None or not finding.params or report.ratio <= 0:
         return ""
     return f"1/{1 / report.ratio:.0f}" if report.ratio < 1 else f"{report.ratio:.1f}×"
 
 
-def _show_one(header: GgufHeader, finding: Finding) -> None:
+def _show_one(header: GgufHeader, finding: DraftFinding) -> None:
     """One draft: every check with its outcome."""
 
     report = finding.report
@@ -274,7 +274,7 @@ def _show_one(header: GgufHeader, finding: Finding) -> None:
     show_table(rows, columns)
 
 
-def _memory_rows(finding: Finding) -> list[list[str]]:
+def _memory_rows(finding: DraftFinding) -> list[list[str]]:
     from specllama.models import memory
 
     need = finding.memory
@@ -376,7 +376,7 @@ def _median(values: list[float]) -> float:
     return statistics.median(values) if values else 0.0
 
 
-def _show_measured(best: Finding, measured: Measured) -> None:
+def _show_measured(best: DraftFinding, measured: Measured) -> None:
 
     verdicts = {
         True: "it pays here",

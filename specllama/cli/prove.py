@@ -133,7 +133,7 @@ def command(
     from specllama.bench.proof import available, probe_stated_rows, prove, random_pauses
     from specllama.bench.together import prove_together
     from specllama.cli.prove_views import (
-        Watch,
+        ProofWatch,
         headline,
         rows_alike,
         show_difference,
@@ -184,7 +184,7 @@ def command(
             stack.enter_context(random_pauses(engine, pauses_ms, seed=seed))
         drafting = len(names) * len(widths)
         per_text = drafting if parallel > 1 else 3 * drafting + 1
-        watch = Watch(len(chosen), len(temperatures) * per_text)
+        watch = ProofWatch(len(chosen), len(temperatures) * per_text)
 
         def leave_out(name: str, reason: str) -> None:
             skipped[name] = reason

@@ -26,7 +26,7 @@ COLUMNS: dict[Way, str] = {
 QUIET_S = 30.0  # between lines of progress where there is no terminal
 
 
-class Watch(Redrawn):
+class ProofWatch(Redrawn):
     """How far a proof has come and how long the rest will take, from the comparisons so far.
 
     On a terminal, one line that is redrawn; elsewhere, a line every half minute.
@@ -79,7 +79,7 @@ def headline(engine: Engine, proposers: Sequence[str], prompts: int) -> str:
     )
 
 
-def show_difference(case: Case, watch: Watch) -> None:
+def show_difference(case: Case, watch: ProofWatch) -> None:
     """Report a comparison whose texts differ; nothing for the others."""
     if (d := case.difference) is not None:
         kind = "near-tie" if d.explained and not case.bitwise else "DIFFERENT"

@@ -148,7 +148,7 @@ def command(
             "kept texts would be drafted from for every API key, and drafts are told",
             "give --no-keep-texts, or one key",
         )
-    said = None if quiet else loading.Progress(shown=False, quiet=False)
+    said = None if quiet else loading.LoadingLine(shown=False, quiet=False)
     engine = EngineHost(LoadEngine(model, settings["draft-model"], options), on_event=said)
     service = Service(
         Desk(engine, lanes=parallel, most=queue),

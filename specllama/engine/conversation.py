@@ -17,7 +17,7 @@ from specllama.backend.kernels import TILE
 from specllama.cancel import Cancel
 from specllama.engine.loaded import Loaded
 from specllama.engine.prompting import Prepared
-from specllama.engine.reply import Reply
+from specllama.engine.reply import ReplyBuilder
 from specllama.engine.seating import Seat, Seats
 from specllama.errors import Cancelled, ContextFull
 from specllama.events import (
@@ -169,14 +169,14 @@ class Conversation:
         self._cancel = cancel
         self._seed = ready.seed
         self._stats = SpecStats()
-        self._passes: list[verdict.Pass] = []  # behind the first token
+        self._passes: list[verdict.TimedRound] = []  # behind the first token
         self._clock = ready.clock
         self._window: Window = FixedWindow(0, steps=loaded.windows.steps)
 
     def run(self) -> Saying[None]:
         """Events of a request."""
         prepared, seat = self._ready.prepared, self._seat
-        self._reply = Reply(self._params, self._loaded.prompting.vocab, prepared.reader)
+        self._reply = ReplyBuilder(self._params, self._loaded.prompting.vocab, prepared.reader)
         self._tokens.replace(prepared.ids)
         self._clock.reading()
         self._started = self._start(seat.cached)
@@ -404,7 +404,7 @@ class Conversation:
             balance=self._window.balance,
         )
         if event.index and self._drafter.name != "none":
-            self._passes.append(verdict.Pass.of(event))
+            self._passes.append(verdict.TimedRound.of(event))
         self._stats.observe(event)
         return event
 

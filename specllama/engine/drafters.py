@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specllama.settings import methods
-from specllama.speculative.drafting.copying import Reader
+from specllama.speculative.drafting.copying import TextFollower
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import Facts, find
 
 if TYPE_CHECKING:
     from specllama.backend.base import Lane
-    from specllama.speculative.effects import Place
+    from specllama.speculative.effects import LaneView
 
 
 @dataclass(slots=True)
@@ -26,12 +26,12 @@ class Drafters:
     """
 
     target: Lane
-    draft: Place | Drafter | None = None
+    draft: LaneView | Drafter | None = None
     past: Iterable[Sequence[int]] = ()
     remember: Callable[[Sequence[int]], None] | None = None
     parts: Mapping[str, Any] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
-    reader: Reader = field(default_factory=Reader)
+    reader: TextFollower = field(default_factory=TextFollower)
     made: dict[str, Drafter] = field(default_factory=dict)
 
     @property

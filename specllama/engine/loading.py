@@ -24,7 +24,7 @@ from specllama.models.refs import resolve_pair
 from specllama.settings.params import EngineOptions
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.translate import join_vocabularies
-from specllama.speculative.effects import Place
+from specllama.speculative.effects import LaneView
 from specllama.store.corpus import Corpus
 
 logger = logging.getLogger("specllama.engine.loading")
@@ -102,7 +102,7 @@ def _drafters(opened: OpenedPair, slots: int) -> list[Drafters]:
     """What each slot drafts with."""
     past, remember = _corpus(opened.vocabulary) if opened.vocabulary else ((), None)
 
-    def beside() -> Place | Drafter | None:
+    def beside() -> LaneView | Drafter | None:
         if opened.draft is None:
             return None
         lane = opened.draft.pool.open()

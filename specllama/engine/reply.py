@@ -13,7 +13,7 @@ from specllama.text import TextStream
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class RoundFate:
     """The fate of a round's tokens: the first ``kept`` were emitted."""
 
     kept: int
@@ -22,7 +22,7 @@ class Taken:
     reason: FinishReason | None
 
 
-class Reply:
+class ReplyBuilder:
     """Collects emitted tokens until one of them ends the reply.
 
     A stop token is kept in ``token_ids`` but never shown; a stop string is cut from the text, and
@@ -70,7 +70,7 @@ class Reply:
     def is_stop(self, token: int) -> bool:
         return self._ends and self._vocab.is_eog(token)
 
-    def take(self, tokens: Sequence[int]) -> Taken:
+    def take(self, tokens: Sequence[int]) -> RoundFate:
         """Emit tokens in order until one ends the reply."""
         text: list[str] = []
         thoughts: list[str] = []
@@ -93,7 +93,7 @@ class Reply:
                 reason = "length"
             if reason is not None:
                 break
-        return Taken(kept, "".join(thoughts), "".join(text), reason)
+        return RoundFate(kept, "".join(thoughts), "".join(text), reason)
 
     def finish(self, reason: FinishReason | None) -> tuple[str, str]:
         """Thought and text that were held back for a mark, a stop string or a character that never

@@ -27,7 +27,7 @@ _LEAST = 8  # lanes that are kept, however few the server has
 
 
 @dataclass(slots=True)
-class Lane:
+class WatchedLane:
     """One conversation, as far as its rounds were seen."""
 
     proposer: str = ""
@@ -56,7 +56,7 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BoardLine:
     text: str
     kind: Literal["head", "columns", "live", "over"]
 
@@ -69,7 +69,7 @@ class Board:
     lanes: int = 0
     running: int = 0
     waiting: int = 0
-    seen: dict[int, Lane] = field(default_factory=dict)
+    seen: dict[int, WatchedLane] = field(default_factory=dict)
     _figures: dict[str, Any] = field(default_factory=dict)
     _passes: str = ""
     _written: deque[tuple[float, int]] = field(default_factory=deque)  # when, and how many tokens
@@ -85,7 +85,7 @@ class Board:
         if kind == "figures":
             self._figure(event)
             return
-        lane = self.seen.setdefault(int(event.get("lane", 0)), Lane())
+        lane = self.seen.setdefault(int(event.get("lane", 0)), WatchedLane())
         lane.slice = str(event.get("slice", ""))
         if kind == "started":
             lane.proposer = str(event.get("proposer"))
@@ -125,19 +125,19 @@ class Board:
             self._written.popleft()
         return sum(n for _, n in self._written) / _LATELY_S
 
-    def lines(self, width: int, height: int = 100) -> list[Line]:
+    def lines(self, width: int, height: int = 100) -> list[BoardLine]:
         """The table, in so many columns and lines."""
         found = [
-            Line(text if len(text) <= width else f"{text[: width - 3]}...", line.kind)
+            BoardLine(text if len(text) <= width else f"{text[: width - 3]}...", line.kind)
             for line in self._lines(width)
             for text in (sanitize_line(line.text),)
         ]
         return found[:height]
 
-    def _lines(self, width: int) -> Iterator[Line]:
+    def _lines(self, width: int) -> Iterator[BoardLine]:
         head = [f"{self.model}: {self.running} of {self.lanes} lanes", f"{self.waiting} waiting",
                 f"{self.speed:.0f} tok/s", *filter(None, [self._passes])]  # fmt: skip
-        yield Line(", ".join(head), "head")
+        yield BoardLine(", ".join(head), "head")
         if "live" in (told := self._figures):
             cells = told["live"] + told["dead"] + told["free"]
             context = (
@@ -145,14 +145,14 @@ class Board:
                 f"{told['parked_bytes'] / 1e6:.0f} MB of idle texts, "
                 f"{told['preemptions']} made to wait"
             )
-            yield Line(context, "head")
-        yield Line("", "head")
+            yield BoardLine(context, "head")
+        yield BoardLine("", "head")
         titles = [name for name, _, _ in _COLUMNS]
-        yield Line(_row((*titles, "why so many"), width), "columns")
+        yield BoardLine(_row((*titles, "why so many"), width), "columns")
         for id, lane in self.seen.items():
-            yield Line(_row(lane.cells(id), width), "over" if lane.over else "live")
+            yield BoardLine(_row(lane.cells(id), width), "over" if lane.over else "live")
         if not self.seen:
-            yield Line("no request since this began", "over")
+            yield BoardLine("no request since this began", "over")
 
 
 def _row(cells: tuple[str, ...], width: int) -> str:

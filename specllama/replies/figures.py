@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from specllama.events import Finished, RoundDone, Started, Verdict
+from specllama.events import Finished, Payoff, RoundDone, Started
 from specllama.stats import SpecStats
-from specllama.verdict import SINGLES, Pass, judge
+from specllama.verdict import SINGLES, TimedRound, judge
 
 NEWEST = 64  # rounds among which the cost of a plain step is looked for
 
@@ -51,7 +51,7 @@ class ReplyFigures:
     draft_ms: float
     verify_ms: float
     plain_ms: float | None
-    verdict: Verdict | None
+    verdict: Payoff | None
 
     @property
     def waiting_ms(self) -> float:
@@ -79,7 +79,7 @@ class ReplyFigures:
         """Of one request, as far as it came; None before its first token."""
         if end is None and not rounds:
             return None
-        passes = [Pass.of(done) for done in rounds if done.index]
+        passes = [TimedRound.of(done) for done in rounds if done.index]
         drafts = any(one.drafted for one in passes)
         verdict = None if end is None else end.verdict
         if verdict is None and (drafts or (end is None and _proposes(started))):
@@ -128,7 +128,7 @@ def _first(started: Started, done: RoundDone) -> FirstToken:
     return FirstToken(total, started.tokenize_ms, started.queue_ms, max(rest, 0.0), done.took_ms)
 
 
-def _plain_step(rounds: Sequence[RoundDone], passes: Sequence[Pass]) -> float | None:
+def _plain_step(rounds: Sequence[RoundDone], passes: Sequence[TimedRound]) -> float | None:
     """As the engine knows it, else from the plain steps among the newest rounds."""
     for done in reversed(rounds[-NEWEST:]):
         if done.plain_ms is not None:

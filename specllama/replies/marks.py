@@ -122,7 +122,7 @@ def derive(template: str | None) -> Marks:
     """The marks of a chat template; USUAL if it says nothing about thoughts."""
     if template is None:
         return USUAL
-    probe = Probe(template)
+    probe = MarkProbe(template)
     for variables in _ALSO[:2]:
         for shape in SHAPES:
             if found := probe.rendered(shape, variables):
@@ -130,7 +130,7 @@ def derive(template: str | None) -> Marks:
     return probe.given_away() or USUAL
 
 
-class Probe:
+class MarkProbe:
     """Renders a question and its answer in every way that may show a mark.
 
     A template that is refused, or takes long, is not asked again.

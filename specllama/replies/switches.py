@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from specllama.replies.marks import Probe, derive
+from specllama.replies.marks import MarkProbe, derive
 from specllama.settings.params import EFFORTS
 
 _SWITCHES: tuple[tuple[str, Any, Any], ...] = (  # name, on, off
@@ -31,7 +31,7 @@ def switch(template: str, think: str) -> tuple[dict[str, Any], str]:
     """
     if think == "auto":
         return {}, ""
-    probe, marks = Probe(template), derive(template)
+    probe, marks = MarkProbe(template), derive(template)
 
     def turns(name: str, value: Any, other: Any, state: bool) -> bool:
         """Whether a variable turns thoughts on (True) or off; an effort has to show it."""

@@ -42,23 +42,23 @@ _STOPS = {"stop_token": "end_turn", "stop_string": "stop_sequence", "length": "m
           "context": "max_tokens"}  # fmt: skip
 
 
-class Source(msgspec.Struct):
+class MediaSource(msgspec.Struct):
     type: str
     data: str | None = None
 
 
-class Block(msgspec.Struct):
+class ContentBlock(msgspec.Struct):
     type: str
     text: str | None = None
-    source: Source | None = None
+    source: MediaSource | None = None
     thinking: str | None = None
-    content: str | list[Block] | None = None
+    content: str | list[ContentBlock] | None = None
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
 
 
-class ToolSpec(msgspec.Struct):
+class AnthropicTool(msgspec.Struct):
     """A tool of the client; others, which Anthropic runs or knows, are left out."""
 
     name: str
@@ -67,15 +67,15 @@ class ToolSpec(msgspec.Struct):
     input_schema: dict[str, Any] | None = None
 
 
-class ToolChoice(msgspec.Struct):
+class AnthropicToolChoice(msgspec.Struct):
     type: str
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class Turn(msgspec.Struct):
+class AnthropicTurn(msgspec.Struct):
     role: str
-    content: str | list[Block]
+    content: str | list[ContentBlock]
 
 
 class Thinking(msgspec.Struct):
@@ -95,15 +95,15 @@ class Thread(msgspec.Struct):
 
 
 class MessagesRequest(Sampling, kw_only=True):
-    messages: list[Turn]
+    messages: list[AnthropicTurn]
     max_tokens: int | None = None
     model: str | None = None
-    system: str | list[Block] | None = None
+    system: str | list[ContentBlock] | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     thinking: Thinking | None = None
-    tools: list[ToolSpec] | None = None
-    tool_choice: ToolChoice | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: AnthropicToolChoice | None = None
     output_config: OutputConfig | None = None
     thread: Thread | None = None
 
@@ -118,7 +118,7 @@ def error_of(refusal: Refusal) -> dict[str, Any]:
     return {"type": "error", "error": error}
 
 
-def _text(content: str | list[Block], where: str) -> tuple[str, str]:
+def _text(content: str | list[ContentBlock], where: str) -> tuple[str, str]:
     """The text of a content, and its thought."""
     if isinstance(content, str):
         return content, ""

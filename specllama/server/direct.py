@@ -20,7 +20,7 @@ from specllama.server.service import Service, guarded
 from specllama.store.codec import params_from_dict
 
 
-class Turn(msgspec.Struct):
+class DirectTurn(msgspec.Struct):
     role: str
     content: str
     reasoning: str = ""
@@ -30,7 +30,7 @@ class Turn(msgspec.Struct):
 class Asked(msgspec.Struct):
     text: str | None = None
     ids: list[int] | None = None
-    messages: list[Turn] | None = None
+    messages: list[DirectTurn] | None = None
     params: dict[str, Any] = {}
     id: str = ""  # by which it can be stopped
 

@@ -27,7 +27,7 @@ from specllama.settings.params import GenerateParams
 _OWN = ("stop", "grammar", "logit_bias", "dry_sequence_breakers", "seed")
 
 
-class CompletionRequest(Sampling, kw_only=True):
+class NativeCompletion(Sampling, kw_only=True):
     prompt: Given
     n_predict: int | None = None
     max_tokens: int | None = None
@@ -45,7 +45,7 @@ class Extra(msgspec.Struct):
     filename: str | None = None
 
 
-class InfillRequest(CompletionRequest, kw_only=True):
+class InfillRequest(NativeCompletion, kw_only=True):
     """A text with a gap; ``prompt`` is the beginning of what fills it."""
 
     input_prefix: str
@@ -77,7 +77,7 @@ class TemplateRequest(msgspec.Struct):
     tools: list[ToolSpec] | None = None
 
 
-def wanted(body: CompletionRequest, base: GenerateParams) -> Wanted:
+def wanted(body: NativeCompletion, base: GenerateParams) -> Wanted:
     """Raises Refusal: a field is wrong."""
     if body.post_sampling_probs:
         raise not_offered(
@@ -98,7 +98,7 @@ class NativeDialect:
 
     wire: Wire = "sse"
 
-    def __init__(self, body: CompletionRequest, model: str, params: GenerateParams) -> None:
+    def __init__(self, body: NativeCompletion, model: str, params: GenerateParams) -> None:
         self._model = model
         self._params = params
         self._prompt = body.prompt
@@ -161,7 +161,7 @@ def _replies(service: Service) -> list[Row]:
     """Handlers, by path and methods, of what is written by the model."""
 
     async def completion(request: Request) -> Response:
-        body = await service.read(request, CompletionRequest)
+        body = await service.read(request, NativeCompletion)
         asked = await service.aside(request, wanted, body, service.base)
         return await service.answer(
             request, asked, NativeDialect(body, service.model, asked.params)

@@ -64,7 +64,7 @@ class _Asked(msgspec.Struct, kw_only=True):
     specllama: Speculation | None = None
 
 
-class ChatRequest(_Asked, kw_only=True):
+class OllamaChat(_Asked, kw_only=True):
     messages: list[OllamaTurn] | None = None
     tools: list[ToolSpec] | None = None
 
@@ -106,7 +106,7 @@ def wanted(
     return Wanted((prompt,), params, stream=body.stream is not False, tools=tools)
 
 
-def chat_wanted(body: ChatRequest, base: GenerateParams) -> Wanted:
+def chat_wanted(body: OllamaChat, base: GenerateParams) -> Wanted:
     """Raises Refusal: a field is wrong."""
     turns = body.messages or []
     if any(turn.images for turn in turns):
@@ -354,7 +354,7 @@ def _replies(service: Service) -> list[Row]:
             raise wrong("options.num_ctx", said)
 
     async def chat(request: Request) -> Response:
-        body = await service.read(request, ChatRequest)
+        body = await service.read(request, OllamaChat)
         fits(body)
         if not body.messages:
             return Json(OllamaDialect(service.model, chat=True).loaded())

@@ -46,7 +46,7 @@ class InputFormat(msgspec.Struct):
     definition: str | None = None
 
 
-class ToolSpec(msgspec.Struct):
+class ResponsesTool(msgspec.Struct):
     """A function, a custom tool, whose input is a text, or a namespace of both.
 
     Tools of kinds that we do not know are left out.
@@ -58,7 +58,7 @@ class ToolSpec(msgspec.Struct):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: InputFormat | None = None
-    tools: list[ToolSpec] | None = None
+    tools: list[ResponsesTool] | None = None
 
 
 class Item(msgspec.Struct):
@@ -71,7 +71,7 @@ class Item(msgspec.Struct):
     arguments: str | None = None
     input: str | None = None
     output: str | list[Content] | None = None
-    tools: list[ToolSpec] | None = None
+    tools: list[ResponsesTool] | None = None
 
 
 class Named(msgspec.Struct):
@@ -102,7 +102,7 @@ class ResponsesRequest(Sampling, kw_only=True):
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     truncation: str | None = None
-    tools: list[ToolSpec] | None = None
+    tools: list[ResponsesTool] | None = None
     tool_choice: str | Named | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, Any] | None = None
@@ -111,7 +111,7 @@ class ResponsesRequest(Sampling, kw_only=True):
     return_progress: bool | None = None
 
     @property
-    def known(self) -> Iterator[tuple[str, str, ToolSpec]]:
+    def known(self) -> Iterator[tuple[str, str, ResponsesTool]]:
         """See ``_known``; a conversation may bring further tools."""
         yield from _known(self.tools)
         for item in self.input if isinstance(self.input, list) else ():
@@ -187,8 +187,8 @@ def _full(namespace: str | None, name: str) -> str:
 
 
 def _known(
-    specs: Sequence[ToolSpec] | None, namespace: str = ""
-) -> Iterator[tuple[str, str, ToolSpec]]:
+    specs: Sequence[ResponsesTool] | None, namespace: str = ""
+) -> Iterator[tuple[str, str, ResponsesTool]]:
     """Tools that can be called: what the model calls them, their namespace, and the tool."""
     for spec in specs or ():
         if spec.type == "namespace" and not namespace:
@@ -197,7 +197,7 @@ def _known(
             yield _full(namespace, spec.name), namespace, spec
 
 
-def _tool(name: str, spec: ToolSpec) -> Tool:
+def _tool(name: str, spec: ResponsesTool) -> Tool:
     about = spec.description or ""
     if spec.type == "function":
         return Tool(name, about, spec.parameters or {"type": "object"})

@@ -127,7 +127,7 @@ _GEMMA = re.compile(r'<\|"\|>(.*?)<\|"\|>|([{,]\s*)([A-Za-z_]\w*)(?=\s*:)', re.D
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenCall:
     """A call as it was written: ``arguments`` are an object, or the texts of values by name;
     ``end``: of it in the text."""
 
@@ -137,7 +137,7 @@ class Written:
     end: int = 0
 
 
-def calls_in(text: str) -> list[Written]:
+def calls_in(text: str) -> list[WrittenCall]:
     """The calls in a part of a reply that begins with one; [] if there are none."""
     for syntax in SYNTAXES.values():
         if syntax.opening in text and (found := list(_found(syntax, text))):
@@ -145,7 +145,7 @@ def calls_in(text: str) -> list[Written]:
     return list(_json_calls(text))
 
 
-def behind(text: str, calls: list[Written]) -> str:
+def behind(text: str, calls: list[WrittenCall]) -> str:
     """What follows the last of the calls in a text, without the marks that end them."""
     rest = text[max((call.end for call in calls), default=0) :]
     while ended := next((end for end in _ENDS if rest.lstrip().startswith(end)), None):
@@ -168,7 +168,7 @@ def unfinished(inner: str) -> bool:
     return False
 
 
-def _found(syntax: Syntax, text: str) -> Iterator[Written]:
+def _found(syntax: Syntax, text: str) -> Iterator[WrittenCall]:
     for call in syntax.call.finditer(text):
         name, body = call["name"].strip(), call["body"].strip()
         if body.startswith("{"):
@@ -176,10 +176,10 @@ def _found(syntax: Syntax, text: str) -> Iterator[Written]:
                 body = _GEMMA.sub(_as_json, body)
             value = _decoded(body)
             if value is not None:
-                yield Written(name, value, end=call.end())
+                yield WrittenCall(name, value, end=call.end())
         elif not _OPEN_TAG.search(_TAGGED.sub("", body)):  # every value is closed
             parts = (next(p for p in _pairs(tag)) for tag in _TAGGED.finditer(body))
-            yield Written(name, dict(parts), texts=True, end=call.end())
+            yield WrittenCall(name, dict(parts), texts=True, end=call.end())
 
 
 def _pairs(tag: re.Match[str]) -> Iterator[tuple[str, str]]:
@@ -194,7 +194,7 @@ def _as_json(found: re.Match[str]) -> str:
     return f'{found[2]}"{found[3]}"'
 
 
-def _json_calls(text: str) -> Iterator[Written]:
+def _json_calls(text: str) -> Iterator[WrittenCall]:
     """Calls that are JSON, behind their openings or alone; nothing else stands behind a value but
     the end of a call, or of the text."""
     at: int | None = 0
@@ -210,7 +210,7 @@ def _json_calls(text: str) -> Iterator[Written]:
                     arguments = one.get("arguments", one.get("parameters", {}))
                     if isinstance(arguments, str):
                         arguments = _decoded(arguments)
-                    yield Written(one["name"], arguments, end=end)
+                    yield WrittenCall(one["name"], arguments, end=end)
         found = _NEXT.search(text, end)
         at = None if found is None else found.end()
 

@@ -28,7 +28,7 @@ from specllama.server.spellings import (
     BEHIND,
     CLOSING,
     OPENINGS,
-    Written,
+    WrittenCall,
     behind,
     calls_in,
     unfinished,
@@ -361,7 +361,7 @@ class ToolReader:
         self._begun |= bool(shown.strip())
         return shown
 
-    def _take(self, written: Sequence[Written], *, whole: bool) -> bool:
+    def _take(self, written: Sequence[WrittenCall], *, whole: bool) -> bool:
         """Keep these calls; whether there are any.
 
         Args:
@@ -373,7 +373,7 @@ class ToolReader:
             del self.calls[1:]
         return bool(calls)
 
-    def _call(self, written: Written, *, whole: bool) -> Call | None:
+    def _call(self, written: WrittenCall, *, whole: bool) -> Call | None:
         tool = next((tool for tool in self._use.tools if tool.name == written.name), None)
         if tool is None or not isinstance(written.arguments, dict):
             return None

@@ -26,7 +26,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 RESPONSE = "<tool_response>"
 
 
-class Part(msgspec.Struct):
+class ContentPart(msgspec.Struct):
     type: str | None = None
     text: str | None = None
     refusal: str | None = None
@@ -103,7 +103,7 @@ def tools_of(
 
 class Turn(msgspec.Struct):
     role: str
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
@@ -111,7 +111,7 @@ class Turn(msgspec.Struct):
     name: str | None = None
 
 
-def text_of(content: str | Sequence[Part] | None, where: str) -> str:
+def text_of(content: str | Sequence[ContentPart] | None, where: str) -> str:
     """The text of a message.
 
     Raises:

@@ -22,7 +22,7 @@ REACH = 0.3  # logits beyond which nothing is called close: more than rounding e
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class RowCut:
     """What the cuts of one row started from: the top-k set, ids ascending.
 
     ``total`` is the sum of exp(logit - top) and ``mean`` the mean of logit - top over that set.
@@ -35,7 +35,7 @@ class Cut:
     mean: float
 
 
-def margins(cut: Cut, params: SamplingParams) -> tuple[IntArray, FloatArray, FloatArray]:
+def margins(cut: RowCut, params: SamplingParams) -> tuple[IntArray, FloatArray, FloatArray]:
     """(ids, logits, margins): by how many logits a token survives, negative where it is left out.
 
     Tokens further than ``REACH`` outside are not among them.
@@ -93,7 +93,7 @@ def _by_mass(
     return found
 
 
-def slack(cut: Cut, params: SamplingParams, seed: int, position: int, winner: int) -> float:
+def slack(cut: RowCut, params: SamplingParams, seed: int, position: int, winner: int) -> float:
     """The change of logits at which a cut lets another token than ``winner`` be drawn, inf for a
     large one."""
     ids, logits, margin = margins(cut, params)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from specllama.backend.base import Context, Passes
 
 
-class Place(Protocol):
+class LaneView(Protocol):
     """A lane as those see it who may not run it: how large it is and what it holds."""
 
     @property
@@ -138,7 +138,7 @@ class Pass(Part):
 class Keep:
     """Of the lane keep the first ``length`` tokens, or of its tree the nodes of ``path``."""
 
-    lane: Place | HeadPlace
+    lane: LaneView | HeadPlace
     length: int | None = None
     path: tuple[int, ...] = ()
 

@@ -20,7 +20,7 @@ from time import perf_counter
 from specllama.arrays import Row, Rows
 from specllama.backend.base import Out
 from specllama.speculative.drafting.drafter import Drafter
-from specllama.speculative.effects import Asking, Keep, Offer, Pass, Place, Shared
+from specllama.speculative.effects import Asking, Keep, LaneView, Offer, Pass, Shared
 from specllama.speculative.rules import Coins, Rule
 from specllama.speculative.sampling import SamplerChain, likeliest
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room, Verdict, Willing
@@ -93,7 +93,7 @@ class Rounds:
     def __init__(
         self,
         *,
-        target: Place,
+        target: LaneView,
         drafter: Drafter,
         tokens: list[int],
         chain: SamplerChain,

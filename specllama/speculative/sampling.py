@@ -24,7 +24,7 @@ from specllama.arrays import FloatArray, IntArray, Row
 from specllama.errors import EngineError, UsageError
 from specllama.history import History, Places
 from specllama.settings.params import SamplingParams
-from specllama.speculative.cuts import REACH, Cut, slack
+from specllama.speculative.cuts import REACH, RowCut, slack
 from specllama.speculative.matches import agreement
 from specllama.speculative.noise import coin
 from specllama.speculative.selection import Peaks, smallest
@@ -194,7 +194,7 @@ class SamplerChain:
             bar = peaks.top + math.log(p.min_p) - REACH
             if len(peaks.reaching(bar)) == 1:  # nothing else is close to coming in
                 return math.inf
-        cut = Cut(peaks, *self._candidates(peaks, peaks.top))
+        cut = RowCut(peaks, *self._candidates(peaks, peaks.top))
         return slack(cut, p, self.seed, self.position, winner)
 
     def _require_number(self, row: Row, top: float) -> None:

@@ -40,7 +40,7 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class FactList:
     """A list; each line is made of our words and of raw parts."""
 
     lines: Sequence[Sequence[str]]
@@ -60,7 +60,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TokenPiece:
     """Tokens of a reply; ``kind`` is kept, refused or target, ``note`` says so in words."""
 
     kind: str
@@ -73,7 +73,7 @@ class Piece:
 class Drafted:
     """A reply as it was drafted. Markdown cannot mark it: it gets the text alone."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[TokenPiece]
     legend: str = ""
 
 
@@ -92,7 +92,7 @@ class Folded:
     parts: Sequence[Part]
 
 
-Part = Heading | Say | Facts | Quote | Table | Drafted | Figure | Folded
+Part = Heading | Say | FactList | Quote | Table | Drafted | Figure | Folded
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _block(part: Part) -> str:
             return f"## {_md(text)}"
         case Say(text):
             return _md(text)
-        case Facts(lines):
+        case FactList(lines):
             return "\n".join("- " + "".join(map(_md, line)) for line in lines)
         case Quote(text):
             return _fenced(text)
@@ -200,7 +200,7 @@ def _element(part: Part) -> str:
             return f"<h2>{_html(text)}</h2>"
         case Say(text):
             return f"<p>{_html(text)}</p>"
-        case Facts(lines):
+        case FactList(lines):
             return "<ul>" + "".join(f"<li>{''.join(map(_html, ln))}</li>" for ln in lines) + "</ul>"
         case Quote(text):
             return f"<pre>{escape(clean(text))}</pre>"
@@ -219,7 +219,7 @@ def _element(part: Part) -> str:
 TAGS = {"kept": "u", "refused": "del", "target": "b"}
 
 
-def _piece(piece: Piece) -> str:
+def _piece(piece: TokenPiece) -> str:
     """Read without its colours, too: each kind is an element of its own."""
     tag = TAGS[piece.kind]
     letter = f"<sup>{_html(piece.letter)}</sup>" if piece.letter else ""

@@ -242,7 +242,7 @@ class Logged:
 
 
 @dataclass(slots=True)
-class Turn(Told):
+class LoggedTurn(Told):
     """One request of a run; ``finished`` is None if the process died before it ended."""
 
     index: int
@@ -260,7 +260,7 @@ class RunRecord:
 
     path: Path
     header: dict[str, Any] = field(default_factory=dict)
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[LoggedTurn] = field(default_factory=list)
     skipped: int = 0
 
     @property
@@ -300,7 +300,7 @@ def read_run(path: Path) -> RunRecord:
         StoreError: the file cannot be read at all.
     """
     record = RunRecord(path)
-    turns: dict[int, Turn] = {}
+    turns: dict[int, LoggedTurn] = {}
     for line in iter_lines(path):
         event = None if line is None else _parse(line)
         if line is not None and event is None and line.get("type") == "run":
@@ -310,7 +310,7 @@ def read_run(path: Path) -> RunRecord:
             record.skipped += 1
             continue
         index = line.get("turn")
-        turn = turns.setdefault(index if isinstance(index, int) else 0, Turn(len(turns)))
+        turn = turns.setdefault(index if isinstance(index, int) else 0, LoggedTurn(len(turns)))
         if turn.take(event).started is not None:
             at = line.get("time_s")
             turn.started_at_s = at if isinstance(at, (int, float)) else None

@@ -14,17 +14,17 @@ from specllama.store.codec import params_to_dict
 from specllama.store.document import (
     Document,
     Drafted,
-    Facts,
+    FactList,
     Folded,
     Heading,
     Part,
-    Piece,
     Quote,
     Raw,
     Say,
     Table,
+    TokenPiece,
 )
-from specllama.store.rounds import RunRecord, Turn
+from specllama.store.rounds import LoggedTurn, RunRecord
 from specllama.verdict import words
 
 ROUNDS = 400  # of a reply that are shown: an issue holds 65,536 characters
@@ -36,7 +36,7 @@ LEGEND = (
 ALWAYS = ("temperature", "seed", "proposer", "verify", "window")  # of the settings
 
 
-class Named(Protocol):
+class NamedMethod(Protocol):
     """A method: for people, and its letter."""
 
     @property
@@ -47,7 +47,7 @@ class Named(Protocol):
     def letter(self) -> str: ...
 
 
-def run_document(record: RunRecord, methods: Sequence[Named]) -> Document:
+def run_document(record: RunRecord, methods: Sequence[NamedMethod]) -> Document:
     """Every reply of a run."""
     parts: list[Part] = []
     several = len(record.turns) > 1
@@ -60,7 +60,7 @@ def run_document(record: RunRecord, methods: Sequence[Named]) -> Document:
     return Document(f"Run {record.run}", parts)
 
 
-def reply_parts(turn: Turn, methods: Sequence[Named], text: str = "") -> list[Part]:
+def reply_parts(turn: LoggedTurn, methods: Sequence[NamedMethod], text: str = "") -> list[Part]:
     """Verdict and figures, the reply as it was drafted, its rounds; ``text`` is shown of a reply
     whose rounds are not known."""
     end, figures = turn.finished, turn.figures
@@ -83,11 +83,11 @@ def reply_parts(turn: Turn, methods: Sequence[Named], text: str = "") -> list[Pa
     return [*parts, Folded(f"{len(turn.rounds)} rounds", [table, *more])]
 
 
-def pieces(turn: Turn, methods: Sequence[Named]) -> list[Piece]:
+def pieces(turn: LoggedTurn, methods: Sequence[NamedMethod]) -> list[TokenPiece]:
     """A reply token by token, refused guesses among them; its stop token is no part of it."""
     stop = _stop_text(turn)
     label, letters = _labels(methods), {m.name: m.letter for m in methods}
-    out: list[Piece] = []
+    out: list[TokenPiece] = []
     for done in turn.rounds:
         who = label(done.source)
         mark = "".join(letters.get(part) or part[:1] for part in done.source.split("+"))
@@ -96,19 +96,19 @@ def pieces(turn: Turn, methods: Sequence[Named]) -> list[Piece]:
         path = set(done.accepted_path)
         refused = "".join(t for i, t in enumerate(done.drafted_text) if i not in path)
         if kept:
-            out.append(Piece("kept", kept, f"guessed by the {who}, kept", mark))
+            out.append(TokenPiece("kept", kept, f"guessed by the {who}, kept", mark))
         if refused:
             note = f"guessed by the {who}, refused or not judged"
-            out.append(Piece("refused", refused.replace("\n", "⏎"), note))
+            out.append(TokenPiece("refused", refused.replace("\n", "⏎"), note))
         if wrote:
-            out.append(Piece("target", wrote, "the target's own token"))
+            out.append(TokenPiece("target", wrote, "the target's own token"))
     if stop and out:
         last = next(i for i, piece in reversed(list(enumerate(out))) if piece.kind != "refused")
         out[last] = replace(out[last], text=out[last].text.removesuffix(stop))
     return out
 
 
-def _stop_text(turn: Turn) -> str:
+def _stop_text(turn: LoggedTurn) -> str:
     """What the last token says that the reply does not show."""
     texts = [text for done in turn.rounds for text in done.emitted_text]
     if turn.finished is None or turn.finished.reason != "stop_token" or not texts:
@@ -147,12 +147,12 @@ def _figures(found: ReplyFigures, end: Finished | None) -> str:
     )
 
 
-def _labels(methods: Sequence[Named]) -> Any:
+def _labels(methods: Sequence[NamedMethod]) -> Any:
     known = {m.name: m.short for m in methods}
     return lambda source: " + ".join(known.get(part) or part for part in source.split("+"))
 
 
-def _used(rounds: Sequence[RoundDone], methods: Sequence[Named]) -> list[Named]:
+def _used(rounds: Sequence[RoundDone], methods: Sequence[NamedMethod]) -> list[NamedMethod]:
     names = {part for done in rounds if done.accepted for part in done.source.split("+")}
     return [m for m in methods if m.name in names and m.letter]
 
@@ -174,7 +174,7 @@ def provenance(header: Mapping[str, Any]) -> list[Part]:
         model = header.get(role)
         if isinstance(model, dict):
             lines.append(_model(role, model))
-    return [Heading("What it ran on"), Facts(lines)]
+    return [Heading("What it ran on"), FactList(lines)]
 
 
 def _model(role: str, model: Mapping[str, Any]) -> list[str]:
@@ -191,7 +191,7 @@ def settings(params: Any, seeds: Sequence[int] = ()) -> Part:
     """What was set otherwise than usual, and what is always asked about; ``seeds`` of the replies
     are told where none was set."""
     if not isinstance(params, dict):
-        return Facts([])
+        return FactList([])
     flat = {**params, **_dict(params.get("sampling"))}
     if flat.get("seed") is None and seeds:
         flat["seed"] = f"drawn, {', '.join(map(str, seeds))}"
@@ -201,7 +201,7 @@ def settings(params: Any, seeds: Sequence[int] = ()) -> Part:
         for name, value in flat.items()
         if name not in ("sampling", "from_card") and (name in ALWAYS or value != usual.get(name))
     ]
-    return Folded("Settings", [Facts(lines)])
+    return Folded("Settings", [FactList(lines)])
 
 
 def _dict(value: Any) -> dict[str, Any]:

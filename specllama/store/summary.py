@@ -9,7 +9,7 @@ from typing import Any
 from specllama.events import RoundDone
 from specllama.stats import SpecStats
 from specllama.store.rounds import RunRecord
-from specllama.verdict import Pass, judge
+from specllama.verdict import TimedRound, judge
 
 CSV_COLUMNS = ("run", "turn", "index", "t_s", "n_past", "source", "draft_max", "window_reason",
                "drafted", "accepted", "emitted", "cut", "target_kind", "near_tie", "draft_ms",
@@ -103,9 +103,9 @@ def totals(rounds: Iterable[RoundDone]) -> SpecStats:
     return stats
 
 
-def passes(rounds: Iterable[RoundDone]) -> list[Pass]:
+def passes(rounds: Iterable[RoundDone]) -> list[TimedRound]:
     """What a verdict is made of."""
-    return [Pass.of(done) for done in rounds if done.index]
+    return [TimedRound.of(done) for done in rounds if done.index]
 
 
 def by_source(rounds: Iterable[RoundDone]) -> dict[str, SpecStats]:

@@ -15,7 +15,7 @@ import pytest
 
 from specllama.history import History
 from specllama.settings.params import SamplingParams
-from specllama.speculative.drafting.copying import Reader
+from specllama.speculative.drafting.copying import TextFollower
 from specllama.speculative.drafting.drafter import Copier, Request
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
@@ -47,7 +47,7 @@ def text_of(n: int) -> list[int]:
 
 @pytest.mark.parametrize("n", [8_000, 32_000, 128_000])
 def test_free_sources(n: int) -> None:
-    tokens, reader = text_of(n + 2_000), Reader()
+    tokens, reader = text_of(n + 2_000), TextFollower()
     sources: list[Copier] = [SuffixDrafter(reader=reader), NgramDrafter(reader=reader)]
     for source in sources:
         source.start(Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=lambda t: False))

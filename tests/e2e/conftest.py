@@ -8,7 +8,7 @@ import pytest
 from ggufs import write_llama
 
 from specllama.backend.llama import LlamaModel
-from specllama.bench.prompts import Prompt, load_prompts
+from specllama.bench.prompts import BenchPrompt, load_prompts
 from specllama.engine.engine import Engine
 from specllama.settings.params import EngineOptions
 
@@ -37,7 +37,7 @@ def own_tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-def prompts() -> list[Prompt]:
+def prompts() -> list[BenchPrompt]:
     return load_prompts()
 
 

@@ -10,7 +10,7 @@ import ggufs
 import pytest
 from ggufs_nextn import write_nextn
 
-from specllama.bench.prompts import Prompt
+from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import available, probe_rows, prove
 from specllama.engine.engine import Engine
 from specllama.errors import UsageError
@@ -41,7 +41,7 @@ def load(file: Path, exact: str, **more: Any) -> Engine:
 
 
 def test_passes_of_other_widths_differ_where_nothing_is_done(
-    file: Path, prompts: list[Prompt]
+    file: Path, prompts: list[BenchPrompt]
 ) -> None:
     """Negative control: what a constant width has to make good is there."""
     with load(file, "off") as engine:
@@ -56,7 +56,7 @@ def test_passes_of_other_widths_differ_where_nothing_is_done(
     ("exact", "widths"), [("16", (4, 8, 12, 16)), ("4", (4,)), ("3", (1, 2, 3))]
 )
 def test_every_method_writes_the_text_of_plain_decoding(
-    file: Path, prompts: list[Prompt], exact: str, widths: tuple[int, ...]
+    file: Path, prompts: list[BenchPrompt], exact: str, widths: tuple[int, ...]
 ) -> None:
     with load(file, exact) as engine:
         info = engine.info
@@ -120,7 +120,7 @@ SHIFTING = GenerateParams(
 )
 
 
-def test_conversations_that_go_on_stay_equal(file: Path, prompts: list[Prompt]) -> None:
+def test_conversations_that_go_on_stay_equal(file: Path, prompts: list[BenchPrompt]) -> None:
     """Second and third turns over the cells of earlier ones, edits, and a context that shifts."""
     texts: dict[str, list[tuple[int, ...]]] = {}
     with load(file, "8", n_ctx=384) as engine:
@@ -142,7 +142,7 @@ def test_conversations_that_go_on_stay_equal(file: Path, prompts: list[Prompt]) 
     assert texts["none"] == texts["draft"] == texts["tree"]
 
 
-def test_conversations_beside_each_other_stay_equal(file: Path, prompts: list[Prompt]) -> None:
+def test_conversations_beside_each_other_stay_equal(file: Path, prompts: list[BenchPrompt]) -> None:
     """Their rows fill each other's passes; short prompts, which are read whole."""
     with load(file, "8") as alone, load(file, "8", parallel=3, n_ctx=2048) as three:
         ids = [alone.encode(prompt.content)[0][:50] for prompt in prompts[:9]]

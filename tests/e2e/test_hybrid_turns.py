@@ -13,7 +13,7 @@ from ggufs import write_llama, write_mamba
 from ggufs_nextn import write_nextn
 
 from specllama.backend.running import TAIL, RunningPool
-from specllama.bench.prompts import Prompt
+from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import prove
 from specllama.engine import conversation
 from specllama.engine.engine import Engine
@@ -214,7 +214,7 @@ def test_what_goes_on_from_a_running_state_is_marked(
 
 def test_a_proof_explains_what_goes_on_from_a_running_state(engine: Engine) -> None:
     """Behind others it is not promised to be exact, so it is not compared as if it were."""
-    one = [Prompt("own", "own", text="a long text of some words " * 4)]
+    one = [BenchPrompt("own", "own", text="a long text of some words " * 4)]
     cases = list(prove(engine, one, proposers=("ngram",), temperatures=(0.0,), warm=True))
     assert [case.way for case in cases] == ["cold", "behind", "behind", "turns"]
     assert not any(case.bitwise for case in cases if case.way == "turns")

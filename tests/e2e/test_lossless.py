@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from specllama.bench.prompts import Prompt
+from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import probe_rows, prove, score_gap
 from specllama.engine.engine import Engine
 from specllama.events import Finished, RoundDone
@@ -15,7 +15,9 @@ from specllama.settings.params import GenerateParams, SamplingParams
 pytestmark = pytest.mark.e2e
 
 
-def test_match_is_token_identical_to_plain_decoding(tiny: Engine, prompts: list[Prompt]) -> None:
+def test_match_is_token_identical_to_plain_decoding(
+    tiny: Engine, prompts: list[BenchPrompt]
+) -> None:
     cases = list(
         prove(
             tiny,
@@ -39,19 +41,21 @@ def test_the_default_context_is_in_the_bit_exact_class(tiny: Engine) -> None:
     assert "every product and attention" in tiny.info.measured
 
 
-def test_wide_drafts_are_identical(tiny: Engine, prompts: list[Prompt]) -> None:
+def test_wide_drafts_are_identical(tiny: Engine, prompts: list[BenchPrompt]) -> None:
     cases = list(prove(tiny, prompts[:8], proposers=("mixed",), draft_max=(16,), max_tokens=48))
     assert [c for c in cases if not c.identical] == []
 
 
-def test_long_contexts_are_identical_too(tiny: Engine, prompts: list[Prompt]) -> None:
+def test_long_contexts_are_identical_too(tiny: Engine, prompts: list[BenchPrompt]) -> None:
     longest = sorted(prompts, key=lambda p: -tiny.count_tokens(p.content))[:2]
     assert tiny.count_tokens(longest[0].content) > 1000
     cases = list(prove(tiny, longest, proposers=("mixed",), draft_max=(6,), max_tokens=48))
     assert [c for c in cases if not c.identical] == []
 
 
-def test_rows_are_bit_identical_up_to_the_stated_width(tiny: Engine, prompts: list[Prompt]) -> None:
+def test_rows_are_bit_identical_up_to_the_stated_width(
+    tiny: Engine, prompts: list[BenchPrompt]
+) -> None:
     rows = tiny.info.exact_rows
     ids = tiny.encode(max(prompts, key=lambda p: tiny.count_tokens(p.content)).content)[0]
     # a difference shows at some contexts only, so look at many
@@ -60,7 +64,9 @@ def test_rows_are_bit_identical_up_to_the_stated_width(tiny: Engine, prompts: li
             assert probe.difference == 0.0
 
 
-def test_a_forged_difference_is_not_explained_away(tiny: Engine, prompts: list[Prompt]) -> None:
+def test_a_forged_difference_is_not_explained_away(
+    tiny: Engine, prompts: list[BenchPrompt]
+) -> None:
     params = GenerateParams(
         sampling=SamplingParams(temperature=0.0), seed=1, max_tokens=8, ignore_eos=True
     )
@@ -74,7 +80,7 @@ def test_a_forged_difference_is_not_explained_away(tiny: Engine, prompts: list[P
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_sampling_rules_run_and_keep_the_counting_law(
-    tiny: Engine, prompts: list[Prompt], rule: str
+    tiny: Engine, prompts: list[BenchPrompt], rule: str
 ) -> None:
     accepted = 0
     for prompt in prompts[:4]:
@@ -105,7 +111,7 @@ def test_a_json_schema_constrains_both_ways_alike(tiny: Engine) -> None:
             "additionalProperties": False,
         }
     )
-    prompt = Prompt("schema", "json", text="Mira is 41 years old. As JSON: ")
+    prompt = BenchPrompt("schema", "json", text="Mira is 41 years old. As JSON: ")
     params = GenerateParams(
         sampling=SamplingParams(temperature=0.7), seed=2, max_tokens=120, json_schema=schema
     )

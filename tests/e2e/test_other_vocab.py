@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from gguf_surgery import with_tokens
 
-from specllama.bench.prompts import Prompt, load_prompts
+from specllama.bench.prompts import BenchPrompt, load_prompts
 from specllama.bench.proof import prove
 from specllama.engine.engine import Engine
 from specllama.errors import PairIncompatible
@@ -64,7 +64,7 @@ def engine(
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[Prompt]:
+def prompts() -> list[BenchPrompt]:
     """Three of every slice."""
     every = load_prompts()
     return [p for name in ("chat", "code", "rag", "json") for p in
@@ -97,7 +97,7 @@ def both(engine: Engine, prompt: str, temperature: float, **options: object) -> 
 
 
 def test_the_answer_is_token_identical_on_every_slice(
-    engine: Engine, prompts: list[Prompt]
+    engine: Engine, prompts: list[BenchPrompt]
 ) -> None:
     cases = list(
         prove(
@@ -126,7 +126,7 @@ def test_characters_of_several_tokens_come_out_whole(engine: Engine, temperature
     assert forced.text.encode() in b"".join(pieces)
 
 
-def test_stop_strings_end_both_alike(engine: Engine, prompts: list[Prompt]) -> None:
+def test_stop_strings_end_both_alike(engine: Engine, prompts: list[BenchPrompt]) -> None:
     crossed = 0
     params = GenerateParams(sampling=SamplingParams(temperature=0.0), seed=11, max_tokens=40)
     for prompt in prompts:
@@ -146,7 +146,7 @@ def test_a_schema_binds_both_alike(engine: Engine, temperature: float) -> None:
     both(engine, "Mira is 41 years old. As JSON: ", temperature, json_schema=SCHEMA, max_tokens=90)
 
 
-def test_rejection_keeps_the_counting_law(engine: Engine, prompts: list[Prompt]) -> None:
+def test_rejection_keeps_the_counting_law(engine: Engine, prompts: list[BenchPrompt]) -> None:
     params = GenerateParams(
         sampling=SamplingParams(temperature=1.0),
         seed=5,

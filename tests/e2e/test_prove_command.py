@@ -17,7 +17,7 @@ from windows import Answers
 
 from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.backend.kernels import TILE
-from specllama.bench.prompts import Prompt
+from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import Case, RowProbe, available, probe_stated_rows, prove, random_pauses
 from specllama.cli.prove import command
 from specllama.cli.prove_views import rows_alike
@@ -38,7 +38,7 @@ WAYS = ("draft", "ngram", "auto", "suffix", "tree", "merged", "eagle3", "medusa"
 
 
 def test_random_pauses_with_the_window_on_never_change_a_token(
-    own_tiny: Engine, prompts: list[Prompt]
+    own_tiny: Engine, prompts: list[BenchPrompt]
 ) -> None:
     with random_pauses(own_tiny, 3.0, seed=7):
         cases = list(
@@ -58,7 +58,7 @@ def test_random_pauses_with_the_window_on_never_change_a_token(
     assert sum(c.drafted for c in cases) > 0
 
 
-def warm(engine: Engine, prompts: list[Prompt], *proposers: str) -> list[Case]:
+def warm(engine: Engine, prompts: list[BenchPrompt], *proposers: str) -> list[Case]:
     """One prompt that is long enough for tiles and one that is not, all three ways."""
     some = [
         next(p for p in prompts if (len(engine.encode(p.content)[0]) > TILE) == w) for w in (0, 1)
@@ -69,7 +69,7 @@ def warm(engine: Engine, prompts: list[Prompt], *proposers: str) -> list[Case]:
 
 
 def test_a_text_is_the_same_cold_behind_a_stranger_and_behind_its_own_turns(
-    tiny: Engine, prompts: list[Prompt]
+    tiny: Engine, prompts: list[BenchPrompt]
 ) -> None:
     cases = warm(tiny, prompts, *WAYS[:-1])
     n = 4 * len(WAYS[:-1])
@@ -80,7 +80,7 @@ def test_a_text_is_the_same_cold_behind_a_stranger_and_behind_its_own_turns(
 
 
 def test_a_prompt_that_takes_what_another_left_is_found_out(
-    tiny: Engine, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+    tiny: Engine, prompts: list[BenchPrompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cells that are taken without asking whether a fresh reading would leave them: every case
     behind a stranger is red, also plain ones, whether its text changed or its logprobs alone."""
@@ -99,7 +99,7 @@ def test_a_prompt_that_takes_what_another_left_is_found_out(
 
 
 def test_the_next_turn_of_a_reply_with_a_wrong_cell_is_found_out(
-    tiny: Engine, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+    tiny: Engine, prompts: list[BenchPrompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rejected guess whose cells stay in place of a token's: the reply was right, and only the
     next turn reads them."""
@@ -122,11 +122,13 @@ def test_the_next_turn_of_a_reply_with_a_wrong_cell_is_found_out(
     assert all(case.ok for case in cases if case.way != "turns")
 
 
-def test_rows_are_alike_as_far_as_is_stated(tiny: Engine, prompts: list[Prompt]) -> None:
+def test_rows_are_alike_as_far_as_is_stated(tiny: Engine, prompts: list[BenchPrompt]) -> None:
     probes = probe_stated_rows(tiny, prompts)
     assert [probe.rows for probe in probes] == [2, 4, 8, 16, 32, tiny.info.exact_rows]
     assert {probe.difference for probe in probes} == {0.0}
-    brief = probe_stated_rows(tiny, [Prompt("short", "chat", text="What is a draft model for?")])
+    brief = probe_stated_rows(
+        tiny, [BenchPrompt("short", "chat", text="What is a draft model for?")]
+    )
     assert 2 <= brief[-1].rows < 64
 
 
@@ -161,7 +163,7 @@ class Moody(FixedWindow):
 
 @pytest.mark.parametrize("proposer", WAYS)
 def test_any_decision_of_a_window_gives_the_same_text(
-    tiny: Engine, prompts: list[Prompt], proposer: str, monkeypatch: pytest.MonkeyPatch
+    tiny: Engine, prompts: list[BenchPrompt], proposer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(proposer)
     windows = Given(tiny.info, lambda params: Moody(params, rng))
@@ -174,7 +176,7 @@ def test_any_decision_of_a_window_gives_the_same_text(
     assert any(a.drafted != b.drafted for a, b in pairs), "the die should have made a difference"
 
 
-def test_pauses_really_slow_down_and_go_away(tiny: Engine, prompts: list[Prompt]) -> None:
+def test_pauses_really_slow_down_and_go_away(tiny: Engine, prompts: list[BenchPrompt]) -> None:
     before = tiny.target.forward
     with random_pauses(tiny, 1.0):
         assert tiny.target.forward != before
@@ -264,7 +266,7 @@ def test_a_method_that_cannot_be_opened_is_neither_passed_nor_failed() -> None:
         )
     )
     assert available(engine, ("self", "mtp", "auto"))[0] == ("self", "auto")
-    some = [Prompt(str(i), "own", text="the rain in spain") for i in range(2)]
+    some = [BenchPrompt(str(i), "own", text="the rain in spain") for i in range(2)]
     skipped: list[tuple[str, str]] = []
     cases = list(
         prove(

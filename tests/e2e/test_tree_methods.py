@@ -12,7 +12,7 @@ import pytest
 from specllama.backend.lane import CellLane
 from specllama.backend.layout import Layout
 from specllama.backend.llama_pool import open_pool
-from specllama.bench.prompts import Prompt
+from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import prove
 from specllama.engine.engine import Engine
 from specllama.settings.params import EngineOptions
@@ -25,7 +25,7 @@ METHODS = ("tree", "merged", "suffix", "lookahead")
 
 @pytest.mark.parametrize("proposer", METHODS)
 def test_the_text_is_that_of_plain_decoding(
-    tiny: Engine, prompts: list[Prompt], proposer: str
+    tiny: Engine, prompts: list[BenchPrompt], proposer: str
 ) -> None:
     """Rows of branches were measured to be alike when the model was loaded."""
     assert tiny.info.exact_trees
@@ -44,7 +44,7 @@ def test_the_text_is_that_of_plain_decoding(
     assert all(c.law_holds for c in cases)
 
 
-def test_branches_of_copies_change_nothing(tiny: Engine, prompts: list[Prompt]) -> None:
+def test_branches_of_copies_change_nothing(tiny: Engine, prompts: list[BenchPrompt]) -> None:
     cases = list(
         prove(
             tiny,
@@ -60,7 +60,7 @@ def test_branches_of_copies_change_nothing(tiny: Engine, prompts: list[Prompt]) 
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_the_cache_after_trees_is_that_of_a_fresh_context(
-    tiny: Engine, prompts: list[Prompt], shape: str
+    tiny: Engine, prompts: list[BenchPrompt], shape: str
 ) -> None:
     """Random drafts and accepted paths; the next row must be that of a cache that never drafted.
 

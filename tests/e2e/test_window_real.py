@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from windows import Pair, play
 
-from specllama.bench.prompts import Prompt, load_prompts
+from specllama.bench.prompts import BenchPrompt, load_prompts
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile, Windows
 from specllama.events import Finished, RoundDone
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[Prompt]:
+def prompts() -> list[BenchPrompt]:
     return load_prompts()[:8]
 
 
-def answer(engine: Engine, prompt: Prompt, **changes: Any) -> tuple[Finished, list[RoundDone]]:
+def answer(engine: Engine, prompt: BenchPrompt, **changes: Any) -> tuple[Finished, list[RoundDone]]:
     engine.reset()
     params = GenerateParams(max_tokens=48, seed=7, min_speculative_tokens=0).replace(**changes)
     events = list(engine.generate(prompt.content, params))
@@ -53,7 +53,7 @@ def sleepy(own_tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> random.Random:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_random_sleeps_never_change_a_token(
-    own_tiny: Engine, prompts: list[Prompt], sleepy: random.Random, temperature: float
+    own_tiny: Engine, prompts: list[BenchPrompt], sleepy: random.Random, temperature: float
 ) -> None:
     sampling = SamplingParams(temperature=temperature)
     drafted = 0
@@ -68,7 +68,9 @@ def test_random_sleeps_never_change_a_token(
     assert drafted > 0
 
 
-def test_logged_rounds_replay_within_the_ledger(own_tiny: Engine, prompts: list[Prompt]) -> None:
+def test_logged_rounds_replay_within_the_ledger(
+    own_tiny: Engine, prompts: list[BenchPrompt]
+) -> None:
     """Real drafts, real confidences: what the window would lose at several costs of a pass."""
     from replay import trace_of_rounds
 

@@ -27,7 +27,7 @@ from specllama.errors import SpecllamaError
 from specllama.paths import HOME_VARIABLE
 from specllama.settings.params import GenerateParams
 from specllama.tui.app import SpecllamaApp
-from specllama.tui.bridge import Pace
+from specllama.tui.bridge import FlushPace
 from specllama.tui.demo import DemoFactory
 from specllama.tui.picture import self_contained
 
@@ -92,7 +92,7 @@ def picture_app(pair: Pair, scene: Scene, look: Look = LOOKS["dark"]) -> Speclla
             host_class=InlineHost,
             factory_for=lambda target, draft: demo,
             params=params.replace(seed=7, draft_max=4, proposer="auto"),
-            pace=Pace(0.02),
+            pace=FlushPace(0.02),
         )
     else:
         app = SpecllamaApp(target=pair.target, draft=pair.draft, params=params.replace(seed=7))

@@ -28,8 +28,8 @@ FAMILIES: dict[str, tuple[dict[str, Any], type]] = {
         responses.ResponsesRequest,
     ),
     "/v1/messages": ({"messages": TURNS, "max_tokens": 2}, anthropic.MessagesRequest),
-    "/completion": ({"prompt": "the rain", "n_predict": 2}, native.CompletionRequest),
-    "/api/chat": ({"messages": TURNS, "stream": False}, ollama.ChatRequest),
+    "/completion": ({"prompt": "the rain", "n_predict": 2}, native.NativeCompletion),
+    "/api/chat": ({"messages": TURNS, "stream": False}, ollama.OllamaChat),
     "/api/generate": ({"prompt": "the rain", "stream": False}, ollama.GenerateRequest),
 }
 # what asks for something, and values that ask for nothing

@@ -9,7 +9,7 @@ import sys
 import pytest
 from servers import Serving
 
-from specllama.bench.load import Answer, Load, Question, Spread, Target, Wave, rows
+from specllama.bench.load import Answer, ClientLoad, Question, Spread, Target, Wave, rows
 from specllama.bench.processes import cpu_seconds, server_of
 from specllama.cli import invoke
 from specllama.errors import UsageError
@@ -82,7 +82,7 @@ def test_processor_time_of_whoever_listens(server: Serving) -> None:
 
 def test_every_wave_has_prompts_of_its_own(server: Serving) -> None:
     questions = [Question([{"role": "user", "content": str(i)}], i, 0.0, 4) for i in range(5)]
-    with Load([Target(server.url)], questions, 2) as load:
+    with ClientLoad([Target(server.url)], questions, 2) as load:
         waves = list(load.waves((1, 2), 2))
     assert [(wave.clients, wave.repetition) for wave in waves] == [(1, 0), (2, 0), (1, 1), (2, 1)]
     asked = [[answer.question for answer in wave.answers] for wave in waves]

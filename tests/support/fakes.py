@@ -29,7 +29,15 @@ from specllama.errors import EngineError, PromptTooLong, SpecllamaError
 from specllama.events import Event, FinishReason, LoadProgress, Notice, RoundDone
 from specllama.interface import EngineInfo, Message, MethodInfo, ModelInfo, OneAtATime
 from specllama.settings.params import GenerateParams
-from specllama.tui.script import N_VOCAB, Guess, Move, Reading, count_tokens, is_drafting, play
+from specllama.tui.script import (
+    N_VOCAB,
+    Move,
+    ScriptedGuess,
+    ScriptedReading,
+    count_tokens,
+    is_drafting,
+    play,
+)
 
 DRAFT_MS, VERIFY_MS, OTHER_MS = 3.0, 12.0, 0.25
 SEED = 20261121
@@ -188,7 +196,9 @@ class ScriptedEngine(OneAtATime):
                 cut=pieces,
                 prompt_n=prompt_n,
                 seed=SEED if params.seed is None else params.seed,
-                reading=Reading(0.5, 0.4, before_step=lambda ms: _sleep(reply.prefill_delay_s)),
+                reading=ScriptedReading(
+                    0.5, 0.4, before_step=lambda ms: _sleep(reply.prefill_delay_s)
+                ),
                 reason=reply.reason,
                 notices=reply.notices,
                 cancel=cancel,
@@ -218,13 +228,15 @@ def _move(reply: Reply, params: GenerateParams, index: int, todo: Sequence[str])
         return Move(draft_max=most, verify_ms=VERIFY_MS, other_ms=OTHER_MS, near_tie=near_tie)
     room = min(most, len(todo))
     accepted = min(reply.accept[(index - 1) % len(reply.accept)], room)
-    guesses: list[Guess] = []
+    guesses: list[ScriptedGuess] = []
     at = -1
     for depth in range(room):
         right = depth < accepted
-        guesses.append(Guess(todo[depth] if right else " wrong", at, right, 0.9 if right else 0.4))
+        guesses.append(
+            ScriptedGuess(todo[depth] if right else " wrong", at, right, 0.9 if right else 0.4)
+        )
         if reply.tree:
-            guesses.append(Guess(" other", at, False, 0.4))
+            guesses.append(ScriptedGuess(" other", at, False, 0.4))
         at = len(guesses) - 1 - reply.tree
     return Move(
         guesses,

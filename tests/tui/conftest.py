@@ -17,7 +17,7 @@ from specllama.engine.inline import InlineHost
 from specllama.models import fit, memory
 from specllama.tui import checklist, clipboard
 from specllama.tui.app import SpecllamaApp
-from specllama.tui.bridge import Pace
+from specllama.tui.bridge import FlushPace
 from specllama.tui.screens import sessions
 from specllama.tui.state import Preferences
 from specllama.tui.widgets import first_look, sidebar
@@ -60,7 +60,7 @@ def start() -> Callable[..., Any]:
             target=options.pop("target", "scripted"),
             host_class=options.pop("host_class", InlineHost),
             factory_for=options.pop("factory_for", lambda target, draft: recipe),
-            pace=Pace(0.02),
+            pace=FlushPace(0.02),
             **options,
         )
         try:

@@ -6,7 +6,7 @@ from fakes import ScriptedEngine
 
 from specllama.events import Finished
 from specllama.settings.params import GenerateParams
-from specllama.tui.bridge import Batch, Pace
+from specllama.tui.bridge import Drained, FlushPace
 
 
 def test_a_batch_with_nothing_but_the_end_is_not_empty() -> None:
@@ -14,19 +14,19 @@ def test_a_batch_with_nothing_but_the_end_is_not_empty() -> None:
     events = list(ScriptedEngine(["Hi."]).generate("x", GenerateParams(seed=1)))
     last = events[-1]
     assert isinstance(last, Finished)
-    assert not Batch()
-    assert Batch(finished=last)
+    assert not Drained()
+    assert Drained(finished=last)
 
 
 def test_every_field_makes_a_batch_worth_showing_but_the_error() -> None:
     # an error always comes with ``ended``
-    for field in fields(Batch):
+    for field in fields(Drained):
         if field.name != "error":
-            assert Batch(**{field.name: "x"}), field.name  # type: ignore[arg-type]
+            assert Drained(**{field.name: "x"}), field.name  # type: ignore[arg-type]
 
 
 def test_flushes_keep_to_their_share_of_a_core() -> None:
-    pace = Pace(0.2, longest_s=0.8, share=0.1)
+    pace = FlushPace(0.2, longest_s=0.8, share=0.1)
     for _ in range(40):
         period = pace.observe(0.05)
     assert abs(0.05 / period - 0.1) < 0.001
@@ -39,7 +39,7 @@ def test_flushes_keep_to_their_share_of_a_core() -> None:
 
 
 def test_one_slow_flush_hardly_slows_the_next() -> None:
-    pace = Pace(0.2, share=0.1)
+    pace = FlushPace(0.2, share=0.1)
     for _ in range(10):
         pace.observe(0.01)
     assert pace.observe(0.05) < 0.3

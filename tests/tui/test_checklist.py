@@ -14,7 +14,7 @@ from specllama.paths import checks_file
 from specllama.settings.params import GenerateParams
 from specllama.store import checks
 from specllama.store.checks import Finding, newest
-from specllama.tui.checklist import Line, checklist, counted, draw, next_tab
+from specllama.tui.checklist import ChecklistLine, checklist, counted, draw, next_tab
 from specllama.tui.screens.race import TABS, RaceScreen
 from specllama.tui.themes import ASCII, DARK, UNICODE, ink_for
 
@@ -24,7 +24,7 @@ INFO = engine_info()
 INK = ink_for(DARK)
 
 
-def lines(*, logging: bool = True) -> dict[str, Line]:
+def lines(*, logging: bool = True) -> dict[str, ChecklistLine]:
     return {line.title: line for line in checklist(INFO, list(TABS), logging=logging)}
 
 

@@ -15,7 +15,7 @@ from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
-from specllama.tui.coins import Coins
+from specllama.tui.coins import RecordedCoins
 from specllama.tui.record import Record, fate_of
 
 V = 48
@@ -50,7 +50,7 @@ def events(seed: int, proposer: str = "draft", verify: str = "rejection") -> lis
 
 def check(record: Record) -> int:
     """Every guess that was judged has its coin, which says what became of it."""
-    coins, seen = Coins(record), 0
+    coins, seen = RecordedCoins(record), 0
     for at, done in enumerate(record.rounds):
         tosses = coins.of(at)
         for i, fate in enumerate(fate_of(done)):
@@ -75,7 +75,7 @@ def test_other_coins_are_noticed_and_nothing_is_said() -> None:
     record = Record.of("t", events(3))
     first, started = record.starts[0]
     record.starts[0] = (first, dataclasses.replace(started, seed=4))
-    coins = Coins(record)
+    coins = RecordedCoins(record)
     assert not coins.of(len(record.rounds) - 1)
     said = sum(len(coins.of(at)) for at in range(len(record.rounds)))
     assert said < len(record.rounds)
@@ -84,7 +84,7 @@ def test_other_coins_are_noticed_and_nothing_is_said() -> None:
 @pytest.mark.parametrize("verify", ["match", "block"])
 def test_other_rules_throw_no_coins_of_this_kind(verify: str) -> None:
     record = Record.of("t", events(3, verify=verify))
-    coins = Coins(record)
+    coins = RecordedCoins(record)
     assert not any(coins.of(at) for at in range(len(record.rounds)))
 
 
@@ -102,6 +102,6 @@ def test_nothing_is_said_behind_a_sampled_sibling() -> None:
         p=(done.p[0], 0.1),
         q=(done.q[0], None),
     )
-    coins = Coins(record)
+    coins = RecordedCoins(record)
     assert set(coins.of(at)) == {0}
     assert not any(coins.of(i) for i in range(at + 1, len(record.rounds)))

@@ -15,7 +15,7 @@ from textual.pilot import Pilot
 from specllama import paths
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.tui.app import SpecllamaApp
-from specllama.tui.bridge import Pace
+from specllama.tui.bridge import FlushPace
 from specllama.tui.demo import DEMO_REPLY, DemoFactory
 from specllama.tui.widgets.message import AssistantMessage
 
@@ -38,7 +38,7 @@ async def kill_and_recover(kills: int, seed: int = 1) -> None:
         target="demo",
         factory_for=lambda target, draft: DemoFactory(speed=2.0),
         params=GenerateParams(seed=7),
-        pace=Pace(0.02),
+        pace=FlushPace(0.02),
     )
     try:
         async with app.run_test(size=(80, 24)) as pilot:
@@ -91,7 +91,7 @@ async def kill_real_engine(kills: int, seed: int = 2) -> None:
     params = GenerateParams(seed=7, max_tokens=400, ignore_eos=True)
     # one thread: a busy machine makes two of them wait for each other, at every start
     options = EngineOptions(threads=1)
-    app = SpecllamaApp(target="tiny", params=params, options=options, pace=Pace(0.02))
+    app = SpecllamaApp(target="tiny", params=params, options=options, pace=FlushPace(0.02))
     try:
         async with app.run_test(size=(80, 24)) as pilot:
             await until(pilot, lambda: app.keeper.ready)

@@ -11,7 +11,7 @@ from specllama.events import RoundDone
 from specllama.settings.params import GenerateParams
 from specllama.tui.record import Record
 from specllama.tui.widgets.stats_strip import StripState
-from specllama.verdict import STILL, Pass
+from specllama.verdict import STILL, TimedRound
 
 
 # Entries of the table of best speed-ups, by (α, c, β): speed-up and k.
@@ -58,9 +58,9 @@ def rounds(reply: Reply, **params: object) -> list[RoundDone]:
     return [e for e in events if isinstance(e, RoundDone)]
 
 
-def passes(reply: Reply, **params: object) -> list[Pass]:
+def passes(reply: Reply, **params: object) -> list[TimedRound]:
     """Of the rounds behind the first, whose row came with the prompt."""
-    return [Pass.of(done) for done in rounds(reply, **params) if done.index]
+    return [TimedRound.of(done) for done in rounds(reply, **params) if done.index]
 
 
 TEXT = " ".join(f"w{i}" for i in range(200))

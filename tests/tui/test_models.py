@@ -20,7 +20,7 @@ from specllama.models import download, memory, pull
 from specllama.models.library import LocalModel
 from specllama.settings.params import EngineOptions
 from specllama.tui import choices
-from specllama.tui.choices import Row, completions
+from specllama.tui.choices import ChoiceRow, completions
 from specllama.tui.downloads import Download, figures
 from specllama.tui.screens.models import ModelsScreen
 from specllama.tui.state import Preferences
@@ -82,7 +82,7 @@ async def opened(d: Driver) -> ModelsScreen:
     return screen
 
 
-async def lit(d: Driver, screen: ModelsScreen, ref: str) -> Row:
+async def lit(d: Driver, screen: ModelsScreen, ref: str) -> ChoiceRow:
     """Highlight the row of a reference in the active column."""
 
     def there() -> bool:
@@ -170,7 +170,7 @@ def test_what_does_not_fit_into_memory_says_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = folder / "large-F32.gguf"
-    row = Row(str(path), path.name, path=path)
+    row = ChoiceRow(str(path), path.name, path=path)
     judged = choices.judged_target(row, EngineOptions())
     assert judged is not None
     assert (judged.fits, judged.reason) == (True, "")

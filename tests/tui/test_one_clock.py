@@ -23,7 +23,7 @@ from specllama.store.rounds import RoundLog
 from specllama.tui import exports
 from specllama.tui.record import LAG, Record
 from specllama.tui.screens.inspector import read_log
-from specllama.tui.script import Guess, Move, Reading, play
+from specllama.tui.script import Move, ScriptedGuess, ScriptedReading, play
 from specllama.tui.themes import DARK, UNICODE, ink_for
 from specllama.tui.widgets import walk
 from specllama.tui.widgets.message import footer_lines
@@ -54,7 +54,7 @@ def written(seed: int) -> list[Event]:
     def move(index: int, todo: Any) -> Move:
         n = rng.randint(0, min(4, len(todo))) if drafts and index else 0
         kept = rng.randint(0, n)
-        guesses = [Guess(todo[i] if i < kept else "?", i - 1, i < kept) for i in range(n)]
+        guesses = [ScriptedGuess(todo[i] if i < kept else "?", i - 1, i < kept) for i in range(n)]
         return Move(
             guesses,
             source="draft" if n else "none",
@@ -75,7 +75,7 @@ def written(seed: int) -> list[Event]:
             cut=lambda words: re.findall(r" \w+", words),
             prompt_n=rng.randint(1, 50),
             seed=seed,
-            reading=Reading(ms(0.5), ms(0.2)),
+            reading=ScriptedReading(ms(0.5), ms(0.2)),
         )
     )
 

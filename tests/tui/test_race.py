@@ -14,7 +14,7 @@ from specllama.bench.experiment import (
     DRAFTED,
     LENGTHS,
     PLAIN,
-    Board,
+    RaceBoard,
     Run,
     drafted,
     plain_and,
@@ -65,7 +65,7 @@ def race(
 
 
 def way(reply: Reply, laps: int = 3, tab: str = "race") -> outcome.Way:
-    (found,) = outcome.ways(Board({tab: race(reply, laps=laps)}), tab)
+    (found,) = outcome.ways(RaceBoard({tab: race(reply, laps=laps)}), tab)
     return found
 
 
@@ -119,7 +119,7 @@ def clocked(*seconds: tuple[float, float]) -> outcome.Way:
         begin, end = run.ttft_s, run.end_s
         scale = whole / (end - begin)
         run.rounds = [replace(done, t_s=begin + (done.t_s - begin) * scale) for done in run.rounds]
-    (found,) = outcome.ways(Board({"race": runs}), "race")
+    (found,) = outcome.ways(RaceBoard({"race": runs}), "race")
     return found
 
 
@@ -162,13 +162,13 @@ def test_off_that_lost_says_what_probing_cost() -> None:
                 )
                 for done in run.rounds
             ]
-    (found,) = outcome.ways(Board({"race": runs}), "race")
+    (found,) = outcome.ways(RaceBoard({"race": runs}), "race")
     assert found.verdict.answer == "off"
     assert found.verdict.ratio is not None
     lost = f"{1 - found.verdict.ratio:.0%}"
     assert outcome.said(found.verdict) == f"off, after probing that cost {lost}"
     assert outcome.answer(found)[0] == "NO"
-    finding = outcome.findings("race", Board({"race": runs}))["speed"]
+    finding = outcome.findings("race", RaceBoard({"race": runs}))["speed"]
     assert finding.known
     assert not finding.ok
 

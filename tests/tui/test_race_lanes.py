@@ -16,7 +16,7 @@ from specllama.bench.experiment import (
     DRAFTED,
     PLAIN,
     TOGETHER_TOKENS,
-    Board,
+    RaceBoard,
     Run,
     side_by_side,
 )
@@ -129,7 +129,7 @@ def scripted(run: Run, accept: Sequence[int], pass_ms: float) -> None:
 
 def test_gain_cost_and_verdict() -> None:
     """Passes of two take 1.25 times as long: two write 1.6 times as much, each at 0.8."""
-    board = Board({"lanes": side_by_side(PROMPTS[:2], PARAMS, (1, 2))})
+    board = RaceBoard({"lanes": side_by_side(PROMPTS[:2], PARAMS, (1, 2))})
     for run in board.runs["lanes"]:
         drafted_ms = 3.0 * run.lanes * (run.name == DRAFTED)
         scripted(run, (2,), (10.0 if run.lanes == 1 else 12.5) + drafted_ms)
@@ -159,7 +159,7 @@ def test_rounds_without_company_do_not_count() -> None:
     late.began_s = 0.2
     alone = [replace(done, t_s=done.t_s + 1e3) for done in late.rounds[-3:]]
     late.rounds[-3:] = alone
-    _, two = outcome.ways(Board({"lanes": runs}), "lanes")
+    _, two = outcome.ways(RaceBoard({"lanes": runs}), "lanes")
     assert two.gain == pytest.approx(2.0, rel=0.02)
 
 
@@ -174,7 +174,7 @@ def test_a_round_without_a_draft_waits_for_the_drafts_of_the_others() -> None:
                 replace(done, drafted=(), parents=(), accepted=0, emitted=done.emitted[:1])
                 for done in run.rounds
             ]
-    _, two = outcome.ways(Board({"lanes": runs}), "lanes")
+    _, two = outcome.ways(RaceBoard({"lanes": runs}), "lanes")
     assert two.verdict.ratio is not None
     assert two.verdict.ratio < 3 * 10.0 / 15.0
 

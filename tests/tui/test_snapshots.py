@@ -20,7 +20,7 @@ from specllama.settings.params import GenerateParams
 from specllama.store.sessions import SessionStore
 from specllama.store.tree import StoredMessage
 from specllama.tui.app import SpecllamaApp
-from specllama.tui.bridge import Pace
+from specllama.tui.bridge import FlushPace
 from specllama.tui.demo import DemoFactory
 from specllama.tui.screens.models import ModelsScreen
 
@@ -35,7 +35,7 @@ def make(recipe: Any = None, chances: int | None = None, **options: Any) -> Spec
         host_class=InlineHost,
         factory_for=lambda target, draft: chosen,
         params=GenerateParams(seed=7, draft_max=4, chances=chances),
-        pace=Pace(0.02),
+        pace=FlushPace(0.02),
         **options,
     )
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 from replay import VirtualClock
 
-from specllama.events import Verdict
+from specllama.events import Payoff
 from specllama.speculative.policy.baseline import PlainSteps
-from specllama.verdict import Pass, judge
+from specllama.verdict import TimedRound, judge
 
 PLAIN_MS = 30.0
 REPLIES = 20  # of each kind, in turn
@@ -42,13 +42,13 @@ class Machine:
         self._level = kept * self._level + rng.gauss(0.0, self.drift) * math.sqrt(1 - kept**2)
         return took
 
-    def plain(self) -> Pass:
+    def plain(self) -> TimedRound:
         ms = self.takes(PLAIN_MS)
         self.steps.took(ms, self.depth)
         self.depth += 1
-        return Pass("none", 1, 0, 0, 0, False, 0, 0.0, ms, None)
+        return TimedRound("none", 1, 0, 0, 0, False, 0, 0.0, ms, None)
 
-    def drafted(self, cost: float) -> Pass:
+    def drafted(self, cost: float) -> TimedRound:
         """A round of ``cost`` plain steps, a third of which is drafting."""
         kept = self.rng.choice((0, 0, 1, 2, 3))
         draft_ms, pass_ms = self.takes(PLAIN_MS * cost / 3), self.takes(PLAIN_MS * cost * 2 / 3)
@@ -56,7 +56,7 @@ class Machine:
         self.steps.drafted(cost)
         found = self.steps.typical(self.depth, 0.0)
         judged = min(kept + 1, 3)
-        one = Pass("draft", kept + 1, 3, kept, judged, False, 0, draft_ms, pass_ms, None)
+        one = TimedRound("draft", kept + 1, 3, kept, judged, False, 0, draft_ms, pass_ms, None)
         if found is None:
             return one
         return one._replace(
@@ -66,10 +66,10 @@ class Machine:
             plain_spread=found.spread,
         )
 
-    def reply(self, tokens: int, cost: float, *, forced: bool) -> tuple[Verdict, float]:
+    def reply(self, tokens: int, cost: float, *, forced: bool) -> tuple[Payoff, float]:
         """A drafted one, with plain steps among its rounds where they are due (``auto``): the
         verdict, and the truth."""
-        passes: list[Pass] = []
+        passes: list[TimedRound] = []
         while sum(one.tokens for one in passes) < tokens:
             if forced and self.steps.is_due(0.3, settled=True):
                 self.steps.paid(0.3)
@@ -82,7 +82,7 @@ class Machine:
         )
 
 
-def alternating(machine: Machine, cost: float, tokens: int) -> list[tuple[Verdict, float]]:
+def alternating(machine: Machine, cost: float, tokens: int) -> list[tuple[Payoff, float]]:
     """Plain and drafted replies in turn, as a fixed window has it."""
     found = []
     for _ in range(REPLIES):
@@ -92,7 +92,7 @@ def alternating(machine: Machine, cost: float, tokens: int) -> list[tuple[Verdic
     return found
 
 
-def interleaved(machine: Machine, cost: float, tokens: int) -> list[tuple[Verdict, float]]:
+def interleaved(machine: Machine, cost: float, tokens: int) -> list[tuple[Payoff, float]]:
     """Drafted replies alone, whose own plain steps are all that they are compared with."""
     return [machine.reply(tokens, cost, forced=True) for _ in range(REPLIES)]
 
@@ -108,7 +108,7 @@ MACHINES = {
 @pytest.mark.parametrize("kind", list(MACHINES))
 @pytest.mark.parametrize("tokens", [48, 240])
 def test_nine_of_ten_intervals_hold_the_truth(
-    ways: Callable[[Machine, float, int], list[tuple[Verdict, float]]], kind: str, tokens: int
+    ways: Callable[[Machine, float, int], list[tuple[Payoff, float]]], kind: str, tokens: int
 ) -> None:
     found = [
         one

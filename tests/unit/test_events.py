@@ -19,11 +19,11 @@ from specllama.events import (
     Event,
     Finished,
     Notice,
+    Payoff,
     RoundDone,
     Started,
     TextDelta,
     Timings,
-    Verdict,
     event_from_dict,
 )
 
@@ -42,7 +42,7 @@ def strategy_for(hint: Any) -> st.SearchStrategy[Any]:
         return st.text()
     if hint is bool:
         return st.booleans()
-    if hint in (Timings, Verdict, Chance, Chances):
+    if hint in (Timings, Payoff, Chance, Chances):
         names = get_type_hints(hint)
         names.pop("type", None)
         return st.builds(hint, **{n: strategy_for(h) for n, h in names.items()})

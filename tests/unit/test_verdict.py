@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 from fakes import DRAFT_MS, OTHER_MS, VERIFY_MS, Reply, ScriptedEngine
 
-from specllama.events import NO_GUESS, Finished, RoundDone, Verdict
+from specllama.events import NO_GUESS, Finished, Payoff, RoundDone
 from specllama.settings.params import GenerateParams
 from specllama.speculative.policy.costs import CostTable
 from specllama.verdict import (
@@ -18,7 +18,7 @@ from specllama.verdict import (
     ROUNDS,
     SINGLES,
     STILL,
-    Pass,
+    TimedRound,
     by_source,
     details,
     judge,
@@ -32,7 +32,7 @@ LENGTHS = (2, 4, 7)
 DRAFTING = 0.25  # of the time of a round
 TRUE = (0.7, 0.85, 1.0, 1.3, 2.0)
 
-SINGLE = Pass("none", 1, 0, 0, 0, True, 0, 0.0, PLAIN_MS, None)
+SINGLE = TimedRound("none", 1, 0, 0, 0, True, 0, 0.0, PLAIN_MS, None)
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Machine:
 
 def simulated(
     machine: Machine, true: float, rounds: int, *, apart: bool, table: CostTable | None = None
-) -> tuple[Verdict, float]:
+) -> tuple[Payoff, float]:
     """The verdict, and how much faster the same tokens came on a machine that never hesitates.
 
     Every ninth round is a plain step. Hiccups hit each pass ``apart``, or whole rounds. ``table``
@@ -64,7 +64,7 @@ def simulated(
     k_mean = sum(LENGTHS) / mean
     base = tokens / true * (1 - DRAFTING) / (1 + ROW * k_mean)  # plain steps of a pass
     step = tokens / true * DRAFTING / k_mean  # and of a draft step
-    passes: list[Pass] = []
+    passes: list[TimedRound] = []
     truth = 0.0
     for i in range(rounds):
         if i % 9 < 1 or i < SINGLES:
@@ -88,13 +88,13 @@ def simulated(
         plain_ms = table.ms(1) if table is not None else None
         judged = min(kept + 1, k)
         passes.append(
-            Pass("draft", kept + 1, k, kept, judged, False, 1, draft_ms, pass_ms, plain_ms)
+            TimedRound("draft", kept + 1, k, kept, judged, False, 1, draft_ms, pass_ms, plain_ms)
         )
         truth += base * (1 + ROW * k) + step * k
     return judge(passes), sum(one.tokens for one in passes) / truth
 
 
-def interval(found: Verdict) -> tuple[float, float]:
+def interval(found: Payoff) -> tuple[float, float]:
     assert found.low is not None
     assert found.high is not None
     assert found.low < (found.ratio or 0.0) < found.high
@@ -150,8 +150,10 @@ def test_a_quiet_machine_is_sure_soon() -> None:
 
 def rounds_of(
     tokens: int, ms: float, *, n: int = 20, drafted: int = 4, **more: float
-) -> list[Pass]:
-    one = Pass("draft", tokens, drafted, tokens - 1, min(tokens, drafted), False, 1, 0.0, ms, 20.0)
+) -> list[TimedRound]:
+    one = TimedRound(
+        "draft", tokens, drafted, tokens - 1, min(tokens, drafted), False, 1, 0.0, ms, 20.0
+    )
     return [one._replace(**more)] * n
 
 
@@ -197,7 +199,7 @@ def test_a_race_counts_its_own_plain_steps() -> None:
         ],
     ],
 )
-def test_too_little_is_not_known_yet(passes: Sequence[Pass]) -> None:
+def test_too_little_is_not_known_yet(passes: Sequence[TimedRound]) -> None:
     found = judge(passes)
     assert (found.answer, found.ratio, found.lost_ms) == ("unknown", None, None)
     assert lead(found, "press B to measure") == "Not known yet: press B to measure"
@@ -226,10 +228,10 @@ def test_what_paid_paid_whatever_the_last_rounds_did() -> None:
     assert found.answer == "faster"
 
 
-def verdict_of(ratio: float, half: float) -> Verdict:
+def verdict_of(ratio: float, half: float) -> Payoff:
     low, high = ratio - half, ratio + half
     answer = "faster" if low > 1 else "slower" if high < 1 else "unsure"
-    return Verdict(answer, ratio, low, high, 310, 100, 400, 236, 300)  # type: ignore[arg-type]
+    return Payoff(answer, ratio, low, high, 310, 100, 400, 236, 300)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -248,9 +250,9 @@ def test_the_words(ratio: float, half: float, said: str) -> None:
 
 def test_an_interval_is_positive_and_no_figure_is_zero() -> None:
     """Typical of a machine that is busy while drafted, and of next to nothing seen."""
-    tiny = Verdict("slower", 0.0002, 0.00001, 0.004, 310, 100, 400, 236, 300)
+    tiny = Payoff("slower", 0.0002, 0.00001, 0.004, 310, 100, 400, 236, 300)
     assert lead(tiny, "?") == "99× slower (99–99)"
-    wide = Verdict("unsure", 0.02, 0.0001, 130.0, 310, 100, 400, 236, 300)
+    wide = Payoff("unsure", 0.02, 0.0001, 130.0, 310, 100, 400, 236, 300)
     assert lead(wide, "?") == "Unsure: 0.02× (0.01–99)"
     for said in (together(tiny, 4), together(wide, 4)):
         assert "0.00" not in said
@@ -283,13 +285,13 @@ def test_each_source_is_judged_alone() -> None:
     assert found["ngram"].ratio == pytest.approx(4.0)
 
 
-def passes_of(reply: Reply, **changes: object) -> tuple[list[Pass], Finished]:
+def passes_of(reply: Reply, **changes: object) -> tuple[list[TimedRound], Finished]:
     params = GenerateParams(seed=1, draft_max=4).replace(**changes)  # type: ignore[arg-type]
     events = list(ScriptedEngine([reply]).generate("x", params))
     done = [e for e in events if isinstance(e, RoundDone)]
     end = events[-1]
     assert isinstance(end, Finished)
-    return [Pass.of(one) for one in done if one.index], end
+    return [TimedRound.of(one) for one in done if one.index], end
 
 
 def test_a_reply_says_it_itself() -> None:
@@ -318,5 +320,5 @@ def test_without_a_guess_nothing_was_declined() -> None:
     idle: Callable[[str], RoundDone] = lambda reason: replace(  # noqa: E731
         done, draft_max=0, window_reason=reason
     )
-    assert Pass.of(idle("draft too slow here")).declined
-    assert not Pass.of(idle(NO_GUESS)).declined
+    assert TimedRound.of(idle("draft too slow here")).declined
+    assert not TimedRound.of(idle(NO_GUESS)).declined

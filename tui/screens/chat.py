@@ -12,7 +12,7 @@ from textual.containers import Horizontal
 from textual.widget import Widget
 from textual.widgets import Footer, Static
 
-from specllama.bench.experiment import Board
+from specllama.bench.experiment import RaceBoard
 from specllama.errors import UsageError
 from specllama.interface import EngineInfo
 from specllama.replies import attach
@@ -20,7 +20,7 @@ from specllama.session import Session
 from specllama.store.sessions import SessionStore
 from specllama.text import sanitize_line
 from specllama.tui import keymap
-from specllama.tui.bridge import Pace
+from specllama.tui.bridge import FlushPace
 from specllama.tui.copying import Copying
 from specllama.tui.downloads import Downloads
 from specllama.tui.editing import Editing
@@ -37,7 +37,7 @@ from specllama.tui.messages import (
 from specllama.tui.next_reply import NextReply
 from specllama.tui.screens.turn import UNNAMED, TurnScreen, unfinished
 from specllama.tui.sending import Sending
-from specllama.tui.state import VIEWS, DraftFile, History, Preferences
+from specllama.tui.state import VIEWS, DraftFile, Preferences, PromptHistory
 from specllama.tui.widgets.completions import Completions
 from specllama.tui.widgets.download_line import DownloadLine
 from specllama.tui.widgets.keys import Keys
@@ -78,7 +78,7 @@ class ChatScreen(TurnScreen):
         store: SessionStore,
         keeper: EngineKeeper,
         prefs: Preferences,
-        pace: Pace,
+        pace: FlushPace,
         downloads: Downloads,
         copy: Callable[[str], object],
     ) -> None:
@@ -87,7 +87,7 @@ class ChatScreen(TurnScreen):
         self.store = store
         self.prefs = prefs
         self.view = prefs.view
-        self.board = Board()
+        self.board = RaceBoard()
         self.editing = Editing(self)
         self.sending = Sending(self, self.editing, self.show_sidebar)
         self.next_reply = NextReply(self)
@@ -114,7 +114,7 @@ class ChatScreen(TurnScreen):
         yield WhyLine(self.strip, id="why")
         yield DownloadLine(self.downloads, id="download")
         yield Static(id="editing", markup=False)
-        prompt = Prompt(History(), draft, id="prompt")
+        prompt = Prompt(PromptHistory(), draft, id="prompt")
         yield prompt.attached
         yield prompt.completions
         yield prompt

@@ -30,7 +30,7 @@ WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ExportRow:
     what: Export
     form: str
 
@@ -58,7 +58,7 @@ class ExportScreen(Page, ModalScreen[Any]):
 
     def __init__(self, exports: Sequence[Export]) -> None:
         super().__init__()
-        self.rows = [Row(what, form) for what in exports for form in what.forms]
+        self.rows = [ExportRow(what, form) for what in exports for form in what.forms]
         self._asked = ""  # a file that is there: Enter again replaces it
 
     def compose(self) -> ComposeResult:
@@ -78,7 +78,7 @@ class ExportScreen(Page, ModalScreen[Any]):
         rows.highlighted = 0
 
     @property
-    def row(self) -> Row:
+    def row(self) -> ExportRow:
         return self.rows[self.query_one(OptionList).highlighted or 0]
 
     def action_move(self, step: int) -> None:

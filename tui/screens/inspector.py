@@ -15,7 +15,7 @@ from textual.widgets.option_list import Option
 
 from specllama.errors import SpecllamaError
 from specllama.text import sanitize_line
-from specllama.tui.coins import Coins
+from specllama.tui.coins import RecordedCoins
 from specllama.tui.exports import Circumstances, Export, of_document, round_
 from specllama.tui.messages import ActionAsked, RecordGrew
 from specllama.tui.record import Record
@@ -86,7 +86,7 @@ class InspectorScreen(Page):
         self._timer: Timer | None = None
 
     def _take(self, record: Record) -> None:
-        self.record, self._coins = record, Coins(record)
+        self.record, self._coins = record, RecordedCoins(record)
         self.at = self._before_at = 0
         self._before = ""
 

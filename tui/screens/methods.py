@@ -14,7 +14,7 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from specllama.bench import outcome
-from specllama.bench.experiment import Board
+from specllama.bench.experiment import RaceBoard
 from specllama.interface import EngineInfo, MethodInfo
 from specllama.text import sanitize_line
 from specllama.tui.screens.base import Page
@@ -39,7 +39,7 @@ def choices(info: EngineInfo | None) -> list[MethodInfo]:
     return [AUTOMATIC, *usable, PLAIN, *(m for m in methods if not m.available)]
 
 
-def raced(board: Board) -> dict[str, tuple[str, str]]:
+def raced(board: RaceBoard) -> dict[str, tuple[str, str]]:
     """By method, what races said of it since the pair was loaded: in words, and the answer."""
     found: dict[str, tuple[str, str]] = {}
     for tab in ("race", "methods"):

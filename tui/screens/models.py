@@ -22,7 +22,7 @@ from specllama.models.refs import NO_DRAFT
 from specllama.settings.params import EngineOptions
 from specllama.text import sanitize_line
 from specllama.tui import advice, choices
-from specllama.tui.choices import Does, Row
+from specllama.tui.choices import ChoiceRow, Does
 from specllama.tui.downloads import Downloads, DownloadTold
 from specllama.tui.keeper import Pair
 from specllama.tui.screens.base import Page
@@ -77,10 +77,10 @@ class ModelsScreen(Page):
         self.current = current
         self.options = options
         self.downloads = downloads
-        self.target: Row | None = None
+        self.target: ChoiceRow | None = None
         self._models: list[library.LocalModel] = []
-        self._offered: list[Row] = []
-        self._compared: tuple[str, list[Row]] | None = None
+        self._offered: list[ChoiceRow] = []
+        self._compared: tuple[str, list[ChoiceRow]] | None = None
         self._settle: Timer | None = None
 
     def compose_page(self) -> ComposeResult:
@@ -130,7 +130,7 @@ class ModelsScreen(Page):
         self.set_title("Models", f"{n} on this machine" if n else "none found on this machine")
         self.targets.show(here=choices.local_rows(models), note="", highlight=highlight)
 
-    def _offer(self, rows: list[Row] | None = None) -> None:
+    def _offer(self, rows: list[ChoiceRow] | None = None) -> None:
         """What can be downloaded, in both columns: what runs or waits first."""
         self._offered = self._offered if rows is None else rows
         begun = self.downloads.all.values()
@@ -215,14 +215,14 @@ class ModelsScreen(Page):
             self._estimate(target, self.drafts.row)
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="compare")
-    def _compare(self, target: Row) -> None:
+    def _compare(self, target: ChoiceRow) -> None:
         try:
             rows = choices.draft_rows(target, self.options)
         except SpecllamaError:
             rows = [choices.none_row()]
         self._on_screen(self._drafts_found, target, rows)
 
-    def _drafts_found(self, target: Row, rows: list[Row]) -> None:
+    def _drafts_found(self, target: ChoiceRow, rows: list[ChoiceRow]) -> None:
         self._compared = target.ref, rows
         current = self.current
         mine = current[1] if current is not None and current[0] == target.ref else None
@@ -230,7 +230,7 @@ class ModelsScreen(Page):
         self._estimate(target, self.drafts.row)
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="estimate")
-    def _estimate(self, target: Row, draft: Row | None) -> None:
+    def _estimate(self, target: ChoiceRow, draft: ChoiceRow | None) -> None:
         brief = self.size.width < 100
         words = choices.estimate(target, draft, self.options, self.ink.muted, brief=brief)
         self._on_screen(self._tell, words)
@@ -288,7 +288,7 @@ class ModelsScreen(Page):
             case "choose":
                 self._take(column, row)
 
-    def _take(self, column: ModelColumn, row: Row) -> None:
+    def _take(self, column: ModelColumn, row: ChoiceRow) -> None:
         if row.refused:
             self.app.bell()
             self._tell(Content.assemble((sanitize_line(row.reason), "$error")))
@@ -301,7 +301,7 @@ class ModelsScreen(Page):
                 self.dismiss((target.ref, row.ref))
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="take")
-    def _take_target(self, row: Row) -> None:
+    def _take_target(self, row: ChoiceRow) -> None:
         """Refuse what cannot be run here, before the pair in use is closed."""
         judged = choices.judged_target(row, self.options)
         if judged is None:
@@ -309,14 +309,14 @@ class ModelsScreen(Page):
         self._on_screen(self._judged, judged, partial(self._activate, self.drafts))
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="take")
-    def _take_draft(self, target: Row, row: Row) -> None:
+    def _take_draft(self, target: ChoiceRow, row: ChoiceRow) -> None:
         try:
             judged = choices.judged_draft(target, row, self.options)
         except SpecllamaError as error:
             judged = replace(row, refused=True, reason=error.message)
         self._on_screen(self._judged, judged, partial(self.dismiss, (target.ref, row.ref)))
 
-    def _judged(self, row: Row, take: Callable[[], object]) -> None:
+    def _judged(self, row: ChoiceRow, take: Callable[[], object]) -> None:
         if row.refused:
             self.app.bell()
             self._tell(Content.assemble((sanitize_line(f"{row.name}: {row.reason}"), "$error")))
@@ -333,7 +333,11 @@ class ModelsScreen(Page):
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="hub")
     def _ask(
-        self, column: ModelColumn, text: str, does: Does, rows: Callable[[HubClient], list[Row]]
+        self,
+        column: ModelColumn,
+        text: str,
+        does: Does,
+        rows: Callable[[HubClient], list[ChoiceRow]],
     ) -> None:
         from specllama.models.hub import HubClient
 
@@ -344,7 +348,7 @@ class ModelsScreen(Page):
             found = rows(client)
         except SpecllamaError as error:
             words = advice.said(error, "\n")
-            row = Row(text, error.message, does, fits=False, reason="Enter asks again")
+            row = ChoiceRow(text, error.message, does, fits=False, reason="Enter asks again")
             found = [replace(row, detail=words)]
         note = "" if found else f'nothing on the hub for "{text}"'
         first = found[0].ref if found else None

@@ -24,7 +24,7 @@ from specllama.bench.experiment import (
     PLAIN,
     TOGETHER,
     TOKENS,
-    Board,
+    RaceBoard,
     Run,
     drafted,
     plain_and,
@@ -35,7 +35,7 @@ from specllama.bench.prompts import SLICES, load_prompts
 from specllama.interface import EngineInfo, EngineLike, Message, Prompt
 from specllama.settings.params import GenerateParams
 from specllama.store import checks
-from specllama.tui.checklist import Line, checklist, counted, draw, next_tab
+from specllama.tui.checklist import ChecklistLine, checklist, counted, draw, next_tab
 from specllama.tui.exports import Circumstances, Export, of_document, race
 from specllama.tui.keeper import loading_words
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
@@ -104,7 +104,7 @@ class RaceScreen(Page):
 
     def __init__(
         self,
-        board: Board,
+        board: RaceBoard,
         engine: EngineLike,
         info: EngineInfo | None,
         params: GenerateParams,
@@ -121,7 +121,7 @@ class RaceScreen(Page):
         self.tab = tab
         self.seconds = 0.0
         self.pace = 1.0
-        self.list: list[Line] = []
+        self.list: list[ChecklistLine] = []
         self.tokens = params.max_tokens or TOKENS
         self.to_the_end = params.ignore_eos  # even where the model would end earlier
         self._raced: str = ""

@@ -152,7 +152,7 @@ def shown(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SheetValues:
     """What the sheet changes: requests, how models are loaded where they are loaded here, the
     conversation's system prompt."""
 
@@ -319,7 +319,7 @@ class SettingsScreen(Page, ModalScreen[Any]):
         """The fields that differ from what was there before."""
         return [field for field in self.fields.values() if self._typed(field) != self._held(field)]
 
-    def _read(self) -> tuple[Settings, dict[str, str]]:
+    def _read(self) -> tuple[SheetValues, dict[str, str]]:
         """What was typed, and what is wrong with it, by field."""
         params, options, problems = self.params, self.options, dict[str, str]()
         for field in self.changed:
@@ -343,7 +343,7 @@ class SettingsScreen(Page, ModalScreen[Any]):
                 problems[field.name] = f"{field.label} must be {kind}"
             except UsageError as error:
                 problems[field.name] = sanitize_line(error.message)
-        return Settings(params, options, str(self._typed(FIELDS["system"])).strip()), problems
+        return SheetValues(params, options, str(self._typed(FIELDS["system"])).strip()), problems
 
     @on(Input.Changed)
     @on(TextArea.Changed)

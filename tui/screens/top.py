@@ -9,7 +9,7 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
-from specllama.remote.board import LEGEND, Line
+from specllama.remote.board import LEGEND, BoardLine
 from specllama.tui.lane_watch import LaneWatch
 from specllama.tui.screens.base import Page
 from specllama.tui.widgets.keys import Keys
@@ -30,7 +30,7 @@ class TopScreen(Page):
     def __init__(self, watch: LaneWatch) -> None:
         super().__init__()
         self.watch_lanes = watch
-        self._shown: list[Line] | None = None
+        self._shown: list[BoardLine] | None = None
 
     def compose_page(self) -> ComposeResult:
         with VerticalScroll(id="lanes"):

@@ -19,7 +19,7 @@ from specllama.session import Session
 from specllama.settings.params import GenerateParams
 from specllama.store.tree import StoredMessage
 from specllama.tui import advice
-from specllama.tui.bridge import Batch, Pace, Turn, processor
+from specllama.tui.bridge import Drained, FlushPace, RunningTurn, processor
 from specllama.tui.keeper import EngineKeeper, loading_words
 from specllama.tui.messages import EngineFailed, EngineGone, EngineReady, RecordGrew, TurnWoke
 from specllama.tui.record import Record
@@ -53,14 +53,14 @@ def unfinished(reply: StoredMessage) -> str:
 class TurnScreen(Inked, Screen[None]):
     """A screen with a transcript, a strip and a prompt on which one turn at a time can run."""
 
-    def __init__(self, session: Session, keeper: EngineKeeper, pace: Pace) -> None:
+    def __init__(self, session: Session, keeper: EngineKeeper, pace: FlushPace) -> None:
         super().__init__()
         self.session = session
         self.keeper = keeper
         self.pace = pace
         self.strip = StripState()
         self.view = "text"  # as what replies are shown
-        self.turn: Turn | None = None
+        self.turn: RunningTurn | None = None
         self.live: AssistantMessage | None = None  # the reply that is being written
         self._timer: Timer | None = None
         self._used_by_last: float | None = None  # processor seconds at the flush before
@@ -255,7 +255,7 @@ class TurnScreen(Inked, Screen[None]):
         self.live = reply
         self.query_one(RoundsRow).clear()
         self.strip.prefill = None
-        self.turn = Turn(events, cancel, self._wake)
+        self.turn = RunningTurn(events, cancel, self._wake)
         self.turn.start()
         self._used_by_last = None
         self.refresh_strip()
@@ -294,7 +294,7 @@ class TurnScreen(Inked, Screen[None]):
         if self.turn is not None:
             self._schedule()
 
-    async def _show(self, batch: Batch) -> None:
+    async def _show(self, batch: Drained) -> None:
         live, strip = self.live, self.strip
         assert live is not None
         record = live.record
@@ -333,7 +333,7 @@ class TurnScreen(Inked, Screen[None]):
         for screen in self.app.screen_stack:
             screen.post_message(RecordGrew(record))
 
-    async def _ended(self, batch: Batch) -> None:
+    async def _ended(self, batch: Drained) -> None:
         live, turn = self.live, self.turn
         assert live is not None
         assert turn is not None

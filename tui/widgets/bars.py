@@ -106,7 +106,7 @@ class Slider(Inked, Widget, can_focus=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class IntervalMark:
     """A measurement and the interval that it lies in."""
 
     value: float
@@ -119,7 +119,7 @@ class Series:
     """A chart's data: bars for the model, marks for what was measured, None where nothing was."""
 
     bars: Sequence[float] = ()
-    marks: Sequence[Mark | None] = ()
+    marks: Sequence[IntervalMark | None] = ()
     selected: int = 0
     imaginary: bool = False  # the bars are nobody's
 

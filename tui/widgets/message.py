@@ -22,7 +22,7 @@ from specllama.tui.themes import Glyphs
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.drafted import DraftedView
 from specllama.tui.widgets.stats_strip import MEASURE, duration, rate
-from specllama.verdict import Pass, by_source, details, lead
+from specllama.verdict import TimedRound, by_source, details, lead
 
 FOLD_CHARS = 3000
 CHUNK_CHARS = 4000
@@ -452,7 +452,7 @@ def footer_lines(widget: Inked, done: Finished, record: Record) -> list[list[Pie
 
 def sources(record: Record, glyphs: Glyphs) -> list[str]:
     """What each source gained by itself, where there are several."""
-    passes = [Pass.of(done) for done in record.request().rounds if done.index]
+    passes = [TimedRound.of(done) for done in record.request().rounds if done.index]
     found = {source: one.ratio for source, one in by_source(passes).items() if one.ratio}
     if len(found) < 2:
         return []

@@ -16,14 +16,14 @@ from textual.widgets.option_list import Option
 from specllama.errors import UsageError
 from specllama.models import refs
 from specllama.text import sanitize_line
-from specllama.tui.choices import Row, completions, is_path
+from specllama.tui.choices import ChoiceRow, completions, is_path
 from specllama.tui.widgets.base import Inked
 
-Lines = list[tuple[str, Row | None]]
+Lines = list[tuple[str, ChoiceRow | None]]
 """What is listed: (name, row), or (heading, None)."""
 
 
-def _named(rows: Iterable[Row]) -> Lines:
+def _named(rows: Iterable[ChoiceRow]) -> Lines:
     return [(row.name, row) for row in rows]
 
 
@@ -48,12 +48,12 @@ class ModelColumn(Inked, Vertical):
     @dataclass
     class Highlighted(Message):
         column: ModelColumn
-        row: Row | None
+        row: ChoiceRow | None
 
     @dataclass
     class Entered(Message):
         column: ModelColumn
-        row: Row
+        row: ChoiceRow
 
     class Activated(Message):
         """Clicked, or reached by the mouse."""
@@ -65,9 +65,9 @@ class ModelColumn(Inked, Vertical):
     def __init__(self, title: str, placeholder: str, *, id: str) -> None:
         super().__init__(id=id)
         self._title, self._placeholder = title, placeholder
-        self.here: list[Row] = []
-        self.offers: list[Row] = []
-        self.found: list[Row] = []
+        self.here: list[ChoiceRow] = []
+        self.offers: list[ChoiceRow] = []
+        self.found: list[ChoiceRow] = []
         self.asked = ""
         self.note = ""
         self._lines: Lines = []
@@ -86,9 +86,9 @@ class ModelColumn(Inked, Vertical):
     def show(
         self,
         *,
-        here: Sequence[Row] | None = None,
-        offers: Sequence[Row] | None = None,
-        found: Sequence[Row] | None = None,
+        here: Sequence[ChoiceRow] | None = None,
+        offers: Sequence[ChoiceRow] | None = None,
+        found: Sequence[ChoiceRow] | None = None,
         asked: str | None = None,
         note: str | None = None,
         highlight: str | None = None,
@@ -112,7 +112,7 @@ class ModelColumn(Inked, Vertical):
         return self.query_one(Input).value.strip()
 
     @property
-    def row(self) -> Row | None:
+    def row(self) -> ChoiceRow | None:
         """The highlighted row."""
         at = self.query_one(OptionList).highlighted
         return self._lines[at][1] if at is not None and at < len(self._lines) else None
@@ -124,7 +124,7 @@ class ModelColumn(Inked, Vertical):
             return _named(rows) or [("no folder and no GGUF file here", None)]
         words = text.lower().split()
 
-        def matching(rows: Sequence[Row]) -> Lines:
+        def matching(rows: Sequence[ChoiceRow]) -> Lines:
             return _named(
                 row
                 for row in rows
@@ -140,7 +140,7 @@ class ModelColumn(Inked, Vertical):
             lines += [("Downloads", None), *offers]
         return lines if lines or not self.note else [(self.note, None)]
 
-    def _search_row(self, text: str) -> tuple[str, Row | None]:
+    def _search_row(self, text: str) -> tuple[str, ChoiceRow | None]:
         if self.asked == text:
             return self.note, None
         try:
@@ -148,11 +148,11 @@ class ModelColumn(Inked, Vertical):
         except UsageError as error:
             return error.message, None
         if hub is None:
-            row = Row(text, f'search for "{text}"', "search", detail="Enter asks the hub.")
+            row = ChoiceRow(text, f'search for "{text}"', "search", detail="Enter asks the hub.")
         elif hub.quant or hub.file:
-            row = Row(text, f"get {text}", "get", detail=f"Enter downloads {text}.")
+            row = ChoiceRow(text, f"get {text}", "get", detail=f"Enter downloads {text}.")
         else:
-            row = Row(hub.repo, f"list {hub.repo}", "list", detail="Enter lists its files.")
+            row = ChoiceRow(hub.repo, f"list {hub.repo}", "list", detail="Enter lists its files.")
         return row.name, row
 
     def _list(self) -> None:
@@ -196,7 +196,7 @@ class ModelColumn(Inked, Vertical):
             chosen = f"  {sanitize_line(row.name)}  {row.size}"
         self.query_one(".head", Static).update(Content(f"{self._title}{chosen}"))
 
-    def _drawn(self, name: str, row: Row | None) -> Content:
+    def _drawn(self, name: str, row: ChoiceRow | None) -> Content:
         ink, glyphs = self.ink, self.glyphs
         if row is None:
             return Content.assemble((sanitize_line(glyphs.text(name)), ink.muted))
@@ -234,7 +234,7 @@ class ModelColumn(Inked, Vertical):
         self._lines = []
         self._list()
 
-    def judged(self, old: Row, new: Row | None) -> None:
+    def judged(self, old: ChoiceRow, new: ChoiceRow | None) -> None:
         """A row was looked into; None takes it out."""
         here = [new if row is old else row for row in self.here]
         self.show(here=[row for row in here if row is not None])

@@ -13,8 +13,8 @@ from textual.widgets import Static
 
 from specllama.bench.outcome import said
 from specllama.bench.speed_model import MAX_K, SpeedModel
-from specllama.events import Verdict
-from specllama.tui.widgets.bars import Mark, Series, Slider, SpeedChart
+from specllama.events import Payoff
+from specllama.tui.widgets.bars import IntervalMark, Series, Slider, SpeedChart
 from specllama.tui.widgets.base import Inked
 
 
@@ -42,7 +42,7 @@ class Playground(Inked, Vertical):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.pair: SpeedModel | None = None
-        self.measured: Mapping[int, Verdict] = {}
+        self.measured: Mapping[int, Payoff] = {}
         # Without a measurement: a draft a tenth of the target, on a machine with some headroom.
         self.model = SpeedModel(0.7, 0.1, 0.05)
         self.k = 4
@@ -61,7 +61,7 @@ class Playground(Inked, Vertical):
     def on_mount(self) -> None:
         self._show()
 
-    def measure(self, pair: SpeedModel | None, measured: Mapping[int, Verdict]) -> None:
+    def measure(self, pair: SpeedModel | None, measured: Mapping[int, Payoff]) -> None:
         """Figures of the user's pair; the first put the sliders on them."""
         on_it = self.pair is None or not self.imaginary
         changed, self.pair, self.measured = pair != self.pair, pair, measured
@@ -161,7 +161,7 @@ class Playground(Inked, Vertical):
         return self.measured[k].ratio or 0.0
 
 
-def _mark(verdict: Verdict | None) -> Mark | None:
+def _mark(verdict: Payoff | None) -> IntervalMark | None:
     if verdict is None or verdict.ratio is None:
         return None
-    return Mark(verdict.ratio, verdict.low or verdict.ratio, verdict.high or verdict.ratio)
+    return IntervalMark(verdict.ratio, verdict.low or verdict.ratio, verdict.high or verdict.ratio)

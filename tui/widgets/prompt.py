@@ -20,7 +20,7 @@ from specllama.errors import PromptTooLong, SpecllamaError, UsageError
 from specllama.replies import attach
 from specllama.tui.completing import complete
 from specllama.tui.messages import PromptSubmitted, StorageFailed
-from specllama.tui.state import DraftFile, History
+from specllama.tui.state import DraftFile, PromptHistory
 from specllama.tui.widgets.completions import Attached, Completions
 
 # The editor wraps and draws all of its text; with a megabyte, every key would be slow.
@@ -61,7 +61,7 @@ class Prompt(TextArea):
     class Left(Message):
         """Tab moves the focus to the conversation."""
 
-    def __init__(self, history: History, draft: DraftFile, *, id: str | None = None) -> None:
+    def __init__(self, history: PromptHistory, draft: DraftFile, *, id: str | None = None) -> None:
         super().__init__(
             id=id,
             soft_wrap=True,

@@ -9,7 +9,7 @@ from textual.content import Content
 from specllama.bench import outcome
 from specllama.bench.experiment import PLAIN, Run
 from specllama.bench.outcome import Way
-from specllama.events import Verdict
+from specllama.events import Payoff
 from specllama.text import sanitize_line
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.stats_strip import duration, rate
@@ -178,7 +178,7 @@ def together(ways: Sequence[Way], glyphs: Glyphs, ink: Ink) -> Content:
     return Content.assemble((glyphs.text(words), ink.accent))
 
 
-def _brief(one: Verdict, glyphs: Glyphs, ink: Ink) -> Content:
+def _brief(one: Payoff, glyphs: Glyphs, ink: Ink) -> Content:
     """The ratio alone; that drafting stayed off, instead of its interval."""
     words = outcome.ratio(one)
     if one.answer == "off":
@@ -186,7 +186,7 @@ def _brief(one: Verdict, glyphs: Glyphs, ink: Ink) -> Content:
     return Content.assemble((glyphs.text(words), ink.verdict(one.answer)))
 
 
-def _said(one: Verdict, glyphs: Glyphs, ink: Ink) -> Content:
+def _said(one: Payoff, glyphs: Glyphs, ink: Ink) -> Content:
     kept = [part for part in details(one) if "kept" in part]
     rest = "".join(f" {glyphs.dot} {part}" for part in kept)
     return Content.assemble(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from textual.content import Content
 from textual.widget import Widget
 
-from specllama.events import PrefillProgress, Verdict
+from specllama.events import Payoff, PrefillProgress
 from specllama.replies.figures import ReplyFigures
 from specllama.text import sanitize_line
 from specllama.tui import legend
@@ -52,7 +52,7 @@ class StripState:
         return None if self.record is None else self.record.figures()
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> Payoff | None:
         found = self.figures
         return None if found is None else found.verdict
 

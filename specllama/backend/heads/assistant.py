@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import llama_cpp as ll
 
 from specllama.backend.heads.loading import load_head
-from specllama.backend.heads.pool import HeadGraph, HeadLane, HeadPool, Piece
+from specllama.backend.heads.pool import HeadGraph, HeadLane, HeadPart, HeadPool
 from specllama.backend.layout import Layout
 from specllama.backend.llama import LlamaModel
 from specllama.errors import EngineError
@@ -66,11 +66,11 @@ class AssistantLane(HeadLane):
     def n_past(self) -> int:
         return self._target.n_past  # which carries out what the lane decided
 
-    def piece(self, part: Part, *, encodes: bool) -> Piece:
+    def piece(self, part: Part, *, encodes: bool) -> HeadPart:
         end = self.n_past
         self.sequence = self._target.sequence  # another one after a tree
         if part.parents is not None:
-            return Piece(self, part, end, Layout(), [end] * part.size)
+            return HeadPart(self, part, end, Layout(), [end] * part.size)
         if end != self.end:
             raise EngineError(f"the target's cache ends at {end}, not at {self.end}")
         return super().piece(part, encodes=encodes)
@@ -78,7 +78,7 @@ class AssistantLane(HeadLane):
     def branches(self, parents: Sequence[int], reopen: int = 0) -> int:
         return 0
 
-    def undo(self, piece: Piece) -> None:
+    def undo(self, piece: HeadPart) -> None:
         if piece.tree is None:
             self.end = piece.at
 

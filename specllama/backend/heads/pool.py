@@ -90,7 +90,7 @@ class _StateBatch(Batch):
 
 
 @dataclass(slots=True)
-class Piece:
+class HeadPart:
     """A part of a pass, checked. ``at``: the position of its first row."""
 
     lane: HeadLane
@@ -181,10 +181,10 @@ class HeadPool:
         if sum(part.size for part in parts) > self.n_batch or rows > self.max_rows:
             raise ValueError(f"a pass of {self.n_batch} tokens and {self.max_rows} rows at most")
         pieces = [self._check(part) for part in parts]
-        ways: dict[tuple[Any, ...], list[Piece]] = {}
+        ways: dict[tuple[Any, ...], list[HeadPart]] = {}
         for piece in pieces:
             ways.setdefault(piece.way, []).append(piece)
-        done: list[Piece] = []
+        done: list[HeadPart] = []
         try:
             for (encodes, *_, head), together in ways.items():
                 for piece in done:  # the next pass takes its rows' place
@@ -201,7 +201,7 @@ class HeadPool:
             raise
         return [piece.out for piece in pieces if piece.out is not None]
 
-    def _check(self, part: Part) -> Piece:
+    def _check(self, part: Part) -> HeadPart:
         """Refuse what the library would not take."""
         lane, states, tokens, n = part.lane, part.states, part.tokens, part.size
         if self.handle is None:
@@ -219,7 +219,7 @@ class HeadPool:
             raise EngineError(f"a token is outside the vocabulary of {self.n_vocab}")
         return lane.piece(part, encodes=encodes)  # type: ignore[no-any-return]
 
-    def _encode(self, pieces: Sequence[Piece]) -> None:
+    def _encode(self, pieces: Sequence[HeadPart]) -> None:
         self._fill(self._features, [(piece, 0, piece.part.size) for piece in pieces], [1])
         require_running(self.stop)
         batch = self._features.ready(tokens=False, states=True)
@@ -232,7 +232,7 @@ class HeadPool:
             piece.out = Out(fused[:0], fused[at : at + n].copy())
             at += n
 
-    def _decode(self, pieces: Sequence[Piece], head: int) -> None:
+    def _decode(self, pieces: Sequence[HeadPart], head: int) -> None:
         """Texts and nodes, all with tokens, with states or with both alike."""
         graph = self.graph
         texts = [piece for piece in pieces if piece.tree is None]
@@ -263,7 +263,7 @@ class HeadPool:
         for piece in pieces:
             piece.lane.took(piece)
 
-    def _answer(self, slices: Sequence[tuple[Piece, int, int]], flags: Sequence[int]) -> None:
+    def _answer(self, slices: Sequence[tuple[HeadPart, int, int]], flags: Sequence[int]) -> None:
         """What llama.cpp says of each piece: its rows and states lie one behind the other."""
         graph, n = self.graph, len(flags)
         total = sum(flags)
@@ -283,7 +283,7 @@ class HeadPool:
             at, row = at + size, row + said
 
     def _fill(
-        self, batch: _StateBatch, slices: Iterable[tuple[Piece, int, int]], flags: Sequence[int]
+        self, batch: _StateBatch, slices: Iterable[tuple[HeadPart, int, int]], flags: Sequence[int]
     ) -> None:
         """Lay rows into a batch; of one flag all have it."""
         n = 0
@@ -303,7 +303,7 @@ class HeadPool:
         batch.n = n
         batch.output[:n] = flags
 
-    def _run(self, slices: Sequence[tuple[Piece, int, int]], flags: Sequence[int]) -> None:
+    def _run(self, slices: Sequence[tuple[HeadPart, int, int]], flags: Sequence[int]) -> None:
         """One pass of the library."""
         self._fill(self._batch, slices, flags)
         part = slices[0][0].part
@@ -357,7 +357,7 @@ class HeadLane:
 
     # -- a pass of it --
 
-    def piece(self, part: Part, *, encodes: bool) -> Piece:
+    def piece(self, part: Part, *, encodes: bool) -> HeadPart:
         """A part of a pass and where it lies.
 
         Raises:
@@ -370,7 +370,7 @@ class HeadLane:
         if not encodes and self.end - self.first + held + n > self.n_ctx:
             raise ContextFull("the cache of the drafting layer is full")
         depth = range(n) if tree is None else tree.new_depth
-        return Piece(self, part, at, tree, [at + d for d in depth])
+        return HeadPart(self, part, at, tree, [at + d for d in depth])
 
     @property
     def _before(self) -> Layout:
@@ -381,7 +381,7 @@ class HeadLane:
         """Leaves that a pass of nodes opens beside those that the tree has."""
         return len(self._before.grown(parents).copies)
 
-    def begin(self, piece: Piece) -> None:
+    def begin(self, piece: HeadPart) -> None:
         """A pass comes: text drops the tree, nodes that branch off get sequences."""
         if piece.tree is None or self.heads > 1:
             self.drop()
@@ -395,13 +395,13 @@ class HeadLane:
             ll.llama_memory_seq_cp(self.pool.memory, held[leaf], sequence, 0, self.end + n_above)
         piece.sequences = [[held[leaf] for leaf in below] for below in piece.tree.leaves]
 
-    def took(self, piece: Piece) -> None:
+    def took(self, piece: HeadPart) -> None:
         if piece.tree is None:
             self.end += piece.part.size
         else:
             self.tree = piece.tree
 
-    def undo(self, piece: Piece) -> None:
+    def undo(self, piece: HeadPart) -> None:
         """The pass failed: the lane is as it was, or without its tree."""
         if piece.tree is None:
             if piece.part.outputs != "states":

@@ -9,7 +9,7 @@ from specllama.speculative.drafting.backoff import Backoff
 from specllama.speculative.matches import Matches
 
 
-class Reader:
+class TextFollower:
     """Follows one text: where its end stood before, and what its habits are."""
 
     def __init__(self) -> None:

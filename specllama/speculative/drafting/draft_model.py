@@ -17,7 +17,7 @@ from specllama.history import Follower, common_prefix
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, with_draft
 from specllama.speculative.drafting.stepping import Stepping
-from specllama.speculative.effects import Asking, Pass, Place
+from specllama.speculative.effects import Asking, LaneView, Pass
 from specllama.speculative.tree import Path
 from specllama.speculative.types import Room
 
@@ -74,7 +74,7 @@ class ChainDrafter(Stepping):
 
     def __init__(
         self,
-        lane: Place,
+        lane: LaneView,
         *,
         n_vocab: int,
         batch: int | None = None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specllama.arrays import HiddenNeed, Row
 from specllama.errors import EngineError
-from specllama.speculative.effects import Asking, Place
+from specllama.speculative.effects import Asking, LaneView
 from specllama.speculative.rules import Coins, Rule
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
@@ -69,7 +69,7 @@ class Drafter:
     name = "none"
     needs: HiddenNeed = "nothing"
     paid = ""
-    lanes: tuple[Place, ...] = ()
+    lanes: tuple[LaneView, ...] = ()
 
     _request: Request | None = None
 

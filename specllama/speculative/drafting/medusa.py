@@ -53,10 +53,10 @@ class MedusaDrafter(Drafter):
         hidden = self._hidden(tokens[:-1])
         if hidden is None or room.judge.read(self.name, 1) <= 0:
             return EMPTY_DRAFT
-        return (yield from _Growth(self, hidden, chain.fork(), room).grow())
+        return (yield from _HeadGrowth(self, hidden, chain.fork(), room).grow())
 
 
-class _Growth(BestFirst):
+class _HeadGrowth(BestFirst):
     """One round's tree. Every node of a depth is followed by the same guesses."""
 
     def __init__(

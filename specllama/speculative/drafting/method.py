@@ -14,9 +14,9 @@ from specllama.settings import methods as registry
 from specllama.speculative.types import Booking
 
 if TYPE_CHECKING:
-    from specllama.speculative.drafting.copying import Reader
+    from specllama.speculative.drafting.copying import TextFollower
     from specllama.speculative.drafting.drafter import Drafter
-    from specllama.speculative.effects import Place
+    from specllama.speculative.effects import LaneView
 
 Cost = Literal["free", "draft model", "own", "of its sources"]
 Branches = Literal["no", "may", "must"]
@@ -60,8 +60,8 @@ class Kit(Protocol):
     """
 
     target: Any
-    draft: Place | Drafter | None
-    reader: Reader
+    draft: LaneView | Drafter | None
+    reader: TextFollower
     past: Iterable[Sequence[int]]
     remember: Callable[[Sequence[int]], None] | None
 

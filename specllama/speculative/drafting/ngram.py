@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.speculative.drafting.copying import Reader
+from specllama.speculative.drafting.copying import TextFollower
 from specllama.speculative.drafting.drafter import Copier, Request
 from specllama.speculative.drafting.method import Method, always
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
@@ -26,11 +26,13 @@ class NgramDrafter(Copier):
 
     name = "ngram"
 
-    def __init__(self, *, n_max: int = 6, n_min: int = 2, reader: Reader | None = None) -> None:
+    def __init__(
+        self, *, n_max: int = 6, n_min: int = 2, reader: TextFollower | None = None
+    ) -> None:
         if not 1 <= n_min <= n_max:
             raise ValueError(f"need 1 <= n_min <= n_max, got {n_min} and {n_max}")
         self._sizes = range(n_max, n_min - 1, -1)
-        self._reader = reader or Reader()
+        self._reader = reader or TextFollower()
         self._hits: dict[int, list[int]] = {n: [0, 0] for n in self._sizes}
         self._found_size = 0  # of this round's match
         self._last_size = 0  # and of the one that was sent

@@ -11,9 +11,9 @@ from specllama.errors import EngineError
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import Method, with_own
-from specllama.speculative.effects import Place
+from specllama.speculative.effects import LaneView
 
-Opener = Callable[[], tuple[Place, str]]  # the lane of those layers, and what they are and cost
+Opener = Callable[[], tuple[LaneView, str]]  # the lane of those layers, and what they are and cost
 
 
 class SelfDrafter(ChainDrafter):

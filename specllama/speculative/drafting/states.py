@@ -17,7 +17,7 @@ from specllama.backend.base import Out
 from specllama.errors import ContextFull, EngineError
 from specllama.history import Follower
 from specllama.speculative.drafting.draft_tree import MayBranch
-from specllama.speculative.effects import Asking, HeadPlace, Keep, Pass, Place
+from specllama.speculative.effects import Asking, HeadPlace, Keep, LaneView, Pass
 from specllama.speculative.tree import ROOT, Path
 from specllama.speculative.types import Room
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from specllama.backend.base import HiddenRows
 
 
-class Stated(Place, Protocol):
+class Stated(LaneView, Protocol):
     """A target's lane that keeps hidden states of its passes."""
 
     @property

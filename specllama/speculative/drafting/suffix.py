@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from specllama.history import Follower, History
-from specllama.speculative.drafting.copying import Reader
+from specllama.speculative.drafting.copying import TextFollower
 from specllama.speculative.drafting.drafter import Copier, Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, always
 from specllama.speculative.effects import Asking, drive
@@ -105,7 +105,7 @@ class SuffixDrafter(Copier):
         past: Iterable[Sequence[int]] = (),
         remember: Callable[[Sequence[int]], None] | None = None,
         most: int = 1 << 16,
-        reader: Reader | None = None,
+        reader: TextFollower | None = None,
     ) -> None:
         self._given = [tuple(text) for text in past]
         self._remember = remember
@@ -114,7 +114,7 @@ class SuffixDrafter(Copier):
         self._used: int | None = None  # match length of this round's draft
         # of this round's guesses, the longest match first
         self._states: dict[Guess, State] = {}
-        self._reader = reader or Reader()
+        self._reader = reader or TextFollower()
         self._seen = Follower()
         self._text: list[int] = []  # a copy of what was read, to remember it when it is gone
         self._past = Matches(self._kept())

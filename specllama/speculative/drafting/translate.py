@@ -26,7 +26,7 @@ from specllama.history import Follower, History
 from specllama.settings.params import SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Request
-from specllama.speculative.effects import Asking, Place
+from specllama.speculative.effects import Asking, LaneView
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, DraftJudge, Room
 
@@ -207,7 +207,7 @@ class RetokenizingDrafter(ChainDrafter):
         lane: the draft model's, in its own tokens.
     """
 
-    def __init__(self, lane: Place, target: Vocab, draft: Vocab, tokens: TokenMap) -> None:
+    def __init__(self, lane: LaneView, target: Vocab, draft: Vocab, tokens: TokenMap) -> None:
         super().__init__(lane, n_vocab=draft.n_tokens)
         self._target = target
         self._draft = draft

@@ -30,7 +30,7 @@ from specllama.bench.energy import EnergyMeter
 from specllama.bench.measure import PassCosts, measure_costs
 from specllama.bench.peer_server import ServerPeer, StartedServer
 from specllama.bench.peers import ProgramPeer, make_peers, read_speed
-from specllama.bench.prompts import SLICES, Prompt, half, load_prompts
+from specllama.bench.prompts import SLICES, BenchPrompt, half, load_prompts
 from specllama.bench.provenance import provenance
 from specllama.bench.report import difference, read_report, to_html, to_markdown, write_reports
 from specllama.bench.runner import Comparison, compare
@@ -46,8 +46,8 @@ from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.policy.costs import Costs
 
 PROMPTS = [
-    Prompt("a", "chat", (Message("user", "the rain in spain"),)),
-    Prompt("b", "code", (), "def add(a, b): return a + b"),
+    BenchPrompt("a", "chat", (Message("user", "the rain in spain"),)),
+    BenchPrompt("b", "code", (), "def add(a, b): return a + b"),
 ]
 
 

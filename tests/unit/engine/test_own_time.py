@@ -14,7 +14,7 @@ from replay import VirtualClock
 
 from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.bench.arms import EngineArm, Task
-from specllama.bench.prompts import Prompt
+from specllama.bench.prompts import BenchPrompt
 from specllama.engine.engine import Engine
 from specllama.engine.host import EngineHost
 from specllama.events import Finished, RoundDone, Started
@@ -82,7 +82,7 @@ def test_a_bench_pays_for_the_round_log(
         append(self, line)
 
     monkeypatch.setattr(RoundLog, "_append", slow)
-    prompt = Prompt("a", "chat", (Message("user", "the rain in spain"),))
+    prompt = BenchPrompt("a", "chat", (Message("user", "the rain in spain"),))
     arm = EngineArm("specllama", engine, PARAMS, logs=tmp_path)
     run = arm.run(Task(prompt, 0.0, 20, seed=1, ignore_eos=True), 0)
     arm.close()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.backend.fake import FakeVocab
-from specllama.engine.reply import Reply
+from specllama.engine.reply import ReplyBuilder
 from specllama.settings.params import GenerateParams
 
 
@@ -33,8 +33,8 @@ class Pieces:
         return token == 0
 
 
-def reply(*pieces: bytes, **changes: Any) -> Reply:
-    return Reply(GenerateParams(**changes), Pieces(*pieces))
+def reply(*pieces: bytes, **changes: Any) -> ReplyBuilder:
+    return ReplyBuilder(GenerateParams(**changes), Pieces(*pieces))
 
 
 def test_tokens_become_text() -> None:
@@ -57,7 +57,7 @@ def test_control_tokens_are_spelled_for_whoever_reads_calls() -> None:
             return b"<|call|>" if special and token < 2 else self._pieces[token]
 
     for spelled, text in ((False, "ab"), (True, "<|call|>ab")):
-        r = Reply(GenerateParams(spelled=spelled), Marked(b"", b"ab"))
+        r = ReplyBuilder(GenerateParams(spelled=spelled), Marked(b"", b"ab"))
         assert r.take([1, 2, 0]).text == text
 
 
@@ -131,7 +131,7 @@ def test_how_rounds_cut_the_tokens_does_not_matter(
     tokens: list[int], cuts: list[int], stop: list[str], limit: int | None
 ) -> None:
     params = GenerateParams(stop=tuple(dict.fromkeys(stop)), max_tokens=limit)
-    whole, parts = Reply(params, FakeVocab(24)), Reply(params, FakeVocab(24))
+    whole, parts = ReplyBuilder(params, FakeVocab(24)), ReplyBuilder(params, FakeVocab(24))
     one = whole.take(tokens)
     rest, reason, shown, i = list(tokens), None, "", 0
     while rest and reason is None:

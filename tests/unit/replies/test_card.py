@@ -13,7 +13,7 @@ from engines import FakeContext, fake_info, loaded
 
 from specllama.backend.fake import FakeTable
 from specllama.bench.arms import EngineArm, Task
-from specllama.bench.prompts import Prompt
+from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import wish_of
 from specllama.engine.engine import Engine
 from specllama.interface import EngineInfo
@@ -153,6 +153,6 @@ def test_a_log_keeps_what_the_engine_made_of_a_request() -> None:
 def test_an_arm_has_the_temperature_of_its_task_and_all_else_of_the_card() -> None:
     engine = fakes.ScriptedEngine(info=carded(temperature=0.3, top_k=3))
     arm = EngineArm("ours", engine, load_settings(environ={}).generate_params())
-    arm.run(Task(Prompt("p", "chat", text="Hi"), temperature=0.9, max_tokens=8, seed=1), 0)
+    arm.run(Task(BenchPrompt("p", "chat", text="Hi"), temperature=0.9, max_tokens=8, seed=1), 0)
     sampling = engine.requests[-1].params.sampling
     assert (sampling.temperature, sampling.top_k) == (0.9, 3)

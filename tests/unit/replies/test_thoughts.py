@@ -17,7 +17,7 @@ from thinking import TagVocab, check, end, kept, replies, tell, vocabularies
 from specllama.backend.fake import FakeTable
 from specllama.backend.llama import LlamaModel
 from specllama.engine.engine import Engine
-from specllama.engine.reply import Reply
+from specllama.engine.reply import ReplyBuilder
 from specllama.errors import UsageError
 from specllama.events import Event, Finished, ReasoningDelta, RoundDone, TextDelta
 from specllama.interface import Message
@@ -307,7 +307,7 @@ def test_a_whole_chat_in_channels(tmp_path: Path) -> None:
         )
         question = [Message("user", "the model?")]
         prepare = engine._loaded.prompting.prepare
-        reply = Reply(GenerateParams(), vocab, prepare(question, GenerateParams()).reader)
+        reply = ReplyBuilder(GenerateParams(), vocab, prepare(question, GenerateParams()).reader)
         raw = (
             "<|channel|>analysis<|message|>Hm, <b>well</b>.<|end|>"
             "<|start|>assistant<|channel|>final<|message|>Yes & no.<|return|>"

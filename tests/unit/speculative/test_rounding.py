@@ -12,7 +12,7 @@ from engines import FakeContext, fake_info, loaded
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
 from specllama.backend.fake import FakePool, FakeTable, FakeVocab
-from specllama.bench.prompts import Prompt
+from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import probe_rows, prove
 from specllama.engine.engine import Engine
 from specllama.engine.slot import Slot
@@ -114,7 +114,7 @@ def test_steps_after_a_wide_pass_are_marked_until_its_cells_are_gone() -> None:
 @pytest.mark.parametrize("exact_rows", [65, 1])
 def test_a_difference_is_explained_only_where_passes_may_round(exact_rows: int) -> None:
     """All gaps are tiny here: where passes are said to be exact, they are failures all the same."""
-    prompts = [Prompt(str(i), "own", text="the rain in spain") for i in range(8)]
+    prompts = [BenchPrompt(str(i), "own", text="the rain in spain") for i in range(8)]
     cases = list(prove(engine(exact_rows), prompts, proposers=("draft",), max_tokens=24))
     differ = [case for case in cases if case.difference is not None]
     assert differ
@@ -136,7 +136,7 @@ def test_a_reply_that_was_cut_short_is_no_disproof() -> None:
             yield event
 
     one.generate = cut  # type: ignore[assignment, method-assign]
-    prompts = [Prompt("first", "own", text="the rain in spain")]
+    prompts = [BenchPrompt("first", "own", text="the rain in spain")]
     with pytest.raises(Cancelled, match=r"first, draft, temperature 0.*dropped"):
         list(prove(one, prompts, proposers=("draft",), max_tokens=24))
 

@@ -10,15 +10,15 @@ import pytest
 from specllama.store.document import (
     Document,
     Drafted,
-    Facts,
+    FactList,
     Figure,
     Folded,
     Heading,
-    Piece,
     Quote,
     Raw,
     Say,
     Table,
+    TokenPiece,
     html,
     markdown,
 )
@@ -42,10 +42,12 @@ def everything(text: str) -> Document:
         [
             Heading("Part"),
             Say("Words."),
-            Facts([["name: ", Raw(text), ", done"]]),
+            FactList([["name: ", Raw(text), ", done"]]),
             Quote(text),
             Table(("a", "b"), [("1", Raw(text))]),
-            Drafted([Piece("kept", text, text, "d"), Piece("refused", text, "no")], "Legend."),
+            Drafted(
+                [TokenPiece("kept", text, text, "d"), TokenPiece("refused", text, "no")], "Legend."
+            ),
             Folded("More", [Quote(text)]),
         ],
     )
@@ -86,16 +88,16 @@ def test_a_table_has_a_line_a_row_and_its_own_cells(text: str) -> None:
 
 
 def test_spaces_at_the_ends_are_seen() -> None:
-    (line,) = markdown(Document("T", [Facts([[Raw(" a b ")]])])).splitlines()[2:]
+    (line,) = markdown(Document("T", [FactList([[Raw(" a b ")]])])).splitlines()[2:]
     assert line == "- `␣a b␣`"
 
 
 def test_kinds_of_tokens_are_told_apart_without_colours() -> None:
     drafted = Drafted(
         [
-            Piece("kept", "the cat", "guessed", "d"),
-            Piece("refused", " sat", "refused"),
-            Piece("target", " ran", "own"),
+            TokenPiece("kept", "the cat", "guessed", "d"),
+            TokenPiece("refused", " sat", "refused"),
+            TokenPiece("target", " ran", "own"),
         ]
     )
     page = html(Document("T", [drafted]))

@@ -19,7 +19,7 @@ from specllama.models.receipts import make_receipt, read_receipt, receipt_path, 
 from specllama.models.summaries import Summaries
 from specllama.store import checks, profiles
 from specllama.store.rounds import read_run
-from specllama.tui.state import DraftFile, History, Preferences
+from specllama.tui.state import DraftFile, Preferences, PromptHistory
 
 MODEL = paths.bundled_dir() / "tiny-target-q4_0.gguf"
 FOUND = Exactness(rows=16, trees=True, widths=(2, 4), groups=(Group((4, 8), ms=(1.0, 2.0)),))
@@ -108,7 +108,7 @@ def preferences(folder: Path) -> tuple[Path, Callable[[], object]]:
 
 
 def history(folder: Path) -> tuple[Path, Callable[[], object]]:
-    return in_file(folder / "h.jsonl", '"ä line"\n"b"\n'.encode(), History)
+    return in_file(folder / "h.jsonl", '"ä line"\n"b"\n'.encode(), PromptHistory)
 
 
 def unsent(folder: Path) -> tuple[Path, Callable[[], object]]:

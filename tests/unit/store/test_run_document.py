@@ -10,7 +10,7 @@ from specllama.events import Finished, RoundDone, Started
 from specllama.interface import Message
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.store.document import Document, Drafted, Table, html, markdown
-from specllama.store.rounds import Turn, circumstances
+from specllama.store.rounds import LoggedTurn, circumstances
 from specllama.store.run_document import ROUNDS, provenance, reply_parts, settings
 from specllama.verdict import lead
 
@@ -18,9 +18,9 @@ LONG = " ".join(f"word{i}" for i in range(60))
 METHODS = engine_info().methods
 
 
-def turn(reply: Reply, **params: object) -> Turn:
+def turn(reply: Reply, **params: object) -> LoggedTurn:
     asked = GenerateParams(seed=1, draft_max=4).replace(**params)  # type: ignore[arg-type]
-    out = Turn(0)
+    out = LoggedTurn(0)
     for event in ScriptedEngine([reply]).generate([Message("user", "q")], asked):
         if isinstance(event, Started):
             out.started = event
@@ -31,7 +31,7 @@ def turn(reply: Reply, **params: object) -> Turn:
     return out
 
 
-def drafted(of: Turn) -> Drafted:
+def drafted(of: LoggedTurn) -> Drafted:
     (found,) = [part for part in reply_parts(of, METHODS) if isinstance(part, Drafted)]
     return found
 
@@ -67,16 +67,16 @@ def test_plain_decoding_and_logs_without_a_verdict() -> None:
     assert old.finished is not None
     old.finished = replace(old.finished, verdict=None)
     assert "× faster (" in markdown(Document("T", reply_parts(old, METHODS)))
-    torn = Turn(0, rounds=old.rounds)
+    torn = LoggedTurn(0, rounds=old.rounds)
     assert "× faster (" in markdown(Document("T", reply_parts(torn, METHODS)))
 
 
 def test_of_a_reply_whose_rounds_nobody_kept_the_text_is_shown() -> None:
-    one = Turn(0, finished=turn(Reply(LONG)).finished)
+    one = LoggedTurn(0, finished=turn(Reply(LONG)).finished)
     assert "```text\nWhat was stored.\n```" in markdown(
         Document("T", reply_parts(one, METHODS, "What was stored."))
     )
-    assert reply_parts(Turn(0), METHODS)
+    assert reply_parts(LoggedTurn(0), METHODS)
 
 
 def test_a_long_reply_shows_its_first_rounds() -> None:
