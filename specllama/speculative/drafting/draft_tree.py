@@ -24,7 +24,7 @@ from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.likeliest import likeliest
 from specllama.speculative.drafting.method import Facts, Kit, Method, with_draft, with_trees
 from specllama.speculative.drafting.stepping import Stepping
-from specllama.speculative.effects import Asking, Keep, Pass
+from specllama.speculative.effects import Asking, Keep, LaneView, Pass
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import ROOT, BestFirst, Guess, Path
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
