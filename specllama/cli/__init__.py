@@ -31,7 +31,7 @@ SUMMARIES = {
     "bench": "Measure speed with and without speculation.",
     "serve": "Answer clients over HTTP, many at once.",
     "rpc-worker": "Lend this machine's GPU or CPU to another one.",
-    "top": "Watch the lanes of a running server.",
+    "top": "Show what a running server is doing.",
     "quantize": "Make a model file smaller.",
     "convert": "Turn published draft heads into loadable files.",
     "doctor": "Check the installation and the machine.",

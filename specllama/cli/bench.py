@@ -79,11 +79,17 @@ command.add_command(bench_load.command, "load")
 
 @command.command("run", cls=GroupedCommand, epilog=RUN_EPILOG)
 @prompts_option
-@click.option("--slice", "slices", multiple=True, help="Only these slices: chat, code, rag, json.")
-@click.option("-n", "--count", default=8, show_default=True, help="How many prompts.")
+@click.option(
+    "--slice", "slices", multiple=True, help="Only prompts of these kinds: chat, code, rag, json."
+)
+@click.option("-n", "--count", default=8, show_default=True, help="Number of prompts.")
 @length_option(128, least=2)
 @click.option(
-    "-r", "--repetitions", default=3, show_default=True, help="How often everything is measured."
+    "-r",
+    "--repetitions",
+    default=3,
+    show_default=True,
+    help="Number of times that each prompt is measured.",
 )
 @temperatures_option("0 and 1")
 @seed_option
@@ -98,7 +104,7 @@ command.add_command(bench_load.command, "load")
     "proposers",
     multiple=True,
     type=click.Choice(PROPOSERS),
-    help="Repeatable: one arm each. Default: the setting; else auto.",
+    help="Method of drafting; repeatable, one arm each. Default: the setting; else auto.",
 )
 @click.option(
     "--length",
@@ -131,7 +137,7 @@ command.add_command(bench_load.command, "load")
     "each source) and what each gained. Reports always have it.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Write OUT.json, OUT.md and OUT.html.")
-@click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole report as one JSON object.")
 def run(
     prompts: Path | None,
     slices: tuple[str, ...],
@@ -279,7 +285,9 @@ def compare_reports(first: Path, second: Path, as_json: bool) -> None:
 
 @command.command("table")
 @click.argument("reports", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--temperature", default=0.0, show_default=True, help="Temperature of the replies.")
+@click.option(
+    "--temperature", default=0.0, show_default=True, help="Sampling temperature of the replies."
+)
 def table(reports: tuple[Path, ...], temperature: float) -> None:
     """Print the speed of every method by kind of text, cold → warm, as Markdown.
 
@@ -298,7 +306,7 @@ def table(reports: tuple[Path, ...], temperature: float) -> None:
 @click.option("-d", "--draft-model", "draft", help="Draft model.")
 @click.option("--to", default="1b", show_default=True, help="Cost of the target: 300m, 1b, 3b, 7b.")
 @click.option("--draft-to", help="Cost of the draft; default: about a sixteenth of the target.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: the two paths.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the two paths.")
 def scale(
     out: Path, target: str | None, draft: str | None, to: str, draft_to: str | None, as_json: bool
 ) -> None:

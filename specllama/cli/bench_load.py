@@ -25,17 +25,17 @@ Examples:
 @click.argument("servers", nargs=-1, required=True, metavar="URL[#METHOD]…")
 @click.option(
     "--clients", multiple=True, type=click.IntRange(1, 256), metavar="N",
-    help="Clients at once; repeatable. Default: 1 and 4.",
+    help="Number of clients at the same time; repeatable. Default: 1 and 4.",
 )  # fmt: skip
 @prompts_option
-@click.option("-n", "--count", default=16, show_default=True, help="How many requests a wave.")
+@click.option("-n", "--count", default=16, show_default=True, help="Number of requests in a wave.")
 @length_option(64, least=2)
 @click.option("-r", "--repetitions", type=click.IntRange(1), default=3, show_default=True,
-              help="How often everything is measured.")  # fmt: skip
+              help="Number of times that each wave is measured.")  # fmt: skip
 @click.option("--alone", type=click.IntRange(0), default=8, show_default=True, metavar="N",
-              help="How many requests the first server gets once more, alone.")  # fmt: skip
+              help="Number of requests that the first server gets again, one by one.")  # fmt: skip
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True,
-              help="Of the replies.")  # fmt: skip
+              help="Sampling temperature of the replies.")  # fmt: skip
 @seed_option
 @json_option
 def command(

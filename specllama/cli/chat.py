@@ -41,7 +41,9 @@ In a plain chat, /help lists the commands; a \\ at the end of a line or a pair o
 @click.command("chat", cls=GroupedCommand, epilog=EPILOG)
 @settings_options()
 @server_option
-@grouped("--plain", is_flag=True, group="Output", help="Line by line, without the terminal app.")
+@grouped(
+    "--plain", is_flag=True, group="Output", help="Chat line by line, without the terminal app."
+)
 @grouped(
     "--resume",
     is_flag=False,
@@ -56,9 +58,9 @@ In a plain chat, /help lists the commands; a \\ at the end of a line or a pair o
     "--unstored",
     is_flag=True,
     group="Output",
-    help="Keep nothing: no conversation, no round log, no typed lines. Line by line.",
+    help="Keep nothing: no conversation, no round log, no typed lines. Implies --plain.",
 )
-@grouped("-q", "--quiet", is_flag=True, group="Output", help="No statistics after each reply.")
+@grouped("-q", "--quiet", is_flag=True, group="Output", help="Show no statistics after a reply.")
 def command(
     plain: bool,
     resume: str | None,

@@ -45,14 +45,14 @@ def command() -> None:
 
 @command.command("show")
 @click.argument("key", required=False, shell_complete=completing.settings)
-@click.option("--all", "show_all", is_flag=True, help="Include settings at their default.")
+@click.option("--all", "show_all", is_flag=True, help="Include settings that are at their default.")
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
 @click.option(
     "-m",
     "--model",
     metavar="REF",
     shell_complete=completing.models,
-    help="As they are for this model, whose file may recommend how to sample.",
+    help="Show the settings for this model, whose file may recommend sampling values.",
 )
 @json_option
 def show(key: str | None, show_all: bool, origin: bool, model: str | None, as_json: bool) -> None:
@@ -89,7 +89,7 @@ def show(key: str | None, show_all: bool, origin: bool, model: str | None, as_js
 @command.command("set")
 @click.argument("key", shell_complete=completing.settings)
 @click.argument("value")
-@click.option("--project", is_flag=True, help=f"Write ./{PROJECT_FILE} instead.")
+@click.option("--project", is_flag=True, help=f"Write ./{PROJECT_FILE} instead of the user's file.")
 def set_(key: str, value: str, project: bool) -> None:
     """Set KEY to VALUE; comments in the file are kept."""
     setting = find(key)
@@ -104,7 +104,9 @@ def set_(key: str, value: str, project: bool) -> None:
 
 @command.command("unset")
 @click.argument("key", shell_complete=completing.settings)
-@click.option("--project", is_flag=True, help=f"Change ./{PROJECT_FILE} instead.")
+@click.option(
+    "--project", is_flag=True, help=f"Change ./{PROJECT_FILE} instead of the user's file."
+)
 def unset(key: str, project: bool) -> None:
     """Remove KEY, so that its default applies again."""
     name = find(key).name
@@ -116,7 +118,11 @@ def unset(key: str, project: bool) -> None:
 
 
 @command.command("path")
-@click.option("--project", is_flag=True, help=f"The path of ./{PROJECT_FILE} instead.")
+@click.option(
+    "--project",
+    is_flag=True,
+    help=f"Print the path of ./{PROJECT_FILE} instead of the user's file.",
+)
 @json_option
 def path_(project: bool, as_json: bool) -> None:
     """Print where the settings file is (it need not exist)."""

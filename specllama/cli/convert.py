@@ -31,9 +31,9 @@ Examples:
     type=click.Choice(["q8_0", "f16", "f32"]),
     default="q8_0",
     show_default=True,
-    help="Type of the matrices.",
+    help="Type of the head's matrices.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object about the result.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object about the result.")
 def command(checkpoint: Path, destination: Path, target: str, kind: str, as_json: bool) -> None:
     """Turn the published draft head in CHECKPOINT into the file DESTINATION."""
     from specllama.cli.listing import note, size

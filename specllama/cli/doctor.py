@@ -46,8 +46,8 @@ Examples:
 @settings_options(only=LOADING)
 @sharing_options(1)
 @grouped("--gpu", is_flag=True, group="Output",
-         help="Print the commands that measure a GPU, and what each tells.")  # fmt: skip
-@grouped("--json", "as_json", is_flag=True, group="Output", help="One JSON object.")
+         help="Print the commands that measure a GPU, and what each one shows.")  # fmt: skip
+@grouped("--json", "as_json", is_flag=True, group="Output", help="Print one JSON object.")
 def command(parallel: int, kv_ram: int, gpu: bool, as_json: bool, **flags: Any) -> int:
     """Check the installation and the machine; with -m, say where a pair would go and why.
 

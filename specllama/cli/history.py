@@ -75,9 +75,11 @@ def ls(words: tuple[str, ...], limit: int, as_json: bool) -> None:
 
 @command.command("rm")
 @click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=completing.conversations)
-@click.option("--all", "every", is_flag=True, help="Every conversation.")
-@click.option("--typed", is_flag=True, help="Also delete the lines that were typed, sent or not.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--all", "every", is_flag=True, help="Delete every conversation.")
+@click.option(
+    "--typed", is_flag=True, help="Also delete the input history: every typed line, sent or not."
+)
+@click.option("-y", "--yes", is_flag=True, help="Delete without asking.")
 def rm(ids: tuple[str, ...], every: bool, typed: bool, yes: bool) -> None:
     """Delete conversations for good, including those deleted in the app.
 

@@ -183,10 +183,14 @@ def _show_file(path: Path, as_json: bool) -> None:
 
 @command.command("pull")
 @click.argument("refs", nargs=-1, required=True, shell_complete=completing.pairs)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before large downloads.")
+@click.option("-y", "--yes", is_flag=True, help="Download large files without asking.")
 @click.option("--no-draft", is_flag=True, help="For a catalogue pair, pull only the target.")
-@click.option("--revision", default="main", show_default=True, help="Branch, tag or commit.")
-@click.option("--offline", is_flag=True, help="Only list what is here; do not use the network.")
+@click.option(
+    "--revision", default="main", show_default=True, help="Branch, tag or commit of the repository."
+)
+@click.option(
+    "--offline", is_flag=True, help="List the files on this machine, without using the network."
+)
 @insecure_option
 @json_option
 def pull_command(
@@ -245,7 +249,7 @@ def _pulled(ref: str, role: str, path: Path, n_bytes: int, commit: str | None) -
 
 @command.command("ls")
 @click.argument("folder", required=False, type=click.Path())
-@click.option("--mine", is_flag=True, help="Only what specllama pulled.")
+@click.option("--mine", is_flag=True, help="List only models that specllama pulled.")
 @json_option
 def ls(folder: str | None, mine: bool, as_json: bool) -> None:
     """List the models on this machine, including those of other tools.
@@ -298,7 +302,7 @@ def _find(ref: str) -> LocalModel:
 
 @command.command("rm")
 @click.argument("refs", nargs=-1, required=True, shell_complete=completing.models)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Delete without asking.")
 def rm(refs: tuple[str, ...], yes: bool) -> None:
     """Delete models that specllama pulled. Models of other tools are never touched."""
     from specllama.models import receipts
@@ -356,12 +360,12 @@ def path(ref: str | None, as_json: bool) -> None:
 
 @command.command("pairs")
 @click.argument("name", required=False, shell_complete=completing.pairs)
-@click.option("--fits", "only_fitting", is_flag=True, help="Only what fits this machine.")
+@click.option("--fits", "only_fitting", is_flag=True, help="List only pairs that fit this machine.")
 @click.option(
     "--memory",
     "memory_gb",
     type=Finite(0, min_open=True),
-    help="Judge for this many GB of memory instead.",
+    help="Assume this many GB of memory instead of this machine's.",
 )
 @json_option
 def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json: bool) -> None:

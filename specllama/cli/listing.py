@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 GB, MB = 1e9, 1e6
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,12 @@ command.add_command(texts)
 
 @command.command("ls")
 @click.option(
-    "-n", "--limit", default=20, show_default=True, type=click.IntRange(1), help="How many."
+    "-n",
+    "--limit",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Number of runs to list.",
 )
 @json_option
 def ls(limit: int, as_json: bool) -> None:
@@ -97,9 +102,9 @@ def ls(limit: int, as_json: bool) -> None:
 
 @command.command("show")
 @run_argument
-@click.option("--turn", type=int, help="Only this request of the run, counted from 0.")
-@click.option("-n", "--limit", type=click.IntRange(1), help="Only the last N rounds.")
-@click.option("--json", "as_json", is_flag=True, help="JSON Lines: the lines of the log.")
+@click.option("--turn", type=int, help="Show only request N of the run, counted from 0.")
+@click.option("-n", "--limit", type=click.IntRange(1), help="Show only the last N rounds.")
+@click.option("--json", "as_json", is_flag=True, help="Print the lines of the log as JSON Lines.")
 def show(run: str, turn: int | None, limit: int | None, as_json: bool) -> None:
     """Show the rounds of a run.
 
@@ -128,13 +133,13 @@ def show(run: str, turn: int | None, limit: int | None, as_json: bool) -> None:
 
 @command.command("stats")
 @click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=completing.runs)
-@click.option("--all", "every", is_flag=True, help="All runs together.")
+@click.option("--all", "every", is_flag=True, help="Add up all runs.")
 @click.option(
     "--slices",
     default=5,
     show_default=True,
     type=click.IntRange(1, 1000),
-    help="Into how many parts the time of a run is cut.",
+    help="Number of parts into which the time of a run is divided.",
 )
 @json_option
 def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> None:
@@ -203,7 +208,7 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
 @click.option(
     "--png",
     type=click.Path(path_type=Path),
-    help="Write an image instead; needs matplotlib (pip install matplotlib).",
+    help="Write an image instead of text; needs matplotlib (pip install matplotlib).",
 )
 @json_option
 def plot(run: str, png: Path | None, as_json: bool) -> None:
@@ -245,12 +250,19 @@ def plot(run: str, png: Path | None, as_json: bool) -> None:
 
 @command.command("export")
 @run_argument
-@click.option("--csv", "form", flag_value="csv", default="csv", help="A row a round (default).")
-@click.option("--json", "form", flag_value="json", help="Everything.")
 @click.option(
-    "--html", "form", flag_value="html", help="A page to read, nothing loaded from elsewhere."
+    "--csv", "form", flag_value="csv", default="csv", help="Write CSV, one row per round (default)."
 )
-@click.option("--md", "form", flag_value="md", help="Markdown, for an issue.")
+@click.option(
+    "--json", "form", flag_value="json", help="Write all figures of the run as one JSON object."
+)
+@click.option(
+    "--html",
+    "form",
+    flag_value="html",
+    help="Write an HTML page that loads nothing from elsewhere.",
+)
+@click.option("--md", "form", flag_value="md", help="Write Markdown, to paste into an issue.")
 @click.option(
     "-o",
     "--output",

@@ -33,12 +33,12 @@ Examples:
   specllama log texts 3f9a --delete -y   only the texts of one tokenizer
 """
 
-yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+yes_option = click.option("-y", "--yes", is_flag=True, help="Delete without asking.")
 
 
 @click.command("rm", epilog=RM_EPILOG)
 @click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=completing.runs)
-@click.option("--all", "every", is_flag=True, help="Every run.")
+@click.option("--all", "every", is_flag=True, help="Delete the logs of every run.")
 @yes_option
 def rm(runs: tuple[str, ...], every: bool, yes: bool) -> None:
     """Delete the logs of runs. A file outside the log folder is never touched."""
@@ -65,7 +65,7 @@ def rm(runs: tuple[str, ...], every: bool, yes: bool) -> None:
 
 @click.command("texts", epilog=TEXTS_EPILOG)
 @click.argument("tokenizers", nargs=-1, metavar="[TOKENIZER]...")
-@click.option("--delete", is_flag=True, help="Delete what is listed.")
+@click.option("--delete", is_flag=True, help="Delete the listed texts.")
 @yes_option
 @json_option
 def texts(tokenizers: tuple[str, ...], delete: bool, yes: bool, as_json: bool) -> None:

@@ -161,11 +161,12 @@ def sharing_options(parallel: int) -> Callable[[Decorated], Decorated]:
     def decorate(function: Decorated) -> Decorated:
         function = grouped(
             "--kv-ram", type=click.IntRange(0), default=1024, show_default=True, group="Server",
-            metavar="MIB", help="Memory for idle conversations whose place others need.",
+            metavar="MIB", help="Memory for idle conversations whose cells were taken.",
         )(function)  # fmt: skip
         return grouped(
             "--parallel", type=click.IntRange(1, 64), default=parallel, show_default=True,
-            group="Server", metavar="N", help="Conversations at once; they share the context.",
+            group="Server", metavar="N", 
+            help="Number of conversations at the same time; they share the context.",
         )(function)  # fmt: skip
 
     return decorate
@@ -217,7 +218,7 @@ def constraint_options(function: Decorated) -> Decorated:
         grouped("--json-schema", group="Constraints", metavar="JSON|@FILE", default=None,
                 help="Only JSON that fits this schema; a keyword it cannot enforce is refused."),
         grouped("--grammar-file", group="Constraints", type=click.Path(path_type=Path),
-                default=None, help="Read the grammar from a file."),
+                default=None, help="Read a GBNF grammar from a file."),
         grouped("--grammar", group="Constraints", metavar="GBNF", default=None,
                 help="Only text that this GBNF grammar allows."),
         grouped("--logit-bias", group="Constraints", metavar="ID=X", multiple=True,
@@ -258,7 +259,7 @@ def temperatures_option(usual: str) -> Callable[[Decorated], Decorated]:
         "temperatures",
         multiple=True,
         type=TEMPERATURE,
-        help=f"Repeatable. Default: the setting; else {usual}.",
+        help=f"Sampling temperature; repeatable. Default: the setting; else {usual}.",
     )
 
 
@@ -269,7 +270,7 @@ def length_option(default: int, *, least: int = 1) -> Callable[[Decorated], Deco
         type=click.IntRange(least),
         default=default,
         show_default=True,
-        help="Tokens per reply.",
+        help="Longest reply, in tokens.",
     )
 
 

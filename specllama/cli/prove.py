@@ -51,7 +51,7 @@ Those that come from variables and files are named first.
 
 @click.command("prove", cls=GroupedCommand, epilog=EPILOG)
 @prompts_option
-@click.option("-n", "--count", default=20, show_default=True, help="How many prompts.")
+@click.option("-n", "--count", default=20, show_default=True, help="Number of prompts.")
 @click.option("--skip", default=0, help="Skip the first SKIP prompts, to continue an earlier run.")
 @length_option(64)
 @temperatures_option("0, 0.7 and 1")
@@ -60,8 +60,8 @@ Those that come from variables and files are named first.
     "proposers",
     multiple=True,
     type=click.Choice(["all", "auto", *ALL]),
-    help="Repeatable. Default: the setting; else every method this pair has, except self. all adds "
-    "self.",
+    help="Method of drafting; repeatable. Default: the setting; else every method this pair has, "
+    "except self. all adds self.",
 )
 @click.option(
     "--draft-max",
@@ -74,7 +74,7 @@ Those that come from variables and files are named first.
 @click.option(
     "--window",
     type=click.Choice(WINDOWS),
-    help="auto drafts as far as measured times allow. Default: the setting; else fixed.",
+    help="How far to draft; auto goes by measured times. Default: the setting; else fixed.",
 )
 @click.option(
     "--pauses",
@@ -90,11 +90,13 @@ Those that come from variables and files are named first.
     default=1,
     show_default=True,
     metavar="N",
-    help="Write N replies side by side, with arrivals and cancels at random.",
+    help="Write N replies at the same time, with random arrivals and cancels.",
 )
 @seed_option
 @settings_options(only=LOADING)
-@click.option("--json", "as_json", is_flag=True, help="JSON Lines: cases, then a summary.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON Lines: the cases, then a summary."
+)
 def command(
     prompts: Path | None,
     count: int,
@@ -119,11 +121,10 @@ def command(
     are equal bit for bit, no difference is accepted. Elsewhere floating point can flip a near-tie,
     which is shown with the gap of the two scores in logits.
 
-    Every case is tried three ways: cold; behind a stranger's prompt that begins alike and was read
-    in other parts; and as the next turn behind its own former one, against the same turn of a plain
-    conversation, since a conversation goes on from its own reply as it was written. The two warm
-    ways are replies of 8 tokens; where passes are bit-exact, all logprobs must be equal as well.
-    --parallel writes all replies beside each other instead.
+    Every case is tried three ways: cold; after another prompt that begins alike and was read in
+    other parts; and as the next turn of its own conversation, compared with the same turn of a
+    plain one. The two warm ways write 8 tokens; where passes are bit-exact, all logprobs must be
+    equal as well. --parallel writes all replies at the same time instead.
 
     The plain text of a prompt and temperature is computed once, for all methods. A method that this
     pair does not have is skipped, with the reason. The exit status is 0 only if every difference is

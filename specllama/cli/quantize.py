@@ -22,7 +22,7 @@ Examples:
 @click.command("quantize", epilog=EPILOG)
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("destination", type=click.Path(path_type=Path))
-@click.option("--type", "type_name", help="q4_0, q4_k_m, q8_0, q6_k, f16, …")
+@click.option("--type", "type_name", help="Type of the result: q4_0, q4_k_m, q8_0, q6_k, f16, …")
 @click.option(
     "--prune-layers",
     "prune",
@@ -33,13 +33,17 @@ Examples:
 @click.option(
     "--output-type",
     type=click.Choice(["f16", "q4_0", "q5_1", "q6_k", "q8_0"]),
-    help="Type of the output matrix.",
+    help="Type of the output matrix. Unset: chosen with --type.",
 )
 @click.option("--requantize", is_flag=True, help="Accept a source that is quantized already.")
 @click.option(
-    "-t", "--threads", default=0, type=click.IntRange(0, 1024), help="CPU threads; 0 is all cores."
+    "-t",
+    "--threads",
+    default=0,
+    type=click.IntRange(0, 1024),
+    help="CPU threads; 0 uses all cores.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object about the result.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object about the result.")
 def command(
     source: Path,
     destination: Path,

@@ -22,7 +22,7 @@ Examples:
 
 @click.command("rpc-worker", cls=GroupedCommand, epilog=EPILOG)
 @grouped("--host", default="127.0.0.1", show_default=True, group="Worker",
-         help="Address to listen at. The protocol knows no password.")  # fmt: skip
+         help="Address to listen on. The protocol has no password.")  # fmt: skip
 @grouped("-p", "--port", type=click.IntRange(1, 65535), default=50052, show_default=True,
          group="Worker")  # fmt: skip
 @grouped("-t", "--threads", type=click.IntRange(1, 1024), metavar="N", group="Worker",
@@ -30,11 +30,11 @@ Examples:
 @grouped("--device", metavar="NAME,…", default="", group="Worker",
          help="Devices to lend; doctor names them. Unset: every GPU, else the CPU.")  # fmt: skip
 @grouped("--mem", type=click.IntRange(1), metavar="MIB", group="Worker",
-         help="Most RAM to lend, if it is the CPU. Unset: what is free.")  # fmt: skip
+         help="Most RAM to lend when the CPU computes. Unset: all free RAM.")  # fmt: skip
 @grouped("-c", "--cache", is_flag=True, group="Worker",
-         help="Keep large tensors on this disk: they are not sent a second time.")  # fmt: skip
+         help="Keep large tensors on this disk, so that they are sent only once.")  # fmt: skip
 @grouped("--insecure", is_flag=True, group="Worker",
-         help="Listen at another address than loopback.")  # fmt: skip
+         help="Allow an address other than loopback.")  # fmt: skip
 def command(
     host: str,
     port: int,

@@ -70,7 +70,7 @@ its schema or grammar is satisfied ends with exit status 1.
     "--raw",
     is_flag=True,
     group="Output",
-    help="Continue the prompt as it is, without the chat template.",
+    help="Continue the prompt itself, without the chat template.",
 )
 @grouped(
     "--json",
@@ -80,7 +80,11 @@ its schema or grammar is satisfied ends with exit status 1.
     help="Print every event as a JSON line; the last one is the finish object.",
 )
 @grouped(
-    "-q", "--quiet", is_flag=True, group="Output", help="No statistics and no notes on stderr."
+    "-q",
+    "--quiet",
+    is_flag=True,
+    group="Output",
+    help="Print no statistics and no notes on stderr.",
 )
 def command(
     prompt: str | None,

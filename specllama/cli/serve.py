@@ -57,40 +57,43 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
 @click.command("serve", cls=GroupedCommand, epilog=EPILOG)
 @settings_options(only=(*LOADING, *REPLYING))
 @grouped("--host", default="127.0.0.1", show_default=True, group="Server",
-         help="Address to listen at. Another than loopback needs a key.")  # fmt: skip
+         help="Address to listen on. Any address but loopback needs a key.")  # fmt: skip
 @grouped("--port", type=click.IntRange(0, 65535), default=8484, show_default=True, group="Server",
-         help="0 takes a free one.")  # fmt: skip
+         help="Port to listen on; 0 takes a free one.")  # fmt: skip
 @sharing_options(PARALLEL)
-@grouped("--alias", metavar="NAME", group="Server", help="What the model is called in answers.")
+@grouped("--alias", metavar="NAME", group="Server", help="Name of the model in responses.")
 @grouped("--api-key-file", type=click.Path(path_type=Path), group="Server",
-         help=f"Keys that let clients in, one a line; {KEY_VARIABLE} gives one, too.")  # fmt: skip
+         help=f"File of client keys, one per line; {KEY_VARIABLE} adds one.")  # fmt: skip
 @grouped("--insecure", is_flag=True, group="Server",
-         help="Listen at another address than loopback without a key.")  # fmt: skip
+         help="Allow an address other than loopback without a key.")  # fmt: skip
 @grouped("--allow-host", multiple=True, metavar="NAME", group="Server",
-         help="Another name that clients call this server by; repeatable.")  # fmt: skip
+         help="Another host name that clients use for this server; repeatable.")  # fmt: skip
 @grouped("--cors-origin", multiple=True, metavar="ORIGIN", group="Server",
-         help="Let pages of this origin ask, such as https://example.org; repeatable.")  # fmt: skip
+         help="Let web pages of this origin ask, such as https://example.org; "
+         "repeatable.")  # fmt: skip
 @grouped("--queue", type=click.IntRange(0), default=64, show_default=True, group="Server",
          metavar="N",
-         help="Requests of one client that may wait; further ones hear 429, as do all from "
-         "four times as many.")  # fmt: skip
+         help="Requests of one client that may wait; further ones get 429. All clients "
+         "together may have four times as many waiting.")  # fmt: skip
 @grouped("--proxy", multiple=True, metavar="ADDRESS", group="Server",
-         help="Address of a proxy in front, whose X-Forwarded-For says who asks; "
+         help="Address of a trusted proxy, whose X-Forwarded-For names the client; "
          "repeatable.")  # fmt: skip
 @grouped("--experiment", metavar="METHOD=SHARE,…", group="Server",
-         help="Let methods share the conversations, such as auto=50,none=50.")  # fmt: skip
+         help="Give conversations methods in these shares, such as auto=50,none=50.")  # fmt: skip
 @grouped("--expose-text", is_flag=True, group="Server",
-         help="Show texts in /specllama/events, not only how rounds went.")  # fmt: skip
+         help="Include texts in /specllama/events, not only figures of rounds.")  # fmt: skip
 @grouped("--slots/--no-slots", default=True, show_default=True, group="Server",
-         help="Tell any client what is being written: /slots, /specllama/events, "
-         "`specllama top`.")  # fmt: skip
+         help="Show every client what is being written, in /slots, /specllama/events "
+         "and `specllama top`.")  # fmt: skip
 @grouped("--drain", type=click.FloatRange(0), default=30.0, show_default=True, group="Server",
          metavar="SECONDS",
-         help="How long replies may go on once the server is to end.")  # fmt: skip
+         help="Time that running replies get to finish when the server stops.")  # fmt: skip
 @grouped("--access-log/--no-access-log", default=True, show_default=True, group="Output",
-         help="A line on stderr for each request: when, what, status, seconds, who, its id; "
-         "nothing of its text.")  # fmt: skip
-@grouped("-q", "--quiet", is_flag=True, group="Output", help="Only the line with the address.")
+         help="Log each request on one line of stderr: time, route, status, seconds, client, "
+         "id; never its text.")  # fmt: skip
+@grouped(
+    "-q", "--quiet", is_flag=True, group="Output", help="Print only the line with the address."
+)
 def command(
     host: str,
     port: int,

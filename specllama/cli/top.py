@@ -23,11 +23,16 @@ Examples:
 
 @click.command(
     "top",
-    help=f"Watch the lanes of a server that runs at URL.\n{LEGEND}\nCtrl-C ends it.",
+    help=f"Show what a running server is doing, request by request.\n{LEGEND}\nCtrl-C ends it.",
     epilog=EPILOG,
 )
 @click.argument("url", default=URL)
-@click.option("--json", "as_json", is_flag=True, help="The events as they come, a line each.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the events as they come, one JSON object per line.",
+)
 def command(url: str, as_json: bool) -> int:
     board, shown = Board(), 0
     live = output.is_terminal()

@@ -34,13 +34,30 @@ Examples:
 @click.command("tune", cls=GroupedCommand, epilog=EPILOG)
 @click.argument("pair", required=False, shell_complete=completing.models)
 @temperatures_option("0, 0.7 and 1")
-@click.option("-n", "--per-slice", default=3, show_default=True, help="Prompts per slice.")
+@click.option(
+    "-n",
+    "--per-slice",
+    default=3,
+    show_default=True,
+    help="Number of prompts of each kind: chat, code, rag, json.",
+)
 @length_option(64)
 @click.option(
-    "-r", "--repetitions", default=1, show_default=True, help="How often the window is checked."
+    "-r",
+    "--repetitions",
+    default=1,
+    show_default=True,
+    help="Number of times that the window is checked.",
 )
-@click.option("--quick", is_flag=True, help="One prompt per slice, no check of the window.")
-@click.option("--save/--no-save", default=True, show_default=True, help="Keep the profile.")
+@click.option(
+    "--quick", is_flag=True, help="Use one prompt of each kind and do not check the window."
+)
+@click.option(
+    "--save/--no-save",
+    default=True,
+    show_default=True,
+    help="Save what was measured in the profile of this pair.",
+)
 @settings_options(only=LOADING)
 @json_option
 def command(

@@ -11,11 +11,10 @@ from typing import Any, Literal
 from specllama.text import sanitize_line
 
 LEGEND = """
-A lane writes one reply. "rows" are what it had in its last pass: the next token and the guesses
-that were checked with it; "why so many" is how that was decided, and "balance" what its drafting
-may still lose, in plain steps. Old cells are cleared when their room is needed; an idle text is
-kept in memory until its conversation goes on; a lane that is made to wait goes on when there are
-cells.
+A lane writes one reply. "rows" counts the rows of its last pass: the next token and the guesses
+checked with it. "why so many" gives the reason for that count. "balance" is what drafting may still
+lose, in plain steps. Old cells are cleared when new text needs them; an idle text stays in memory
+until its conversation continues; a preempted request waits for cells, then continues.
 """
 _LATELY_S = 5.0
 # columns in front of the reason, their cells (left of negative ones), and the width they need

@@ -54,12 +54,15 @@ class PlaceOptions:
     )
     tensor_split: str = setting(
         "",
-        "Shares of the devices, such as 3,1. Unset: by their free memory.",
+        "Share of the model on each device, such as 3,1. Unset: in proportion to free memory.",
         "Placement",
         metavar="N,N,…",
     )
     main_gpu: int = setting(
-        0, "Number of the device that takes what is not split.", "Placement", within=(0, 255)
+        0,
+        "Number of the device that holds the parts that are not split.",
+        "Placement",
+        within=(0, 255),
     )
     cpu_moe: bool = setting(
         False,
@@ -73,7 +76,7 @@ class PlaceOptions:
         "for.",
         "Placement",
         within=(0, 4096),
-        draft="Keep the experts of its first N layers in RAM.",
+        draft="Keep the experts of the draft model's first N layers in RAM.",
     )
     overrides: tuple[str, ...] = setting(
         (),
@@ -185,16 +188,23 @@ class CpuOptions:
     )
     mask: str = setting(
         "",
-        "Cores that may compute, as a hexadecimal mask.",
+        "CPU cores that may compute, as a hexadecimal mask.",
         "Placement",
         name="cpu-mask",
         metavar="HEX",
     )
     cores: str = setting(
-        "", "Cores that may compute, as ranges.", "Placement", name="cpu-range", metavar="0-7,16"
+        "",
+        "CPU cores that may compute, as ranges.",
+        "Placement",
+        name="cpu-range",
+        metavar="0-7,16",
     )
     strict: bool = setting(
-        False, "Bind each thread to one of these cores.", "Placement", name="cpu-strict"
+        False,
+        "Bind each computing thread to one core of --cpu-mask or --cpu-range.",
+        "Placement",
+        name="cpu-strict",
     )
     priority: str = setting(
         "normal",
@@ -205,7 +215,7 @@ class CpuOptions:
     )
     poll: int = setting(
         CPU_POLL,
-        "How busily they wait between passes: 0 sleeps, 100 never does.",
+        "How busily the computing threads wait between passes: 0 sleeps, 100 never sleeps.",
         "Placement",
         within=(0, 100),
     )
@@ -270,7 +280,7 @@ class RopeOptions:
     )
     freq_base: float | None = setting(
         None,
-        "Base of RoPE. Unset: the model's.",
+        "Base frequency of RoPE. Unset: the model's.",
         "Long context",
         name="rope-freq-base",
         within=(1, 1e12),
@@ -290,18 +300,24 @@ class RopeOptions:
     )
     yarn_ext_factor: float | None = setting(
         None,
-        "YaRN's mix of extrapolation; 0 only interpolates.",
+        "How much YaRN extrapolates; 0 only interpolates.",
         "Long context",
         within=(0, 1e3),
     )
     yarn_attn_factor: float | None = setting(
-        None, "YaRN's scaling of attention.", "Long context", within=(1e-3, 1e3)
+        None, "Factor by which YaRN scales attention.", "Long context", within=(1e-3, 1e3)
     )
     yarn_beta_fast: float | None = setting(
-        None, "YaRN's upper bound of rotations.", "Long context", within=(1e-3, 1e6)
+        None,
+        "Rotations above which YaRN leaves a dimension as it is (beta_fast).",
+        "Long context",
+        within=(1e-3, 1e6),
     )
     yarn_beta_slow: float | None = setting(
-        None, "YaRN's lower bound.", "Long context", within=(1e-3, 1e6)
+        None,
+        "Rotations below which YaRN only interpolates a dimension (beta_slow).",
+        "Long context",
+        within=(1e-3, 1e6),
     )
 
     def __post_init__(self) -> None:

@@ -92,7 +92,7 @@ class SamplingParams:
 
     temperature: float = setting(
         0.8,
-        "0 always takes the likeliest token.",
+        "Randomness of sampling; 0 always takes the likeliest token.",
         "Sampling",
         flags=("--temperature", "--temp"),
         within=(0, 100),
@@ -102,7 +102,7 @@ class SamplingParams:
     )
     top_p: float = setting(
         0.95,
-        "Keep the likeliest tokens that sum to this probability; 1 keeps all.",
+        "Keep the likeliest tokens that together reach this probability; 1 keeps all.",
         "Sampling",
         within=(0, 1),
         above=True,
@@ -133,12 +133,12 @@ class SamplingParams:
     )
     presence_penalty: float = setting(
         0.0,
-        "Subtracted once from the score of every token that occurred.",
+        "Penalty subtracted once from the score of every token that has occurred.",
         "Sampling",
         within=(-10, 10),
     )
     frequency_penalty: float = setting(
-        0.0, "Subtracted for every time a token occurred.", "Sampling", within=(-10, 10)
+        0.0, "Penalty subtracted each time a token has occurred.", "Sampling", within=(-10, 10)
     )
     dry_multiplier: float = setting(
         0.0,
@@ -147,10 +147,13 @@ class SamplingParams:
         within=(0, 100),
     )
     dry_base: float = setting(
-        1.75, "DRY grows by this factor per token.", "Sampling", within=(1, 100)
+        1.75,
+        "Factor by which the DRY penalty grows with each repeated token.",
+        "Sampling",
+        within=(1, 100),
     )
     dry_allowed_length: int = setting(
-        2, "Repeats up to this length are free.", "Sampling", within=(1, MOST)
+        2, "Longest repeat, in tokens, that DRY does not penalize.", "Sampling", within=(1, MOST)
     )
     dry_penalty_last_n: int = setting(
         -1,
@@ -261,7 +264,10 @@ class GenerateParams:
         within=(0, DRAFT_MAX_LIMIT),
     )
     draft_p_min: float = setting(
-        0.0, "Stop drafting below this confidence.", "Speculation", within=(0, 1)
+        0.0,
+        "End a draft at a token whose probability is below this; 0 is off.",
+        "Speculation",
+        within=(0, 1),
     )
     verify: VerifyRule = setting(
         "match",
@@ -287,14 +293,14 @@ class GenerateParams:
     regex: str | None = None
     think: str = setting(
         "auto",
-        "Whether, or how hard, the model thinks before it answers; auto is its template's way. "
+        "Whether, or how hard, the model thinks before it answers; auto follows its template. "
         "--no-think is --think=off.",
         "Thoughts and template",
         choices=THINK,
     )
     think_budget: int | None = setting(
         None,
-        "Most tokens of thoughts; then the thought is closed and the answer begins.",
+        "Most tokens of reasoning before the answer begins. Unset: no limit.",
         "Thoughts and template",
         within=(0, MOST),
     )
@@ -391,7 +397,9 @@ class EngineOptions:
         flags=("-ngl", "--gpu-layers"),
         metavar="auto|all|N",
     )
-    draft_gpu_layers: str = setting("auto", "The same for the draft model.", metavar="auto|all|N")
+    draft_gpu_layers: str = setting(
+        "auto", "Layers of the draft model on the GPU: auto, all or a count.", metavar="auto|all|N"
+    )
     rpc: str = setting(
         "",
         "Other machines that take layers: llama.cpp workers (specllama rpc-worker), separated by "
@@ -416,7 +424,9 @@ class EngineOptions:
     cpu: CpuOptions = field(default_factory=CpuOptions)
     rope: RopeOptions = field(default_factory=RopeOptions)
     swa_full: bool = setting(
-        True, "Keep the whole cache of layers that see only a window.", "Long context"
+        True,
+        "Keep all cells of sliding-window layers, so that earlier text can be reused.",
+        "Long context",
     )
     flash_attn: FlashAttention = setting(
         "auto",
@@ -430,7 +440,10 @@ class EngineOptions:
         choices=KV_TYPES,
     )
     kv_type_v: str = setting(
-        "auto", "Type of the V half; auto is f16.", name="cache-type-v", choices=KV_TYPES
+        "auto",
+        "Type of the V half of the KV cache; auto is f16.",
+        name="cache-type-v",
+        choices=KV_TYPES,
     )
     n_batch: int | None = setting(
         None,
@@ -440,7 +453,7 @@ class EngineOptions:
     )
     n_ubatch: int | None = setting(
         None,
-        "Of these, how many are computed at once. Unset: all.",
+        "Prompt tokens computed at once. Unset: the whole batch.",
         name="ubatch-size",
         within=(32, 2**16),
     )
