@@ -40,6 +40,7 @@ from specllama.models.heads import Head
 from specllama.models.tensors import Floats, read_ids, read_tensor
 
 ARCHITECTURE = "medusa"
+STATES = 8  # that a head reads at once, at most
 MAX_HEADS, MAX_BLOCKS, MAX_RANKS = 32, 16, 64
 
 Arrays = Mapping[str, Tensor]

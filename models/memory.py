@@ -317,7 +317,7 @@ def estimate_head(header: GgufHeader, target: GgufHeader, *, n_ctx: int) -> Mode
     if facts.needs_target_output:  # a copy of its rows
         output = target.by_name[medusa.output_name(target)]
         weights += output.n_bytes * facts.rows // max(output.shape[1], 1)
-    values = facts.heads * ((8 * facts.blocks + 4) * facts.width + facts.rows) * F32
+    values = medusa.STATES * ((8 * facts.blocks + 4) * facts.width + facts.rows) * F32
     return ModelMemory(weights, 0, 0, values + MIB, 0, 0, n_ctx)
 
 

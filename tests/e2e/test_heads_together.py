@@ -16,6 +16,7 @@ from ggufs_nextn import write_nextn
 from head_lanes import begin_at
 
 from specllama.backend.base import Out, Part
+from specllama.backend.heads.medusa import GgmlHeads
 from specllama.backend.heads.pool import HeadPool
 from specllama.engine.engine import Engine
 from specllama.models.refs import resolve
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.e2e
 N = 4
 
 
-def eagle3(folder: Path) -> tuple[Path, list[Path]]:
+def bundled(folder: Path) -> tuple[Path, list[Path]]:
     return resolve("tiny-target"), []
 
 
@@ -52,17 +53,18 @@ def assistant(folder: Path) -> tuple[Path, list[Path]]:
 
 
 KINDS: dict[str, tuple[str, Callable[[Path], tuple[Path, list[Path]]]]] = {
-    "eagle3": ("eagle3", eagle3),
+    "eagle3": ("eagle3", bundled),
     "dflash": ("dflash", dflash),
     "dflash2": ("dflash", dflash2),
     "nextn": ("mtp", nextn),
     "three nextn": ("mtp", chained),
     "assistant": ("mtp", assistant),
 }
+MEDUSA = {"medusa": ("medusa", bundled)}  # its pool keeps nothing and runs no graph of llama.cpp
 
 
 def opened(folder: Path, kind: str, lanes: int) -> Iterator[tuple[Engine, str]]:
-    method, files = KINDS[kind]
+    method, files = (KINDS | MEDUSA)[kind]
     target, heads = files(folder)
     options = EngineOptions(
         threads=1, n_ctx=1024, parallel=lanes, heads=tuple(map(str, heads)), swa_full=True
@@ -95,7 +97,7 @@ def asked(method: str, seed: int) -> GenerateParams:
 
 def passes_of(engine: Engine, method: str, n: int) -> list[tuple[str, int]]:
     """What the head's pool ran while all ``n`` conversations were writing: the kind of each pass of
-    the library, and how many lanes were in it."""
+    the library (of Medusa the head), and how many lanes were in it."""
     seen: list[tuple[str, int]] = []
     with pytest.MonkeyPatch.context() as patch:
         run = HeadPool._run
@@ -105,7 +107,14 @@ def passes_of(engine: Engine, method: str, n: int) -> list[tuple[str, int]]:
             seen.append(("+".join(sorted(kinds)), len(slices)))
             run(self, slices, flags)
 
+        logits = GgmlHeads.logits
+
+        def counted(self: GgmlHeads, hidden: Any, depth: int) -> Any:
+            seen.append((f"head {depth}", len(hidden)))
+            return logits(self, hidden, depth)
+
         patch.setattr(HeadPool, "_run", noted)
+        patch.setattr(GgmlHeads, "logits", counted)
         for i in range(n):
             engine.submit([5 + i, 6, 7, 8, 9], asked(method, i))
         writing: Counter[int] = Counter()
@@ -254,8 +263,31 @@ def test_a_pass_that_fails_leaves_every_lane_as_it_was(
         lane.rollback(0)
 
 
-def test_eight_conversations_have_one_pass_a_depth(tmp_path: Path) -> None:
-    for engine, method in opened(tmp_path, "eagle3", 8):
-        found = passes_of(engine, method, 8)
+@pytest.mark.parametrize(("kind", "n"), [("eagle3", 8), ("medusa", 4), ("medusa", 8)])
+def test_as_many_conversations_have_one_pass_a_depth(tmp_path: Path, kind: str, n: int) -> None:
+    for engine, method in opened(tmp_path, kind, n):
+        found = passes_of(engine, method, n)
         assert len(found) >= 6
-        assert {n for _, n in found} == {8}, Counter(found)
+        assert {lanes for _, lanes in found} == {n}, Counter(found)
+        assert kind != "medusa" or {head for head, _ in found} == {"head 1", "head 2", "head 3"}
+
+
+@pytest.mark.parametrize("n", [4, 8])
+def test_each_state_has_the_numbers_of_medusa_heads_that_it_has_alone(
+    tmp_path: Path, n: int
+) -> None:
+    """States of several lanes for one head, then for several heads in one pass."""
+    for engine, method in opened(tmp_path, "medusa", n):
+        lanes: list[Any] = [slot.drafters[method] for slot in engine._slots]
+        lanes = [drafter.lane for drafter in lanes]
+        pool = lanes[0].pool
+        assert all(lane.pool is pool for lane in lanes)
+        width = pool.heads._facts.width
+        states = np.random.default_rng(4).normal(size=(n, 1, width)).astype(np.float32)
+        for heads in ([2] * n, [1 + i % lanes[0].heads for i in range(n)]):
+            parts = [
+                Part(lane, (), "last", states=state, head=head)
+                for lane, state, head in zip(lanes, states, heads, strict=True)
+            ]
+            for part, out in zip(parts, map(copied, pool.run(parts)), strict=True):
+                close(out, copied(pool.run([part])[0]))

@@ -12,7 +12,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from specllama.arrays import Row
+from specllama.arrays import Row, Rows
 from specllama.backend.heads.medusa_pool import MedusaPool
 from specllama.errors import PairIncompatible
 from specllama.models.gguf import GgufHeader
@@ -29,8 +29,8 @@ class Often:
     def __len__(self) -> int:
         return 3
 
-    def logits(self, hidden: Row, depth: int) -> Row:
-        return self._row
+    def logits(self, hidden: Rows, depth: int) -> Rows:
+        return np.tile(self._row, (len(hidden), 1))
 
     def measured(self, depth: int, top: float) -> list[float]:
         return []

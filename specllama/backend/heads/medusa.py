@@ -1,7 +1,7 @@
 """Medusa heads computed by ggml, on the weights as they are stored, on any of its devices.
 
 The same arithmetic as ``medusa_heads.Heads`` at a quarter of the memory traffic of float32 (a head
-is read once per guess, so traffic is its cost), and with any tensor type that the device knows.
+is read once per pass, so traffic is its cost), and with any tensor type that the device knows.
 Activations may be rounded to 8 bits as in llama.cpp's own passes; a guess may differ by that, never
 the text.
 """
@@ -9,19 +9,20 @@ the text.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from specllama.arrays import Row
+from specllama.arrays import Rows
 from specllama.backend.devices import handles
 from specllama.backend.placement import CPU
 from specllama.backend.symbols import ggml
 from specllama.errors import BadGguf, CannotLoad
 from specllama.models.gguf import GgufHeader
-from specllama.models.medusa_file import MedusaFacts, output_name, read_output_ids
+from specllama.models.medusa_file import STATES, MedusaFacts, output_name, read_output_ids
 from specllama.models.tensors import read_bytes
 
 _F32 = 0
@@ -30,7 +31,6 @@ MATRICES = (
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
     "Q6_K", "IQ4_NL", "IQ4_XS",
 )  # fmt: skip
-_NODES = 256  # of a graph: more than any head has
 _ALONE = 4 << 20  # bytes of a head up to which waking further threads costs more than it saves
 _P = ctypes.c_void_p
 
@@ -50,6 +50,7 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "ggml_new_tensor_1d": ([_P, ctypes.c_int, ctypes.c_int64], _P),
     "ggml_new_tensor_2d": ([_P, ctypes.c_int, ctypes.c_int64, ctypes.c_int64], _P),
     "ggml_get_data": ([_P], _P),
+    "ggml_nbytes": ([_P], ctypes.c_size_t),
     "ggml_mul_mat": ([_P, _P, _P], _P),
     "ggml_add": ([_P, _P, _P], _P),
     "ggml_silu": ([_P, _P], _P),
@@ -64,6 +65,10 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "ggml_backend_dev_backend_reg": ([_P], _P),
     "ggml_backend_reg_get_proc_address": ([_P, ctypes.c_char_p], _P),
     "ggml_backend_alloc_ctx_tensors": ([_P, _P], _P),
+    "ggml_backend_alloc_buffer": ([_P, ctypes.c_size_t], _P),
+    "ggml_backend_get_alignment": ([_P], ctypes.c_size_t),
+    "ggml_backend_buffer_get_base": ([_P], _P),
+    "ggml_backend_tensor_alloc": ([_P, _P, _P], ctypes.c_int),
     "ggml_backend_buffer_is_host": ([_P], ctypes.c_bool),
     "ggml_backend_buffer_free": ([_P], None),
     "ggml_backend_tensor_set": ([_P, _P, ctypes.c_size_t, ctypes.c_size_t], None),
@@ -81,6 +86,17 @@ def _ggml() -> dict[str, Callable[..., Any]]:
         CannotLoad: they are built in another way here.
     """
     return {name: ggml(name, "ggml-base", *types) for name, types in _FUNCTIONS.items()}
+
+
+class _Graph(NamedTuple):
+    """A head for some states: its tensors in the order of their arithmetic.
+
+    The first one holds the states, the last one the logits, which are read in ``rows``.
+    """
+
+    graph: int
+    tensors: list[int]
+    rows: Rows
 
 
 class GgmlHeads:
@@ -106,7 +122,7 @@ class GgmlHeads:
         device: str = CPU,
     ) -> None:
         self._g = g = _ggml()
-        self._ctx = self._backend = self._buffer = None
+        self._ctx = self._backend = self._buffer = self._values = None
         self._facts = facts
         self._ids = read_output_ids(header, facts)
         self.measured = facts.measured
@@ -119,9 +135,10 @@ class GgmlHeads:
                 raise CannotLoad(f"{of.path.name}: {name} is stored as {kind}")
         try:
             self._open(device)
-            nodes = (8 * facts.blocks + 8) * facts.heads + len(sources) + 1
-            size = facts.heads * int(g["ggml_graph_overhead_custom"](_NODES, False))
-            size += nodes * int(g["ggml_tensor_overhead"]())
+            self._nodes = 8 * facts.blocks + 8  # of a graph, more than it has
+            graphs = facts.heads * STATES
+            size = graphs * int(g["ggml_graph_overhead_custom"](self._nodes, False))
+            size += (self._nodes * graphs + len(sources)) * int(g["ggml_tensor_overhead"]())
             self._ctx = g["ggml_init"](_InitParams(size, None, True))
             self._tensors: dict[str, int] = {}
             contents: list[tuple[int, Any]] = []
@@ -130,49 +147,54 @@ class GgmlHeads:
                 tensor, data = self._tensor(of, name, rows)
                 self._tensors[name if of is header else "target"] = tensor
                 contents.append((tensor, data))
-            self._x = g["ggml_new_tensor_1d"](self._ctx, _F32, facts.width)
-            self._graphs = [self._build(h) for h in range(facts.heads)]
             self._buffer = g["ggml_backend_alloc_ctx_tensors"](self._ctx, self._backend)
-            if not self._buffer:
+            built = [self._build(h, n) for h in range(facts.heads) for n in range(1, STATES + 1)]
+            self._values = self._place([tensors for _, tensors in built])
+            if not self._buffer or not self._values:
                 raise CannotLoad(f"no memory for {header.path.name} on {device}")
             for tensor, data in contents:
                 g["ggml_backend_tensor_set"](tensor, data.ctypes.data, 0, data.nbytes)
         except BaseException:
             self.close()
             raise
-        self._is_host = bool(g["ggml_backend_buffer_is_host"](self._buffer))
-        self._rows = [self._row(out) for _, out in self._graphs]
+        self._is_host = bool(g["ggml_backend_buffer_is_host"](self._values))
+        self._graphs = [
+            _Graph(graph, tensors, self._rows(tensors[-1], i % STATES + 1))
+            for i, (graph, tensors) in enumerate(built)
+        ]
         weights = sum(data.nbytes for _, data in contents)
         self._set_threads(threads if weights / facts.heads > _ALONE else 1)
 
     def __len__(self) -> int:
         return self._facts.heads
 
-    def logits(self, hidden: Row, depth: int) -> Row:
-        """Logits [n_vocab] of head ``depth`` (from 1); a view until the next call."""
-        g, (graph, out), rows = self._g, self._graphs[depth - 1], self._rows[depth - 1]
+    def logits(self, hidden: Rows, depth: int) -> Rows:
+        """Logits [..., n_vocab] of head ``depth`` (from 1) on ``STATES`` states [..., width] at
+        most; a view until the next call."""
         x = np.ascontiguousarray(hidden, np.float32)
-        g["ggml_backend_tensor_set"](self._x, x.ctypes.data, 0, x.nbytes)
+        n = x.size // self._facts.width
+        g, (graph, tensors, rows) = self._g, self._graphs[(depth - 1) * STATES + n - 1]
+        g["ggml_backend_tensor_set"](tensors[0], x.ctypes.data, 0, x.nbytes)
         if g["ggml_backend_graph_compute"](self._backend, graph) != 0:
             rows[:] = np.nan
         elif not self._is_host:
-            g["ggml_backend_tensor_get"](out, rows.ctypes.data, 0, rows.nbytes)
-        if self._ids is None:
-            return rows
-        row = np.full(self._facts.vocab, -np.inf, np.float32)
-        row[self._ids] = rows
-        return row
+            g["ggml_backend_tensor_get"](tensors[-1], rows.ctypes.data, 0, rows.nbytes)
+        if self._ids is not None:
+            said, rows = rows, np.full((n, self._facts.vocab), -np.inf, np.float32)
+            rows[:, self._ids] = said
+        return rows.reshape(*hidden.shape[:-1], -1)
 
     def close(self) -> None:
         """Free the weights; nothing may be computed afterwards."""
         for name, held in (
+            ("ggml_backend_buffer_free", self._values),
             ("ggml_backend_buffer_free", self._buffer),
             ("ggml_free", self._ctx),
             ("ggml_backend_free", self._backend),
         ):
             if held:
                 self._g[name](held)
-        self._buffer = self._ctx = self._backend = None
+        self._values = self._buffer = self._ctx = self._backend = None
 
     # -- building --
 
@@ -192,13 +214,27 @@ class GgmlHeads:
         if found:
             ctypes.CFUNCTYPE(None, _P, ctypes.c_int)(found)(self._backend, n)
 
-    def _row(self, out: int) -> Row:
+    def _place(self, graphs: Sequence[Sequence[int]]) -> Any:
+        """Memory for what graphs compute, the same for all: one runs at a time."""
+        g = self._g
+        align = int(g["ggml_backend_get_alignment"](self._backend))
+        sizes = [[-(-g["ggml_nbytes"](t) // align) * align for t in tensors] for tensors in graphs]
+        values = g["ggml_backend_alloc_buffer"](self._backend, max(map(sum, sizes)))
+        if not values:
+            return None
+        base = int(g["ggml_backend_buffer_get_base"](values))
+        for tensors, own in zip(graphs, sizes, strict=True):
+            for tensor, at in zip(tensors, accumulate(own, initial=base), strict=False):
+                g["ggml_backend_tensor_alloc"](values, tensor, at)
+        return values
+
+    def _rows(self, out: int, n: int) -> Rows:
         """Where the logits of a head are read: in the tensor itself where that is in RAM."""
-        n = self._facts.rows
+        shape = (n, self._facts.rows)
         if not self._is_host:
-            return np.empty(n, np.float32)
+            return np.empty(shape, np.float32)
         data = self._g["ggml_get_data"](out)
-        return np.ctypeslib.as_array(ctypes.cast(data, ctypes.POINTER(ctypes.c_float)), (n,))
+        return np.ctypeslib.as_array(ctypes.cast(data, ctypes.POINTER(ctypes.c_float)), shape)
 
     def _tensor(self, header: GgufHeader, name: str, rows: Any) -> tuple[int, Any]:
         """A tensor of the file, or some rows of it, and what it is to hold."""
@@ -211,10 +247,10 @@ class GgmlHeads:
         new = self._g["ggml_new_tensor_2d"]
         return int(new(self._ctx, info.type_id, info.shape[0], len(data))), data
 
-    def _build(self, h: int) -> tuple[int, int]:
-        """The graph of a head, and the tensor of its logits."""
+    def _build(self, h: int, n: int) -> tuple[int, list[int]]:
+        """The graph of a head on ``n`` states, and its tensors: see ``_Graph``."""
         g, ctx, tensors = self._g, self._ctx, self._tensors
-        x = self._x
+        states = x = g["ggml_new_tensor_2d"](ctx, _F32, self._facts.width, n)
         for b in range(self._facts.blocks):
             moved = g["ggml_mul_mat"](ctx, tensors[f"head.{h}.block.{b}.weight"], x)
             moved = g["ggml_add"](ctx, moved, tensors[f"head.{h}.block.{b}.bias"])
@@ -225,10 +261,9 @@ class GgmlHeads:
         output = tensors.get(f"head.{h}.output.weight", tensors.get("target"))
         if output is None:
             raise BadGguf("a head without an output matrix")
-        x = g["ggml_mul_mat"](ctx, output, x)
-        graph = g["ggml_new_graph_custom"](ctx, _NODES, False)
-        g["ggml_build_forward_expand"](graph, x)
-        for i in range(g["ggml_graph_n_nodes"](graph)):
-            if not g["ggml_backend_dev_supports_op"](self._device, g["ggml_graph_node"](graph, i)):
-                raise CannotLoad("the device does not compute a head's matrices as they are stored")
-        return graph, x
+        graph = g["ggml_new_graph_custom"](ctx, self._nodes, False)
+        g["ggml_build_forward_expand"](graph, g["ggml_mul_mat"](ctx, output, x))
+        nodes = [g["ggml_graph_node"](graph, i) for i in range(g["ggml_graph_n_nodes"](graph))]
+        if not all(g["ggml_backend_dev_supports_op"](self._device, node) for node in nodes):
+            raise CannotLoad("the device does not compute a head's matrices as they are stored")
+        return graph, [states, *nodes]

@@ -1,18 +1,19 @@
 """Medusa heads as a pool: nothing is kept between passes, so a lane is a name.
 
-The heads of several conversations at one depth read the same matrices.
+A head reads its matrices once for the states of all conversations that are at its depth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from specllama.arrays import Row, Rows
+from specllama.arrays import Rows
 from specllama.backend.base import Out, Part
 from specllama.backend.kernels import Kernels
+from specllama.models.medusa_file import STATES
 
 
 class MedusaHeads(Protocol):
@@ -22,8 +23,9 @@ class MedusaHeads(Protocol):
         """How many heads: the deepest guess."""
         ...
 
-    def logits(self, hidden: Row, depth: int) -> Row:
-        """Logits [n_vocab] of head ``depth`` (from 1), valid until the next call."""
+    def logits(self, hidden: Rows, depth: int) -> Rows:
+        """Logits [n, n_vocab] of head ``depth`` (from 1) on states [n, width], valid until the next
+        call; n is ``STATES`` at most."""
         ...
 
     @property
@@ -35,7 +37,7 @@ class MedusaHeads(Protocol):
 class MedusaPool:
     """See ``base.Passes``: a part is a state [1, width] and the head that reads it."""
 
-    n_batch = max_rows = 64
+    n_batch = max_rows = STATES
     free_leaves = 0
     kernels = Kernels()
 
@@ -46,14 +48,14 @@ class MedusaPool:
         return MedusaLane(self)
 
     def run(self, parts: Sequence[Part]) -> list[Out]:
-        if len(parts) == 1:
-            return [Out(self._row(parts[0]))]
-        return [Out(self._row(part).copy()) for part in parts]
-
-    def _row(self, part: Part) -> Rows:
-        assert part.states is not None
-        rows: Rows = self.heads.logits(part.states[0], part.head)[np.newaxis]
-        return rows
+        depths: dict[int, list[Part]] = {}
+        for part in parts:
+            depths.setdefault(part.head, []).append(part)
+        said: dict[int, Iterator[Rows]] = {}
+        for head, together in depths.items():
+            rows = self.heads.logits(np.concatenate([p.states for p in together]), head)
+            said[head] = iter(np.split(rows if len(depths) == 1 else rows.copy(), len(together)))
+        return [Out(next(said[part.head])) for part in parts]
 
 
 class MedusaLane:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from specllama.arrays import IntArray, Row
+from specllama.arrays import IntArray, Rows
 
 Matrix = npt.NDArray[np.float32]  # [out, in]
 Vector = npt.NDArray[np.float32]
@@ -37,12 +37,12 @@ class MedusaHead:
     proj: Matrix | None = None
     output: Matrix | None = None
 
-    def state(self, hidden: Vector) -> Vector:
-        """What the output matrix reads: [width] from [width]."""
+    def state(self, hidden: Rows) -> Rows:
+        """What the output matrix reads: [..., width] from [..., width]."""
         x = hidden
         for weight, bias in self.blocks:
-            x = x + silu(weight @ x + bias)
-        return x if self.proj is None else self.proj @ x
+            x = x + silu(x @ weight.T + bias)
+        return x if self.proj is None else x @ self.proj.T
 
 
 @dataclass(frozen=True)
@@ -66,22 +66,23 @@ class Heads:
     def __len__(self) -> int:
         return len(self.heads)
 
-    def logits(self, hidden: Vector, depth: int) -> Row:
-        """Logits [n_vocab] of head ``depth`` (from 1); -inf for tokens it cannot say."""
+    def logits(self, hidden: Rows, depth: int) -> Rows:
+        """Logits [..., n_vocab] of head ``depth`` (from 1) on states [..., width]; -inf for tokens
+        it cannot say."""
         head = self.heads[depth - 1]
         matrix = self.output if head.output is None else head.output
         if matrix is None:
             raise ValueError("a head without an output matrix")
-        rows: Row = matrix @ head.state(hidden)
+        said: Rows = head.state(hidden) @ matrix.T
         if self.ids is None:
-            return rows
-        row = np.full(self.n_vocab, -np.inf, np.float32)
-        row[self.ids] = rows
-        return row
+            return said
+        rows: Rows = np.full((*hidden.shape[:-1], self.n_vocab), -np.inf, np.float32)
+        rows[..., self.ids] = said
+        return rows
 
 
-def silu(x: Vector) -> Vector:
+def silu(x: Rows) -> Rows:
     """x times its logistic function; no overflow warning for large negative values."""
     one = np.float32(1.0)
-    out: Vector = np.divide(x, one + np.exp(-np.maximum(x, np.float32(-80.0))), dtype=np.float32)
+    out: Rows = np.divide(x, one + np.exp(-np.maximum(x, np.float32(-80.0))), dtype=np.float32)
     return out

@@ -14,7 +14,7 @@ from specllama.backend.heads.medusa import GgmlHeads
 from specllama.engine.open_medusa import load_heads
 from specllama.errors import CannotLoad
 from specllama.models.gguf import GgufHeader, read_header
-from specllama.models.medusa_file import read_facts, vocabulary_digest, write_heads
+from specllama.models.medusa_file import STATES, read_facts, vocabulary_digest, write_heads
 
 WIDTH = 64
 
@@ -73,6 +73,13 @@ def compare(heads: GgmlHeads, header: GgufHeader, target: GgufHeader) -> None:
     expected = load_heads(header.path, target)
     assert len(heads) == 3
     try:
+        several = np.stack([random(WIDTH, seed=800 + i) * 5 for i in range(STATES)])
+        for n in range(1, STATES + 1):  # each as alone
+            rows = heads.logits(several[:n], 1 + n % 3).copy()
+            alone = np.stack([heads.logits(state, 1 + n % 3).copy() for state in several[:n]])
+            assert rows.shape == (n, target.vocab_size)
+            spread = float(alone[np.isfinite(alone)].std())
+            assert rows == pytest.approx(alone, rel=0, abs=0.06 * spread)
         for seed in range(3):
             hidden = random(WIDTH, seed=900 + seed) * 5
             for depth in (3, 1, 2):  # in any order, each its own

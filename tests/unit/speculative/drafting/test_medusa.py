@@ -105,6 +105,14 @@ def test_a_reduced_vocabulary_leaves_the_rest_impossible() -> None:
     assert len(row) == 9
 
 
+def test_states_together_have_the_logits_that_each_has_alone() -> None:
+    heads = dataclasses.replace(random_heads(4, 6), ids=np.array([7, 2, 5, 0, 1, 8]), n_vocab=9)
+    states = np.random.default_rng(2).standard_normal((3, 4)).astype(np.float32)
+    for depth in (1, 2):
+        alone = np.stack([heads.logits(state, depth) for state in states])
+        assert heads.logits(states, depth) == pytest.approx(alone, rel=1e-5, abs=1e-5)
+
+
 def test_silu_has_no_trouble_far_out() -> None:
     x = np.array([-1e30, -100.0, -1.0, 0.0, 1.0, 100.0, 1e30], np.float32)
     y = silu(x)
