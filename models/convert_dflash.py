@@ -7,15 +7,15 @@ outputs are read; the ``speculators`` format has it at the top and counts those 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from specllama.models.dflash_file import MOST_LAYERS, read_facts
+from specllama.models.dflash_file import MOST_LAYERS, check
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_writer import Tensor, Value
-from specllama.models.layer_inputs import check_target
 from specllama.models.published import LAYER, Published, Shape
 
 TOP = {
@@ -109,10 +109,8 @@ def convert_dflash(
     if target.own("rope.dimension_sections") in target.arrays:  # its positions have several parts
         values["rope.dimension_sections"] = np.array([head.size // 2, 0, 0, 0], np.int32)
 
-    def check(header: GgufHeader) -> None:
-        check_target(read_facts(header), header, target)
-
-    head.write(destination, target, kind, "dflash", values, tensors, ids, check)
+    belongs = partial(check, target=target)
+    head.write(destination, target, kind, "dflash", values, tensors, ids, belongs)
 
 
 def _layers(head: Published, said: Mapping[str, Any]) -> Any:

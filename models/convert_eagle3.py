@@ -9,14 +9,14 @@ llama.cpp turns them here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from specllama.models.eagle3_file import LAYERS_READ, read_facts
+from specllama.models.eagle3_file import LAYERS_READ, check
 from specllama.models.gguf import GgufHeader
-from specllama.models.layer_inputs import check_target
 from specllama.models.nextn import trunk_blocks
 from specllama.models.published import LAYER, Floats, Published, Shape
 
@@ -65,10 +65,8 @@ def convert_eagle3(
         "norm_before_fc": normed,
     }
 
-    def check(header: GgufHeader) -> None:
-        check_target(read_facts(header), header, target)
-
-    head.write(destination, target, kind, "eagle3", values, tensors, ids, check)
+    belongs = partial(check, target=target)
+    head.write(destination, target, kind, "eagle3", values, tensors, ids, belongs)
 
 
 def _layers(head: Published, target: GgufHeader) -> Any:

@@ -164,12 +164,13 @@ def _check_types(header: GgufHeader) -> None:
             )
 
 
-def _check(head: GgufHeader, target: GgufHeader) -> None:
+def check(head: GgufHeader, target: GgufHeader) -> None:
+    """Whether a head belongs to a target, see ``models.heads.Head``."""
     check_target(read_facts(head), head, target)
 
 
 HEAD = Head(
-    check=_check,
+    check=check,
     open="specllama.backend.heads.dflash:open_dflash",
     convert="specllama.models.convert_dflash:convert_dflash",
     published=("dflash", "dflash2", "dspark"),

@@ -51,12 +51,13 @@ def read_facts(header: GgufHeader) -> HeadFacts:
     )
 
 
-def _check(head: GgufHeader, target: GgufHeader) -> None:
+def check(head: GgufHeader, target: GgufHeader) -> None:
+    """Whether a head belongs to a target, see ``models.heads.Head``."""
     check_target(read_facts(head), head, target)
 
 
 HEAD = Head(
-    check=_check,
+    check=check,
     open="specllama.backend.heads.eagle3:open_eagle3",
     convert="specllama.models.convert_eagle3:convert_eagle3",
     published=("eagle3",),

@@ -36,8 +36,8 @@ class Head:
 
     Attributes:
         check: that a head belongs to a target; raises PairIncompatible, BadGguf, UnsupportedModel.
-        open: makes its pool from its header and a ``LoadedTarget``; raises what ``check`` does,
-            CannotLoad and DoesNotFit.
+        open: makes its pool from its header, checked before, and a ``LoadedTarget``; raises what
+            ``check`` does, CannotLoad and DoesNotFit.
         convert: writes the file from a published checkpoint; "" where none is converted here.
         published: what such checkpoints call themselves.
     """

@@ -167,7 +167,7 @@ def bundled_heads(target: Path) -> list[Path]:
 
 
 def _open(head: GgufHeader, target: LoadedTarget) -> object:
-    return _opener(sidecars.kind_of(head))(head, target)
+    return _opener(_check(head, target.header))(head, target)
 
 
 def _opener(kind: str) -> Callable[[GgufHeader, LoadedTarget], object]:

@@ -32,14 +32,13 @@ def open_medusa(header: GgufHeader, target: LoadedTarget) -> MedusaPool:
     take them, in numpy where ggml cannot be called.
 
     Raises:
-        PairIncompatible, BadGguf, UnsupportedModel: see ``load_heads``.
+        BadGguf, UnsupportedModel: damaged, or in types that are not decoded here.
     """
     from specllama.backend.heads.medusa import GgmlHeads
     from specllama.backend.heads.medusa_pool import MedusaPool
     from specllama.backend.placement import CPU
 
     facts = read_facts(header)
-    check_target(facts, header, target.header)
     for device in dict.fromkeys((target.model.last_device, CPU)):
         try:
             heads = GgmlHeads(header, facts, target.header, target.threads, device)

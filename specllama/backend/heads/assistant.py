@@ -17,7 +17,6 @@ from specllama.backend.heads.pool import HeadGraph, HeadLane, HeadPart, HeadPool
 from specllama.backend.layout import Layout
 from specllama.backend.llama import LlamaModel
 from specllama.errors import EngineError
-from specllama.models.assistant_file import check_target
 
 if TYPE_CHECKING:
     from specllama.backend.base import Part
@@ -90,11 +89,9 @@ def open_assistant(header: GgufHeader, target: LoadedTarget) -> AssistantPool:
     """The assistant of a file.
 
     Raises:
-        PairIncompatible: one of another target.
         BadGguf, UnsupportedModel, CannotLoad: damaged, or refused by llama.cpp.
         DoesNotFit: not enough memory is free beside the target.
     """
-    check_target(header, target.header)
     model = load_head(header, target)
     opened = AssistantPool(model, target.pool)
     target.on_close.callback(opened.close)

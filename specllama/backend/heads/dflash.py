@@ -19,7 +19,6 @@ from specllama.backend.heads.markov import MarkovRows
 from specllama.backend.heads.pool import HeadGraph, HeadPool
 from specllama.errors import UnsupportedModel
 from specllama.models.dflash_file import read_facts
-from specllama.models.layer_inputs import check_target
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
@@ -78,13 +77,11 @@ def open_dflash(header: GgufHeader, target: LoadedTarget) -> DflashPool:
     """The drafter of a file.
 
     Raises:
-        PairIncompatible: no such drafter, one of another target, or an architecture whose hidden
-            states llama.cpp does not give away.
+        PairIncompatible: an architecture whose hidden states llama.cpp does not give away.
         BadGguf, UnsupportedModel, CannotLoad: damaged, or refused by llama.cpp.
         DoesNotFit: not enough memory is free beside the target.
     """
     facts = read_facts(header)
-    check_target(facts, header, target.header)
     target.pool.require_layers(facts.layers)
     model = load_head(header, target)
     opened = DflashPool(

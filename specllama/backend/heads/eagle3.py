@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from specllama.backend.heads.loading import head_params, load_head
 from specllama.backend.heads.pool import HeadGraph, HeadPool
 from specllama.models.eagle3_file import read_facts
-from specllama.models.layer_inputs import check_target
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
@@ -46,13 +45,11 @@ def open_eagle3(header: GgufHeader, target: LoadedTarget) -> HeadPool:
     """The head of a file.
 
     Raises:
-        PairIncompatible: no EAGLE-3 head, one of another target, or an architecture whose hidden
-            states llama.cpp does not give away.
+        PairIncompatible: an architecture whose hidden states llama.cpp does not give away.
         BadGguf, UnsupportedModel, CannotLoad: damaged, or refused by llama.cpp.
         DoesNotFit: not enough memory is free beside the target.
     """
     facts = read_facts(header)
-    check_target(facts, header, target.header)
     target.pool.require_layers(facts.layers)
     model = load_head(header, target)
     lanes = target.options.parallel

@@ -12,7 +12,6 @@ import llama_cpp as ll
 from specllama.backend.heads.loading import load_head
 from specllama.backend.heads.pool import HeadGraph, HeadPool
 from specllama.models.nextn import GRAPHS, nextn_blocks
-from specllama.models.nextn_file import check_target
 
 if TYPE_CHECKING:
     from specllama.backend.loaded_target import LoadedTarget
@@ -25,13 +24,11 @@ def open_nextn(header: GgufHeader, target: LoadedTarget) -> HeadPool:
     ``nextn.why_not`` has nothing against the header, or llama.cpp ends the process.
 
     Raises:
-        PairIncompatible: one of another target.
         BadGguf, UnsupportedModel, CannotLoad: damaged, or refused by llama.cpp.
         DoesNotFit: not enough memory is free beside the target.
     """
     model, pool, lanes = target.model, target.pool, target.options.parallel
     if header is not target.header:
-        check_target(header, target.header)
         model = load_head(header, target)
     params = pool.settings()
     params.ctx_type = ll.LLAMA_CONTEXT_TYPE_MTP
