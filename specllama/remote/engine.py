@@ -40,10 +40,14 @@ class RemoteEngine(OneAtATime):
     def __init__(self, address: Address) -> None:
         self.address = address
         self._http = self.address.client()
-        with self.address.spoken():
-            while code_of(answer := self._http.get(self.address.at("info"))) == "loading":
-                sleep(_LOADING_S)
-            self.info = msgspec.convert(checked(answer).json(), EngineInfo)
+        try:
+            with self.address.spoken():
+                while code_of(answer := self._http.get(self.address.at("info"))) == "loading":
+                    sleep(_LOADING_S)
+                self.info = msgspec.convert(checked(answer).json(), EngineInfo)
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> RemoteEngine:
         return self

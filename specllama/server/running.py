@@ -123,6 +123,9 @@ async def _run(
         server.force_exit = True
         await asyncio.to_thread(service.desk.host.close)
         await serving
+        for connection in list(server.server_state.connections):
+            connection.transport.abort()  # a socket outlives its event loop otherwise
+        await asyncio.sleep(0)  # the loop closes them in its next round
     if failed is not None:
         raise failed
 

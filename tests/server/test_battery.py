@@ -287,8 +287,8 @@ def commanded(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str]
         ready = process.stderr.readline()
         yield process, ready.split()[-1]
     finally:
-        process.kill()
-        process.wait()
+        with process:  # closes its pipe
+            process.kill()
 
 
 def _until(true: Any, seconds: float = 30.0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import threading
@@ -26,6 +27,19 @@ RULES = (
     Rule("one two three four five", when="slowly", delay_s=0.2),
     Rule("Hello."),
 )
+
+
+# some of them leave their sockets to the collector of garbage
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """What a client leaves open is collected here, not in the test of another file."""
+    yield
+    gc.collect()
 
 
 class Town(pydantic.BaseModel):
