@@ -320,5 +320,5 @@ def test_without_a_guess_nothing_was_declined() -> None:
     idle: Callable[[str], RoundDone] = lambda reason: replace(  # noqa: E731
         done, draft_max=0, window_reason=reason
     )
-    assert TimedRound.of(idle("draft too slow here")).declined
+    assert TimedRound.of(idle("drafting would not pay")).declined
     assert not TimedRound.of(idle(NO_GUESS)).declined

@@ -20,7 +20,7 @@ from specllama.speculative.types import Booking
 from specllama.speculative.window import Outcome, Plan, no_room
 
 MEASURING = "measuring a plain step"
-CHECKING = "a pass was slow: is a plain step, too?"
+CHECKING = "checking whether plain steps are slow, too"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,10 @@ class Policy:
             return Plan(0, MEASURING)
         weighing = self._weigh(min(self._draft_max, room))
         if not weighing.longest:
-            return Plan(0, "drafts lost time of late: plain steps make up for it")
+            return Plan(0, "drafting is over its budget; plain decoding until it recovers")
         looking = -text.asked(self._booking).value
         if looking > self._ledger.balance(payer) and weighing.model_gain() < looking * weighing.one:
-            return Plan(0, "looking for drafts costs more than they save")
+            return Plan(0, "looking for drafts costs more than it saves")
         self._weighing = weighing
         return Plan(weighing.longest, "", weighing)
 

@@ -196,15 +196,15 @@ class Weighing(Willing):
             forced = 0.0 if terms.peek else row
             if n or forced - rounds * gained > self._ledger.balance(self._booking.payer) * one:
                 cost = (terms.step + row) * terms.rate
-                self._why = (
-                    f"draft too slow here: {mean:.2f} tokens in the time of {cost:.2f} plain ones"
-                )
+                earned = f"{mean:.2f} tokens expected for {cost:.2f} steps of time"
+                self._why = f"drafting would not pay: {earned}"
                 return 0
             self._exploring = True
         read = draft.within(lag, terms.stake - rest, depth)
         if read < min(lag, READ):
             need = (draft.ms(min(lag, READ), depth) + rest) / one
-            self._why = f"saving up: reading and drafting may cost {need:.1f} steps"
+            dear = f"catching up would cost up to {need:.1f} steps, more than the budget"
+            self._why = f"waiting: {dear}"
             return 0
         return read
 
@@ -373,7 +373,7 @@ class Weighing(Willing):
             return Plan(n, "drafting")
         v = self._terms.v
         steps = (self._spent + v[min(n + 1, len(v) - 1)]) / self._terms.one
-        took = f"in the time of {max(steps, 1.0):.1f} plain ones"
+        took = f"in the time of {max(steps, 1.0):.1f} steps"
         return Plan(n, f"{self._expected:.1f} tokens expected {took}")
 
     @property

@@ -210,7 +210,7 @@ def test_reasons_are_words_for_people() -> None:
     for phrase in (
         "measuring a plain step",
         "tokens expected in the time of",
-        "draft too slow here",
+        "drafting would not pay",
         "probing",
     ):
         assert phrase in reasons
@@ -361,7 +361,7 @@ def test_a_balance_is_saved_up_for_a_draft_model_that_pays() -> None:
     play(steady(1500, 0.97), verify, 0.17, pair=pair)
     pair.ledger.spare, pair.ledger.own = 1.5, {"draft": 0.5, "mixed": 0.5}
     result = play(steady(1500, 0.97, seed=2), verify, 0.17, pair=pair, prompt=40)
-    assert any("saving up" in reason for reason in result.reasons)
+    assert any("waiting" in reason for reason in result.reasons)
     # meanwhile the text has outgrown what can be read whole: what a part is good for is explored
     assert any("probing" in reason for reason in result.reasons)
     assert result.speed > 1.02
