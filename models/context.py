@@ -1,4 +1,4 @@
-"""How long a context to take when nobody says: what fits, up to the trained length.
+"""The context length when the user sets none: what fits, up to the trained length.
 
 Lengths double from 8192 on. In steps that wide, the same machine takes the same length from one day
 to the next, and what was measured at one length stays of use.

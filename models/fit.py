@@ -26,7 +26,7 @@ def needed(pair: CatalogPair) -> float:
 
 
 def judge(pair: CatalogPair, machine: float) -> Verdict:
-    """Whether it runs beside a desktop ("yes"), with little else open ("tight"), or not ("no")."""
+    """Whether it runs alongside a desktop ("yes"), with little else open ("tight"), or not."""
     if machine <= 0:
         return "tight"
     if pair.memory_gb * 1e9 <= machine * 1.05:

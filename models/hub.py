@@ -197,7 +197,7 @@ class HubClient:
         return url
 
     def reach(self) -> None:
-        """Ask for nothing, only whether anybody is there: an answer of any kind will do.
+        """Check that the hub is reachable: an answer of any kind will do.
 
         Raises:
             ModelUnavailable: nobody within some seconds.

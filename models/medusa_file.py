@@ -69,7 +69,7 @@ class MedusaFacts:
 
     def measured(self, depth: int, top: float) -> list[float]:
         """How often the guesses of head ``depth`` (from 1) were right, by rank, where its best
-        token has the probability ``top``; [] where nobody measured."""
+        token has the probability ``top``; [] where it was not measured."""
         if not self.accuracies.size:
             return []
         rates: list[float] = self.accuracies[depth - 1, bisect_right(self.bands, top)].tolist()

@@ -225,7 +225,7 @@ def compute_bytes(
 def pipelining_bytes(
     header: GgufHeader, n_ctx: int, *, n_ubatch: int = PASS_TOKENS, flash_attn: bool = True
 ) -> int:
-    """What each of several devices takes beside its buffer so that a pass can begin on one while
+    """What each of several devices takes on top of its buffer so that a pass can begin on one while
     another still computes the pass before: copies of the mask, and of what layers hand on."""
     cells = padded_ctx(n_ctx)
     rows = min(n_ubatch, cells)
@@ -298,7 +298,7 @@ def _has_cells_only(header: GgufHeader) -> bool:
 
 
 def estimate_head(header: GgufHeader, target: GgufHeader, *, n_ctx: int) -> ModelMemory:
-    """Memory of a drafting head beside its target.
+    """Memory that a drafting head takes on top of its target.
 
     Raises:
         PairIncompatible, BadGguf: it is no head that could be loaded.

@@ -201,7 +201,7 @@ class Published:
                 raise self.bad(f"its {name} has the shape {list(tensor.shape)}")
 
     def attention(self, block: str, inputs: int) -> dict[str, Shape]:
-        """The shapes of a layer whose queries, keys and values read so many numbers."""
+        """The shapes of a layer whose queries, keys and values read N numbers."""
         e, f, q, kv = self.width, self.hidden, self.heads * self.size, self.heads_kv * self.size
         shapes: dict[str, Shape] = {
             "attn_norm": (e,),

@@ -1,4 +1,4 @@
-"""What was pulled, and from where: one small JSON file beside each model in our own folder.
+"""What was pulled, and from where: one small JSON file next to each model in our own folder.
 
 ``verify`` compares bytes with the digest in the receipt (or in the name that the Hugging Face cache
 or Ollama gives to a blob); ``remove`` deletes models that are ours, and nothing else.

@@ -1,4 +1,4 @@
-"""What a model with a running state keeps of a text beside its cells: how much, and how often.
+"""What a model with a running state keeps of a text besides its cells: how much, how often.
 
 Sources: llama.cpp's llama-arch.cpp (``llm_arch_supports_rs_rollback``), llama-hparams.cpp
 (``n_embd_r``, ``n_embd_s``), llama-memory-recurrent.cpp.
@@ -29,7 +29,7 @@ CHECKPOINT_BYTES = 256 << 20  # of all of them, but there are always two
 
 
 def checkpoints(n_bytes: int) -> int:
-    """How many states of so many bytes are kept."""
+    """How many states are kept, by their size in bytes."""
     return max(2, min(CHECKPOINTS, CHECKPOINT_BYTES // max(n_bytes, 1)))
 
 
@@ -42,7 +42,7 @@ def rollback(header: GgufHeader) -> str:
 
 
 def planes(max_rows: int) -> int:
-    """States behind its last tokens that are kept of a pass of at most so many rows."""
+    """States after its last tokens that a pass keeps, by its most rows."""
     return min(PLANES, max_rows - 1)
 
 
@@ -72,7 +72,7 @@ def state_bytes(header: GgufHeader) -> int:
 
 
 def kept_bytes(header: GgufHeader, max_rows: int) -> int:
-    """The state of a text and its planes, where passes return at most so many rows."""
+    """Bytes of the state of a text and its planes, by the most rows of a pass."""
     count = 1 + planes(max_rows) if header.architecture in WITH_PLANES else 1
     return count * state_bytes(header)
 

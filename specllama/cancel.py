@@ -17,7 +17,7 @@ _SET, _CLEAR = b"\x01\x00", b"\x00\x00"
 
 
 class Cancel(threading.Event):
-    """Ends one request at once: ``set`` also calls whoever registered.
+    """Ends one request at once: ``set`` also calls the registered callbacks.
 
     ``set`` may be called from any thread and from a signal handler.
     """

@@ -20,7 +20,7 @@ NO_GUESS = "no guess"  # the reason of a round for which no source had one
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``ends``: no other event of its request comes behind it."""
+    """``ends``: the request has no event after it."""
 
     type: ClassVar[str] = "event"
     ends: ClassVar[bool] = False

@@ -25,7 +25,7 @@ _POSITION_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far somebody has read a history, see ``History.kept``."""
+    """How far a reader has read a history, see ``History.kept``."""
 
     edition: int
     length: int
@@ -50,7 +50,7 @@ class History(list[int]):
     # -- changes --
 
     def cut(self, n: int) -> None:
-        """Drop everything behind the first ``n`` tokens."""
+        """Drop everything after the first ``n`` tokens."""
         if n >= len(self):
             return
         super().__delitem__(slice(n, None))
@@ -94,7 +94,7 @@ class History(list[int]):
     # -- followers --
 
     def mark(self) -> Mark:
-        """For somebody who has read all that is here now."""
+        """The mark of a reader that has read the whole text."""
         return Mark(self._edition, len(self))
 
     def kept(self, mark: Mark) -> int:
@@ -136,7 +136,7 @@ class History(list[int]):
 
 
 class Follower:
-    """Somebody who reads a text round after round: texts are not compared again each time.
+    """Reads a text round after round without comparing all of it each time.
 
     Attributes:
         text: what was read last; a list of a caller's as a history of our own.

@@ -176,7 +176,7 @@ class EngineLike(Protocol):
 
 
 class Stepped(EngineLike, Protocol):
-    """An engine that whoever runs its process drives: several requests go on, step by step."""
+    """An engine that its host process drives: several requests advance step by step."""
 
     @property
     def free(self) -> bool:
@@ -205,7 +205,7 @@ class Stepped(EngineLike, Protocol):
 
     @property
     def patience_s(self) -> float:
-        """How long a pass may take here before whoever watches gives the engine up."""
+        """How long a pass may take before the watchdog gives the engine up."""
         ...
 
     def watched(self, beat: Callable[[], object]) -> None:

@@ -95,7 +95,7 @@ def private_folder(folder: Path) -> Path:
 
 
 def private_file(path: Path) -> Path:
-    """Create a file, unless it exists, that nobody else may read; returns it.
+    """Create a file, unless it exists, that only its owner may read; returns it.
 
     Raises:
         OSError: it cannot be created.
@@ -107,7 +107,7 @@ def private_file(path: Path) -> Path:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all; nobody else may read it. Its folder is created.
+    """Write a file whole or not at all; only its owner may read it. Its folder is created.
 
     Raises:
         OSError: it cannot be written; what was there stays.

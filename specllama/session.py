@@ -242,9 +242,9 @@ class Session:
         return iter(())
 
     def show_version(self, index: int | None, step: int) -> int:
-        """Choose the version before (-1) or after (1) of message ``index``, with what was written
-        last behind it. By default of the message whose versions were shown last, else of the last
-        one that has several. Returns the index.
+        """Choose the version before (-1) or after (1) of message ``index``, with the newest
+        messages after it. By default of the message whose versions were shown last, else of the
+        last one that has several. Returns the index.
 
         Raises:
             UsageError: there is none.
@@ -544,7 +544,7 @@ def _chosen_of(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _figures(told: Told, *, counted: bool) -> dict[str, Any] | None:
-    """What is stored of a reply beside its text; one that never ends can be retried, too.
+    """What is stored of a reply in addition to its text; an unfinished one can be retried, too.
 
     Args:
         counted: tell of an unended one how many tokens it has: all of them are of this request.

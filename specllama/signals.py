@@ -187,7 +187,7 @@ def _leave(number: int) -> None:
 
 
 def _say_again(before: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A hook for exceptions that nobody can catch: those of signals are raised once more."""
+    """A hook for exceptions that no code can catch: those of signals are raised once more."""
 
     def hook(lost: Any, /) -> None:
         error: type[BaseException] = lost.exc_type

@@ -36,7 +36,7 @@ READ = 16  # more than this is a text to be read: it takes long, and is no hiccu
 
 
 class TimedRound(NamedTuple):
-    """What a verdict is made of: one round behind the first. Times in milliseconds.
+    """What a verdict is made of: one round after the first. Times in milliseconds.
 
     Attributes:
         judged: guesses on which the target gave a verdict; behind a rejection there is none.
@@ -238,7 +238,7 @@ def _speed(passes: Sequence[TimedRound], singles: Sequence[float]) -> _Speed | N
 def _plain(
     drafted: Sequence[TimedRound], singles: Sequence[float], *, measured: bool
 ) -> _Plain | None:
-    """None where nobody knows."""
+    """Milliseconds of a plain step; None where it is unknown."""
     known = [one.plain_ms for one in drafted]
     newest = next((ms for ms in reversed(known) if ms), None)
     if newest is None or measured:
@@ -339,7 +339,7 @@ def interval(verdict: Payoff) -> str:
 
 
 def _times(ratio: float | None) -> str:
-    """A factor is positive: none is printed as zero, nor as more than anybody could measure."""
+    """A factor is positive: it is never printed as zero, nor larger than can be measured."""
     value = min(max(ratio or 1.0, 0.01), 99.0)
     return f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
@@ -352,7 +352,7 @@ def _ago(seconds: float | None) -> str:
 
 
 def details(verdict: Payoff, *, both: bool = False) -> list[str]:
-    """Tokens of a pass, and what became of the guesses: of all sent, and with ``both`` of those
+    """Tokens of a pass, and how many guesses were kept: of all sent, and with ``both`` of those
     that were judged, and how old the plain steps were."""
     if verdict.answer == "off" or not verdict.drafted:
         return []

@@ -121,7 +121,7 @@ def next_tab(lines: Sequence[ChecklistLine]) -> str:
 
 
 def draw(lines: Sequence[ChecklistLine], glyphs: Glyphs, ink: Ink, width: int) -> Content:
-    """The list in so many columns; long words go on below themselves."""
+    """The list in ``width`` columns; long words continue on the next line."""
     inks = {"holds": ink.good, "fails": ink.bad, "again": ink.warn, "open": ink.muted}
     rows: list[Content] = []
     indent = TITLE_WIDTH + 4

@@ -53,7 +53,7 @@ class Editing:
 
     async def action_version(self, step: int) -> None:
         """Show another version of the focused message, or else of the last one that has several,
-        and what was written behind it."""
+        and what was written after it."""
         screen = self._screen
         if not screen.is_current:
             return

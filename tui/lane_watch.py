@@ -15,8 +15,8 @@ Events = Callable[[], Iterator[dict[str, Any]]]
 
 
 class LaneWatch:
-    """A board that is kept by a thread of its own, so that a reply that ended before anybody
-    looked is on it. Callable from any thread.
+    """A board that a thread of its own keeps, so that it also shows replies that ended before
+    the page was opened. Callable from any thread.
 
     Args:
         server: its name.

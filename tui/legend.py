@@ -1,4 +1,4 @@
-"""What every sign, letter and colour means: for the help page, and beside what it explains."""
+"""What every sign, letter and colour means: for the help page, and next to what it explains."""
 
 from __future__ import annotations
 

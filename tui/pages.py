@@ -1,4 +1,4 @@
-"""The pages behind the chat: how each is opened, and what its answer changes.
+"""The pages opened from the chat: how each is opened, and what its answer changes.
 
 The keymap names them. A page is imported when it is opened, so that the first frame comes early.
 """

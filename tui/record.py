@@ -78,7 +78,7 @@ class Record:
 
     def figures(self, at: int = -1) -> ReplyFigures | None:
         """Of that request; None before its first token. They cost time for each round, so those of
-        a long reply that is being written are up to one in ``LAG`` rounds behind."""
+        a long reply that is being written lag by up to one in ``LAG`` rounds."""
         turn = self.request(at)
         which, rounds = (turn.index, turn.finished is not None), len(turn.rounds)
         known, seen, found = self._figures

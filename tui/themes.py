@@ -124,7 +124,7 @@ class Ink:
         return f"${ink}" if ink in VARIABLES else "$source-draft"
 
     def verdict(self, answer: str) -> str:
-        """Green where drafting pays, amber where it loses, grey where nobody can tell or it is
+        """Green where drafting pays, amber where it loses, grey where it is unsure or
         off."""
         return {"faster": self.good, "slower": self.warn}.get(answer, self.muted)
 

@@ -177,7 +177,7 @@ def train(
 
 
 def export(head: EagleHead, tokenizer: Path, out: Path, name: str) -> None:
-    """Write `out`, whole or not at all: Q8_0 matrices, the target's vocabulary beside them."""
+    """Write `out`, whole or not at all: Q8_0 matrices, and the target's vocabulary."""
     s = head.s
     part = out.with_suffix(".part")
     w = gguf.GGUFWriter(part, "eagle3")

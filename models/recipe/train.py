@@ -226,7 +226,7 @@ def train(
     fuse: bool = False,
     teacher: Path | None = None,
 ) -> Tiny:
-    """Train one of `SHAPES`; checkpoints go to ``out/NAME.pt``, the log beside it.
+    """Train one of `SHAPES`; checkpoints go to ``out/NAME.pt``, the log next to it.
 
     `start` is a checkpoint whose weights (not whose optimiser state) the run begins with; `fuse`
     compiles the blocks, a third faster after a minute of compiling. `teacher` is the checkpoint

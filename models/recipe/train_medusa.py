@@ -83,7 +83,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class States:
-    """Final hidden states of answers, one behind the other, and which neighbours belong together.
+    """Final hidden states of answers, one after the other, and which neighbours belong together.
 
     ``run`` numbers the answers: places d apart with the same number are d tokens apart.
     """
@@ -212,7 +212,7 @@ class StateRunner(Runner):
     """Reads a text and keeps the final hidden state of every token."""
 
     def states(self, tokens: list[int]) -> NDArray[np.float32]:
-        """[tokens, width], behind the last norm."""
+        """[tokens, width], after the last norm."""
         llama_cpp.llama_set_embeddings(self.ctx, True)
         try:
             self.rollback(0)

@@ -203,7 +203,7 @@ class Context(Protocol):
         ...
 
     def reopen(self, n: int) -> None:
-        """Make the last ``n`` tokens the first nodes of a tree, one behind the other; nothing
+        """Make the last ``n`` tokens the first nodes of a tree, each the child of the last; nothing
         happens where there is a tree."""
         ...
 
@@ -240,18 +240,18 @@ class Lane(Context, Protocol):
         ...
 
     def alike(self, keep: int, n: int) -> int:
-        """How many of the first ``keep`` tokens have the cells that they would have in a text of
-        ``n`` tokens that is read afresh, behind which the rest of it is read alike, too. Where
-        passes of other parts round otherwise anyway: from how many it can go on (``reach``)."""
+        """How many of the first ``keep`` tokens are reusable bit for bit in a text of ``n`` tokens:
+        a fresh reading would leave the same cells and read the rest in the same parts. Where the
+        parts of a pass change rounding anyway: how many can be reused at all (``reach``)."""
         ...
 
     def branches(self, parents: Sequence[int], reopen: int = 0) -> int:
-        """Leaves that a tree pass opens beside those that the lane's tree has, see ``Part``; of the
-        last ``reopen`` tokens a tree is made first."""
+        """Leaves that a tree pass adds to the lane's tree, see ``Part``. The last ``reopen`` tokens
+        become a tree first."""
         ...
 
     def rows_at(self, past: int) -> int:
-        """Most rows of a judged pass behind so many tokens; ``max_rows`` at most."""
+        """The widest judged pass allowed after ``past`` tokens; ``max_rows`` at most."""
         ...
 
     def capture(self, need: HiddenNeed) -> None:
@@ -298,7 +298,7 @@ class Passes(Protocol):
 
     @property
     def free_leaves(self) -> int:
-        """Branches that trees of one pass may have, beside one a tree."""
+        """Branches that the trees of one pass may have in addition to one for each tree."""
         ...
 
     def run(self, parts: Sequence[Part]) -> list[Out]:

@@ -42,7 +42,7 @@ class Cells:
 
     @property
     def ghosts(self) -> int:
-        """Cells that nobody holds and nothing may fill."""
+        """Cells that no lane holds and no text may fill."""
         return self.tail - self.held if self.in_order else 0
 
     @property
@@ -99,7 +99,7 @@ class Cells:
         return True
 
     def _top(self) -> int:
-        """One past the last cell that somebody holds."""
+        """One past the last cell that a lane holds."""
         top = self.tail
         for _ in range(_FEW):
             if not top or self._holders[top - 1]:

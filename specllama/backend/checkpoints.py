@@ -16,7 +16,7 @@ from specllama.models.running_state import checkpoints
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state behind the first ``length`` tokens of a text.
+    """The state after the first ``length`` tokens of a text.
 
     Attributes:
         state: a buffer of bytes.
@@ -50,7 +50,7 @@ class Checkpoints:
         return sum(len(one.state) for one in self._all)
 
     def add(self, one: Checkpoint) -> None:
-        """Keep this one, which lies behind all others."""
+        """Keep this checkpoint, which comes after all others."""
         self._all.append(one)
         while len(self._all) > checkpoints(len(one.state)):
             # the one whose neighbours stay nearest to each other, never the newest two

@@ -35,7 +35,7 @@ def physical_cores() -> int:
 
 
 def linux_cores(cpus: Iterable[int], siblings: Callable[[int], str | None]) -> int | None:
-    """Cores behind some logical CPUs; None if the kernel does not say.
+    """Physical cores of some logical CPUs; None if the kernel does not say.
 
     Args:
         siblings: the logical CPUs that share the core of one, as the kernel lists them ("0,4").

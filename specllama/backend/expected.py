@@ -49,7 +49,7 @@ class Reading:
     shared: bool
 
     def seconds(self, rows: int) -> float:
-        """Of a pass of so many rows: each of them picks experts of its own."""
+        """Seconds that a pass of N rows takes; each row picks its own experts."""
         touched = 1.0 - (1.0 - self.used) ** rows
         fast = SHARED_BANDWIDTH if self.shared else GPU_BANDWIDTH
         on_gpu = (self.gpu + touched * self.gpu_experts) / fast
@@ -65,7 +65,7 @@ def used_share(header: GgufHeader) -> float:
 
 
 def plain_speed(n_bytes: float, cores: int, *, on_gpu: bool = False) -> float:
-    """Plain tokens a second of a model of so many bytes, of which nothing else is known."""
+    """Plain tokens a second of a model, estimated from its size in bytes alone."""
     there = SHARED_BANDWIDTH if on_gpu else min(RAM_BANDWIDTH, cores * CORE_BANDWIDTH)
     return there / n_bytes
 

@@ -267,7 +267,7 @@ class FakeCache:
         pass
 
     def states(self, need: HiddenNeed, n: int) -> Rows:
-        """A state is the first logits of its row: whoever reads it can be checked against them."""
+        """A state is the first logits of its row, so that tests can check its readers."""
         return self._states[:n]
 
     # -- sequences --

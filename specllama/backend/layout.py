@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A tree, or forest, behind a text.
+    """A tree, or forest, that continues a text.
 
     Attributes:
         parents: of every node; -1 hangs it on the text.

@@ -55,7 +55,7 @@ class LlamaPool(CellPool):
         return self._llama.handle
 
     def settings(self) -> Any:
-        """A copy of llama.cpp's parameters, for a context that runs beside this one."""
+        """A copy of llama.cpp's parameters, for a second context."""
         params = self._llama.params
         copy = type(params).from_buffer_copy(params)
         copy.n_rs_seq = 0  # what runs beside the target drafts, in passes of one row

@@ -163,7 +163,7 @@ class LlamaVocab:
         return out + ids[begin:]
 
     def _is_crowded(self, text: str) -> bool:
-        """Whether so many special tokens stand in a text that it is better taken apart here."""
+        """Whether a text has more special tokens than llama.cpp handles quickly."""
         if len(text) < _CROWD:
             return False
         return sum(text.count(special.text) for special in self.specials) >= _CROWD

@@ -119,7 +119,7 @@ class _Placed:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of the plan's devices; () where nobody chose."""
+        """Share of each of the plan's devices; () where the user chose none."""
         own = iter(self.options.shares)
         return (
             tuple(next(own) if may else 0.0 for may in self.usable) if self.options.shares else ()
@@ -130,7 +130,7 @@ class _Placed:
         return len(self.sizes)
 
     def kept(self, experts: int) -> list[int]:
-        """What each layer takes on a GPU when the experts of the first so many stay in RAM."""
+        """Bytes of each layer on a GPU when the experts of the first N layers stay in RAM."""
         return [size - (self.experts[i] if i < experts else 0) for i, size in enumerate(self.sizes)]
 
 
@@ -223,7 +223,7 @@ def _weighed(
     free: list[int],
     acceptance: float | None,
 ) -> OffloadPlan:
-    """The faster of a draft beside its target on the GPUs and one that leaves them to it."""
+    """The faster of two plans: the draft on the GPUs with its target, or on the CPU."""
     warnings: list[str] = []
     aside = _place(dataclasses.replace(second, asked="0"), free, [])
     beside = _place(second, free, warnings)
@@ -247,7 +247,7 @@ def _weighed(
 
 
 def _left(free: list[int], taken: Placement) -> list[int]:
-    """Bytes by device that are free beside a model."""
+    """Bytes of each device that stay free once a model is placed."""
     return [max(size - used, 0) for size, used in zip(free, taken.bytes, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""The laws of a pool, whatever runs its passes: who is in it, what a pass takes, what is refused.
+"""Bookkeeping and admission for a pool of lanes, whichever library runs the passes.
 
 The rows of a pass lie depth first of all: every lane's first token, then every second one, so that
 what is rejected gathers at the end. What becomes of it is ``settling``'s affair.
@@ -93,7 +93,7 @@ class CellPool(Settling):
         return self.shape.max_rows - 1
 
     def rows_at(self, past: int) -> int:
-        """Most rows of a pass behind so many tokens.
+        """The widest pass allowed after ``past`` tokens.
 
         llama.cpp computes attention over a multiple of 256 cells. Where its kernels choose by that,
         a row has to be judged over as many as it has in a pass of its own.

@@ -1,4 +1,4 @@
-"""Rows of one text behind one head, decoded in passes of any width, to be compared bit by bit."""
+"""Decodes the rows of one text in passes of any width, to compare them bit by bit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Computed:
 
 
 class Probe:
-    """Rows of one text behind one head, decoded in passes of any width."""
+    """Rows of one text after a common beginning, decoded in passes of any width."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Probe:
         return rows
 
     def padded_steps(self, text: Sequence[int], width: int) -> list[Computed]:
-        """These tokens behind the head, each in a pass of ``width`` rows."""
+        """Rows of these tokens after the common beginning, each in a pass of ``width`` rows."""
         self.restart()
         return [self.padded([i], width)[0] for i in text]
 

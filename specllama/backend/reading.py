@@ -53,7 +53,7 @@ class ReadingRoom:
         self._reader: _PromptReader | None = None
 
     def read(self, lane: CellLane, tokens: Sequence[int]) -> tuple[bytes, HiddenRows]:
-        """Read ``tokens`` behind the lane's text; the state of their cells, and hidden states."""
+        """Read ``tokens`` after the lane's text; the state of their cells, and hidden states."""
         past = len(lane.tokens)
         reader = self._reader
         if reader is not None and reader.room.n_ctx < past + len(tokens):

@@ -102,7 +102,7 @@ class ForgettingPool(CellPool):
 
 
 class RunningCache(Cache, Protocol):
-    """A cache with a running state, beside its cells or alone."""
+    """A cache with a running state, with or without cells."""
 
     @property
     def planes(self) -> int:

@@ -1,4 +1,4 @@
-"""How a pool keeps its promise of order: what lanes decided is carried out for all of them at once.
+"""Applies the lanes' pending cuts and keeps in one step, before the next pass.
 
 settle   dead cells behind the last living one are freed, those before it become ghosts
          (``cells``); only then comes the next pass

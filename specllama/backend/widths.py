@@ -40,7 +40,7 @@ class _Steps:
 
 
 def groups(probe: Probe, widths: Sequence[int]) -> list[list[int]]:
-    """The groups behind one text, each ascending."""
+    """The groups of widths after one text, each ascending."""
     n = max(widths) + 1
     found: list[_Steps] = []
     for width in widths:
@@ -65,7 +65,7 @@ def common(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> list
 
 
 def with_branches(probe: Probe, widths: tuple[int, ...]) -> Group:
-    """A group, and whether rows of branches, and behind one that stays, are steps, too."""
+    """A group of widths, and whether the rows of branches are computed as steps are."""
     wide = next((w for w in widths if w >= len(TREE)), 0)
     if not wide or probe.context.max_leaves < 2:
         return Group(widths)

@@ -103,8 +103,8 @@ def plain_and(
 def side_by_side(
     prompts: Sequence[Prompt], params: GenerateParams, lanes: Iterable[int], lap: int = 0
 ) -> list[Run]:
-    """The same prompts, answered by so many conversations at once, plainly and drafted in turn; all
-    of one length, so that each has company to its end.
+    """The same prompts, answered by N conversations at once, plainly and drafted in turn; all of
+    one length, so that each has company to its end.
 
     Args:
         lap: the number of the first of these laps; each wave is one.

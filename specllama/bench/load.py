@@ -77,14 +77,14 @@ class Answer:
 
     @property
     def speed(self) -> float | None:
-        """Tokens per second behind the first."""
+        """Tokens per second after the first."""
         took = self.total_s - self.first_s
         return (self.tokens - 1) / took if self.tokens > 1 and took > 0 else None
 
 
 @dataclass(slots=True)
 class Wave:
-    """Some questions, by so many clients; ``cpu_s``: what the server had of processors."""
+    """Questions asked by N clients; ``cpu_s`` is the server's processor time."""
 
     arm: str
     clients: int
@@ -109,7 +109,7 @@ class Wave:
 
 @dataclass(frozen=True, slots=True)
 class LoadRow:
-    """An arm with so many clients, over all repetitions; ratios are to the first arm.
+    """An arm at N clients, over all repetitions; ratios are to the first arm.
 
     ``cpu_ms`` is of a token, its ratio above 1 where less is needed. ``pace`` is that of the long
     reply which fell furthest behind the same reply of the first arm. ``equal`` of ``compared``
@@ -176,7 +176,7 @@ class ClientLoad:
         self._http.close()
 
     def waves(self, clients: Sequence[int], repetitions: int) -> Iterator[Wave]:
-        """Ask every server the same, by so many clients at a time."""
+        """Ask every server the same questions, with N clients at a time."""
         all_, count = len(self._questions), self._count
         for nth, (repetition, n) in enumerate(product(range(repetitions), clients)):
             asked = [i % all_ for i in range(nth * count, (nth + 1) * count)]

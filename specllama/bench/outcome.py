@@ -142,7 +142,7 @@ def _speeds(row: Row) -> Pairs:
 
 
 def _together(runs: Sequence[Run]) -> float | None:
-    """Tokens a second behind the first, of all runs, for as long as all of them went on."""
+    """Tokens per second of all runs together after their first tokens, while all were running."""
     begin = max(run.began_s + run.ttft_s for run in runs)
     end = min(run.began_s + run.end_s for run in runs)
     tokens = sum(
@@ -202,7 +202,7 @@ def _probing(verdict: Payoff) -> str:
 
 
 def answer(way: Way) -> tuple[str, str]:
-    """To "does it pay?": the word, and the sentence behind it."""
+    """The answer to "does it pay?": a word, and the sentence that explains it."""
     one = way.verdict
     match one.answer:
         case "faster":
@@ -266,7 +266,7 @@ def _finding(holds: bool | None, words: str) -> Finding:
 
 
 def _holds(verdict: Payoff) -> bool | None:
-    """Whether it is surely not slower, but for a loss that nobody feels; None where the runs
+    """Whether it is surely not slower, but for a loss too small to notice; None where the runs
     cannot tell."""
     if verdict.low is None or verdict.high is None:
         return None

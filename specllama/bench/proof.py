@@ -203,8 +203,8 @@ def _warm(
     ways: Sequence[tuple[str, int]],
     references: Sequence[tuple[GenerateParams, ProofReply]],
 ) -> Iterator[Case]:
-    """A prompt behind a stranger's, and its next turn behind that, with every method and width; the
-    first is plain decoding, with whose next turns the others' are compared."""
+    """A prompt after another one's text, and then its next turn, with every method and width. The
+    first is plain decoding: the next turns of the others are compared with its own."""
     ids = tuple(engine.encode(prompt.content)[0])
     n_ctx = engine.target.n_ctx
     turns: dict[float, ProofReply] = {}

@@ -1,4 +1,4 @@
-"""Losslessness beside others: replies written side by side against the same requests alone.
+"""Losslessness in company: replies written side by side against the same requests alone.
 
 Requests arrive at random and share passes, cells and the beginnings of their prompts; some are
 cancelled, and what they wrote until then has to be the beginning of what they write alone.

@@ -37,7 +37,7 @@ def command() -> None:
 
 @contextmanager
 def stored() -> Iterator[SessionStore]:
-    """The stored conversations; what became of the file, and of what is written, is said."""
+    """Open the stored conversations; problems of the file are reported."""
     from specllama.store.sessions import SessionStore
 
     with SessionStore.open() as store:

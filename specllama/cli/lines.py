@@ -29,7 +29,7 @@ class Lines(Protocol):
         ...
 
     def prefilled(self, text: str) -> str | None:
-        """Let the person edit a text; None where nobody can."""
+        """Let the user edit a text; None where the terminal cannot."""
         ...
 
 

@@ -308,7 +308,7 @@ def say_settings(settings: Settings) -> None:
 
 
 def say_project(settings: Settings) -> None:
-    """Name what the project file of this folder has set: somebody else may have written it."""
+    """Name what the project file of this folder has set: it may come from another author."""
     path = str(Path(PROJECT_FILE).absolute())
     named = {name: value for name, value in settings.changes().items() if value.origin == path}
     if named:

@@ -113,7 +113,7 @@ def command(
 
 
 def _heads(target: GgufHeader, files: Sequence[str]) -> list[GgufHeader]:
-    """The heads that a run would load: those named, and those beside the target.
+    """The heads that a run would load: those named, and those in the target's folder.
 
     Raises:
         ModelUnavailable, PairIncompatible, CannotLoad: a named file is no head of this target.

@@ -246,7 +246,7 @@ def _wanted(proposers: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _as_set(settings: Settings, name: str, *, but: object = None) -> tuple[Any, ...]:
-    """A setting as the one value to prove with; () where nobody set it, or to ``but``."""
+    """A setting as the one value to prove with; () where it is unset, or is ``but``."""
     value = settings.given(name)
     return () if value in (None, but) else (value,)
 

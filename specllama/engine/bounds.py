@@ -48,7 +48,7 @@ def require_size(prompt: Prompt, n_ctx: int, vocab: Vocab) -> None:
 
 
 def require_text(n_bytes: int, n_ctx: int, vocab: Vocab) -> None:
-    """Raises PromptTooLong: no text of so many bytes fits the context."""
+    """Raises PromptTooLong: a text of this many bytes cannot fit the context."""
     if n_bytes <= n_ctx or not (longest := vocab.longest) or n_bytes <= n_ctx * longest:
         return
     least = -(-n_bytes // longest)

@@ -231,7 +231,7 @@ class Conversation:
         )
 
     def _read_prompt(self) -> Saying[Row]:
-        """Read what is not in the cache; the row behind the prompt."""
+        """Read what is not in the cache; returns the row after the prompt."""
         self._go_on()
         cached, total = self._started.cached_n, self._started.prompt_n
         done, rows = cached, None
@@ -289,7 +289,7 @@ class Conversation:
         )
 
     def _write(self, rounds: Rounds, first: Row | None) -> Saying[FinishReason]:
-        """Round after round, until one ends the reply; ``first`` is the row behind the prompt."""
+        """Round after round, until one ends the reply; ``first`` is the row after the prompt."""
         clock, n_ctx = self._clock, self._target.n_ctx
         reason: FinishReason | None = None
         while reason is None:
@@ -325,7 +325,7 @@ class Conversation:
         return passage_ending(self._piece(before), self._piece(after))
 
     def _read(self, ids: Sequence[int], done: int, *, row: bool) -> Asking[tuple[int, Rows]]:
-        """Read a part of ``ids`` behind the first ``done``: how many are read now.
+        """Read a part of ``ids`` after the first ``done``; returns how many are read now.
 
         With ``row`` also the row behind the last of all, once it is there.
         """
@@ -348,7 +348,7 @@ class Conversation:
         return end, rows
 
     def _read_among_others(self, at: int) -> None:
-        """What was read from ``at`` on was read in other parts than alone, or beside other rows."""
+        """Note that the text from ``at`` on was read in other passes than it would be alone."""
         if self._loaded.info.exact_rows < 2 or self._loaded.info.widths:
             self._slot.rounded(at)
 

@@ -346,7 +346,7 @@ class Engine:
         self._seats.cancel([id])
 
     def drop(self, id: int) -> None:
-        """End a conversation that nobody listens to: it says nothing more."""
+        """End a conversation whose client has left: it tells nothing more."""
         self._scheduler.end(id)
 
     def generate(

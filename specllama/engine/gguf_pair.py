@@ -113,7 +113,7 @@ class Pair:
             raise DoesNotFit(error.message, hint) from None
 
     def need(self, n_ctx: int) -> memory.PairMemory:
-        """What it takes of RAM with a context of so many tokens."""
+        """RAM that the pair takes with a context of N tokens."""
         options = self.resolved()
         need = memory.estimate_pair(
             self.target,

@@ -46,7 +46,7 @@ def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
     own = Own()
 
     def unasked(method: str, why: str, opener: Callable[[], object]) -> None:
-        """Nobody asked for it: the target works without."""
+        """Open an optional part: the target works without it."""
         try:
             if not why:
                 own.parts[method] = opener()
@@ -156,7 +156,7 @@ def _require_head(header: GgufHeader) -> str:
 
 
 def bundled_heads(target: Path) -> list[Path]:
-    """Head files that ship beside the bundled target; none for any other target."""
+    """Head files that ship with the bundled target; none for any other target."""
     from specllama import paths
     from specllama.models.library import BUNDLED
 

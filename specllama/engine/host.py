@@ -1,4 +1,4 @@
-"""The engine in a child process, behind the same interface as the engine itself.
+"""The engine in a child process, with the interface of the engine itself.
 
 llama.cpp ends its process on some bad calls, and the kernel ends it when memory runs out. Here that
 costs one reply: the child dies, the parent turns its exit status and last words into

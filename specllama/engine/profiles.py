@@ -311,11 +311,11 @@ class Windows:
         )
 
     def baseline(self, depth: int) -> Baseline | None:
-        """What a plain step takes behind so many tokens, None before one was timed."""
+        """What a plain step takes after N tokens, None before one was timed."""
         return self.steps.typical(depth, self.profile.costs.target.deep_ms)
 
     def cannot_gain(self, booking: Booking) -> str:
-        """Why no draft model can pay on this machine, "" if one could or nobody knows yet."""
+        """Why no draft model can pay on this machine; "" if one could, or if that is unknown."""
         costs = self.profile.costs
         target, steps = costs.target, costs.steps(booking)
         if target.level is None or not target.known(2):

@@ -39,7 +39,7 @@ class SamplerChains:
         tokens: Sequence[int],
         constraint: Constraint | None = None,
     ) -> SamplerChain:
-        """A chain behind ``tokens``; ``constraint``: where no grammar was asked for."""
+        """A sampler chain after ``tokens``; ``constraint`` applies where there is no grammar."""
         sampling = params.sampling
         if params.ignore_eos:
             bias = {**self._all_eog(), **sampling.logit_bias}

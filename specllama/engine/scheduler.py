@@ -80,7 +80,7 @@ class Scheduler:
         self._running[id] = _Running(id, saying, settle, lane, cancel, unread=unread)
 
     def step(self) -> list[Said]:
-        """Go on until somebody says something: at most one event of each conversation.
+        """Run passes until a conversation has an event: at most one of each conversation.
 
         An exception is what ended its conversation; the others go on. [] when none is left.
         """
@@ -173,12 +173,12 @@ class Scheduler:
 
     @property
     def crowded(self) -> bool:
-        """Whether somebody waits for cells."""
+        """Whether a conversation waits for cells."""
         return any(one.waits for one in self._running.values())
 
     def _preempt(self) -> bool:
         """Park the youngest conversation that waits for a pass of the target; whether there was one
-        beside the last."""
+        besides the last."""
         active = [one for one in self._running.values() if not one.waits]
         waiting = [
             one for one in active if one.ask is not None and self._pool_of(one.ask) is self._target
@@ -217,8 +217,8 @@ class Scheduler:
         return said
 
     def _fits(self, cells: int, ahead: int = 0) -> bool:
-        """Whether a further conversation finds so many cells, and every other one ``ahead``; one
-        that would be alone always does."""
+        """Whether a further conversation finds this many cells, and every other one ``ahead``; a
+        conversation that would be alone always does."""
         active = sum(not one.waits for one in self._running.values())
         while active and self._target.room < cells + ahead * active:
             if not self._seats.vacate():
@@ -308,7 +308,7 @@ def _size(ask: Ask | None) -> tuple[int, int, int]:
 
 
 def _branches(parents: Sequence[int]) -> int:
-    """Leaves of a tree beside the first."""
+    """Leaves of a tree after the first."""
     return len(parents) - len({parent for parent in parents if parent >= 0}) - 1
 
 

@@ -233,7 +233,7 @@ def _begin(name: str, run: Callable[[], None]) -> threading.Thread:
 def _prepare(
     engine: Stepped, link: Link, pulse: Pulse, part: Literal["requests", "constrained"]
 ) -> None:
-    """A thread of its own: what requests need beside passes, one after the other."""
+    """A thread of its own: prepares requests one after the other while passes run."""
     while True:
         request_id, prompt, params = getattr(link, part).get()
         pulse.works(part, request_id)

@@ -108,7 +108,7 @@ class Slot:
         self._rounded = min(at, at if self._rounded is None else self._rounded)
 
     def goes_on(self, cached: int, n: int) -> None:
-        """A prompt of ``n`` tokens is read behind its first ``cached`` ones, which lie here.
+        """A prompt of ``n`` tokens is read after its first ``cached`` ones, which are in this slot.
 
         Where passes round, those may differ from what a fresh reading would leave, unless they are
         what it left: a prompt as long as this one is read in the same parts. A running state goes
@@ -141,7 +141,7 @@ class Slot:
 
 
 def _missing(name: str, info: EngineInfo, have: Sequence[str]) -> SpecllamaError:
-    """What to say to somebody who asks for a method that is not there."""
+    """The error for a request whose method is not loaded."""
     reason = next((m.reason for m in info.methods if m.name == name), "")
     if not reason and (method := find(name)):
         reason = method.why_not(Facts())

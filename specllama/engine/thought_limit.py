@@ -1,4 +1,4 @@
-"""A budget for thoughts: behind so many tokens, the only ones allowed are those that end a thought.
+"""A budget for thoughts: after N tokens, only tokens that end the thought are allowed.
 
 It is a constraint on the next token as a grammar is, a function of the tokens before: drafts follow
 it, and the text is the same with and without them.

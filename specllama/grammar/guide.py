@@ -38,7 +38,7 @@ _LIMITS: dict[str, Any] = {
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """Behind a text; the root is behind none."""
+    """A position in the grammar after a text; the root is that of the empty text."""
 
     depth: int = 0
     before: _Place | None = None
@@ -194,7 +194,7 @@ class _Walk:
         return mask
 
     def next(self, place: _Place, token: int) -> _Place:
-        """Behind one more token. One that ends the text leaves the place as it is."""
+        """The place after one more token. A token that ends the text leaves the place as it is."""
         found = place.after.get(token)
         if found is None:
             if not self.some(place, [token])[0]:
@@ -229,7 +229,7 @@ class _Walk:
         return self._matcher
 
     def _follow(self) -> None:
-        """Keep the second matcher near enough, and as far behind as drafts mostly reach back."""
+        """Keep the second matcher near the first, but earlier than drafts usually reach back."""
         if self._at.depth - self._behind.depth < 2 * _BACK:
             return
         there = self._at
@@ -249,7 +249,7 @@ class _Walk:
 
 
 def _between(before: _Place, place: _Place) -> list[int] | None:
-    """The tokens from one place to another; None if it is not behind it."""
+    """The tokens from one place to another; None if they do not lead there."""
     tokens: list[int] = []
     here: _Place | None = place
     while here is not None and here.depth > before.depth:

@@ -49,8 +49,8 @@ class Address:
 
     @contextmanager
     def spoken(self) -> Iterator[None]:
-        """Raises UsageError: that is no address. EngineDied: nobody answers there any more, or
-        somebody else than a specllama."""
+        """Raises UsageError: that is no address. EngineDied: no server answers there any more, or
+        the one that answers is not specllama."""
         import httpx2
 
         try:

@@ -125,7 +125,7 @@ class Board:
         return sum(n for _, n in self._written) / _LATELY_S
 
     def lines(self, width: int, height: int = 100) -> list[BoardLine]:
-        """The table, in so many columns and lines."""
+        """The table, fitted to the width and height of a terminal."""
         found = [
             BoardLine(text if len(text) <= width else f"{text[: width - 3]}...", line.kind)
             for line in self._lines(width)
@@ -155,7 +155,7 @@ class Board:
 
 
 def _row(cells: tuple[str, ...], width: int) -> str:
-    """The columns that have room in ``width``, and what is said behind them."""
+    """The columns that fit ``width``, and then the reason."""
     shown = [
         f"{cell:>{size}}" if size > 0 else f"{cell[:-size]:<{-size}}"
         for cell, (_, size, needs) in zip(cells, _COLUMNS, strict=False)

@@ -1,4 +1,4 @@
-"""Files in a message: ``@name`` in what is typed, and the file's text behind it in a fenced block.
+"""Files in a message: ``@name`` where it is typed, and the file's text below in a fenced block.
 
     Summarise @notes.md
 
@@ -125,7 +125,7 @@ def attach(typed: str, files: Mapping[str, str]) -> str:
 
 
 def again(message: str) -> tuple[str, dict[str, str]]:
-    """What has to be typed for this message, and the files behind it."""
+    """What has to be typed for this message, and the files attached to it."""
     typed, files = split(message)
     for mention in reversed(list(mentions(typed))):
         if mention.means_a_file and _label(mention.name) not in files:
@@ -134,7 +134,7 @@ def again(message: str) -> tuple[str, dict[str, str]]:
 
 
 def split(message: str) -> tuple[str, dict[str, str]]:
-    """What was typed, and the files behind it: the blocks at the end that are mentioned before."""
+    """What was typed, and the attached files: blocks at the end whose names the text mentions."""
     for m in _BLOCK.finditer(message):
         typed, rest = message[: m.start()], message[m.start() :]
         names = {_label(mention.name) for mention in mentions(typed)}
@@ -208,7 +208,7 @@ def _path(name: str) -> Path:
 
 
 def _label(name: str) -> str:
-    """A name as it stands behind a fence: one line, and nothing that could end it."""
+    """A name as it stands after a fence: one line, and nothing that could end it."""
     return "".join(c if c.isprintable() and c != "`" else "_" for c in name)
 
 

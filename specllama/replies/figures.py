@@ -59,12 +59,12 @@ class ReplyFigures:
 
     @property
     def token_ms(self) -> float | None:
-        """What a token behind the first took."""
+        """Milliseconds of each token after the first."""
         return self.decode_ms / (self.tokens - 1) if self.tokens > 1 and self.decode_ms else None
 
     @property
     def tok_per_s(self) -> float | None:
-        """Behind the first token."""
+        """Tokens per second after the first token."""
         return None if self.token_ms is None else 1000.0 / self.token_ms
 
     @property

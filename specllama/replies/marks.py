@@ -65,7 +65,7 @@ class Marks:
 
     @property
     def lead(self) -> str:
-        """The mark that begins an answer behind ``close``, "" for most."""
+        """The mark that begins an answer after ``close``, "" for most."""
         return self.closing.partition(self.close)[2].strip()
 
     def state(self, tail: str) -> bool | None:

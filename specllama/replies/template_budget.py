@@ -61,7 +61,7 @@ class Budget:
             raise TooMuch("the chat template takes too long")
 
     def room(self, chars: int) -> None:
-        """Raises TooMuch if a text of so many characters is too long."""
+        """Raises TooMuch if a text of this many characters is too long."""
         if chars > self._max_chars:
             raise TooMuch("the chat template builds a text that is too long")
 

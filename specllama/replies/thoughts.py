@@ -29,7 +29,7 @@ Part = tuple[bool, str]  # (whether it is thought, units)
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A reply as it was written: before + reasoning + behind + content."""
+    """A reply as the model wrote it: opening, reasoning, closing, content."""
 
     before: str = ""
     reasoning: str = ""
@@ -167,7 +167,7 @@ class Reader:
 
     @property
     def seams(self) -> tuple[str, str] | None:
-        """What stands before the thought and behind it; None where that is not the whole reply."""
+        """The texts before and after the thought; None where they are not the whole reply."""
         if self._turned or self._thoughts > 1:
             return None
         before, behind = (
@@ -224,7 +224,7 @@ class Reader:
         return True
 
     def _opened(self, out: list[Part]) -> bool:
-        """Behind the mark that opens a thought."""
+        """The text after the mark that opens a thought."""
         if not self._held.lstrip(_SPACE):
             return False
         self._begin_thought(out)
@@ -240,7 +240,7 @@ class Reader:
         return at >= 0 and self._skip(end - len(body) + len(close), 1, "between")
 
     def _between(self, out: list[Part]) -> bool:
-        """Behind a thought, or where the prompt closed it."""
+        """The text after a thought, or where the prompt closed it."""
         body, lead = self._held.lstrip(_SPACE), self.spelling.lead
         if lead and body.startswith(lead):
             return self._skip(len(self._held) - len(body) + len(lead), 1, "between")

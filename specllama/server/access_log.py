@@ -1,4 +1,4 @@
-"""Lines about requests for whoever runs the server; a terminal that stands still stops nothing."""
+"""One log line per request for the server's operator; a stalled terminal holds nothing up."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def protocol(per_client: int, most: int, proxies: Container[str] = ()) -> type[a
                 self.transport.close()
 
         def _leave(self) -> None:
-            """Whoever still answers need not."""
+            """Stop answering: the client has left."""
             if self.cycle is not None and not self.cycle.response_complete:
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()

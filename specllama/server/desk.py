@@ -113,7 +113,7 @@ class Ticket:
         return ((self.sent_s or perf_counter()) - self.arrived_s) * 1e3
 
     def cancel(self) -> None:
-        """Nobody listens any more; the lane is free before its next pass."""
+        """The client has left; its lane is free before the next pass."""
         if not self.over and not self.left:
             self.left = True
             self.end()
@@ -342,7 +342,7 @@ class Desk:
             self._send(ticket)
 
     def _may_join(self, ticket: Ticket) -> bool:
-        """Whether it may be written beside what is: a suspect has no company but its own."""
+        """Whether a request may join the running ones: a suspect runs only with other suspects."""
         others = [other.asked for other in self.running if other.asked != ticket.asked]
         asked = [ticket.asked, *others] if others else []
         return all(self._suspected(one) is None for one in asked)
@@ -416,7 +416,7 @@ class Desk:
             del self._suspects[next(iter(self._suspects))]
 
     def _died(self) -> None:
-        """The engine is gone: whoever comes next finds another one."""
+        """The engine is gone: the next request starts another one."""
         self._deaths += 1
         soon = monotonic() - self._restarted_s < AGAIN_S
         if not (self.closing or self._starting or soon or self.host.ready):

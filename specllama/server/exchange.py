@@ -179,7 +179,7 @@ class Exchange:
 
     @property
     def over(self) -> bool:
-        """Nobody hears it any more."""
+        """The client no longer receives anything."""
         return self._place not in self._desk.places
 
 
@@ -256,7 +256,7 @@ async def _gone(receive: Receive) -> None:
 
 
 class Stream(Response):
-    """Frames as they come. Whoever leaves, or stops reading, ends the replies."""
+    """Frames as they come. A client that leaves or stops reading ends its replies."""
 
     def __init__(self, exchange: Exchange, wire: Wire, bodies: AsyncIterator[bytes]) -> None:
         self._exchange = exchange

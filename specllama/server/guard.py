@@ -164,7 +164,7 @@ def _name(host: str) -> str:
 
 
 class Guard:
-    """The app behind ``Access``; answers preflights and adds the headers that every answer has.
+    """Wraps the app in ``Access``: answers preflights and adds the headers of every response.
 
     Who asks stands in ``request.state.client``, what the request is called in
     ``request.state.id``, what it has the server hold in ``request.state.load``.

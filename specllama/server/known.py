@@ -18,7 +18,7 @@ from specllama.server.refusals import not_offered
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a field is not offered; ``idle``: values that ask for nothing, beside null."""
+    """Why a field is not offered; ``idle``: values that request nothing, as null does."""
 
     reason: str
     idle: Callable[[Any], bool] = lambda value: not value

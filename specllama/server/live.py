@@ -1,4 +1,4 @@
-"""``GET /specllama/events``: every round of every lane, as it happens, for whoever watches."""
+"""``GET /specllama/events``: every round of every lane, as it happens."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def _replies(service: Service) -> list[Row]:
 
 
 def _texts(service: Service) -> list[Row]:
-    """What becomes of a text without any model: tokens, prompts."""
+    """Texts without decoding: their tokens, and prompts from templates."""
     desk = service.desk
 
     async def tokenize(request: Request) -> Response:

@@ -185,7 +185,7 @@ def params_of(body: Sampling, base: GenerateParams, **more: Any) -> GeneratePara
 
 
 def most_chances(name: str, value: int | None) -> int | None:
-    """Raises Refusal: so many others are not told."""
+    """Raises Refusal: more alternatives are requested than the server returns."""
     if value is not None and not 0 <= value <= CHANCES_LIMIT:
         raise wrong(name, f"{name} must be from 0 to {CHANCES_LIMIT}, got {value}")
     return value

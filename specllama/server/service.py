@@ -222,7 +222,7 @@ def _marks(body: bytes) -> int:
 
 
 def _values(body: bytes, most: int) -> int:
-    """At most so many values are in a JSON text; an estimate where they are more than ``most``."""
+    """An upper bound on the values in a JSON text; an estimate where it exceeds ``most``."""
     plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
     quotes = plain.count(b'"')
     if quotes > 4 * most:  # two texts, a name and its value, for each mark

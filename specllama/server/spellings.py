@@ -73,7 +73,7 @@ _JSON = (*_OBJECT, *(f"[{head}" for head in _OBJECT))
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What may stand behind the opening of a reply's first call, and what ends its calls.
+    """What may follow the opening of a reply's first call, and what ends its calls.
 
     Attributes:
         heads: beginnings of what follows, without spaces; ``{}`` is the name of a tool.
@@ -154,7 +154,7 @@ def behind(text: str, calls: list[WrittenCall]) -> str:
 
 
 def unfinished(inner: str) -> bool:
-    """Whether a closing behind ``inner`` stands inside of a value, so that more is to come."""
+    """Whether a closing after ``inner`` stands inside a value, so that more is to come."""
     if any(inner.count(begin) > inner.count(end) for begin, end in _PAIRED):
         return True
     if inner.count('<|"|>') % 2:
@@ -195,8 +195,8 @@ def _as_json(found: re.Match[str]) -> str:
 
 
 def _json_calls(text: str) -> Iterator[WrittenCall]:
-    """Calls that are JSON, behind their openings or alone; nothing else stands behind a value but
-    the end of a call, or of the text."""
+    """Calls that are JSON, after their openings or alone; only the end of a call or of the text
+    may follow a value."""
     at: int | None = 0
     while at is not None:
         begin = at + len(text[at:]) - len(text[at:].lstrip())

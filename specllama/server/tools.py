@@ -324,7 +324,7 @@ class ToolReader:
         return not (self._begun or self.calls) and ALONE.admits(held, self._names)
 
     def _inside(self) -> str | None:
-        """The same behind an opening."""
+        """The same, after an opening."""
         kind = BEHIND[self._opening]
         begin = self._held.index(self._opening) + len(self._opening)
         inner = self._held[begin:]

@@ -100,7 +100,7 @@ class PlaceOptions:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The devices by name; () where nobody chose."""
+        """The devices by name; () where the user chose none."""
         return tuple(name.strip() for name in self.devices.split(",")) if self.devices else ()
 
     @property
@@ -148,7 +148,7 @@ class PlaceOptions:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine is meant."""
+    """Whether only this machine is meant."""
     if host.lower().rstrip(".") == "localhost" or host.lower().endswith(".localhost"):
         return True
     try:

@@ -102,7 +102,7 @@ class HeadPlace(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A pass among several conversations: of so many ``lanes`` and ``tokens`` together.
+    """A pass that several conversations share: ``lanes`` and ``tokens`` count all of them.
 
     ``first`` is true for one of them, who books what the pass took.
     """
@@ -115,7 +115,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Pass(Part):
-    """A ``Part`` of a pass, behind the first ``keep`` of the lane (None: behind all of them).
+    """A ``Part`` of a pass, after the first ``keep`` tokens of the lane (None: after all of them).
 
     The lane's last ``reopen`` tokens are the first nodes of its tree. ``tell`` is told of a pass
     that was run where other conversations wait for theirs. Errors: see ``Context.forward``.

@@ -257,6 +257,6 @@ class Rounds:
         return draft, room.judge.granted
 
     def cut_back(self, n_tokens: int) -> Asking[None]:
-        """Forget everything behind the first ``n_tokens`` (a stop inside an accepted run)."""
+        """Forget everything after the first ``n_tokens`` (a stop inside an accepted run)."""
         del self.tokens[n_tokens:]
         yield Keep(self.target, min(n_tokens - 1, len(self.target.tokens)))

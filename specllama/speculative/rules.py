@@ -87,7 +87,7 @@ IsStop = Callable[[int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How drafts are judged, and what that asks of whoever drafts.
+    """How drafts are judged, and what the rule asks of drafters.
 
     Attributes:
         common_noise: the target draws with noise that drafts share (its seed is all it needs), so

@@ -65,7 +65,7 @@ class Peaks:
 
 def confidence(row: Row) -> float:
     """The probability of the best token under the plain softmax of a row; of very many tokens, only
-    the best of each group counts beside it. 0 for a row that cannot be sampled (NaN, +inf, all
+    the best of each group also counts. 0 for a row that cannot be sampled (NaN, +inf, all
     -inf)."""
     logits = Peaks(row).maxima if len(row) > _SUMMED else row
     top = logits.max()

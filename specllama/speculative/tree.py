@@ -50,7 +50,7 @@ class TreeBuilder:
 
     @property
     def spare_leaves(self) -> int:
-        """Branches that may still be opened beside a first child."""
+        """Branches that may still be opened in addition to a first child."""
         return self._max_leaves - self._n_leaves
 
     def depth(self, node: int) -> int:
@@ -195,7 +195,7 @@ class BestFirst(TreeBuilder):
     def offer(
         self, parent: int, token: int, share: float, source: str, q: Law | None = None
     ) -> None:
-        """A guess: behind ``parent`` the target goes on like this with probability ``share``."""
+        """Add a guess: the target continues ``parent`` like this with probability ``share``."""
         self._pushed += 1
         guess = token, share, source, q
         heapq.heappush(self._heap, (-self.weight[parent] * share, self._pushed, parent, guess))

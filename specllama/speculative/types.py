@@ -163,8 +163,8 @@ class DraftJudge(Protocol):
 
     def read(self, source: str, tokens: int) -> int:
         """The model of ``source`` is about to read ``tokens`` of the text, or, with ``source`` "",
-        the target's pass to evaluate so many rows beside its own, scouts among them. Returns how
-        many of them, of a text the newest; 0: the source stays out of this round."""
+        the target's pass is about to evaluate ``tokens`` further rows, scouts included. Returns how
+        many are granted, the newest of a text; 0: the source stays out of this round."""
         ...
 
     def take(self, confidence: float | None, lead: float | None, token: int | None) -> bool:

@@ -80,7 +80,7 @@ class Window(Bidder, Protocol):
         ...
 
     def shortfall_ms(self) -> float | None:
-        """What a guess costs more than it is expected to save; None where nobody knows."""
+        """What a guess costs more than it is expected to save; None where it is unknown."""
         ...
 
     def finish(self) -> None:

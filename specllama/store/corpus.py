@@ -55,7 +55,7 @@ class CorpusFile:
 
     @property
     def damaged(self) -> bool:
-        """Something lies behind the last text that can be read."""
+        """The file holds something after the last text that can be read."""
         return 8 * self.texts + 4 * self.tokens != self.file_bytes
 
     def to_dict(self) -> dict[str, str | int | float]:

@@ -86,7 +86,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """Parts behind a line that opens them."""
+    """Parts below a title that opens them."""
 
     title: str
     parts: Sequence[Part]

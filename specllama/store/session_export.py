@@ -9,7 +9,7 @@ from specllama.store.tree import START, Tree
 
 
 def to_markdown(session: StoredSession) -> str:
-    """A conversation as Markdown, one heading per turn; other versions of it stand behind."""
+    """A conversation as Markdown, one heading per turn; its other versions follow it."""
     tree = session.tree
     path = tree.path
     parts = [f"# {session.title}"]

@@ -77,7 +77,7 @@ def moments(record: RunRecord) -> list[Moment]:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What replies wrote behind their first tokens, and how long that took."""
+    """What replies wrote after their first tokens, and how long that took."""
 
     tokens: int
     seconds: float

@@ -86,7 +86,7 @@ class Tree:
         return [number for number in list(self.messages) if self.parents.get(number) == parent]
 
     def end_of(self, number: int) -> int:
-        """The last message of what was written last behind ``number``."""
+        """The last message of the newest branch after ``number``."""
         while found := self.versions(number):
             number = found[-1]
         return number

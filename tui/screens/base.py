@@ -1,4 +1,4 @@
-"""What the screens behind the chat have in common: a title line, Esc back, help."""
+"""What the screens opened from the chat have in common: a title line, Esc back, help."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Page(Inked, Screen[Any]):
         return True
 
     def engine_told(self, told: EngineLoading | EngineReady | EngineFailed) -> None:
-        """What became of a load, once the app knows."""
+        """How a load ended, once the app knows."""
 
     def action_back(self) -> None:
         self.dismiss(None)

@@ -165,7 +165,7 @@ class ChatScreen(TurnScreen):
         self.show_sidebar()
 
     def show_sidebar(self) -> None:
-        """List the conversations beside this one, where there is room and they are wanted."""
+        """List the conversations next to this one, where there is room and they are wanted."""
         shown = self.size.width >= SIDEBAR and self.prefs.show_sidebar
         self.set_class(shown, "-sidebar")
         if shown:
@@ -211,11 +211,11 @@ class ChatScreen(TurnScreen):
 
     @property
     def beside(self) -> bool:
-        """Whether the panel stands beside the conversation; else both are tabs."""
+        """Whether the panel stands next to the conversation; else both are tabs."""
         return self.size.width >= keymap.BESIDE
 
     def action_toggle_panel(self) -> None:
-        """Show or hide the panel; where there is no room beside it, change the tab."""
+        """Show or hide the panel; where there is no room for both, change the tab."""
         if self.beside:
             self.prefs.show_panel = not self.prefs.show_panel
             self.set_class(not self.prefs.show_panel, "-no-panel")

@@ -98,7 +98,7 @@ class HelpScreen(Page):
         return Content.assemble(*parts)
 
     def _letters(self, width: int) -> list[tuple[str, str]]:
-        """Who guessed, one behind the other."""
+        """The letters of the methods, one after the other."""
         found = legend.letters(self.glyphs, self.ink)
         if not found:
             return []
@@ -115,6 +115,6 @@ class HelpScreen(Page):
 
 
 def _hanging(text: str, width: int, indent: int) -> str:
-    """The text wrapped beside its term, with a line break at the end."""
+    """The text wrapped to the right of its term, with a line break at the end."""
     lines = wrap(text, max(16, width - indent)) or [""]
     return ("\n" + " " * indent).join(lines) + "\n"

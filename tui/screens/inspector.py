@@ -137,7 +137,7 @@ class InspectorScreen(Page):
         self._show()
 
     def _moved(self, step: int) -> None:
-        """Whoever steps back looks around; at the newest round of a live reply he follows it."""
+        """Stepping back stops following; at the newest round of a live reply it is resumed."""
         newest = self.at == len(self.record.rounds) - 1
         self.following = self.record.live and step > 0 and newest
         self._title()

@@ -576,6 +576,6 @@ class RaceScreen(Page):
 
 
 def _several(lanes: int) -> str:
-    """ "1, 2 and 4": how many conversations are raced at once, where there are so many lanes."""
+    """ "1, 2 and 4": how many conversations are raced at once, given the lanes."""
     *first, last = [str(n) for n in TOGETHER if n <= lanes]
     return f"{', '.join(first)} and {last}"

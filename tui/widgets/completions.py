@@ -117,6 +117,6 @@ def _clauses(text: str, columns: int) -> str:
 
 
 def _fitted(text: str, columns: int, ellipsis: str) -> str:
-    """The text in exactly so many columns, if it is plain."""
+    """The text in exactly ``columns`` columns, if it is plain."""
     cut = text if len(text) <= columns else text[: max(0, columns - len(ellipsis))] + ellipsis
     return cut.ljust(max(0, columns))

@@ -116,7 +116,7 @@ class DraftedView(Inked, Vertical):
         return None
 
     def _refused(self, done: RoundDone) -> str:
-        """The first refused token and the untested tail behind it, as one ghost, on one line."""
+        """The first refused token and the untested tail after it, as one ghost, on one line."""
         fates = fate_of(done)
         text = "".join(
             piece

@@ -56,7 +56,7 @@ def _kept(done: RoundDone) -> str:
 
 def real_pair(memory: float, speed: Callable[[float], float]) -> catalog.CatalogPair | None:
     """The largest pair of the catalogue with a draft model that runs comfortably here, in memory
-    and in time: ``speed`` of a target of so many bytes is what a person reads, before drafting."""
+    and in time: ``speed`` gives the tokens per second of a target of N bytes, before drafting."""
     pairs = [
         p
         for p in catalog.load().values()

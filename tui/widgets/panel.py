@@ -1,4 +1,4 @@
-"""The live panel beside the conversation: the present round, and what the reply has cost so far.
+"""The live panel of the conversation: the present round, and what the reply has cost so far.
 
 Sections stand below each other, in columns where there is room for several; what does not fit is
 left out from the end, whole.
@@ -74,7 +74,7 @@ class Drawing:
         return Content.assemble((self.g.text(text), self.ink.muted)).wrap(self.width)
 
     def parts(self, words: Sequence[tuple[str, str]], indent: int = 0) -> list[Content]:
-        """One behind the other, on as many lines as they need."""
+        """One after the other, on as many lines as they need."""
         lines: list[Content] = []
         for one in words:
             longer = Content.assemble(lines[-1], "  ", one) if lines else Content.assemble(one)
@@ -365,7 +365,7 @@ class LivePanel(Inked, Widget):
 
     @property
     def free(self) -> int:
-        """Bytes of memory that are free; 0 where nobody knows."""
+        """Bytes of memory that are free; 0 where it is unknown."""
         if not self._here:
             return 0
         if (now := self._clock()) - self._looked >= MEMORY_S:

@@ -174,7 +174,7 @@ class Prompt(TextArea):
         self.focus()
 
     def with_files(self, typed: str) -> str:
-        """What is sent: the text, and behind it the files that it mentions.
+        """What is sent: the text, followed by the files that it mentions.
 
         Raises:
             UsageError: one cannot be attached.

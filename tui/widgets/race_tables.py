@@ -20,7 +20,7 @@ SMALLEST = 8  # cells of the longest bar
 
 
 def answer(way: Way, glyphs: Glyphs, ink: Ink, width: int, *, tall: bool) -> list[Content]:
-    """To "does it pay?": the word, alone in its colour, and the sentence behind it."""
+    """The answer to "does it pay?": a word in its colour, and the sentence that explains it."""
     word, sentence = outcome.answer(way)
     style = {"YES": ink.good, "NO": ink.warn}.get(word, ink.accent)
     badge = f"  {word}  "
@@ -81,8 +81,8 @@ def bars(way: Way, glyphs: Glyphs, ink: Ink, width: int) -> list[Content]:
 
 
 def proof(way: Way, glyphs: Glyphs, ink: Ink, width: int) -> Content:
-    """Whether the text is the same; a rule that keeps only the law is no failure. Behind it what
-    else has room in the line."""
+    """Whether the text is the same; a rule that keeps only the law is no failure. After it
+    whatever else fits the line."""
     if way.same == way.of:
         line = Content.assemble((glyphs.text(f"✓ {way.proof}"), ink.good))
     else:

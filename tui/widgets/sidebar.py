@@ -1,4 +1,4 @@
-"""Beside the conversation: the others, newest first."""
+"""The list of the other conversations, newest first."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class RaceTrack(Inked, Widget):
 
 
 def _newest(parts: list[tuple[str, str]], letters: int) -> list[tuple[str, str]]:
-    """The end of the text, so many letters at least."""
+    """The end of the text, at least ``letters`` long."""
     kept: list[tuple[str, str]] = []
     for part in reversed(parts):
         kept.append(part)

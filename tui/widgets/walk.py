@@ -206,7 +206,7 @@ def _beside(
     ink: Ink,
     width: int,
 ) -> list[Content]:
-    """The table with the target's likeliest beside the guesses that it judged, as many as fit."""
+    """The table with the target's likeliest tokens next to the guesses judged, as many as fit."""
     at = max(line.cell_length for line in lines) + 3
     for n in (3, 2, 1):
         column = [
@@ -222,8 +222,8 @@ def _beside(
 
 
 def place_of(done: RoundDone, i: int) -> Chances | None:
-    """How likely tokens were where guess ``i`` was judged; None where it was not, or nobody
-    asked."""
+    """How likely tokens were where guess ``i`` was judged; None where it was not, or no
+    chances were requested."""
     depth = depth_of(done)[i] - 1
     judged = fate_of(done)[i] != "untested" and depth < len(done.chances)
     return done.chances[depth] if judged else None
@@ -266,7 +266,7 @@ def equation(
 
 
 def cost(done: RoundDone) -> str:
-    """What the round took and what plain decoding would have; "" where nobody knows."""
+    """What the round took and what plain decoding would have; "" where it is unknown."""
     if done.plain_ms is None or not done.emitted:
         return ""
     took, plain = done.took_ms, done.plain_ms * len(done.emitted)

@@ -14,7 +14,7 @@ def rounds_rows(
     rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, width: int, height: int
 ) -> Content:
     """A row a round: as long as it took, green if it won time, amber and shaded if it lost some;
-    behind it the tokens that it wrote. Below the row of a tree its branches."""
+    then the tokens that it wrote. Below the row of a tree its branches."""
     if not rounds or height < 1:
         return Content("")
     rows = [Content.assemble(("round  time, tokens", ink.muted))] if height > 1 else []

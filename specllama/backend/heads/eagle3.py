@@ -1,4 +1,4 @@
-"""An EAGLE-3 head through llama.cpp: one decoder layer beside states, and an encoder of its own.
+"""An EAGLE-3 head through llama.cpp: an encoder, and one decoder layer that also reads states.
 
 The encoder fuses three hidden states of the target's pass over token p to the state g[p]. The
 decoder's pair at position p is token p with g[p - 1]; behind guessed tokens the head's own state

@@ -1,4 +1,4 @@
-"""Heads with a file of their own, loaded by llama.cpp beside their target."""
+"""Heads with a file of their own, which llama.cpp loads in addition to the target."""
 
 from __future__ import annotations
 

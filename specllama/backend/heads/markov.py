@@ -1,4 +1,4 @@
-"""The Markov head of a DSpark drafter: how much likelier a token is behind another.
+"""The Markov head of a DSpark drafter: how much likelier a token is after another.
 
 llama.cpp adds it along the likeliest guesses only. For any other token it is computed here, from
 the few rows of the file that it takes.

@@ -264,7 +264,7 @@ class HeadPool:
             piece.lane.took(piece)
 
     def _answer(self, slices: Sequence[tuple[HeadPart, int, int]], flags: Sequence[int]) -> None:
-        """What llama.cpp says of each piece: its rows and states lie one behind the other."""
+        """What llama.cpp returns for each piece; rows and states are in the order of the pieces."""
         graph, n = self.graph, len(flags)
         total = sum(flags)
         rows = view(ll.llama_get_logits(self.handle), total, self.n_vocab) if total else None
@@ -315,7 +315,7 @@ class HeadPool:
     # -- sequences --
 
     def branch(self, n: int) -> list[int]:
-        """So many sequences for leaves.
+        """Take ``n`` sequences for leaves.
 
         Raises:
             EngineError: others have them.
@@ -378,7 +378,7 @@ class HeadLane:
         return self.tree if self.heads == 1 else Layout()
 
     def branches(self, parents: Sequence[int], reopen: int = 0) -> int:
-        """Leaves that a pass of nodes opens beside those that the tree has."""
+        """Leaves that a pass of nodes adds to those of the tree."""
         return len(self._before.grown(parents).copies)
 
     def begin(self, piece: HeadPart) -> None:
@@ -417,7 +417,7 @@ class HeadLane:
     # -- what stays --
 
     def keep_path(self, path: Sequence[int]) -> None:
-        """Drop the tree: what is accepted of it is read again, beside the target's states."""
+        """Drop the tree; the accepted tokens are read again, with the target's states."""
         self.drop()
 
     def rollback(self, keep: int) -> None:

@@ -95,7 +95,7 @@ class Backoff:
                 self._likely.clear()
 
     def likely(self, copied: Sequence[int]) -> tuple[float, ...]:
-        """The probability of each of these tokens, behind the text and those before it."""
+        """The probability of each of these tokens, given the text and those before it."""
         key = tuple(copied)
         if key not in self._likely:
             self._likely[key] = self._chances(key)

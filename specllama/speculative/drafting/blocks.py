@@ -27,7 +27,7 @@ class Markov(Protocol):
     """A bias by the token before."""
 
     def bias(self, ids: IntArray, behind: int) -> Row:
-        """What a token adds to the logits of ``ids`` [n] in the place behind it."""
+        """What a token adds to the logits of ``ids`` [n] in the place after it."""
         ...
 
     def trust(self, behind: int) -> float:
@@ -79,7 +79,7 @@ class Places:
     cap: float = 0.0
 
     def tokens(self, token: int, n: int) -> list[int]:
-        """What a pass reads that guesses ``n`` places behind ``token``."""
+        """The tokens that a pass reads to guess ``n`` places after ``token``."""
         return [token] + [self.mask] * (n - self.anchored)
 
     def filled(self, out: Out) -> Filled:
@@ -107,7 +107,7 @@ class Block:
         self._markov = markov
 
     def row(self, before: Sequence[int]) -> Row:
-        """Logits [n_vocab] of the place behind these guesses for the places before it."""
+        """Logits [n_vocab] of the place after these guesses."""
         filled, place = self._filled, len(before)
         if filled.candidates is not None and filled.scores is not None:
             # the first place is the same behind all

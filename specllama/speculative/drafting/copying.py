@@ -1,4 +1,4 @@
-"""A text as the sources that copy from it read it: once, whoever asks first."""
+"""A text as the sources that copy from it read it: once for all of them."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ class _Growth(BestFirst):
             self.offer(node, token, self._guessed(path), self._guess.sources[len(path)])
 
     def _guess_at(self, path: Path) -> int | None:
-        """The free guess behind ``path``."""
+        """The free guess after ``path``."""
         at, guess = len(path), self._guess.tokens
         return guess[at] if at < len(guess) and guess[:at] == path else None
 
@@ -286,7 +286,7 @@ class _Growth(BestFirst):
         return found
 
     def _draw(self, path: Path, weight: float, law: Law) -> list[Guess]:
-        """One sampled child and the likeliest other tokens beside it, all settled from the law."""
+        """One sampled child and the likeliest other tokens, all settled from the law."""
         most = min(self._model.siblings, self.room, 1 + self.spare_leaves)
         guess = self._guess_at(path)
         fixed: list[int] = [] if guess is None or most < 2 else [guess]

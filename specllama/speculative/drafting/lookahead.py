@@ -116,7 +116,7 @@ class LookaheadDrafter(Drafter):
     # -- what the target made of the window --
 
     def read_rows(self, draft: Draft, row: Callable[[int], Row]) -> None:
-        """Take the target's best token behind every column as the newest level and n-gram.
+        """Take the target's best token after every column as the newest level and n-gram.
 
         Args:
             row: the logits after a node of the draft, -1 for the pending token.

@@ -62,7 +62,7 @@ class StateDrafter(MayBranch):
 
     @property
     def states(self) -> HiddenRows:
-        """What stands beside the next token, by position."""
+        """The target's states that go with the next token, by position."""
         return self._target.hidden
 
     def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Row | None, int]]:
@@ -141,7 +141,7 @@ class StateDrafter(MayBranch):
         self._held = begin
 
     def _read(self, tokens: Sequence[int], begin: int, end: int) -> Asking[Row]:
-        """Read the pairs from ``begin`` to ``end``; the logits behind the last."""
+        """Read the pairs from ``begin`` to ``end``; returns the logits after the last."""
         known, lane = self.states, self._lane
         self._own.clear()
         for at in range(begin, end, lane.n_batch):

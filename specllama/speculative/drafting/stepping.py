@@ -44,7 +44,7 @@ class Stepping(Drafter):
         raise NotImplementedError
 
     def after(self, paths: Sequence[Path]) -> Asking[Sequence[Row]]:
-        """The logits [n_vocab] behind the text and each of some paths of drafted tokens, at most
+        """The logits [n_vocab] after the text and each of some paths of drafted tokens, at most
         ``width``; good until more is asked for.
 
         What is above a path was asked for before, or is asked for before it.
@@ -59,7 +59,7 @@ class Stepping(Drafter):
         yield from ()
 
     def sure(self, path: Sequence[int], row: Row) -> float:
-        """How likely the best token behind these drafted ones is right, told from their row."""
+        """How likely the best token after these drafted ones is right, told from their row."""
         return confidence(row)
 
     def takes(
@@ -69,7 +69,7 @@ class Stepping(Drafter):
         lead: float | None = None,
         token: int | None = None,
     ) -> bool:
-        """Whether the best token behind a row may join, see ``DraftJudge.take``."""
+        """Whether the best token of a row may join, see ``DraftJudge.take``."""
         return judge.take(score, lead, token)
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:

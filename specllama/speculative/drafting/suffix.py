@@ -134,7 +134,7 @@ class SuffixDrafter(Copier):
         return draft
 
     def guesses(self, tokens: Sequence[int], most: int) -> list[Guess]:
-        """The most frequent way on behind the longest match, here and in earlier texts.
+        """The most frequent continuation of the longest match, here and in earlier texts.
 
         An earlier text is asked only where it matches longer. Shorter matches are left out: the
         best of several doubtful promises is mostly the one that was estimated too high.
@@ -166,7 +166,7 @@ class SuffixDrafter(Copier):
         return Guess(source, tuple(copied), length, likely, endings)
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
-        """The first ``length`` tokens of one of this round's guesses, and likely ways beside them.
+        """The first ``length`` tokens of one of this round's guesses, and likely alternatives.
 
         Without a window to weigh them the other ways are left out.
         """
@@ -309,7 +309,7 @@ def _size(length: int) -> int:
 
 
 class _CopyAlone(Willing):
-    """Wants no branches beside a copy."""
+    """Adds no branches to a copy."""
 
     def row(self, likely: float, *, keep: bool = True) -> bool:
         return False

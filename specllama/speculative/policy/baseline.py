@@ -79,7 +79,7 @@ class PlainSteps:
         self._beyond = 0, 0.0  # after how many steps it was told, and that
 
     def took(self, ms: float, depth: int) -> None:
-        """A plain step behind ``depth`` tokens took so long."""
+        """Learn what a plain step after ``depth`` tokens took."""
         now = self._clock()
         if not self._stretches or now - self._stretches[-1].begin > STRETCH_S:
             self._stretches.append(_Stretch(now, now))
@@ -102,7 +102,7 @@ class PlainSteps:
         return found
 
     def drafted(self, steps: float) -> None:
-        """A round drafted and took as long as so many plain steps."""
+        """Note that a round drafted, and how many plain steps it took."""
         self._since += 1
         self._saved += EPSILON * steps
 
@@ -120,7 +120,7 @@ class PlainSteps:
         self._saved = max(self._saved - forgone, 0.0)
 
     def typical(self, depth: int, deep_ms: float) -> Baseline | None:
-        """At a depth, where a step behind one more token takes ``deep_ms`` longer."""
+        """The usual time of a step at a depth; each token of depth adds ``deep_ms``."""
         if not self._stretches:
             return None
         age = self._clock() - self._stretches[-1].end

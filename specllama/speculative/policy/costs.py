@@ -124,7 +124,7 @@ class CostTable:
         return [one * r + deep * n for n, r in enumerate(self._flat[: rows + 1])]
 
     def within(self, rows: int, ms: float, depth: int = 0) -> int:
-        """The most of so many rows that are surely read in that time."""
+        """The most of ``rows`` rows that are surely read in ``ms``."""
         for cell in sorted((cell for cell in self.ratios if cell <= rows), reverse=True):
             if self.most(cell, depth) <= ms:
                 upto = range(rows + 1)

@@ -48,7 +48,7 @@ class Terms:
         return self.v[1]
 
     def row(self, guesses: int) -> float:
-        """What one more guess behind so many adds to the pass."""
+        """What one more guess adds to a pass of ``guesses`` guesses."""
         return self.v[guesses + 2] - self.v[guesses + 1]
 
     def tokens(self, ms: float) -> float:
@@ -59,10 +59,9 @@ class Terms:
 def lines(
     terms: Terms, reached: Sequence[float], beside: int, mean: float, spent: float, stake: float
 ) -> Lines:
-    """Slope and price of the gain ``slope * a - price``, in tokens, of 1, 2, ... further guesses.
+    """Expected gain of 1, 2, ... further guesses over stopping now: ``slope * a - price`` tokens.
 
-    ``a`` is the acceptance of the next guess; those behind it count with the mean. The gain is over
-    stopping here.
+    ``a`` is the acceptance of the next guess; guesses after it use the mean acceptance.
 
     Args:
         reached: probabilities that the target comes to each guess that is there, 1 before them.

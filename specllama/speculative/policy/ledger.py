@@ -81,15 +81,14 @@ class Ledger:
         self.lead = min(self.lead + steps, LEAD)
 
     def earn(self, tokens: float, source: str) -> None:
-        """So many tokens were written while this source was there to draft: half of what they earn
-        is its own."""
+        """Credit EPSILON per written token, half to this source and half to the shared reserve."""
         half = EPSILON * tokens / 2.0
         own = self.balance(source)
         self.own[source] = min(own + half, max(own, SAVED))
         self._rest(2.0 * half + own - self.own[source])
 
     def _rest(self, steps: float) -> float:
-        """Add what nobody owns; what is beyond the bound."""
+        """Add to the shared reserve; returns what is beyond the bound."""
         most = BEHIND - sum(self.own.values())
         beyond = max(self.spare + steps - most, 0.0)
         self.spare = min(self.spare + steps, most)

@@ -126,7 +126,7 @@ class Policy:
         return Plan(weighing.longest, "", weighing)
 
     def _weigh(self, most: int) -> Weighing:
-        """Open a round of at most so many guesses."""
+        """Open a round of at most ``most`` guesses."""
         costs, text, booking = self._costs, self._text, self._booking
         target, draft, others = costs.target, costs.steps(booking), text.others
         assert target.level is not None

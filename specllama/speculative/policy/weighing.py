@@ -64,7 +64,7 @@ class Text:
         return f"{source} (part)" if self.part else source
 
     def wrote(self, tokens: int, others: int) -> None:
-        """A round added tokens, in a pass that so many other conversations shared."""
+        """Note that a round added tokens, in a pass shared with ``others`` conversations."""
         self.written += tokens
         self.depth += tokens
         self.lag += tokens
@@ -122,7 +122,7 @@ class Weighing(Willing):
         return self._terms.one
 
     def _fits(self, guesses: int, further: float = 0.0) -> bool:
-        """Whether so many guesses, and ``further`` ms for them, risk no more than the stake."""
+        """Whether N guesses, and ``further`` ms for them, risk no more than the stake."""
         terms = self._terms
         if guesses > terms.most:
             return False
@@ -135,8 +135,8 @@ class Weighing(Willing):
         return gain.lines(self._terms, self._reached, self._beside, mean, spent, stake)
 
     def _promise(self, lines: Lines, source: InText, read: int) -> tuple[float, float]:
-        """(ms that asking the paying source gains in a round, rounds that are left), where it has
-        to read so many tokens first."""
+        """(ms that asking the paying source gains in a round, rounds that are left), if it reads
+        ``read`` tokens first."""
         terms, draft = self._terms, self._draft
         gained = gain.look(lines, source.spread()) / terms.rate - terms.step
         left = self._text.usual_rest()
@@ -209,7 +209,7 @@ class Weighing(Willing):
         return read
 
     def _scouts(self, rows: int) -> int:
-        """How many rows a pass may have beside its own that evaluates more than can be accepted."""
+        """How many scout rows a pass may have in addition to its own."""
         terms, ledger, target = self._terms, self._ledger, self._target
         trusted = self._text.asked(self._booking).value > 0.0
         balance = (ledger.covers if trusted else ledger.balance)(self._booking.payer)
