@@ -46,6 +46,7 @@ class FakeHeadLane:
     ``encode``, ``feed``, ``read``, ``grow``, ``drop``, ``begin_at`` and ``rollback_to``."""
 
     first: int
+    max_rows = 1
     layers: tuple[int, ...] = ()
 
     @property

@@ -13,34 +13,17 @@ import numpy as np
 from specllama.arrays import Row
 from specllama.backend.base import Out
 from specllama.errors import ContextFull
-from specllama.speculative.drafting.draft_tree import MayBranch
-from specllama.speculative.drafting.states import Stated
-from specllama.speculative.effects import Asking, HeadPlace, Pass
+from specllama.speculative.drafting.states import HeadDrafter
+from specllama.speculative.effects import Asking, Pass
 from specllama.speculative.tree import ROOT, Path
 from specllama.speculative.types import Room
 
 
-class AssistantDrafter(MayBranch):
-    """Drafts a tree with an assistant, which reads nothing but the pending token.
-
-    Args:
-        lane: the assistant's look into the cache of ``target``; closed with the drafter.
-        target: whose states it reads.
-        n_vocab: of the target.
-    """
+class AssistantDrafter(HeadDrafter):
+    """Drafts a tree with an assistant, which reads nothing but the pending token."""
 
     name = "mtp"
     needs = "nextn"
-
-    def __init__(self, lane: HeadPlace, target: Stated, *, n_vocab: int) -> None:
-        self._lane = lane
-        self._target = target
-        self._n_vocab = n_vocab
-        self._own: dict[Path, Row] = {}  # its states behind drafted tokens
-
-    @property
-    def width(self) -> int:
-        return self._lane.max_rows if self.request.leaves > 1 else 1
 
     def read_prompt(self, tokens: Sequence[int], n: int) -> Asking[None]:
         self._target.hidden.forget(n - 1)
@@ -58,7 +41,7 @@ class AssistantDrafter(MayBranch):
             out: Out = yield Pass(self._lane, tokens[-1:], "last", states=state, keep=at)
         except ContextFull:
             return None, 0
-        self._own = {(): out.states[0]}
+        self._own: dict[Path, Row] = {(): out.states[0]}  # its states behind drafted tokens
         return out.rows[0, : self._n_vocab], 1 << 30
 
     def after(self, paths: Sequence[Path]) -> Asking[Sequence[Row]]:
@@ -67,6 +50,3 @@ class AssistantDrafter(MayBranch):
         out: Out = yield Pass(self._lane, tokens, "all", roots, states)
         self._own |= zip(paths, out.states, strict=True)
         return [*out.rows[:, : self._n_vocab]]
-
-    def close(self) -> None:
-        self._lane.close()

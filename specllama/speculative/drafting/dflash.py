@@ -14,10 +14,9 @@ from specllama.backend.base import Out
 from specllama.errors import ContextFull
 from specllama.history import Follower
 from specllama.speculative.drafting.blocks import Block, Markov, Places
-from specllama.speculative.drafting.draft_tree import MayBranch
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
-from specllama.speculative.drafting.states import Stated
+from specllama.speculative.drafting.states import HeadDrafter, Stated
 from specllama.speculative.effects import Asking, HeadPlace, Keep, Pass
 from specllama.speculative.tree import Path
 from specllama.speculative.types import Draft, Room, Verdict
@@ -25,14 +24,12 @@ from specllama.speculative.types import Draft, Room, Verdict
 _UNREAD = 1024  # states that wait while nothing is drafted; older ones are given up
 
 
-class DflashDrafter(MayBranch):
+class DflashDrafter(HeadDrafter):
     """Drafts with a block drafter.
 
     Args:
-        lane: the drafter's, which is closed with it.
-        target: whose states it reads.
+        lane, target, n_vocab: see ``HeadDrafter``.
         places: how a block is asked for. markov: how its guesses follow each other.
-        n_vocab: vocabulary size of the target.
     """
 
     name = "dflash"
@@ -47,9 +44,8 @@ class DflashDrafter(MayBranch):
         n_vocab: int,
     ) -> None:
         self.needs = lane.layers
-        self._lane, self._places, self._markov = lane, places, markov
-        self._target = target
-        self._n_vocab = n_vocab
+        super().__init__(lane, target, n_vocab=n_vocab)
+        self._places, self._markov = places, markov
         self._of = Follower()  # the target's text
         self._held = 0  # tokens of it whose states the lane holds
         self._block: Block | None = None
@@ -134,9 +130,6 @@ class DflashDrafter(MayBranch):
     def forget(self) -> None:
         """Begin without any memory of a text."""
         self._held = 0
-
-    def close(self) -> None:
-        self._lane.close()
 
 
 def _open(kit: Kit) -> Drafter:

@@ -23,13 +23,7 @@ from specllama.speculative.types import Room
 
 
 class EagleDrafter(StateDrafter):
-    """Drafts with an EAGLE-3 head.
-
-    Args:
-        lane: the head's.
-        target: whose states it reads.
-        n_vocab: vocabulary size of the target.
-    """
+    """Drafts with an EAGLE-3 head."""
 
     name = "eagle3"
     deepest = 8  # no training goes further than this

@@ -32,33 +32,41 @@ class Stated(LaneView, Protocol):
     def hidden(self) -> HiddenRows: ...
 
 
-class StateDrafter(MayBranch):
-    """Reads pairs of tokens and states; drafts a tree.
+class HeadDrafter(MayBranch):
+    """Drafts with a head that reads the target's states.
 
     Args:
-        lane: the block's, which is closed with the drafter.
+        lane: the head's, which is closed with the drafter.
         target: whose states it reads.
         n_vocab: of the target.
     """
+
+    def __init__(self, lane: HeadPlace, target: Stated, *, n_vocab: int) -> None:
+        self._lane, self._target, self._n_vocab = lane, target, n_vocab
+
+    @property
+    def width(self) -> int:
+        return self._lane.max_rows if self.request.leaves > 1 else 1
+
+    def close(self) -> None:
+        self._lane.close()
+
+
+class StateDrafter(HeadDrafter):
+    """Reads pairs of tokens and states; drafts a tree."""
 
     lacks = 0  # states before the first pair that zeros may stand in for
     deepest = 1 << 30  # drafted tokens in a line: own states drift
 
     def __init__(self, lane: HeadPlace, target: Stated, *, n_vocab: int) -> None:
-        self._lane = lane
+        super().__init__(lane, target, n_vocab=n_vocab)
         if lane.heads > 1:
             self.deepest = lane.heads
-        self._target = target
-        self._n_vocab = n_vocab
         self._seen = Follower()
         self._held = 0  # tokens of the text up to the last pair that holds a state of the target
         self._anew = False  # whether the lane has to begin anew
         self._nodes: dict[Path, int] = {(): ROOT}  # drafted tokens that the lane has read
         self._own: dict[Path, Row] = {}  # the block's states behind drafted tokens
-
-    @property
-    def width(self) -> int:
-        return self._lane.max_rows if self.request.leaves > 1 else 1
 
     @property
     def states(self) -> HiddenRows:
@@ -165,6 +173,3 @@ class StateDrafter(MayBranch):
     def forget(self) -> None:
         """Begin without any memory of a text."""
         self._begin_anew(0)
-
-    def close(self) -> None:
-        self._lane.close()
