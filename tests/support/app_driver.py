@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fakes import Reply, ScriptedEngine
+from textual._context import visible_screen_stack
 from textual.pilot import Pilot
 
 from specllama.events import Event, RoundDone
@@ -129,5 +130,7 @@ def shown_source(message: AssistantMessage) -> str:
 
 def screen_text(app: SpecllamaApp) -> str:
     width, height = app.size
+    # what Textual sets before it draws: a sheet that is drawn without it keeps an empty background
+    visible_screen_stack.set(app._background_screens)
     lines = app.screen._compositor.render_strips()
     return "\n".join("".join(s.text for s in line)[:width] for line in lines[:height])
