@@ -339,7 +339,7 @@ class AssistantMessage(MessageView):
         self._count.feed(piece)
         if self._thought is None:
             self._thought = PlainText(sanitize(piece))
-            self._box = Collapsible(self._thought, collapsed=True)
+            self._box = Collapsible(self._thought, title=self._thought_name(), collapsed=True)
             await self.query_one(".body").mount(self._box, before=0)
         else:
             await self._thought.append(sanitize(piece))
@@ -347,11 +347,13 @@ class AssistantMessage(MessageView):
 
     def _name_thought(self) -> None:
         if self._box is not None:
-            words = self._count.words
-            verb = "thinking" if self.live and not self.text else "thought"
-            dot = f" {self.glyphs.dot} "
-            count = f"{words:,} word{'s' if words != 1 else ''}"
-            self._box.title = dot.join((verb, count, "Tab, then t unfolds it"))
+            self._box.title = self._thought_name()
+
+    def _thought_name(self) -> str:
+        words = self._count.words
+        verb = "thinking" if self.live and not self.text else "thought"
+        count = f"{words:,} word{'s' if words != 1 else ''}"
+        return f" {self.glyphs.dot} ".join((verb, count, "Tab, then t unfolds it"))
 
     def action_thought(self) -> None:
         """Fold or unfold the thought."""
