@@ -160,32 +160,6 @@ def counted(passes: Sequence[TimedRound], answer: Answer, speed: Interval | None
     )
 
 
-def judge_together(
-    passes: Sequence[TimedRound], singles: Sequence[float], *, lanes: int = 1
-) -> Payoff:
-    """The verdict on rounds that shared their passes with other conversations.
-
-    A round without a draft waits for the drafts of the others, so each counts with what it took.
-
-    Args:
-        passes: of all conversations, in order.
-        singles: milliseconds of what one plain token takes, alone or in the same company.
-        lanes: conversations whose tokens count for each pass.
-    """
-    each = [
-        one._replace(tokens=one.tokens * lanes, drafted=one.drafted or 1, declined=False)
-        for one in passes
-    ]
-    found = judge(each, singles)
-    off = found.answer != "faster" and not any(one.drafted for one in passes[-STILL:])
-    return replace(
-        found,
-        answer="off" if off else found.answer,
-        tokens=sum(one.tokens for one in passes),
-        drafted=sum(one.drafted for one in passes),
-    )
-
-
 def by_source(passes: Sequence[TimedRound], singles: Sequence[float] = ()) -> dict[str, Payoff]:
     """The verdict on the rounds of each source alone, in order of appearance."""
     if not any(one.plain_ms for one in passes):

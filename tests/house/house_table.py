@@ -70,8 +70,7 @@ class Module:
         )
 
     def classes(self) -> Iterator[ast.ClassDef]:
-        """Those of the module; one within another is called by its owner's name, too."""
-        return (node for node in self.tree.body if isinstance(node, ast.ClassDef))
+        return (node for node in self.nodes if isinstance(node, ast.ClassDef))
 
     def long_parts(self) -> Iterator[tuple[str, int]]:
         """Functions and classes that are too long, with their lines."""

@@ -248,12 +248,12 @@ class ChatScreen(TurnScreen):
     def _save_prefs(self) -> None:
         cast(ThemedApp, self.app).save_prefs()
 
-    @on(Sidebar.Left)
+    @on(Sidebar.Dismissed)
     def _left_sidebar(self) -> None:
         self.prompt.focus()
 
-    @on(PanelTabs.Chosen)
-    def _tab_chosen(self, event: PanelTabs.Chosen) -> None:
+    @on(PanelTabs.Picked)
+    def _tab_chosen(self, event: PanelTabs.Picked) -> None:
         self.set_class(event.figures, "-figures")
         self.query_one(PanelTabs).refresh()
 

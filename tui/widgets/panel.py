@@ -318,7 +318,7 @@ class PanelTabs(Inked, Widget):
     NAMES = (" Conversation ", " Figures ")
 
     @dataclass
-    class Chosen(Message):
+    class Picked(Message):
         figures: bool
 
     def render(self) -> Content:
@@ -329,7 +329,7 @@ class PanelTabs(Inked, Widget):
         return Content.assemble(*tabs, ("  F12", "bold $primary"), (" changes", self.ink.muted))
 
     def on_click(self, event: events.Click) -> None:
-        self.post_message(self.Chosen(event.x > len(self.NAMES[0])))
+        self.post_message(self.Picked(event.x > len(self.NAMES[0])))
 
 
 class LivePanel(Inked, Widget):

@@ -46,7 +46,7 @@ class Sidebar(Inked, Vertical):
             super().__init__()
             self.session = session
 
-    class Left(Message):
+    class Dismissed(Message):
         """Back to the prompt."""
 
     def __init__(self, store: SessionStore, *, id: str | None = None) -> None:
@@ -89,4 +89,4 @@ class Sidebar(Inked, Vertical):
         self.post_message(self.Chosen(event.option.id))
 
     def action_leave(self) -> None:
-        self.post_message(self.Left())
+        self.post_message(self.Dismissed())

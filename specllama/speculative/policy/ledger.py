@@ -77,7 +77,7 @@ class Ledger:
         self.lead = min(self.lead + beyond, LEAD)
 
     def excuse(self, steps: float) -> None:
-        """Plain steps, too, would have taken so much longer than could be foreseen."""
+        """Add to the lead what other programs would have cost plain decoding."""
         self.lead = min(self.lead + steps, LEAD)
 
     def earn(self, tokens: float, source: str) -> None:
