@@ -180,7 +180,7 @@ class Stepped(EngineLike, Protocol):
 
     @property
     def free(self) -> bool:
-        """Whether a further request can begin."""
+        """Whether it has fewer requests than lanes; a further one may still wait for cells."""
         ...
 
     def prepare(

@@ -25,7 +25,7 @@ from specllama.engine.infilling import infilled
 from specllama.engine.loaded import Loaded
 from specllama.engine.profiles import Windows
 from specllama.engine.pulse import patience
-from specllama.engine.scheduler import Scheduler
+from specllama.engine.scheduler import Running, Scheduler
 from specllama.engine.seating import Seats
 from specllama.errors import EngineError, UsageError
 from specllama.events import Event
@@ -103,8 +103,8 @@ class Engine:
 
     @property
     def free(self) -> bool:
-        """Whether a slot is free for a further request."""
-        return bool(self._seats.free) and not self._scheduler.crowded
+        """Whether it has fewer requests than lanes."""
+        return len(self._scheduler) < len(self._slots)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ class Engine:
     def abort(self) -> None:
         """Stop whatever pass is running, from any thread; all requests end as cancelled."""
         self._loaded.stop.set()
-        self._seats.cancel()
+        self._scheduler.cancel(range(next(self._ids)))
 
     def reset(self) -> None:
         """Forget every text, so that the next request reads its prompt afresh."""
@@ -304,16 +304,20 @@ class Engine:
     def _require_free(self) -> None:
         if self._closed:
             raise EngineError("the engine is closed")
-        if not self._seats.free:
+        if not self.free:
             raise EngineError("the engine is busy with another request")
 
     def _begin(self, ready: Ready, cancel: Cancel) -> int:
         self._require_free()
         ids, id = ready.prepared.ids, next(self._ids)
-        seat = self._seats.seat(id, ids, ready.params, cancel)
-        one = Conversation(self._loaded, self._seats, seat, ready, cancel)
-        lane, unread = seat.slot.target, len(ids) - seat.cached
-        self._scheduler.add(id, one.run(), one.settle, lane, cancel, unread)
+
+        def seated() -> Running:
+            seat = self._seats.seat(id, ids, ready.params, cancel)
+            one = Conversation(self._loaded, self._seats, seat, ready, cancel)
+            lane, unread = seat.slot.target, len(ids) - seat.cached
+            return Running(id, one.run(), one.settle, lane, cancel, unread)
+
+        self._scheduler.enter(id, cancel, seated)
         return id
 
     def step(self) -> list[tuple[int, Event | Exception]]:
@@ -343,7 +347,7 @@ class Engine:
 
     def cancel(self, id: int) -> None:
         """End a conversation; unless it is over already, its last event comes with a ``step``."""
-        self._seats.cancel([id])
+        self._scheduler.cancel([id])
 
     def drop(self, id: int) -> None:
         """End a conversation whose client has left: it tells nothing more."""

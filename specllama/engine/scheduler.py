@@ -5,11 +5,12 @@ drafting models first: lanes of one pool share it. Drafts wait for the target's 
 for. Every conversation in it has the row of its pending token; the other rows go where they gain
 most (``budget.allocate``). Who found no room in a pass is the first in the next one. Where the
 target's cells run out, the youngest is parked in memory and goes on later as if nothing had been.
+While a conversation waits for cells, no later one takes a seat.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import cast
@@ -29,15 +30,22 @@ _AHEAD = 64  # cells that each conversation should find free when one comes back
 
 
 @dataclass(slots=True)
-class _Running:
+class Running:
+    """A conversation in a lane of the target.
+
+    Attributes:
+        settle: called once when it is over, however it ends: how many tokens its lane keeps.
+        unread: tokens of its prompt that its lane does not hold, while there is no room for them.
+    """
+
     id: int
     saying: Saying[None]
     settle: Callable[[], int]
     lane: Lane
     cancel: Cancel
+    unread: int = 0
     ask: Ask | None = None
     parked: Blob | None = None  # what its lane held, while others have the cells
-    unread: int = 0  # tokens of its prompt, while there is no room for them
 
     @property
     def waits(self) -> bool:
@@ -56,35 +64,46 @@ class Scheduler:
         self._target = target
         self._seats = seats
         self.preemptions = 0
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, Running] = {}
+        self._line: dict[int, tuple[Cancel, Callable[[], Running]]] = {}  # who has no seat yet
 
     def __len__(self) -> int:
-        return len(self._running)
+        return len(self._running) + len(self._line)
 
     def __contains__(self, id: int) -> bool:
-        return id in self._running
+        return id in self._running or id in self._line
 
-    def add(
-        self,
-        id: int,
-        saying: Saying[None],
-        settle: Callable[[], int],
-        lane: Lane,
-        cancel: Cancel,
-        unread: int = 0,
-    ) -> None:
-        """A conversation begins in a lane of the target, among others not before there is room for
-        the ``unread`` tokens of its prompt; ``settle`` is called once when it is over, however it
-        ends: how many tokens its lane keeps."""
-        unread = 0 if self._fits(unread) else unread
-        self._running[id] = _Running(id, saying, settle, lane, cancel, unread=unread)
+    def enter(self, id: int, cancel: Cancel, begin: Callable[[], Running]) -> None:
+        """A conversation begins, after those who wait for cells; ``begin`` takes its seat.
+
+        Raises:
+            SpecllamaError: what ``begin`` raises, unless it is called later: ``step`` says so then.
+        """
+        if self.crowded:
+            self._line[id] = cancel, begin
+        else:
+            self.add(begin())
+
+    def add(self, one: Running) -> None:
+        """A conversation goes on, among others not before there is room for its prompt."""
+        if self._fits(one.unread):
+            one.unread = 0
+        self._running[one.id] = one
+
+    def cancel(self, ids: Container[int]) -> None:
+        """End these conversations; from any thread."""
+        running = [(one.id, one.cancel) for one in tuple(self._running.values())]
+        line = [(id, cancel) for id, (cancel, _) in tuple(self._line.items())]
+        for id, cancel in running + line:
+            if id in ids:
+                cancel.set()
 
     def step(self) -> list[Said]:
         """Run passes until a conversation has an event: at most one of each conversation.
 
         An exception is what ended its conversation; the others go on. [] when none is left.
         """
-        while self._running:
+        while len(self):
             said = self._unparked() if self.crowded else []
             said += [
                 (one.id, saying)
@@ -102,7 +121,7 @@ class Scheduler:
         # what drafts comes first: the target's pass is the one that all wait for
         pool = next((pool for _, pool in asking if pool is not self._target), self._target)
         together = _room(pool, [one for one, its in asking if its is pool])
-        answers: Iterable[tuple[_Running, object]]
+        answers: Iterable[tuple[Running, object]]
         offering = [one for one in together if isinstance(one.ask, Offer)]
         if offering:
             answers = zip(offering, _granted(pool, together), strict=True)
@@ -116,7 +135,7 @@ class Scheduler:
             if saying is not None:
                 yield one.id, saying
 
-    def _passed(self, pool: Passes, together: list[_Running]) -> list[tuple[_Running, object]]:
+    def _passed(self, pool: Passes, together: list[Running]) -> list[tuple[Running, object]]:
         """Run passes of one pool together, and tell of it."""
         begin = perf_counter()
         together, answers = self._run(pool, together)
@@ -129,7 +148,7 @@ class Scheduler:
                 ask.tell(Shared(len(asks), tokens, seconds * 1e3, i == 0))
         return list(zip(together, answers, strict=True))
 
-    def _run(self, pool: Passes, together: list[_Running]) -> tuple[list[_Running], list[object]]:
+    def _run(self, pool: Passes, together: list[Running]) -> tuple[list[Running], list[object]]:
         """Those who got their pass, and what it says for each or the error that it ends with."""
         while together:
             asks = [cast(Pass, one.ask) for one in together]
@@ -174,7 +193,7 @@ class Scheduler:
     @property
     def crowded(self) -> bool:
         """Whether a conversation waits for cells."""
-        return any(one.waits for one in self._running.values())
+        return bool(self._line) or any(one.waits for one in self._running.values())
 
     def _preempt(self) -> bool:
         """Park the youngest conversation that waits for a pass of the target; whether there was one
@@ -214,6 +233,14 @@ class Scheduler:
             one.unread = 0
             if one.parked is not None and (lost := self._unpark(one)):
                 said.append((one.id, lost))
+        while self._line and not any(one.waits for one in self._running.values()):
+            id, (_, begin) = next(iter(self._line.items()))
+            try:
+                self.add(begin())
+            except Exception as error:
+                said.append((id, error))
+            finally:  # not earlier: it can be cancelled at any time
+                self._line.pop(id, None)
         return said
 
     def _fits(self, cells: int, ahead: int = 0) -> bool:
@@ -225,7 +252,7 @@ class Scheduler:
                 return False
         return True
 
-    def _unpark(self, one: _Running) -> Event | Exception | None:
+    def _unpark(self, one: Running) -> Event | Exception | None:
         """Give a conversation its cells back; what it says if they are lost."""
         blob, one.parked = one.parked, None
         assert blob is not None
@@ -246,6 +273,7 @@ class Scheduler:
 
     def end(self, id: int) -> None:
         """Stop a conversation where it is."""
+        self._line.pop(id, None)
         one = self._running.get(id)
         if one is not None:
             try:
@@ -253,7 +281,7 @@ class Scheduler:
             finally:
                 self._over(one)
 
-    def _resume(self, one: _Running, answer: object) -> Event | Exception | None:
+    def _resume(self, one: Running, answer: object) -> Event | Exception | None:
         """Send an answer, or raise an error where it was asked for; what is said then, if any.
 
         Raises:
@@ -285,7 +313,7 @@ class Scheduler:
             self.end(one.id)
         return item
 
-    def _over(self, one: _Running) -> None:
+    def _over(self, one: Running) -> None:
         if self._running.pop(one.id, None) is not None:
             self._seats.release(one.id, one.settle())
 
@@ -312,11 +340,11 @@ def _branches(parents: Sequence[int]) -> int:
     return len(parents) - len({parent for parent in parents if parent >= 0}) - 1
 
 
-def _room(pool: Passes, asking: list[_Running]) -> list[_Running]:
+def _room(pool: Passes, asking: list[Running]) -> list[Running]:
     """Those who find room in one pass, the first of them in any case."""
     if len(asking) == 1:
         return asking
-    together: list[_Running] = []
+    together: list[Running] = []
     tokens = rows = branches = 0
     for one in asking:
         n, wanted, leaves = _size(one.ask)
@@ -328,7 +356,7 @@ def _room(pool: Passes, asking: list[_Running]) -> list[_Running]:
     return together
 
 
-def _granted(pool: Passes, together: Sequence[_Running]) -> list[int]:
+def _granted(pool: Passes, together: Sequence[Running]) -> list[int]:
     """How many guesses of every offer go into the pass of these conversations."""
     offers = [one.ask for one in together if isinstance(one.ask, Offer)]
     if len(together) == 1:

@@ -14,7 +14,7 @@ cells. So does a draft model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -113,12 +113,6 @@ class Seats:
     def chunk(self) -> int:
         """How many tokens of a prompt are read at once."""
         return self.pace.chunk() if len(self._taken) > 1 else CHUNK
-
-    def cancel(self, ids: Iterable[int] | None = None) -> None:
-        """End these conversations, or all; from any thread."""
-        for id in tuple(self._taken) if ids is None else ids:
-            if (taken := self._taken.get(id)) is not None:
-                taken[1].set()
 
     def seat(self, id: int, ids: Sequence[int], params: GenerateParams, cancel: Cancel) -> Seat:
         """Take a free slot; its lane holds as much of the prompt as need not be read, of texts of

@@ -78,16 +78,48 @@ def test_who_finds_no_cells_is_parked_and_goes_on(method: str) -> None:
         assert found[id].token_ids == alone(prompt, one)
 
 
-def test_while_somebody_waits_for_cells_nobody_else_begins() -> None:
-    engine = engine_of(3)
+def crowded(lanes: int) -> Engine:
+    """Two conversations are written, 0 and 1, and 1 waits for cells."""
+    engine = engine_of(lanes)
     for seed in range(2):
         engine.submit([1 + seed] * 130, params(seed, most=100))
     while not engine._scheduler.crowded:
         assert engine.free
         assert engine.step()
+    return engine
+
+
+def test_while_one_waits_for_cells_no_later_one_begins() -> None:
+    engine = crowded(3)
+    assert engine.free  # it takes as many requests as it has lanes
+    third = engine.submit([7, 8, 9], params(2, most=20))  # there is room for so little
     assert not engine.free
-    ends(engine)
+    before: set[int] = set()
+    while len(engine._seats.free) == 1:
+        before |= {id for id, _ in engine.step()}
+    assert before == {0}, "the later one took its seat when the first was done"
+    found = ends(engine)
+    assert found[third].token_ids == alone([7, 8, 9], params(2, most=20))
+    assert found[1].token_ids == alone([2] * 130, params(1, most=100))
     assert engine.free
+
+
+def test_a_later_one_can_be_cancelled_dropped_or_refused_before_it_has_a_seat() -> None:
+    engine = crowded(5)
+    cancelled, dropped, refused = (
+        engine.submit([7, 8, 9], params(2, method=method)) for method in ("none", "none", "eagle3")
+    )
+    assert not engine.free
+    engine.cancel(cancelled)
+    engine.drop(dropped)
+    assert engine.free
+    assert engine._seats.free == [*engine._slots[2:]]
+    said = {id: event for events in iter(engine.step, []) for id, event in events}
+    assert isinstance(said[cancelled], Finished)
+    assert said[cancelled].reason == "cancelled"
+    assert dropped not in said
+    assert isinstance(said[refused], UsageError)
+    assert all(isinstance(said[id], Finished) for id in range(2))
 
 
 def test_a_prompt_that_finds_no_room_waits_unread() -> None:
@@ -97,7 +129,7 @@ def test_a_prompt_that_finds_no_room_waits_unread() -> None:
     while not engine.target.tokens or len(engine.target.tokens) < 180:
         engine.step()
     second = engine.submit([2] * 130, params(1, most=20))
-    assert not engine.free
+    assert engine._scheduler.crowded
     said = engine.step()
     assert {id for id, _ in said} == {first}
     engine.cancel(second)
@@ -109,7 +141,7 @@ def test_a_prompt_that_finds_no_room_waits_unread() -> None:
 
     first = engine.submit([1] * 130, params(0, most=60))
     second = engine.submit([2] * 190, params(1, most=20))
-    assert not engine.free
+    assert engine._scheduler.crowded
     found = ends(engine)
     assert found[second].token_ids == alone([2] * 190, params(1, most=20))
     assert found[first].token_ids == alone([1] * 130, params(0, most=60))

@@ -12,7 +12,7 @@ from windows import Pair, booking
 from specllama.backend.base import Lane
 from specllama.backend.fake import FakePool, FakeTable
 from specllama.cancel import Cancel
-from specllama.engine.scheduler import Scheduler
+from specllama.engine.scheduler import Running, Scheduler
 from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.budget import Bid
 from specllama.speculative.drafting.draft_model import ChainDrafter
@@ -83,7 +83,7 @@ def written(
     loop._peek |= peek
     other = begin(GREEDY, "match", RandomCoins(1), 1)
     for id, one in enumerate((loop, other)):
-        scheduler.add(id, say(one), lambda: 0, cast(Lane, one.target), Cancel())
+        scheduler.add(Running(id, say(one), lambda: 0, cast(Lane, one.target), Cancel()))
     assert scheduler.step() == []
     return tuple(loop.tokens[len(PROMPT) :])
 

@@ -30,7 +30,7 @@ from specllama.backend.base import Lane
 from specllama.backend.fake import FakePool, FakeTable
 from specllama.backend.layout import Layout
 from specllama.cancel import Cancel
-from specllama.engine.scheduler import Scheduler
+from specllama.engine.scheduler import Running, Scheduler
 from specllama.errors import EngineError
 from specllama.settings.params import VerifyRule
 from specllama.speculative.drafting.draft_model import ChainDrafter
@@ -291,7 +291,7 @@ def test_trees_of_several_conversations_share_the_passes_of_their_model() -> Non
     scheduler = Scheduler(FakePool(table), NoSeats())
     for id, tokens in enumerate(texts):
         said = say(id, drafting(shared, tokens))
-        scheduler.add(id, said, lambda: 0, cast(Lane, None), Cancel())
+        scheduler.add(Running(id, said, lambda: 0, cast(Lane, None), Cancel()))
     assert scheduler.step() == []
     assert [together[id] for id in range(len(texts))] == alone
     assert len(shared.fake.passes) == max(passes)
