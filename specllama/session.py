@@ -13,7 +13,7 @@ is kept, even if the generator is closed, the engine fails or the process is kil
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
@@ -24,10 +24,10 @@ from specllama.events import Event, Finished, Notice
 from specllama.interface import EngineLike, Message
 from specllama.settings.params import SEED_LIMIT, GenerateParams
 from specllama.stats import SpecStats
-from specllama.store.codec import changed, params_from_dict, params_to_dict, with_changes
+from specllama.store.codec import changed, with_changes
+from specllama.store.open_session import OpenSession
 from specllama.store.rounds import Logged, RoundLog
-from specllama.store.session_export import to_json, to_markdown
-from specllama.store.sessions import UNTITLED, ContinuedElsewhere, SessionStore, StoredSession
+from specllama.store.sessions import SessionStore
 from specllama.store.tree import START, StoredMessage, Tree
 from specllama.told import Told
 
@@ -49,7 +49,7 @@ class Session:
     def __init__(
         self,
         engine: EngineLike,
-        store: SessionStore | None = None,
+        store: SessionStore,
         *,
         params: GenerateParams | None = None,
         system: str = "",
@@ -65,13 +65,9 @@ class Session:
         self._store = store
         self._params = self._launched = params or GenerateParams()
         self._by_hand: dict[str, Any] = {}  # settings changed since, in any conversation
-        self._chosen: dict[str, Any] = {}  # of these, what is stored with this conversation
         self._lent: dict[str, Any] = {}
-        self._system = self._launched_system = system
-        self._tree = Tree()
-        self._id: str | None = None
-        self._seen: float | None = None  # when the stored conversation was last written, by us
-        self._title = ""
+        self._launched_system = system
+        self._open = OpenSession(store, system, {})
         self._notices_told = 0
         self._walked: int | None = None  # the message whose versions are being looked through
         self._seed_chosen = False  # in the settings, since the last reply
@@ -81,14 +77,15 @@ class Session:
     @property
     def id(self) -> str | None:
         """Its id in the store; None until the first message."""
-        return self._id
+        return self._open.id
 
     @property
     def title(self) -> str:
-        stored = ""
-        if self._store is not None and self._id is not None:
-            stored = self._store.title(self._id)
-        return stored or self._title or UNTITLED
+        return self._open.title
+
+    @property
+    def _tree(self) -> Tree:
+        return self._open.tree
 
     @property
     def messages(self) -> list[Message]:
@@ -131,13 +128,11 @@ class Session:
 
     @property
     def system(self) -> str:
-        return self._system
+        return self._open.system
 
     @system.setter
     def system(self, text: str) -> None:
-        self._system = text
-        if self._store is not None and self._id is not None:
-            self._store.configure(self._id, system=text)
+        self._open.configure(system=text)
 
     @property
     def params(self) -> GenerateParams:
@@ -150,11 +145,9 @@ class Session:
         self._seed_chosen = self._seed_chosen or params.seed != self._params.seed
         now = changed(self._params, params)
         self._by_hand |= now
-        self._chosen |= now
         self._lent = {name: value for name, value in self._lent.items() if name not in now}
         self._params = params
-        if self._store is not None and self._id is not None:
-            self._store.configure(self._id, settings=self._settings())
+        self._open.configure(chosen=self._open.chosen | now)
 
     def lend(self, params: GenerateParams) -> None:
         """Use other settings in this conversation, as long as it is on: they are not stored."""
@@ -271,59 +264,30 @@ class Session:
         Settings that were changed by hand stay. System prompt and settings that came with a stored
         conversation do not.
         """
-        self._tree = Tree()
-        self._id = self._seen = self._walked = None
-        self._title = ""
-        self.last = None
-        self._system = self._launched_system
-        self._choose_settings(dict(self._by_hand))
+        self._continue(OpenSession(self._store, self._launched_system, dict(self._by_hand)))
 
     # ---- keeping it
 
     def save(self, title: str = "") -> str:
-        """Give the conversation a title; returns its id. Without a store, only the title is set."""
-        self._title = title or self._title
-        if self._store is None:
-            return ""
-        identity = self._stored_id(self._store)
-        if title:
-            self._store.rename(identity, title)
-        return identity
+        """Give the conversation a title; returns its id."""
+        return self._open.rename(title)
 
     def load(self, selector: str = "last") -> None:
         """Continue a stored conversation, with its system prompt and settings.
 
         Raises:
-            StoreError, UsageError: there is no store, or not exactly one fits the selector.
+            StoreError, UsageError: not exactly one fits the selector.
         """
-        if self._store is None:
-            raise UsageError("conversations are not stored here")
-        stored = self._store.get(self._store.find(selector))
-        self.clear()
-        self._id, self._seen = stored.id, stored.updated_s
-        self._title = stored.title
-        self._system = stored.system
-        self._tree = stored.tree
-        if self._tree.leaf == START:  # every turn was taken back
-            self._tree.leaf = self._tree.end_of(START)
-        self._choose_settings(_chosen_of(stored.settings))
+        self._continue(OpenSession.stored(self._store, selector))
+
+    def _continue(self, one: OpenSession) -> None:
+        self._open = one
+        self._walked = self.last = None
+        self._lent = {}
+        self._params = with_changes(self._launched, one.chosen)
 
     def export(self, form: Literal["md", "json"] = "md") -> str:
-        if self._store is not None and self._id is not None:
-            stored = self._store.get(self._id)
-        else:
-            now = time.time()
-            stored = StoredSession("", self.title, self._system, {}, now, now)
-        stored = StoredSession(
-            stored.id,
-            stored.title,
-            self._system,
-            {"params": params_to_dict(self._params)},
-            stored.created_s,
-            stored.updated_s,
-            self._tree,
-        )
-        return to_json(stored) if form == "json" else to_markdown(stored)
+        return self._open.export(form, self._params)
 
     @property
     def logs_rounds(self) -> bool:
@@ -393,13 +357,13 @@ class Session:
                 self.last = new.finished or self.last
                 some = told.text or told.reasoning
                 if some and time.monotonic() - flushed_s > FLUSH_S:
-                    self._store_message(number, after, reply())
+                    self._open.keep(number, after, reply())
                     flushed_s = time.monotonic()
                 yield from self._store_notices()
                 yield event
         except UsageError:
             if refused is not None:
-                self._drop(*refused)
+                self._open.drop(*refused)
                 before = refused[1]
             raise
         finally:
@@ -423,7 +387,7 @@ class Session:
         self, params: GenerateParams, cancel: Cancel | None, begun: Message
     ) -> Iterator[Event]:
         """The engine's events, through the round log; drops old turns that no longer fit."""
-        head = [Message("system", self._system)] if self._system else []
+        head = [Message("system", self.system)] if self.system else []
         tail = [begun] if begun.content or begun.reasoning else []
         turns = self.messages
         try:
@@ -472,75 +436,18 @@ class Session:
         return self._tree.messages[number].role
 
     def _put(self, number: int, after: int, message: StoredMessage) -> None:
-        self._tree.put(number, after, message)
         self._walked = None
-        self._store_message(number, after, message)
-
-    def _store_message(self, number: int, after: int, message: StoredMessage) -> None:
-        self._update(
-            lambda store, at, seen: store.put(at, number, message, parent=after, seen=seen)
-        )
+        self._open.put(number, after, message)
 
     def _choose(self, leaf: int) -> None:
-        self._tree.leaf = leaf
         self._walked = None
-        self._update(lambda store, at, seen: store.choose(at, leaf, seen=seen))
-
-    def _drop(self, number: int, leaf: int) -> None:
-        self._tree.drop(number)
-        self._tree.leaf = leaf
-        self._update(lambda store, at, seen: store.drop(at, number, leaf, seen=seen))
-
-    def _update(self, write: Callable[[SessionStore, str, float | None], float]) -> None:
-        """Write to the stored conversation, or to a copy if another process continued it."""
-        store, tree = self._store, self._tree
-        if store is None:
-            return
-        try:
-            self._seen = write(store, self._stored_id(store), self._seen)
-        except ContinuedElsewhere:
-            self._title = f"{self.title} (copy)"
-            self._id = self._seen = None
-            identity = self._stored_id(store)
-            for number, message in tree.messages.items():
-                parent = tree.parents[number]
-                self._seen = store.put(identity, number, message, parent=parent, seen=self._seen)
-            self._seen = write(store, identity, self._seen)
-            store.notices.append(
-                "this conversation was continued elsewhere at the same time: yours is now "
-                f"“{self._title}” ({identity})"
-            )
-
-    def _stored_id(self, store: SessionStore) -> str:
-        if self._id is None:
-            self._id = store.create(
-                title=self._title, system=self._system, settings=self._settings()
-            )
-        return self._id
-
-    def _settings(self) -> dict[str, Any]:
-        return {"set": self._chosen}
-
-    def _choose_settings(self, chosen: dict[str, Any]) -> None:
-        self._chosen, self._lent = chosen, {}
-        self._params = with_changes(self._launched, chosen)
+        self._open.choose(leaf)
 
     def _store_notices(self) -> Iterator[Notice]:
         """Notices about the store since the last call."""
-        if self._store is None:
-            return
         while self._notices_told < len(self._store.notices):
             self._notices_told += 1
             yield Notice(self._store.notices[self._notices_told - 1], "warning", "store")
-
-
-def _chosen_of(settings: dict[str, Any]) -> dict[str, Any]:
-    """What was set in a stored conversation."""
-    chosen = settings.get("set")
-    if isinstance(chosen, dict):
-        return chosen
-    # Earlier versions stored every setting: what is not a default may have been set by hand.
-    return changed(GenerateParams(), params_from_dict(settings.get("params")))
 
 
 def _figures(told: Told, *, counted: bool) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from specllama.cancel import Cancel
 from specllama.errors import EngineError, PromptTooLong, StoreError, UsageError
 from specllama.events import Finished, Notice, RoundDone, Started, TextDelta
 from specllama.interface import Message
+from specllama.paths import sessions_file
 from specllama.session import Session
 from specllama.settings.params import GenerateParams
 from specllama.store.codec import params_to_dict
@@ -111,9 +112,9 @@ def test_continue_goes_on_in_place(store: SessionStore) -> None:
     assert len(store.get(session.id or "").messages) == 2
 
 
-def test_continue_that_brings_nothing_keeps_the_reply() -> None:
+def test_continue_that_brings_nothing_keeps_the_reply(store: SessionStore) -> None:
     cancel = Cancel()
-    session = Session(ScriptedEngine(["one two", " three"]))
+    session = Session(ScriptedEngine(["one two", " three"]), store)
     list(session.send("Count"))
     cancel.set()
     list(session.continue_reply(cancel=cancel))
@@ -152,9 +153,11 @@ def test_a_drawn_seed_is_kept_until_another_is_asked_for(store: SessionStore) ->
     assert seeds(engine)[3:] == [SEED]
 
 
-def test_a_fixed_seed_moves_on_when_another_is_asked_for_and_stays_there() -> None:
+def test_a_fixed_seed_moves_on_when_another_is_asked_for_and_stays_there(
+    store: SessionStore,
+) -> None:
     engine = ScriptedEngine(["some text"])
-    session = Session(engine, params=GenerateParams(seed=10))
+    session = Session(engine, store, params=GenerateParams(seed=10))
     list(session.send("Go"))
     list(session.retry(new_seed=True))
     list(session.retry(new_seed=True))
@@ -162,9 +165,9 @@ def test_a_fixed_seed_moves_on_when_another_is_asked_for_and_stays_there() -> No
     assert seeds(engine) == [10, 11, 12, 12]
 
 
-def test_a_seed_that_was_set_since_is_taken() -> None:
+def test_a_seed_that_was_set_since_is_taken(store: SessionStore) -> None:
     engine = ScriptedEngine(["some text"])
-    session = Session(engine)
+    session = Session(engine, store)
     list(session.send("Go"))
     session.params = session.params.replace(seed=42)
     list(session.retry())
@@ -195,17 +198,17 @@ def test_an_earlier_reply_is_written_again_with_its_own_seed(store: SessionStore
         session.retry(9)
 
 
-def test_an_answer_that_is_never_begun_changes_nothing() -> None:
-    session = Session(ScriptedEngine(["one two"]))
+def test_an_answer_that_is_never_begun_changes_nothing(store: SessionStore) -> None:
+    session = Session(ScriptedEngine(["one two"]), store)
     list(session.send("Count"))
     session.continue_reply()
     session.retry()
     assert [m.content for m in session.messages] == ["Count", "one two"]
 
 
-def test_retry_after_a_failure_asks_again() -> None:
+def test_retry_after_a_failure_asks_again(store: SessionStore) -> None:
     engine = ScriptedEngine([Reply(LONG, raise_at_round=0), "fine"])
-    session = Session(engine)
+    session = Session(engine, store)
     with pytest.raises(EngineError):
         list(session.send("Go"))
     assert session.messages == [Message("user", "Go")]
@@ -231,8 +234,8 @@ def test_an_empty_reply_is_a_reply(store: SessionStore) -> None:
     assert [m.content for m in other.messages] == ["One?", "", "Two?", "Second."]
 
 
-def test_an_empty_reply_can_be_written_again_or_gone_on_with() -> None:
-    session = Session(ScriptedEngine(["", "", "", "words", ""]))
+def test_an_empty_reply_can_be_written_again_or_gone_on_with(store: SessionStore) -> None:
+    session = Session(ScriptedEngine(["", "", "", "words", ""]), store)
     list(session.send("One?"))
     list(session.retry())
     assert session.messages[1:] == [Message("assistant", "")]
@@ -383,8 +386,8 @@ def test_what_was_taken_back_is_a_version_of_what_is_asked_next(store: SessionSt
     assert session.version(0) == (2, 2)
 
 
-def test_a_reply_that_others_follow_is_not_changed_by_going_on_with_it() -> None:
-    session = Session(ScriptedEngine(["one two", "b", " three"]))
+def test_a_reply_that_others_follow_is_not_changed_by_going_on_with_it(store: SessionStore) -> None:
+    session = Session(ScriptedEngine(["one two", "b", " three"]), store)
     list(session.send("Count"))
     list(session.send("More"))
     session.undo()
@@ -433,15 +436,20 @@ def test_save_load_export(store: SessionStore) -> None:
     assert other.id != identity
 
 
-def test_without_a_store_everything_but_load_works() -> None:
-    session = Session(ScriptedEngine(["Yes."]), None, log_rounds=False)
-    list(session.send("Really?"))
-    session.save("T")
-    assert session.export().startswith("# T\n")
-    assert session.id is None
-    assert list_runs() == []
-    with pytest.raises(UsageError):
+def test_a_store_in_memory_keeps_a_conversation_as_long_as_it_is_open() -> None:
+    with SessionStore.unstored() as store:
+        session = Session(ScriptedEngine(["Yes."]), store, log_rounds=False)
+        list(session.send("Really?"))
+        session.save("T")
+        assert session.title == "T"
+        assert session.export().startswith("# T\n")
+        assert session.id is not None
+        session.clear()
+        assert (session.id, session.messages) == (None, [])
         session.load()
+        assert (session.title, len(session.messages)) == ("T", 2)
+    assert list_runs() == []
+    assert not sessions_file().exists()
 
 
 def test_settings_are_stored_when_they_change(store: SessionStore) -> None:
@@ -519,8 +527,8 @@ def test_store_trouble_shows_once_in_the_stream() -> None:
     assert len(session.messages) == 6
 
 
-def test_another_engine_begins_another_log() -> None:
-    session = Session(ScriptedEngine(["a"]))
+def test_another_engine_begins_another_log(store: SessionStore) -> None:
+    session = Session(ScriptedEngine(["a"]), store)
     list(session.send("One"))
     session.engine = ScriptedEngine(["b"], info=engine_info(target=model_info(name="other")))
     list(session.send("Two"))

@@ -24,6 +24,7 @@ from specllama.settings.config import CARD, apply_text, load_settings
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.store.codec import params_from_dict, params_to_dict
 from specllama.store.rounds import Logged, iter_lines
+from specllama.store.sessions import SessionStore
 
 KEYS = {
     "general.sampling.temp": 0.6,
@@ -117,7 +118,8 @@ def test_set_wins_over_the_card_and_none_gives_it_back() -> None:
 
 def test_a_session_samples_as_each_of_its_models_recommends() -> None:
     engine = fakes.ScriptedEngine(info=carded(temperature=0.3))
-    session = Session(engine, params=load_settings(environ={}).generate_params(), log_rounds=False)
+    params, store = load_settings(environ={}).generate_params(), SessionStore.unstored()
+    session = Session(engine, store, params=params, log_rounds=False)
     list(session.send("Hi"))
     session.engine = other = fakes.ScriptedEngine(info=carded(top_k=3))
     list(session.send("And you?"))

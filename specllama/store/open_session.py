@@ -1,0 +1,140 @@
+"""A conversation that is being written: every change of it is kept in the store.
+
+Where another process went on with the stored conversation meanwhile, this one goes on as a copy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+from specllama.settings.params import GenerateParams
+from specllama.store.codec import changed, params_from_dict, params_to_dict
+from specllama.store.session_export import to_json, to_markdown
+from specllama.store.sessions import UNTITLED, ContinuedElsewhere, SessionStore, StoredSession
+from specllama.store.tree import START, StoredMessage, Tree
+
+
+class OpenSession:
+    """One conversation, and where it is stored from its first message on.
+
+    Attributes:
+        id: in the store; None until the first message.
+        tree: its messages, in every version.
+        system: its system prompt.
+        chosen: settings that are stored with it, by name.
+    """
+
+    def __init__(
+        self, store: SessionStore, system: str, chosen: dict[str, Any], title: str = ""
+    ) -> None:
+        self.id: str | None = None
+        self.tree = Tree()
+        self.system = system
+        self.chosen = chosen
+        self._store = store
+        self._title = title
+        self._seen: float | None = None  # when it was last written, by us
+
+    @classmethod
+    def stored(cls, store: SessionStore, selector: str) -> OpenSession:
+        """Raises StoreError, UsageError: not exactly one stored conversation fits."""
+        stored = store.get(store.find(selector))
+        one = cls(store, stored.system, _chosen_of(stored.settings), stored.title)
+        one.id, one._seen, one.tree = stored.id, stored.updated_s, stored.tree
+        if one.tree.leaf == START:  # every turn was taken back
+            one.tree.leaf = one.tree.end_of(START)
+        return one
+
+    @property
+    def title(self) -> str:
+        stored = "" if self.id is None else self._store.title(self.id)
+        return stored or self._title or UNTITLED
+
+    def rename(self, title: str) -> str:
+        """Give it a title, unless that is empty; returns the id."""
+        self._title = title or self._title
+        identity = self._stored_id()
+        if title:
+            self._store.rename(identity, title)
+        return identity
+
+    def configure(self, *, system: str | None = None, chosen: dict[str, Any] | None = None) -> None:
+        if system is not None:
+            self.system = system
+        if chosen is not None:
+            self.chosen = chosen
+        if self.id is not None:
+            settings = None if chosen is None else self._settings()
+            self._store.configure(self.id, system=system, settings=settings)
+
+    def put(self, number: int, after: int, message: StoredMessage) -> None:
+        """Add or change a message; the path ends with it."""
+        self.tree.put(number, after, message)
+        self.keep(number, after, message)
+
+    def keep(self, number: int, after: int, message: StoredMessage) -> None:
+        """Store what there is of a message by now."""
+        self._update(
+            lambda store, at, seen: store.put(at, number, message, parent=after, seen=seen)
+        )
+
+    def choose(self, leaf: int) -> None:
+        self.tree.leaf = leaf
+        self._update(lambda store, at, seen: store.choose(at, leaf, seen=seen))
+
+    def drop(self, number: int, leaf: int) -> None:
+        """Remove a message that nothing follows; the path ends with ``leaf`` then."""
+        self.tree.drop(number)
+        self.tree.leaf = leaf
+        self._update(lambda store, at, seen: store.drop(at, number, leaf, seen=seen))
+
+    def export(self, form: Literal["md", "json"], params: GenerateParams) -> str:
+        now = time.time()
+        unstored = StoredSession("", self.title, "", {}, now, now)
+        stored = replace(
+            unstored if self.id is None else self._store.get(self.id),
+            system=self.system,
+            settings={"params": params_to_dict(params)},
+            tree=self.tree,
+        )
+        return to_json(stored) if form == "json" else to_markdown(stored)
+
+    def _update(self, write: Callable[[SessionStore, str, float | None], float]) -> None:
+        """Write to the stored conversation, or to a copy if another process continued it."""
+        store = self._store
+        try:
+            self._seen = write(store, self._stored_id(), self._seen)
+        except ContinuedElsewhere:
+            self._title = f"{self.title} (copy)"
+            self.id = self._seen = None
+            identity = self._stored_id()
+            for number, message in self.tree.messages.items():
+                parent = self.tree.parents[number]
+                self._seen = store.put(identity, number, message, parent=parent, seen=self._seen)
+            self._seen = write(store, identity, self._seen)
+            store.notices.append(
+                "this conversation was continued elsewhere at the same time: yours is now "
+                f"“{self._title}” ({identity})"
+            )
+
+    def _stored_id(self) -> str:
+        if self.id is None:
+            self.id = self._store.create(
+                title=self._title, system=self.system, settings=self._settings()
+            )
+        return self.id
+
+    def _settings(self) -> dict[str, Any]:
+        return {"set": self.chosen}
+
+
+def _chosen_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """What was set in a stored conversation."""
+    chosen = settings.get("set")
+    if isinstance(chosen, dict):
+        return chosen
+    # Earlier versions stored every setting: what is not a default may have been set by hand.
+    return changed(GenerateParams(), params_from_dict(settings.get("params")))
