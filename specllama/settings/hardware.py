@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 
 from specllama.errors import UsageError
-from specllama.settings.setting import check, setting
+from specllama.settings.setting import check, long_context, placement
 
 SPLIT_MODES = ("layer", "row", "none")
 NUMA = ("off", "distribute", "isolate", "numactl")
@@ -37,51 +37,44 @@ class PlaceOptions:
         cpu_moe, n_cpu_moe: neither given, experts stay in RAM as far as the devices are too small.
     """
 
-    devices: str = setting(
+    devices: str = placement(
         "",
         "Devices for the target, separated by commas; none is the CPU alone. Unset: every GPU. "
         "doctor names them.",
-        "Placement",
         name="device",
         metavar="NAME,…",
         draft="Devices for the draft model.",
     )
-    split_mode: str = setting(
+    split_mode: str = placement(
         "layer",
         "Over several devices: whole layers, the rows of each matrix, or no splitting.",
-        "Placement",
         choices=SPLIT_MODES,
     )
-    tensor_split: str = setting(
+    tensor_split: str = placement(
         "",
         "Share of the model on each device, such as 3,1. Unset: in proportion to free memory.",
-        "Placement",
         metavar="N,N,…",
     )
-    main_gpu: int = setting(
+    main_gpu: int = placement(
         0,
         "Number of the device that holds the parts that are not split.",
-        "Placement",
         within=(0, 255),
     )
-    cpu_moe: bool = setting(
+    cpu_moe: bool = placement(
         False,
         "Keep the experts of every layer in RAM.",
-        "Placement",
         draft="Keep the draft model's experts in RAM.",
     )
-    n_cpu_moe: int | None = setting(
+    n_cpu_moe: int | None = placement(
         None,
         "Keep the experts of the first N layers in RAM. Unset: as many as the GPUs have no room "
         "for.",
-        "Placement",
         within=(0, 4096),
         draft="Keep the experts of the draft model's first N layers in RAM.",
     )
-    overrides: tuple[str, ...] = setting(
+    overrides: tuple[str, ...] = placement(
         (),
         "Put the tensors whose names match a pattern on a device; repeatable.",
-        "Placement",
         name="override-tensor",
         flags=("-ot", "--override-tensor"),
         metavar="PATTERN=DEVICE",
@@ -179,44 +172,38 @@ def endpoints(text: str) -> tuple[tuple[str, int], ...]:
 class CpuOptions:
     """Which cores compute, and how; "" for both mask and cores means any."""
 
-    numa: str = setting(
+    numa: str = placement(
         "off",
         "On a machine of several NUMA nodes: distribute over all, isolate on the one it starts on, "
         "or keep to numactl's.",
-        "Placement",
         choices=NUMA,
     )
-    mask: str = setting(
+    mask: str = placement(
         "",
         "CPU cores that may compute, as a hexadecimal mask.",
-        "Placement",
         name="cpu-mask",
         metavar="HEX",
     )
-    cores: str = setting(
+    cores: str = placement(
         "",
         "CPU cores that may compute, as ranges.",
-        "Placement",
         name="cpu-range",
         metavar="0-7,16",
     )
-    strict: bool = setting(
+    strict: bool = placement(
         False,
         "Bind each computing thread to one core of --cpu-mask or --cpu-range.",
-        "Placement",
         name="cpu-strict",
     )
-    priority: str = setting(
+    priority: str = placement(
         "normal",
         "Priority of the computing threads.",
-        "Placement",
         name="prio",
         choices=PRIORITIES,
     )
-    poll: int = setting(
+    poll: int = placement(
         CPU_POLL,
         "How busily the computing threads wait between passes: 0 sleeps, 100 never sleeps.",
-        "Placement",
         within=(0, 100),
     )
 
@@ -264,59 +251,51 @@ class RopeOptions:
     """How positions are turned into angles; whatever is unset comes from the model. The parameters
     of YaRN are those of the paper."""
 
-    scaling: str = setting(
+    scaling: str = long_context(
         "auto",
         "Scaling of positions beyond the trained length; auto is the model's.",
-        "Long context",
         name="rope-scaling",
         choices=ROPE_SCALINGS,
     )
-    scale: float | None = setting(
+    scale: float | None = long_context(
         None,
         "Stretch the context by this factor.",
-        "Long context",
         name="rope-scale",
         within=(1e-3, 1e3),
     )
-    freq_base: float | None = setting(
+    freq_base: float | None = long_context(
         None,
         "Base frequency of RoPE. Unset: the model's.",
-        "Long context",
         name="rope-freq-base",
         within=(1, 1e12),
     )
-    freq_scale: float | None = setting(
+    freq_scale: float | None = long_context(
         None,
         "The inverse of --rope-scale.",
-        "Long context",
         name="rope-freq-scale",
         within=(1e-3, 1e3),
     )
-    yarn_orig_ctx: int | None = setting(
+    yarn_orig_ctx: int | None = long_context(
         None,
         "Trained length that YaRN starts from. Unset: the model's.",
-        "Long context",
         within=(1, 2**24),
     )
-    yarn_ext_factor: float | None = setting(
+    yarn_ext_factor: float | None = long_context(
         None,
         "How much YaRN extrapolates; 0 only interpolates.",
-        "Long context",
         within=(0, 1e3),
     )
-    yarn_attn_factor: float | None = setting(
-        None, "Factor by which YaRN scales attention.", "Long context", within=(1e-3, 1e3)
+    yarn_attn_factor: float | None = long_context(
+        None, "Factor by which YaRN scales attention.", within=(1e-3, 1e3)
     )
-    yarn_beta_fast: float | None = setting(
+    yarn_beta_fast: float | None = long_context(
         None,
         "Rotations above which YaRN leaves a dimension as it is (beta_fast).",
-        "Long context",
         within=(1e-3, 1e6),
     )
-    yarn_beta_slow: float | None = setting(
+    yarn_beta_slow: float | None = long_context(
         None,
         "Rotations below which YaRN only interpolates a dimension (beta_slow).",
-        "Long context",
         within=(1e-3, 1e6),
     )
 

@@ -19,7 +19,17 @@ from typing import Any, Literal
 from specllama.errors import UsageError
 from specllama.settings import methods
 from specllama.settings.hardware import Adapter, CpuOptions, PlaceOptions, RopeOptions, endpoints
-from specllama.settings.setting import MOST, check, setting
+from specllama.settings.setting import (
+    MOST,
+    check,
+    length,
+    long_context,
+    placement,
+    sampler,
+    setting,
+    speculation,
+    thinking,
+)
 
 VerifyRule = str  # one of VERIFY_RULES
 FlashAttention = Literal["auto", "on", "off"]
@@ -90,88 +100,76 @@ class SamplingParams:
     (-inf forbids the token).
     """
 
-    temperature: float = setting(
+    temperature: float = sampler(
         0.8,
         "Randomness of sampling; 0 always takes the likeliest token.",
-        "Sampling",
         flags=("--temperature", "--temp"),
         within=(0, 100),
     )
-    top_k: int = setting(
-        40, "Keep the K likeliest tokens; 0 keeps all.", "Sampling", within=(0, MOST)
-    )
-    top_p: float = setting(
+    top_k: int = sampler(40, "Keep the K likeliest tokens; 0 keeps all.", within=(0, MOST))
+    top_p: float = sampler(
         0.95,
         "Keep the likeliest tokens that together reach this probability; 1 keeps all.",
-        "Sampling",
         within=(0, 1),
         above=True,
     )
-    min_p: float = setting(
+    min_p: float = sampler(
         0.05,
         "Drop tokens less likely than this fraction of the likeliest one.",
-        "Sampling",
         within=(0, 1),
     )
-    typical_p: float = setting(
+    typical_p: float = sampler(
         1.0,
         "Locally typical sampling; 1 is off.",
-        "Sampling",
         name="typical",
         flags=("--typical", "--typical-p"),
         within=(0, 1),
         above=True,
     )
-    repeat_penalty: float = setting(
-        1.0, "Divide scores of repeated tokens; 1 is off.", "Sampling", within=(0.01, 10)
+    repeat_penalty: float = sampler(
+        1.0, "Divide scores of repeated tokens; 1 is off.", within=(0.01, 10)
     )
-    repeat_last_n: int = setting(
+    repeat_last_n: int = sampler(
         64,
         "How many tokens the penalties look back; -1 is the whole context.",
-        "Sampling",
         within=(-1, MOST),
     )
-    presence_penalty: float = setting(
+    presence_penalty: float = sampler(
         0.0,
         "Penalty subtracted once from the score of every token that has occurred.",
-        "Sampling",
         within=(-10, 10),
     )
-    frequency_penalty: float = setting(
-        0.0, "Penalty subtracted each time a token has occurred.", "Sampling", within=(-10, 10)
+    frequency_penalty: float = sampler(
+        0.0, "Penalty subtracted each time a token has occurred.", within=(-10, 10)
     )
-    dry_multiplier: float = setting(
+    dry_multiplier: float = sampler(
         0.0,
         "Strength of the DRY penalty on repeated phrases; 0 is off.",
-        "Sampling",
         within=(0, 100),
     )
-    dry_base: float = setting(
+    dry_base: float = sampler(
         1.75,
         "Factor by which the DRY penalty grows with each repeated token.",
-        "Sampling",
         within=(1, 100),
     )
-    dry_allowed_length: int = setting(
-        2, "Longest repeat, in tokens, that DRY does not penalize.", "Sampling", within=(1, MOST)
+    dry_allowed_length: int = sampler(
+        2, "Longest repeat, in tokens, that DRY does not penalize.", within=(1, MOST)
     )
-    dry_penalty_last_n: int = setting(
+    dry_penalty_last_n: int = sampler(
         -1,
         "How many tokens DRY looks back; -1 is the whole context.",
-        "Sampling",
         within=(-1, MOST),
     )
-    dry_sequence_breakers: tuple[str, ...] = setting(
+    dry_sequence_breakers: tuple[str, ...] = sampler(
         ("\n", ":", '"', "*"),
         "Text at which DRY stops matching a repeat; repeatable.",
-        "Sampling",
         name="dry-sequence-breaker",
     )
-    xtc_probability: float = setting(
-        0.0, "Chance to drop the top choices (XTC); 0 is off.", "Sampling", within=(0, 1)
+    xtc_probability: float = sampler(
+        0.0, "Chance to drop the top choices (XTC); 0 is off.", within=(0, 1)
     )
-    xtc_threshold: float = setting(
-        0.1, "XTC drops only choices above this probability.", "Sampling", within=(0, 1)
+    xtc_threshold: float = sampler(
+        0.1, "XTC drops only choices above this probability.", within=(0, 1)
     )
     logit_bias: dict[int, float] = field(default_factory=dict)
 
@@ -207,107 +205,90 @@ class GenerateParams:
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     from_card: tuple[str, ...] = ()
-    max_tokens: int | None = setting(
+    max_tokens: int | None = length(
         None,
         "Longest reply, in tokens. Unset or -1: until the context is full.",
-        "Length",
         flags=("-n", "--max-tokens"),
         within=(1, MOST),
         unset=-1,
     )
-    seed: int | None = setting(
+    seed: int | None = sampler(
         None,
         "Random seed. Unset or -1: drawn at random, and reported.",
-        "Sampling",
         within=(0, SEED_LIMIT - 1),
         unset=-1,
     )
-    stop: tuple[str, ...] = setting(
-        (), "Text that ends the reply; repeatable, up to 16 times.", "Length"
-    )
-    ignore_eos: bool = setting(
+    stop: tuple[str, ...] = length((), "Text that ends the reply; repeatable, up to 16 times.")
+    ignore_eos: bool = length(
         False,
         "Continue past the model's end token; a complete grammar still ends the reply.",
-        "Length",
     )
-    speculate: bool = setting(
+    speculate: bool = speculation(
         True,
         "Draft and verify; --no-spec decodes plainly, with the same text.",
-        "Speculation",
         flags=("--spec/--no-spec",),
     )
-    proposer: str = setting(
+    proposer: str = speculation(
         "auto",
         "Method of drafting. auto is mixed: copies of the text compete with the draft model or "
         "head of the pair.",
-        "Speculation",
         choices=PROPOSERS,
     )
-    draft_max: int | None = setting(
+    draft_max: int | None = speculation(
         None,
         "Most tokens drafted per round; 0 decodes plainly. Unset: 15 where that is bit-exact, "
         "else 6.",
-        "Speculation",
         within=(0, DRAFT_MAX_LIMIT),
     )
-    window: WindowKind = setting(
+    window: WindowKind = speculation(
         "auto",
         "auto drafts only as far as it pays on this machine, and never falls more than 8 plain "
         "steps plus 1 % behind; fixed always drafts up to draft-max.",
-        "Speculation",
         choices=WINDOWS,
     )
-    draft_min: int = setting(
+    draft_min: int = speculation(
         0,
         "Do not draft at all where fewer tokens than this would be drafted.",
-        "Speculation",
         within=(0, DRAFT_MAX_LIMIT),
     )
-    draft_p_min: float = setting(
+    draft_p_min: float = speculation(
         0.0,
         "End a draft at a token whose probability is below this; 0 is off.",
-        "Speculation",
         within=(0, 1),
     )
-    verify: VerifyRule = setting(
+    verify: VerifyRule = speculation(
         "match",
         "Verification rule. match writes the text of plain decoding, token for token; the others "
         "keep its distribution.",
-        "Speculation",
         choices=VERIFY_RULES,
     )
-    min_speculative_tokens: int = setting(
+    min_speculative_tokens: int = speculation(
         8,
         "Decode plainly when a reply is limited to fewer tokens.",
-        "Speculation",
         within=(0, MOST),
     )
-    on_full: OnFull = setting(
+    on_full: OnFull = length(
         "stop",
         "When the context is full: stop, or shift out the oldest text.",
-        "Length",
         choices=("stop", "shift"),
     )
     grammar: str | None = None
     json_schema: str | None = None
     regex: str | None = None
-    think: str = setting(
+    think: str = thinking(
         "auto",
         "Whether, or how hard, the model thinks before it answers; auto follows its template. "
         "--no-think is --think=off.",
-        "Thoughts and template",
         choices=THINK,
     )
-    think_budget: int | None = setting(
+    think_budget: int | None = thinking(
         None,
         "Most tokens of reasoning before the answer begins. Unset: no limit.",
-        "Thoughts and template",
         within=(0, MOST),
     )
-    template_args: tuple[str, ...] = setting(
+    template_args: tuple[str, ...] = thinking(
         (),
         "A variable of the chat template; a value is JSON or text; repeatable.",
-        "Thoughts and template",
         flags=("--template-arg",),
         metavar="NAME=VALUE",
     )
@@ -400,11 +381,10 @@ class EngineOptions:
     draft_gpu_layers: str = setting(
         "auto", "Layers of the draft model on the GPU: auto, all or a count.", metavar="auto|all|N"
     )
-    rpc: str = setting(
+    rpc: str = placement(
         "",
         "Other machines that take layers: llama.cpp workers (specllama rpc-worker), separated by "
         "commas.",
-        "Placement",
         metavar="HOST:PORT,…",
     )
     place: PlaceOptions = field(default_factory=PlaceOptions)
@@ -415,18 +395,15 @@ class EngineOptions:
         flags=("-t", "--threads"),
         within=(1, 1024),
     )
-    threads_batch: int | None = setting(
+    threads_batch: int | None = placement(
         None,
         "CPU threads for prompts. Unset: as many as --threads.",
-        "Placement",
         within=(1, 1024),
     )
     cpu: CpuOptions = field(default_factory=CpuOptions)
     rope: RopeOptions = field(default_factory=RopeOptions)
-    swa_full: bool = setting(
-        True,
-        "Keep all cells of sliding-window layers, so that earlier text can be reused.",
-        "Long context",
+    swa_full: bool = long_context(
+        True, "Keep all cells of sliding-window layers, so that earlier text can be reused."
     )
     flash_attn: FlashAttention = setting(
         "auto",
@@ -466,28 +443,24 @@ class EngineOptions:
     use_mmap: bool = setting(True, "Map model files instead of reading them.", name="mmap")
     use_mlock: bool = setting(False, "Keep the model in memory (no swapping).", name="mlock")
     check_memory: bool = setting(True, "Refuse a pair that needs more memory than is free.")
-    allow_other_vocab: bool = setting(
+    allow_other_vocab: bool = speculation(
         False,
         "Accept a draft model with another tokenizer; its guesses are translated.",
-        "Speculation",
     )
-    max_leaves: int = setting(
+    max_leaves: int = speculation(
         16,
         "Most branches in a token tree; 1 allows chains only.",
-        "Speculation",
         within=(1, 256),
     )
-    keep_texts: bool = setting(
+    keep_texts: bool = speculation(
         False,
         "Keep texts on disk, as token ids, so that the suffix method can copy from them in later "
         "runs.",
-        "Speculation",
     )
-    exact: str = setting(
+    exact: str = speculation(
         "off",
         "The same bits in plain and drafted passes: all of them get a number of rows that one "
         "kernel computes. Without N, at the least cost; N is the most rows of a pass.",
-        "Speculation",
         metavar="[N]",
     )
     max_rows: int = setting(DRAFT_MAX_LIMIT + 1, within=(1, 4096))

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 from specllama.errors import UsageError
@@ -104,6 +104,14 @@ def setting(default: Any, help: str = "", group: Group = "Model", **more: Any) -
     """A field of a parameter class; ``more`` are further attributes of its Setting."""
     declared = Setting(default=default, help=help, group=group, **more)
     return dataclasses.field(default=default, metadata={_KEY: declared})
+
+
+placement = partial(setting, group="Placement")
+long_context = partial(setting, group="Long context")
+speculation = partial(setting, group="Speculation")
+sampler = partial(setting, group="Sampling")
+length = partial(setting, group="Length")
+thinking = partial(setting, group="Thoughts and template")
 
 
 @cache
