@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from specllama.arrays import Row, Rows
-from specllama.backend.base import Out
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.effects import Asking, Keep, LaneView, Offer, Pass, Shared
 from specllama.speculative.rules import Coins, Rule
@@ -47,6 +46,36 @@ class Round:
     read: int = 0
     rows: int = 0  # of the target's pass, those of other conversations among them
     likely: tuple[list[tuple[int, float]], ...] = ()  # see ``likeliest``, of each of ``tokens``
+
+
+@dataclass(slots=True)
+class _Times:
+    """When the parts of a round were over, in seconds of the clock."""
+
+    begin: float
+    wait_ms: float
+    drafted: float = 0.0
+    evaluated: float = 0.0
+    judged: float = 0.0
+    settled: float = 0.0
+    done: float = 0.0
+
+    @property
+    def draft_ms(self) -> float:
+        return (self.drafted - self.begin) * 1e3
+
+    @property
+    def verify_ms(self) -> float:
+        return (self.evaluated - self.drafted + self.settled - self.judged) * 1e3
+
+    @property
+    def round_ms(self) -> float:
+        return (self.done - self.begin) * 1e3
+
+    @property
+    def own_ms(self) -> float:
+        """All but the target's pass, and the wait for it."""
+        return self.draft_ms + (self.done - self.evaluated) * 1e3
 
 
 class TargetWalk:
@@ -134,37 +163,18 @@ class Rounds:
         Raises:
             ContextFull: no room for the pending token.
         """
-        clock = self._clock
-        begin = clock()
-        wait_ms = 0.0 if self._ended is None else (begin - self._ended) * 1e3
+        clock, at = self._clock, self._begin()
         past = len(self.tokens) - 1
-        plan, draft, read = Plan(0, "first token"), EMPTY_DRAFT, 0
+        plan, draft, read, cut = Plan(0, "first token"), EMPTY_DRAFT, 0, None
         if first is None:
             plan = self.window.plan(self._room(remaining, past))
+        at.drafted = clock()
         if plan.draft_max > 0:
-            asked = plan.draft_max
-            draft, read = yield from self._draft(plan)
-        drafted, cut = clock(), None
-        if n := len(draft):
-            offer = Offer(draft, n if self._peek else max(asked, n), self._peek, self.window)
-            granted: int = yield offer
-            if granted < offer.size and len(draft := offer.cut(granted)) < n:
-                cut = Plan(len(draft), f"{len(draft)} of {n} guesses: others share the pass")
+            draft, read, cut = yield from self._draft(plan, at)
         self._shared = None
-
-        evaluated = drafted
         try:
-            if first is None:
-                out: Out = yield Pass(
-                    self.target,
-                    [self.tokens[-1], *draft.tokens],
-                    "all",
-                    parents=None if draft.is_line else [-1, *(p + 1 for p in draft.parents)],
-                    tell=self._tell,
-                )
-                rows, evaluated = out.rows, clock()
-            else:
-                rows = first[None]
+            rows = (yield self._pass(draft)).rows if first is None else first[None]
+            at.evaluated = clock()
             walk = TargetWalk(rows, self.chain)
             verdict = self._rule.judge(draft, walk, self._seed, self._coins, self._is_stop)
             if len(draft):
@@ -175,7 +185,7 @@ class Rounds:
             # a cache that could not be rolled back may hold less by now
             yield Keep(self.target, min(past, len(self.target.tokens)))
             raise
-        settling = clock()
+        at.judged = clock()
         kept = len(verdict.path)
         new = [draft.tokens[i] for i in verdict.path]
         if verdict.target_token is None:
@@ -187,33 +197,15 @@ class Rounds:
             yield Keep(self.target, path=(0, *(i + 1 for i in verdict.path[:kept])))
         elif kept < len(draft):
             yield Keep(self.target, past + 1 + kept)
-        verify_s = evaluated - drafted + clock() - settling
+        at.settled = clock()
 
         if verdict.target_token is not None:
             self.chain.advance_committed(verdict.target_token, self._is_stop)
         self.tokens.extend(new)
         self.drafter.commit(self.tokens, draft, verdict)
-        self._ended = done = clock()
-        draft_ms, verify_ms = (drafted - begin) * 1e3, verify_s * 1e3
-        shared = self._shared
+        at.done = self._ended = clock()
         if first is None:  # else there was no pass to learn from
-            told = self.window.observe(
-                Outcome(
-                    source=draft.source,
-                    drafted=len(draft),
-                    accepted=len(verdict.path),
-                    emitted=len(new),
-                    confidence=draft.confidence,
-                    draft_ms=draft_ms,
-                    verify_ms=verify_ms,
-                    round_ms=(done - begin) * 1e3
-                    if shared is None
-                    else draft_ms + shared.ms + (done - evaluated) * 1e3,
-                    tokens=tuple(new),
-                    shared=shared,
-                    wait_ms=wait_ms,
-                )
-            )
+            told = self.window.observe(self._outcome(draft, verdict, tuple(new), at))
             plan = cut or told or plan
         return Round(
             draft=draft,
@@ -221,14 +213,51 @@ class Rounds:
             plan=plan,
             tokens=tuple(new),
             n_past=past,
-            draft_ms=draft_ms,
-            verify_ms=verify_ms,
-            other_ms=(done - begin) * 1e3 - draft_ms - verify_ms,
-            wait_ms=wait_ms,
+            draft_ms=at.draft_ms,
+            verify_ms=at.verify_ms,
+            other_ms=at.round_ms - at.draft_ms - at.verify_ms,
+            wait_ms=at.wait_ms,
             read=read,
-            rows=len(draft) + 1 if shared is None else shared.tokens,
+            rows=len(draft) + 1 if self._shared is None else self._shared.tokens,
             likely=likely,
         )
+
+    def _draft(self, plan: Plan, at: _Times) -> Asking[tuple[Draft, int, Plan | None]]:
+        """What is sent, how many tokens of the text were read for it, and why it was cut."""
+        room = Room(plan.draft_max, plan.judge or Willing())
+        draft = yield from self.drafter.draft(self.tokens, self.chain, room)
+        at.drafted, cut = self._clock(), None
+        if n := len(draft):
+            most = n if self._peek else max(plan.draft_max, n)
+            offer = Offer(draft, most, self._peek, self.window)
+            granted: int = yield offer
+            if granted < offer.size and len(draft := offer.cut(granted)) < n:
+                cut = Plan(len(draft), f"{len(draft)} of {n} guesses: others share the pass")
+        return draft, room.judge.granted, cut
+
+    def _pass(self, draft: Draft) -> Pass:
+        """The pending token and the guesses; a row after each."""
+        parents = None if draft.is_line else [-1, *(p + 1 for p in draft.parents)]
+        tokens = [self.tokens[-1], *draft.tokens]
+        return Pass(self.target, tokens, "all", parents=parents, tell=self._tell)
+
+    def _outcome(
+        self, draft: Draft, verdict: Verdict, tokens: tuple[int, ...], at: _Times
+    ) -> Outcome:
+        shared = self._shared
+        return Outcome(
+            len(draft),
+            len(verdict.path),
+            tokens,
+            at.draft_ms,
+            at.round_ms if shared is None else at.own_ms + shared.ms,
+            shared,
+            at.wait_ms,
+        )
+
+    def _begin(self) -> _Times:
+        begin = self._clock()
+        return _Times(begin, 0.0 if self._ended is None else (begin - self._ended) * 1e3)
 
     def _likely(
         self, rows: Rows, verdict: Verdict, new: list[int]
@@ -249,12 +278,6 @@ class Rounds:
 
     def _room(self, remaining: float, past: int) -> int:
         return int(min(remaining - 1, self.target.n_ctx - past - 1, self._pass_rows - 1))
-
-    def _draft(self, plan: Plan) -> Asking[tuple[Draft, int]]:
-        """What is sent, and how many tokens of the text were read for it."""
-        room = Room(plan.draft_max, plan.judge or Willing())
-        draft = yield from self.drafter.draft(self.tokens, self.chain, room)
-        return draft, room.judge.granted
 
     def cut_back(self, n_tokens: int) -> Asking[None]:
         """Forget everything after the first ``n_tokens`` (a stop inside an accepted run)."""

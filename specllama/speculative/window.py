@@ -37,17 +37,17 @@ class Outcome:
     ``wait_ms`` went by between the round before and this one.
     """
 
-    source: str
     drafted: int
     accepted: int
-    emitted: int
-    confidence: tuple[float | None, ...]
+    tokens: tuple[int, ...]
     draft_ms: float
-    verify_ms: float
     round_ms: float
-    tokens: tuple[int, ...] = ()
     shared: Shared | None = None
     wait_ms: float = 0.0
+
+    @property
+    def emitted(self) -> int:
+        return len(self.tokens)
 
     @property
     def plain_ms(self) -> float | None:

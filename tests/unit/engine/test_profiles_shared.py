@@ -258,7 +258,7 @@ def test_what_a_reply_learns_while_the_profile_is_refreshed_is_kept(tmp_path: Pa
         if judge is not None and judge.read("draft", 1):
             judge.take(0.9, 4.0, 7)
             rounds += 1
-        window.observe(Outcome("none", 0, 0, 1, (), 0.1, 9.0, 9.1, (7,)))
+        window.observe(Outcome(0, 0, (7,), 0.1, 9.1))
 
     for _ in range(20):
         go_on()

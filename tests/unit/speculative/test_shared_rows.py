@@ -167,11 +167,8 @@ def test_what_was_cut_is_not_booked_as_rejected(peek: bool) -> None:
         judge.further()
     source = pair.learned.sources["draft"]
     window.observe(
-        Outcome(
-            "draft", 2, 2, 3, (0.9, 0.9), 0.1, 1.2, 1.3, (4, 5, 6),
-            shared=Shared(lanes=2, tokens=6, ms=1.2, first=True),
-        )
-    )  # fmt: skip
+        Outcome(2, 2, (4, 5, 6), 0.1, 1.3, Shared(lanes=2, tokens=6, ms=1.2, first=True))
+    )
     # the target wrote the third guess itself, which tells of a guess that may be looked at
     assert source.labels == (3 if peek else 2)
     assert source.mean > 0.75
@@ -186,9 +183,7 @@ def test_a_shared_pass_is_booked_once_and_for_all_its_rows() -> None:
         window = pair.window()
         window.drafts_with(booking("draft"))
         window.plan(8)
-        window.observe(
-            Outcome("none", 0, 0, 1, (), 0.0, 1.5, 1.5, (1,), shared=Shared(3, 6, 1.5, first))
-        )
+        window.observe(Outcome(0, 0, (1,), 0.0, 1.5, Shared(3, 6, 1.5, first)))
     assert target.upto(8) == pytest.approx(before[0])
     assert sum(target.counts.values()) == sum(before[1].values()) + 1
     assert target.counts[6] == before[1][6] + 1
@@ -203,9 +198,7 @@ def test_rows_are_told_at_the_price_that_they_have_beside_others() -> None:
         window = pair.window()
         window.drafts_with(booking("draft"))
         if lanes > 1:
-            window.observe(
-                Outcome("none", 0, 0, 1, (), 0.0, 3.0, 3.0, (1,), shared=Shared(3, 3, 3.0, True))
-            )
+            window.observe(Outcome(0, 0, (1,), 0.0, 3.0, Shared(3, 3, 3.0, True)))
         judge = window.plan(8).judge
         assert judge is not None
         n = 0

@@ -29,7 +29,7 @@ def test_plans(draft_max: int, draft_min: int, room: int, plan: Plan) -> None:
 
 def test_it_never_stops_a_draft_and_learns_nothing() -> None:
     window = FixedWindow(3)
-    window.observe(Outcome("draft", 3, 0, 1, (None,) * 3, 1e9, 1e9, 1e9))
+    window.observe(Outcome(3, 0, (1,), 1e9, 2e9))
     assert window.plan(10) == Plan(3, "fixed")
 
 

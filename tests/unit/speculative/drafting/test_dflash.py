@@ -397,12 +397,7 @@ def played(method: str, right: float, rounds: int = 400) -> tuple[Pair, float, f
         draft_ms = (clock.now - begin) * 1e3
         verify_ms = 10.0 * (1 + 0.02 * n)
         clock.now += verify_ms / 1e3
-        window.observe(
-            Outcome(
-                method if n else "none", n, accepted, accepted + 1, (0.9,) * n, draft_ms, verify_ms,
-                draft_ms + verify_ms, (5,) * (accepted + 1),
-            )
-        )  # fmt: skip
+        window.observe(Outcome(n, accepted, (5,) * (accepted + 1), draft_ms, draft_ms + verify_ms))
         written += accepted + 1
         drafted += n * (i >= rounds // 2)
     return pair, drafted / (rounds // 2), written * 10e-3 / clock.now

@@ -448,7 +448,7 @@ def window(slope: float) -> Policy:
     made.drafts_with(booking("medusa"))
     for _ in range(20):
         made.plan(100)
-        made.observe(Outcome("none", 0, 0, 1, (), 0.0, 10.0, 10.0, (1,)))
+        made.observe(Outcome(0, 0, (1,), 0.0, 10.0))
     return made
 
 

@@ -175,10 +175,8 @@ def test_what_is_due_does_not_depend_on_which_tokens_are_written(peek: bool) -> 
             emitted = 3 if n else 1
             clock.now += 0.012 if n else 0.01
             tokens = tuple(words[(3 * i + k) % len(words)] for k in range(emitted))
-            window.observe(
-                Outcome("draft" if n else "none", n, emitted - 1, emitted, (None,) * n,
-                        2.0 if n else 0.0, 10.0, 12.0 if n else 10.0, tokens)
-            )  # fmt: skip
+            draft_ms = 2.0 if n else 0.0
+            window.observe(Outcome(n, emitted - 1, tokens, draft_ms, 10.0 + draft_ms))
         return found
 
     first = plans(range(7, 100))

@@ -224,7 +224,7 @@ def test_off_and_last_token_and_room() -> None:
     assert w.plan(5).draft_max == 0  # a plain step is not measured yet
     for _ in range(4):
         assert w.plan(5).reason == "measuring a plain step"
-        w.observe(Outcome("none", 0, 0, 1, (), 0.0, 10.0, 10.0, (5,)))
+        w.observe(Outcome(0, 0, (5,), 0.0, 10.0))
     assert 0 < w.plan(3).draft_max <= 3
 
 
@@ -273,12 +273,7 @@ def test_proposers_that_never_ask_are_held_to_their_record() -> None:
             drafted += n
             accepted = min(right, n)
             ms = FLAT[n + 1]
-            w.observe(
-                Outcome(
-                    "heads" if n else "none", n, accepted, accepted + 1, (0.5,) * n, 0.0, ms, ms,
-                    (1,) * (accepted + 1),
-                )
-            )  # fmt: skip
+            w.observe(Outcome(n, accepted, (1,) * (accepted + 1), 0.0, ms))
         return drafted
 
     assert run(8) > 1000
@@ -392,7 +387,7 @@ def test_looking_for_copies_in_vain_does_not_keep_a_method_down(
         judge = control.plan(8).judge
         looks += judge is not None
         draft_ms = 20.0 * look if judge is not None else 0.0
-        control.observe(Outcome("none", 0, 0, 1, (), draft_ms, 20.0, 20.0 + draft_ms, (1,)))
+        control.observe(Outcome(0, 0, (1,), draft_ms, 20.0 + draft_ms))
     assert asked[0] <= looks <= asked[1]
     assert pair.ledger.total > 2.5
 
@@ -407,10 +402,10 @@ def test_looking_goes_on_where_what_is_found_pays_for_it() -> None:
         judge = control.plan(8).judge
         assert judge is not None or i % 65 == 64, i
         if i % 6 or judge is None:
-            control.observe(Outcome("none", 0, 0, 1, (), 2.0, 20.0, 22.0, (1,)))
+            control.observe(Outcome(0, 0, (1,), 2.0, 22.0))
         else:
             ms = 20.0 * FLAT[4]
-            control.observe(Outcome("ngram", 3, 3, 4, (None,) * 3, 2.0, ms, ms + 2.0, (1,) * 4))
+            control.observe(Outcome(3, 3, (1,) * 4, 2.0, ms + 2.0))
 
 
 def test_a_copy_is_learnt_to_end_where_passages_do() -> None:
