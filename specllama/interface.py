@@ -115,7 +115,7 @@ class EngineInfo:
     methods: tuple[MethodInfo, ...] = ()
     lanes: int = 1
 
-    def alike(self, rows: int, *, line: bool) -> bool:
+    def is_exact(self, rows: int, *, line: bool) -> bool:
         """Whether each row of a pass equals a single step; ``line``: the pass has no branches."""
         return rows <= self.exact_rows and (line or self.exact_trees)
 

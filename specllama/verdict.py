@@ -6,7 +6,7 @@ taken one; a round without a draft is a plain step itself. The speed-up is token
 that of the text that was written, so only times are uncertain, not how much was accepted.
 
 It is told of typical passes. What else a machine does now and then slows plain and drafted passes
-in proportion: it changes no ratio, and would drown it. So no pass counts for more than ``HICCUP``
+in proportion: it changes no ratio, and would drown it. So no pass counts for more than ``OUTLIER``
 times what passes of its width take, and drafting is relieved of the same share.
 """
 
@@ -20,19 +20,19 @@ from typing import NamedTuple, Protocol
 
 from specllama.events import NO_GUESS, Answer, Payoff, RoundDone
 
-HICCUP = 1.35  # times the usual; the cost tables believe no more of a pass either
-ALIKE = 15  # passes about as wide, whose median is the usual
+OUTLIER = 1.35  # times the usual; the cost tables believe no more of a pass either
+NEIGHBOURS = 15  # passes about as wide, whose median is the usual
 SINGLES = 4  # plain steps from which their cost is known
 FORECASTS = 4  # of plain steps, from which it is known how well they foretell
-LEVEL = 8  # plain steps that a figure of an engine is worth that does not say so
-ROUNDS = 8  # rounds that drafted, before they are judged
+ASSUMED_STEPS = 8  # plain steps that a figure of an engine is worth that does not say so
+MIN_ROUNDS = 8  # rounds that drafted, before they are judged
 BATCHES = 16  # of neighbouring rounds, which a busy moment slows together
 STRETCH_S = 1.0  # and a batch lasts so long, where that leaves enough of them
-ENOUGH = 4
-STILL = 16  # rounds without a draft, after which drafting is off
+MIN_BATCHES = 4
+ROUNDS_UNTIL_OFF = 16  # rounds without a draft, after which drafting is off
 MEMORY_S = 5.0  # after which plain steps are other plain steps
 STALE_S = 120.0  # behind the last plain step, a machine may have changed
-READ = 16  # more than this is a text to be read: it takes long, and is no hiccup
+LONG_READ = 16  # more than this is a text to be read: it takes long, and is no hiccup
 
 
 class TimedRound(NamedTuple):
@@ -120,11 +120,11 @@ def judge(
     age = (
         None if singles else max((p.plain_age_s or 0.0 for p in passes if p.plain_n), default=None)
     )
-    newest = passes[-STILL:]
+    newest = passes[-ROUNDS_UNTIL_OFF:]
     answer: Answer = "unknown"
     if speed is not None and speed.low > 1.0:
         answer = "faster"  # whatever its last rounds did
-    elif len(newest) == STILL and all(one.declined for one in newest):
+    elif len(newest) == ROUNDS_UNTIL_OFF and all(one.declined for one in newest):
         answer = "off"
     elif speed is not None:
         answer = "slower" if speed.high < 1.0 else "unsure"
@@ -179,13 +179,13 @@ def _speed(passes: Sequence[TimedRound], singles: Sequence[float]) -> _Speed | N
     """None where too little was seen."""
     drafted = [one for one in passes if one.drafted]
     known = _plain(drafted, singles or _singles(passes), measured=bool(singles))
-    if len(drafted) < ROUNDS or known is None:
+    if len(drafted) < MIN_ROUNDS or known is None:
         return None
     plain = known.ms
     costs = [one.pass_ms / ms for one, ms in zip(drafted, plain, strict=True)]
     drafts = [one.draft_ms / ms for one, ms in zip(drafted, plain, strict=True)]
     usual, mean = _usual(drafted, costs, drafts)
-    believed = [min(cost, HICCUP * u) for cost, u in zip(costs, usual, strict=True)]
+    believed = [min(cost, OUTLIER * u) for cost, u in zip(costs, usual, strict=True)]
     share = sum(believed) / sum(costs)
     step_ms = fmean(plain)
     looking = sum(one.draft_ms for one in passes if not one.drafted) / step_ms
@@ -219,12 +219,12 @@ def _plain(
         if len(singles) < SINGLES:
             return None
         usual = median(singles)
-        one = fmean(min(ms, HICCUP * usual) for ms in singles)
+        one = fmean(min(ms, OUTLIER * usual) for ms in singles)
         return _Plain([one] * len(drafted), len(singles))
     told = [one for one in drafted if one.plain_spread is not None]
     each = [ms or newest for ms in known]
     if not told:
-        return None if any(one.plain_n for one in drafted) else _Plain(each, LEVEL)
+        return None if any(one.plain_n for one in drafted) else _Plain(each, ASSUMED_STEPS)
     forecasts = median(one.plain_n for one in told)
     if forecasts < FORECASTS:
         return None
@@ -250,14 +250,14 @@ def _usual(
     """Of each round, what the pass and the draft of those about as wide take; reading a text is
     what it takes itself."""
     order = sorted(range(len(rounds)), key=lambda i: rounds[i].drafted)
-    most = max(len(rounds) - ALIKE, 0)
+    most = max(len(rounds) - NEIGHBOURS, 0)
     usual, mean = [0.0] * len(rounds), list(drafts)
     for place, i in enumerate(order):
-        begin = min(max(place - ALIKE // 2, 0), most)
-        alike = order[begin : begin + ALIKE]
-        usual[i] = median([costs[j] for j in alike])
-        if rounds[i].read <= READ:
-            mean[i] = fmean([drafts[j] for j in alike if rounds[j].read <= READ])
+        begin = min(max(place - NEIGHBOURS // 2, 0), most)
+        near = order[begin : begin + NEIGHBOURS]
+        usual[i] = median([costs[j] for j in near])
+        if rounds[i].read <= LONG_READ:
+            mean[i] = fmean([drafts[j] for j in near if rounds[j].read <= LONG_READ])
     return usual, mean
 
 
@@ -265,7 +265,7 @@ def _variance(errors: Sequence[float], seconds: float) -> tuple[float, int]:
     """Of the sum of errors, those of neighbours being alike, and from how many batches that is
     known: the larger of what many short ones say and what those of a second do."""
     found = [_of_batches(errors, BATCHES)]
-    if (n := int(seconds / STRETCH_S)) >= ENOUGH:
+    if (n := int(seconds / STRETCH_S)) >= MIN_BATCHES:
         found.append(_of_batches(errors, min(n, BATCHES)))
     return max(found)
 

@@ -1,7 +1,7 @@
 """The terminal app: its life from the first frame to the last, its pages, its actions.
 
 ``run`` is what the command line calls. The first frame is drawn before the model loads; what is
-typed meanwhile is queued. The app owns the engine (keeper.py) and the conversation;
+typed meanwhile is queued. The app owns the engine (loader.py) and the conversation;
 the chat shows both and sends messages up. ``pages.py`` opens the pages behind it.
 """
 
@@ -39,7 +39,7 @@ from specllama.tui.bridge import Clock, FlushPace, monotonic
 from specllama.tui.commands import ActionCommands, MethodCommands, SessionCommands
 from specllama.tui.downloads import Downloads, DownloadTold
 from specllama.tui.editor import edit
-from specllama.tui.keeper import EngineKeeper, Pair, lasting_pair
+from specllama.tui.loader import EngineLoader, Pair, lasting_pair
 from specllama.tui.messages import (
     ActionAsked,
     EngineFailed,
@@ -111,11 +111,11 @@ class SpecllamaApp(PagedApp):
         elif self.prefs.last_target:
             wanted = lasting_pair(self.prefs.last_target, draft or self.prefs.last_draft or None)
         recipe_for = factory_for or self._recipe_for
-        self.keeper = EngineKeeper(
+        self.loader = EngineLoader(
             wanted, recipe_for, host_class, self.post_message, server.name if server else ""
         )
         self.session = Session(
-            self.keeper.host,
+            self.loader.host,
             self.store,
             params=params,
             system=self.prefs.system_prompt if system is None else system,
@@ -144,7 +144,7 @@ class SpecllamaApp(PagedApp):
         self._chat = ChatScreen(
             self.session,
             self.store,
-            self.keeper,
+            self.loader,
             self.prefs,
             self._pace,
             self.downloads,
@@ -161,8 +161,8 @@ class SpecllamaApp(PagedApp):
             from specllama.tui.lane_watch import LaneWatch
 
             self.lanes = LaneWatch(self._server.name, self._server.events)
-        if self.keeper.possible:
-            self.keeper.load()
+        if self.loader.possible:
+            self.loader.load()
         else:
             self.action_show("models")
 
@@ -212,7 +212,7 @@ class SpecllamaApp(PagedApp):
         self.downloads.close()
         if self.lanes is not None:
             self.lanes.close()
-        self.keeper.close()
+        self.loader.close()
         if turn is not None:
             # Its last act is to store the part of the reply that was written.
             turn.thread.join(JOIN_S)
@@ -233,7 +233,7 @@ class SpecllamaApp(PagedApp):
     @on(EngineReady)
     @on(EngineFailed)
     async def _engine_told(self, told: EngineLoading | EngineReady | EngineFailed) -> None:
-        self.keeper.take(told)
+        self.loader.apply(told)
         match told:
             case EngineLoading():
                 self.chat.engine_loading()
@@ -252,28 +252,28 @@ class SpecllamaApp(PagedApp):
     @on(EngineGone)
     async def _engine_gone(self, gone: EngineGone) -> None:
         """Only when nothing is asked of it: a reply that is cut off tells of it itself."""
-        if self.keeper.ready and not self.chat.busy and self.keeper.host.death is gone.error:
+        if self.loader.ready and not self.chat.busy and self.loader.host.death is gone.error:
             await self._engine_told(EngineFailed(gone.error))
 
     def _remember_pair(self) -> None:
-        if self.keeper.wanted is not None and not self.keeper.server:
-            target, draft = self.keeper.wanted
+        if self.loader.wanted is not None and not self.loader.server:
+            target, draft = self.loader.wanted
             self.prefs.last_target, self.prefs.last_draft = target, draft or ""
             self.save_prefs()
 
     def action_reload(self) -> None:
-        if self.keeper.possible:
-            self.chat.when_idle(self.keeper.reload)
+        if self.loader.possible:
+            self.chat.when_idle(self.loader.reload)
         else:
             self.notify("Choose a model first: F6", severity="warning")
 
     def switch_model(self, pair: Pair | None) -> None:
         if pair is not None:
-            self.chat.when_idle(partial(self.keeper.switch, *pair))
+            self.chat.when_idle(partial(self.loader.switch, *pair))
 
     @property
     def methods(self) -> tuple[MethodInfo, ...]:
-        return () if self.keeper.info is None else self.keeper.info.methods
+        return () if self.loader.info is None else self.loader.info.methods
 
     # ------------------------------------------------------------------ pages
 

@@ -11,8 +11,8 @@ from textual.command import DiscoveryHit, Hit, Hits, Provider
 from specllama.errors import SpecllamaError
 from specllama.store.sessions import SessionStore
 from specllama.text import sanitize_line
-from specllama.tui.keeper import EngineKeeper
 from specllama.tui.keymap import ACTIONS
+from specllama.tui.loader import EngineLoader
 from specllama.tui.messages import ActionAsked
 
 SESSIONS_LISTED = 30
@@ -21,7 +21,7 @@ SESSIONS_LISTED = 30
 class PaletteApp(Protocol):
     """What the palette lists, and what it asks for."""
 
-    keeper: EngineKeeper
+    loader: EngineLoader
     store: SessionStore
 
     def resume_session(self, session: str) -> Any: ...
@@ -55,7 +55,7 @@ class MethodCommands(Provider):
 
         matcher = self.matcher(query)
         app = cast(PaletteApp, self.app)
-        for method in choices(app.keeper.info):
+        for method in choices(app.loader.info):
             if not method.available:
                 continue
             title = f"Draft with: {sanitize_line(method.label)}"

@@ -138,7 +138,9 @@ class DemoEngine(OneAtATime):
         # Every ninth round is plain, as a controller does that keeps its yardstick fresh.
         plain = index == 0 or index % 9 == 8 or not is_drafting(params)
         copying = params.proposer in ("auto", "mixed", "ngram") and index % 5 == 4
-        room = 0 if plain else min(params.reach(self.info.exact_rows) + 2 * copying, len(todo))
+        room = (
+            0 if plain else min(params.draft_limit(self.info.exact_rows) + 2 * copying, len(todo))
+        )
         guesses = self._guesses(rng, todo, room, copying)
         if plain:
             source, reason = "none", "plain step, to keep the yardstick fresh"

@@ -125,12 +125,12 @@ class Downloads:
     """Every download of this run of the app, newest last.
 
     Args:
-        tell: takes a DownloadTold from any thread.
+        post: takes a DownloadTold from any thread.
     """
 
-    def __init__(self, tell: Callable[[Message], object], clock: Clock = monotonic) -> None:
+    def __init__(self, post: Callable[[Message], object], clock: Clock = monotonic) -> None:
         self.all: dict[str, Download] = {}
-        self._tell = tell
+        self._post = post
         self._clock = clock
         self._told = 0.0
         self._turn = threading.Lock()
@@ -154,7 +154,7 @@ class Downloads:
         threading.Thread(
             target=self._run, args=(download,), name="specllama-download", daemon=True
         ).start()
-        self._tell(DownloadTold())
+        self._post(DownloadTold())
         return download
 
     def stop(self, ref: str) -> None:
@@ -163,7 +163,7 @@ class Downloads:
         if download is not None and download.active:
             download.stop.set()
             download.state = "stopping"
-            self._tell(DownloadTold())
+            self._post(DownloadTold())
 
     def forget(self, ref: str) -> None:
         """One that is over needs no line any more."""
@@ -191,7 +191,7 @@ class Downloads:
                     f"the download ended with {type(error).__name__}: {sanitize_line(str(error))}",
                     "what arrived is kept: try again",
                 )
-        self._tell(DownloadTold(over=download))
+        self._post(DownloadTold(over=download))
 
     def _pull(self, download: Download) -> None:
         from specllama.models import pull
@@ -201,7 +201,7 @@ class Downloads:
 
         self._check(download)
         download.state = "asking"
-        self._tell(DownloadTold())
+        self._post(DownloadTold())
         wanted = pull.expand(download.ref)
         progress = _Told(self, download)
         client = HubClient(waiting=progress.waiting)
@@ -239,13 +239,13 @@ class Downloads:
         self._check(download)
         if now - self._told >= TOLD_EVERY_S:
             self._told = now
-            self._tell(DownloadTold())
+            self._post(DownloadTold())
 
     def stands_still(self, download: Download, reason: str) -> None:
         download.note = reason
         download.count_anew()
         self._check(download)
-        self._tell(DownloadTold())
+        self._post(DownloadTold())
 
 
 @dataclass

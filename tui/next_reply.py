@@ -51,5 +51,5 @@ class NextReply:
         """Let the very first conversation draft where it does not pay, so that drafting is seen."""
         session = self._screen.session
         params = session.params
-        if self._screen.keeper.bundled and params == params.replace(**USUAL_DRAFTING):
+        if self._screen.loader.bundled and params == params.replace(**USUAL_DRAFTING):
             session.lend(params.replace(window="fixed", draft_max=DEMONSTRATION))

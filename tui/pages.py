@@ -17,7 +17,7 @@ from specllama.bench.experiment import TOGETHER
 from specllama.interface import Message
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.text import sanitize_line
-from specllama.tui.keeper import Pair
+from specllama.tui.loader import Pair
 from specllama.tui.looks import ThemedApp
 from specllama.tui.record import Record
 from specllama.tui.screens.base import Page
@@ -90,7 +90,7 @@ def inspect(app: PagedApp, record: Record | None = None) -> None:
         found = record if record is not None and record.rounds else chat.latest_record()
     others = [r for _, r in sorted(chat.records.items(), reverse=True) if r.rounds]
     found = found or Record("nothing generated yet")
-    under = Circumstances(chat.keeper.info, chat.session.params)
+    under = Circumstances(chat.loader.info, chat.session.params)
     show(app, InspectorScreen(found, others, follow=found.live, under=under))
 
 
@@ -114,11 +114,11 @@ def race(app: PagedApp, index: int | None = None) -> None:
 
     screen = RaceScreen(
         chat.board,
-        chat.keeper.host,
-        chat.keeper.info if chat.keeper.ready else None,
+        chat.loader.host,
+        chat.loader.info if chat.loader.ready else None,
         session.params,
         [*head, *messages] if messages else None,
-        widen=None if chat.keeper.server or app.options.parallel > 1 else widen,
+        widen=None if chat.loader.server or app.options.parallel > 1 else widen,
         log=session.logs_rounds,
     )
 
@@ -141,18 +141,18 @@ def _methods(app: PagedApp) -> None:
         if name is not None:
             chat.next_reply.action_use_method(name)
 
-    show(app, MethodsScreen(chat.keeper.info, now, raced(chat.board)), chosen)
+    show(app, MethodsScreen(chat.loader.info, now, raced(chat.board)), chosen)
 
 
 def _models(app: PagedApp) -> None:
     from specllama.tui.screens.models import ModelsScreen
 
-    keeper = app.chat.keeper
-    if keeper.server:
+    loader = app.chat.loader
+    if loader.server:
         words = "was started with its pair: chat without --server lets you choose one"
         app.notify(f"The server {words}", markup=False)
         return
-    show(app, ModelsScreen(keeper.wanted, app.options, app.chat.downloads), app.switch_model)
+    show(app, ModelsScreen(loader.wanted, app.options, app.chat.downloads), app.switch_model)
 
 
 def _top(app: PagedApp) -> None:
@@ -184,8 +184,8 @@ def _sessions(app: PagedApp) -> None:
 def _settings(app: PagedApp) -> None:
     from specllama.tui.screens.settings import SettingsScreen
 
-    chat, keeper = app.chat, app.chat.keeper
-    info = keeper.info
+    chat, loader = app.chat, app.chat.loader
+    info = loader.info
 
     def changed(settings: SheetValues | None) -> None:
         if settings is None:
@@ -194,7 +194,7 @@ def _settings(app: PagedApp) -> None:
         chat.session.system = settings.system
         if settings.options is not None and settings.options != app.options:
             app.options = settings.options
-            if keeper.possible:
+            if loader.possible:
                 app.action_reload()
         app.save_prefs()
         app.glyph_choice = app.prefs.glyphs
@@ -205,7 +205,7 @@ def _settings(app: PagedApp) -> None:
         app,
         SettingsScreen(
             chat.session.params,
-            None if keeper.server else app.options,
+            None if loader.server else app.options,
             chat.session.system,
             app.prefs,
             {} if info is None else info.target.card,

@@ -44,9 +44,9 @@ class Racing:
     """
 
     def __init__(
-        self, engine: EngineLike, tell: Callable[[Message], object], *, log: bool = True
+        self, engine: EngineLike, post: Callable[[Message], object], *, log: bool = True
     ) -> None:
-        self._engine, self._tell, self.log = engine, tell, log
+        self._engine, self._post, self.log = engine, post, log
         self._cancel = Cancel()
         self.thread: threading.Thread | None = None
 
@@ -65,19 +65,19 @@ class Racing:
         self._cancel.set()
 
     def _moved(self, run: Run) -> None:
-        self._tell(RaceMoved(run))
+        self._post(RaceMoved(run))
 
     def _all(self, runs: list[Run], cancel: Cancel) -> None:
         error: SpecllamaError | None = None
         try:
             ask_all(
-                self._engine, runs, cancel, lambda run: self._tell(RaceMoved(run)), log=self.log
+                self._engine, runs, cancel, lambda run: self._post(RaceMoved(run)), log=self.log
             )
         except SpecllamaError as caught:
             error = caught
         except Exception as caught:
             error = EngineError(f"{type(caught).__name__}: {caught}")
-        self._tell(RaceEnded(error))
+        self._post(RaceEnded(error))
 
 
 @dataclass(frozen=True, slots=True)

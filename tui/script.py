@@ -203,7 +203,7 @@ def _started(
         seed=seed,
         proposer=proposer,
         verify=params.verify,
-        draft_max=params.reach(info.exact_rows) if is_drafting(params) else 0,
+        draft_max=params.draft_limit(info.exact_rows) if is_drafting(params) else 0,
         exactness=info.exactness,
         tokenize_ms=tokenize_ms,
     )

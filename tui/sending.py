@@ -32,7 +32,7 @@ class Sending:
 
     async def submit(self, text: str) -> None:
         """Send what was typed, or keep it until the engine is free."""
-        screen, keeper = self._screen, self._screen.keeper
+        screen, loader = self._screen, self._screen.loader
         try:
             text = screen.prompt.with_files(text)
         except UsageError as error:
@@ -44,14 +44,14 @@ class Sending:
             screen.prompt.sent()
             screen.when_idle(lambda: self._resend(index, text))
             return
-        if screen.busy or not keeper.ready:
-            if not keeper.possible:
+        if screen.busy or not loader.ready:
+            if not loader.possible:
                 screen.notify("Choose a model first: F6", severity="warning")
                 return
             screen.query_one(Waiting).put(text)
             screen.prompt.sent()
-            if keeper.failed:
-                keeper.load()
+            if loader.failed:
+                loader.load()
             return
         screen.prompt.sent()
         await self._send(text)
@@ -102,7 +102,7 @@ class Sending:
         return self._screen.query_one(Waiting).texts
 
     async def send_queued(self) -> None:
-        if self.queue and not self._screen.busy and self._screen.keeper.ready:
+        if self.queue and not self._screen.busy and self._screen.loader.ready:
             await self._send(self._screen.query_one(Waiting).take())
 
     def take_back_queue(self) -> None:

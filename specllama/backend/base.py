@@ -211,7 +211,7 @@ class Context(Protocol):
         """Of a tree keep the root-to-node ``path`` only (nodes in the order of their passes)."""
         ...
 
-    def reach(self, keep_len: int) -> int:
+    def reusable_prefix(self, keep_len: int) -> int:
         """How many of its first ``keep_len`` tokens a text that begins with them goes on from: to
         these it can be cut without reading any again. Drafts have no say in it."""
         ...
@@ -239,10 +239,11 @@ class Lane(Context, Protocol):
         """Hidden states that passes left, by position; follows every rollback."""
         ...
 
-    def alike(self, keep: int, n: int) -> int:
+    def exact_prefix(self, keep: int, n: int) -> int:
         """How many of the first ``keep`` tokens are reusable bit for bit in a text of ``n`` tokens:
         a fresh reading would leave the same cells and read the rest in the same parts. Where the
-        parts of a pass change rounding anyway: how many can be reused at all (``reach``)."""
+        parts of a pass change rounding anyway: how many can be reused at all
+        (``reusable_prefix``)."""
         ...
 
     def branches(self, parents: Sequence[int], reopen: int = 0) -> int:
@@ -273,8 +274,8 @@ class Blob(Protocol):
         """Memory that it takes."""
         ...
 
-    def alike(self, keep: int, n: int) -> int:
-        """See ``Lane.alike``."""
+    def exact_prefix(self, keep: int, n: int) -> int:
+        """See ``Lane.exact_prefix``."""
         ...
 
 

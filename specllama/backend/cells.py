@@ -33,7 +33,7 @@ class Cells:
         self.tail = 0  # in order: every cell below is held or a ghost, every other one is free
         self._holders: npt.NDArray[np.int32] = np.zeros(n, np.int32)  # lanes that hold each cell
         self._ghost: npt.NDArray[np.bool_] = np.zeros(n, np.bool_)
-        self.haunted = False  # there are ghosts
+        self.has_ghosts = False  # there are ghosts
 
     @property
     def held(self) -> int:
@@ -83,18 +83,18 @@ class Cells:
     def settle(self) -> bool:
         """Bring the tail down after some ``drop``; whether every ghost is to be freed.
 
-        Dropped cells below the tail become ghosts: see ``gaps`` and ``haunt``.
+        Dropped cells below the tail become ghosts: see ``gaps`` and ``make_ghosts``.
         """
         if not self.in_order:
             return False
         top = self._top()
-        if not self.haunted:
+        if not self.has_ghosts:
             self.tail = top
             return False
         if self._ghost[:top].any():
             self.tail = max(top, _end(self._ghost[: self.tail]))
             return False
-        self._ghost[:] = self.haunted = False
+        self._ghost[:] = self.has_ghosts = False
         self.tail = top
         return True
 
@@ -117,9 +117,9 @@ class Cells:
         below = np.flatnonzero((places < self.tail) & (self._holders[places] == 0))
         return (int(below[0]), int(below[-1]) + 1) if len(below) else (0, 0)
 
-    def haunt(self, places: Places) -> None:
+    def make_ghosts(self, places: Places) -> None:
         """These are ghosts from here on."""
-        self._ghost[places] = self.haunted = True
+        self._ghost[places] = self.has_ghosts = True
 
     def _where(self, places: Places) -> slice | Places:
         """As a slice where they lie side by side."""
@@ -135,14 +135,14 @@ class Cells:
         kept = self._holders[: self.tail][held]
         self._holders[:] = 0
         self._holders[: len(kept)] = kept
-        self._ghost[:] = self.haunted = False
+        self._ghost[:] = self.has_ghosts = False
         self.tail = len(kept)
         return moved
 
     def clear(self) -> None:
         self.tail = 0
         self._holders[:] = 0
-        self._ghost[:] = self.haunted = False
+        self._ghost[:] = self.has_ghosts = False
 
 
 def _end(marks: npt.NDArray[np.bool_]) -> int:

@@ -24,7 +24,7 @@ class Kernels:
         threads: most that a pass takes.
         flash: flash attention, "on", "off" or "auto" (llama.cpp's choice).
         kv: types of the K and of the V cache.
-        alike: attention computes a row alike in passes of every width, long reads apart.
+        any_width: attention computes a row alike in passes of any width, long reads apart.
         tiles: passes of at least ``TILE`` tokens that return no rows are computed in tiles.
         exact_rows: widest pass that was found to be like single steps, bit for bit.
         exact_trees: rows of branches were, too.
@@ -36,7 +36,7 @@ class Kernels:
     threads: int = 1
     flash: str = "on"
     kv: tuple[str, str] = ("f16", "f16")
-    alike: bool = True
+    any_width: bool = True
     tiles: bool = False
     exact_rows: int = 1
     exact_trees: bool = False

@@ -47,12 +47,12 @@ class Home(Pool, Protocol):
         """One past the last position of the lane, as the library reports it."""
         ...
 
-    def reach(self, lane: CellLane, keep: int) -> int:
-        """See ``Lane.reach``."""
+    def reusable_prefix(self, lane: CellLane, keep: int) -> int:
+        """See ``Lane.reusable_prefix``."""
         ...
 
-    def alike(self, lane: CellLane, keep: int, n: int) -> int:
-        """See ``Lane.alike``."""
+    def exact_prefix(self, lane: CellLane, keep: int, n: int) -> int:
+        """See ``Lane.exact_prefix``."""
         ...
 
     def choose_states(self) -> None:
@@ -84,8 +84,8 @@ class CachedTree:
         return np.flatnonzero(~stays)
 
 
-def alike(tiled: Sequence[tuple[int, int]], keep: int, n: int) -> int:
-    """See ``base.Lane.alike``, where long texts are read in tiles.
+def exact_prefix(tiled: Sequence[tuple[int, int]], keep: int, n: int) -> int:
+    """See ``base.Lane.exact_prefix``, where long texts are read in tiles.
 
     A text of so many tokens is read in tiles up to its last token, or not at all if it is short.
     """
@@ -111,8 +111,8 @@ class Parked:
     tiled: Sequence[tuple[int, int]] = ()  # cells that were read in tiles, from and to
     tiles: bool = False  # whether that decides from where a text goes on
 
-    def alike(self, keep: int, n: int) -> int:
-        return alike(self.tiled, keep, n) if self.tiles else keep
+    def exact_prefix(self, keep: int, n: int) -> int:
+        return exact_prefix(self.tiled, keep, n) if self.tiles else keep
 
     @property
     def n_bytes(self) -> int:
@@ -154,8 +154,8 @@ class CellLane:
         if self.closed:
             raise EngineError("the lane is closed")
 
-    def alike(self, keep: int, n: int) -> int:
-        return self.pool.alike(self, keep, n)
+    def exact_prefix(self, keep: int, n: int) -> int:
+        return self.pool.exact_prefix(self, keep, n)
 
     def rows_at(self, past: int) -> int:
         return self.pool.rows_at(past)
@@ -219,8 +219,8 @@ class CellLane:
             self.hidden.cut(keep_len)
             self.pool.decided(self)
 
-    def reach(self, keep_len: int) -> int:
-        return self.pool.reach(self, keep_len)
+    def reusable_prefix(self, keep_len: int) -> int:
+        return self.pool.reusable_prefix(self, keep_len)
 
     def capture(self, need: HiddenNeed) -> None:
         self._require_open()

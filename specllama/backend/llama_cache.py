@@ -62,8 +62,8 @@ class CacheSettings:
     Attributes:
         flash: flash attention, "on", "off" or "auto".
         kv: types of K and V.
-        alike: compute a row alike in passes of every width where that takes a switch; else, passes
-            are as fast as they can be.
+        any_width: compute a row alike in passes of any width where that takes a switch; else,
+            passes are as fast as they can be.
         watch: looks into the passes.
         n_ubatch: most rows that are computed at once; None is as many as a pass has.
         threads_batch: for passes that read a prompt; None is ``threads``.
@@ -75,7 +75,7 @@ class CacheSettings:
     threads: int
     flash: str
     kv: tuple[str, str] = ("f16", "f16")
-    alike: bool = True
+    any_width: bool = True
     watch: Watch | None = None
     n_ubatch: int | None = None
     threads_batch: int | None = None
@@ -111,7 +111,7 @@ class LlamaCache:
                 if room
                 else "leave --cache-type-k, --cache-type-v and --flash-attn out",
             )
-        model.loras.wear(self._ctx)
+        model.loras.apply_to(self._ctx)
         most = max(settings.threads, settings.threads_batch or 0)
         self._cores = None if settings.cpu.usual else Cores(self._ctx, most, settings.cpu)
         self._memory = ll.llama_get_memory(self._ctx)
@@ -121,7 +121,7 @@ class LlamaCache:
         one_float = params.type_k == params.type_v and params.type_k in FLOATS
         on_cpu = model.gpu_layers == 0 and settings.flash == "on"
         self._one_by_one = (
-            one_by_one(self._ctx) if settings.alike and on_cpu and one_float else None
+            one_by_one(self._ctx) if settings.any_width and on_cpu and one_float else None
         )
         self._tiled: bool | None = None  # how the last pass was computed
         self.kernels = Kernels(
@@ -129,7 +129,7 @@ class LlamaCache:
             threads=settings.threads,
             flash=settings.flash,
             kv=settings.kv,
-            alike=on_cpu and (not one_float or self._one_by_one is not None),
+            any_width=on_cpu and (not one_float or self._one_by_one is not None),
             tiles=self._one_by_one is not None,
         )
         self.capture = Capture(model.handle, self._ctx)

@@ -163,7 +163,7 @@ class Loras:
                 raise CannotLoad(f"cannot use the adapter {Path(adapter.path).name}: {reason}")
             self._handles.append(handle)  # the model frees them
 
-    def wear(self, context: Any) -> None:
+    def apply_to(self, context: Any) -> None:
         """Let the passes of a context go through the adapters."""
         n = len(self._handles)
         if n:

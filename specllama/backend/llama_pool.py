@@ -40,7 +40,7 @@ class LlamaPool(CellPool):
             model.vocab.n_tokens,
             self._llama.kernels,
             # nobody compares the rows of a draft model, and GPUs compute them in other orders
-            in_order=settings.alike and model.gpu_layers == 0 and not self.forgets,
+            in_order=settings.any_width and model.gpu_layers == 0 and not self.forgets,
         )
         model.adopt(self)
 
@@ -80,8 +80,8 @@ class LlamaPool(CellPool):
 
     @property
     def _any_count(self) -> bool:
-        kernels, judged = self.kernels, self._llama.settings.alike
-        same = kernels.alike or not judged or kernels.flash == "off"
+        kernels, judged = self.kernels, self._llama.settings.any_width
+        same = kernels.any_width or not judged or kernels.flash == "off"
         return same and kernels.threads > 1 and kernels.on_cpu
 
     def try_one_thread(self) -> None:
@@ -131,7 +131,7 @@ class SlidingWindowPool(ForgettingPool, LlamaPool):
     def _seek_only(self) -> None:
         pass  # a cut needs the books
 
-    def reach(self, lane: CellLane, keep: int) -> int:
+    def reusable_prefix(self, lane: CellLane, keep: int) -> int:
         return keep if keep >= lane.n_cells or self._is_there(lane, keep) else 0
 
     def _restored(self, lane: CellLane, keep: int) -> int:
@@ -153,7 +153,7 @@ def open_pool(
     flash: str,
     lanes: int = 1,
     max_leaves: int = 1,
-    alike: bool = True,
+    any_width: bool = True,
     watch: Watch | None = None,
 ) -> LlamaPool:
     """A pool of a loaded model.
@@ -161,7 +161,7 @@ def open_pool(
     Models with sliding windows take one lane, those with a running state chains only, too.
 
     Args:
-        alike: see ``CacheSettings``.
+        any_width: see ``CacheSettings``.
 
     Raises what ``LlamaCache`` raises.
     """
@@ -172,7 +172,7 @@ def open_pool(
         kind = SlidingWindowPool
     if kind is not LlamaPool:
         lanes = max_leaves = 1
-        max_rows = max_rows if alike else 1  # a draft model steps, and keeps no planes
+        max_rows = max_rows if any_width else 1  # a draft model steps, and keeps no planes
     if model.has_windows:
         lanes = 1  # what has left a window is not part of a lane's state
     rows = max(max_rows, lanes)
@@ -195,7 +195,7 @@ def open_pool(
         threads=threads,
         flash=flash,
         kv=kv,
-        alike=alike,
+        any_width=any_width,
         watch=watch,
         n_ubatch=options.n_ubatch,
         threads_batch=options.threads_batch,

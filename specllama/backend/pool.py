@@ -1,7 +1,7 @@
 """Bookkeeping and admission for a pool of lanes, whichever library runs the passes.
 
 The rows of a pass lie depth first of all: every lane's first token, then every second one, so that
-what is rejected gathers at the end. What becomes of it is ``settling``'s affair.
+what is rejected gathers at the end. ``cell_books`` frees or keeps it.
 
 Where passes of some widths only are computed alike, those that return rows are given one of these
 widths (``keep_to``): guesses that nobody asked for are hung on their longest part, and given up as
@@ -25,12 +25,12 @@ import numpy as np
 from specllama.arrays import Rows
 from specllama.backend.base import Blob, Lane, Out, Outputs, Part
 from specllama.backend.cache import Cache, Shape
+from specllama.backend.cell_books import CellBooks
 from specllama.backend.cells import Places
 from specllama.backend.kernels import TILE, ZONE, Kernels
-from specllama.backend.lane import CachedTree, CellLane, Parked, alike
+from specllama.backend.lane import CachedTree, CellLane, Parked, exact_prefix
 from specllama.backend.layout import Layout
 from specllama.backend.reading import ReadingRoom
-from specllama.backend.settling import Settling
 from specllama.errors import Cancelled, ContextFull, EngineError
 from specllama.settings.params import DRAFT_MAX
 
@@ -64,8 +64,8 @@ class PassPart:
         return self.lane.need == "final_hidden" and self.n_rows == len(self.tokens)
 
 
-class CellPool(Settling):
-    """See ``base.Pool``, and ``Settling`` for the arguments."""
+class CellPool(CellBooks):
+    """See ``base.Pool``, and ``CellBooks`` for the arguments."""
 
     forgets: ClassVar[bool] = False
 
@@ -99,7 +99,7 @@ class CellPool(Settling):
         a row has to be judged over as many as it has in a pass of its own.
         """
         kernels, least = self.kernels, self._wide[1]
-        if kernels.alike or not kernels.widths:
+        if kernels.any_width or not kernels.widths:
             return self.max_rows
         fits = -(-(past + least) // ZONE) * ZONE - past
         rows = (n for n in range(self.max_rows, 1, -1) if max(self._wide[n], n - 1 + least) <= fits)
@@ -156,12 +156,12 @@ class CellPool(Settling):
             self.settle()
         return self.cache.end(lane.sequence)
 
-    def reach(self, lane: CellLane, keep: int) -> int:
+    def reusable_prefix(self, lane: CellLane, keep: int) -> int:
         return keep
 
-    def alike(self, lane: CellLane, keep: int, n: int) -> int:
+    def exact_prefix(self, lane: CellLane, keep: int, n: int) -> int:
         kernels = self.kernels
-        return alike(lane.tiled, keep, n) if kernels.tiles and kernels.any_parts else keep
+        return exact_prefix(lane.tiled, keep, n) if kernels.tiles and kernels.any_parts else keep
 
     # -- lanes --
 
@@ -391,7 +391,7 @@ class CellPool(Settling):
                 self._pass([before])
             piece.tokens, piece.outputs = piece.tokens[-1:], "all"
         elif piece.outputs == "none" and tiled:
-            if self.cells.haunted and self.cells.held == piece.lane.n_cells:
+            if self.cells.has_ghosts and self.cells.held == piece.lane.n_cells:
                 self.compact()
             if self.cells.tail == piece.lane.n_cells or not self.cells.in_order:
                 self._pass([piece], tiled=True)

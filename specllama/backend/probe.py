@@ -88,7 +88,7 @@ def probe(
                 if not prober.has_steps:
                     prober.steps(found.rows)
                 all_threads()
-                if not prober.alike(min(found.rows, NARROW[-1])):
+                if not prober.matches(min(found.rows, NARROW[-1])):
                     found = _Found(1, found.widths, min(found.rows, NARROW[-1]), prober.worst)
                     trees = False
         return Exactness(
@@ -141,14 +141,14 @@ def _widths(prober: Probe, widths: Sequence[int]) -> _Found:
             most = NARROW[-1]
             prober.extend(max(width, most) + 1, 4 if width <= most else most)
         tried.append(width)
-        if not prober.alike(width):
+        if not prober.matches(width):
             bad, by = width, prober.worst
             break
         good = width
     while bad > good + 1 and bad <= NARROW[-1]:
         middle = (good + bad) // 2
         tried.append(middle)
-        if prober.alike(middle):
+        if prober.matches(middle):
             good = middle
         else:
             bad, by = middle, prober.worst

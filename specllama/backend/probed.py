@@ -110,7 +110,7 @@ class Probe:
         for start in range(len(self._alone), n, size):
             self._alone += self.run(start, min(size, n - start))
 
-    def alike(self, n: int) -> bool:
+    def matches(self, n: int) -> bool:
         """Whether a pass of the first ``n`` tokens, and the step after it, are like steps."""
         self.restart()
         rows = self.run(0, n)

@@ -39,7 +39,7 @@ class ParkedWhole(Parked):
 
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
 
-    def alike(self, keep: int, n: int) -> int:
+    def exact_prefix(self, keep: int, n: int) -> int:
         if keep == len(self.tokens):
             return keep
         found = self.checkpoints.before(keep)
@@ -62,14 +62,14 @@ class ForgettingPool(CellPool):
         one = super().park(lane)
         return ParkedWhole(one.tokens, one.state, one.hidden, one.need, one.tiled, one.tiles)
 
-    def alike(self, lane: CellLane, keep: int, n: int) -> int:
-        return self.reach(lane, keep)
+    def exact_prefix(self, lane: CellLane, keep: int, n: int) -> int:
+        return self.reusable_prefix(lane, keep)
 
-    def reach(self, lane: CellLane, keep: int) -> int:
+    def reusable_prefix(self, lane: CellLane, keep: int) -> int:
         raise NotImplementedError
 
     def _restored(self, lane: CellLane, keep: int) -> int:
-        """Go back to ``reach(keep)`` and say how far that is; 0 where it failed."""
+        """Go back to ``reusable_prefix(keep)`` and say how far that is; 0 where it failed."""
         raise NotImplementedError
 
     def _undo(self, pieces: Sequence[PassPart], error: BaseException) -> None:
@@ -160,7 +160,7 @@ class RunningPool(ForgettingPool):
     def pads(self) -> int:
         return self.cache.planes
 
-    def reach(self, lane: CellLane, keep: int) -> int:
+    def reusable_prefix(self, lane: CellLane, keep: int) -> int:
         if keep == len(lane.tokens):
             return keep
         # where rows are judged, the next text is read from where it is read without drafts

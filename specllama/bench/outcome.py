@@ -15,7 +15,7 @@ from specllama.bench.speed_model import SpeedModel
 from specllama.events import Answer, Payoff
 from specllama.interface import Prompt
 from specllama.store.checks import Finding
-from specllama.verdict import STILL, counted, lead
+from specllama.verdict import ROUNDS_UNTIL_OFF, counted, lead
 
 TOO_SHORT = "the reply was too short"
 LEAST, MOST = 3, 10  # pairs of a race: before it may end, and at most
@@ -165,8 +165,10 @@ def _verdict(row: Row, one: Compared | None) -> Payoff:
 
 def _stays_off(runs: Sequence[Run]) -> bool:
     """Whether these runs ended without drafts, because they were not worth it."""
-    newest = [run.passes[-STILL:] for run in runs]
-    return all(len(some) == STILL and all(one.declined for one in some) for some in newest)
+    newest = [run.passes[-ROUNDS_UNTIL_OFF:] for run in runs]
+    return all(
+        len(some) == ROUNDS_UNTIL_OFF and all(one.declined for one in some) for some in newest
+    )
 
 
 # ---- in words

@@ -299,7 +299,7 @@ def finish(
             f"prompt {prompt.id}, {params.proposer}, temperature "
             f"{params.sampling.temperature:g}: the reply was cut short, this case is dropped"
         )
-    return ProofReply.of(told, not engine.may_round, turn)
+    return ProofReply.of(told, not engine.inexact, turn)
 
 
 @contextmanager

@@ -252,7 +252,7 @@ def _as_set(settings: Settings, name: str, *, but: object = None) -> tuple[Any, 
 
 
 def _usual(window: WindowKind, exact_rows: int) -> tuple[int, ...]:
-    return (GenerateParams().reach(exact_rows) if window == "auto" else 4,)
+    return (GenerateParams().draft_limit(exact_rows) if window == "auto" else 4,)
 
 
 def _finding(summary: dict[str, object]) -> Finding:

@@ -126,8 +126,8 @@ def command(
             )
     from specllama.engine.host import EngineHost, LoadEngine
     from specllama.server.access_log import AccessLog
-    from specllama.server.desk import Desk
     from specllama.server.guard import Access, hosts_of
+    from specllama.server.request_queue import RequestQueue
     from specllama.server.running import bind, run, url_of
     from specllama.server.service import Service
 
@@ -154,7 +154,7 @@ def command(
     said = None if quiet else loading.LoadingLine(shown=False, quiet=False)
     engine = EngineHost(LoadEngine(model, settings["draft-model"], options), on_event=said)
     service = Service(
-        Desk(engine, lanes=parallel, most=queue),
+        RequestQueue(engine, lanes=parallel, most=queue),
         alias or _name(model),
         Access(hosts_of(host, allow_host), tuple(cors_origin), keys, proxies=_addresses(proxy)),
         settings.generate_params(),
@@ -186,7 +186,7 @@ def _needs(extra: str) -> str:
 def _ready(service: Any, url: str, parallel: int) -> None:
     gc.freeze()  # what was loaded stays: a search for garbage would stop all threads for it
     diagnostics.note(f"{service.model} is served at {url}")
-    if service.desk.lanes < parallel:
+    if service.queue.lanes < parallel:
         diagnostics.note("this model writes one reply at a time: further requests wait")
 
 

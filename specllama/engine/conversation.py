@@ -38,7 +38,7 @@ from specllama.history import common_prefix
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import booked
-from specllama.speculative.effects import Ask, Asking, Keep, Pass
+from specllama.speculative.effects import Effect, Keep, Pass, Steps
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -53,7 +53,7 @@ NEAR_TIE = 0.1
 _SAID_AGAIN = 8  # reading fewer tokens again than this is not worth a word
 
 T = TypeVar("T")
-Saying = Generator[Event | Ask, Any, T]
+EventSteps = Generator[Event | Effect, Any, T]
 
 
 class _Full(ContextFull):
@@ -173,7 +173,7 @@ class Conversation:
         self._clock = ready.clock
         self._window: Window = FixedWindow(0, steps=loaded.windows.steps)
 
-    def run(self) -> Saying[None]:
+    def run(self) -> EventSteps[None]:
         """Events of a request."""
         prepared, seat = self._ready.prepared, self._seat
         self._reply = ReplyBuilder(self._params, self._loaded.prompting.vocab, prepared.reader)
@@ -209,14 +209,14 @@ class Conversation:
         self._window.finish()
         keep = common_prefix(self._target.tokens, self._tokens)
         if self._stats.rounds and keep > self._started.prompt_n:
-            self._slot.whole = keep
+            self._slot.reply_end = keep
         return keep
 
     # -- the parts of a request --
 
     def _start(self, cached: int) -> Started:
         params, drafter = self._params, self._drafter
-        reach = min(params.reach(self._loaded.info.exact_rows), self._target.max_rows - 1)
+        limit = min(params.draft_limit(self._loaded.info.exact_rows), self._target.max_rows - 1)
         return Started(
             prompt_n=len(self._tokens),
             cached_n=cached,
@@ -224,13 +224,13 @@ class Conversation:
             seed=self._seed,
             proposer=drafter.name,
             verify=params.verify,
-            draft_max=0 if drafter.name == "none" else reach,
+            draft_max=0 if drafter.name == "none" else limit,
             exactness=self._loaded.info.exactness,
             tokenize_ms=self._clock.tokenize_ms,
             queue_ms=self._clock.queue_ms,
         )
 
-    def _read_prompt(self) -> Saying[Row]:
+    def _read_prompt(self) -> EventSteps[Row]:
         """Read what is not in the cache; returns the row after the prompt."""
         self._go_on()
         cached, total = self._started.cached_n, self._started.prompt_n
@@ -244,7 +244,7 @@ class Conversation:
         row: Row = rows[0]
         return row
 
-    def _begin(self, chain: SamplerChain) -> Saying[Rounds]:
+    def _begin(self, chain: SamplerChain) -> EventSteps[Rounds]:
         """What drafts, judges and decides how far to draft."""
         windows = self._loaded.windows
         params, drafter = self._params, self._drafter
@@ -288,7 +288,7 @@ class Conversation:
             chances=params.chances,
         )
 
-    def _write(self, rounds: Rounds, first: Row | None) -> Saying[FinishReason]:
+    def _write(self, rounds: Rounds, first: Row | None) -> EventSteps[FinishReason]:
         """Round after round, until one ends the reply; ``first`` is the row after the prompt."""
         clock, n_ctx = self._clock, self._target.n_ctx
         reason: FinishReason | None = None
@@ -324,7 +324,7 @@ class Conversation:
     def _ending(self, before: int, after: int) -> float:
         return passage_ending(self._piece(before), self._piece(after))
 
-    def _read(self, ids: Sequence[int], done: int, *, row: bool) -> Asking[tuple[int, Rows]]:
+    def _read(self, ids: Sequence[int], done: int, *, row: bool) -> Steps[tuple[int, Rows]]:
         """Read a part of ``ids`` after the first ``done``; returns how many are read now.
 
         With ``row`` also the row behind the last of all, once it is there.
@@ -341,7 +341,7 @@ class Conversation:
             self._target,
             part,
             "last" if last else "none",
-            tell=lambda shared: self._read_among_others(done),
+            on_shared=lambda shared: self._read_among_others(done),
         )
         rows = out.rows.copy()  # a pass of somebody else may come before it is drawn from
         yield from self._drafter.read_prompt(self._tokens, end)
@@ -350,7 +350,7 @@ class Conversation:
     def _read_among_others(self, at: int) -> None:
         """Note that the text from ``at`` on was read in other passes than it would be alone."""
         if self._loaded.info.exact_rows < 2 or self._loaded.info.widths:
-            self._slot.rounded(at)
+            self._slot.mark_inexact_from(at)
 
     def _done(self, done: Round, kept: int) -> RoundDone:
         """The event of a round of whose tokens the first ``kept`` were emitted."""
@@ -358,8 +358,8 @@ class Conversation:
         accepted, emitted = min(len(judged.path), kept), done.tokens[:kept]
         drafted, target_token, gap = draft.tokens, judged.target_token, judged.gap
         n = len(drafted)
-        if done.rows > 1 and not self._loaded.info.alike(done.rows, line=draft.is_line):
-            self._slot.rounded(done.n_past)
+        if done.rows > 1 and not self._loaded.info.is_exact(done.rows, line=draft.is_line):
+            self._slot.mark_inexact_from(done.n_past)
         index, wait_ms = self._stats.rounds, done.wait_ms
         if not index:
             took = done.draft_ms + done.verify_ms + done.other_ms
@@ -392,7 +392,7 @@ class Conversation:
             verify_ms=done.verify_ms,
             other_ms=done.other_ms,
             # later steps read what a pass of another width left in the cache
-            near_tie=self._slot.may_round and gap is not None and gap < NEAR_TIE,
+            near_tie=self._slot.inexact and gap is not None and gap < NEAR_TIE,
             sources=draft.sources,
             read=done.read,
             plain_ms=None if plain is None else plain.ms,
@@ -430,7 +430,7 @@ class Conversation:
         piece = self._piece
         return tuple([piece(t, special=True).decode("utf-8", "replace") for t in tokens])
 
-    def _make_room(self) -> Saying[None]:
+    def _make_room(self) -> EventSteps[None]:
         """Keep the head of the prompt and the newer half of the rest, and read them again.
 
         Reading again, rather than moving the cache, keeps every position's numbers as a fresh
@@ -447,8 +447,8 @@ class Conversation:
         dropped = len(tokens) - head - tail
         tokens.replace([*tokens[:head], *tokens[-tail:]])
         same = min(common_prefix(self._target.tokens, tokens), head)
-        yield Keep(self._target, keep := self._target.alike(same, len(tokens)))
-        self._slot.kept(keep)
+        yield Keep(self._target, keep := self._target.exact_prefix(same, len(tokens)))
+        self._slot.truncated(keep)
         self._slot.read = 0
         done, text = len(self._target.tokens), tokens[:-1]
         while done < len(text):

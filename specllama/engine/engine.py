@@ -129,9 +129,9 @@ class Engine:
         self._loaded.stop.on_pass = beat
 
     @property
-    def may_round(self) -> bool:
+    def inexact(self) -> bool:
         """Whether a row of the first slot can differ from that of plain decoding by rounding."""
-        return self._slots[0].may_round
+        return self._slots[0].inexact
 
     def __enter__(self) -> Engine:
         return self

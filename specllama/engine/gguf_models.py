@@ -176,7 +176,7 @@ def _load_as(
         threads=threads,
         options=pair.draft_options,
         flash=pair.draft_options.flash_attn,
-        alike=False,  # nothing asks a draft model for that
+        any_width=False,  # nothing asks a draft model for that
     )
     return target, _Model(pair.draft, model, pool, pair.draft_options)
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from specllama.cancel import Cancel
-from specllama.engine.process import Child, Tell
+from specllama.engine.process import Child, OnMessage
 from specllama.engine.serving import EngineFactory as EngineFactory
 from specllama.engine.serving import OnEvent
 from specllama.errors import EngineError, SpecllamaError
@@ -197,9 +197,9 @@ class EngineHost:
                 child.cancel(request_id)
 
     def send(
-        self, prompt: Prompt, params: GenerateParams, tell: Tell, *, whose: str = ""
+        self, prompt: Prompt, params: GenerateParams, on_message: OnMessage, *, whose: str = ""
     ) -> Callable[[], None]:
-        """Begin a request of a healthy child; ``tell`` is called by another thread.
+        """Begin a request of a healthy child; ``on_message`` is called by another thread.
 
         Returns what cancels it: its last event comes all the same.
 
@@ -207,18 +207,18 @@ class EngineHost:
             EngineError: there is no child, see ``start``.
         """
         child = self._healthy()
-        request_id = child.ask(tell, "generate", whose, prompt, params)
+        request_id = child.ask(on_message, "generate", whose, prompt, params)
         return lambda: child.cancel(request_id)
 
-    def ask(self, method: str, *args: Any, tell: Tell, whose: str = "") -> None:
+    def ask(self, method: str, *args: Any, on_message: OnMessage, whose: str = "") -> None:
         """Call a method of the child's engine that answers and changes nothing."""
         child = self._healthy()
-        child.ask(tell, "call", whose, method, args)
+        child.ask(on_message, "call", whose, method, args)
 
     def count_tokens(self, prompt: str | Sequence[Message]) -> int:
         self.start()
         inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self.ask("count_tokens", prompt, tell=inbox.put)
+        self.ask("count_tokens", prompt, on_message=inbox.put)
         kind, payload = inbox.get()
         if kind == "result":
             return int(payload)

@@ -52,7 +52,7 @@ def exactness_of(
     if found.kept is None:
         target.kernels = replace(pool, exact_rows=found.rows, exact_trees=found.trees)
         return found
-    if found.kept.widths[0] > 1 and options.parallel > 1 and not pool.alike:
+    if found.kept.widths[0] > 1 and options.parallel > 1 and not pool.any_width:
         raise UsageError(
             "--exact: on this device the rows of a conversation depend on where others lie in the "
             "cache",
@@ -99,7 +99,7 @@ def _key(
         "gpu_layers": model.gpu_layers,
         "threads": target.kernels.threads,
         "flash_attn": target.kernels.flash,
-        "alike": target.kernels.alike,
+        "alike": target.kernels.any_width,
         "kv": [options.kv_type_k, options.kv_type_v],
         "mmap": options.use_mmap,
         "rows": target.max_rows,
@@ -149,7 +149,7 @@ def _measure(
             report(Notice(WAITING, topic="exactness"))
 
     def fill(copies: int) -> None:
-        if not pool.kernels.alike:
+        if not pool.kernels.any_width:
             raise EngineError("cells that no row sees tell nothing of this attention")
         twin = pool.fork(lane, lane.n_past)
         copy = pool.park(twin)

@@ -28,7 +28,7 @@ STILL_S = 1.0  # one that is to end and does not get on for so long is not waite
 LAST_WORDS_BYTES = 8192
 
 
-Tell = Callable[[tuple[str, Any]], object]
+OnMessage = Callable[[tuple[str, Any]], object]
 """Takes (kind, payload): ("events", list) any number of times, then "end", "result" or "error"."""
 
 
@@ -50,7 +50,7 @@ class Child:
         self._on_event = on_event
         self._on_death = on_death
         self._ids = itertools.count(1)
-        self._tells: dict[int, tuple[str, Tell]] = {}  # with what was asked
+        self._listeners: dict[int, tuple[str, OnMessage]] = {}  # with what was asked
         self._ready = threading.Event()
         self._gone = threading.Event()
         self._outbox: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
@@ -101,11 +101,13 @@ class Child:
             raise self.death or EngineError("the engine was closed while loading")
         return self.info
 
-    def ask(self, tell: Tell, verb: str, whose: str, *args: Any) -> int:
-        """Send a request of a client, without waiting for it to be taken; ``tell`` is called with
-        what comes of it, mostly by the reader thread."""
+    def ask(self, on_message: OnMessage, verb: str, whose: str, *args: Any) -> int:
+        """Send a request of a client, without waiting for it to be taken.
+
+        ``on_message`` is called with each answer to it, mostly by the reader thread.
+        """
         request_id = next(self._ids)
-        self._tells[request_id] = verb, tell
+        self._listeners[request_id] = verb, on_message
         self._outbox.put((verb, request_id, whose, *args))
         if self.death is not None:
             self._answer(request_id, "error", self.death)
@@ -113,7 +115,7 @@ class Child:
 
     def _answer(self, request_id: int, kind: str, payload: Any) -> None:
         """Tell of it; all but events is the last word."""
-        take = self._tells.get if kind == "events" else self._tells.pop
+        take = self._listeners.get if kind == "events" else self._listeners.pop
         if (found := take(request_id, None)) is not None:
             found[1]((kind, payload))
 
@@ -122,7 +124,7 @@ class Child:
 
     def forget(self, request_id: int) -> bool:
         """Tell nothing more of it; whether it was still going on."""
-        return self._tells.pop(request_id, None) is not None
+        return self._listeners.pop(request_id, None) is not None
 
     def stop(self, grace_s: float) -> None:
         self._stopping = True
@@ -164,7 +166,7 @@ class Child:
             if self._stopping or (found := watchdog.stuck()) is None:
                 continue
             part, request_id, still_s = found
-            asked = [id for id, (verb, _) in list(self._tells.items()) if verb == "generate"]
+            asked = [id for id, (verb, _) in list(self._listeners.items()) if verb == "generate"]
             # with one request there is no doubt whose work it was
             self._culprit = request_id or (asked[0] if len(asked) == 1 else 0)
             said = f"{_STUCK[part]} for {still_s:.0f} s, so the engine process was ended"
@@ -212,7 +214,7 @@ class Child:
                 "while loading the model"
                 if self.info is None
                 else "while it was working"
-                if self._tells
+                if self._listeners
                 else "while nothing was asked of it"
             )
             self.death = _obituary(
@@ -220,7 +222,7 @@ class Child:
             )
         self._ready.set()
         self._outbox.put(None)
-        for request_id in list(self._tells):
+        for request_id in list(self._listeners):
             error = self.death
             if self.stuck is not None and request_id == self._culprit:
                 error = EngineStuck(self.stuck.message, self.stuck.hint, culprit=True)

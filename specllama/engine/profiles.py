@@ -293,7 +293,7 @@ class Windows:
     def __call__(self, params: GenerateParams) -> Window:
         """The window of one request."""
         info = self._info
-        limit = params.reach(info.exact_rows)
+        limit = params.draft_limit(info.exact_rows)
         if params.window == "fixed":
             return FixedWindow(limit, params.draft_min, self.steps)
         profile = self.profile

@@ -17,12 +17,12 @@ from typing import cast
 
 from specllama.backend.base import Blob, Lane, Out, Passes, Pool
 from specllama.cancel import Cancel
-from specllama.engine.conversation import Saying
+from specllama.engine.conversation import EventSteps
 from specllama.engine.seating import Seats
 from specllama.errors import Cancelled, EngineError, PoolFull, SpecllamaError
 from specllama.events import Event
 from specllama.speculative.budget import allocate
-from specllama.speculative.effects import Ask, Keep, Offer, Pass, Shared, perform
+from specllama.speculative.effects import Effect, Keep, Offer, Pass, Shared, perform
 
 Said = tuple[int, Event | Exception]
 
@@ -39,12 +39,12 @@ class Running:
     """
 
     id: int
-    saying: Saying[None]
+    steps: EventSteps[None]
     settle: Callable[[], int]
     lane: Lane
     cancel: Cancel
     unread: int = 0
-    ask: Ask | None = None
+    effect: Effect | None = None
     parked: Blob | None = None  # what its lane held, while others have the cells
 
     @property
@@ -106,10 +106,10 @@ class Scheduler:
         while len(self):
             said = self._unparked() if self.crowded else []
             said += [
-                (one.id, saying)
+                (one.id, event)
                 for one in list(self._running.values())
-                if one.ask is None and not one.waits
-                if (saying := self._resume(one, None)) is not None
+                if one.effect is None and not one.waits
+                if (event := self._resume(one, None)) is not None
             ]
             if said := said or list(self._answers()):
                 return said
@@ -117,12 +117,14 @@ class Scheduler:
 
     def _answers(self) -> Iterator[Said]:
         """Answer what can be answered now; what is said to it."""
-        asking = [(one, self._pool_of(one.ask)) for one in self._running.values() if not one.waits]
+        asking = [
+            (one, self._pool_of(one.effect)) for one in self._running.values() if not one.waits
+        ]
         # what drafts comes first: the target's pass is the one that all wait for
         pool = next((pool for _, pool in asking if pool is not self._target), self._target)
         together = _room(pool, [one for one, its in asking if its is pool])
         answers: Iterable[tuple[Running, object]]
-        offering = [one for one in together if isinstance(one.ask, Offer)]
+        offering = [one for one in together if isinstance(one.effect, Offer)]
         if offering:
             answers = zip(offering, _granted(pool, together), strict=True)
         else:
@@ -131,33 +133,33 @@ class Scheduler:
                 for one, _ in answers:  # who had to wait comes first in the next pass
                     self._running[one.id] = self._running.pop(one.id)
         for one, answer in answers:
-            saying = self._resume(one, answer)
-            if saying is not None:
-                yield one.id, saying
+            event = self._resume(one, answer)
+            if event is not None:
+                yield one.id, event
 
     def _passed(self, pool: Passes, together: list[Running]) -> list[tuple[Running, object]]:
         """Run passes of one pool together, and tell of it."""
         begin = perf_counter()
         together, answers = self._run(pool, together)
-        asks = [cast(Pass, one.ask) for one in together]
-        seconds, tokens = perf_counter() - begin, sum(ask.size for ask in asks)
-        if asks and pool is self._target:
+        passes = [cast(Pass, one.effect) for one in together]
+        seconds, tokens = perf_counter() - begin, sum(effect.size for effect in passes)
+        if passes and pool is self._target:
             self._seats.pace.passed(tokens, seconds)
-        for i, ask in enumerate(asks if len(self._running) > 1 else ()):
-            if ask.tell is not None:
-                ask.tell(Shared(len(asks), tokens, seconds * 1e3, i == 0))
+        for i, effect in enumerate(passes if len(self._running) > 1 else ()):
+            if effect.on_shared is not None:
+                effect.on_shared(Shared(len(passes), tokens, seconds * 1e3, i == 0))
         return list(zip(together, answers, strict=True))
 
     def _run(self, pool: Passes, together: list[Running]) -> tuple[list[Running], list[object]]:
         """Those who got their pass, and what it says for each or the error that it ends with."""
         while together:
-            asks = [cast(Pass, one.ask) for one in together]
+            passes = [cast(Pass, one.effect) for one in together]
             try:
-                if len(asks) == 1:
-                    return together, [perform(asks[0])]
-                for ask in asks:
-                    ask.prepare()
-                return together, list(pool.run(asks))
+                if len(passes) == 1:
+                    return together, [perform(passes[0])]
+                for effect in passes:
+                    effect.prepare()
+                return together, list(pool.run(passes))
             except PoolFull as full:
                 if self._seats.vacate() or (pool is self._target and self._preempt()):
                     together = [one for one in together if one.parked is None]
@@ -171,17 +173,17 @@ class Scheduler:
                 raise error
             # one of them cannot have it: each hears for itself;
             # rows are good until the next pass, and another follows
-            answers = (self._tried(ask) for ask in asks)
+            answers = (self._tried(effect) for effect in passes)
             return together, [
                 Out(x.rows.copy(), x.states) if isinstance(x, Out) else x for x in answers
             ]
         return [], []
 
-    def _tried(self, ask: Ask) -> object:
+    def _tried(self, effect: Effect) -> object:
         """The answer to it, or the error that it ended with."""
         while True:
             try:
-                return perform(ask)
+                return perform(effect)
             except PoolFull as full:
                 if not self._seats.vacate():
                     return full
@@ -200,7 +202,9 @@ class Scheduler:
         besides the last."""
         active = [one for one in self._running.values() if not one.waits]
         waiting = [
-            one for one in active if one.ask is not None and self._pool_of(one.ask) is self._target
+            one
+            for one in active
+            if one.effect is not None and self._pool_of(one.effect) is self._target
         ]
         if len(active) < 2 or not waiting:
             return False
@@ -223,9 +227,9 @@ class Scheduler:
                 one.unread = 0  # it says so itself
                 if one.parked is not None:
                     one.parked = None
-                    saying = self._resume(one, Cancelled("the request was cancelled"))
-                    if saying is not None:
-                        said.append((one.id, saying))
+                    event = self._resume(one, Cancelled("the request was cancelled"))
+                    if event is not None:
+                        said.append((one.id, event))
                 continue
             back = 0 if one.parked is None else len(one.parked.tokens) + _AHEAD
             if not self._fits(one.unread + back, _AHEAD if back else 0):
@@ -264,12 +268,12 @@ class Scheduler:
                 if not (isinstance(error, PoolFull) and self._seats.vacate()):
                     return self._resume(one, error)
 
-    def _pool_of(self, ask: Ask | None) -> Passes:
+    def _pool_of(self, effect: Effect | None) -> Passes:
         """Whose pass answers it; of a lane that runs alone, the lane stands for it."""
-        if not isinstance(ask, Pass):
+        if not isinstance(effect, Pass):
             return self._target
-        pool: Passes | None = ask.lane.pool
-        return ask.lane if pool is None else pool
+        pool: Passes | None = effect.lane.pool
+        return effect.lane if pool is None else pool
 
     def end(self, id: int) -> None:
         """Stop a conversation where it is."""
@@ -277,7 +281,7 @@ class Scheduler:
         one = self._running.get(id)
         if one is not None:
             try:
-                one.saying.close()
+                one.steps.close()
             finally:
                 self._over(one)
 
@@ -287,13 +291,13 @@ class Scheduler:
         Raises:
             KeyboardInterrupt, SystemExit: as they come; the conversation is over.
         """
-        one.ask = None
+        one.effect = None
         try:
             while True:
                 if isinstance(answer, BaseException):
-                    item = one.saying.throw(answer)
+                    item = one.steps.throw(answer)
                 else:
-                    item = one.saying.send(answer)
+                    item = one.steps.send(answer)
                 if not isinstance(item, Keep):
                     break
                 answer = self._tried(item)
@@ -307,7 +311,7 @@ class Scheduler:
             self._over(one)
             raise
         if isinstance(item, Pass | Offer):
-            one.ask = item
+            one.effect = item
             return None
         if item.ends:
             self.end(one.id)
@@ -324,14 +328,14 @@ def _widest(pool: Passes) -> int:
     return min(pool.n_batch, exact) if exact > 1 else pool.n_batch
 
 
-def _size(ask: Ask | None) -> tuple[int, int, int]:
+def _size(effect: Effect | None) -> tuple[int, int, int]:
     """(tokens, rows, branches) that it takes of a pass in any case."""
-    if isinstance(ask, Offer):
-        return 1, 1, _branches(ask.draft.parents)
-    assert isinstance(ask, Pass)
-    n = ask.size
-    rows = n if ask.outputs == "all" else int(ask.outputs == "last")
-    branches = 0 if ask.parents is None else ask.lane.branches(ask.parents, ask.reopen)
+    if isinstance(effect, Offer):
+        return 1, 1, _branches(effect.draft.parents)
+    assert isinstance(effect, Pass)
+    n = effect.size
+    rows = n if effect.outputs == "all" else int(effect.outputs == "last")
+    branches = 0 if effect.parents is None else effect.lane.branches(effect.parents, effect.reopen)
     return n, rows, branches
 
 
@@ -347,7 +351,7 @@ def _room(pool: Passes, asking: list[Running]) -> list[Running]:
     together: list[Running] = []
     tokens = rows = branches = 0
     for one in asking:
-        n, wanted, leaves = _size(one.ask)
+        n, wanted, leaves = _size(one.effect)
         tokens, rows, branches = tokens + n, rows + wanted, branches + leaves
         full = tokens > _widest(pool) or rows > pool.max_rows or branches > pool.free_leaves
         if together and full:
@@ -358,10 +362,10 @@ def _room(pool: Passes, asking: list[Running]) -> list[Running]:
 
 def _granted(pool: Passes, together: Sequence[Running]) -> list[int]:
     """How many guesses of every offer go into the pass of these conversations."""
-    offers = [one.ask for one in together if isinstance(one.ask, Offer)]
+    offers = [one.effect for one in together if isinstance(one.effect, Offer)]
     if len(together) == 1:
         return [offers[0].size]
-    sizes = [_size(one.ask) for one in together]
+    sizes = [_size(one.effect) for one in together]
     tokens, rows = sum(n for n, _, _ in sizes), sum(n for _, n, _ in sizes)
     left = min(_widest(pool) - tokens, pool.max_rows - rows, sum(offer.size for offer in offers))
     # attention is dearest to the longest text

@@ -2,11 +2,11 @@
 
 One law for any number of lanes: a new prompt goes on from the longest beginning that a lane holds,
 busy or idle, or that was parked, as far as its cells are those that a fresh reading would leave
-(``Lane.alike``). Only a prompt that goes on from a whole conversation, its last reply included,
-takes that one's cells as they were written. So no text depends on another conversation. Where
-other parts of a pass round otherwise, or a running state goes on from where it stands, the reply is
-marked instead (``Slot.goes_on``). A drafter that lacks the hidden states of what lies there has it
-read again.
+(``Lane.exact_prefix``). Only a prompt that goes on from a whole conversation, its last reply
+included, takes that one's cells as they were written. So no text depends on another conversation.
+Where other parts of a pass round otherwise, or a running state goes on from where it stands, the
+reply is marked instead (``Slot.goes_on``). A drafter that lacks the hidden states of what lies
+there has it read again.
 
 What an idle lane holds is parked in memory before another conversation takes the lane, or its
 cells. So does a draft model.
@@ -37,9 +37,9 @@ _WORTH = 16  # fewer tokens are as soon read as found
 @dataclass(eq=False, slots=True)
 class _Parked:
     blob: Blob
-    rounded: int | None  # see ``Slot.rounded``
+    inexact_from: int | None  # see ``Slot.inexact_from``
     read: int  # see ``Slot``
-    whole: int
+    reply_end: int
     scope: str
     beside: Sequence[tuple[Pool, Blob]]  # of its drafters' lanes
 
@@ -144,12 +144,12 @@ class Seats:
             self._follow(lane, ids, scope)
         while not (slot.target.tokens or self._fill(slot, ids, scope)) and self.vacate():
             pass
-        slot.whole = 0
+        slot.reply_end = 0
         slot.target.capture(drafter.needs)
         known = len(slot.target.tokens)
         cached = min(drafter.reusable(ids, known), known)
         if cached < known:  # from where a fresh reading goes on
-            cached = slot.target.alike(cached, len(ids))
+            cached = slot.target.exact_prefix(cached, len(ids))
             self._cut(slot, cached)
         slot.goes_on(cached, len(ids))
         free.remove(slot)
@@ -188,8 +188,8 @@ class Seats:
             return 0
         held = place.blob if isinstance(place, _Parked) else place.target
         known = min(common_prefix(held.tokens, ids), len(ids) - 1)
-        goes_on = known == len(held.tokens) == place.whole
-        return known if goes_on else held.alike(known, len(ids))
+        goes_on = known == len(held.tokens) == place.reply_end
+        return known if goes_on else held.exact_prefix(known, len(ids))
 
     def _longest(
         self, ids: Sequence[int], but: Slot, scope: str
@@ -202,7 +202,7 @@ class Seats:
 
     def _cut(self, slot: Slot, keep: int) -> None:
         slot.target.rollback(keep)
-        slot.kept(keep)
+        slot.truncated(keep)
 
     def _empty(self, slot: Slot, keep: int = 0) -> None:
         """Park what a lane holds; where that cannot be, ``keep`` of it stays."""
@@ -211,14 +211,14 @@ class Seats:
                 blob = self._pool.park(slot.target)
                 beside = _parked(slot.beside)
                 self._keep(
-                    _Parked(blob, slot.rounded_at, slot.read, slot.whole, slot.scope, beside)
+                    _Parked(blob, slot.inexact_from, slot.read, slot.reply_end, slot.scope, beside)
                 )
                 keep = 0
             except EngineError:  # the library does not give it away
                 slot.target.rollback(keep)
         else:
             slot.target.rollback(keep := 0)
-        slot.kept(keep)
+        slot.truncated(keep)
         slot.read = 0
 
     def _keep(self, parked: _Parked) -> None:
@@ -242,11 +242,9 @@ class Seats:
         try:
             if isinstance(source, Slot):
                 self._pool.fork(source.target, keep, slot.target)
-                rounded = source.rounded_at
             else:
                 self._pool.resume(source.blob, slot.target)
                 slot.target.rollback(keep)
-                rounded = source.rounded
                 if len(source.blob.tokens) - keep < _WORTH:
                     self._lot.remove(source)
         except PoolFull:
@@ -255,8 +253,8 @@ class Seats:
             slot.target.rollback(0)
             return True
         slot.read = source.read
-        if rounded is not None and rounded < keep:
-            slot.rounded(rounded)
+        if (at := source.inexact_from) is not None and at < keep:
+            slot.mark_inexact_from(at)
         return True
 
     def _follow(self, lane: Context, ids: Sequence[int], scope: str) -> None:

@@ -78,7 +78,7 @@ class OwnLayers:
             threads=target.threads,
             options=options,
             flash=target.pool.kernels.flash,
-            alike=False,
+            any_width=False,
         )
 
 

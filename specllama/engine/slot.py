@@ -26,17 +26,19 @@ class Slot:
     Attributes:
         read: tokens of the prompt that was read here last, all of it afresh; 0 where it went on
             from something, or the lane holds another text by now.
-        whole: tokens of the conversation that ended here last, as far as it was written; 0 while
-            the next one runs, and where a prompt was all that was read.
+        reply_end: tokens of the conversation that ended here last, its reply included; 0 while the
+            next one runs, and where only a prompt was read.
+        inexact_from: the position from which the cache may differ from that of single steps by
+            rounding; None if nowhere.
     """
 
     def __init__(self, target: Lane, drafters: Mapping[str, Drafter]) -> None:
         self.target = target
         self.drafters: dict[str, Drafter] = {"none": Drafter(), **drafters}
         self.history = History()  # the text of the present request, and of the last one until then
-        self.read = self.whole = 0
+        self.read = self.reply_end = 0
         self.scope = ""  # of whoever's text the lanes hold
-        self._rounded: int | None = None
+        self.inexact_from: int | None = None
 
     def drafter_for(self, params: GenerateParams, info: EngineInfo) -> tuple[Drafter, str]:
         """The drafter of a request, and what to say about it: mostly why nothing is drafted.
@@ -87,7 +89,7 @@ class Slot:
     def reset(self) -> None:
         """Forget every text, so that the next prompt is read afresh."""
         self.target.rollback(0)
-        self.kept(0)
+        self.truncated(0)
         self.read = 0
         for lane in self.beside:
             lane.rollback(0)
@@ -103,9 +105,9 @@ class Slot:
 
     # -- cells that a pass of another width wrote --
 
-    def rounded(self, at: int) -> None:
+    def mark_inexact_from(self, at: int) -> None:
         """From position ``at`` on, the cache may differ from that of single steps by rounding."""
-        self._rounded = min(at, at if self._rounded is None else self._rounded)
+        self.inexact_from = min(at, at if self.inexact_from is None else self.inexact_from)
 
     def goes_on(self, cached: int, n: int) -> None:
         """A prompt of ``n`` tokens is read after its first ``cached`` ones, which are in this slot.
@@ -120,24 +122,19 @@ class Slot:
         if cached and not (self.read == n and apart):
             self.read = 0
             if pool.forgets or not kernels.any_parts:
-                self.rounded(cached - 1)
+                self.mark_inexact_from(cached - 1)
         else:
             self.read = n
 
-    def kept(self, n: int) -> None:
+    def truncated(self, n: int) -> None:
         """The cache was cut to its first ``n`` tokens."""
-        if self._rounded is not None and n <= self._rounded:
-            self._rounded = None
+        if self.inexact_from is not None and n <= self.inexact_from:
+            self.inexact_from = None
 
     @property
-    def rounded_at(self) -> int | None:
-        """From where on; None if nowhere."""
-        return self._rounded
-
-    @property
-    def may_round(self) -> bool:
+    def inexact(self) -> bool:
         """Whether a row can differ from that of plain decoding by rounding."""
-        return self._rounded is not None
+        return self.inexact_from is not None
 
 
 def _missing(name: str, info: EngineInfo, have: Sequence[str]) -> SpecllamaError:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from specllama.interface import Message
 from specllama.server.chat_completions import think_of
-from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire
+from specllama.server.dialect import Frame, Job, Piece, Reply, Wire
 from specllama.server.exchange import Json
 from specllama.server.figures import metrics, timings
 from specllama.server.refusals import Refusal, not_offered, wrong
@@ -158,7 +158,7 @@ def messages_of(body: MessagesRequest) -> list[Message]:
     return out
 
 
-def wanted(body: MessagesRequest, base: GenerateParams) -> Wanted:
+def parse(body: MessagesRequest, base: GenerateParams) -> Job:
     """Raises Refusal: a field is wrong."""
     if body.max_tokens is None:
         raise wrong("max_tokens", "max_tokens is needed")
@@ -184,7 +184,7 @@ def wanted(body: MessagesRequest, base: GenerateParams) -> Wanted:
         json_schema=schema,
     )
     tools = tools_of(body)
-    return Wanted((tuple(messages_of(body)),), params, stream=bool(body.stream), tools=tools)
+    return Job((tuple(messages_of(body)),), params, stream=bool(body.stream), tools=tools)
 
 
 def tools_of(body: MessagesRequest) -> ToolUse | None:
@@ -332,14 +332,14 @@ def _used(prompt: int, cached: int, written: int) -> dict[str, int]:
 def routes(service: Service) -> list[Route]:
     async def messages(request: Request) -> Response:
         body = await service.read(request, MessagesRequest)
-        asked = await service.aside(request, wanted, body, service.base)
-        return await service.answer(request, asked, MessagesDialect(body, service.model))
+        job = await service.aside(request, parse, body, service.base)
+        return await service.answer(request, job, MessagesDialect(body, service.model))
 
     async def count(request: Request) -> Response:
         body = await service.read(request, MessagesRequest)
         body.max_tokens = 1  # it may be left out here
-        asked = await service.aside(request, wanted, body, service.base)
-        return Json({"input_tokens": await service.count(request, asked)})
+        job = await service.aside(request, parse, body, service.base)
+        return Json({"input_tokens": await service.count(request, job)})
 
     return [
         Route("/v1/messages", guarded(messages, error_of), methods=["POST"]),

@@ -23,13 +23,13 @@ def make_app(service: Service) -> Starlette:
     """The ASGI application of a server; the model may still be loading."""
 
     async def health(request: Request) -> Response:
-        if not service.desk.ready:
-            raise restarting() if service.desk.loaded else loading()
+        if not service.queue.ready:
+            raise restarting() if service.queue.loaded else loading()
         return Json({"status": "ok"})
 
     async def metrics(request: Request) -> Response:
         return PlainTextResponse(
-            service.metrics.text(await service.desk.figures()),
+            service.metrics.text(await service.queue.figures()),
             media_type="text/plain; version=0.0.4; charset=utf-8",
             headers={"Process-Start-Time-Unix": str(service.started)},
         )

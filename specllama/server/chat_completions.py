@@ -12,9 +12,9 @@ from specllama.server.details import progress
 from specllama.server.dialect import (
     FINGERPRINT,
     Frame,
+    Job,
     Piece,
     Reply,
-    Wanted,
     Wire,
     now,
     openai_error,
@@ -118,7 +118,7 @@ def arguments(given: Mapping[str, Any] | None) -> tuple[str, ...] | None:
     return tuple(f"{name}={msgspec.json.encode(value).decode()}" for name, value in given.items())
 
 
-def wanted(body: ChatRequest, base: GenerateParams) -> Wanted:
+def parse(body: ChatRequest, base: GenerateParams) -> Job:
     """Raises Refusal, UsageError: a field is wrong."""
     n = 1 if body.n is None else body.n
     if not 1 <= n <= MOST_REPLIES:
@@ -140,7 +140,7 @@ def wanted(body: ChatRequest, base: GenerateParams) -> Wanted:
         chances=_chances(body),
     )
     messages = tuple(messages_of(body.messages))
-    return Wanted((messages,), params, n=n, stream=bool(body.stream), tools=tools)
+    return Job((messages,), params, n=n, stream=bool(body.stream), tools=tools)
 
 
 def _chances(body: ChatRequest) -> int | None:

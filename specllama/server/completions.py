@@ -13,9 +13,9 @@ from specllama.server.chat_completions import MOST_REPLIES, StreamOptions, strea
 from specllama.server.dialect import (
     FINGERPRINT,
     Frame,
+    Job,
     Piece,
     Reply,
-    Wanted,
     Wire,
     now,
     openai_error,
@@ -83,7 +83,7 @@ def logprobs_of(body: CompletionRequest) -> int | None:
     return None if body.logprobs is None or body.logprobs is False else int(body.logprobs)
 
 
-def wanted(body: CompletionRequest, base: GenerateParams) -> Wanted:
+def parse(body: CompletionRequest, base: GenerateParams) -> Job:
     """Raises Refusal, UsageError: a field is wrong."""
     n = 1 if body.n is None else body.n
     if not 1 <= n <= MOST_REPLIES:
@@ -101,7 +101,7 @@ def wanted(body: CompletionRequest, base: GenerateParams) -> Wanted:
     streamed(body.stream, body.stream_options)
     params = params_of(body, base, chances=most_chances("logprobs", logprobs_of(body)))
     params = params.replace(max_tokens=None if limit == -1 else limit or 1)
-    return Wanted(prompts, params, n=n, stream=bool(body.stream), silent=limit == 0)
+    return Job(prompts, params, n=n, stream=bool(body.stream), silent=limit == 0)
 
 
 class CompletionDialect:

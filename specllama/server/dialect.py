@@ -1,6 +1,6 @@
 """What every API family translates to and from: a request as the engine takes it, and a reply.
 
-A family reads its own JSON into ``Wanted`` and spells what comes as frames; the way between
+A family reads its own JSON into ``Job`` and spells what comes as frames; the way between
 (``exchange``) is the same for all.
 """
 
@@ -23,7 +23,7 @@ FINGERPRINT = f"specllama-{__version__}"  # of what computes, in OpenAI's words
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Job:
     """What a client asks for.
 
     Attributes:
@@ -78,7 +78,7 @@ class Reply(Told):
     _said: int = 0  # characters of the answer
     _answering: bool = False
 
-    def hear(self, events: Iterable[Event]) -> Piece:
+    def receive(self, events: Iterable[Event]) -> Piece:
         """Add what came; what of it is to be said."""
         piece, read = Piece(self), len(self.read)
         for event in events:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from specllama.interface import Message, Prompt
-from specllama.server.dialect import Frame, Wanted, openai_error
+from specllama.server.dialect import Frame, Job, openai_error
 from specllama.server.exchange import PING_S, Exchange, Json, Stream, encode
 from specllama.server.refusals import Refusal, refusal, wrong
 from specllama.server.service import Service, guarded
@@ -46,7 +46,7 @@ class Asked(msgspec.Struct):
 
 
 def routes(service: Service) -> list[Route]:
-    desk = service.desk
+    queue = service.queue
     # by client and id, so that no client ends the replies of another
     going: WeakValueDictionary[tuple[str, str], Exchange] = WeakValueDictionary()
 
@@ -62,7 +62,7 @@ def routes(service: Service) -> list[Route]:
         body = await service.read(request, Asked)
         client = request.state.client
         prompt = await service.aside(request, body.prompt)
-        return Json({"tokens": await desk.ask("count_tokens", prompt, client=client)})
+        return Json({"tokens": await queue.ask("count_tokens", prompt, client=client)})
 
     async def generate(request: Request) -> Response:
         body = await service.read(request, Asked)
@@ -72,8 +72,8 @@ def routes(service: Service) -> list[Route]:
         if named(request, body.id) is not None:
             raise Refusal(409, f"id: {body.id[:80]!r} is being written", code="id_in_use")
         exchange = Exchange(
-            desk,
-            Wanted((prompt,), params, stream=True, client=client, asked=request.state.asked),
+            queue,
+            Job((prompt,), params, stream=True, client=client, asked=request.state.asked),
         )
 
         if body.id:

@@ -18,9 +18,9 @@ from starlette.types import Message, Receive, Scope, Send
 from specllama.errors import SpecllamaError
 from specllama.events import Event, RoundDone
 from specllama.server.aside import Aside
-from specllama.server.desk import Desk, Ticket
-from specllama.server.dialect import Dialect, Frame, Piece, Reply, Wanted, Wire
+from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply, Wire
 from specllama.server.refusals import Refusal, refusal
+from specllama.server.request_queue import QueuedReply, RequestQueue
 from specllama.server.tools import ToolReader
 from specllama.settings.params import SEED_DRAWN
 from specllama.told import news
@@ -80,66 +80,61 @@ class Exchange:
     Further replies to a prompt begin when the first has read it: they go on from there.
     """
 
-    def __init__(self, desk: Desk, wanted: Wanted) -> None:
-        self._desk = desk
-        self._wanted = wanted
+    def __init__(self, queue: RequestQueue, job: Job) -> None:
+        self._queue = queue
+        self._job = job
         self.replies = [
-            Reply(
-                i, None if wanted.tools is None else ToolReader(wanted.tools), silent=wanted.silent
-            )
-            for i in range(len(wanted.prompts) * wanted.n)
+            Reply(i, None if job.tools is None else ToolReader(job.tools), silent=job.silent)
+            for i in range(len(job.prompts) * job.n)
         ]
-        self._heard: deque[tuple[int, str, Any]] = deque()
+        self._inbox: deque[tuple[int, str, Any]] = deque()
         self._something = asyncio.Event()
-        self._tickets: dict[int, Ticket] = {}
+        self._queued: dict[int, QueuedReply] = {}
         self._later: dict[int, range] = {}  # replies that begin after the one with this index
         self._left = len(self.replies)
-        self._place = desk.admit(wanted.client)
+        self._place = queue.admit(job.client)
         try:
-            for first in range(0, self._left, wanted.n):
+            for first in range(0, self._left, job.n):
                 self._ask(first)
-                self._later[first] = range(first + 1, first + wanted.n)
+                self._later[first] = range(first + 1, first + job.n)
         except BaseException:
             self.cancel()
             raise
 
     def _ask(self, index: int) -> None:
-        wanted, (prompt, nth) = self._wanted, divmod(index, self._wanted.n)
-        params = wanted.params
+        job, (prompt, nth) = self._job, divmod(index, self._job.n)
+        params = job.params
         if nth:
             assert params.seed is not None
             params = params.replace(seed=seed_of(params.seed, nth))
-        self._tickets[index] = self._desk.take(
+        self._queued[index] = self._queue.take(
             self._place,
-            wanted.prompts[prompt],
+            job.prompts[prompt],
             params,
-            self._hear(index),
-            asked=wanted.asked,
-            label=wanted.label,
-            arm=wanted.arm,
+            partial(self._on_message, index),
+            asked=job.asked,
+            label=job.label,
+            arm=job.arm,
         )
 
-    def _hear(self, index: int) -> Any:
-        def hear(said: tuple[str, Any]) -> None:
-            self._heard.append((index, *said))
-            self._something.set()
-
-        return hear
+    def _on_message(self, index: int, message: tuple[str, Any]) -> None:
+        self._inbox.append((index, *message))
+        self._something.set()
 
     def cancel(self) -> None:
         self._later.clear()
         self._place.leave()
-        for ticket in self._tickets.values():
-            ticket.cancel()
+        for queued in self._queued.values():
+            queued.cancel()
 
     def stop(self) -> None:
         """End the replies, and go on hearing: each has a last word."""
-        for ticket in self._tickets.values():
-            ticket.end()
+        for queued in self._queued.values():
+            queued.end()
 
     async def wait(self, seconds: float | None) -> bool:
         """Until something was said, or so long; whether there was."""
-        if not self._heard:
+        if not self._inbox:
             self._something.clear()
             try:
                 async with asyncio.timeout(seconds):  # wait_for may swallow a cancel
@@ -155,19 +150,19 @@ class Exchange:
             SpecllamaError, Refusal: what ended one of them; the others were cancelled.
         """
         said: dict[int, list[Event]] = {}
-        while self._heard:
-            index, kind, payload = self._heard.popleft()
+        while self._inbox:
+            index, kind, payload = self._inbox.popleft()
             if kind == "error":
                 self.cancel()
                 if said:  # what was written before is told first
-                    self._heard.appendleft((index, kind, payload))
+                    self._inbox.appendleft((index, kind, payload))
                     break
                 raise payload
             if kind == "end":
                 self._left -= 1
             else:
                 said.setdefault(index, []).extend(payload)
-                self.replies[index].queue_ms = self._tickets[index].queue_ms
+                self.replies[index].queue_ms = self._queued[index].queue_ms
             if kind == "end" or any(news(event).rounds for event in payload):
                 for later in self._later.pop(index, ()):
                     self._ask(later)
@@ -180,7 +175,7 @@ class Exchange:
     @property
     def over(self) -> bool:
         """The client no longer receives anything."""
-        return self._place not in self._desk.places
+        return self._place not in self._queue.places
 
 
 Scribe = Callable[[Callable[[], bytes], Iterable[RoundDone]], Awaitable[bytes]]
@@ -198,16 +193,16 @@ def scribe(aside: Aside, client: str) -> Scribe:
 
 
 async def answer(
-    request: Request, desk: Desk, wanted: Wanted, dialect: Dialect, write: Scribe
+    request: Request, queue: RequestQueue, job: Job, dialect: Dialect, write: Scribe
 ) -> Response:
     """The answer to a request: whole, or a stream.
 
     Raises:
         Refusal, SpecllamaError: before anything was sent.
     """
-    exchange = Exchange(desk, wanted)
+    exchange = Exchange(queue, job)
     try:
-        if wanted.stream:
+        if job.stream:
             early = await _unless_gone(request, _early(exchange))
             if early is not None:
                 return Stream(exchange, dialect.wire, _bodies(exchange, dialect, early, write))
@@ -228,7 +223,7 @@ async def _collect(exchange: Exchange) -> bool:
     while not exchange.done:
         await exchange.wait(None)
         for reply, events in exchange.take():
-            reply.hear(events)
+            reply.receive(events)
     return True
 
 
@@ -296,7 +291,7 @@ async def _bodies(
 ) -> AsyncIterator[bytes]:
     wire = dialect.wire
     try:
-        said = [(reply, reply.hear(events)) for reply, events in early]
+        said = [(reply, reply.receive(events)) for reply, events in early]
         yield encode(wire, dialect.begun(exchange.replies))
         while True:
             rounds = (done for _, piece in said for done in piece.rounds)
@@ -307,7 +302,7 @@ async def _bodies(
             while not await exchange.wait(PING_S):
                 if wire == "sse":
                     yield b": still here\n\n"
-            said = [(reply, reply.hear(events)) for reply, events in exchange.take()]
+            said = [(reply, reply.receive(events)) for reply, events in exchange.take()]
         yield encode(wire, dialect.ended(exchange.replies))
     except Exception as error:
         if not isinstance(error, (SpecllamaError, Refusal)):

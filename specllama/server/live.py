@@ -14,9 +14,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from specllama.events import Event
-from specllama.server.desk import Ticket
 from specllama.server.dialect import Frame
 from specllama.server.exchange import encode
+from specllama.server.request_queue import QueuedReply
 from specllama.server.service import Service, guarded
 from specllama.told import Told
 
@@ -28,28 +28,28 @@ _TEXTS = ("drafted_text", "target_text", "emitted_text", "text", "reasoning", "s
 
 
 class Live:
-    """Tells watchers what happens at the desk; a ``Watcher`` itself."""
+    """Tells watchers what happens to requests; a ``Watcher`` itself."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._ids = itertools.count(1)
-        self._numbers: dict[Ticket, int] = {}
+        self._numbers: dict[QueuedReply, int] = {}
         self._watching: dict[asyncio.Event, deque[dict[str, Any]]] = {}
-        service.desk.watchers.append(self)
+        service.queue.watchers.append(self)
 
-    def sent(self, ticket: Ticket) -> None:
-        self._numbers[ticket] = next(self._ids)
+    def sent(self, queued: QueuedReply) -> None:
+        self._numbers[queued] = next(self._ids)
 
-    def said(self, ticket: Ticket, events: list[Event]) -> None:
+    def received(self, queued: QueuedReply, events: list[Event]) -> None:
         told = Told.of(events if self._watching else ())
         for event in (told.started, *told.rounds, told.finished):
             if event is not None:
-                self._tell(ticket, self._shown(event))
+                self._tell(queued, self._shown(event))
 
-    def ended(self, ticket: Ticket, error: BaseException | None) -> None:
+    def ended(self, queued: QueuedReply, error: BaseException | None) -> None:
         if self._watching:
-            self._tell(ticket, {"type": "over", "error": None if error is None else str(error)})
-        self._numbers.pop(ticket, None)
+            self._tell(queued, {"type": "over", "error": None if error is None else str(error)})
+        self._numbers.pop(queued, None)
 
     def _shown(self, event: Event) -> dict[str, Any]:
         told = event.to_dict()
@@ -60,25 +60,25 @@ class Live:
                 told.pop(name, None)
         return told
 
-    def _tell(self, ticket: Ticket, told: dict[str, Any]) -> None:
-        desk = self._service.desk
+    def _tell(self, queued: QueuedReply, told: dict[str, Any]) -> None:
+        queue = self._service.queue
         told = {
-            "lane": self._numbers.get(ticket, 0),
-            "slice": ticket.label,
-            "arm": ticket.arm,
-            "running": len(desk.running),
-            "waiting": desk.n_waiting,
+            "lane": self._numbers.get(queued, 0),
+            "slice": queued.label,
+            "arm": queued.arm,
+            "running": len(queue.running),
+            "waiting": queue.n_waiting,
             **told,
         }
-        for something, queue in self._watching.items():
-            queue.append(told)
+        for something, backlog in self._watching.items():
+            backlog.append(told)
             something.set()
 
     async def _figures(self) -> dict[str, Any]:
         """What is going on now, and what the engine says of itself."""
-        desk = self._service.desk
-        told = {"type": "figures", "running": len(desk.running), "waiting": desk.n_waiting}
-        engine = await desk.figures()
+        queue = self._service.queue
+        told = {"type": "figures", "running": len(queue.running), "waiting": queue.n_waiting}
+        engine = await queue.figures()
         if engine is None:
             return told
         rows, seconds = engine.pass_rows, engine.pass_seconds
@@ -91,13 +91,13 @@ class Live:
         }
 
     async def frames(self) -> AsyncIterator[bytes]:
-        something, queue = asyncio.Event(), deque[dict[str, Any]](maxlen=_MOST)
-        self._watching[something] = queue
+        something, backlog = asyncio.Event(), deque[dict[str, Any]](maxlen=_MOST)
+        self._watching[something] = backlog
         try:
-            desk, look = self._service.desk, 0.0
+            queue, look = self._service.queue, 0.0
             yield encode("sse", [Frame({"type": "hello", "model": self._service.model,
-                                        "lanes": desk.lanes})])  # fmt: skip
-            while not desk.closing:
+                                        "lanes": queue.lanes})])  # fmt: skip
+            while not queue.closing:
                 if monotonic() >= look:
                     look = monotonic() + LOOK_S
                     yield encode("sse", [Frame(await self._figures())])
@@ -107,7 +107,7 @@ class Live:
                 except TimeoutError:
                     continue
                 something.clear()
-                yield encode("sse", [Frame(queue.popleft()) for _ in range(len(queue))])
+                yield encode("sse", [Frame(backlog.popleft()) for _ in range(len(backlog))])
         finally:
             del self._watching[something]
 

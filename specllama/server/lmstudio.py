@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from specllama.server.chat_completions import ChatDialect, ChatRequest
-from specllama.server.chat_completions import wanted as chat_wanted
+from specllama.server.chat_completions import parse as parse_chat
 from specllama.server.dialect import Frame, Reply
 from specllama.server.exchange import Json
 from specllama.server.refusals import Refusal
@@ -83,8 +83,8 @@ def routes(service: Service) -> list[Route]:
 
     async def chat(request: Request) -> Response:
         body = await service.read(request, ChatRequest)
-        wanted = await service.aside(request, chat_wanted, body, service.base)
-        return await service.answer(request, wanted, LmStudioDialect(body, service))
+        job = await service.aside(request, parse_chat, body, service.base)
+        return await service.answer(request, job, LmStudioDialect(body, service))
 
     return [
         Route("/api/v0/models", guarded(models), methods=["GET"]),

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from specllama import __version__
 from specllama.server.completions import Given, prompts_of
 from specllama.server.details import ending, picked, progress, settings
-from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire, openai_error
+from specllama.server.dialect import Frame, Job, Piece, Reply, Wire, openai_error
 from specllama.server.exchange import Json
 from specllama.server.figures import so_far
 from specllama.server.likelihood import in_chat, pieces
@@ -77,7 +77,7 @@ class TemplateRequest(msgspec.Struct):
     tools: list[ToolSpec] | None = None
 
 
-def wanted(body: NativeCompletion, base: GenerateParams) -> Wanted:
+def parse(body: NativeCompletion, base: GenerateParams) -> Job:
     """Raises Refusal: a field is wrong."""
     if body.post_sampling_probs:
         raise not_offered(
@@ -90,7 +90,7 @@ def wanted(body: NativeCompletion, base: GenerateParams) -> Wanted:
     params = params_of(body, base, chances=most_chances("n_probs", body.n_probs or None))
     if limit is not None:
         params = params.replace(max_tokens=None if limit < 0 else limit or 1)
-    return Wanted(prompts, params, stream=bool(body.stream), silent=limit == 0)
+    return Job(prompts, params, stream=bool(body.stream), silent=limit == 0)
 
 
 class NativeDialect:
@@ -162,21 +162,17 @@ def _replies(service: Service) -> list[Row]:
 
     async def completion(request: Request) -> Response:
         body = await service.read(request, NativeCompletion)
-        asked = await service.aside(request, wanted, body, service.base)
-        return await service.answer(
-            request, asked, NativeDialect(body, service.model, asked.params)
-        )
+        job = await service.aside(request, parse, body, service.base)
+        return await service.answer(request, job, NativeDialect(body, service.model, job.params))
 
     async def infill(request: Request) -> Response:
         body = await service.read(request, InfillRequest)
         others = [(extra.filename or "tmp", extra.text) for extra in body.input_extra or ()]
         body.prompt = body.prompt or ""
         before = body.input_prefix + body.prompt
-        asked = await service.aside(request, wanted, body, service.base)
-        asked = await service.infilled(asked, before, body.input_suffix, others)
-        return await service.answer(
-            request, asked, NativeDialect(body, service.model, asked.params)
-        )
+        job = await service.aside(request, parse, body, service.base)
+        job = await service.infilled(job, before, body.input_suffix, others)
+        return await service.answer(request, job, NativeDialect(body, service.model, job.params))
 
     return [
         ("/completion", completion, ["POST"]),
@@ -187,7 +183,7 @@ def _replies(service: Service) -> list[Row]:
 
 def _texts(service: Service) -> list[Row]:
     """Texts without decoding: their tokens, and prompts from templates."""
-    desk = service.desk
+    queue = service.queue
 
     async def tokenize(request: Request) -> Response:
         body = await service.read(request, TokenizeRequest)
@@ -195,10 +191,10 @@ def _texts(service: Service) -> list[Row]:
             return await counted(body, request)
         client = request.state.client
         special = bool(body.add_special), body.parse_special is not False
-        ids = await desk.ask("tokenize", body.content or "", *special, client=client)
+        ids = await queue.ask("tokenize", body.content or "", *special, client=client)
         if not body.with_pieces:
             return Json({"tokens": ids})
-        pieces = await desk.ask("pieces", ids, client=client)
+        pieces = await queue.ask("pieces", ids, client=client)
         return await service.aside(request, _told, ids, pieces)
 
     async def counted(body: TokenizeRequest, request: Request) -> Response:
@@ -209,28 +205,28 @@ def _texts(service: Service) -> list[Row]:
             special = bool(body.add_special_tokens)
         else:
             text, special = body.prompt or "", body.add_special_tokens is not False
-        ids = await desk.ask("tokenize", text, special, True, client=client)
+        ids = await queue.ask("tokenize", text, special, True, client=client)
         strings = None
         if body.return_token_strs:
-            pieces = await desk.ask("pieces", ids, client=client)
+            pieces = await queue.ask("pieces", ids, client=client)
             strings = [piece.decode("utf-8", "replace") for piece in pieces]
         n_ctx = service.info.target.n_ctx
         told = {"count": len(ids), "max_model_len": n_ctx, "tokens": ids, "token_strs": strings}
         return Json(told)
 
     async def rendered(turns: list[Turn], specs: list[ToolSpec] | None, request: Request) -> str:
-        def whole() -> Wanted:
+        def whole() -> Job:
             messages, tools = tuple(messages_of(turns)), tools_of(specs)
-            return service.equipped(Wanted((messages,), service.base, tools=tools))
+            return service.equipped(Job((messages,), service.base, tools=tools))
 
-        asked = await service.aside(request, whole)
+        job = await service.aside(request, whole)
         client = request.state.client
-        prompt: str = await desk.ask("render", asked.prompts[0], asked.params, client=client)
+        prompt: str = await queue.ask("render", job.prompts[0], job.params, client=client)
         return prompt
 
     async def detokenize(request: Request) -> Response:
         body = await service.read(request, DetokenizeRequest)
-        pieces = await desk.ask("pieces", body.tokens or [], client=request.state.client)
+        pieces = await queue.ask("pieces", body.tokens or [], client=request.state.client)
         text = b"".join(pieces).decode("utf-8", "replace")
         return Json({"content": text, "prompt": text})  # llama-server's name for it, and vLLM's
 
@@ -248,16 +244,16 @@ def _texts(service: Service) -> list[Row]:
 
 def _about(service: Service) -> list[Row]:
     """What there is, and how busy it is."""
-    desk = service.desk
+    queue = service.queue
 
     async def props(request: Request) -> Response:
         info = service.info
-        template, bos, eos = await desk.ask("template")
+        template, bos, eos = await queue.ask("template")
         params = settings(service.base)
         return Json(
             {
                 "default_generation_settings": {"n_ctx": info.target.n_ctx, "params": params},
-                "total_slots": desk.lanes,
+                "total_slots": queue.lanes,
                 "model_path": info.target.path,
                 "model_alias": service.model,
                 "model_ftype": info.target.quantization,
@@ -286,11 +282,11 @@ def _about(service: Service) -> list[Row]:
             return told if service.expose_text else {n: told[n] for n in told if n not in _OWN}
 
         running = [
-            {"id": i, "is_processing": True, "params": shown(ticket.params), **common}
-            for i, ticket in enumerate(desk.running)
+            {"id": i, "is_processing": True, "params": shown(queued.params), **common}
+            for i, queued in enumerate(queue.running)
         ]
         idle = [
-            {"id": i, "is_processing": False, **common} for i in range(len(running), desk.lanes)
+            {"id": i, "is_processing": False, **common} for i in range(len(running), queue.lanes)
         ]
         return Json([*running, *idle])
 
@@ -298,7 +294,7 @@ def _about(service: Service) -> list[Row]:
         return Json({"version": __version__})
 
     async def load(request: Request) -> Response:
-        return Json({"server_load": len(desk.running) + desk.n_waiting})
+        return Json({"server_load": len(queue.running) + queue.n_waiting})
 
     return [
         ("/props", props, ["GET"]),

@@ -20,7 +20,7 @@ from specllama.events import RoundDone
 from specllama.interface import ModelInfo, Prompt
 from specllama.models.gguf import read_header
 from specllama.server.chat_completions import think_of
-from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire
+from specllama.server.dialect import Frame, Job, Piece, Reply, Wire
 from specllama.server.exchange import Json
 from specllama.server.figures import finish_reason, metrics, timings
 from specllama.server.likelihood import chances_of, in_chat
@@ -86,9 +86,7 @@ def error_of(refusal: Refusal) -> dict[str, Any]:
     return {"error": refusal.message}
 
 
-def wanted(
-    body: _Asked, prompt: Prompt, base: GenerateParams, tools: ToolUse | None = None
-) -> Wanted:
+def _parse(body: _Asked, prompt: Prompt, base: GenerateParams, tools: ToolUse | None = None) -> Job:
     """Raises Refusal: a field is wrong."""
     options = body.options or Options()
     options.specllama = body.specllama
@@ -103,10 +101,10 @@ def wanted(
     params = params_of(options, base, json_schema=schema, think=think_of(think), chances=more)
     if limit is not None:
         params = params.replace(max_tokens=limit if limit > 0 else None)
-    return Wanted((prompt,), params, stream=body.stream is not False, tools=tools)
+    return Job((prompt,), params, stream=body.stream is not False, tools=tools)
 
 
-def chat_wanted(body: OllamaChat, base: GenerateParams) -> Wanted:
+def parse_chat(body: OllamaChat, base: GenerateParams) -> Job:
     """Raises Refusal: a field is wrong."""
     turns = body.messages or []
     if any(turn.images for turn in turns):
@@ -114,16 +112,16 @@ def chat_wanted(body: OllamaChat, base: GenerateParams) -> Wanted:
     for turn in turns:
         turn.reasoning_content = turn.reasoning_content or turn.thinking
     tools = tools_of(body.tools)
-    return wanted(body, tuple(messages_of(turns)), base, tools)
+    return _parse(body, tuple(messages_of(turns)), base, tools)
 
 
-def generate_wanted(body: GenerateRequest, base: GenerateParams) -> Wanted:
+def parse_generate(body: GenerateRequest, base: GenerateParams) -> Job:
     """Raises Refusal: a field is wrong."""
     prompt: Prompt = body.prompt or ""
     if not body.raw:
         head = [Turn("system", body.system)] if body.system else []
         prompt = tuple(messages_of([*head, Turn("user", body.prompt)]))
-    return wanted(body, prompt, base)
+    return _parse(body, prompt, base)
 
 
 class OllamaDialect:
@@ -317,7 +315,7 @@ def _about_model(service: Service) -> list[Row]:
         if (name := body.model or body.name or "").removesuffix(":latest") != service.model:
             raise Refusal(404, f"model {name[:128]!r} not found", code="model_not_found")
         target = service.info.target
-        template, _, _ = await service.desk.ask("template")
+        template, _, _ = await service.queue.ask("template")
         about = await asyncio.to_thread(_about, target)
         parameters = _parameters(service.base, target.n_ctx)
         return Json(
@@ -328,7 +326,7 @@ def _about_model(service: Service) -> list[Row]:
                 "template": template,
                 "details": details(),
                 "model_info": about,
-                "capabilities": ["completion", "tools", *["thinking"] * service.desk.thinks],
+                "capabilities": ["completion", "tools", *["thinking"] * service.queue.thinks],
                 "modified_at": _time(service.started),
             }
         )
@@ -346,7 +344,7 @@ def _replies(service: Service) -> list[Row]:
 
     def fits(asked: _Asked) -> None:
         """Raises Refusal: thoughts, or more context, are asked for than there are."""
-        if asked.think not in (None, False) and not service.desk.thinks:
+        if asked.think not in (None, False) and not service.queue.thinks:
             raise wrong("think", f"{service.model!r} does not support thinking")
         wanted, there = (asked.options or Options()).num_ctx or 0, service.info.target.n_ctx
         if wanted > there:
@@ -358,8 +356,8 @@ def _replies(service: Service) -> list[Row]:
         fits(body)
         if not body.messages:
             return Json(OllamaDialect(service.model, chat=True).loaded())
-        asked = await service.aside(request, chat_wanted, body, service.base)
-        return await service.answer(request, asked, OllamaDialect(service.model, chat=True))
+        job = await service.aside(request, parse_chat, body, service.base)
+        return await service.answer(request, job, OllamaDialect(service.model, chat=True))
 
     async def generate(request: Request) -> Response:
         body = await service.read(request, GenerateRequest)
@@ -368,10 +366,10 @@ def _replies(service: Service) -> list[Row]:
             raise not_offered("images", "models here read text only", "images")
         if not body.prompt:
             return Json(OllamaDialect(service.model, chat=False).loaded())
-        asked = await service.aside(request, generate_wanted, body, service.base)
+        job = await service.aside(request, parse_generate, body, service.base)
         if body.suffix:
-            asked = await service.infilled(asked, body.prompt, body.suffix)
-        return await service.answer(request, asked, OllamaDialect(service.model, chat=False))
+            job = await service.infilled(job, body.prompt, body.suffix)
+        return await service.answer(request, job, OllamaDialect(service.model, chat=False))
 
     return [("chat", chat, ["POST"]), ("generate", generate, ["POST"])]
 

@@ -11,15 +11,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from specllama.server.chat_completions import ChatDialect, ChatRequest
-from specllama.server.chat_completions import wanted as chat_wanted
+from specllama.server.chat_completions import parse as parse_chat
 from specllama.server.completions import CompletionDialect, CompletionRequest
-from specllama.server.completions import wanted as completion_wanted
+from specllama.server.completions import parse as parse_completion
 from specllama.server.details import ending
-from specllama.server.dialect import Wanted
+from specllama.server.dialect import Job
 from specllama.server.exchange import Json
 from specllama.server.refusals import Refusal, not_offered
 from specllama.server.responses import ResponsesDialect, ResponsesRequest
-from specllama.server.responses import wanted as responses_wanted
+from specllama.server.responses import parse as parse_responses
 from specllama.server.service import Handler, Service, guarded
 
 NOT_OFFERED = {
@@ -77,42 +77,40 @@ def routes(service: Service) -> list[Route]:
 
     async def chat(request: Request) -> Response:
         body = await service.read(request, ChatRequest)
-        wanted = await service.aside(request, chat_wanted, body, service.base)
+        job = await service.aside(request, parse_chat, body, service.base)
         verbose = None
         if body.verbose:
-            asked = await service.aside(request, service.equipped, wanted)
-            prompt = await service.desk.ask(
-                "render", asked.prompts[0], asked.params, client=request.state.client
+            equipped = await service.aside(request, service.equipped, job)
+            prompt = await service.queue.ask(
+                "render", equipped.prompts[0], equipped.params, client=request.state.client
             )
-            verbose = partial(ending, model=service.model, params=asked.params, prompt=prompt)
-        return await service.answer(request, wanted, ChatDialect(body, service.model, verbose))
+            verbose = partial(ending, model=service.model, params=equipped.params, prompt=prompt)
+        return await service.answer(request, job, ChatDialect(body, service.model, verbose))
 
     async def count_chat(request: Request) -> Response:
         body = await service.read(request, ChatRequest)
-        wanted = await service.aside(request, chat_wanted, body, service.base)
-        return await counted(request, wanted)
+        job = await service.aside(request, parse_chat, body, service.base)
+        return await counted(request, job)
 
     async def completions(request: Request) -> Response:
         body = await service.read(request, CompletionRequest)
-        wanted = await service.aside(request, completion_wanted, body, service.base)
+        job = await service.aside(request, parse_completion, body, service.base)
         if body.suffix:
-            wanted = await service.infilled(wanted, str(body.prompt), body.suffix)
-        return await service.answer(request, wanted, CompletionDialect(body, service.model))
+            job = await service.infilled(job, str(body.prompt), body.suffix)
+        return await service.answer(request, job, CompletionDialect(body, service.model))
 
     async def responses(request: Request) -> Response:
         body = await service.read(request, ResponsesRequest)
-        wanted = await service.aside(request, responses_wanted, body, service.base)
-        return await service.answer(
-            request, wanted, ResponsesDialect(body, service.model, wanted.params)
-        )
+        job = await service.aside(request, parse_responses, body, service.base)
+        return await service.answer(request, job, ResponsesDialect(body, service.model, job.params))
 
     async def count_input(request: Request) -> Response:
         body = await service.read(request, ResponsesRequest)
-        wanted = await service.aside(request, responses_wanted, body, service.base)
-        return await counted(request, wanted)
+        job = await service.aside(request, parse_responses, body, service.base)
+        return await counted(request, job)
 
-    async def counted(request: Request, wanted: Wanted) -> Response:
-        n = await service.count(request, wanted)
+    async def counted(request: Request, job: Job) -> Response:
+        n = await service.count(request, job)
         return Json({"object": "response.input_tokens", "input_tokens": n})
 
     def refuse(what: str, reason: str) -> Handler:

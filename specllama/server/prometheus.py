@@ -1,4 +1,4 @@
-"""``/metrics`` for Prometheus: vLLM's names, over what happens at the desk."""
+"""``/metrics`` for Prometheus: vLLM's names, over what happens to requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from time import perf_counter
 
 from specllama.events import Event, Finished, RoundDone
 from specllama.interface import EngineFigures
-from specllama.server.desk import Desk, Ticket
+from specllama.server.request_queue import QueuedReply, RequestQueue
 from specllama.stats import SECONDS, Histogram
 from specllama.told import Told
 
@@ -48,19 +48,19 @@ OTHER = "other"
 
 
 class Metrics:
-    """Counts what happens at the desk; a ``Watcher``."""
+    """Counts what happens to requests; a ``Watcher``."""
 
-    def __init__(self, desk: Desk, model: str) -> None:
-        self._desk = desk
+    def __init__(self, queue: RequestQueue, model: str) -> None:
+        self._queue = queue
         self._model = model
         self._counts: dict[str, dict[Labels, float]] = {
             name: defaultdict(float) for name in COUNTERS
         }
         self._spread: dict[str, dict[Labels, Histogram]] = {name: {} for name in HISTOGRAMS}
-        self._first: dict[Ticket, float] = {}
+        self._first: dict[QueuedReply, float] = {}
         self._longest = 0  # tokens of a text
         self._slices: dict[str, None] = {}  # in use, the longest unused first
-        desk.watchers.append(self)
+        queue.watchers.append(self)
 
     def slice(self, label: str) -> str:
         """Under which label a request of this one is counted.
@@ -89,70 +89,70 @@ class Metrics:
 
     # -- what happens --
 
-    def sent(self, ticket: Ticket) -> None:
-        self._observe("request_queue_time_seconds", ticket, ticket.queue_ms / 1e3)
+    def sent(self, queued: QueuedReply) -> None:
+        self._observe("request_queue_time_seconds", queued, queued.queue_ms / 1e3)
 
-    def said(self, ticket: Ticket, events: list[Event]) -> None:
+    def received(self, queued: QueuedReply, events: list[Event]) -> None:
         told = Told.of(events)
         for done in told.rounds:
-            self._round(ticket, done)
+            self._round(queued, done)
         if told.finished is not None:
-            self._finished(ticket, told.finished)
+            self._finished(queued, told.finished)
 
-    def ended(self, ticket: Ticket, error: BaseException | None) -> None:
-        self._first.pop(ticket, None)
+    def ended(self, queued: QueuedReply, error: BaseException | None) -> None:
+        self._first.pop(queued, None)
         if error is not None:
-            self._add("request_failure_total", ticket, 1, error=type(error).__name__)
+            self._add("request_failure_total", queued, 1, error=type(error).__name__)
 
-    def _round(self, ticket: Ticket, done: RoundDone) -> None:
-        if ticket not in self._first:
-            self._first[ticket] = now = perf_counter()
-            self._observe("time_to_first_token_seconds", ticket, now - ticket.arrived_s)
+    def _round(self, queued: QueuedReply, done: RoundDone) -> None:
+        if queued not in self._first:
+            self._first[queued] = now = perf_counter()
+            self._observe("time_to_first_token_seconds", queued, now - queued.arrived_s)
         add = self._add
         source = done.source or "none"
-        add("rounds_total", ticket, 1)
-        add("generation_tokens_total", ticket, len(done.emitted))
-        add("verify_seconds_total", ticket, done.verify_ms / 1e3)
-        add("draft_seconds_total", ticket, done.draft_ms / 1e3, source=source)
-        add("own_seconds_total", ticket, done.other_ms / 1e3)
-        add("near_ties_total", ticket, done.near_tie)
+        add("rounds_total", queued, 1)
+        add("generation_tokens_total", queued, len(done.emitted))
+        add("verify_seconds_total", queued, done.verify_ms / 1e3)
+        add("draft_seconds_total", queued, done.draft_ms / 1e3, source=source)
+        add("own_seconds_total", queued, done.other_ms / 1e3)
+        add("near_ties_total", queued, done.near_tie)
         if not done.drafted:
             return
-        add("spec_decode_num_drafts_total", ticket, 1, source=source)
-        add("spec_decode_num_draft_tokens_total", ticket, len(done.drafted), source=source)
-        add("spec_decode_num_accepted_tokens_total", ticket, done.accepted, source=source)
+        add("spec_decode_num_drafts_total", queued, 1, source=source)
+        add("spec_decode_num_draft_tokens_total", queued, len(done.drafted), source=source)
+        add("spec_decode_num_accepted_tokens_total", queued, done.accepted, source=source)
         for position in range(done.accepted):
             add(
                 "spec_decode_num_accepted_tokens_per_pos_total",
-                ticket,
+                queued,
                 1,
                 source=source,
                 position=str(position),
             )
 
-    def _finished(self, ticket: Ticket, end: Finished) -> None:
-        self._add("prompt_tokens_total", ticket, end.prompt_n)
-        self._add("prompt_tokens_cached_total", ticket, end.cached_n)
-        self._add("prompt_seconds_total", ticket, end.timings.prefill_ms / 1e3)
-        self._add("generation_seconds_total", ticket, end.timings.decode_ms / 1e3)
+    def _finished(self, queued: QueuedReply, end: Finished) -> None:
+        self._add("prompt_tokens_total", queued, end.prompt_n)
+        self._add("prompt_tokens_cached_total", queued, end.cached_n)
+        self._add("prompt_seconds_total", queued, end.timings.prefill_ms / 1e3)
+        self._add("generation_seconds_total", queued, end.timings.decode_ms / 1e3)
         self._longest = max(self._longest, end.prompt_n + len(end.token_ids))
-        self._add("request_success_total", ticket, 1, finished_reason=end.reason)
-        took = perf_counter() - ticket.arrived_s
-        self._observe("e2e_request_latency_seconds", ticket, took)
+        self._add("request_success_total", queued, 1, finished_reason=end.reason)
+        took = perf_counter() - queued.arrived_s
+        self._observe("e2e_request_latency_seconds", queued, took)
         if len(end.token_ids) > 1:
             per_token = end.timings.decode_ms / 1e3 / (len(end.token_ids) - 1)
-            self._observe("time_per_output_token_seconds", ticket, per_token)
+            self._observe("time_per_output_token_seconds", queued, per_token)
 
-    def _labels(self, ticket: Ticket, more: dict[str, str]) -> Labels:
-        label = ticket.label if ticket.label in self._slices or not ticket.label else OTHER
-        told = {"model_name": self._model, "slice": label, "arm": ticket.arm, **more}
+    def _labels(self, queued: QueuedReply, more: dict[str, str]) -> Labels:
+        label = queued.label if queued.label in self._slices or not queued.label else OTHER
+        told = {"model_name": self._model, "slice": label, "arm": queued.arm, **more}
         return tuple(told.items())
 
-    def _add(self, name: str, ticket: Ticket, n: float, **more: str) -> None:
-        self._counts[name][self._labels(ticket, more)] += n
+    def _add(self, name: str, queued: QueuedReply, n: float, **more: str) -> None:
+        self._counts[name][self._labels(queued, more)] += n
 
-    def _observe(self, name: str, ticket: Ticket, value: float) -> None:
-        labels = self._labels(ticket, {})
+    def _observe(self, name: str, queued: QueuedReply, value: float) -> None:
+        labels = self._labels(queued, {})
         found = self._spread[name].get(labels)
         if found is None:
             found = self._spread[name][labels] = Histogram(HISTOGRAMS[name][1])
@@ -180,13 +180,13 @@ class Metrics:
             for labels, spread in self._spread[name].items():
                 yield from _spread(name, labels, spread)
         for name, help_text, value in (
-            ("num_requests_running", "Requests that are being written.", len(self._desk.running)),
-            ("num_requests_waiting", "Requests that wait for a lane.", self._desk.n_waiting),
+            ("num_requests_running", "Requests that are being written.", len(self._queue.running)),
+            ("num_requests_waiting", "Requests that wait for a lane.", self._queue.n_waiting),
         ):
             yield from _head(name, "gauge", help_text)
             yield _line(name, here, value)
         yield from _head("engine_restarts_total", "counter", "Engines that were started again.")
-        yield _line("engine_restarts_total", here, self._desk.restarts)
+        yield _line("engine_restarts_total", here, self._queue.restarts)
 
     def _llama(self, passes: int | None) -> Iterator[str]:
         """The figures that llama-server has, under its names."""
@@ -216,8 +216,8 @@ class Metrics:
              "Tokens of prompts read in a second."),
             ("predicted_tokens_seconds", "gauge", wrote / wrote_s if wrote_s else 0,
              "Tokens written in a second."),
-            ("requests_processing", "gauge", len(self._desk.running), "Requests being written."),
-            ("requests_deferred", "gauge", self._desk.n_waiting, "Requests that wait."),
+            ("requests_processing", "gauge", len(self._queue.running), "Requests being written."),
+            ("requests_deferred", "gauge", self._queue.n_waiting, "Requests that wait."),
             ("n_busy_slots_per_decode", "gauge", rounds / passes if passes else passes,
              "Conversations that share a pass, on average."),
         ):  # fmt: skip

@@ -11,7 +11,7 @@ import msgspec
 from specllama.interface import Message
 from specllama.server.chat_completions import think_of
 from specllama.server.details import progress
-from specllama.server.dialect import Frame, Piece, Reply, Wanted, Wire, now
+from specllama.server.dialect import Frame, Job, Piece, Reply, Wire, now
 from specllama.server.figures import metrics, so_far, timings
 from specllama.server.refusals import Refusal, not_offered, wrong
 from specllama.server.sampling import Format, Sampling, params_of, schema_text
@@ -158,7 +158,7 @@ def messages_of(body: ResponsesRequest) -> list[Message]:
     return out
 
 
-def wanted(body: ResponsesRequest, base: GenerateParams) -> Wanted:
+def parse(body: ResponsesRequest, base: GenerateParams) -> Job:
     """Raises Refusal, UsageError: a field is wrong."""
     if body.previous_response_id:
         raise wrong(
@@ -178,7 +178,7 @@ def wanted(body: ResponsesRequest, base: GenerateParams) -> Wanted:
         json_schema=schema,
         think=think_of(body.reasoning.effort if body.reasoning is not None else None),
     )
-    return Wanted((tuple(messages_of(body)),), params, stream=bool(body.stream), tools=tools)
+    return Job((tuple(messages_of(body)),), params, stream=bool(body.stream), tools=tools)
 
 
 def _full(namespace: str | None, name: str) -> str:

@@ -97,7 +97,7 @@ async def _run(
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
-    load = asyncio.create_task(service.desk.start())
+    load = asyncio.create_task(service.queue.start())
     failed: SpecllamaError | None = None
     try:
         while not stop.is_set() and not serving.done():
@@ -121,7 +121,7 @@ async def _run(
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         server.should_exit = True
         server.force_exit = True
-        await asyncio.to_thread(service.desk.host.close)
+        await asyncio.to_thread(service.queue.host.close)
         await serving
         for connection in list(server.server_state.connections):
             connection.transport.abort()  # a socket outlives its event loop otherwise
@@ -147,13 +147,13 @@ def _connections(service: Service) -> int:
 
 async def _drained(service: Service, seconds: float) -> None:
     """Let requests end; those that are left then hear that they are cut off."""
-    desk, traffic = service.desk, service.traffic
-    desk.closing = traffic.closing = True
+    queue, traffic = service.queue, service.traffic
+    queue.closing = traffic.closing = True
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     while traffic.requests and loop.time() < until:
         await asyncio.sleep(_LOOK_S)
-    desk.cut_off()
+    queue.cut_off()
     traffic.cut_off()
     until = loop.time() + _LAST_S
     while traffic.requests and loop.time() < until:

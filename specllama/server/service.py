@@ -1,4 +1,4 @@
-"""What every route needs: the desk, what the server was started with, and how to answer."""
+"""What every route needs: the queue, what the server was started with, and how to answer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from starlette.responses import Response
 from specllama.errors import PromptTooLong, SpecllamaError, UsageError
 from specllama.interface import EngineInfo, Message
 from specllama.server.aside import Aside
-from specllama.server.desk import Desk
-from specllama.server.dialect import Dialect, Wanted, now, openai_error
+from specllama.server.dialect import Dialect, Job, now, openai_error
 from specllama.server.exchange import Json, answer, scribe
 from specllama.server.guard import Access, read_body
 from specllama.server.known import refuse_known
 from specllama.server.prometheus import Metrics
 from specllama.server.refusals import Refusal, loading, malformed, not_offered, refusal
+from specllama.server.request_queue import RequestQueue
 from specllama.server.sampling import Sampling, numbered, words_of
 from specllama.server.tools import equipped
 from specllama.server.traffic import Traffic
@@ -52,7 +52,7 @@ class Service:
         log: takes a line for each request.
     """
 
-    desk: Desk
+    queue: RequestQueue
     model: str
     access: Access = field(default_factory=Access)
     params: GenerateParams = field(default_factory=GenerateParams)
@@ -66,15 +66,15 @@ class Service:
     _aside: Aside = field(default_factory=Aside)
 
     def __post_init__(self) -> None:
-        self.metrics = Metrics(self.desk, self.model)
+        self.metrics = Metrics(self.queue, self.model)
         self.traffic = Traffic(self.access.bodies)
 
     @property
     def info(self) -> EngineInfo:
         """Raises Refusal while the model is loading."""
-        if not self.desk.loaded:
+        if not self.queue.loaded:
             raise loading()
-        return self.desk.host.info
+        return self.queue.host.info
 
     @property
     def base(self) -> GenerateParams:
@@ -94,13 +94,13 @@ class Service:
             Refusal: it is not, or too large.
         """
         body = await read_body(request, self.access.body)
-        most = _VALUES + (self.info.target.n_ctx if self.desk.loaded else 0)
+        most = _VALUES + (self.info.target.n_ctx if self.queue.loaded else 0)
         path = request.url.path.encode()
         read, request.state.asked = await self.aside(request, _decoded, body, kind, most, path)
         if isinstance(read, Sampling) and read.logit_bias:
             bias, n_vocab, client = read.logit_bias, self.info.target.n_vocab, request.state.client
             words = await self.aside(request, words_of, bias, n_vocab)
-            ids = await self.desk.ask("tokens_of", words, client=client) if words else []
+            ids = await self.queue.ask("tokens_of", words, client=client) if words else []
             spelled = dict(zip(words, ids, strict=True))
             read.logit_bias = await self.aside(request, numbered, bias, spelled)
         return read
@@ -114,49 +114,49 @@ class Service:
         return await self._aside.run(request.state.client, call, *args, **more)
 
     async def infilled(
-        self, wanted: Wanted, before: str, after: str, others: Sequence[tuple[str, str]] = ()
-    ) -> Wanted:
+        self, job: Job, before: str, after: str, others: Sequence[tuple[str, str]] = ()
+    ) -> Job:
         """The same for a prompt whose reply fills a gap.
 
         Raises:
             Refusal: the model fills in none.
         """
-        limit = wanted.params.max_tokens
+        limit = job.params.max_tokens
         try:
-            prompt = await self.desk.ask("infill", before, after, others, limit)
+            prompt = await self.queue.ask("infill", before, after, others, limit)
         except UsageError as error:
             raise not_offered("a gap", error.message, "suffix") from None
-        return replace(wanted, prompts=(tuple(prompt),))
+        return replace(job, prompts=(tuple(prompt),))
 
-    async def answer(self, request: Request, wanted: Wanted, dialect: Dialect) -> Response:
+    async def answer(self, request: Request, job: Job, dialect: Dialect) -> Response:
         """See ``exchange.answer``; books the request under its client, slice and arm."""
         label = self.metrics.slice(request.headers.get("x-specllama-slice", "")[:64])
         client, asked = request.state.client, request.state.asked
-        wanted = replace(wanted, client=client, asked=asked, label=label)
-        wanted = await self.aside(request, self._prepared, wanted)
-        return await answer(request, self.desk, wanted, dialect, scribe(self._aside, client))
+        job = replace(job, client=client, asked=asked, label=label)
+        job = await self.aside(request, self._prepared, job)
+        return await answer(request, self.queue, job, dialect, scribe(self._aside, client))
 
-    async def count(self, request: Request, wanted: Wanted) -> int:
+    async def count(self, request: Request, job: Job) -> int:
         """Tokens of the prompt."""
-        wanted = await self.aside(request, self._fitting, wanted)
-        n: int = await self.desk.ask(
-            "count_tokens", wanted.prompts[0], wanted.params, client=request.state.client
+        job = await self.aside(request, self._fitting, job)
+        n: int = await self.queue.ask(
+            "count_tokens", job.prompts[0], job.params, client=request.state.client
         )
         return n
 
-    def _prepared(self, wanted: Wanted) -> Wanted:
-        arm, params = self._assigned(wanted)
-        return self._fitting(replace(wanted, params=params, arm=arm))
+    def _prepared(self, job: Job) -> Job:
+        arm, params = self._assigned(job)
+        return self._fitting(replace(job, params=params, arm=arm))
 
-    def _fitting(self, wanted: Wanted) -> Wanted:
+    def _fitting(self, job: Job) -> Job:
         """What the engine is sent.
 
         Raises:
             PromptTooLong: a prompt of so many parts is not even sent there.
         """
-        wanted = self.equipped(wanted)
+        job = self.equipped(job)
         n_ctx = self.info.target.n_ctx
-        parts = (len(prompt) for prompt in wanted.prompts if not isinstance(prompt, str))
+        parts = (len(prompt) for prompt in job.prompts if not isinstance(prompt, str))
         most = max(parts, default=0)
         if most > n_ctx:
             raise PromptTooLong(
@@ -164,29 +164,29 @@ class Service:
                 n_prompt=most,
                 n_ctx=n_ctx,
             )
-        return wanted
+        return job
 
-    def equipped(self, wanted: Wanted) -> Wanted:
+    def equipped(self, job: Job) -> Job:
         """With what the model has to know of the tools that it may call."""
-        if wanted.tools is None:
-            return wanted
-        messages = [turn for turn in wanted.prompts[0] if isinstance(turn, Message)]
-        messages, params = equipped(messages, wanted.params, wanted.tools, self.desk.tool_syntax)
-        return replace(wanted, prompts=(tuple(messages),), params=params)
+        if job.tools is None:
+            return job
+        messages = [turn for turn in job.prompts[0] if isinstance(turn, Message)]
+        messages, params = equipped(messages, job.params, job.tools, self.queue.tool_syntax)
+        return replace(job, prompts=(tuple(messages),), params=params)
 
-    def _assigned(self, wanted: Wanted) -> tuple[str, GenerateParams]:
+    def _assigned(self, job: Job) -> tuple[str, GenerateParams]:
         """The arm of the experiment, by a hash of the conversation's beginning."""
         if not self.experiment:
-            return "", wanted.params
-        prompt = wanted.prompts[0]
+            return "", job.params
+        prompt = job.prompts[0]
         parts = [prompt] if isinstance(prompt, str) else prompt[:2]
         first = [_beginning(part) for part in parts]
         at = int.from_bytes(hashlib.sha256(repr(first).encode()).digest()[:8], "big") % 100
         for arm, share in self.experiment:
             at -= share
             if at < 0:
-                return arm, wanted.params.replace(proposer=arm)
-        return "", wanted.params
+                return arm, job.params.replace(proposer=arm)
+        return "", job.params
 
 
 def _beginning(part: str | int | Message) -> str | int:

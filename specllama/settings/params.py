@@ -193,7 +193,7 @@ class GenerateParams:
         from_card: sampling fields that no caller chose: the engine takes them from the model's
             card.
         stop: matched across token boundaries, never shown, and not looked for in thoughts.
-        draft_max: None lets the pair decide, see ``reach``.
+        draft_max: None lets the pair decide, see ``draft_limit``.
         grammar: GBNF text. json_schema: JSON schema text. regex: what the whole text matches. At
             most one of the three.
         spelled: control tokens of a reply are part of its text, but for its end: calls of tools are
@@ -315,7 +315,7 @@ class GenerateParams:
         given = (self.grammar, self.json_schema, self.regex)
         return [one for one in given if one is not None]
 
-    def reach(self, exact_rows: int) -> int:
+    def draft_limit(self, exact_rows: int) -> int:
         """``draft_max`` for a pair whose passes are bit-identical up to ``exact_rows`` rows.
 
         If it is not given, the adaptive window may use up to 16 rows where that cannot change a

@@ -1,7 +1,7 @@
 """What rounds and drafters ask for: they never run a model themselves.
 
 Both are generators. They yield an effect and are sent the answer, so that whoever drives them
-decides what shares a pass: ``drive`` answers one conversation at once, a scheduler answers many
+decides what shares a pass: ``run_alone`` answers one conversation at once, a scheduler answers many
 from one pass per model, replay and tests answer from a recording or a table.
 
 =========  ============================================  =====================================
@@ -46,7 +46,7 @@ class LaneView(Protocol):
         """Tokens in the cache; read-only."""
         ...
 
-    def reach(self, keep_len: int) -> int:
+    def reusable_prefix(self, keep_len: int) -> int:
         """How many of its first ``keep_len`` tokens it can be cut to without reading any again."""
         ...
 
@@ -117,14 +117,15 @@ class Shared:
 class Pass(Part):
     """A ``Part`` of a pass, after the first ``keep`` tokens of the lane (None: after all of them).
 
-    The lane's last ``reopen`` tokens are the first nodes of its tree. ``tell`` is told of a pass
-    that was run where other conversations wait for theirs. Errors: see ``Context.forward``.
+    The lane's last ``reopen`` tokens are the first nodes of its tree. ``on_shared`` is called
+    after a pass that was run where other conversations wait for theirs. Errors: see
+    ``Context.forward``.
     """
 
     outputs: Outputs = "last"
     keep: int | None = None
     reopen: int = 0
-    tell: Callable[[Shared], None] | None = None
+    on_shared: Callable[[Shared], None] | None = None
 
     def prepare(self) -> None:
         """Make the lane's text what the tokens follow."""
@@ -200,36 +201,36 @@ class Offer:
         return self.draft.first(min(n, line))
 
 
-Ask = Pass | Keep | Offer
+Effect = Pass | Keep | Offer
 T = TypeVar("T")
-Asking = Generator[Ask, Any, T]
+Steps = Generator[Effect, Any, T]
 
 
-def drive(asking: Asking[T], answer: Callable[[Ask], object] | None = None) -> T:
+def run_alone(steps: Steps[T], answer: Callable[[Effect], object] | None = None) -> T:
     """Answer until it is done; returns its result. Without ``answer`` every wish is granted.
 
     Errors of an answer are raised where it was asked for.
     """
     answer = answer or perform
     try:
-        ask = next(asking)
+        effect = next(steps)
         while True:
             try:
-                answered = answer(ask)
+                answered = answer(effect)
             except BaseException as error:
-                ask = asking.throw(error)
+                effect = steps.throw(error)
             else:
-                ask = asking.send(answered)
+                effect = steps.send(answered)
     except StopIteration as done:
         return cast(T, done.value)
 
 
-def perform(ask: Ask) -> object:
+def perform(effect: Effect) -> object:
     """Run what is asked for at once, on its lane; every offered token goes."""
-    if isinstance(ask, Pass):
-        ask.prepare()
-        return ask.lane.evaluate(ask)
-    if isinstance(ask, Keep):
-        ask.carry_out()
+    if isinstance(effect, Pass):
+        effect.prepare()
+        return effect.lane.evaluate(effect)
+    if isinstance(effect, Keep):
+        effect.carry_out()
         return None
-    return ask.size
+    return effect.size

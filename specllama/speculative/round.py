@@ -19,7 +19,7 @@ from time import perf_counter
 
 from specllama.arrays import Row, Rows
 from specllama.speculative.drafting.drafter import Drafter
-from specllama.speculative.effects import Asking, Keep, LaneView, Offer, Pass, Shared
+from specllama.speculative.effects import Keep, LaneView, Offer, Pass, Shared, Steps
 from specllama.speculative.rules import Coins, Rule
 from specllama.speculative.sampling import SamplerChain, likeliest
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room, Verdict, Willing
@@ -152,7 +152,7 @@ class Rounds:
         self._shared: Shared | None = None
         self._ended: float | None = None  # the round before
 
-    def round(self, remaining: float = math.inf, *, first: Row | None = None) -> Asking[Round]:
+    def round(self, remaining: float = math.inf, *, first: Row | None = None) -> Steps[Round]:
         """One draft, verify, commit.
 
         Args:
@@ -222,7 +222,7 @@ class Rounds:
             likely=likely,
         )
 
-    def _draft(self, plan: Plan, at: _Times) -> Asking[tuple[Draft, int, Plan | None]]:
+    def _draft(self, plan: Plan, at: _Times) -> Steps[tuple[Draft, int, Plan | None]]:
         """What is sent, how many tokens of the text were read for it, and why it was cut."""
         room = Room(plan.draft_max, plan.judge or Willing())
         draft = yield from self.drafter.draft(self.tokens, self.chain, room)
@@ -239,7 +239,7 @@ class Rounds:
         """The pending token and the guesses; a row after each."""
         parents = None if draft.is_line else [-1, *(p + 1 for p in draft.parents)]
         tokens = [self.tokens[-1], *draft.tokens]
-        return Pass(self.target, tokens, "all", parents=parents, tell=self._tell)
+        return Pass(self.target, tokens, "all", parents=parents, on_shared=self._on_shared)
 
     def _outcome(
         self, draft: Draft, verdict: Verdict, tokens: tuple[int, ...], at: _Times
@@ -273,13 +273,13 @@ class Rounds:
             ]
         )
 
-    def _tell(self, shared: Shared) -> None:
+    def _on_shared(self, shared: Shared) -> None:
         self._shared = shared
 
     def _room(self, remaining: float, past: int) -> int:
         return int(min(remaining - 1, self.target.n_ctx - past - 1, self._pass_rows - 1))
 
-    def cut_back(self, n_tokens: int) -> Asking[None]:
+    def cut_back(self, n_tokens: int) -> Steps[None]:
         """Forget everything after the first ``n_tokens`` (a stop inside an accepted run)."""
         del self.tokens[n_tokens:]
         yield Keep(self.target, min(n_tokens - 1, len(self.target.tokens)))

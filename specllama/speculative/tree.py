@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
-from specllama.speculative.effects import Asking
+from specllama.speculative.effects import Steps
 from specllama.speculative.types import Draft, Law, Room
 
 ROOT = -1  # the pending token
@@ -180,7 +180,7 @@ class BestFirst(TreeBuilder):
         self._heap: list[tuple[float, int, int, Guess | None]] = []
         self._pushed = 0
 
-    def read(self, node: int) -> Asking[None]:
+    def read(self, node: int) -> Steps[None]:
         """Offer what may follow ``node``."""
         raise NotImplementedError
 
@@ -259,7 +259,7 @@ class BestFirst(TreeBuilder):
                 pushed += 1
                 heapq.heappush(heap, (minus * share, pushed, path, (token, share, "", None)))
 
-    def grow(self) -> Asking[Draft]:
+    def grow(self) -> Steps[Draft]:
         """The tree, from the pending token or from what has joined already."""
         if not len(self):
             self._read_later(ROOT)

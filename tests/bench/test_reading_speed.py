@@ -60,7 +60,7 @@ def arms() -> Iterator[Arms]:
     model = LlamaModel(Path(str(MODEL)), gpu_layers="0")
     n_ctx = max([*LENGTHS, *(d + TOKENS for d in DEPTHS)]) + 8
 
-    def context(keys: str, n_batch: int | None, alike: bool) -> CellLane:
+    def context(keys: str, n_batch: int | None, any_width: bool) -> CellLane:
         options = EngineOptions(kv_type_k=keys, kv_type_v="f16", n_batch=n_batch)
         pool = open_pool(
             model,
@@ -69,14 +69,14 @@ def arms() -> Iterator[Arms]:
             threads=THREADS,
             options=options.resolved(on_gpu=False),
             flash="on",
-            alike=alike,
+            any_width=any_width,
         )
         return pool.open()
 
     yield {
-        OURS: context("f16", None, alike=True),
-        PLAIN: context("f16", CHUNK, alike=False),
-        APART: context("bf16", CHUNK, alike=False),
+        OURS: context("f16", None, any_width=True),
+        PLAIN: context("f16", CHUNK, any_width=False),
+        APART: context("bf16", CHUNK, any_width=False),
     }
     model.close()
 

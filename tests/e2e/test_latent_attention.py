@@ -23,7 +23,7 @@ def test_it_loads_and_drafts_write_what_plain_decoding_writes(tmp_path: Path, ti
     header = read_header(path)
     assert header.one_kv_type
     with Engine.load(path, path, EngineOptions(n_ctx=2048, threads=1)) as engine:
-        assert engine.target.pool.kernels.alike  # type: ignore[attr-defined]
+        assert engine.target.pool.kernels.any_width  # type: ignore[attr-defined]
         replies = []
         for proposer in ("none", "draft", "ngram"):
             params = GenerateParams(

@@ -66,7 +66,7 @@ def test_rows_behind_a_long_prompt_do_not_depend_on_the_width_of_their_pass(
     model: LlamaModel, n: int
 ) -> None:
     c = context(model)
-    assert c.pool.kernels.alike
+    assert c.pool.kernels.any_width
     read(c, text(n))
     tail = text(64, seed=2)
     alone = np.stack([c.forward([t], outputs="all")[0].copy() for t in tail])
@@ -113,7 +113,7 @@ def test_caches_that_are_never_tiled_need_no_switch(
     model: LlamaModel, types: tuple[str, str]
 ) -> None:
     c = context(model, kv_type_k=types[0], kv_type_v=types[1])
-    assert c.pool.kernels.alike
+    assert c.pool.kernels.any_width
     read(c, text(600))
     alone = [c.forward([t], outputs="all")[0].copy() for t in text(4, seed=2)]
     c.rollback(600)
@@ -122,9 +122,9 @@ def test_caches_that_are_never_tiled_need_no_switch(
 
 def test_a_draft_models_context_is_left_as_fast_as_it_can_be(model: LlamaModel) -> None:
     c = open_pool(
-        model, n_ctx=1024, max_rows=4, threads=2, options=OPTIONS, flash="on", alike=False
+        model, n_ctx=1024, max_rows=4, threads=2, options=OPTIONS, flash="on", any_width=False
     ).open()
-    assert not c.pool.kernels.alike
+    assert not c.pool.kernels.any_width
     read(c, text(600))
     alone = [c.forward([t], outputs="all")[0].copy() for t in text(4, seed=2)]
     c.rollback(600)
@@ -241,7 +241,7 @@ def test_where_attention_cannot_be_switched_the_cache_types_are_apart(
     with Engine.load("tiny", None, EngineOptions(n_ctx=1024, threads=2)) as engine:
         target = engine.target
         assert isinstance(target, CellLane)
-        assert target.pool.kernels.alike
+        assert target.pool.kernels.any_width
         read(target, text(300))
         alone = [target.forward([t], outputs="all")[0].copy() for t in text(4, seed=2)]
         target.rollback(300)

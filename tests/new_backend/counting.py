@@ -127,13 +127,13 @@ class CountLane:
             raise ValueError("cannot roll back")
         del self.tokens[keep_len:]
 
-    def reach(self, keep_len: int) -> int:
+    def reusable_prefix(self, keep_len: int) -> int:
         return keep_len
 
     def rows_at(self, past: int) -> int:
         return self.max_rows
 
-    def alike(self, keep: int, n: int) -> int:
+    def exact_prefix(self, keep: int, n: int) -> int:
         return keep
 
     def capture(self, need: HiddenNeed) -> None:
@@ -153,7 +153,7 @@ class Kept:
     tokens: Sequence[int]
     n_bytes: int = 0
 
-    def alike(self, keep: int, n: int) -> int:
+    def exact_prefix(self, keep: int, n: int) -> int:
         return keep
 
 

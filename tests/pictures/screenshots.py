@@ -102,7 +102,7 @@ def picture_app(pair: Pair, scene: Scene, look: Look = LOOKS["dark"]) -> Speclla
 
 
 async def ask(app: SpecllamaApp, pilot: Pilot[int], text: str = QUESTION) -> None:
-    await until(pilot, lambda: app.keeper.ready)
+    await until(pilot, lambda: app.loader.ready)
     app.chat.prompt.put(text)
     await pilot.press("enter")
     await until(pilot, lambda: not app.chat.prompt.text)
@@ -153,7 +153,7 @@ async def _checks(app: SpecllamaApp, pilot: Pilot[int]) -> None:
 
 
 async def _empty(app: SpecllamaApp, pilot: Pilot[int]) -> None:
-    await until(pilot, lambda: app.keeper.ready)
+    await until(pilot, lambda: app.loader.ready)
 
 
 async def _first_steps(app: SpecllamaApp, pilot: Pilot[int]) -> None:

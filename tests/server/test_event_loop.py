@@ -15,7 +15,7 @@ from servers import Serving, serving, table
 
 from specllama.interface import Message
 from specllama.server.aside import Aside
-from specllama.server.dialect import Wanted
+from specllama.server.dialect import Job
 from specllama.settings.params import GenerateParams
 
 CHAT = "/v1/chat/completions"
@@ -43,7 +43,7 @@ class Probe:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, server: Serving) -> None:
         self.longest = 0.0
-        loop = server.service.desk._loop
+        loop = server.service.queue._loop
         inner = asyncio.events.Handle._run
 
         def run(handle: Any) -> None:
@@ -119,7 +119,7 @@ def test_a_prompts_beginning_chooses_its_arm(server: Serving) -> None:
 
         def arm(*prompt: Any) -> str:
             given = prompt[0] if isinstance(prompt[0], str) else prompt
-            return service._assigned(Wanted((given,), GenerateParams()))[0]
+            return service._assigned(Job((given,), GenerateParams()))[0]
 
         arms = {arm(f"the rain {i}") for i in range(40)}
         assert arms == {"none", "mixed"}

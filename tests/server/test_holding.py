@@ -17,8 +17,8 @@ import pytest
 from servers import Serving, serving, table
 
 from specllama.server import connections, service
-from specllama.server.desk import Ticket
 from specllama.server.guard import Access
+from specllama.server.request_queue import QueuedReply
 from specllama.server.traffic import IN_ALL
 
 CHAT = "/v1/chat/completions"
@@ -189,27 +189,27 @@ def test_one_request_is_one_place_in_the_queue(tmp_path: Path) -> None:
         answer = server.post("/v1/completions", body)
         assert answer.status_code == 200
         assert len(answer.json()["choices"]) == 20
-        assert not server.service.desk.places
-        assert server.service.desk.n_waiting == 0
+        assert not server.service.queue.places
+        assert server.service.queue.n_waiting == 0
 
 
 def test_a_client_that_waits_often_leaves_places_for_others(tmp_path: Path) -> None:
     keys = ("first", "second")
     with serving(table(tmp_path), access=Access(keys=keys), most=1) as server:
-        desk, lanes = server.service.desk, server.service.desk.lanes
-        desk.lanes = 0  # as if all were taken
+        queue, lanes = server.service.queue, server.service.queue.lanes
+        queue.lanes = 0  # as if all were taken
 
         def ask(key: str) -> int:
             return server.post(CHAT, HELLO, headers={"x-api-key": key}).status_code
 
         with beside(lambda: ask("first")) as first:
-            until(lambda: desk.n_waiting == 1)
+            until(lambda: queue.n_waiting == 1)
             assert ask("first") == 429
             with beside(lambda: ask("second")) as second:
-                until(lambda: desk.n_waiting == 2)
-                desk.lanes = lanes
+                until(lambda: queue.n_waiting == 2)
+                queue.lanes = lanes
                 assert ask("second") in (200, 429)
-                desk._soon(desk._serve)
+                queue._soon(queue._serve)
         assert first == second == [200]
 
 
@@ -218,15 +218,15 @@ def test_none_of_the_replies_to_a_request_is_lost_when_the_server_is_to_end(
 ) -> None:
     """Further ones begin when the first has read the prompt: that may be after the signal."""
     with serving(table(tmp_path)) as server:
-        desk = server.service.desk
-        lanes, desk.lanes = desk.lanes, 0
+        queue = server.service.queue
+        lanes, queue.lanes = queue.lanes, 0
         body = {**HELLO, "n": 3, "seed": 2}
         with beside(lambda: server.post(CHAT, body)) as found:
-            until(lambda: desk.n_waiting == 1)
-            desk.closing = True
-            desk.lanes = lanes
-            desk._soon(desk._serve)
-        desk.closing = False
+            until(lambda: queue.n_waiting == 1)
+            queue.closing = True
+            queue.lanes = lanes
+            queue._soon(queue._serve)
+        queue.closing = False
         [answer] = found
         assert answer.status_code == 200
         assert len(answer.json()["choices"]) == 3
@@ -266,8 +266,10 @@ def test_whoever_is_cut_off_by_the_end_hears_so(
         ]
         for thread in threads:
             thread.start()
-        desk = server.service.desk
-        until(lambda: len(desk.running) == desk.lanes and desk.n_waiting == len(asks) - desk.lanes)
+        queue = server.service.queue
+        until(
+            lambda: len(queue.running) == queue.lanes and queue.n_waiting == len(asks) - queue.lanes
+        )
         began = time.monotonic()
         stop = threading.Thread(target=lambda: said.update(slow=rest(slow).decode()))
         stop.start()
@@ -299,8 +301,8 @@ def test_ids_are_of_the_client_that_gave_them(tmp_path: Path) -> None:
             answer = server.post("/specllama/stop", {"id": id}, headers=key)
             return bool(answer.json()["stopped"])
 
-        desk, path = server.service.desk, "/specllama/generate"
-        lanes, desk.lanes = desk.lanes, 0  # replies wait, so that they can be stopped
+        queue, path = server.service.queue, "/specllama/generate"
+        lanes, queue.lanes = queue.lanes, 0  # replies wait, so that they can be stopped
         body = {**long, "id": "one"}
         with (
             server.http.stream("POST", path, json={**long, "id": ""}, headers=mine) as nameless,
@@ -312,15 +314,15 @@ def test_ids_are_of_the_client_that_gave_them(tmp_path: Path) -> None:
             again = server.post(path, body, headers=mine)
             assert again.status_code == 409
             assert again.json()["error"]["code"] == "id_in_use"
-            assert desk.n_waiting == 3
+            assert queue.n_waiting == 3
             assert stopped("one", other)
             assert theirs.read() == b""
-            assert desk.n_waiting == 2
+            assert queue.n_waiting == 2
             assert stopped("one", mine)
             assert answer.read() == b""
             assert not stopped("one", mine)
             assert nameless.status_code == 200
-        desk.lanes = lanes
+        queue.lanes = lanes
         short = {**body, "params": {"max_tokens": 2}}
         assert server.post(path, short, headers=mine).status_code == 200
 
@@ -332,15 +334,15 @@ def test_only_a_named_proxy_says_who_asks(
     asked: list[str] = []
 
     class Watch:
-        def sent(self, ticket: Ticket) -> None:
-            asked.append(ticket.client)
+        def sent(self, queued: QueuedReply) -> None:
+            asked.append(queued.client)
 
-        def said(self, ticket: Ticket, events: Any) -> None: ...
+        def received(self, queued: QueuedReply, events: Any) -> None: ...
 
-        def ended(self, ticket: Ticket, error: Any) -> None: ...
+        def ended(self, queued: QueuedReply, error: Any) -> None: ...
 
     with serving(table(tmp_path), access=Access(proxies=proxies)) as server:
-        server.service.desk.watchers.append(Watch())
+        server.service.queue.watchers.append(Watch())
         assert server.post(CHAT, HELLO, headers={"x-forwarded-for": "9.9.9.9"}).status_code == 200
     assert asked == [client]
 

@@ -136,7 +136,7 @@ def test_openais_responses_call_tools_think_and_parse(scripted: Serving, openai:
 
 def test_who_hears_429_asks_again(scripted: Serving, openai: Any) -> None:
     asked: Any = {"model": "x", "messages": turns("slowly")}
-    desk = scripted.service.desk
+    queue = scripted.service.queue
 
     def until(said: Any) -> None:
         end = time.monotonic() + 10
@@ -147,9 +147,9 @@ def test_who_hears_429_asks_again(scripted: Serving, openai: Any) -> None:
         chat = client.chat.completions
         others = [threading.Thread(target=lambda: chat.create(**asked)) for _ in range(2)]
         others[0].start()
-        until(lambda: desk.running)
+        until(lambda: queue.running)
         others[1].start()
-        until(lambda: desk.n_waiting)
+        until(lambda: queue.n_waiting)
         reply = chat.with_raw_response.create(model="x", messages=turns("Hi"))
         for other in others:
             other.join()

@@ -23,16 +23,18 @@ def wrote(*pieces: str) -> RoundDone:
 
 def test_tokens_of_a_thought_are_counted() -> None:
     reply = Reply(0)
-    reply.hear([wrote("<think>")])
+    reply.receive([wrote("<think>")])
     assert reply.reasoning_n == 0, "nobody knows yet"
-    reply.hear([ReasoningDelta("Rain"), wrote("Ra", "in")])
-    reply.hear([ReasoningDelta("."), TextDelta("It rains"), wrote(".", "</think>", "It", " rains")])
+    reply.receive([ReasoningDelta("Rain"), wrote("Ra", "in")])
+    reply.receive(
+        [ReasoningDelta("."), TextDelta("It rains"), wrote(".", "</think>", "It", " rains")]
+    )
     assert reply.reasoning_n == 4
-    reply.hear([TextDelta(" here"), wrote(" here")])
+    reply.receive([TextDelta(" here"), wrote(" here")])
     assert reply.reasoning_n == 4
     assert usage([reply])["completion_tokens_details"] == {"reasoning_tokens": 4}
     plain = Reply(0)
-    plain.hear([TextDelta("It"), wrote("It"), TextDelta(" rains"), wrote(" rains")])
+    plain.receive([TextDelta("It"), wrote("It"), TextDelta(" rains"), wrote(" rains")])
     assert plain.reasoning_n == 0
 
 
@@ -59,5 +61,5 @@ def test_a_prompt_counts_once_whichever_of_its_replies_was_withdrawn() -> None:
 
 def test_ollama_tells_how_long_a_reply_waited() -> None:
     reply = Reply(0, queue_ms=2.5)
-    reply.hear([ended(5)])
+    reply.receive([ended(5)])
     assert OllamaDialect("m", chat=True).whole([reply])["load_duration"] == 2_500_000

@@ -316,7 +316,7 @@ def test_whoever_stopped_reading_costs_the_others_nothing(
         lines.append(line)
     assert server.chat()["choices"]
     end = time.monotonic() + 60
-    while server.service.desk.running:
+    while server.service.queue.running:
         assert time.monotonic() < end
         time.sleep(0.05)
     for line in lines:
@@ -339,7 +339,7 @@ def test_a_killed_engine_is_one_error_a_request_and_one_restart(tmp_path: Path) 
         threads = [threading.Thread(target=ask), threading.Thread(target=stream)]
         for thread in threads:
             thread.start()
-        while len(server.service.desk.running) < 2 or len(said) < 3:
+        while len(server.service.queue.running) < 2 or len(said) < 3:
             time.sleep(0.01)
         os.kill(server.host.pid or 0, signal.SIGKILL)
         for thread in threads:
@@ -349,7 +349,7 @@ def test_a_killed_engine_is_one_error_a_request_and_one_restart(tmp_path: Path) 
         assert answer.json()["error"]["code"] == "engine_died"
         assert json.loads(said[-1][6:])["error"]["code"] == "engine_died"
         assert server.post(CHAT, HELLO).status_code == 200
-        assert server.service.desk.restarts == 1
+        assert server.service.queue.restarts == 1
 
 
 def test_a_model_that_does_not_load_ends_the_server() -> None:
@@ -429,7 +429,7 @@ def test_figures_for_prometheus(tmp_path: Path) -> None:
         pid = server.host.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        while server.service.desk.ready:
+        while server.service.queue.ready:
             time.sleep(0.01)
         gone = server.http.get("/metrics").text
         assert "kv_cells" not in gone

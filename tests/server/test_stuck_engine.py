@@ -106,13 +106,13 @@ def test_a_stuck_engine_is_replaced_and_its_request_refused(
     assert health.json()["error"]["code"] == "restarting"
     gate.touch()
     until(lambda: server.http.get("/health").status_code == 200)  # though nothing was asked
-    assert server.service.desk.restarts == 1
+    assert server.service.queue.restarts == 1
     assert server.host.pid not in (first, None)
     again = server.post(CHAT, asking(text))
     assert again.status_code == 500
     assert again.headers["x-should-retry"] == "false"
     assert "did not survive" in again.json()["error"]["message"]
-    assert server.service.desk.restarts == 1, "it was not tried again"
+    assert server.service.queue.restarts == 1, "it was not tried again"
     assert server.post(CHAT, asking("the rain")).status_code == 200
 
 
@@ -126,7 +126,7 @@ def test_who_was_only_there_may_ask_again(server: Serving) -> None:
     threads = [threading.Thread(target=ask, args=(text,)) for text in ("hang", "the rain")]
     for thread in threads:
         thread.start()
-        until(lambda: bool(server.service.desk.running))
+        until(lambda: bool(server.service.queue.running))
         time.sleep(0.2)
     for thread in threads:
         thread.join()
@@ -136,7 +136,7 @@ def test_who_was_only_there_may_ask_again(server: Serving) -> None:
 
 def test_who_was_there_is_tried_alone(server: Serving) -> None:
     """Two requests come again and again together, as clients repeat them: only one is at fault."""
-    desk = server.service.desk
+    queue = server.service.queue
     together: list[int] = []
 
     def both() -> list[int]:
@@ -148,9 +148,9 @@ def test_who_was_there_is_tried_alone(server: Serving) -> None:
         threads = [threading.Thread(target=ask, args=(text,)) for text in ("hang", "the rain")]
         for thread in threads:
             thread.start()
-            until(lambda: bool(desk.running))
+            until(lambda: bool(queue.running))
             time.sleep(0.1)
-            together.append(len(desk.running))
+            together.append(len(queue.running))
         for thread in threads:
             thread.join()
         return [codes["hang"], codes["the rain"]]
@@ -159,15 +159,15 @@ def test_who_was_there_is_tried_alone(server: Serving) -> None:
     assert together == [1, 2]
     assert both() == [500, 200], "the other one waited, and was written alone"
     assert together[2:] == [1, 1]
-    assert desk.restarts == 2
+    assert queue.restarts == 2
     assert server.post(CHAT, asking("hang")).status_code == 500
-    assert desk.restarts == 2, "it is refused now"
+    assert queue.restarts == 2, "it is refused now"
     assert server.post(CHAT, asking("the rain")).status_code == 200
 
 
 def test_two_replies_to_one_request_are_one_death(server: Serving) -> None:
     body = {"prompt": ["hang", "hang"], "max_tokens": 4}
-    desk = server.service.desk
+    queue = server.service.queue
     answers: list[httpx2.Response] = []
 
     def ask() -> None:
@@ -175,10 +175,10 @@ def test_two_replies_to_one_request_are_one_death(server: Serving) -> None:
 
     asker = threading.Thread(target=ask)
     asker.start()
-    until(lambda: len(desk.running) == 2 or bool(answers))
+    until(lambda: len(queue.running) == 2 or bool(answers))
     asker.join()
     assert answers[0].status_code == 500
-    assert [suspect.refused for suspect in desk._suspects.values()] == [False]
+    assert [suspect.refused for suspect in queue._suspects.values()] == [False]
 
 
 def test_health_and_calls_go_on_beside_a_stuck_pass(gate: Path) -> None:
@@ -189,7 +189,7 @@ def test_health_and_calls_go_on_beside_a_stuck_pass(gate: Path) -> None:
                 httpx2.post(server.url + CHAT, json=asking("hang"), timeout=30)
 
         threading.Thread(target=ask, daemon=True).start()
-        until(lambda: bool(server.service.desk.running))
+        until(lambda: bool(server.service.queue.running))
         assert server.http.get("/health").status_code == 200
         assert server.post("/tokenize", {"content": "four"}).json() == {"tokens": [4]}
         begin = time.monotonic()

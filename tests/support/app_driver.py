@@ -86,7 +86,7 @@ class Driver:
         await self.pilot.pause()
 
     async def ready(self) -> None:
-        await self.until(lambda: self.app.keeper.ready)
+        await self.until(lambda: self.app.loader.ready)
 
     async def idle(self) -> None:
         await self.until(lambda: not self.app.chat.busy and not self.app.chat.sending.queue)

@@ -219,7 +219,7 @@ def _sleep(seconds: float) -> None:
 
 def _move(reply: Reply, params: GenerateParams, index: int, todo: Sequence[str]) -> Move:
     """Round 0 is plain; of the others, the script says how many drafts are right."""
-    most = params.reach(EXACT_ROWS)
+    most = params.draft_limit(EXACT_ROWS)
     if reply.raise_at_round == index:
         raise EngineError("the scripted engine failed", "start it again")
     _sleep(reply.delay_s)

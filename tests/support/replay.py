@@ -17,7 +17,7 @@ from specllama.events import RoundDone
 from specllama.settings.params import SamplingParams
 from specllama.speculative.drafting.drafter import Copier, Drafter, Request
 from specllama.speculative.drafting.mixed import MixedDrafter
-from specllama.speculative.effects import Ask, Asking, Offer, Pass, drive
+from specllama.speculative.effects import Effect, Offer, Pass, Steps, run_alone
 from specllama.speculative.round import Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -103,7 +103,7 @@ class _Lane:
     n_batch: int = 1 << 30
     tokens: list[int] = field(default_factory=list)
 
-    def reach(self, keep_len: int) -> int:
+    def reusable_prefix(self, keep_len: int) -> int:
         return keep_len
 
 
@@ -135,7 +135,7 @@ class _Model(Recorded):
         self._lane = _Lane()
         self._known = self._fed = 0  # tokens of the text that it has read; and guesses behind it
 
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         read = room.judge.read(self.name, len(tokens) - self._known)
         if not read:
             return EMPTY_DRAFT
@@ -213,7 +213,7 @@ def replay(
     rows = np.zeros((len(verify), target.n_vocab), np.float32)
     rows[:, _TRUTH] = 1.0
 
-    def answer(ask: Ask) -> object:
+    def answer(ask: Effect) -> object:
         if isinstance(ask, Pass):
             n = len(ask.tokens)
             out.steps += ask.lane is not target
@@ -241,7 +241,7 @@ def replay(
     )
     while (left := last - (len(tokens) - start)) > 0:
         begin = clock.now
-        done = drive(rounds.round(left + 1), answer)
+        done = run_alone(rounds.round(left + 1), answer)
         reason = done.plan.reason
         out.reasons[reason] = out.reasons.get(reason, 0) + 1
         out.drafted += len(done.draft)

@@ -13,8 +13,8 @@ from typing import Any
 import httpx2
 
 from specllama.engine.host import EngineFactory, EngineHost, LoadEngine
-from specllama.server.desk import Desk
 from specllama.server.guard import Access
+from specllama.server.request_queue import RequestQueue
 from specllama.server.running import bind, run, url_of
 from specllama.server.service import Service
 from specllama.settings.params import EngineOptions, GenerateParams
@@ -82,7 +82,8 @@ def serving(
 ) -> Iterator[Serving]:
     host = EngineHost(factory, close_grace_s=1.0, patience_s=patience_s)
     service = Service(
-        Desk(host, lanes=LANES, most=most), "table", access or Access(), params or GenerateParams(),
+        RequestQueue(host, lanes=LANES, most=most),
+        "table", access or Access(), params or GenerateParams(),
         **more,
     )  # fmt: skip
     listening = bind("127.0.0.1", 0)

@@ -19,7 +19,7 @@ from specllama.errors import EngineError
 from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.lookahead import LookaheadDrafter
-from specllama.speculative.effects import Asking, drive
+from specllama.speculative.effects import Steps, run_alone
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import MATCH, Coins, RandomCoins, Rule, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -130,7 +130,7 @@ class Setup:
         end = len(PROMPT) + self.length
         while len(tokens) < end and not is_eog(tokens[-1]):
             before = list(tokens)
-            done = drive(loop.round(end - len(tokens)))
+            done = run_alone(loop.round(end - len(tokens)))
             assert tokens == [*before, *done.tokens]
             assert target.n_past == len(tokens) - 1
             assert target.tokens == tokens[:-1]
@@ -203,7 +203,7 @@ class Leaves(Drafter):
     def start(self, request: Request) -> None:
         self.inner.start(dataclasses.replace(request, leaves=self._leaves, pass_rows=65))
 
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         draft = yield from self.inner.draft(tokens, chain, room)
         assert len(draft) <= room.n
         assert Layout().grown((-1, *(p + 1 for p in draft.parents))).n_leaves <= self._leaves

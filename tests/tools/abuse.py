@@ -108,12 +108,12 @@ def dead_readers(server: Serving, n: int) -> Iterator[None]:
 def state(server: Serving) -> dict[str, float]:
     """What must not grow; waits until nothing goes on."""
     _idle(server)
-    desk = server.service.desk
+    queue = server.service.queue
     told, pid = server.http.get("/metrics").text, server.host.pid
     cells = re.search(r'kv_cells{[^}]*"live"} (\d+)', told)
     parked = re.search(r"kv_parked_bytes{[^}]*} (\d+)", told)
     return {
-        "going on": len(desk.running) + desk.n_waiting,
+        "going on": len(queue.running) + queue.n_waiting,
         "tasks": _tasks(server),
         "cells": float(cells[1]) if cells else -1.0,
         "parent bytes": _resident(os.getpid()),
@@ -123,14 +123,14 @@ def state(server: Serving) -> dict[str, float]:
 
 
 def _idle(server: Serving, seconds: float = 120.0) -> None:
-    desk, until = server.service.desk, time.monotonic() + seconds
-    while (desk.running or desk.n_waiting) and time.monotonic() < until:
+    queue, until = server.service.queue, time.monotonic() + seconds
+    while (queue.running or queue.n_waiting) and time.monotonic() < until:
         time.sleep(0.05)
 
 
 def _tasks(server: Serving) -> int:
     """Of the server's event loop, once they had time to end."""
-    loop = server.service.desk._loop
+    loop = server.service.queue._loop
     assert loop is not None
     time.sleep(0.3)
     return len(asyncio.all_tasks(loop))

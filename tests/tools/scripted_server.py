@@ -38,8 +38,8 @@ from specllama.events import Event, LoadProgress
 from specllama.interface import Message as Turn
 from specllama.interface import Prompt
 from specllama.server import running
-from specllama.server.desk import Desk
 from specllama.server.guard import Access
+from specllama.server.request_queue import RequestQueue
 from specllama.server.service import Service
 from specllama.settings.params import GenerateParams
 
@@ -158,7 +158,7 @@ def main() -> None:
     given = parser.parse_args()
     rules = tuple(Rule(**rule) for rule in json.loads(given.script.read_text("utf-8")))
     service = Service(
-        Desk(EngineHost(Rules(rules)), lanes=1, most=given.queue),
+        RequestQueue(EngineHost(Rules(rules)), lanes=1, most=given.queue),
         given.alias,
         Access(keys=tuple(given.key)),
     )

@@ -614,7 +614,7 @@ async def test_a_reply_that_a_kill_cut_short_says_so(start: Any) -> None:
         assert "scripted-target" not in d.shown
         gate.set()
         await d.ready()
-        name = d.app.keeper.info.target.name
+        name = d.app.loader.info.target.name
         await d.until(lambda: d.shown.count(name) == 3)  # the top, and both replies
 
 

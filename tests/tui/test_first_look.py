@@ -49,7 +49,7 @@ async def test_the_first_launch_shows_a_round_and_then_what_to_do(
             look.step()
         await d.pilot.pause()
         assert look.over
-        pair = real_pair(16e9, partial(expected.plain_speed, cores=d.app.keeper.info.threads))
+        pair = real_pair(16e9, partial(expected.plain_speed, cores=d.app.loader.info.threads))
         assert pair is not None
         assert f"specllama hub pull {pair.name}" in d.shown
         assert f"{gigabytes(pair.bytes)} to download" in d.shown

@@ -42,7 +42,7 @@ async def kill_and_recover(kills: int, seed: int = 1) -> None:
     )
     try:
         async with app.run_test(size=(80, 24)) as pilot:
-            await until(pilot, lambda: app.keeper.ready)
+            await until(pilot, lambda: app.loader.ready)
             chat = app.chat
             for i in range(kills):
                 enough, before = rng.randint(1, 40), len(app.session.messages)
@@ -56,8 +56,8 @@ async def kill_and_recover(kills: int, seed: int = 1) -> None:
                         or len(app.session.messages) > before + 1
                     ),
                 )
-                assert app.keeper.host.pid is not None  # type: ignore[attr-defined]
-                os.kill(app.keeper.host.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+                assert app.loader.host.pid is not None  # type: ignore[attr-defined]
+                os.kill(app.loader.host.pid, signal.SIGKILL)  # type: ignore[attr-defined]
                 await until(pilot, lambda: not chat.busy)
                 last = app.session.messages[-1]
                 if last.role == "assistant":
@@ -94,7 +94,7 @@ async def kill_real_engine(kills: int, seed: int = 2) -> None:
     app = SpecllamaApp(target="tiny", params=params, options=options, pace=FlushPace(0.02))
     try:
         async with app.run_test(size=(80, 24)) as pilot:
-            await until(pilot, lambda: app.keeper.ready)
+            await until(pilot, lambda: app.loader.ready)
             chat = app.chat
             kept = 0
             for i in range(kills):
@@ -104,10 +104,10 @@ async def kill_real_engine(kills: int, seed: int = 2) -> None:
                 # A fast machine may have answered before anyone looked.
                 await until(
                     pilot,
-                    lambda: app.keeper.host.ready and (chat.busy or len(app.session.messages) > 1),  # type: ignore[attr-defined]
+                    lambda: app.loader.host.ready and (chat.busy or len(app.session.messages) > 1),  # type: ignore[attr-defined]
                 )
                 await asyncio.sleep(0.6 * (i + rng.random()) / kills)
-                pid = app.keeper.host.pid  # type: ignore[attr-defined]
+                pid = app.loader.host.pid  # type: ignore[attr-defined]
                 assert pid is not None
                 shown = "".join(view.text for view in list(chat.query(AssistantMessage))[-1:])
                 os.kill(pid, signal.SIGKILL)

@@ -135,15 +135,15 @@ async def test_an_abort_of_the_new_pair_goes_back_to_the_old_one(start: Any) -> 
     recipes = {"old": ScriptedRecipe(("Old.",), "the old one"), "new": AbortingRecipe()}
     async with start(target="old", host_class=EngineHost, factory_for=chosen_from(recipes)) as d:
         await d.say("first")
-        before = d.app.keeper.host.pid
+        before = d.app.loader.host.pid
         await d.type("being written")
         d.app.switch_model(("new", None))
         await d.until(lambda: d.notes)
         assert "SIGABRT" in d.notes[0]
         await d.until(lambda: "back to the old one" in d.shown)
         await d.ready()
-        assert d.app.keeper.host.pid not in (None, before)
-        assert d.app.keeper.wanted == ("old", None)
+        assert d.app.loader.host.pid not in (None, before)
+        assert d.app.loader.wanted == ("old", None)
         assert Preferences.load().last_target == "old"
         assert d.app.chat.prompt.text == "being written"
         await d.say("second")
@@ -163,7 +163,7 @@ async def test_an_engine_that_dies_and_aborts_when_it_is_started_again(
     async with start(host_class=EngineHost, factory_for=lambda target, draft: recipe) as d:
         await d.say("first")
         fuse.touch()
-        os.kill(d.app.keeper.host.pid, signal.SIGKILL)
+        os.kill(d.app.loader.host.pid, signal.SIGKILL)
         await d.until(lambda: d.notes)
         assert "SIGKILL" in d.notes[0]
         await d.type("second")
@@ -183,7 +183,7 @@ async def test_an_engine_that_dies_unasked_is_announced(start: Any) -> None:
     recipe = ScriptedRecipe(("One.", "Two."))
     async with start(host_class=EngineHost, factory_for=lambda target, draft: recipe) as d:
         await d.say("first")
-        os.kill(d.app.keeper.host.pid, signal.SIGKILL)
+        os.kill(d.app.loader.host.pid, signal.SIGKILL)
         await d.until(lambda: d.notes)
         assert "ended while nothing was asked of it (SIGKILL" in d.notes[0]
         await d.until(lambda: "not loaded" in d.shown)
@@ -199,7 +199,7 @@ async def test_an_engine_that_dies_in_a_reply_is_announced_once(start: Any) -> N
         await d.type("first")
         await d.pilot.press("enter")
         await d.until(lambda: d.rounds)
-        os.kill(d.app.keeper.host.pid, signal.SIGKILL)
+        os.kill(d.app.loader.host.pid, signal.SIGKILL)
         await d.idle()
         await d.until(lambda: "not loaded" in d.shown)
         await d.pilot.pause(0.3)
@@ -248,7 +248,7 @@ async def test_a_load_that_is_pushed_aside_is_no_failure(start: Any) -> None:
     async with start(
         target="slow", wait=False, host_class=EngineHost, factory_for=chosen_from(recipes)
     ) as d:
-        await d.until(lambda: d.app.keeper.host.pid)
+        await d.until(lambda: d.app.loader.host.pid)
         d.app.switch_model(("quick", None))
         await d.ready()
         await d.say("hello")
@@ -294,7 +294,7 @@ async def test_a_second_pair_is_found_weighed_and_loaded_in_the_middle_of_a_chat
         await d.ready()
         await d.say("Tell me about a fox")
         said = d.texts[1][1]
-        before = d.app.keeper.host.pid
+        before = d.app.loader.host.pid
 
         async def look_for(target: str) -> ModelsScreen:
             await d.pilot.press("f6")
@@ -312,10 +312,10 @@ async def test_a_second_pair_is_found_weighed_and_loaded_in_the_middle_of_a_chat
         await d.until(lambda: screen.active is screen.drafts)
         await d.pilot.press(*"heron", "enter")
         await d.until(lambda: d.app.screen is d.app.chat)
-        await d.until(lambda: d.app.keeper.host.pid not in (None, before))
+        await d.until(lambda: d.app.loader.host.pid not in (None, before))
         await d.ready()
-        assert d.app.keeper.wanted == (str(second), str(folder / "heron-q8_0.gguf"))
-        assert d.app.keeper.info.target.path == str(second)
+        assert d.app.loader.wanted == (str(second), str(folder / "heron-q8_0.gguf"))
+        assert d.app.loader.info.target.path == str(second)
         assert d.texts[1][1] == said
         # The same weights at temperature 0: the other pair writes the same reply.
         earlier = d.app.session.last
@@ -334,8 +334,8 @@ async def test_a_second_pair_is_found_weighed_and_loaded_in_the_middle_of_a_chat
         d.app.switch_model((str(folder / "cracked-q4_0.gguf"), None))
         await d.until(lambda: d.notes)
         await d.ready()
-        assert d.app.keeper.wanted is not None
-        assert d.app.keeper.wanted[0] == str(second)
+        assert d.app.loader.wanted is not None
+        assert d.app.loader.wanted[0] == str(second)
         await d.say("And a crow")
         assert len(d.texts) == 4
         assert d.texts[1][1] == said

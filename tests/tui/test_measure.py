@@ -11,7 +11,7 @@ from specllama.events import RoundDone
 from specllama.settings.params import GenerateParams
 from specllama.tui.record import Record
 from specllama.tui.widgets.stats_strip import StripState
-from specllama.verdict import STILL, TimedRound
+from specllama.verdict import ROUNDS_UNTIL_OFF, TimedRound
 
 
 # Entries of the table of best speed-ups, by (α, c, β): speed-up and k.
@@ -129,7 +129,7 @@ def test_a_window_that_has_stopped_drafting_is_off_and_does_not_lose() -> None:
     state = StripState(record)
     record.add([round_of(1, 30.0, 4)] * 64)
     assert state.loses
-    record.add([round_of(1, 20.0, 0)] * STILL)
+    record.add([round_of(1, 20.0, 0)] * ROUNDS_UNTIL_OFF)
     assert not state.loses
     assert state.verdict is not None
     assert state.verdict.answer == "off"

@@ -128,7 +128,7 @@ async def test_target_and_draft_are_switched_without_a_restart(
         await lit(d, screen, "none")
         await d.pilot.press("enter")
         await d.until(lambda: d.app.screen is d.app.chat)
-        await d.until(lambda: d.app.keeper.ready)
+        await d.until(lambda: d.app.loader.ready)
         await d.say("q2")
         assert d.texts[-1] == ("assistant", "New.")
         assert asked[-1] == ("beta-[/x]", "none")
@@ -163,7 +163,7 @@ async def test_every_candidate_says_whether_it_fits_and_why_not(start: Any, fold
         await lit(d, screen, str(folder / "little-F32.gguf"))
         await d.pilot.press("enter")
         await d.until(lambda: d.app.screen is d.app.chat)
-        assert d.app.keeper.wanted == (large, str(folder / "little-F32.gguf"))
+        assert d.app.loader.wanted == (large, str(folder / "little-F32.gguf"))
 
 
 def test_what_does_not_fit_into_memory_says_so(
@@ -209,7 +209,7 @@ async def test_paths_are_completed_and_checked(start: Any, folder: Path) -> None
         screen.drafts.type(f"{folder}/little-F32.gguf")
         await d.pilot.press("enter")
         await d.until(lambda: d.app.screen is d.app.chat)
-        assert d.app.keeper.wanted == (
+        assert d.app.loader.wanted == (
             str(folder / "large-F32.gguf"),
             str(folder / "little-F32.gguf"),
         )
@@ -286,7 +286,7 @@ async def test_a_pair_of_the_catalogue_is_downloaded_while_one_chats_and_loaded_
         hub.faults.clear()
         await d.until(lambda: f"{PAIR} is here: Ctrl+L loads it" in d.shown)
         await d.pilot.press("ctrl+l")
-        await d.until(lambda: len(asked) == 2 and d.app.keeper.ready)
+        await d.until(lambda: len(asked) == 2 and d.app.loader.ready)
         assert asked[-1] == (f"{TARGET[0]}:Q4_K_M", f"{DRAFT[0]}:Q8_0")
         assert "is here" not in d.shown
     large = paths.models_dir() / TARGET[0] / TARGET[1]

@@ -77,7 +77,7 @@ async def test_a_chat_over_a_server(start: Any, server: Serving) -> None:
         assert record.finished is not None
         assert len(record.rounds) == record.finished.rounds  # for strip, panel and inspector
         assert server.url.rpartition("/")[2] in d.shown
-        assert d.app.keeper.info == server.host.info
+        assert d.app.loader.info == server.host.info
         assert " left" not in d.shown  # nobody here knows the memory there
     assert Preferences.load().last_target == ""
 
@@ -125,10 +125,10 @@ async def test_an_engine_that_died_is_back_with_the_next_message(start: Any) -> 
         await d.until(lambda: "not loaded" not in d.shown)
         assert [text for _, text in d.texts] == ["one", "two", "Here again."]
         await d.say("three")
-        await d.until(lambda: d.app.keeper.failed)
+        await d.until(lambda: d.app.loader.failed)
         await d.pilot.press("ctrl+r")
         await d.until(lambda: d.texts[-1] == ("assistant", "And again."))
-        await d.until(lambda: d.app.keeper.ready)
+        await d.until(lambda: d.app.loader.ready)
 
 
 def happening(stop: threading.Event) -> Iterator[dict[str, Any]]:
@@ -205,7 +205,7 @@ async def test_the_bundled_pair_over_a_server(
             await begun(d)
             d.app.chat.action_stop()
             await d.idle()
-            await d.until(lambda: not server.service.desk.running)
+            await d.until(lambda: not server.service.queue.running)
             assert d.app.session.interrupted
             [_, (_, first)] = d.texts
             await d.pilot.press("ctrl+r")
@@ -216,7 +216,7 @@ async def test_the_bundled_pair_over_a_server(
             assert d.texts[0] == ("user", prompt[0].content)
             d.app.chat.set_params(params.replace(max_tokens=60))
             await d.pilot.press("ctrl+r")
-            await d.until(lambda: d.app.keeper.ready and not d.app.chat.busy)
+            await d.until(lambda: d.app.loader.ready and not d.app.chat.busy)
             *_, here = server.host.generate(prompt, params.replace(proposer="none", max_tokens=60))
             assert isinstance(here, Finished)
             [_, (_, text)] = d.texts

@@ -246,7 +246,7 @@ async def test_where_it_does_not_fit_everything_stays(start: Any) -> None:
         await opened(d)
         await d.pilot.press("enter")
         await d.until(lambda: any("too much" in n.message for n in d.app._notifications))
-        await d.until(lambda: d.app.keeper.ready)
+        await d.until(lambda: d.app.loader.ready)
         assert d.app.options.parallel == 1
         assert d.app.screen.info is not None  # type: ignore[attr-defined]
 
@@ -261,11 +261,11 @@ async def test_the_bundled_pair_at_once(start: Any) -> None:
         options=EngineOptions(n_ctx=1024, threads=1),
         limit_s=240,
     ) as d:
-        assert isinstance(d.app.keeper.host, EngineHost)
+        assert isinstance(d.app.loader.host, EngineHost)
         screen = await opened(d)
         await d.pilot.press("enter")
         await d.until(lambda: len(outcome.ways(screen.board, "lanes")) == 3 and screen.raced())
-        recipe = d.app.keeper.host.factory
+        recipe = d.app.loader.host.factory
         assert isinstance(recipe, LoadEngine)
         assert recipe.options.parallel == 4
         for one in outcome.ways(screen.board, "lanes"):

@@ -410,7 +410,7 @@ async def test_another_context_size_loads_the_model_again(
                 assert len(asked) == before
                 continue
             await saved(d)
-            await d.until(lambda: d.app.keeper.ready)
+            await d.until(lambda: d.app.loader.ready)
             if size == "9999":
                 await d.until(lambda: "too long" in d.shown)
                 assert d.app.options.n_ctx is None
@@ -420,9 +420,9 @@ async def test_another_context_size_loads_the_model_again(
 async def test_a_field_says_who_chose_it_and_empty_follows_the_card(start: Any) -> None:
     params = GenerateParams(from_card=("temperature", "top_k"))
     async with start("Ok.", size=(100, 40), params=params) as d:
-        info = d.app.keeper.info
+        info = d.app.loader.info
         target = replace(info.target, card={"temperature": 0.6})
-        d.app.keeper.info = replace(info, target=target)
+        d.app.loader.info = replace(info, target=target)
         screen = await opened(d, "f8", SettingsScreen)
         assert screen.query_one("#set-temperature", Input).value == "0.6"
         origins = [str(s.render()) for s in screen.query(".origin")]

@@ -48,7 +48,7 @@ def after(*keys: str, question: bool = True) -> Steps:
         if question:
             await ask(app, pilot)
         else:
-            await until(pilot, lambda: app.keeper.ready or app.keeper.failed)
+            await until(pilot, lambda: app.loader.ready or app.loader.failed)
         await pilot.press(*keys)
         await pilot.pause()
         app.clear_notifications()

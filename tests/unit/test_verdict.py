@@ -15,9 +15,9 @@ from specllama.settings.params import GenerateParams
 from specllama.speculative.policy.costs import CostTable
 from specllama.verdict import (
     FORECASTS,
-    ROUNDS,
+    MIN_ROUNDS,
+    ROUNDS_UNTIL_OFF,
     SINGLES,
-    STILL,
     TimedRound,
     by_source,
     details,
@@ -191,7 +191,7 @@ def test_a_race_counts_its_own_plain_steps() -> None:
     "passes",
     [
         [],
-        rounds_of(2, 20.0, n=ROUNDS - 1),
+        rounds_of(2, 20.0, n=MIN_ROUNDS - 1),
         [one._replace(plain_ms=None) for one in rounds_of(2, 20.0)],
         [
             *[one._replace(plain_ms=None) for one in rounds_of(2, 20.0)],
@@ -207,16 +207,16 @@ def test_too_little_is_not_known_yet(passes: Sequence[TimedRound]) -> None:
 
 def test_it_is_off_once_no_guess_was_worth_it_for_a_while() -> None:
     tried = rounds_of(1, 30.0, drafted=4)
-    assert judge([*tried, *[SINGLE] * (STILL - 1)]).answer == "slower"
-    found = judge([*tried, *[SINGLE] * STILL])
+    assert judge([*tried, *[SINGLE] * (ROUNDS_UNTIL_OFF - 1)]).answer == "slower"
+    found = judge([*tried, *[SINGLE] * ROUNDS_UNTIL_OFF])
     assert found.answer == "off"
     assert found.lost_ms == pytest.approx(10.0)
     assert (
         words(found, "?") == "Drafting is off: a guess costs more than it saves (10.0 ms a token)"
     )
-    never = judge([SINGLE] * STILL)
+    never = judge([SINGLE] * ROUNDS_UNTIL_OFF)
     assert words(never, "?") == "Drafting is off: a guess costs more than it saves"
-    expected = judge([SINGLE] * STILL, expected_ms=0.62)
+    expected = judge([SINGLE] * ROUNDS_UNTIL_OFF, expected_ms=0.62)
     assert words(expected, "?").endswith("than it saves (0.6 ms a token)")
     # that nobody had a guess says nothing of what one costs
     assert judge([SINGLE._replace(declined=False)] * 64).answer == "unknown"
@@ -224,7 +224,7 @@ def test_it_is_off_once_no_guess_was_worth_it_for_a_while() -> None:
 
 def test_what_paid_paid_whatever_the_last_rounds_did() -> None:
     paid = rounds_of(4, 30.0)
-    found = judge([*paid, *[SINGLE] * STILL])
+    found = judge([*paid, *[SINGLE] * ROUNDS_UNTIL_OFF])
     assert found.answer == "faster"
 
 

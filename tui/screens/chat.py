@@ -24,7 +24,7 @@ from specllama.tui.bridge import FlushPace
 from specllama.tui.copying import Copying
 from specllama.tui.downloads import Downloads
 from specllama.tui.editing import Editing
-from specllama.tui.keeper import EngineKeeper, files_of, loading_words
+from specllama.tui.loader import EngineLoader, files_of, loading_words
 from specllama.tui.looks import ThemedApp
 from specllama.tui.messages import (
     ActionAsked,
@@ -76,13 +76,13 @@ class ChatScreen(TurnScreen):
         self,
         session: Session,
         store: SessionStore,
-        keeper: EngineKeeper,
+        loader: EngineLoader,
         prefs: Preferences,
         pace: FlushPace,
         downloads: Downloads,
         copy: Callable[[str], object],
     ) -> None:
-        super().__init__(session, keeper, pace)
+        super().__init__(session, loader, pace)
         self.downloads = downloads
         self.store = store
         self.prefs = prefs
@@ -95,7 +95,7 @@ class ChatScreen(TurnScreen):
         self._loaded: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
-        yield TopBar(self.keeper, id="top")
+        yield TopBar(self.loader, id="top")
         yield PanelTabs(id="panel-tabs")
         with Horizontal(id="talk"):
             yield Sidebar(self.store, id="sidebar")
@@ -103,8 +103,8 @@ class ChatScreen(TurnScreen):
             yield LivePanel(
                 self.strip,
                 self.newest_record,
-                lambda: self.keeper.info,
-                here=not self.keeper.server,
+                lambda: self.loader.info,
+                here=not self.loader.server,
                 id="panel",
             )
         draft = DraftFile()
@@ -176,14 +176,14 @@ class ChatScreen(TurnScreen):
 
     def _welcome(self) -> Widget:
         """What an empty conversation shows, for the first time what this is about."""
-        if self.prefs.first_look and self.keeper.possible:
+        if self.prefs.first_look and self.loader.possible:
             from specllama.tui.widgets.first_look import FirstLook
 
             self.prefs.first_look = False
             self.prefs.save()
             self.next_reply.demonstrate()
-            return FirstLook(self.keeper, id="welcome")
-        return Welcome(model_chosen=self.keeper.possible, id="welcome")
+            return FirstLook(self.loader, id="welcome")
+        return Welcome(model_chosen=self.loader.possible, id="welcome")
 
     # ------------------------------------------------------------------ sending
 
@@ -297,7 +297,7 @@ class ChatScreen(TurnScreen):
         """Whether a key has room in the footer, and something to do."""
         if action != "listed":
             return True
-        idle = "show('models')" if self.keeper.server else "show('top')"
+        idle = "show('models')" if self.loader.server else "show('top')"
         return parameters[0] != idle and self.app.size.width >= int(str(parameters[1]))
 
     @on(TurnAction)
@@ -351,7 +351,7 @@ class ChatScreen(TurnScreen):
         from specllama.tui import exports
 
         at = self.focused.index if isinstance(self.focused, MessageView) else None
-        under = exports.Circumstances(self.keeper.info, self.session.params)
+        under = exports.Circumstances(self.loader.info, self.session.params)
         return exports.of_conversation(self.session, self.records, at, under)
 
     # ------------------------------------------------------------------ the engine
@@ -361,12 +361,12 @@ class ChatScreen(TurnScreen):
         self.refresh_top()
         if self.busy:
             # The engine died and is restarted for this request.
-            self.strip.loading = loading_words(self.keeper.progress)
+            self.strip.loading = loading_words(self.loader.progress)
             self.refresh_strip()
 
     async def engine_ready(self, info: EngineInfo) -> None:
-        self.session.engine = self.keeper.host
-        self.prompt.count_with(self.keeper.host.count_tokens)
+        self.session.engine = self.loader.host
+        self.prompt.count_with(self.loader.host.count_tokens)
         if (pair := files_of(info)) != self._loaded:
             self._loaded = pair
             # With another pair, what was measured on the old one no longer holds.
@@ -385,12 +385,12 @@ class ChatScreen(TurnScreen):
         """Say in one note that a load failed, or that the previous pair is back."""
         self.prompt.count_with(None)
         self.strip.loading = ""
-        if event.kept and self.keeper.info is not None:
-            name = sanitize_line(self.keeper.info.target.name)
+        if event.kept and self.loader.info is not None:
+            name = sanitize_line(self.loader.info.target.name)
             next_step = f"back to {name}: the conversation continues with it"
         else:
             next_step = "/reload or your next message tries again"
-            if not self.keeper.server:
+            if not self.loader.server:
                 next_step = f"F6 chooses another pair; {next_step}"
             self.sending.take_back_queue()
         await self.failed(event.error, next_step, self.again)

@@ -24,7 +24,7 @@ from specllama.text import sanitize_line
 from specllama.tui import advice, choices
 from specllama.tui.choices import ChoiceRow, Does
 from specllama.tui.downloads import Downloads, DownloadTold
-from specllama.tui.keeper import Pair
+from specllama.tui.loader import Pair
 from specllama.tui.screens.base import Page
 from specllama.tui.widgets.keys import Keys
 from specllama.tui.widgets.model_picker import ModelColumn

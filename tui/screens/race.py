@@ -37,7 +37,7 @@ from specllama.settings.params import GenerateParams
 from specllama.store import checks
 from specllama.tui.checklist import ChecklistLine, checklist, counted, draw, next_tab
 from specllama.tui.exports import Circumstances, Export, of_document, race
-from specllama.tui.keeper import loading_words
+from specllama.tui.loader import loading_words
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
 from specllama.tui.race import (
     Advice,

@@ -20,7 +20,7 @@ from specllama.settings.params import GenerateParams
 from specllama.store.tree import StoredMessage
 from specllama.tui import advice
 from specllama.tui.bridge import Drained, FlushPace, RunningTurn, processor
-from specllama.tui.keeper import EngineKeeper, loading_words
+from specllama.tui.loader import EngineLoader, loading_words
 from specllama.tui.messages import EngineFailed, EngineGone, EngineReady, RecordGrew, TurnWoke
 from specllama.tui.record import Record
 from specllama.tui.widgets.base import Inked
@@ -53,10 +53,10 @@ def unfinished(reply: StoredMessage) -> str:
 class TurnScreen(Inked, Screen[None]):
     """A screen with a transcript, a strip and a prompt on which one turn at a time can run."""
 
-    def __init__(self, session: Session, keeper: EngineKeeper, pace: FlushPace) -> None:
+    def __init__(self, session: Session, loader: EngineLoader, pace: FlushPace) -> None:
         super().__init__()
         self.session = session
-        self.keeper = keeper
+        self.loader = loader
         self.pace = pace
         self.strip = StripState()
         self.view = "text"  # as what replies are shown
@@ -185,10 +185,10 @@ class TurnScreen(Inked, Screen[None]):
 
     async def failed(self, error: SpecllamaError, *next_steps: str) -> None:
         """A note in the conversation; see ``Transcript.failed``."""
-        await self.transcript.failed(error, *next_steps, server=bool(self.keeper.server))
+        await self.transcript.failed(error, *next_steps, server=bool(self.loader.server))
 
     def warn(self, error: SpecllamaError) -> None:
-        words = advice.said(error, server=bool(self.keeper.server))
+        words = advice.said(error, server=bool(self.loader.server))
         self.notify(words, severity="warning", markup=False)
 
     def refresh_top(self) -> None:
@@ -196,7 +196,7 @@ class TurnScreen(Inked, Screen[None]):
 
     @property
     def speaker(self) -> str:
-        info = self.keeper.info
+        info = self.loader.info
         return info.target.name if info is not None else UNNAMED
 
     def _title_of(self, index: int) -> str:
@@ -364,9 +364,9 @@ class TurnScreen(Inked, Screen[None]):
                 "The context is full, so the reply stops here.",
                 "Ctrl+N starts a new chat; F8 can drop the oldest turns instead (when full: shift)",
             )
-        if batch.error is None and self.keeper.failed:  # started again for this request
-            self.post_message(EngineReady(self.keeper.host.info))
-        if batch.error is None and (death := self.keeper.host.death) is not None:
+        if batch.error is None and self.loader.failed:  # started again for this request
+            self.post_message(EngineReady(self.loader.host.info))
+        if batch.error is None and (death := self.loader.host.death) is not None:
             self.post_message(EngineGone(death))  # behind the reply's last word
         # Only once everything is drawn: whoever waits for the end of the turn finds it complete.
         self.turn = self.live = None

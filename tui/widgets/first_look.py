@@ -15,7 +15,7 @@ from specllama.events import RoundDone
 from specllama.models import catalog, fit
 from specllama.settings.params import GenerateParams
 from specllama.told import Told
-from specllama.tui.keeper import EngineKeeper
+from specllama.tui.loader import EngineLoader
 from specllama.tui.widgets import walk
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.stats_strip import gigabytes
@@ -74,9 +74,9 @@ class FirstLook(Inked, Static):
     .-short FirstLook { padding: 0 2; }
     """
 
-    def __init__(self, keeper: EngineKeeper, *, id: str | None = None) -> None:
+    def __init__(self, loader: EngineLoader, *, id: str | None = None) -> None:
         super().__init__(id=id, markup=False)
-        self.keeper = keeper
+        self.loader = loader
         self.rounds = demo_rounds()
         self.at = next(i for i, done in enumerate(self.rounds) if done.drafted)
         self.stage = 0
@@ -131,7 +131,7 @@ class FirstLook(Inked, Static):
         self.call_after_refresh(self.redraw)  # it may need more lines than it was given just now
 
     def _next_steps(self) -> Content:
-        ink, info = self.ink, self.keeper.info
+        ink, info = self.ink, self.loader.info
         short = self.app.size.height < SHORT
         line = "" if short else "\n"
         cores = info.threads if info is not None else os.cpu_count() or 1
@@ -140,7 +140,7 @@ class FirstLook(Inked, Static):
         parts: list[tuple[str, str]] = [
             (f"Guess, check, keep: the same text, in fewer passes.\n{line}", "bold")
         ]
-        if self.keeper.bundled:
+        if self.loader.bundled:
             parts.append((BUNDLED_SHORT if short else BUNDLED + line, ""))
         if (pair := real_pair(fit.machine_memory(), speed)) is not None:
             size, plain = gigabytes(pair.bytes), speed(pair.target.bytes)

@@ -10,7 +10,7 @@ from textual.widgets import Static
 
 from specllama.models.refs import NO_DRAFT
 from specllama.text import sanitize_line
-from specllama.tui.keeper import EngineKeeper, loading_words
+from specllama.tui.loader import EngineLoader, loading_words
 from specllama.tui.widgets.base import Inked
 
 SHORT = 24  # rows below which there is no room for empty lines
@@ -24,21 +24,21 @@ class TopBar(Inked, Widget):
     TopBar:ansi { background: transparent; }
     """
 
-    def __init__(self, keeper: EngineKeeper, *, id: str | None = None) -> None:
+    def __init__(self, loader: EngineLoader, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self.keeper = keeper
+        self.loader = loader
 
     @property
     def status(self) -> tuple[str, str]:
         """The state of the engine, and its ink."""
-        keeper, ink, glyphs = self.keeper, self.ink, self.glyphs
-        if keeper.ready and keeper.info is not None:
-            return f"{glyphs.bullet} {sanitize_line(keeper.server or keeper.info.device)}", ink.good
-        if keeper.wanted is None:
+        loader, ink, glyphs = self.loader, self.ink, self.glyphs
+        if loader.ready and loader.info is not None:
+            return f"{glyphs.bullet} {sanitize_line(loader.server or loader.info.device)}", ink.good
+        if loader.wanted is None:
             return f"{glyphs.ring} no model: F6", ink.warn
-        if keeper.failed:
-            return f"{glyphs.ring} {'no server' if keeper.server else 'not loaded'}", ink.bad
-        words = "connecting" if keeper.server else loading_words(keeper.progress)
+        if loader.failed:
+            return f"{glyphs.ring} {'no server' if loader.server else 'not loaded'}", ink.bad
+        words = "connecting" if loader.server else loading_words(loader.progress)
         return f"{glyphs.ring} {words}", ink.warn
 
     def _promise(self, exactness: str) -> Piece:
@@ -48,13 +48,13 @@ class TopBar(Inked, Widget):
         return sanitize_line(exactness), self.ink.muted
 
     def render(self) -> Content:
-        keeper, ink, width = self.keeper, self.ink, self.content_size.width
+        loader, ink, width = self.loader, self.ink, self.content_size.width
         left: list[tuple[str, str]] = [("specllama ", "bold $primary")]
-        info = keeper.info
+        info = loader.info
         right = Content.assemble(self.status)
-        if not keeper.ready and keeper.wanted is not None:
+        if not loader.ready and loader.wanted is not None:
             # The pair that is loading, not the previous one.
-            wanted = [ref for ref in keeper.wanted if ref is not None and ref != NO_DRAFT]
+            wanted = [ref for ref in loader.wanted if ref is not None and ref != NO_DRAFT]
             names = [sanitize_line(PurePath(ref).name) for ref in wanted]
             left.append((" + ".join(names), ink.muted))
         elif info is not None:
@@ -65,7 +65,7 @@ class TopBar(Inked, Widget):
                 left.append((sanitize_line(draft), ""))
         line = Content.assemble(*left)
         room = width - right.cell_length - 1
-        if info is not None and keeper.ready:
+        if info is not None and loader.ready:
             chip = Content.assemble(("  ", ""), self._promise(info.exactness))
             if line.cell_length + chip.cell_length <= room:
                 line = Content.assemble(line, chip)

@@ -149,7 +149,7 @@ class HeadPool:
                 + (last_words() or "llama.cpp gave no reason"),
                 "try a smaller --ctx-size",
             )
-        model.loras.wear(self.handle)
+        model.loras.apply_to(self.handle)
         # must be what the graph does: llama.cpp copies so many rows, from the first on
         choose(self.handle, True, graph.masked)
         self.memory = ll.llama_get_memory(self.handle)

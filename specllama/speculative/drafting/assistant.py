@@ -14,7 +14,7 @@ from specllama.arrays import Row
 from specllama.backend.base import Out
 from specllama.errors import ContextFull
 from specllama.speculative.drafting.states import HeadDrafter
-from specllama.speculative.effects import Asking, Pass
+from specllama.speculative.effects import Pass, Steps
 from specllama.speculative.tree import ROOT, Path
 from specllama.speculative.types import Room
 
@@ -25,11 +25,11 @@ class AssistantDrafter(HeadDrafter):
     name = "mtp"
     needs = "nextn"
 
-    def read_prompt(self, tokens: Sequence[int], n: int) -> Asking[None]:
+    def read_prompt(self, tokens: Sequence[int], n: int) -> Steps[None]:
         self._target.hidden.forget(n - 1)
         yield from ()
 
-    def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Row | None, int]]:
+    def begin(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:
         at = len(tokens) - 1
         known = self._target.hidden
         state = known.rows(at - 1, at)
@@ -44,7 +44,7 @@ class AssistantDrafter(HeadDrafter):
         self._own: dict[Path, Row] = {(): out.states[0]}  # its states behind drafted tokens
         return out.rows[0, : self._n_vocab], 1 << 30
 
-    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Row]]:
+    def after(self, paths: Sequence[Path]) -> Steps[Sequence[Row]]:
         states = np.stack([self._own[path[:-1]] for path in paths])
         tokens, roots = [path[-1] for path in paths], [ROOT] * len(paths)
         out: Out = yield Pass(self._lane, tokens, "all", roots, states)

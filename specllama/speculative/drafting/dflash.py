@@ -17,7 +17,7 @@ from specllama.speculative.drafting.blocks import Block, Markov, Places
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.drafting.states import HeadDrafter, Stated
-from specllama.speculative.effects import Asking, HeadPlace, Keep, Pass
+from specllama.speculative.effects import HeadPlace, Keep, Pass, Steps
 from specllama.speculative.tree import Path
 from specllama.speculative.types import Draft, Room, Verdict
 
@@ -59,13 +59,13 @@ class DflashDrafter(HeadDrafter):
             return cached
         return end if first == 0 else 0
 
-    def read_prompt(self, tokens: Sequence[int], n: int) -> Asking[None]:
+    def read_prompt(self, tokens: Sequence[int], n: int) -> Steps[None]:
         try:
             yield from self._read(self._unread())
         except ContextFull:
             self.forget()
 
-    def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Row | None, int]]:
+    def begin(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:
         unread = self._unread()
         if self._target.hidden.end < len(tokens) - 1:
             return None, 0  # states are not known to the end
@@ -87,7 +87,7 @@ class DflashDrafter(HeadDrafter):
         self._block = Block(self._places.filled(out), self._n_vocab, self._markov)
         return self._block.row(()), n
 
-    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Row]]:
+    def after(self, paths: Sequence[Path]) -> Steps[Sequence[Row]]:
         yield from ()
         (path,) = paths
         assert self._block is not None
@@ -107,7 +107,7 @@ class DflashDrafter(HeadDrafter):
         joined = hidden.first <= self._held <= hidden.end
         return hidden.end - (self._held if joined else hidden.first)
 
-    def _read(self, n: int) -> Asking[None]:
+    def _read(self, n: int) -> Steps[None]:
         """Read the newest ``n`` states of the target, and forget all."""
         hidden, lane = self._target.hidden, self._lane
         at, end = hidden.end - n, hidden.end

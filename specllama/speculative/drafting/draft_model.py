@@ -17,7 +17,7 @@ from specllama.history import Follower, common_prefix
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, with_draft
 from specllama.speculative.drafting.stepping import Stepping
-from specllama.speculative.effects import Asking, LaneView, Pass
+from specllama.speculative.effects import LaneView, Pass, Steps
 from specllama.speculative.tree import Path
 from specllama.speculative.types import Room
 
@@ -97,7 +97,7 @@ class ChainDrafter(Stepping):
         super().start(request)
         self._start_at(0)  # and what the lane holds may be another's
 
-    def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Row | None, int]]:
+    def begin(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:
         unread, fits = self._unread(tokens)
         if fits <= 0:
             return None, 0
@@ -106,7 +106,7 @@ class ChainDrafter(Stepping):
         # step i evaluates one more token, so the last draft needs no place in the lane
         return row, fits
 
-    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Row]]:
+    def after(self, paths: Sequence[Path]) -> Steps[Sequence[Row]]:
         (path,) = paths
         held = tuple(self.lane.tokens[self._base :])
         keep = min(common_prefix(held, path), len(path) - 1)
@@ -124,7 +124,7 @@ class ChainDrafter(Stepping):
         if length <= 0 or length > n_ctx:
             length = min(len(tokens), max(n_ctx // 2, 1))
             self._start = len(tokens) - length
-        agreed = self.lane.reach(min(self._agrees(tokens), length - 1))
+        agreed = self.lane.reusable_prefix(min(self._agrees(tokens), length - 1))
         return length - agreed, n_ctx - length + 1
 
     def _agrees(self, tokens: Sequence[int]) -> int:
@@ -137,7 +137,7 @@ class ChainDrafter(Stepping):
         self._agreed = start, agreed
         return agreed
 
-    def _catch_up(self, tokens: Sequence[int], room: Room, unread: int) -> Asking[Row | None]:
+    def _catch_up(self, tokens: Sequence[int], room: Room, unread: int) -> Steps[Row | None]:
         """Bring the lane to the end of ``tokens``: the logits after the last one.
 
         The window says how much may be read; where that is not all, the lane starts over from the

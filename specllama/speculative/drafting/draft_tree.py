@@ -24,7 +24,7 @@ from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.likeliest import likeliest
 from specllama.speculative.drafting.method import Facts, Kit, Method, with_draft, with_trees
 from specllama.speculative.drafting.stepping import Stepping
-from specllama.speculative.effects import Asking, Keep, LaneView, Pass
+from specllama.speculative.effects import Keep, LaneView, Pass, Steps
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import ROOT, BestFirst, Guess, Path
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
@@ -38,7 +38,7 @@ _BESIDE = 0.1  # what a further sampled or fixed sibling must have left to catch
 class MayBranch(Stepping):
     """Grows a tree where the target checks trees, else a chain."""
 
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         if self.request.leaves == 1:
             return (yield from super().draft(tokens, chain, room))
         return (yield from grow(self, tokens, chain, room))
@@ -55,15 +55,15 @@ class TreeDrafter(ChainDrafter):
         lane = cast("Context", self.lane)
         return lane.max_rows if min(lane.max_leaves, self.request.leaves) > 1 else 1
 
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         return (yield from grow(self, tokens, chain, room))
 
-    def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Row | None, int]]:
+    def begin(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:
         self._nodes: dict[Path, int] = {(): ROOT}  # what the lane has read behind the text
         self._line = 0  # of these, one behind the other, before it was a tree
         return (yield from super().begin(tokens, room))
 
-    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Row]]:
+    def after(self, paths: Sequence[Path]) -> Steps[Sequence[Row]]:
         if self.width == 1:
             return (yield from super().after(paths))
         n = len(self._nodes) - 1
@@ -78,7 +78,7 @@ class TreeDrafter(ChainDrafter):
         self._nodes = nodes
         return [*out.rows[:, : self._n_vocab]]
 
-    def settle(self, path: Path) -> Asking[None]:
+    def settle(self, path: Path) -> Steps[None]:
         if len(self._nodes) - 1 > self._line:
             above = (path[:n] for n in range(1, len(path) + 1))
             kept = tuple(self._nodes[part] for part in above if part in self._nodes)
@@ -92,7 +92,7 @@ def grow(
     chain: SamplerChain,
     room: Room,
     guess: Draft = EMPTY_DRAFT,
-) -> Asking[Draft]:
+) -> Steps[Draft]:
     """The best tree of at most ``room.n`` nodes from a model and ``guess``.
 
     Args:
@@ -192,7 +192,7 @@ class _Growth(BestFirst):
 
     # -- the draft model --
 
-    def read(self, node: int) -> Asking[None]:
+    def read(self, node: int) -> Steps[None]:
         """Offer what the draft model says may follow ``node``."""
         path = tuple(self.path(node))
         if path not in self._looks:
@@ -213,7 +213,7 @@ class _Growth(BestFirst):
             elif q is not None or token == copied or self.judge.row(weight * share):
                 self.join(node, token, share, source, q)
 
-    def _evaluate(self, node: int, path: Path) -> Asking[None]:
+    def _evaluate(self, node: int, path: Path) -> Steps[None]:
         """Run a pass for a node, if the window wants one, in which others come along."""
         model, judge, looks = self._model, self.judge, self._looks
         if not self._reading or len(path) >= self._fits or path[:-1] not in looks:

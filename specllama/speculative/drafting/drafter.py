@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specllama.arrays import HiddenNeed, Row
 from specllama.errors import EngineError
-from specllama.speculative.effects import Asking, LaneView
+from specllama.speculative.effects import LaneView, Steps
 from specllama.speculative.rules import Coins, Rule
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
@@ -99,11 +99,11 @@ class Drafter:
         """
         return cached
 
-    def read_prompt(self, tokens: Sequence[int], n: int) -> Asking[None]:
+    def read_prompt(self, tokens: Sequence[int], n: int) -> Steps[None]:
         """The target has read a further part of the prompt ``tokens``: its first ``n``."""
         yield from ()
 
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         """Guess what follows ``tokens`` (whose last is pending: not yet seen by the target).
 
         ``chain`` is the target's sampler chain positioned at the next token; fork it, never
@@ -131,7 +131,7 @@ class Drafter:
 class Copier(Drafter):
     """A free source: its guesses can be weighed against others before one is sent."""
 
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         yield from ()
         guesses = self.guesses(tokens, room.n)
         if not guesses:

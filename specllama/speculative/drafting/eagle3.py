@@ -18,7 +18,7 @@ from specllama.history import Follower
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.drafting.states import Stated, StateDrafter
-from specllama.speculative.effects import Asking, HeadPlace, Pass
+from specllama.speculative.effects import HeadPlace, Pass, Steps
 from specllama.speculative.types import Room
 
 
@@ -47,11 +47,11 @@ class EagleDrafter(StateDrafter):
             return cached
         return end if first == 0 else 0
 
-    def read_prompt(self, tokens: Sequence[int], n: int) -> Asking[None]:
+    def read_prompt(self, tokens: Sequence[int], n: int) -> Steps[None]:
         """Fuse the states of a part of the prompt, so that the target need not keep them."""
         yield from self._fuse()
 
-    def _fuse(self) -> Asking[None]:
+    def _fuse(self) -> Steps[None]:
         """Take what the target's passes gave away since the last time."""
         hidden = self._target.hidden
         kept, _ = self._of.follow(self._target.tokens)
@@ -64,7 +64,7 @@ class EagleDrafter(StateDrafter):
                 self._fused.add(at, fused.states)
         hidden.forget(hidden.end)
 
-    def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Row | None, int]]:
+    def begin(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:
         yield from self._fuse()
         return (yield from super().begin(tokens, room))
 

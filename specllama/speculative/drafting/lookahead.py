@@ -24,7 +24,7 @@ from specllama.arrays import Row
 from specllama.history import Follower
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Method, with_trees
-from specllama.speculative.effects import Asking
+from specllama.speculative.effects import Steps
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import TreeBuilder
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Verdict
@@ -57,7 +57,7 @@ class LookaheadDrafter(Drafter):
         super().start(request)
         self._columns = []
 
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         yield from ()
         request = self._request
         self._columns = []

@@ -17,7 +17,7 @@ from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.likeliest import likeliest
 from specllama.speculative.drafting.medusa_heads import Measured, Vector
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
-from specllama.speculative.effects import Asking, HeadPlace, Pass
+from specllama.speculative.effects import HeadPlace, Pass, Steps
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.selection import confidence
 from specllama.speculative.tree import BestFirst
@@ -47,7 +47,7 @@ class MedusaDrafter(Drafter):
         self._hidden = hidden
         self.ranks = ranks
 
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         if room.n <= 0 or len(tokens) < 2:
             return EMPTY_DRAFT
         hidden = self._hidden(tokens[:-1])
@@ -69,7 +69,7 @@ class _HeadGrowth(BestFirst):
         self._ahead = ahead
         self._guesses: list[list[tuple[int, float]]] = []  # by depth, the best first
 
-    def read(self, node: int) -> Asking[None]:
+    def read(self, node: int) -> Steps[None]:
         depth = self.depth(node)
         if depth == len(self._guesses) < self._drafter.lane.heads:
             found = yield from self._look(depth + 1)
@@ -80,7 +80,7 @@ class _HeadGrowth(BestFirst):
         for token, share in guesses:
             self.offer(node, token, share, self._drafter.name)
 
-    def _look(self, depth: int) -> Asking[list[tuple[int, float]]]:
+    def _look(self, depth: int) -> Steps[list[tuple[int, float]]]:
         """The guesses of head ``depth``, best first; none where the window wants no more.
 
         The chain is advanced along the best guesses: the places are right for every path, the

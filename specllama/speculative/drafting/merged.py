@@ -14,7 +14,7 @@ from specllama.speculative.drafting.draft_tree import TreeDrafter, grow, why_no_
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method
 from specllama.speculative.drafting.ngram import NgramDrafter
-from specllama.speculative.effects import Asking
+from specllama.speculative.effects import Steps
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Verdict
 
@@ -40,7 +40,7 @@ class MergedDrafter(Drafter):
         self._copier.start(request)
         self._model.start(request)
 
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         self._guess = yield from self._copier.draft(tokens, chain, room)
         return (yield from grow(self._model, tokens, chain, room, self._guess))
 

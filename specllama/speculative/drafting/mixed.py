@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from specllama.speculative.drafting.drafter import Copier, Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, always, find, methods
-from specllama.speculative.effects import Asking
+from specllama.speculative.effects import Steps
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
 
@@ -69,11 +69,11 @@ class MixedDrafter(Drafter):
     def reusable(self, tokens: Sequence[int], cached: int) -> int:
         return min((s.reusable(tokens, cached) for s in self._paid), default=cached)
 
-    def read_prompt(self, tokens: Sequence[int], n: int) -> Asking[None]:
+    def read_prompt(self, tokens: Sequence[int], n: int) -> Steps[None]:
         for source in self._paid:
             yield from source.read_prompt(tokens, n)
 
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         guesses, owners = self._guesses(tokens, room)
         which, length = room.judge.pick(guesses) if guesses else (0, 0)
         if length == 0:

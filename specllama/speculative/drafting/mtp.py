@@ -13,7 +13,7 @@ from specllama.speculative.drafting.assistant import AssistantDrafter
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import Kit, Method, with_own
 from specllama.speculative.drafting.states import StateDrafter
-from specllama.speculative.effects import Asking
+from specllama.speculative.effects import Steps
 
 
 class MtpDrafter(StateDrafter):
@@ -35,7 +35,7 @@ class MtpDrafter(StateDrafter):
         covered = min(self._held, self._seen.kept, self._lane.end, cached) - 1
         return covered if self._lane.first == 0 and covered > 0 else 0
 
-    def read_prompt(self, tokens: Sequence[int], n: int) -> Asking[None]:
+    def read_prompt(self, tokens: Sequence[int], n: int) -> Steps[None]:
         begin = self._first_to_read(tokens, last=n)
         if begin is not None and begin < n:
             try:
@@ -43,7 +43,7 @@ class MtpDrafter(StateDrafter):
             except ContextFull:
                 self.forget()
 
-    def _read(self, tokens: Sequence[int], begin: int, end: int) -> Asking[Row]:
+    def _read(self, tokens: Sequence[int], begin: int, end: int) -> Steps[Row]:
         row = yield from super()._read(tokens, begin, end)
         self.states.forget(end - 2)  # the last pair is read again when a round is retried
         return row

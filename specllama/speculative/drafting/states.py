@@ -17,7 +17,7 @@ from specllama.backend.base import Out
 from specllama.errors import ContextFull, EngineError
 from specllama.history import Follower
 from specllama.speculative.drafting.draft_tree import MayBranch
-from specllama.speculative.effects import Asking, HeadPlace, Keep, LaneView, Pass
+from specllama.speculative.effects import HeadPlace, Keep, LaneView, Pass, Steps
 from specllama.speculative.tree import ROOT, Path
 from specllama.speculative.types import Room
 
@@ -73,7 +73,7 @@ class StateDrafter(HeadDrafter):
         """The target's states that go with the next token, by position."""
         return self._target.hidden
 
-    def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Row | None, int]]:
+    def begin(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:
         length = len(tokens)
         # the pending token's pair is read again if need be: its logits are the first draft's
         begin = self._first_to_read(tokens, last=length - 1)
@@ -93,7 +93,7 @@ class StateDrafter(HeadDrafter):
             return None, 0
         return row, self.deepest
 
-    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Row]]:
+    def after(self, paths: Sequence[Path]) -> Steps[Sequence[Row]]:
         if self._lane.heads > 1:
             return (yield from self._by_heads(paths))
         n = len(self._nodes) - 1
@@ -102,10 +102,10 @@ class StateDrafter(HeadDrafter):
         self._nodes = nodes
         return [*rows]
 
-    def settle(self, path: Path) -> Asking[None]:
+    def settle(self, path: Path) -> Steps[None]:
         yield Keep(self._lane)  # what is accepted is read again, beside the target's states
 
-    def _by_heads(self, paths: Sequence[Path]) -> Asking[Sequence[Row]]:
+    def _by_heads(self, paths: Sequence[Path]) -> Steps[Sequence[Row]]:
         """Each head drafts one depth, and reads all that is above."""
         found: dict[Path, Row] = {}
         for depth in sorted({len(path) for path in paths}):
@@ -116,7 +116,7 @@ class StateDrafter(HeadDrafter):
             found |= {path: rows[nodes[path]].copy() for path in asked}
         return [found[path] for path in paths]
 
-    def _grow(self, paths: Sequence[Path], nodes: dict[Path, int], head: int = 0) -> Asking[Rows]:
+    def _grow(self, paths: Sequence[Path], nodes: dict[Path, int], head: int = 0) -> Steps[Rows]:
         states = np.stack([self._own[path[:-1]] for path in paths])
         tokens, parents = [path[-1] for path in paths], [nodes[path[:-1]] for path in paths]
         out: Out = yield Pass(self._lane, tokens, "all", parents, states, head)
@@ -148,7 +148,7 @@ class StateDrafter(HeadDrafter):
         self._anew = True
         self._held = begin
 
-    def _read(self, tokens: Sequence[int], begin: int, end: int) -> Asking[Row]:
+    def _read(self, tokens: Sequence[int], begin: int, end: int) -> Steps[Row]:
         """Read the pairs from ``begin`` to ``end``; returns the logits after the last."""
         known, lane = self.states, self._lane
         self._own.clear()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from specllama.arrays import Row
 from specllama.errors import ContextFull, EngineError, UsageError
 from specllama.speculative.drafting.drafter import Drafter, Request
-from specllama.speculative.effects import Asking
+from specllama.speculative.effects import Steps
 from specllama.speculative.noise import draw
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.selection import confidence
@@ -35,7 +35,7 @@ class Stepping(Drafter):
         """Most drafted tokens that are read in one pass; 1 of what reads a chain only."""
         return 1
 
-    def begin(self, tokens: Sequence[int], room: Room) -> Asking[tuple[Row | None, int]]:
+    def begin(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:
         """Read the text, as far as the window lets it be read.
 
         Returns the logits [n_vocab] behind it, None where nothing can be drafted, and how many
@@ -43,7 +43,7 @@ class Stepping(Drafter):
         """
         raise NotImplementedError
 
-    def after(self, paths: Sequence[Path]) -> Asking[Sequence[Row]]:
+    def after(self, paths: Sequence[Path]) -> Steps[Sequence[Row]]:
         """The logits [n_vocab] after the text and each of some paths of drafted tokens, at most
         ``width``; good until more is asked for.
 
@@ -54,7 +54,7 @@ class Stepping(Drafter):
         """
         raise NotImplementedError
 
-    def settle(self, path: Path) -> Asking[None]:
+    def settle(self, path: Path) -> Steps[None]:
         """The draft is complete: of what was read for it, this path is the likeliest to stay."""
         yield from ()
 
@@ -72,7 +72,7 @@ class Stepping(Drafter):
         """Whether the best token of a row may join, see ``DraftJudge.take``."""
         return judge.take(score, lead, token)
 
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         request = self.request
         if room.n <= 0:
             return EMPTY_DRAFT
@@ -85,7 +85,7 @@ class Stepping(Drafter):
 
     def _extend(
         self, request: Request, row: Row, ahead: SamplerChain, room: Room, n: int
-    ) -> Asking[Draft]:
+    ) -> Steps[Draft]:
         """Draw a token, evaluate it, and so on."""
         drawn = request.drawn(ahead)
         drafted: list[int] = []

@@ -21,7 +21,7 @@ from specllama.history import Follower, History
 from specllama.speculative.drafting.copying import TextFollower
 from specllama.speculative.drafting.drafter import Copier, Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, always
-from specllama.speculative.effects import Asking, drive
+from specllama.speculative.effects import Steps, run_alone
 from specllama.speculative.matches import Matches
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import ROOT, BestFirst
@@ -123,7 +123,7 @@ class SuffixDrafter(Copier):
         super().start(request)
         self._used = None
 
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         if room.judge.weighs:
             return (yield from super().draft(tokens, chain, room))
         guesses = self.guesses(tokens, room.n)
@@ -189,7 +189,7 @@ class SuffixDrafter(Copier):
             is_end=request.is_eog,
         )
         tree.follow(self._states[guess], guess.tokens[:trunk])
-        return drive(tree.grow()), sum(tree.weight.values())
+        return run_alone(tree.grow()), sum(tree.weight.values())
 
     def _trust(self, match: int) -> float:
         """Probability that the target goes on as the text did after a match of this length."""
@@ -291,7 +291,7 @@ class _Copies(BestFirst):
             self.offer(node, token, share * trust, "suffix")
         return trust
 
-    def read(self, node: int) -> Asking[None]:
+    def read(self, node: int) -> Steps[None]:
         yield from ()
         at = (self.parent(node), self.token(node)) if node >= 0 else (ROOT, ROOT)
         self._offer_all(node, self._after[at].followers())

@@ -26,7 +26,7 @@ from specllama.history import Follower, History
 from specllama.settings.params import SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Request
-from specllama.speculative.effects import Asking, LaneView
+from specllama.speculative.effects import LaneView, Steps
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, DraftJudge, Room
 
@@ -186,9 +186,9 @@ class TranslatedContext:
     def keep_path(self, path: Sequence[int]) -> None:
         raise EngineError("a translated context takes chains only")
 
-    def reach(self, keep_len: int) -> int:
+    def reusable_prefix(self, keep_len: int) -> int:
         ends = self._ends[:keep_len]
-        return bisect_right(ends, self._inner.reach(ends[-1])) if ends else 0
+        return bisect_right(ends, self._inner.reusable_prefix(ends[-1])) if ends else 0
 
     def rollback(self, keep_len: int) -> None:
         if not 0 <= keep_len <= len(self._tokens):
@@ -227,7 +227,7 @@ class RetokenizingDrafter(ChainDrafter):
         """Whether a token of the draft model's is no text."""
         return self._draft.is_eog(token) or not self._draft.piece(token)
 
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         if room.n <= 0 or not self._follow(tokens) or not self._ids:
             return EMPTY_DRAFT
         guess = yield from super().draft(self._ids, self._greedy, room)

@@ -46,7 +46,10 @@ def play(planes: int, seed: int, steps: int = 150) -> int:
                 pool.resume(blob, lane)
                 assert list(lane.tokens) == list(blob.tokens)
                 keep = rng.randrange(len(lane.tokens) + 1)
-                assert lane.alike(keep, keep + 9) in (blob.alike(keep, keep + 9), keep)
+                assert lane.exact_prefix(keep, keep + 9) in (
+                    blob.exact_prefix(keep, keep + 9),
+                    keep,
+                )
         if len(lane.tokens) > 3000:
             lane.rollback(rng.randrange(3000))
         past, kinds = len(lane.tokens), ("all", "all", "all", "last", "none")
@@ -61,7 +64,7 @@ def play(planes: int, seed: int, steps: int = 150) -> int:
         while rng.random() < 0.6:
             deep = rng.choice((1, 2, 3, n, 9, 40, 400))
             keep = max(len(lane.tokens) - deep, 0)
-            assert 0 <= lane.reach(keep) <= keep
+            assert 0 <= lane.reusable_prefix(keep) <= keep
             lane.rollback(keep)
             if rng.random() < 0.3:
                 assert lane.n_past == keep
@@ -113,7 +116,7 @@ def test_a_second_cut_goes_back_to_a_checkpoint() -> None:
     lane.forward([1, 2, 3, 4, 5], outputs="all")
     lane.rollback(25)
     assert lane.n_past == 25  # carried out
-    assert lane.reach(24) == 20
+    assert lane.reusable_prefix(24) == 20
     lane.rollback(24)
     assert pool.fake.restored == 1
     assert pool.fake.passes[-1] == 4  # 20 to 24 again, at once
@@ -136,7 +139,7 @@ def test_of_a_divided_pass_nothing_is_taken_back() -> None:
     pool.fake.undivided = 8
     lane.forward([9] * 20, outputs="none")
     lane.forward([1] * 9, outputs="none")
-    assert lane.reach(28) == 0
+    assert lane.reusable_prefix(28) == 0
     lane.rollback(28)
     assert pool.fake.passes[-1] == 28
     assert is_right(lane)
@@ -158,15 +161,15 @@ def test_a_turn_goes_on_from_where_the_last_one_differs() -> None:
     for token in reply:
         lane.forward([token], outputs="all")
     assert pool.checkpoints.lengths == [500 - TAIL]
-    assert lane.reach(540) == 540  # nothing of it is cut
-    assert lane.reach(499) == 500 - TAIL  # the same prompt again
+    assert lane.reusable_prefix(540) == 540  # nothing of it is cut
+    assert lane.reusable_prefix(499) == 500 - TAIL  # the same prompt again
     lane.forward([4] * 50, outputs="last")
     # where the reply ended, and before the end of the new prompt
     assert pool.checkpoints.lengths == [500 - TAIL, 540, 590 - TAIL]
     lane.forward([5], outputs="all")
     lane.forward([4] * 20, outputs="last")
     assert pool.checkpoints.lengths == [500 - TAIL, 540, 590 - TAIL, 591]
-    assert lane.reach(595) == 591  # another message in place of the last
+    assert lane.reusable_prefix(595) == 591  # another message in place of the last
     lane.rollback(530)
     assert pool.checkpoints.lengths == [500 - TAIL]
     assert is_right(lane)
@@ -178,11 +181,11 @@ def test_the_next_text_is_read_from_where_it_is_read_without_drafts(planes: int)
     lane.forward([3] * 100, outputs="last")
     for _ in range(4):
         lane.forward([5], outputs="all")
-    alone = [lane.reach(keep) for keep in range(105)]
+    alone = [lane.reusable_prefix(keep) for keep in range(105)]
     lane.rollback(100)
     lane.forward([5] * 6, outputs="all")
     lane.rollback(104)
-    assert [lane.reach(keep) for keep in range(105)] == alone
+    assert [lane.reusable_prefix(keep) for keep in range(105)] == alone
 
 
 def test_a_reply_ends_where_the_next_text_begins_to_be_read() -> None:
@@ -238,7 +241,7 @@ def test_a_lane_that_closes_leaves_nothing() -> None:
     lane.forward([3] * 50, outputs="last")
     lane.close()
     again = pool.open()
-    assert again.reach(0) == 0
+    assert again.reusable_prefix(0) == 0
     assert pool.checkpoints.lengths == []
     again.forward([4] * 3, outputs="all")
     assert is_right(again)
@@ -280,7 +283,7 @@ def test_a_draft_model_goes_back_to_where_its_guesses_began() -> None:
     text = [rng.randrange(1, 64) for _ in range(300)]
     again = read = 0
     for _ in range(40):
-        kept = lane.reach(min(common_prefix(lane.tokens, text), len(text) - 1))
+        kept = lane.reusable_prefix(min(common_prefix(lane.tokens, text), len(text) - 1))
         held = len(lane.tokens)
         lane.rollback(kept)
         assert lane.n_past == kept

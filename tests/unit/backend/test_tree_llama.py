@@ -113,7 +113,7 @@ def test_a_tree_that_grows_pass_by_pass_has_the_same_rows_and_any_path_can_stay(
     one = context(model, flash="on")
     pool = open_pool(
         model, n_ctx=256, max_rows=33, threads=1, options=OPTIONS, flash="on", max_leaves=16,
-        lanes=2, alike=False,
+        lanes=2, any_width=False,
     )  # fmt: skip
     lanes = [pool.open(), pool.open()]
     texts = [some(rng, 20 + i, one.n_vocab) for i in range(2)]

@@ -171,7 +171,7 @@ def test_rows_are_judged_over_as_many_cells_as_alone() -> None:
     """Where kernels choose by the cells that they look through, in steps of 256."""
     tested = pool(widths=(4, 8, 16), n_ctx=600)
     assert {tested.rows_at(past) for past in range(500)} == {16}
-    tested.kernels = replace(tested.kernels, alike=False)
+    tested.kernels = replace(tested.kernels, any_width=False)
     cells = [-(-(past + 4) // 256) for past in range(540)]  # of a pass of one row
     for past in range(500):
         n = tested.rows_at(past)

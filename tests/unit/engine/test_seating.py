@@ -456,8 +456,8 @@ def test_a_reply_behind_what_was_read_otherwise_is_marked_where_passes_round(
     pool.kernels = replace(pool.kernels, exact_rows=exact_rows)
     text = [3 + i % 20 for i in range(100)]
     list(engine.generate(text, params(1)))
-    assert not engine.may_round
+    assert not engine.inexact
     list(engine.generate(text, params(1)))
-    assert not engine.may_round
+    assert not engine.inexact
     list(engine.generate([*text, 1, 2], params(1)))
-    assert engine.may_round is (exact_rows == 1)
+    assert engine.inexact is (exact_rows == 1)

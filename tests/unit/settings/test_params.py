@@ -131,12 +131,12 @@ def test_defaults_are_those_of_llama_cpp() -> None:
 
 
 def test_unless_told_a_measuring_window_reaches_as_far_as_passes_are_exact() -> None:
-    assert GenerateParams().reach(64) == 15
-    assert GenerateParams().reach(16) == 15
-    assert GenerateParams().reach(7) == GenerateParams().reach(1) == 6
-    assert GenerateParams(window="fixed").reach(64) == 6
-    assert GenerateParams(draft_max=20).reach(7) == 20
-    assert GenerateParams(draft_max=0).reach(64) == 0
+    assert GenerateParams().draft_limit(64) == 15
+    assert GenerateParams().draft_limit(16) == 15
+    assert GenerateParams().draft_limit(7) == GenerateParams().draft_limit(1) == 6
+    assert GenerateParams(window="fixed").draft_limit(64) == 6
+    assert GenerateParams(draft_max=20).draft_limit(7) == 20
+    assert GenerateParams(draft_max=0).draft_limit(64) == 0
 
 
 def test_cache_types_are_chosen_apart_only_where_they_must_be(

@@ -35,7 +35,7 @@ from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
-from specllama.speculative.effects import Asking, drive
+from specllama.speculative.effects import Steps, run_alone
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import MATCH, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -50,7 +50,7 @@ class Stub(Drafter):
 
     name = "stub"
 
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         yield from ()
         return self.guess(tokens, chain, room)
 
@@ -283,7 +283,7 @@ def test_the_whole_loop_is_exact(rule: VerifyRule, grammar: bool, case: str) -> 
             pass_rows=16,
         )
         while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-            drive(loop.round())
+            run_alone(loop.round())
         return tuple(tokens[len(prompt) :])
 
     assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
@@ -323,37 +323,37 @@ def a_loop(
 def truth(n: int) -> list[int]:
     loop = a_loop(Drafter(), n_ctx=512)
     while len(loop.tokens) < len(PROMPT) + n:
-        drive(loop.round())
+        run_alone(loop.round())
     return loop.tokens
 
 
 def test_a_draft_never_overshoots_what_is_wanted() -> None:
     for wanted in (1, 2, 3, 5, 9, 20):
         loop = a_loop(Cheat(truth(40)))
-        done = drive(loop.round(wanted))
+        done = run_alone(loop.round(wanted))
         assert len(done.tokens) == min(wanted, 9)
         assert done.plan.draft_max == min(wanted - 1, 8)
-    assert drive(a_loop(Cheat(truth(40))).round(1)).plan.reason == "last token"
+    assert run_alone(a_loop(Cheat(truth(40))).round(1)).plan.reason == "last token"
 
 
 def test_a_draft_never_overshoots_the_context_or_the_rows() -> None:
     known = truth(60)
     loop = a_loop(Cheat(known), n_ctx=20)
     while loop.target.n_past < 20:
-        drive(loop.round())
+        run_alone(loop.round())
         assert loop.target.n_past == len(loop.tokens) - 1
     assert loop.tokens == known[:21]
     with pytest.raises(ContextFull):
-        drive(loop.round())
+        run_alone(loop.round())
     assert loop.target.tokens == known[:20]
     narrow = a_loop(Cheat(known), max_rows=3)
-    assert len(drive(narrow.round()).tokens) == 3
+    assert len(run_alone(narrow.round()).tokens) == 3
 
 
 def test_a_prompt_of_one_token_works() -> None:
     loop = a_loop(NgramDrafter(n_min=1), tokens=[4])
     for _ in range(8):
-        drive(loop.round())
+        run_alone(loop.round())
         assert loop.target.tokens == loop.tokens[:-1]
 
 
@@ -361,29 +361,29 @@ def test_the_first_token_is_drawn_from_the_row_of_the_prompts_own_pass() -> None
     loop, plain = a_loop(Cheat(truth(9))), a_loop(Cheat(truth(9)))
     row = loop.target.forward(PROMPT[-1:], outputs="last")[0]
     passes = len(loop.target.passes)
-    done = drive(loop.round(first=row))
+    done = run_alone(loop.round(first=row))
     assert (len(done.draft), done.plan.draft_max, done.verdict.kind) == (0, 0, "plain")
     assert done.plan.reason == "first token"
     assert len(loop.target.passes) == passes, "nothing was evaluated"
     assert loop.target.tokens == loop.tokens[:-1]
-    assert done.tokens == drive(plain.round()).tokens[:1]
+    assert done.tokens == run_alone(plain.round()).tokens[:1]
 
 
 def test_a_first_round_without_a_pass_tells_the_window_nothing() -> None:
     loop = a_loop(Cheat(truth(9)))
     seen: list[object] = []
     loop.window.observe = seen.append  # type: ignore[method-assign]
-    drive(loop.round(first=loop.target.forward(PROMPT[-1:], outputs="last")[0]))
+    run_alone(loop.round(first=loop.target.forward(PROMPT[-1:], outputs="last")[0]))
     assert seen == []
-    drive(loop.round())
+    run_alone(loop.round())
     assert len(seen) == 1
 
 
 def test_cut_back_forgets_in_both_places() -> None:
     loop = a_loop(Cheat(truth(30)))
-    drive(loop.round())
+    run_alone(loop.round())
     for n in (len(PROMPT) + 5, len(PROMPT) + 1, len(PROMPT)):
-        drive(loop.cut_back(n))
+        run_alone(loop.cut_back(n))
         assert len(loop.tokens) == n
         assert loop.target.tokens == loop.tokens[:-1]
 
@@ -425,7 +425,7 @@ def test_a_failure_inside_a_round_leaves_the_caches_as_they_were(tree: bool, at:
         before = list(loop.tokens)
         try:
             for _ in range(3):
-                drive(loop.round())
+                run_alone(loop.round())
                 before = list(loop.tokens)
         except EngineError:
             assert loop.tokens == before
@@ -445,7 +445,7 @@ def test_a_cache_that_was_lost_ends_the_round_with_its_own_error() -> None:
     loop = a_loop(Drafter())
     loop.target = Losing(FakeTable(V, seed=5))
     with pytest.raises(EngineError, match="lost"):
-        drive(loop.round())
+        run_alone(loop.round())
 
 
 def test_windows_learn_from_every_round() -> None:
@@ -457,8 +457,8 @@ def test_windows_learn_from_every_round() -> None:
 
     loop = a_loop(Cheat(truth(30)))
     loop.window = Watching(3)
-    first = drive(loop.round())
-    second = drive(loop.round(remaining=1))  # no room for a draft
+    first = run_alone(loop.round())
+    second = run_alone(loop.round(remaining=1))  # no room for a draft
     assert [done.draft.source for done in (first, second)] == ["stub", "none"]
     assert [o.drafted for o in seen] == [3, 0]
     assert [o.accepted for o in seen] == [len(first.verdict.path), 0]
@@ -490,9 +490,9 @@ def test_a_window_may_change_its_mind_every_round() -> None:
         reference = a_loop(Drafter(), n_ctx=128)
         loop.window = Erratic(seed)
         while len(loop.tokens) < 50:
-            drive(loop.round())
+            run_alone(loop.round())
         while len(reference.tokens) < len(loop.tokens):
-            drive(reference.round())
+            run_alone(reference.round())
         assert loop.tokens == reference.tokens
     assert len(plain) > len(PROMPT)
 

@@ -21,7 +21,7 @@ from specllama.errors import ContextFull
 from specllama.speculative.drafting.blocks import Block, Filled, Markov, Places
 from specllama.speculative.drafting.dflash import DflashDrafter
 from specllama.speculative.drafting.drafter import Request
-from specllama.speculative.effects import drive
+from specllama.speculative.effects import run_alone
 from specllama.speculative.round import Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -150,7 +150,7 @@ def run(setup: Setup, leaves: int, kind: str) -> tuple[list[int], list[Draft]]:
         pass_rows=65,
     )
     while len(tokens) < 60 and not is_eog(tokens[-1]):
-        drive(loop.round())
+        run_alone(loop.round())
     return tokens[:60], proposer.drafts
 
 
@@ -207,7 +207,7 @@ def test_rejection_is_exact(rule: str, leaves: int, case: str, kind: str) -> Non
             pass_rows=65,
         )
         while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-            drafted.add(len(drive(loop.round()).draft))
+            drafted.add(len(run_alone(loop.round()).draft))
         return tuple(tokens[len(prompt) :])
 
     assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
@@ -244,7 +244,7 @@ def propose(drafter: DflashDrafter, tokens: list[int], room: Room | None = None)
     request = Request(seed=1, rule=rule_of("match"), coins=RandomCoins((1,)), is_eog=is_eog)
     drafter.start(request)
     chain = SamplerChain(FULL, seed=1, tokens=tokens)
-    return drive(drafter.draft(tokens, chain, room or Room(4)))
+    return run_alone(drafter.draft(tokens, chain, room or Room(4)))
 
 
 def begun(tokens: Iterable[int] = (1, 2, 3, 4)) -> tuple[FakeContext, DflashDrafter]:
@@ -276,10 +276,10 @@ def test_only_what_was_accepted_is_read() -> None:
 def test_a_prompt_is_read_as_the_target_reads_it() -> None:
     text = [1 + i % 7 for i in range(40)]
     target, drafter = begun(text[:20])
-    drive(drafter.read_prompt(text, 20))
+    run_alone(drafter.read_prompt(text, 20))
     assert target.hidden.end == target.hidden.first, "its states are not kept"
     target.forward(text[20:39], outputs="none")
-    drive(drafter.read_prompt(text, 39))
+    run_alone(drafter.read_prompt(text, 39))
     lane = lane_of(drafter)
     assert lane.reads == [16, 4, 16, 3]
     assert len(propose(drafter, text)) == 4

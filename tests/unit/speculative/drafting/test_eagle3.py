@@ -17,7 +17,7 @@ from specllama.backend.fake import FakeTable
 from specllama.errors import ContextFull
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.eagle3 import EagleDrafter
-from specllama.speculative.effects import drive
+from specllama.speculative.effects import run_alone
 from specllama.speculative.round import Rounds
 from specllama.speculative.rules import MATCH, REJECTION, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -135,7 +135,7 @@ def run(setup: Setup, leaves: int, agreement: float = 0.7) -> tuple[list[int], l
         pass_rows=65,
     )
     while len(tokens) < 60 and not is_eog(tokens[-1]):
-        drive(loop.round())
+        run_alone(loop.round())
     return tokens[:60], proposer.drafts
 
 
@@ -199,7 +199,7 @@ def test_rejection_is_exact(
             pass_rows=65,
         )
         while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-            shapes.add(drive(loop.round()).draft.parents)
+            shapes.add(run_alone(loop.round()).draft.parents)
         return tuple(tokens[len(prompt) :])
 
     assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
@@ -211,7 +211,7 @@ def test_rejection_is_exact(
 def propose(proposer: EagleDrafter, tokens: list[int]) -> Draft:
     coins = RandomCoins((1,))
     proposer.start(Request(seed=1, rule=MATCH, coins=coins, is_eog=is_eog, leaves=4))
-    return drive(proposer.draft(tokens, SamplerChain(FULL, seed=1, tokens=tokens), Room(4)))
+    return run_alone(proposer.draft(tokens, SamplerChain(FULL, seed=1, tokens=tokens), Room(4)))
 
 
 def test_only_what_was_accepted_is_read_again() -> None:

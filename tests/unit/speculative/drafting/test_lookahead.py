@@ -14,7 +14,7 @@ from specllama.arrays import Row
 from specllama.backend.fake import FakeTable
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.lookahead import LookaheadDrafter
-from specllama.speculative.effects import Asking, drive
+from specllama.speculative.effects import Steps, run_alone
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -34,7 +34,7 @@ class Wide(Drafter):
             dataclasses.replace(request, leaves=self._leaves, pass_rows=self._rows, n_ctx=256)
         )
 
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         draft = yield from self.inner.draft(tokens, chain, room)
         assert len(draft) < self._rows
         assert len(draft) - sum(draft.scout) <= room.n
@@ -66,7 +66,7 @@ def test_the_window_has_the_layout_of_the_definition(window: int, ngram: int) ->
     """Column i of level j sees level 0 up to i, then its own column: j + i tokens in all."""
     proposer = started(LookaheadDrafter(window=window, ngram=ngram, guesses=2))
     tokens = list(range(1, 40))
-    draft = drive(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(8)))
+    draft = run_alone(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(8)))
     assert all(draft.scout)
     assert len(draft) == window * (ngram - 1) - 1
     columns = proposer._columns
@@ -86,7 +86,7 @@ def test_every_column_gives_one_ngram_of_what_the_target_would_write() -> None:
     table = FakeTable(V, seed=5, order=2, sharpness=1.5)
     proposer = started(LookaheadDrafter(window=4, ngram=4, guesses=3))
     tokens = list(PROMPT)
-    draft = drive(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(8)))
+    draft = run_alone(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(8)))
     columns = [list(column) for column in proposer._columns]
 
     def row(node: int) -> Row:
@@ -142,7 +142,7 @@ def run(setup: Setup, proposer: Wide, each: object = None) -> list[int]:
     )
     end = len(PROMPT) + setup.length
     while len(tokens) < end and not is_eog(tokens[-1]):
-        done = drive(loop.round(end - len(tokens)))
+        done = run_alone(loop.round(end - len(tokens)))
         assert target.tokens == tokens[:-1]
         if each is not None:
             each(loop, done)  # type: ignore[operator]
@@ -166,16 +166,16 @@ def test_rejection_runs() -> None:
 def test_a_target_that_takes_chains_only_gets_no_draft() -> None:
     tokens = list(range(1, 20))
     proposer = started(LookaheadDrafter(), leaves=1)
-    assert not len(drive(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(8))))
+    assert not len(run_alone(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(8))))
     proposer = started(LookaheadDrafter())
-    assert not len(drive(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(0))))
+    assert not len(run_alone(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(0))))
 
 
 def test_the_window_shrinks_to_the_end_of_the_context() -> None:
     proposer = started(LookaheadDrafter(window=8, ngram=4, guesses=4))
     for length in range(490, 513):
         tokens = [1 + i % 9 for i in range(length)]
-        draft = drive(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(8)))
+        draft = run_alone(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(8)))
         assert len(draft) <= 512 - length
         proposer.commit(tokens, draft, Verdict((), 1, "plain"))
 
@@ -183,10 +183,10 @@ def test_the_window_shrinks_to_the_end_of_the_context() -> None:
 def test_the_pool_can_be_forgotten() -> None:
     proposer = started(LookaheadDrafter())
     tokens = list(range(1, 20))
-    drive(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(8)))
+    run_alone(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(8)))
     proposer.forget()
     assert not proposer._pool
-    again = drive(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(8)))
+    again = run_alone(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(8)))
     assert len(again)
 
 

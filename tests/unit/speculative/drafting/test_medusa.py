@@ -32,7 +32,7 @@ from specllama.settings.params import VerifyRule
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.medusa import Hidden, MedusaDrafter
 from specllama.speculative.drafting.medusa_heads import Heads, MedusaHead, Vector, silu
-from specllama.speculative.effects import Ask, Asking, Pass, drive, perform
+from specllama.speculative.effects import Effect, Pass, Steps, perform, run_alone
 from specllama.speculative.policy.costs import Costs
 from specllama.speculative.policy.policy import Policy
 from specllama.speculative.round import Round, Rounds
@@ -140,7 +140,7 @@ class Levels(BestFirst):
         self.levels = levels
         self.looked: list[int] = []
 
-    def read(self, node: int) -> Asking[None]:
+    def read(self, node: int) -> Steps[None]:
         yield from ()
         depth = self.depth(node)
         self.looked.append(depth)
@@ -151,7 +151,7 @@ class Levels(BestFirst):
 
 
 def grown(levels: Sequence[Sequence[float]], n: int, leaves: int = 64) -> Draft:
-    return drive(Levels(levels, n, leaves).grow())
+    return run_alone(Levels(levels, n, leaves).grow())
 
 
 def best_sum(levels: Sequence[Sequence[float]], n: int) -> float:
@@ -195,10 +195,10 @@ def test_bounds_ends_and_refusals() -> None:
         asked.append(likely)
         return False
 
-    assert drive(Levels(levels, 9, 9, beside=beside).grow()).tokens == (0, 10, 20)
+    assert run_alone(Levels(levels, 9, 9, beside=beside).grow()).tokens == (0, 10, 20)
     assert asked
     assert asked[0] == pytest.approx(0.4)
-    draft = drive(Levels(levels, 9, 9, is_end=lambda token: token == 0).grow())
+    draft = run_alone(Levels(levels, 9, 9, is_end=lambda token: token == 0).grow())
     assert 0 in draft.tokens
     assert draft.children(draft.tokens.index(0)) == []
     assert draft.children(draft.tokens.index(1)) != []
@@ -206,7 +206,7 @@ def test_bounds_ends_and_refusals() -> None:
 
 def test_what_follows_is_looked_up_only_when_it_can_matter() -> None:
     tree = Levels([(0.3, 0.25, 0.2)] * 4, 3)
-    drive(tree.grow())
+    run_alone(tree.grow())
     # below the best guess before siblings of 0.25; below those of 0.09 never
     assert [depth for depth in tree.looked if depth < 2] == [0, 1, 1]
     assert max(tree.looked) == 1
@@ -218,13 +218,13 @@ def test_a_head_is_asked_once_a_round() -> None:
     proposer.start(request())
     asked: list[int] = []
 
-    def answer(ask: Ask) -> object:
+    def answer(ask: Effect) -> object:
         assert isinstance(ask, Pass)
         asked.append(ask.head)
         return perform(ask)
 
     chain = SamplerChain(FULL, tokens=[1, 2, 3])
-    drive(proposer.draft([1, 2, 3], chain, Room(12)), answer)
+    run_alone(proposer.draft([1, 2, 3], chain, Room(12)), answer)
     assert asked == [1, 2, 3]
 
 
@@ -340,7 +340,7 @@ def test_rejection_with_medusa_is_exact(leaves: int, nodes: int, grammar: bool) 
             pass_rows=65,
         )
         while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-            sizes.add(len(drive(loop.round()).draft))
+            sizes.add(len(run_alone(loop.round()).draft))
         return tuple(tokens[len(prompt) :])
 
     assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
@@ -381,7 +381,7 @@ def test_measured_accuracies_are_what_a_greedy_tree_is_made_of() -> None:
     for which in (sure, unsure):
         proposer = drafter_of(which, state_of, ranks=3)
         proposer.start(request())
-        draft = drive(proposer.draft(tokens, SamplerChain(greedy, tokens=tokens), Room(3)))
+        draft = run_alone(proposer.draft(tokens, SamplerChain(greedy, tokens=tokens), Room(3)))
         found.append((draft.parents, draft.confidence))
     assert found[0] == ((-1, 0, 1), (0.9, 0.9, 0.9))
     assert found[1] == ((-1, -1, -1), (0.3, 0.2, 0.1))
@@ -392,17 +392,17 @@ def test_without_a_hidden_state_or_room_nothing_is_drafted() -> None:
     chain = SamplerChain(FULL, tokens=[1, 2, 3])
     blind = drafter_of(knowing(setup.table), lambda tokens: None)
     blind.start(request())
-    assert len(drive(blind.draft([1, 2, 3], chain, Room(4)))) == 0
+    assert len(run_alone(blind.draft([1, 2, 3], chain, Room(4)))) == 0
     seeing = medusa(setup)
     seeing.start(request())
-    assert len(drive(seeing.draft([1, 2, 3], chain, Room(0)))) == 0
+    assert len(run_alone(seeing.draft([1, 2, 3], chain, Room(0)))) == 0
     assert (
-        len(drive(seeing.draft([1, 2, 3], chain, Room(4, Answers(read=lambda source, lag: 0)))))
+        len(run_alone(seeing.draft([1, 2, 3], chain, Room(4, Answers(read=lambda source, lag: 0)))))
         == 0
     )
-    assert len(drive(seeing.draft([1, 2, 3], chain, Room(4)))) == 4
+    assert len(run_alone(seeing.draft([1, 2, 3], chain, Room(4)))) == 4
     seeing.start(request(p_min=1.1))
-    assert len(drive(seeing.draft([1, 2, 3], chain, Room(4)))) == 0
+    assert len(run_alone(seeing.draft([1, 2, 3], chain, Room(4)))) == 0
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection"])
@@ -425,7 +425,7 @@ def test_the_window_is_asked_before_each_head_and_shown_no_token_it_may_not_see(
         return True
 
     room = Room(30, Answers(further=further, take=take, row=lambda likely, keep=True: False))
-    draft = drive(proposer.draft([1, 2, 3], SamplerChain(FULL, tokens=[1, 2, 3]), room))
+    draft = run_alone(proposer.draft([1, 2, 3], SamplerChain(FULL, tokens=[1, 2, 3]), room))
     assert len(draft) == 2
     assert asked == 2
     if rule == "match":

@@ -23,7 +23,7 @@ from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
-from specllama.speculative.effects import Asking, drive
+from specllama.speculative.effects import Steps, run_alone
 from specllama.speculative.noise import draw
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -69,7 +69,7 @@ def context_of(proposer: ChainDrafter) -> FakeContext:
 def test_no_proposer_never_drafts() -> None:
     none = Drafter()
     none.start(request())
-    assert drive(none.draft([1, 2], chain([1, 2]), Room(9))) is EMPTY_DRAFT
+    assert run_alone(none.draft([1, 2], chain([1, 2]), Room(9))) is EMPTY_DRAFT
     none.close()
 
 
@@ -80,7 +80,7 @@ def test_a_draft_is_what_the_draft_model_alone_would_write() -> None:
     """Same noise, same chain: drafting is plain decoding of the draft model."""
     for sampling in (FREE, GREEDY, dataclasses.replace(FREE, repeat_penalty=1.5, top_k=4)):
         text = [3, 9, 4]
-        draft = drive(model().draft(text, chain(text, sampling), Room(6)))
+        draft = run_alone(model().draft(text, chain(text, sampling), Room(6)))
         expected: list[int] = []
         walking = chain(text, sampling)
         for _ in range(6):
@@ -97,7 +97,7 @@ def test_q_is_the_law_that_was_drawn_from() -> None:
     for rule in rules:
         text = [3, 9, 4]
         sampling = dataclasses.replace(FREE, top_k=3, temperature=0.6)
-        draft = drive(model(rule=rule).draft(text, chain(text, sampling), Room(5)))
+        draft = run_alone(model(rule=rule).draft(text, chain(text, sampling), Room(5)))
         walking = chain(text, sampling)
         for i, token in enumerate(draft.tokens):
             expected = walking.law(table().row(text + list(draft.tokens[:i])))
@@ -110,7 +110,7 @@ def test_q_is_the_law_that_was_drawn_from() -> None:
 
 
 def test_greedy_drafts_are_point_masses() -> None:
-    draft = drive(model(rule="rejection").draft([3, 9], chain([3, 9], GREEDY), Room(4)))
+    draft = run_alone(model(rule="rejection").draft([3, 9], chain([3, 9], GREEDY), Room(4)))
     assert draft.q == (None,) * 4
 
 
@@ -118,7 +118,7 @@ def test_the_chain_that_was_lent_is_not_moved() -> None:
     text = [3, 9, 4]
     lent = chain(text, dataclasses.replace(FREE, repeat_penalty=1.5))
     before = lent.law(table().row(text))
-    drive(model().draft(text, lent, Room(6)))
+    run_alone(model().draft(text, lent, Room(6)))
     assert lent.position == 3
     np.testing.assert_array_equal(lent.law(table().row(text)).probs, before.probs)
 
@@ -126,31 +126,31 @@ def test_the_chain_that_was_lent_is_not_moved() -> None:
 def test_only_unseen_tokens_are_evaluated() -> None:
     proposer = model()
     text = [3, 9, 4, 8, 2]
-    draft = drive(proposer.draft(text, chain(text), Room(4)))
+    draft = run_alone(proposer.draft(text, chain(text), Room(4)))
     context = context_of(proposer)
     assert context.passes == [5, 1, 1, 1]
     assert context.tokens == text + list(draft.tokens[:3])
     context.passes.clear()
     # two accepted, then another token: one new token is read
     text = [*text, *draft.tokens[:2], (draft.tokens[2] + 1) % V]
-    drive(proposer.draft(text, chain(text), Room(2)))
+    run_alone(proposer.draft(text, chain(text), Room(2)))
     assert context.passes == [1, 1]
     # all accepted and a bonus: the last draft was never evaluated, so two are read
-    draft = drive(proposer.draft(text, chain(text), Room(3)))
+    draft = run_alone(proposer.draft(text, chain(text), Room(3)))
     context.passes.clear()
     text = [*text, *draft.tokens, 5]
-    drive(proposer.draft(text, chain(text), Room(1)))
+    run_alone(proposer.draft(text, chain(text), Room(1)))
     assert context.passes == [2]
     # the same text again: its last token is evaluated anew, for its row
     context.passes.clear()
-    drive(proposer.draft(text, chain(text), Room(1)))
+    run_alone(proposer.draft(text, chain(text), Room(1)))
     assert context.passes == [1]
 
 
 def test_a_long_backlog_is_read_in_batches() -> None:
     proposer = model(n_ctx=128, batch=10)
     text = [1 + i % 9 for i in range(45)]
-    drive(proposer.draft(text, chain(text), Room(2)))
+    run_alone(proposer.draft(text, chain(text), Room(2)))
     assert context_of(proposer).passes == [10, 10, 10, 10, 5, 1]
 
 
@@ -159,9 +159,9 @@ def test_the_draft_context_bounds_the_draft(n_ctx: int) -> None:
     """The last draft needs no cell of its own."""
     text = [3, 9, 4]
     proposer = model(n_ctx=n_ctx)
-    draft = drive(proposer.draft(text, chain(text), Room(6)))
+    draft = run_alone(proposer.draft(text, chain(text), Room(6)))
     assert len(draft) == min(6, n_ctx - 2)
-    assert len(drive(proposer.draft(text, chain(text), Room(0)))) == 0
+    assert len(run_alone(proposer.draft(text, chain(text), Room(0)))) == 0
 
 
 @pytest.mark.parametrize("n_ctx", [4, 5, 8, 13])
@@ -170,8 +170,8 @@ def test_a_text_that_outgrows_the_cache_is_followed_from_its_newer_part(n_ctx: i
     small, large = model(n_ctx=n_ctx), model(n_ctx=256)
     text = [3, 9]
     for step in range(40):
-        expected = drive(large.draft(text, chain(text), Room(3))).tokens
-        draft = drive(small.draft(text, chain(text), Room(3))).tokens
+        expected = run_alone(large.draft(text, chain(text), Room(3))).tokens
+        draft = run_alone(small.draft(text, chain(text), Room(3))).tokens
         assert draft == expected[: len(draft)]
         assert len(draft) >= 1
         assert context_of(small).n_past <= n_ctx
@@ -179,8 +179,8 @@ def test_a_text_that_outgrows_the_cache_is_followed_from_its_newer_part(n_ctx: i
     # a new reply to a shorter text
     small.start(request())
     assert (
-        drive(small.draft([3, 9], chain([3, 9]), Room(1))).tokens
-        == drive(model().draft([3, 9], chain([3, 9]), Room(1))).tokens
+        run_alone(small.draft([3, 9], chain([3, 9]), Room(1))).tokens
+        == run_alone(model().draft([3, 9], chain([3, 9]), Room(1))).tokens
     )
 
 
@@ -190,8 +190,8 @@ def test_it_follows_any_history() -> None:
     used = model()
     for _ in range(40):
         text = rng.integers(1, 4, int(rng.integers(1, 12))).tolist()
-        fresh = drive(model().draft(text, chain(text), Room(3)))
-        assert drive(used.draft(text, chain(text), Room(3))).tokens == fresh.tokens
+        fresh = run_alone(model().draft(text, chain(text), Room(3)))
+        assert run_alone(used.draft(text, chain(text), Room(3))).tokens == fresh.tokens
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -210,7 +210,7 @@ def test_whatever_happens_to_a_history_its_lane_holds_the_end_of_it(seed: int) -
         def begin(source: str, lag: int, allowed: int = allowed) -> int:
             return min(lag, allowed)
 
-        draft = drive(used.draft(text, chain(text), Room(4, Answers(read=begin)))).tokens
+        draft = run_alone(used.draft(text, chain(text), Room(4, Answers(read=begin)))).tokens
         if draft:
             drafts += 1
             held = list(used.lane.tokens)
@@ -222,7 +222,7 @@ def test_it_ends_at_an_end_of_turn() -> None:
     end = FakeTable(V, seed=1, eog_bias=50.0)
     proposer = ChainDrafter(FakeContext(end), n_vocab=V)
     proposer.start(request())
-    assert drive(proposer.draft([3], chain([3]), Room(9))).tokens == (0,)
+    assert run_alone(proposer.draft([3], chain([3]), Room(9))).tokens == (0,)
 
 
 def test_p_min_is_judged_before_the_draw() -> None:
@@ -230,9 +230,9 @@ def test_p_min_is_judged_before_the_draw() -> None:
     flat = FakeContext(table(sharpness=0.1))
     proposer = ChainDrafter(flat, n_vocab=V)
     proposer.start(request("rejection", p_min=0.9))
-    assert len(drive(proposer.draft([3], chain([3]), Room(5)))) == 0
+    assert len(run_alone(proposer.draft([3], chain([3]), Room(5)))) == 0
     proposer.start(request("rejection", p_min=0.0))
-    draft = drive(proposer.draft([3], chain([3]), Room(5)))
+    draft = run_alone(proposer.draft([3], chain([3]), Room(5)))
     assert len(draft) == 5
     assert all(c is not None and 0 < c < 0.2 for c in draft.confidence)
 
@@ -245,7 +245,7 @@ def test_the_window_can_stop_it() -> None:
         asked += 1
         return asked < 2
 
-    draft = drive(model().draft([3, 4], chain([3, 4]), Room(6, Answers(further=further))))
+    draft = run_alone(model().draft([3, 4], chain([3, 4]), Room(6, Answers(further=further))))
     assert len(draft) == 2
     assert asked == 2
 
@@ -253,19 +253,19 @@ def test_the_window_can_stop_it() -> None:
 def test_unknown_tokens_silence_it() -> None:
     proposer = ChainDrafter(FakeContext(FakeTable(8)), n_vocab=V)
     proposer.start(request())
-    assert drive(proposer.draft([3, 15], chain([3, 15]), Room(3))) == EMPTY_DRAFT
-    draft = drive(proposer.draft([3, 5], chain([3, 5]), Room(3)))
+    assert run_alone(proposer.draft([3, 15], chain([3, 15]), Room(3))) == EMPTY_DRAFT
+    draft = run_alone(proposer.draft([3, 5], chain([3, 5]), Room(3)))
     assert len(draft) > 0
     assert max(draft.tokens) < 8
     larger = ChainDrafter(FakeContext(FakeTable(60, seed=4)), n_vocab=V)
     larger.start(request())
     for first in range(1, V):
-        assert max(drive(larger.draft([first], chain([first]), Room(4))).tokens, default=0) < V
+        assert max(run_alone(larger.draft([first], chain([first]), Room(4))).tokens, default=0) < V
 
 
 def test_a_draft_needs_a_request() -> None:
     with pytest.raises(EngineError, match="start"):
-        drive(ChainDrafter(FakeContext(table()), n_vocab=V).draft([1], chain([1]), Room(1)))
+        run_alone(ChainDrafter(FakeContext(table()), n_vocab=V).draft([1], chain([1]), Room(1)))
 
 
 def test_the_lane_is_for_the_engine_to_close() -> None:
@@ -305,35 +305,35 @@ def test_ngram_equals_a_naive_search(
     proposer.start(request())
     for end in range(1, len(tokens) + 1, step):
         text = tokens[:end]
-        draft = drive(proposer.draft(text, chain([]), Room(room)))
+        draft = run_alone(proposer.draft(text, chain([]), Room(room)))
         assert list(draft.tokens) == naive(text, n_min + extra, n_min, room)
         if end % 3 == 0:
-            drive(proposer.draft([9, *text[::-1]], chain([]), Room(room)))
+            run_alone(proposer.draft([9, *text[::-1]], chain([]), Room(room)))
 
 
 def test_ngram_drafts_end_at_an_end_of_turn() -> None:
     proposer = NgramDrafter(n_min=2)
     proposer.start(request())
-    assert drive(proposer.draft([1, 2, 3, 0, 4, 5, 1, 2], chain([]), Room(6))).tokens == (3, 0)
+    assert run_alone(proposer.draft([1, 2, 3, 0, 4, 5, 1, 2], chain([]), Room(6))).tokens == (3, 0)
 
 
 def test_ngram_is_a_point_mass_that_learns_its_confidence() -> None:
     proposer = NgramDrafter(n_min=2)
     proposer.start(request())
     text = [1, 2, 3, 4, 1, 2]
-    draft = drive(proposer.draft(text, chain([]), Room(2)))
+    draft = run_alone(proposer.draft(text, chain([]), Room(2)))
     assert draft.q == (None, None)
     assert draft.confidence == (0.5, 0.5)
     proposer.commit(text, draft, Verdict((0, 1), 1, "bonus"))
-    better = drive(proposer.draft(text, chain([]), Room(2))).confidence[0]
+    better = run_alone(proposer.draft(text, chain([]), Room(2))).confidence[0]
     assert better is not None
     assert better > 0.5
     proposer.commit(text, draft, Verdict((), 1, "recovered"))
-    worse = drive(proposer.draft(text, chain([]), Room(2))).confidence[0]
+    worse = run_alone(proposer.draft(text, chain([]), Room(2))).confidence[0]
     assert worse is not None
     assert worse < better
     proposer.start(request())
-    assert drive(proposer.draft(text, chain([]), Room(2))).confidence == (0.5, 0.5)
+    assert run_alone(proposer.draft(text, chain([]), Room(2))).confidence == (0.5, 0.5)
 
 
 def test_ngram_sizes_are_checked() -> None:
@@ -350,17 +350,17 @@ def test_mixed_takes_the_first_that_has_something() -> None:
     proposer = MixedDrafter([NgramDrafter(n_min=3), drafts])
     proposer.start(request())
     fresh = [1, 2, 3, 4, 5]
-    assert drive(proposer.draft(fresh, chain(fresh), Room(3))).source == "draft"
+    assert run_alone(proposer.draft(fresh, chain(fresh), Room(3))).source == "draft"
     passes = len(context_of(drafts).passes)
     again = [1, 2, 3, 4, 5, 1, 2, 3]
-    draft = drive(proposer.draft(again, chain(again), Room(2)))
+    draft = run_alone(proposer.draft(again, chain(again), Room(2)))
     assert (draft.source, draft.tokens) == ("ngram", (4, 5))
     assert len(context_of(drafts).passes) == passes, "the model was not asked"
     proposer.commit(again, draft, Verdict((0, 1), 1, "bonus"))
     # the model catches up with all that it did not see
     later = [*again, 4, 5, 9]
-    alone = drive(model().draft(later, chain(later), Room(3)))
-    assert drive(proposer.draft(later, chain(later), Room(3))).tokens == alone.tokens
+    alone = run_alone(model().draft(later, chain(later), Room(3)))
+    assert run_alone(proposer.draft(later, chain(later), Room(3))).tokens == alone.tokens
     assert proposer.lanes == (context_of(drafts),)
 
 
@@ -379,21 +379,23 @@ def test_all_copies_are_weighed_and_the_model_is_asked_only_without_one() -> Non
     # the newest way on behind (2, 3) is 9, the most frequent one is 4
     text = [2, 3, 4, 5, 2, 3, 4, 6, 2, 3, 9, 8, 2, 3]
     answers = [(1, 2)]
-    draft = drive(proposer.draft(text, chain(text), Room(4, Answers(pick=pick))))
+    draft = run_alone(proposer.draft(text, chain(text), Room(4, Answers(pick=pick))))
     assert (draft.source, draft.tokens) == ("ngram", (9, 8))
     assert [(g.source, g.tokens[0]) for g in weighed[0]] == [("suffix", 4), ("ngram", 9)]
     frequent, newest = (guess.shares[0] for guess in weighed[0])
     assert frequent > 1.9 * newest > 0.0
     assert not context_of(drafts).passes
     answers = [(0, 0)]
-    assert drive(proposer.draft(text, chain(text), Room(4, Answers(pick=pick)))).source == "draft"
+    assert (
+        run_alone(proposer.draft(text, chain(text), Room(4, Answers(pick=pick)))).source == "draft"
+    )
     # a model that stays out leaves the round to the copies again
     answers = [(0, 0), (0, 1)]
     silent = Room(4, Answers(pick=pick, read=lambda source, lag: 0))
-    assert drive(proposer.draft(text, chain(text), silent)).tokens == (4,)
+    assert run_alone(proposer.draft(text, chain(text), silent)).tokens == (4,)
     assert not answers
     # with nobody to weigh them, a match has to be long to go before the model
-    assert drive(proposer.draft(text, chain(text), Room(4))).source == "draft"
+    assert run_alone(proposer.draft(text, chain(text), Room(4))).source == "draft"
 
 
 def test_a_mixture_asks_the_target_for_what_its_head_needs() -> None:
@@ -405,7 +407,7 @@ def test_a_mixture_asks_the_target_for_what_its_head_needs() -> None:
         def reusable(self, tokens: Sequence[int], cached: int) -> int:
             return cached // 2
 
-        def read_prompt(self, tokens: Sequence[int], n: int) -> Asking[None]:
+        def read_prompt(self, tokens: Sequence[int], n: int) -> Steps[None]:
             yield from ()
             self.read += n
 
@@ -413,7 +415,7 @@ def test_a_mixture_asks_the_target_for_what_its_head_needs() -> None:
     mixed = Drafters(FakeContext(FakeTable(V)), made={"eagle3": head}).drafter("mixed")
     assert isinstance(mixed, MixedDrafter)
     assert (mixed.paid, mixed.needs) == ("eagle3", (1, 2, 3))
-    drive(mixed.read_prompt([1] * 9, 8))
+    run_alone(mixed.read_prompt([1] * 9, 8))
     assert head.read == 8
     assert mixed.reusable([1] * 9, 8) == 4
     assert "EAGLE-3" in mixed.advice()
@@ -442,7 +444,7 @@ def test_mixed_of_nothing() -> None:
     sources: list[Drafter] = [NgramDrafter(), NgramDrafter()]
     proposer = MixedDrafter(sources)
     proposer.start(request())
-    assert drive(proposer.draft([1, 2, 3], chain([]), Room(4))) == EMPTY_DRAFT
+    assert run_alone(proposer.draft([1, 2, 3], chain([]), Room(4))) == EMPTY_DRAFT
     assert proposer.sources == tuple(sources)
 
 

@@ -18,7 +18,7 @@ from specllama.speculative.drafting.backoff import Backoff
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import BREAK, PAST, State, SuffixDrafter
-from specllama.speculative.effects import drive
+from specllama.speculative.effects import run_alone
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import MATCH, RandomCoins
 from specllama.speculative.sampling import SamplerChain
@@ -70,7 +70,7 @@ def started(proposer: SuffixDrafter, leaves: int = 1) -> SuffixDrafter:
 
 
 def drafted(proposer: SuffixDrafter, tokens: Sequence[int], n: int = 8) -> Draft:
-    return drive(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(n)))
+    return run_alone(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(n)))
 
 
 def test_the_longest_match_is_copied() -> None:
@@ -84,7 +84,7 @@ def test_the_most_frequent_continuation_wins_over_the_newest() -> None:
     assert suffix.tokens[0] == 9
     ngram = NgramDrafter()
     ngram.start(Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=is_eog))
-    assert drive(ngram.draft(text, SamplerChain(FULL, tokens=text), Room(1))).tokens[0] == 8
+    assert run_alone(ngram.draft(text, SamplerChain(FULL, tokens=text), Room(1))).tokens[0] == 8
 
 
 def test_trees_hold_the_alternatives_where_the_target_takes_trees() -> None:
@@ -116,7 +116,7 @@ def test_the_window_may_trim_a_copy() -> None:
             return 0, min(limit, len(guesses[0].tokens))
 
         proposer = started(SuffixDrafter(), 4)
-        draft = drive(
+        draft = run_alone(
             proposer.draft(text, SamplerChain(FULL, tokens=text), Room(6, Answers(pick=pick)))
         )
         habits = Backoff()
@@ -131,7 +131,9 @@ def test_branches_beside_a_copy_are_asked_for(worth: float) -> None:
     text = [1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 1, 2, 3, 4, 8, 1, 2, 3]
     judge = Answers(pick=lambda guesses: (0, 2), row=lambda likely, keep=True: likely >= worth)
     room = Room(8, judge)
-    draft = drive(started(SuffixDrafter(), 4).draft(text, SamplerChain(FULL, tokens=text), room))
+    draft = run_alone(
+        started(SuffixDrafter(), 4).draft(text, SamplerChain(FULL, tokens=text), room)
+    )
     assert draft.tokens[:2] == (4, 8)  # most often 4 followed, and 8 the last time
     assert draft.parents[:2] == (-1, 0)
     beside = {(parent, token) for parent, token in zip(draft.parents, draft.tokens, strict=True)}

@@ -29,7 +29,7 @@ from specllama.speculative.drafting.translate import (
     TranslatedContext,
     join_vocabularies,
 )
-from specllama.speculative.effects import drive
+from specllama.speculative.effects import run_alone
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import MATCH, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -99,7 +99,7 @@ def test_words_that_take_more_draft_tokens_fill_the_draft_context_earlier() -> N
     proposer = ChainDrafter(context, n_vocab=target.n_tokens)
     proposer.start(Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=is_eog))
     tokens = [27, 27, 27, 1]  # 25 letters in a context of 20
-    assert not len(drive(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(4))))
+    assert not len(run_alone(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(4))))
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -155,7 +155,7 @@ def test_shared_tokens_are_exact_under_sampling_rules(rule: VerifyRule) -> None:
             pass_rows=65,
         )
         while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-            drive(loop.round())
+            run_alone(loop.round())
         return tuple(tokens[len(prompt) :])
 
     assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
@@ -203,7 +203,7 @@ def test_a_further_draft_reads_only_what_is_new() -> None:
     asked = []
     for _ in range(3):
         target.asked = draft.asked = 0
-        drive(proposer.draft(text, SamplerChain(FULL, tokens=text), Room(2)))
+        run_alone(proposer.draft(text, SamplerChain(FULL, tokens=text), Room(2)))
         asked.append((target.asked, draft.asked))
         text += target.tokenize("the draft ", add_special=False, parse_special=False)
     assert min(asked[0]) > 400

@@ -38,7 +38,7 @@ from specllama.speculative.drafting.draft_tree import TreeDrafter
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.merged import MergedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
-from specllama.speculative.effects import Asking, drive
+from specllama.speculative.effects import Steps, run_alone
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import MATCH, REJECTION, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -176,7 +176,7 @@ def test_the_tree_holds_the_likeliest_nodes_of_all() -> None:
                 leaves=64,
             )
         )
-        draft = drive(proposer.draft(tokens, SamplerChain(sampling, tokens=tokens), Room(n)))
+        draft = run_alone(proposer.draft(tokens, SamplerChain(sampling, tokens=tokens), Room(n)))
         every: list[float] = []
         level: list[tuple[list[int], float]] = [(tokens, 1.0)]
         for _ in range(6):
@@ -215,7 +215,7 @@ def test_a_tree_takes_a_pass_per_depth(
                 Request(seed=seed, rule=rule, coins=RandomCoins(seed), is_eog=is_eog, leaves=leaves)
             )
             chain = SamplerChain(sampling, tokens=tokens)
-            found.append(drive(drafter.draft(tokens, chain, Room(n))))
+            found.append(run_alone(drafter.draft(tokens, chain, Room(n))))
             whole = Layout().grown(found[-1].parents)
             if branches > 1:
                 assert len(lane.passes) <= 1 + max(whole.depth, default=0) + 1
@@ -236,13 +236,13 @@ def test_only_nodes_that_can_still_matter_are_read() -> None:
     context = proposer.lane
     assert isinstance(context, FakeContext)
     chain = SamplerChain(setup.sampling, tokens=tokens)
-    drive(proposer.draft(tokens, chain, Room(2)))
+    run_alone(proposer.draft(tokens, chain, Room(2)))
     assert context.passes == [3, 1]  # behind the second there would be no place
     context.passes.clear()
-    drive(proposer.draft([*tokens, 4], chain, Room(8)))
+    run_alone(proposer.draft([*tokens, 4], chain, Room(8)))
     assert sum(context.passes) <= 1 + 2 * 8
     context.passes.clear()
-    alone = drive(
+    alone = run_alone(
         proposer.draft(
             [*tokens, 5],
             chain,
@@ -253,7 +253,7 @@ def test_only_nodes_that_can_still_matter_are_read() -> None:
     assert context.passes == [1] * len(context.passes)
     assert len(context.passes) <= 1 + line
     context.passes.clear()
-    stopped = drive(
+    stopped = run_alone(
         proposer.draft(
             [*tokens, 6],
             chain,
@@ -269,7 +269,7 @@ def test_trees_of_several_conversations_share_the_passes_of_their_model() -> Non
     table = FakeTable(V, seed=6, sharpness=1.5, of=setup.table, agreement=0.5)
     texts = [[1, 2, 3], [2, 4, 1, 3], [5, 1]]
 
-    def drafting(pool: FakePool, tokens: list[int]) -> Asking[Draft]:
+    def drafting(pool: FakePool, tokens: list[int]) -> Steps[Draft]:
         drafter = TreeDrafter(pool.open(), n_vocab=V)
         drafter.start(Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=is_eog, leaves=8))
         return drafter.draft(tokens, SamplerChain(setup.sampling, tokens=tokens), Room(8))
@@ -281,11 +281,11 @@ def test_trees_of_several_conversations_share_the_passes_of_their_model() -> Non
     passes: list[int] = []
     for tokens in texts:
         one = pool()
-        alone.append(drive(drafting(one, tokens)))
+        alone.append(run_alone(drafting(one, tokens)))
         passes.append(len(one.fake.passes))
     shared, together = pool(), dict[int, Draft]()
 
-    def say(id: int, asking: Asking[Draft]) -> Any:
+    def say(id: int, asking: Steps[Draft]) -> Any:
         together[id] = yield from asking
 
     scheduler = Scheduler(FakePool(table), NoSeats())
@@ -302,7 +302,7 @@ def test_one_leaf_makes_a_chain() -> None:
     proposer = grower(setup, 0.5)
     proposer.start(Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=is_eog))
     tokens = [1, 2, 3]
-    draft = drive(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(6)))
+    draft = run_alone(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(6)))
     assert draft.is_chain
     assert len(draft) > 2
 
@@ -416,7 +416,7 @@ def test_rejection_on_grown_trees_is_exact(
             pass_rows=65,
         )
         while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-            shapes.add(drive(loop.round()).draft.parents)
+            shapes.add(run_alone(loop.round()).draft.parents)
         return tuple(tokens[len(prompt) :])
 
     assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
@@ -447,7 +447,7 @@ def test_the_model_goes_on_where_the_copy_ends() -> None:
     proposer = MergedDrafter(NgramDrafter(n_min=1), grower(setup, 1.0))
     proposer.start(Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=is_eog, leaves=4))
     tokens = [4, 5, 4]  # the copy is one token long: 5, then 4 and the end of the text
-    draft = drive(proposer.draft(tokens, SamplerChain(setup.sampling, tokens=tokens), Room(12)))
+    draft = run_alone(proposer.draft(tokens, SamplerChain(setup.sampling, tokens=tokens), Room(12)))
     copied = [i for i, source in enumerate(draft.sources) if source == "ngram"]
     assert copied
     assert any(draft.parents[i] in copied and draft.sources[i] == "tree" for i in range(len(draft)))

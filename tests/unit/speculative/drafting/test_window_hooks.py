@@ -18,7 +18,7 @@ from specllama.speculative.drafting.lookahead import LookaheadDrafter
 from specllama.speculative.drafting.merged import MergedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.translate import RetokenizingDrafter, TokenMap
-from specllama.speculative.effects import drive
+from specllama.speculative.effects import run_alone
 from specllama.speculative.rules import MATCH, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room, Willing
@@ -67,7 +67,7 @@ def propose(proposer: Drafter, asked: Asked, rule: VerifyRule = "match") -> Draf
             seed=3, rule=rule_of(rule), coins=RandomCoins(1), is_eog=is_eog, leaves=8, pass_rows=65
         )
     )
-    return drive(proposer.draft(TEXT, SamplerChain(FULL, seed=3, tokens=TEXT), asked.room))
+    return run_alone(proposer.draft(TEXT, SamplerChain(FULL, seed=3, tokens=TEXT), asked.room))
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection"])
@@ -108,7 +108,7 @@ def test_a_branch_is_kept_out_where_the_window_wants_the_copy_alone() -> None:
 def test_lookahead_keeps_to_the_rows_it_is_given(most: int) -> None:
     proposer = started(LookaheadDrafter())
     chain = SamplerChain(FULL, tokens=TEXT)
-    draft = drive(
+    draft = run_alone(
         proposer.draft(TEXT, chain, Room(8, Answers(read=lambda source, rows: min(rows, most - 1))))
     )
     assert len(draft) + 1 <= most
@@ -126,7 +126,9 @@ def test_of_a_backlog_in_other_tokens_the_newest_are_read_too() -> None:
         lags.append(lag)
         return 3
 
-    drafts = [drive(proposer.draft(TEXT, chain, Room(4, Answers(read=begin)))) for _ in range(2)]
+    drafts = [
+        run_alone(proposer.draft(TEXT, chain, Room(4, Answers(read=begin)))) for _ in range(2)
+    ]
     assert lags == [5, 1]  # all but the last token stay read
     assert drafts[0] == drafts[1]
     assert context.tokens[:3] == proposer._ids[-3:]

@@ -32,7 +32,7 @@ from specllama.speculative.drafting.merged import MergedDrafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
-from specllama.speculative.effects import Asking, Offer, Pass, Shared, perform
+from specllama.speculative.effects import Offer, Pass, Shared, Steps, perform
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -74,7 +74,7 @@ class Blind(Recorded):
 
     name = "lookahead"
 
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         yield from ()
         spots = self.spots(tokens, room.judge.read("", room.n))
         return Draft.chain([2 if spot.hit else 1 for spot in spots], self.name)
@@ -237,8 +237,8 @@ def together(
         ms = verify[min(rows, len(verify) - 1)] * slow()
         clock.steps(ms)
         for nth, (id, ask) in enumerate(passes.items()):
-            if len(passes) > 1 and ask.tell is not None:
-                ask.tell(Shared(len(passes), rows, ms, nth == 0))
+            if len(passes) > 1 and ask.on_shared is not None:
+                ask.on_shared(Shared(len(passes), rows, ms, nth == 0))
             answer(id, perform(ask))
     for loop in loops:
         loop.window.finish()

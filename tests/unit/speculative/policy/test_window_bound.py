@@ -23,7 +23,7 @@ from windows import booking
 
 from specllama.engine.profiles import Profile, band
 from specllama.settings.params import GenerateParams, SamplingParams, VerifyRule
-from specllama.speculative.effects import Asking
+from specllama.speculative.effects import Steps
 from specllama.speculative.policy.constants import BEHIND, EPSILON
 from specllama.speculative.policy.policy import Policy
 from specllama.speculative.sampling import SamplerChain
@@ -53,7 +53,7 @@ class Blind(Recorded):
 
     name = "lookahead"
 
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Asking[Draft]:
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         yield from ()
         spots = self.spots(tokens, room.judge.read("", room.n))
         return Draft.chain([2 if spot.hit else 1 for spot in spots], self.name)

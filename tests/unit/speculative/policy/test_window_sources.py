@@ -99,7 +99,7 @@ class Bench:
             profile.learned(band(params)),
             profile.costs,
             profile.ledger,
-            draft_max=params.reach(1),
+            draft_max=params.draft_limit(1),
             tokens=params.max_tokens,
             clock=self.clock,
             on_finish=profile.save,

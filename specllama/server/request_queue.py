@@ -1,4 +1,4 @@
-"""Where requests wait for the engine, and hear from it: everything here runs in one event loop.
+"""The queue of requests before the engine, and of its answers: all of it in one event loop.
 
 The engine's process takes as many requests as it has lanes; the others wait here, by client, and
 clients take turns. A request that is over, however it ends, makes room for the next one at once.
@@ -16,9 +16,11 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic, perf_counter
 from typing import Any, Protocol
 
+from specllama.engine.process import OnMessage
 from specllama.engine.turns import Turns
 from specllama.errors import EngineDied, EngineStuck, SpecllamaError
 from specllama.events import Event
@@ -31,8 +33,6 @@ logger = logging.getLogger("specllama.server")
 FIGURES_S = 2.0  # how long the engine's figures are waited for, behind other calls
 POISON_S = 600.0  # for so long a suspect is one, or refused
 AGAIN_S = 30.0  # an engine that died sooner after its start is not started again unasked
-
-Tell = Callable[[tuple[str, Any]], object]
 
 IN_ALL = 4  # requests of all clients that may wait: so many times as many as of one
 
@@ -51,10 +51,10 @@ class Host(Protocol):
     on_death: Callable[[], object]
 
     def send(
-        self, prompt: Prompt, params: GenerateParams, tell: Tell, *, whose: str = ""
+        self, prompt: Prompt, params: GenerateParams, on_message: OnMessage, *, whose: str = ""
     ) -> Callable[[], None]: ...
 
-    def ask(self, method: str, *args: Any, tell: Tell, whose: str = "") -> None: ...
+    def ask(self, method: str, *args: Any, on_message: OnMessage, whose: str = "") -> None: ...
 
     def close(self) -> None: ...
 
@@ -69,23 +69,23 @@ class Place:
     """
 
     client: str
-    desk: Desk
+    queue: RequestQueue
     waiting: int = 0
 
     def leave(self) -> None:
         """There are no more replies to come."""
-        self.desk.places.pop(self, None)
+        self.queue.places.pop(self, None)
 
 
 @dataclass(eq=False, slots=True)
-class Ticket:
+class QueuedReply:
     """One reply to a request.
 
     Attributes:
         asked: what it was when it came, without the seed that was drawn for it: by this it is
             known when it comes again.
         label, arm: of the workload and of an experiment, for the figures.
-        hear: called in the event loop with ("events", list), then with ("end", None) or
+        on_message: called in the event loop with ("events", list), then with ("end", None) or
             ("error", exception).
         arrived_s, sent_s: ``perf_counter`` when it came, and when the engine got it.
     """
@@ -93,7 +93,7 @@ class Ticket:
     prompt: Prompt
     params: GenerateParams
     place: Place
-    hear: Tell
+    on_message: OnMessage
     asked: str = ""
     label: str = ""
     arm: str = ""
@@ -123,7 +123,7 @@ class Ticket:
         if self.stop is not None:
             self.stop()
         else:
-            self.place.desk.withdraw(self)
+            self.place.queue.withdraw(self)
 
 
 @dataclass(slots=True)
@@ -141,16 +141,16 @@ class Suspect:
 
 
 class Watcher(Protocol):
-    """Who sees everything that happens at the desk."""
+    """What is told of every request: sent to the engine, answered, ended."""
 
-    def sent(self, ticket: Ticket) -> None: ...
+    def sent(self, queued: QueuedReply) -> None: ...
 
-    def said(self, ticket: Ticket, events: list[Event]) -> None: ...
+    def received(self, queued: QueuedReply, events: list[Event]) -> None: ...
 
-    def ended(self, ticket: Ticket, error: BaseException | None) -> None: ...
+    def ended(self, queued: QueuedReply, error: BaseException | None) -> None: ...
 
 
-class Desk:
+class RequestQueue:
     """The requests of one engine.
 
     Args:
@@ -166,14 +166,14 @@ class Desk:
         self.lanes = lanes
         self.most = most
         self.watchers: list[Watcher] = []
-        self.running: dict[Ticket, None] = {}
+        self.running: dict[QueuedReply, None] = {}
         self.restarts = 0
         self.closing = False
         self.cut = False  # nothing is waited for any more
         self.places: dict[Place, None] = {}
         self._queued: Counter[str] = Counter()  # requests that wait, by client
         self._asked: set[asyncio.Future[Any]] = set()
-        self._waiting = Turns[Ticket]()
+        self._waiting = Turns[QueuedReply]()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Task[None] | None = None
         self._suspects: dict[str, Suspect] = {}
@@ -240,13 +240,14 @@ class Desk:
         place: Place,
         prompt: Prompt,
         params: GenerateParams,
-        hear: Tell,
+        on_message: OnMessage,
         *,
         asked: str = "",
         label: str = "",
         arm: str = "",
-    ) -> Ticket:
-        """Take a reply of a request that was let in; ``hear`` is not called before this returns.
+    ) -> QueuedReply:
+        """Queue a reply of a request that was let in; ``on_message`` is not called before this
+        returns.
 
         Raises:
             Refusal: the server ends now, or the request ended the engine.
@@ -255,19 +256,19 @@ class Desk:
             raise shutting_down()
         if (suspect := self._suspected(asked)) is not None and suspect.refused:
             raise ended_engine("the engine did not survive this request before")
-        ticket = Ticket(prompt, params, place, hear, asked, label, arm)
-        self._waiting.put(place.client, ticket)
+        queued = QueuedReply(prompt, params, place, on_message, asked, label, arm)
+        self._waiting.put(place.client, queued)
         if not place.waiting:
             self._queued[place.client] += 1
         place.waiting += 1
         self._serve()
-        return ticket
+        return queued
 
-    def withdraw(self, ticket: Ticket) -> None:
+    def withdraw(self, queued: QueuedReply) -> None:
         """Take back one that waits."""
-        if self._waiting.remove(ticket.client, ticket):
-            self._called(ticket)
-            self._end(ticket, "end", None)
+        if self._waiting.remove(queued.client, queued):
+            self._called(queued)
+            self._end(queued, "end", None)
 
     async def ask(self, method: str, *args: Any, client: str = "") -> Any:
         """What a method of the engine returns; clients take turns.
@@ -282,8 +283,8 @@ class Desk:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
 
-        def hear(said: tuple[str, Any]) -> None:
-            kind, payload = said
+        def on_message(message: tuple[str, Any]) -> None:
+            kind, payload = message
             if answer.done():
                 return
             if kind == "result":
@@ -293,7 +294,8 @@ class Desk:
 
         if self.cut:
             raise shutting_down()
-        self.host.ask(method, *args, tell=lambda said: self._soon(hear, said), whose=client)
+        later = partial(self._soon, on_message)
+        self.host.ask(method, *args, on_message=later, whose=client)
         self._asked.add(answer)
         try:
             return await answer
@@ -313,10 +315,10 @@ class Desk:
     def cut_off(self) -> None:
         """Nothing is waited for any more, and all who wait hear so."""
         self.cut = True
-        for ticket in [*self.running, *self._waiting]:
-            if not ticket.left:
-                ticket.hear(("error", shutting_down()))
-                ticket.cancel()
+        for queued in [*self.running, *self._waiting]:
+            if not queued.left:
+                queued.on_message(("error", shutting_down()))
+                queued.cancel()
         for answer in self._asked:
             if not answer.done():
                 answer.set_exception(shutting_down())
@@ -337,81 +339,81 @@ class Desk:
                 return
             if not self._may_join(self._waiting.first):
                 return  # nor may any other that came later: its turn has to come
-            ticket = self._waiting.pop()
-            self._called(ticket)
-            self._send(ticket)
+            queued = self._waiting.pop()
+            self._called(queued)
+            self._send(queued)
 
-    def _may_join(self, ticket: Ticket) -> bool:
+    def _may_join(self, queued: QueuedReply) -> bool:
         """Whether a request may join the running ones: a suspect runs only with other suspects."""
-        others = [other.asked for other in self.running if other.asked != ticket.asked]
-        asked = [ticket.asked, *others] if others else []
+        others = [other.asked for other in self.running if other.asked != queued.asked]
+        asked = [queued.asked, *others] if others else []
         return all(self._suspected(one) is None for one in asked)
 
     def _suspected(self, asked: str) -> Suspect | None:
         suspect = self._suspects.get(asked)
         return suspect if suspect is not None and monotonic() < suspect.until_s else None
 
-    def _called(self, ticket: Ticket) -> None:
+    def _called(self, queued: QueuedReply) -> None:
         """It does not wait any more."""
-        place = ticket.place
+        place = queued.place
         place.waiting -= 1
         if not place.waiting:
             self._queued[place.client] -= 1
             if not self._queued[place.client]:
                 del self._queued[place.client]
 
-    def _send(self, ticket: Ticket) -> None:
-        self.running[ticket] = None
-        ticket.sent_s = perf_counter()
-        ticket.life = self._deaths
+    def _send(self, queued: QueuedReply) -> None:
+        self.running[queued] = None
+        queued.sent_s = perf_counter()
+        queued.life = self._deaths
         for watcher in self.watchers:
-            watcher.sent(ticket)
+            watcher.sent(queued)
 
-        def tell(said: tuple[str, Any]) -> None:
-            self._soon(self._heard, ticket, *said)
+        def on_message(message: tuple[str, Any]) -> None:
+            self._soon(self._on_message, queued, *message)
 
         try:
             # prompts are cached for each API key apart: how much was cached tells no one else
-            scope = ticket.client if ticket.client.startswith("key ") else ""
-            params = ticket.params.replace(scope=scope)
-            ticket.stop = self.host.send(ticket.prompt, params, tell, whose=ticket.client)
+            scope = queued.client if queued.client.startswith("key ") else ""
+            params = queued.params.replace(scope=scope)
+            queued.stop = self.host.send(queued.prompt, params, on_message, whose=queued.client)
         except Exception as error:
-            self._soon(self._heard, ticket, "error", error)
+            self._soon(self._on_message, queued, "error", error)
 
-    def _heard(self, ticket: Ticket, kind: str, payload: Any) -> None:
-        if ticket.over:
+    def _on_message(self, queued: QueuedReply, kind: str, payload: Any) -> None:
+        if queued.over:
             return
         if kind == "events":
             for watcher in self.watchers:
-                watcher.said(ticket, payload)
-            if not ticket.left:
-                ticket.hear((kind, payload))
+                watcher.received(queued, payload)
+            if not queued.left:
+                queued.on_message((kind, payload))
             return
         if isinstance(payload, EngineDied):
-            self._suspect(ticket, sure=isinstance(payload, EngineStuck) and payload.culprit)
-        elif kind == "end" and not ticket.left:
-            self._suspects.pop(ticket.asked, None)
-        self._end(ticket, kind, payload)
+            self._suspect(queued, sure=isinstance(payload, EngineStuck) and payload.culprit)
+        elif kind == "end" and not queued.left:
+            self._suspects.pop(queued.asked, None)
+        self._end(queued, kind, payload)
         self._serve()
 
-    def _end(self, ticket: Ticket, kind: str, payload: Any) -> None:
-        ticket.over = True
-        sent = self.running.pop(ticket, ticket) is None
+    def _end(self, queued: QueuedReply, kind: str, payload: Any) -> None:
+        queued.over = True
+        sent = self.running.pop(queued, queued) is None
         for watcher in self.watchers if sent else ():
-            watcher.ended(ticket, payload)
-        if not ticket.left:
-            ticket.hear((kind, payload))
+            watcher.ended(queued, payload)
+        if not queued.left:
+            queued.on_message((kind, payload))
 
-    def _suspect(self, ticket: Ticket, *, sure: bool) -> None:
+    def _suspect(self, queued: QueuedReply, *, sure: bool) -> None:
         """Remember who was there when the engine died; ``sure``: it died of this one."""
-        if not ticket.asked:
+        if not queued.asked:
             return
-        before = self._suspected(ticket.asked)
+        before = self._suspected(queued.asked)
         # several replies to it may have been there, which is one death
-        refused = before is not None and (before.refused or before.life != ticket.life)
-        self._suspects.pop(ticket.asked, None)
+        refused = before is not None and (before.refused or before.life != queued.life)
+        self._suspects.pop(queued.asked, None)
         until_s = monotonic() + POISON_S
-        self._suspects[ticket.asked] = Suspect(ticket.life, until_s, sure or refused)
+        self._suspects[queued.asked] = Suspect(queued.life, until_s, sure or refused)
         while len(self._suspects) > 256:
             del self._suspects[next(iter(self._suspects))]
 
@@ -436,7 +438,7 @@ class Desk:
             self._starting = None
         if error is not None:  # nobody is kept waiting for what does not come
             while self._waiting:
-                ticket = self._waiting.pop()
-                self._called(ticket)
-                self._end(ticket, "error", error)
+                queued = self._waiting.pop()
+                self._called(queued)
+                self._end(queued, "error", error)
         self._serve()

@@ -1,7 +1,7 @@
 """The app's engine: which pair is wanted, whether it is loaded, what happens when a load fails.
 
-The keeper knows no screen. A load runs in its own thread and posts its outcome as a message; the
-app gives the message back to ``take`` before it draws anything, so the keeper's state changes on
+The loader knows no screen. A load runs in its own thread and posts its outcome as a message; the
+app gives the message back to ``apply`` before it draws anything, so the loader's state changes on
 the app's thread only. A load that fails, or takes its process down, can be tried again; a switch
 that fails goes back to the previous pair.
 """
@@ -45,14 +45,14 @@ class NoModel:
         raise ModelUnavailable("no model is chosen yet", "press F6 to choose one")
 
 
-class EngineKeeper:
+class EngineLoader:
     """Loads, switches and closes the engine of the app.
 
     Args:
         wanted: the pair to load first; None if none is known.
         recipe_for: how a pair is loaded.
         host_class: where engines live.
-        tell: takes messages from any thread.
+        post: takes messages from any thread.
         server: the address of the server whose engine it is; "" where models are loaded here.
 
     Attributes:
@@ -69,7 +69,7 @@ class EngineKeeper:
         wanted: Pair | None,
         recipe_for: Callable[[str, str | None], EngineFactory],
         host_class: Callable[[EngineFactory], HostLike],
-        tell: Callable[[Message], object],
+        post: Callable[[Message], object],
         server: str = "",
     ) -> None:
         self.wanted = wanted
@@ -78,11 +78,11 @@ class EngineKeeper:
         self.ready = self.failed = False
         self.progress: LoadProgress | Notice | None = None
         self._recipe_for = recipe_for
-        self._tell = tell
+        self._post = post
         self._loads = 0
         self._before: Pair | None = None
         self.host = host_class(recipe_for(*wanted) if wanted else NoModel())
-        self.host.on_event = self._heard
+        self.host.on_event = self._on_event
         self.host.on_death = self._gone
 
     @property
@@ -114,13 +114,13 @@ class EngineKeeper:
         self._before, self.wanted = self.wanted, lasting_pair(target, draft)
         self._begin(self._recipe_for(*self.wanted))
 
-    def take(self, told: EngineLoading | EngineReady | EngineFailed) -> None:
+    def apply(self, message: EngineLoading | EngineReady | EngineFailed) -> None:
         """Update from a message, on the app's thread."""
-        match told:
+        match message:
             case EngineLoading():
-                self.progress = told.progress
+                self.progress = message.progress
             case EngineReady():
-                self.info, self.ready, self.failed, self.progress = told.info, True, False, None
+                self.info, self.ready, self.failed, self.progress = message.info, True, False, None
             case EngineFailed(kept=True):
                 self.wanted = self._before  # its recipe is the host's again
                 self.load()
@@ -138,34 +138,34 @@ class EngineKeeper:
     def _begin(self, recipe: EngineFactory | None) -> None:
         self.ready = self.failed = False
         self._loads += 1
-        self._tell(EngineLoading())
+        self._post(EngineLoading())
         threading.Thread(
             target=self._load, args=(self._loads, recipe), name="specllama-load", daemon=True
         ).start()
 
     def _load(self, number: int, recipe: EngineFactory | None) -> None:
-        told: Message
+        message: Message
         try:
-            told = EngineReady(self.host.start() if recipe is None else self.host.switch(recipe))
+            message = EngineReady(self.host.start() if recipe is None else self.host.switch(recipe))
         except SpecllamaError as error:
-            told = EngineFailed(error, kept=recipe is not None and self.info is not None)
+            message = EngineFailed(error, kept=recipe is not None and self.info is not None)
         except Exception as error:
-            told = EngineFailed(EngineError(f"{type(error).__name__}: {error}"))
+            message = EngineFailed(EngineError(f"{type(error).__name__}: {error}"))
         # A load replaced by a newer one neither failed nor is ready.
         if number == self._loads:
-            self._tell(told)
+            self._post(message)
 
     def _gone(self) -> None:
         """From the host's reader thread."""
         if (death := self.host.death) is not None:
-            self._tell(EngineGone(death))
+            self._post(EngineGone(death))
 
-    def _heard(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         """From the host's reader thread."""
         new = news(event)
         for progress in (new.load, *new.notices):
             if progress is not None:
-                self._tell(EngineLoading(progress))
+                self._post(EngineLoading(progress))
 
 
 def files_of(info: EngineInfo) -> tuple[object, ...]:

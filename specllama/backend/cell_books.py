@@ -18,10 +18,10 @@ from specllama.backend.lane import CellLane
 from specllama.errors import EngineError, PoolFull
 from specllama.history import common_prefix
 
-_HAUNTED = 256  # ghosts that are always worth their keep
+_GHOST_LIMIT = 256  # ghosts that are always worth their keep
 
 
-class Settling:
+class CellBooks:
     """The books of a pool: its cells, its lanes, their sequences.
 
     Args:
@@ -58,7 +58,7 @@ class Settling:
 
     def _seek_only(self) -> None:
         """Whether a lane is alone from here on."""
-        if len(self._lanes) == 1 and not self.cells.haunted:
+        if len(self._lanes) == 1 and not self.cells.has_ghosts:
             lane = self._lanes[0]
             settled = all(one is lane for one in self._decided)  # of it, pads may be left
             if settled and lane.tree is None and self.cells.held == lane.n_cells:
@@ -86,7 +86,7 @@ class Settling:
             if self.cells.settle():
                 self.cache.remove(self._ghost, 0)
             for lane in lanes:
-                self._haunt(lane)
+                self._keep_as_ghosts(lane)
                 self._carry_out(lane)
 
     def _give_up(self, lane: CellLane) -> None:
@@ -98,7 +98,7 @@ class Settling:
         if keep < lane.n_cells:
             self.cells.drop(lane.places[keep : lane.n_cells])
 
-    def _haunt(self, lane: CellLane) -> None:
+    def _keep_as_ghosts(self, lane: CellLane) -> None:
         """Make ghosts of what the lane gave up before living cells."""
         tree, keep = lane.tree, len(lane.tokens)
         if (
@@ -118,7 +118,7 @@ class Settling:
         begin, end = self.cells.gaps(places)
         if end:
             self.cache.copy(sequence, self._ghost, position + begin, position + end)
-            self.cells.haunt(places[begin:end])
+            self.cells.make_ghosts(places[begin:end])
 
     def _carry_out(self, lane: CellLane) -> None:
         """Make the cache hold of this lane what its text says."""
@@ -128,7 +128,7 @@ class Settling:
             winner = tree.layout.leaf_at(path[-1]) if path else 0
             end = lane.n_cells + len(path)
             lane.sequence = tree.sequences.pop(winner)
-            if tree.sequences and len(self._lanes) == 1 and not self.cells.haunted:
+            if tree.sequences and len(self._lanes) == 1 and not self.cells.has_ghosts:
                 self.cache.keep(lane.sequence)  # sequence by sequence takes longer
             else:
                 for sequence in tree.sequences:
@@ -186,7 +186,7 @@ class Settling:
     def _fit(self, n: int) -> None:
         """Make sure that ``n`` cells are free."""
         cells = self.cells
-        if cells.haunted and (cells.room < n or cells.ghosts > max(_HAUNTED, cells.held)):
+        if cells.has_ghosts and (cells.room < n or cells.ghosts > max(_GHOST_LIMIT, cells.held)):
             self.compact()
         if cells.room < n:
             raise PoolFull(

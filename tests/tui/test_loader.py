@@ -1,4 +1,4 @@
-"""The engine's keeper by itself: no app, no screen; the messages are given back by hand."""
+"""The engine's loader by itself: no app, no screen; the messages are given back by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from textual.message import Message
 from specllama.engine.inline import InlineHost
 from specllama.errors import BadGguf
 from specllama.events import Event, LoadProgress, Notice
-from specllama.tui.keeper import EngineKeeper, Pair, loading_words
+from specllama.tui.loader import EngineLoader, Pair, loading_words
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
 
 LIMIT_S = 20.0
@@ -22,11 +22,11 @@ BROKEN = BadGguf("cut short", "pull it again")
 
 
 class Told:
-    """A keeper of these recipes, and what it told."""
+    """A loader of these recipes, and what it told."""
 
     def __init__(self, wanted: Pair | None, **recipes: Any) -> None:
         self.messages: queue.Queue[Message] = queue.Queue()
-        self.keeper = EngineKeeper(
+        self.loader = EngineLoader(
             wanted, lambda target, draft: recipes[target], InlineHost, self.messages.put
         )
 
@@ -34,7 +34,7 @@ class Told:
         while True:
             told = self.messages.get(timeout=LIMIT_S)
             assert isinstance(told, EngineLoading | EngineReady | EngineFailed)
-            self.keeper.take(told)
+            self.loader.apply(told)
             if isinstance(told, kind):
                 return told
 
@@ -43,28 +43,28 @@ def named(name: str) -> Recipe:
     return Recipe(ScriptedEngine(["Ok."], engine_info(target=model_info(name=name), draft=None)))
 
 
-def loaded(keeper: EngineKeeper) -> str:
-    assert keeper.info is not None
-    return keeper.info.target.name if keeper.ready else ""
+def loaded(loader: EngineLoader) -> str:
+    assert loader.info is not None
+    return loader.info.target.name if loader.ready else ""
 
 
 def test_nothing_is_known_before_it_is_taken() -> None:
     told = Told(("one", None), one=named("one"))
-    keeper = told.keeper
-    assert (keeper.possible, keeper.ready, keeper.info) == (True, False, None)
-    keeper.load()
+    loader = told.loader
+    assert (loader.possible, loader.ready, loader.info) == (True, False, None)
+    loader.load()
     message = told.messages.get(timeout=LIMIT_S)
     while not isinstance(message, EngineReady):
         message = told.messages.get(timeout=LIMIT_S)
-    assert not keeper.ready
-    keeper.take(message)
-    assert loaded(keeper) == "one"
+    assert not loader.ready
+    loader.apply(message)
+    assert loaded(loader) == "one"
 
 
 def test_no_model_is_a_failure_with_a_next_step() -> None:
     told = Told(None)
-    assert not told.keeper.possible
-    told.keeper.load()
+    assert not told.loader.possible
+    told.loader.load()
     failed = told.until(EngineFailed)
     assert isinstance(failed, EngineFailed)
     assert failed.error.hint == "press F6 to choose one"
@@ -72,31 +72,31 @@ def test_no_model_is_a_failure_with_a_next_step() -> None:
 
 def test_a_failed_switch_goes_back() -> None:
     told = Told(("one", None), one=named("one"), two=Recipe(error=BROKEN))
-    told.keeper.load()
+    told.loader.load()
     told.until(EngineReady)
-    told.keeper.switch("two", "its draft")
-    assert told.keeper.wanted == ("two", "its draft")
+    told.loader.switch("two", "its draft")
+    assert told.loader.wanted == ("two", "its draft")
     failed = told.until(EngineFailed)
     assert isinstance(failed, EngineFailed)
     assert failed.kept
     told.until(EngineReady)
-    assert told.keeper.wanted == ("one", None)
-    assert loaded(told.keeper) == "one"
+    assert told.loader.wanted == ("one", None)
+    assert loaded(told.loader) == "one"
 
 
 def test_with_nothing_to_go_back_to_the_last_choice_is_tried_again() -> None:
     two = named("two")
     two.error = BROKEN
     told = Told(("one", None), one=Recipe(error=BROKEN), two=two)
-    told.keeper.load()
+    told.loader.load()
     told.until(EngineFailed)
-    told.keeper.switch("two", None)
+    told.loader.switch("two", None)
     told.until(EngineFailed)
-    assert told.keeper.failed
+    assert told.loader.failed
     two.error = None
-    told.keeper.load()
+    told.loader.load()
     told.until(EngineReady)
-    assert loaded(told.keeper) == "two"
+    assert loaded(told.loader) == "two"
 
 
 def test_a_load_that_was_pushed_aside_says_nothing() -> None:
@@ -108,17 +108,17 @@ def test_a_load_that_was_pushed_aside_says_nothing() -> None:
         raise BROKEN
 
     told = Told(("slow", None), slow=slow, quick=named("quick"))
-    told.keeper.load()
-    while told.keeper.progress is None:
+    told.loader.load()
+    while told.loader.progress is None:
         told.until(EngineLoading)
-    told.keeper.switch("quick", None)
+    told.loader.switch("quick", None)
     told.until(EngineReady)
     gate.set()
     for thread in threading.enumerate():
         if thread.name == "specllama-load":
             thread.join(LIMIT_S)
     assert told.messages.empty()
-    assert loaded(told.keeper) == "quick"
+    assert loaded(told.loader) == "quick"
 
 
 def test_what_a_load_measures_is_shown() -> None:
@@ -130,17 +130,17 @@ def test_what_a_load_measures_is_shown() -> None:
         raise BROKEN
 
     told = Told(("slow", None), slow=slow)
-    told.keeper.load()
-    while told.keeper.progress is None:
+    told.loader.load()
+    while told.loader.progress is None:
         told.until(EngineLoading)
-    assert loading_words(told.keeper.progress) == "measuring, once"
+    assert loading_words(told.loader.progress) == "measuring, once"
     gate.set()
     told.until(EngineFailed)
 
 
 def test_an_error_that_nobody_foresaw_is_a_failure_too() -> None:
     told = Told(("one", None), one=Recipe(error=ValueError("odd")))
-    told.keeper.load()
+    told.loader.load()
     failed = told.until(EngineFailed)
     assert isinstance(failed, EngineFailed)
     assert failed.error.message == "ValueError: odd"
