@@ -14,17 +14,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from specllama.bench.breakdown import Parts, parts_of, plain_step
+from specllama.bench.breakdown import Timeline, parts_of, plain_step
 from specllama.bench.experiment import Run, ask
 from specllama.bench.prompts import BenchPrompt
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile
-from specllama.events import RoundDone
 from specllama.interface import EngineLike
 from specllama.settings.params import GenerateParams
 from specllama.store.rounds import Logged
-
-Timeline = tuple[tuple[int, float], ...]  # (tokens so far, seconds so far) after every round
+from specllama.verdict import TimedRound
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +62,13 @@ class RunFigures:
     text: str = ""
     window: dict[str, int] = field(default_factory=dict)  # drafted tokens per round -> rounds
     timeline: Timeline = ()
-    plain_s: float | None = None  # mean of the passes that verified nothing, if there were enough
-    drafting: Timeline = ()  # the timeline if each of those had taken that mean
-    parts: Parts = field(default_factory=dict)  # the time by kind of round
+    passes: Sequence[TimedRound] = ()
 
     @staticmethod
     def of(run: Run, task: Task, repetition: int, total_s: float) -> RunFigures:
         """Of a whole answer of ours."""
         end, rounds = run.end, run.rounds
         t = end.timings
-        plain_s, drafting = what_drafting_took(rounds[1:])
         written = accumulate(len(done.emitted) for done in rounds)
         return RunFigures(
             arm=run.name,
@@ -97,9 +92,7 @@ class RunFigures:
             text=end.text,
             window=dict(Counter(str(len(done.drafted)) for done in rounds)),
             timeline=tuple(zip(written, (done.t_s for done in rounds), strict=True)),
-            plain_s=plain_s,
-            drafting=drafting,
-            parts=parts_of(rounds[1:]),
+            passes=run.passes,
         )
 
     @property
@@ -107,12 +100,22 @@ class RunFigures:
         """Tokens written in ``decode_s``: all but the first."""
         return max(self.tokens - 1, 0)
 
+    @property
+    def speed(self) -> float | None:
+        """Tokens a second."""
+        return self.decoded / self.decode_s if self.decode_s > 0 else None
+
+    @property
+    def task(self) -> tuple[str, float, int]:
+        """What its neighbours answered as well."""
+        return self.prompt, self.temperature, self.repetition
+
     def to_dict(self, *, texts: bool = False) -> dict[str, Any]:
-        data = dataclasses.asdict(self)
-        del data["timeline"], data["drafting"]
-        if not texts:
-            del data["token_ids"], data["text"]
-        return data
+        parts = parts_of(self.passes)
+        hidden = {"timeline", "passes", *(() if texts else ("token_ids", "text"))}
+        data = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        data |= {"plain_s": plain_step(parts), "parts": parts}
+        return {name: value for name, value in data.items() if name not in hidden}
 
 
 class Arm(Protocol):
@@ -171,6 +174,11 @@ class EngineArm:
         if isinstance(engine, Engine):
             engine.reset()
         self._know(repetition)
+        run = self.answer(task)
+        return RunFigures.of(run, task, repetition, perf_counter() - run.began_s)
+
+    def answer(self, task: Task) -> Run:
+        """An answer with whatever is in the cache and known."""
         params = self._params.choose("temperature", task.temperature).replace(
             max_tokens=task.max_tokens,
             seed=task.seed,
@@ -178,30 +186,12 @@ class EngineArm:
             min_speculative_tokens=0,
         )
         run = Run(self.name, task.prompt.content, params)
-        ask(self._logged or engine, run)
-        return RunFigures.of(run, task, repetition, perf_counter() - run.began_s)
+        ask(self._logged or self._engine, run)
+        return run
 
     def close(self) -> None:
         if self._logged is not None:
             self._logged.close()
-
-
-def what_drafting_took(rounds: Sequence[RoundDone]) -> tuple[float | None, Timeline]:
-    """(seconds of a plain pass, the timeline at that pace) of one run.
-
-    On a busy machine, passes differ by more than drafting may cost. So every pass that verified
-    nothing counts as their mean; drafting and the passes that verified something count as they
-    were. (None, ()) if hardly any pass was plain.
-    """
-    mean_s = plain_step(parts_of(rounds))
-    if mean_s is None:
-        return None, ()
-    points = [(0, 0.0)]
-    for r in rounds:
-        tokens, seconds = points[-1]
-        pass_s = (r.verify_ms + r.other_ms) / 1e3 if r.drafted else mean_s
-        points.append((tokens + len(r.emitted), seconds + r.draft_ms / 1e3 + pass_s))
-    return mean_s, tuple(points)
 
 
 def slowest_stretch(points: Timeline, tokens: int) -> float | None:

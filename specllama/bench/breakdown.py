@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from specllama.events import RoundDone
+from specllama.verdict import TimedRound
 
 PLAIN = "plain"  # rounds that sent nothing; their drafting found nothing
 READING = "reading"  # the draft model reading a text: its backlog, and one guess
@@ -33,7 +33,11 @@ class RoundKind:
 Parts = dict[str, RoundKind]
 
 
-def parts_of(rounds: Iterable[RoundDone]) -> Parts:
+Timeline = tuple[tuple[int, float], ...]
+"""(tokens so far, seconds so far) after every round."""
+
+
+def parts_of(rounds: Iterable[TimedRound]) -> Parts:
     """Gather rounds by kind.
 
     Reading a text into the draft model counts apart, in whichever round it happens: it is paid
@@ -45,11 +49,11 @@ def parts_of(rounds: Iterable[RoundDone]) -> Parts:
         reads = r.read > _BACKLOG
         mine = RoundKind(
             rounds=1,
-            drafted=len(r.drafted),
+            drafted=r.drafted,
             accepted=r.accepted,
-            tokens=len(r.emitted),
+            tokens=r.tokens,
             draft_s=0.0 if reads else r.draft_ms / 1e3,
-            pass_s=(r.verify_ms + r.other_ms) / 1e3,
+            pass_s=r.pass_ms / 1e3,
         )
         parts.setdefault(kind, RoundKind()).add(mine)
         if reads:
@@ -57,15 +61,6 @@ def parts_of(rounds: Iterable[RoundDone]) -> Parts:
                 RoundKind(rounds=1, draft_s=r.draft_ms / 1e3)
             )
     return parts
-
-
-def together(several: Iterable[Parts]) -> Parts:
-    """The sum of many runs."""
-    out: Parts = {}
-    for parts in several:
-        for kind, part in parts.items():
-            out.setdefault(kind, RoundKind()).add(part)
-    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +110,9 @@ def breakdown(parts: Parts, plain_s: float) -> list[BreakdownRow]:
     first = (PLAIN, READING)
     kinds = [kind for kind in first if kind in parts]
     kinds += sorted(kind for kind in parts if kind not in first)
-    whole = together([{ALL: part} for part in parts.values()])[ALL]
+    whole = RoundKind()
+    for part in parts.values():
+        whole.add(part)
     whole.rounds -= parts[READING].rounds if READING in parts else 0  # counted as what they sent
     return [*(row(kind, parts[kind]) for kind in kinds), row(ALL, whole)]
 
@@ -124,6 +121,24 @@ def plain_step(parts: Parts) -> float | None:
     """Mean seconds of a pass that verified nothing, None if there were too few."""
     plain = parts.get(PLAIN)
     return plain.pass_s / plain.rounds if plain and plain.rounds >= _ENOUGH else None
+
+
+def what_drafting_took(rounds: Sequence[TimedRound]) -> tuple[float | None, Timeline]:
+    """(seconds of a plain pass, the timeline at that pace) of one run.
+
+    On a busy machine, passes differ by more than drafting may cost. So every pass that verified
+    nothing counts as their mean; drafting and the passes that verified something count as they
+    were. (None, ()) if hardly any pass was plain.
+    """
+    mean_s = plain_step(parts_of(rounds))
+    if mean_s is None:
+        return None, ()
+    points = [(0, 0.0)]
+    for one in rounds:
+        tokens, seconds = points[-1]
+        pass_s = one.pass_ms / 1e3 if one.drafted else mean_s
+        points.append((tokens + one.tokens, seconds + one.draft_ms / 1e3 + pass_s))
+    return mean_s, tuple(points)
 
 
 COLUMNS: dict[str, Callable[[BreakdownRow], str]] = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from specllama.bench.arms import Arm
-from specllama.bench.runner import Comparison, Summary
+from specllama.bench.outcome import finding
+from specllama.bench.paired import ratio_words
+from specllama.bench.runner import Comparison
 from specllama.bench.tune import Tuning
 from specllama.store.checks import Finding
 
@@ -23,7 +25,7 @@ def of_comparison(result: Comparison, tried: Mapping[str, Sequence[Arm]]) -> dic
         if known:
             best = known[-1] if what == "speed" else max(known, key=lambda s: s.ratio or 0.0)
             named = "" if what == "speed" else f"{best.arm} is the fastest: "
-            found[what] = Finding(_keeps_up(best), named + _ratio(best))
+            found[what] = finding([best], named + ratio_words(best))
     every = [result.summary(arm.name, "all") for arms in tried.values() for arm in arms]
     same, of = sum(s.equal or 0 for s in every), sum(s.compared for s in every)
     if of:
@@ -31,18 +33,9 @@ def of_comparison(result: Comparison, tried: Mapping[str, Sequence[Arm]]) -> dic
     if tried["speed"] and len(result.slices) > 1:
         arm = tried["speed"][-1].name
         kinds = [s for s in (result.summary(arm, s, slice=s) for s in result.slices) if s.ratio]
-        words = ", ".join(f"{s.group} {s.ratio:.2f}×" for s in kinds)
-        found["kinds"] = Finding(all(map(_keeps_up, kinds)), words)
+        words = [f"{s.group} {ratio_words(s)}" for s in kinds]
+        found["kinds"] = finding(kinds, ", ".join(words))
     return found
-
-
-def _keeps_up(summary: Summary) -> bool:
-    """Whether some repetition was as fast as plain decoding: nothing shows a loss."""
-    return (summary.ratio_high or 0.0) >= 1.0
-
-
-def _ratio(summary: Summary) -> str:
-    return f"{summary.ratio:.2f}× ({summary.ratio_low:.2f} to {summary.ratio_high:.2f})"
 
 
 def of_tuning(result: Tuning) -> dict[str, Finding]:

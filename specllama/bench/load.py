@@ -20,6 +20,7 @@ from urllib.parse import urldefrag, urlsplit
 import httpx2
 
 from specllama.bench.arms import percentile
+from specllama.bench.paired import Compared, as_one
 from specllama.bench.processes import cpu_seconds, server_of
 from specllama.errors import EngineError, UsageError
 from specllama.settings.params import PROPOSERS
@@ -119,9 +120,9 @@ class LoadRow:
     arm: str
     clients: int
     tok_per_s: float
-    ratio: Spread
+    ratio: Compared
     cpu_ms: float | None
-    cpu_ratio: Spread | None
+    cpu_ratio: Compared | None
     first_p50_s: float | None
     first_p95_s: float | None
     pace: float | None
@@ -130,23 +131,12 @@ class LoadRow:
     near_ties: int
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The median of some ratios, and their range."""
-
-    median: float
-    low: float
-    high: float
-
-    @staticmethod
-    def of(ratios: Sequence[float]) -> Spread:
-        return Spread(median(ratios), min(ratios), max(ratios))
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
+        ratios = {"ratio": self.ratio, "cpu_ratio": self.cpu_ratio}
+        told = {
+            name: one and {"ratio": one.ratio, "low": one.low, "high": one.high}
+            for name, one in ratios.items()
+        }
+        return asdict(self) | told
 
 
 class ClientLoad:
@@ -253,20 +243,22 @@ def rows(waves: Sequence[Wave], alone: Mapping[int, str]) -> list[LoadRow]:
     for arm, clients in dict.fromkeys((wave.arm, wave.clients) for wave in waves):
         mine = [wave for wave in waves if (wave.arm, wave.clients) == (arm, clients)]
         beside = [(wave, base[clients, wave.repetition]) for wave in mine]
+        speed = as_one([[(usual.tok_per_s, wave.tok_per_s) for wave, usual in beside]])
+        assert speed is not None
         answers = [answer for wave in mine for answer in wave.answers]
         compared = [answer for answer in answers if answer.question in alone]
         firsts = [answer.first_s for answer in answers]
         cpu = [wave.cpu_ms for wave in mine if wave.cpu_ms is not None]
-        cheaper = [usual.cpu_ms / it.cpu_ms for it, usual in beside if usual.cpu_ms and it.cpu_ms]
+        cheaper = [(it.cpu_ms, usual.cpu_ms) for it, usual in beside if usual.cpu_ms and it.cpu_ms]
         paces = [pace for pair in beside if (pace := _slowest(*pair)) is not None]
         out.append(
             LoadRow(
                 arm,
                 clients,
-                tok_per_s=median(wave.tok_per_s for wave in mine),
-                ratio=Spread.of([wave.tok_per_s / usual.tok_per_s for wave, usual in beside]),
+                tok_per_s=speed.speed,
+                ratio=speed,
                 cpu_ms=median(cpu) if cpu else None,
-                cpu_ratio=Spread.of(cheaper) if cheaper else None,
+                cpu_ratio=as_one([cheaper]),
                 first_p50_s=percentile(firsts, 0.5),
                 first_p95_s=percentile(firsts, 0.95),
                 pace=median(paces) if paces else None,

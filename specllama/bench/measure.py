@@ -97,7 +97,7 @@ def time_passes(
     *,
     outputs: Outputs,
     repetitions: int,
-    progress: Callable[[], None] | None = None,
+    progress: Callable[[], object] | None = None,
 ) -> dict[int, float]:
     """Median milliseconds of a pass of each size after ``tokens``; the cache is cut back after.
 
@@ -131,7 +131,7 @@ def measure_costs(
     tokens: Sequence[int],
     *,
     repetitions: int = 5,
-    progress: Callable[[], None] | None = None,
+    progress: Callable[[], object] | None = None,
 ) -> PassCosts:
     """Time both contexts at the length of ``tokens`` (a real prompt, some hundred tokens)."""
     room = target.n_ctx - max(ROWS) - 1

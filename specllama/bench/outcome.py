@@ -10,17 +10,24 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from specllama.bench.experiment import PLAIN, RaceBoard, Run
-from specllama.bench.paired import LEVEL, LOOKED_AT, Compared, Pairs, compare
+from specllama.bench.paired import (
+    LEVEL,
+    LOOKED_AT,
+    Compared,
+    Pairs,
+    compare,
+    holds,
+    ratio_words,
+)
 from specllama.bench.speed_model import SpeedModel
 from specllama.events import Answer, Payoff
 from specllama.interface import Prompt
 from specllama.store.checks import Finding
-from specllama.verdict import ROUNDS_UNTIL_OFF, counted, lead
+from specllama.verdict import ROUNDS_UNTIL_OFF, Interval, counted, lead
 
 TOO_SHORT = "the reply was too short"
 LEAST, MOST = 3, 10  # pairs of a race: before it may end, and at most
 MORE = 5  # pairs, on request
-LITTLE = 0.05  # a loss that nobody feels
 
 Row = list[tuple[list[Run], list[Run]]]
 """Of every lap, what ran plainly and what ran the other way."""
@@ -174,19 +181,6 @@ def _stays_off(runs: Sequence[Run]) -> bool:
 # ---- in words
 
 
-def between(low: float | None, high: float | None) -> str:
-    """ "0.62–0.86" """
-    return "" if low is None or high is None else f"{low:.2f}–{high:.2f}"
-
-
-def ratio(verdict: Payoff) -> str:
-    """ "0.74× (0.62–0.86)" """
-    if verdict.ratio is None:
-        return ""
-    interval = between(verdict.low, verdict.high)
-    return f"{verdict.ratio:.2f}×" + (f" ({interval})" if interval else "")
-
-
 def said(verdict: Payoff) -> str:
     """In a table or a list: whether it paid."""
     match verdict.answer:
@@ -245,9 +239,7 @@ def findings(tab: str, board: RaceBoard) -> dict[str, Finding]:
     if tab == "slices":
         told = ways(board, tab)
         words = ", ".join(f"{way.run.group} {_short(way.verdict)}" for way in told)
-        states = {_holds(way.verdict) for way in told}
-        holds = False if False in states else None if None in states or not told else True
-        return {"kinds": _finding(holds, words or TOO_SHORT)}
+        return {"kinds": finding([way.verdict for way in told], words or TOO_SHORT)}
     found: dict[str, Finding] = {}
     tried = ways(board, tab)
     proved = [way for way in tried if way.run.params.verify == "match"]
@@ -259,32 +251,26 @@ def findings(tab: str, board: RaceBoard) -> dict[str, Finding]:
         best = tried[0]
         what = {"race": "speed", "sweep": "length", "methods": "methods"}[tab]
         named = "" if tab == "race" else f"best is {best.run.name}, "
-        found[what] = _finding(_holds(best.verdict), named + said(best.verdict))
+        found[what] = finding([best.verdict], named + said(best.verdict))
     return found
 
 
-def _finding(holds: bool | None, words: str) -> Finding:
-    return Finding(bool(holds), words, known=holds is not None)
-
-
-def _holds(verdict: Payoff) -> bool | None:
-    """Whether it is surely not slower, but for a loss too small to notice; None where the runs
-    cannot tell."""
-    if verdict.low is None or verdict.high is None:
-        return None
-    if verdict.high < 1.0:
-        return False
-    return True if verdict.low > 1.0 - LITTLE else None
+def finding(told: Sequence[Interval], words: str) -> Finding:
+    """What several ways say together: one that is slower decides, then one that is not known."""
+    states = [holds(one) for one in told] or [None]
+    known = False in states or None not in states
+    return Finding(known and False not in states, words, known=known)
 
 
 def way_words(way: Way) -> str:
     """ "F4, 2 pairs: 198 tok/s, 0.74× (0.62–0.86) of plain" """
     speed = "" if way.speed is None else f"{way.speed:.0f} tok/s, "
-    found = f"{speed}{ratio(way.verdict)} of plain" if ratio(way.verdict) else TOO_SHORT
+    ratio = ratio_words(way.verdict)
+    found = f"{speed}{ratio} of plain" if ratio else TOO_SHORT
     off = ", drafting stays off" if way.verdict.answer == "off" else ""
     return f"F4, {way.pairs} pair{'s' if way.pairs != 1 else ''}: {found}{off}"
 
 
 def _short(verdict: Payoff) -> str:
-    words = ratio(verdict) or TOO_SHORT
+    words = ratio_words(verdict) or TOO_SHORT
     return f"off ({words})" if verdict.answer == "off" else words

@@ -2,8 +2,8 @@
 
 Runs come in pairs that differ in nothing but the way. The ratio is the geometric mean of the
 ratios of their speeds, and the speeds that are shown are geometric means of the same runs: what two
-columns say is what the verdict says. How sure it is follows from how much the pairs differ, pooled
-over the rows of a table (Student's t on logarithms).
+columns say is what the verdict says. How sure it is follows from how much the pairs of a row
+differ, pooled over the rows of a table (Student's t on logarithms).
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
+from specllama.verdict import Interval
+
 LEVEL = 0.05  # 1 in 20 intervals misses the truth
 # After every pair of a race the interval is looked at: eight looks at this level miss as seldom.
 LOOKED_AT = 0.01
+LITTLE = 0.05  # a loss that nobody feels
 
 Pairs = Sequence[tuple[float, float]]
 """Speeds, plainly and the other way."""
@@ -44,25 +47,40 @@ def compare(
     Args:
         shared: the rows have their plain runs in common, so that they err together.
     """
-    logs = [[math.log(way / plain) for plain, way in row] for row in rows]
-    means = [fmean(row) if row else 0.0 for row in logs]
-    free = float(sum(max(len(row) - 1, 0) for row in logs))
-    squares = sum((one - mean) ** 2 for row, mean in zip(logs, means, strict=True) for one in row)
-    spread = math.sqrt(squares / free) if free else 0.0
+    spread, free = _noise(rows)
     if shared:  # half of each difference is the plain run's, which all rows have in common
-        free /= 1 + (sum(bool(row) for row in logs) - 1) / 4
-    found: list[Compared | None] = []
-    for row, of_row, mean in zip(rows, logs, means, strict=True):
-        if not of_row:
-            found.append(None)
-            continue
-        low = high = None
-        if free >= 1:
-            reach = student(level, int(free)) * spread / math.sqrt(len(of_row))
-            low, high = math.exp(mean - reach), math.exp(mean + reach)
-        plain = geometric([plain for plain, _ in row])
-        found.append(Compared(plain, plain * math.exp(mean), low, high, len(row)))
-    return found
+        free /= 1 + (sum(map(bool, rows)) - 1) / 4
+    return [_compared(row, spread, free, level) for row in rows]
+
+
+def as_one(rows: Sequence[Pairs], *, level: float = LEVEL) -> Compared | None:
+    """All rows as one figure, such as prompts that gain differently: how sure it is follows from
+    how much the pairs of each row differ, so it is told of these prompts."""
+    return _compared([pair for row in rows for pair in row], *_noise(rows), level)
+
+
+def _noise(rows: Sequence[Pairs]) -> tuple[float, float]:
+    """The standard deviation of a pair's logarithm, and its degrees of freedom."""
+    logs = [_logs(row) for row in rows if row]
+    free = float(sum(len(row) - 1 for row in logs))
+    squares = sum((one - fmean(row)) ** 2 for row in logs for one in row)
+    return math.sqrt(squares / free) if free else 0.0, free
+
+
+def _compared(row: Pairs, spread: float, free: float, level: float) -> Compared | None:
+    if not row:
+        return None
+    mean = fmean(_logs(row))
+    low = high = None
+    if free >= 1:
+        reach = student(level, int(free)) * spread / math.sqrt(len(row))
+        low, high = math.exp(mean - reach), math.exp(mean + reach)
+    plain = geometric([plain for plain, _ in row])
+    return Compared(plain, plain * math.exp(mean), low, high, len(row))
+
+
+def _logs(row: Pairs) -> list[float]:
+    return [math.log(way / plain) for plain, way in row]
 
 
 def geometric(values: Sequence[float]) -> float:
@@ -83,3 +101,29 @@ def student(level: float, free: int) -> float:
         + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * free**3)
         + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * free**4)
     )
+
+
+# ---- in words
+
+
+def between(one: Interval) -> str:
+    """ "0.62–0.86" """
+    return "" if one.low is None or one.high is None else f"{one.low:.2f}–{one.high:.2f}"
+
+
+def ratio_words(one: Interval) -> str:
+    """ "0.74× (0.62–0.86)" """
+    if one.ratio is None:
+        return ""
+    interval = between(one)
+    return f"{one.ratio:.2f}×" + (f" ({interval})" if interval else "")
+
+
+def holds(one: Interval) -> bool | None:
+    """Whether a way is surely not slower, but for a loss too small to notice; None where the runs
+    cannot tell."""
+    if one.low is None or one.high is None:
+        return None
+    if one.high < 1.0:
+        return False
+    return True if one.low > 1.0 - LITTLE else None

@@ -10,13 +10,14 @@ from typing import Any
 import msgspec
 
 from specllama.bench import breakdown
+from specllama.bench.paired import between
 from specllama.bench.runner import Comparison, Summary
 from specllama.bench.svg import bars
 from specllama.errors import UsageError
 from specllama.files import DAMAGE
 from specllama.store.document import html_page, html_table, markdown_table
 
-SCHEMA = "specllama.bench.v1"
+SCHEMA, TOTALS = "specllama.bench.v2", "specllama.bench.v1"  # ratios of the latter were of totals
 
 SPENT = "Where the time after the first token went, in plain steps"
 SPENT_COLUMNS = ("arm", "group", *breakdown.COLUMNS)
@@ -24,12 +25,6 @@ SPENT_COLUMNS = ("arm", "group", *breakdown.COLUMNS)
 
 def _show(value: float | None, form: str, unit: str = "") -> str:
     return "" if value is None else format(value, form) + unit
-
-
-def _range(s: Summary) -> str:
-    if s.ratio_low is None or s.ratio_high is None:
-        return ""
-    return f"{s.ratio_low:.2f}–{s.ratio_high:.2f}"
 
 
 def _accepted(s: Summary) -> str:
@@ -41,7 +36,7 @@ COLUMNS: dict[str, Callable[[Summary], str]] = {
     "group": lambda s: s.group,
     "tok/s": lambda s: _show(s.tok_per_s, ".1f"),
     "ratio": lambda s: _show(s.ratio, ".2f", "×"),
-    "range": _range,
+    "range": between,
     "p50 s": lambda s: _show(s.latency_p50_s, ".2f"),
     "p95 s": lambda s: _show(s.latency_p95_s, ".2f"),
     "TTFT ms": lambda s: _show(s.ttft_p50_s and s.ttft_p50_s * 1e3, ".0f"),
@@ -91,7 +86,7 @@ def read_report(path: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except DAMAGE as error:
         raise UsageError(f"{path} is not a report of specllama bench ({error})") from None
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+    if not isinstance(data, dict) or data.get("schema") not in (SCHEMA, TOTALS):
         raise UsageError(f"{path} is not a report of specllama bench")
     return data
 
@@ -149,8 +144,8 @@ def to_html(comparison: Comparison) -> str:
     summaries = comparison.summaries()
     others = [s for s in summaries if s.arm != comparison.baseline and s.ratio is not None]
     chart = bars(
-        f"Tokens per second over {comparison.baseline} (median, range over repetitions)",
-        [(f"{s.arm} · {s.group}", s.ratio or 0.0, s.ratio_low, s.ratio_high) for s in others],
+        f"Tokens per second over {comparison.baseline} (interval: 19 of 20 hold the ratio)",
+        [(f"{s.arm} · {s.group}", s.ratio or 0.0, s.low, s.high) for s in others],
         mark=1.0,
         unit="×",
     )

@@ -1,37 +1,53 @@
 """Interleaved comparisons: every arm answers every prompt, in turn, several times.
 
-Speeds are ratios of totals within one repetition (tokens of all prompts over their seconds), and
-the median over repetitions is reported: machines drift, and only neighbours in time compare.
+Every run is paired with the baseline's of the same prompt in the same repetition: machines drift,
+and only neighbours in time compare. ``paired`` says what the pairs of a group are worth together.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from statistics import median
+from dataclasses import asdict, dataclass, field
+from itertools import count
 from typing import Any
 
 from specllama.bench.arms import Arm, RunFigures, Task, percentile, slowest_stretch
-from specllama.bench.breakdown import BreakdownRow, breakdown, plain_step, together
+from specllama.bench.breakdown import (
+    BreakdownRow,
+    breakdown,
+    parts_of,
+    plain_step,
+    what_drafting_took,
+)
 from specllama.bench.energy import EnergyMeter
+from specllama.bench.paired import Compared, as_one, geometric
+from specllama.verdict import judge
 
-Progress = Callable[[int, int, str], None]
+Progress = Callable[[int, int], object]
+"""Called with what is done, and of how much."""
 
 STRETCH = 500  # tokens; the slowest stretch of this length is shown
+
+Beside = Sequence[tuple[RunFigures, RunFigures]]
+"""Runs of the baseline, each with the arm's of the same task in the same repetition."""
 
 
 @dataclass(slots=True)
 class Summary:
-    """One arm over a set of runs, against the baseline in the same repetitions."""
+    """One arm over a set of runs, against the baseline in the same repetitions.
+
+    ``tok_per_s``, ``ratio``, ``low`` and ``high`` are ``paired``'s; ``ttft_ratio`` as well.
+    """
 
     arm: str
     group: str
     runs: int
     tokens: int
     tok_per_s: float | None
-    ratio: float | None  # median over repetitions
-    ratio_low: float | None
-    ratio_high: float | None
+    ratio: float | None
+    low: float | None
+    high: float | None
     latency_p50_s: float | None
     latency_p95_s: float | None
     ttft_p50_s: float | None
@@ -57,10 +73,8 @@ class Summary:
         return self.drafted - self.accepted
 
     def to_dict(self) -> dict[str, Any]:
-        data = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        data["acceptance_rate"] = self.acceptance_rate
-        data["rejected"] = self.rejected
-        return data
+        more = {"acceptance_rate": self.acceptance_rate, "rejected": self.rejected}
+        return asdict(self) | more
 
 
 @dataclass(slots=True)
@@ -109,9 +123,9 @@ class Comparison:
             for t in self.temperatures:
                 for s in (None, *(self.slices if slices else ())):
                     mine = self._runs(t, s, arm)
-                    parts = together(run.parts for run in mine)
-                    speed = _speed(self._runs(t, s, self.baseline))
-                    step = plain_step(parts) or (1.0 / speed if speed else 0.0)
+                    parts = parts_of(one for run in mine for one in run.passes)
+                    speeds = [run.speed for run in self._runs(t, s, self.baseline) if run.speed]
+                    step = plain_step(parts) or (1.0 / geometric(speeds) if speeds else 0.0)
                     if rows := breakdown(parts, step):
                         out.append((arm, f"{s} T={t:g}" if s else f"T={t:g}", rows))
         return out
@@ -128,99 +142,63 @@ class Comparison:
     ) -> Summary:
         """One arm over the runs of a temperature and a slice (None: of all)."""
         mine = self._runs(temperature, slice, arm)
-        base = self._runs(temperature, slice, self.baseline)
-        ratios: list[float] = []
-        ttfts: list[float] = []
-        for n in sorted({r.repetition for r in mine}):
-            a = [r for r in mine if r.repetition == n]
-            b = [r for r in base if r.repetition == n]
-            speed, reference = _speed(a), _speed(b)
-            if speed and reference:
-                ratios.append(speed / reference)
-            ours, theirs = sum(r.ttft_s for r in a), sum(r.ttft_s for r in b)
-            if ours > 0 and theirs > 0:
-                ttfts.append(ours / theirs)
+        plain = {run.task: run for run in self._runs(temperature, slice, self.baseline)}
+        beside = [(plain[run.task], run) for run in mine if run.task in plain]
+        speed, waiting = _paired(beside, lambda r: r.speed), _paired(beside, lambda r: r.ttft_s)
+        wrote = [(a.token_ids, b.token_ids) for a, b in beside if a.token_ids and b.token_ids]
         busy = sum(r.draft_s + r.verify_s + r.other_s for r in mine)
         tokens = sum(r.tokens for r in mine)
         joules = [r.joules for r in mine if r.joules is not None]
-        equal, compared = self._equality(mine, base)
         return Summary(
             arm=arm,
             group=group,
             runs=len(mine),
             tokens=tokens,
-            tok_per_s=_speed(mine),
-            ratio=median(ratios) if ratios else None,
-            ratio_low=min(ratios, default=None),
-            ratio_high=max(ratios, default=None),
+            tok_per_s=speed.speed if speed else None,
+            ratio=speed.ratio if speed else None,
+            low=speed.low if speed else None,
+            high=speed.high if speed else None,
             latency_p50_s=percentile([r.total_s for r in mine], 0.5),
             latency_p95_s=percentile([r.total_s for r in mine], 0.95),
             ttft_p50_s=percentile([r.ttft_s for r in mine if r.ttft_s > 0], 0.5),
-            ttft_ratio=median(ttfts) if ttfts else None,
+            ttft_ratio=waiting.ratio if waiting else None,
             drafted=sum(r.drafted for r in mine),
             accepted=sum(r.accepted for r in mine),
             rounds=sum(r.rounds for r in mine),
             draft_share=sum(r.draft_s for r in mine) / busy if busy else None,
             other_share=sum(r.other_s for r in mine) / busy if busy else None,
             joules_per_token=sum(joules) / tokens if joules and tokens else None,
-            slowest_500=_slowest(mine, base),
-            in_run=_in_run(mine),
-            in_run_500=min(
-                (
-                    run.plain_s * stretch
-                    for run in mine
-                    if run.plain_s and (stretch := slowest_stretch(run.drafting, STRETCH))
-                ),
-                default=None,
-            ),
-            equal=equal,
-            compared=compared,
+            slowest_500=_slowest(beside),
+            in_run=judge([one for run in mine for one in run.passes]).ratio,
+            in_run_500=_slowest_in_run(mine),
+            equal=sum(a == b for a, b in wrote) if wrote else None,
+            compared=len(wrote),
         )
 
-    def _equality(
-        self, mine: Sequence[RunFigures], base: Sequence[RunFigures]
-    ) -> tuple[int | None, int]:
-        wrote = {(r.prompt, r.temperature): r.token_ids for r in base if r.token_ids}
-        pairs = [
-            (r.token_ids, wrote[r.prompt, r.temperature])
-            for r in mine
-            if r.token_ids and (r.prompt, r.temperature) in wrote
-        ]
-        if not pairs:
-            return None, 0
-        return sum(a == b for a, b in pairs), len(pairs)
+
+def _paired(beside: Beside, figure: Callable[[RunFigures], float | None]) -> Compared | None:
+    rows: dict[object, list[tuple[float, float]]] = defaultdict(list)
+    for plain, run in beside:
+        a, b = figure(plain), figure(run)
+        if a and b:
+            rows[run.prompt, run.temperature].append((a, b))
+    return as_one(list(rows.values()))
 
 
-def _slowest(mine: Sequence[RunFigures], base: Sequence[RunFigures]) -> float | None:
+def _slowest(beside: Beside) -> float | None:
     """The worst 500 tokens of any run, against the baseline's run of the same task."""
-    plain = {
-        (r.prompt, r.temperature, r.repetition): r.decoded / r.decode_s
-        for r in base
-        if r.decode_s > 0
-    }
-    found: list[float] = []
-    for run in mine:
-        reference = plain.get((run.prompt, run.temperature, run.repetition))
-        stretch = slowest_stretch(run.timeline, STRETCH)
-        if reference and stretch:
-            found.append(stretch / reference)
-    return min(found, default=None)
+    stretches = [(plain.speed, slowest_stretch(run.timeline, STRETCH)) for plain, run in beside]
+    return min((slow / plain for plain, slow in stretches if plain and slow), default=None)
 
 
-def _in_run(runs: Sequence[RunFigures]) -> float | None:
-    """The speed with the cost of drafting alone, see ``what_drafting_took``."""
-    took = plain = 0.0
+def _slowest_in_run(runs: Sequence[RunFigures]) -> float | None:
+    """The same, with the cost of drafting alone."""
+    found = []
     for run in runs:
-        if run.plain_s:
-            tokens, seconds = run.drafting[-1]
-            took += seconds
-            plain += tokens * run.plain_s
-    return plain / took if took else None
-
-
-def _speed(runs: Sequence[RunFigures]) -> float | None:
-    seconds = sum(r.decode_s for r in runs)
-    return sum(r.decoded for r in runs) / seconds if seconds > 0 else None
+        plain_s, drafting = what_drafting_took(run.passes)
+        if plain_s and (slow := slowest_stretch(drafting, STRETCH)):
+            found.append(plain_s * slow)
+    return min(found, default=None)
 
 
 def compare(
@@ -229,29 +207,25 @@ def compare(
     *,
     repetitions: int,
     warm_up: int = 1,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total: None,
     meter: EnergyMeter | None = None,
 ) -> Comparison:
     """Run all arms over all tasks. The first arm is the baseline.
 
     Args:
         warm_up: tasks that every arm answers once before anything counts.
-        progress: called with (done, total, label).
     """
     work = list(tasks)
     result = Comparison(baseline=arms[0].name)
     total = repetitions * len(work) * len(arms) + min(warm_up, len(work)) * len(arms)
-    done = 0
+    done = count(1)
 
     def one(arm: Arm, task: Task, repetition: int) -> RunFigures:
-        nonlocal done
-        if progress is not None:
-            progress(done, total, f"{arm.name}: {task.prompt.id} T={task.temperature:g}")
         before = meter.read() if meter is not None else None
         run = arm.run(task, repetition)
         if meter is not None:
             run.joules = meter.since(before)
-        done += 1
+        progress(next(done), total)
         return run
 
     for task in work[:warm_up]:
@@ -263,6 +237,4 @@ def compare(
             at = (i + repetition) % len(arms)
             for arm in [*arms[at:], *arms[:at]]:
                 result.runs.append(one(arm, task, repetition))
-    if progress is not None:
-        progress(total, total, "done")
     return result

@@ -14,16 +14,16 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any
 
 from specllama.bench.arms import EngineArm, Task
 from specllama.bench.measure import PassCosts, measure_costs
 from specllama.bench.prompts import BenchPrompt
-from specllama.bench.runner import Comparison, compare
+from specllama.bench.runner import Comparison, Progress, compare
 from specllama.engine.engine import Engine
+from specllama.engine.profiles import Profile
 from specllama.events import RoundDone
 from specllama.interface import ModelInfo
 from specllama.models.quantize import FLOATS
@@ -31,13 +31,10 @@ from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.lengths import best_plan, plans
 from specllama.stats import SpecStats
-from specllama.told import Told
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 _WIDE_BITS = 7.0  # bits a weight; below, there is little to save
 WORTH = 1.03  # less is noise: leave speculation to the window, promise nothing
-
-Progress = Callable[[float, str], None]
 
 
 @dataclass(slots=True)
@@ -125,45 +122,39 @@ def pick(prompts: Sequence[BenchPrompt], per_slice: int, skip: int = 0) -> list[
     return out
 
 
+def tasks_of(
+    prompts: Sequence[BenchPrompt], temperatures: Sequence[float], max_tokens: int
+) -> list[Task]:
+    """Each prompt at each temperature; prompts have seeds of their own."""
+    return [
+        Task(prompt, temperature, max_tokens, seed)
+        for seed, prompt in enumerate(prompts, 1)
+        for temperature in temperatures
+    ]
+
+
 def acceptance(
-    engine: Engine,
-    prompts: Sequence[BenchPrompt],
-    temperatures: Sequence[float],
-    *,
-    max_tokens: int,
-    longest: int,
-    progress: Callable[[str], None] | None = None,
-    base: GenerateParams | None = None,
-    seed: int = 1,
+    engine: Engine, tasks: Sequence[Task], base: GenerateParams, progress: Progress
 ) -> list[Tally]:
-    """Survival by position with a fixed window of ``longest``, per slice and temperature."""
-    base = base or GenerateParams()
+    """Survival by position with a fixed window of the longest length, per slice and temperature."""
     source = "draft" if draft_context(engine) is not None else "ngram"
+    longest = min(max(LENGTHS), engine.target.max_rows - 1)
+    params = base.replace(proposer=source, draft_max=longest, window="fixed")
+    fixed = EngineArm(f"fixed {longest}", engine, params)
     found: dict[tuple[str, float], Tally] = {}
-    for n, prompt in enumerate(prompts):
-        engine.reset()
-        for temperature in temperatures:
-            key = (prompt.slice, temperature)
-            tally = found.setdefault(key, Tally(prompt.slice, temperature, source))
-            params = base.choose("temperature", temperature).replace(
-                max_tokens=max_tokens,
-                seed=seed + n,
-                proposer=source,
-                draft_max=longest,
-                window="fixed",
-                min_speculative_tokens=0,
-            )
-            told = Told.of(engine.generate(prompt.content, params))
-            for done in told.rounds:
-                tally.observe(done)
-            tally.replies.append((told.end.prompt_n, len(told.end.token_ids)))
-            if progress is not None:
-                progress(f"{prompt.slice}, temperature {temperature:g}")
+    for done, task in enumerate(tasks, 1):
+        key = task.prompt.slice, task.temperature
+        tally = found.setdefault(key, Tally(*key, source))
+        run = fixed.answer(task)
+        for one in run.rounds:
+            tally.observe(one)
+        tally.replies.append((run.end.prompt_n, len(run.end.token_ids)))
+        progress(done, len(tasks))
     return list(found.values())
 
 
-def predict(tally: Tally, costs: PassCosts) -> TuneGroup:
-    """Speeds of fixed lengths from measured survival and measured costs."""
+def predict(tally: Tally, costs: PassCosts, check: Comparison | None = None) -> TuneGroup:
+    """Speeds of fixed lengths from measured survival and measured costs, and what was checked."""
     survival = tally.survival
     v = costs.curve(max(LENGTHS) + 1)
     step = costs.draft.get(1, 0.0) if tally.source == "draft" else 0.0
@@ -183,7 +174,17 @@ def predict(tally: Tally, costs: PassCosts) -> TuneGroup:
         best_speed=best.speed,
         reply=written / max(len(tally.replies), 1),
         reply_speed=max(plain / (reading + plain / best.speed), 1.0) if plain else 1.0,
+        window=window_speed(check, tally.temperature, tally.slice),
     )
+
+
+def window_speed(
+    check: Comparison | None, temperature: float, slice: str | None = None
+) -> float | None:
+    """Of the adaptive window, over plain decoding, where that was checked."""
+    if check is None:
+        return None
+    return check.summary("specllama", "", temperature=temperature, slice=slice).ratio
 
 
 def tune(
@@ -196,110 +197,67 @@ def tune(
     max_tokens: int = 64,
     repetitions: int = 5,
     checks: int = 1,
-    progress: Progress | None = None,
+    progress: Callable[[float], object] = lambda share: None,
 ) -> Tuning:
     """The whole measurement; a few minutes on a desktop.
 
     Args:
         repetitions: of every timed pass.
         checks: repetitions of the check of the window, 0 for none.
+        progress: called with the share that is done.
     """
+    base = base or GenerateParams()
     chosen = pick(prompts, per_slice)
-    spans = {
-        "costs": (0.0, 0.15),
-        "acceptance": (0.15, 0.35),
-        "learning": (0.5, 0.1),
-        "check": (0.6, 0.3),
-        "costs again": (0.9, 0.1),
-    }
+    tasks = tasks_of(chosen, temperatures, max_tokens)
 
-    def say(part: str, share: float, label: str) -> None:
-        if progress is not None:
-            begin, length = spans[part]
-            progress(min(begin + length * share, 1.0), label)
+    def part(begin: float, length: float) -> Progress:
+        return lambda done, total: progress(begin + length * done / total)
 
-    draft = draft_context(engine)
-    text: list[int] = []
-    for prompt in chosen:
-        text += engine.encode(prompt.content)[0]
-    text = text[: min(256, engine.target.n_ctx // 2)]
-
-    def timed(part: str) -> PassCosts:
-        ticks = 0
-
-        def tick() -> None:
-            nonlocal ticks
-            ticks += 1
-            say(part, ticks / (2 * (repetitions + 1)), "cost of passes")
-
-        say(part, 0.0, "cost of passes")
-        return measure_costs(engine.target, draft, text, repetitions=repetitions, progress=tick)
-
-    costs = timed("costs")
+    costs = pass_costs(engine, chosen, repetitions, part(0.0, 0.15))
     costs.store(engine.windows.profile.costs)
-    longest = min(max(LENGTHS), engine.target.max_rows - 1)
-    runs = 0
-
-    def ran(label: str) -> None:
-        nonlocal runs
-        runs += 1
-        say("acceptance", runs / (len(chosen) * len(temperatures)), f"acceptance: {label}")
-
-    tallies = acceptance(
-        engine,
-        chosen,
-        temperatures,
-        max_tokens=max_tokens,
-        longest=longest,
-        progress=ran,
-        base=base,
-    )
-    comparison = None
+    tallies = acceptance(engine, tasks, base, part(0.15, 0.35))
+    check = None
     if checks:
-        base = base or GenerateParams()
         window = EngineArm("specllama", engine, base)
-
-        def tasks(some: Sequence[BenchPrompt]) -> list[Task]:
-            return [
-                Task(prompt, temperature, max_tokens, seed=1 + n)
-                for n, prompt in enumerate(some)
-                for temperature in temperatures
-            ]
-
-        lessons = tasks(pick(prompts, per_slice, skip=per_slice))
-        with practice(engine):
-            for done, task in enumerate(lessons):
-                say("learning", done / len(lessons), "the window learns")
-                window.run(task, 0)
-                forgive(engine)  # lessons must be written whatever they cost
-            comparison = compare(
-                [EngineArm("plain", engine, base.replace(speculate=False)), window],
-                tasks(chosen),
-                repetitions=checks,
-                progress=lambda done, total, label: say("check", done / total, f"check: {label}"),
-            )
-        costs = costs.between(timed("costs again"))  # the two measurements enclose the check
-    groups = [predict(tally, costs) for tally in tallies]
-    if comparison is not None:
-        for group in groups:
-            group.window = comparison.summary(
-                "specllama", "", temperature=group.temperature, slice=group.slice
-            ).ratio
-    say("costs again", 1.0, "done")
-    advice = advise(groups, comparison)
+        others = pick(prompts, per_slice, skip=per_slice)
+        profile = engine.windows.profile
+        with profile.practice():  # nothing written within is booked on the pair's balance
+            lessons = tasks_of(others, temperatures, max_tokens)
+            learn(window, lessons, profile, part(0.5, 0.1))
+            plain = EngineArm("plain", engine, base.replace(speculate=False))
+            check = compare([plain, window], tasks, repetitions=checks, progress=part(0.6, 0.3))
+        # the two measurements enclose the check
+        costs = costs.between(pass_costs(engine, chosen, repetitions, part(0.9, 0.1)))
+    progress(1.0)
+    groups = [predict(tally, costs, check) for tally in tallies]
+    advice = advise(groups, check)
     if hint := smaller_draft(engine.info.draft):
         advice["hint"] = hint
-    return Tuning(costs, groups, comparison, advice)
+    return Tuning(costs, groups, check, advice)
 
 
-def practice(engine: Engine) -> AbstractContextManager[None]:
-    """Nothing written within is booked on the pair's balance."""
-    return engine.windows.profile.practice()
+def pass_costs(
+    engine: Engine, prompts: Sequence[BenchPrompt], repetitions: int, progress: Progress
+) -> PassCosts:
+    """What passes cost at the length of some of these prompts' text."""
+    text = [token for prompt in prompts for token in engine.encode(prompt.content)[0]]
+    text = text[: min(256, engine.target.n_ctx // 2)]
+    ticks = count(1)
+    return measure_costs(
+        engine.target,
+        draft_context(engine),
+        text,
+        repetitions=repetitions,
+        progress=lambda: progress(next(ticks), 2 * (repetitions + 1)),
+    )
 
 
-def forgive(engine: Engine) -> None:
-    """Reset the balances of the engine's windows, within ``practice``."""
-    engine.windows.profile.forgive()
+def learn(window: EngineArm, lessons: Sequence[Task], profile: Profile, progress: Progress) -> None:
+    """Let a window learn from prompts; lessons must be written whatever they cost."""
+    for done, task in enumerate(lessons, 1):
+        window.run(task, 0)
+        profile.forgive()
+        progress(done, len(lessons))
 
 
 def smaller_draft(draft: ModelInfo | None) -> str:
@@ -337,7 +295,7 @@ def advise(groups: Sequence[TuneGroup], check: Comparison | None) -> dict[str, A
         }
         best = max(mean, key=lambda k: mean[k], default=0)
         predicted = mean.get(best, 1.0)
-        measured = check.summary("specllama", "", temperature=t).ratio if check else None
+        measured = window_speed(check, t)
         gains.append(predicted if measured is None else measured)
         on = gains[-1] >= WORTH
         temperatures[f"{t:g}"] = {

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from specllama.cli import bench_load, diagnostics, loading, output
-from specllama.cli.listing import Column, json_option, show_table
+from specllama.cli.listing import Column, json_option, number, show_table
 from specllama.cli.numbers import LENGTH
 from specllama.cli.options import (
     LOADING,
@@ -29,14 +30,15 @@ from specllama.cli.progress import Meter
 from specllama.settings.params import PROPOSERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from specllama.bench.arms import Arm
     from specllama.bench.prompts import BenchPrompt
     from specllama.bench.runner import Comparison
     from specllama.engine.engine import Engine
     from specllama.engine.profiles import Profile
     from specllama.remote.engine import RemoteEngine
+    from specllama.settings.params import GenerateParams
+
+    Start = dict[str, Callable[[], Profile] | None]
 
 EPILOG = """\b
 Examples:
@@ -137,7 +139,7 @@ command.add_command(bench_load.command, "load")
     "each source) and what each gained. Reports always have it.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Write OUT.json, OUT.md and OUT.html.")
-@click.option("--json", "as_json", is_flag=True, help="Print the whole report as one JSON object.")
+@json_option
 def run(
     prompts: Path | None,
     slices: tuple[str, ...],
@@ -159,10 +161,12 @@ def run(
 ) -> None:
     """Time plain decoding, speculation and peers.
 
-    The arms take turns: each answers every prompt with the same tokens, limits and seeds. Ratios
-    are of totals within a repetition; their median and range are shown.
+    The arms take turns: each answers every prompt with the same tokens, limits and seeds. A run is
+    compared with plain decoding of the same prompt in the same repetition; speeds and ratios are
+    geometric means of these pairs.
 
     \b
+    range        what holds the ratio 19 of 20 times, by how much repetitions of a prompt differ
     same text    replies that equal plain decoding, token by token
     own time     the share of the time that neither model took, events and round log included
     worst 500    the slowest 500 tokens, over plain decoding
@@ -176,65 +180,32 @@ def run(
     With --server the arms run there, in one process with its other clients: each method has one
     arm, and the server goes on learning.
     """
-    from specllama.bench.arms import EngineArm, Task, make_useless
+    from specllama.bench.arms import Task
     from specllama.bench.checked import of_comparison
     from specllama.bench.energy import EnergyMeter
-    from specllama.bench.peers import make_peers, parse_peer
     from specllama.bench.provenance import provenance
     from specllama.bench.runner import compare
-    from specllama.errors import UsageError
-    from specllama.paths import why_not_writable
     from specllama.store import checks
 
     if count < 1 or repetitions < 1 or max_tokens < 2:
         raise click.UsageError("give at least 1 prompt, 1 repetition and 2 tokens")
     chosen = _chosen(prompts, slices, count)
     settings = resolve(flags)
-    base = settings.generate_params(speculate=True)
-    usual = settings.given("temperature")
+    base, usual = settings.generate_params(speculate=True), settings.given("temperature")
     temperatures = temperatures or ((0.0, 1.0) if usual is None else (usual,))
     proposers = proposers or (settings["proposer"],)
-    for peer in peers:
-        parse_peer(peer)
-    if out is not None and (why := why_not_writable(out.parent)):
-        raise UsageError(f"cannot write to {out.parent}: {why}", "name another place with --out")
-    if server is not None and (useless_draft or any(peer != "plain" for peer in peers)):
-        raise UsageError("--useless-draft and peers need a model that is loaded here, no --server")
+    peers = tuple(peer for peer in peers if peer != "plain")
+    _refuse(peers, out, elsewhere=server is not None, local=useless_draft or bool(peers))
     say_settings(settings)
     with contextlib.ExitStack() as stack:
-        engine: Engine | RemoteEngine
-        if server is not None:
-            engine = stack.enter_context(loading.open_server(server))
-            states: dict[str, Callable[[], Profile] | None] = {"": None}
-        else:
-            engine = here = stack.enter_context(loading.open_engine(settings, quiet=as_json))
-            states = _states(here) if base.window == "auto" else {"": None}
-            tuned = _tuned(here)
-            if useless_draft:
-                make_useless(here)
+        engine = stack.enter_context(loading.opened(settings, server, quiet=as_json))
+        start, facts = _start(engine, base.window, useless_draft=useless_draft)
         # replies are logged as a user's are: the log costs time
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specllama-bench-")))
-        arms: list[Arm] = [EngineArm("plain", engine, base.replace(speculate=False), logs=logs)]
-        tried: dict[str, list[Arm]] = {"speed": [], "length": [], "methods": []}
-        for proposer in proposers:
-            own = base.replace(proposer=proposer)
-            several = len(proposers) > 1
-            for name, begin in states.items():
-                name = f"{proposer} {name}".strip() if several else name or "specllama"
-                arms.append(EngineArm(name, engine, own, begin=begin, logs=logs))
-                if several:
-                    tried["methods"].append(arms[-1])
-                if proposer == proposers[0]:
-                    tried["speed"].append(arms[-1])
-            for k in lengths:
-                fixed = own.replace(window="fixed", draft_max=k)
-                name = f"{proposer} fixed {k}" if several else f"fixed {k}"
-                arms.append(EngineArm(name, engine, fixed, logs=logs))
-                tried["length"].append(arms[-1])
-        sampling = base.on_card(engine.info.target.card).sampling  # peers know no card
-        for peer in peers:
-            if peer != "plain":
-                arms += make_peers(peer, here, sampling, lengths)
+        arms, tried = _arms(
+            engine, base, proposers or (settings["proposer"],), lengths, start, logs
+        )
+        arms += _peers(peers, engine, base, lengths)
         for arm in arms:
             stack.callback(arm.close)
         _tell_apart(arms)
@@ -243,20 +214,63 @@ def run(
             for n, prompt in enumerate(chosen)
             for temperature in temperatures
         ]
-        with Meter("comparing") as meter:
-            result = compare(
-                arms,
-                tasks,
-                repetitions=repetitions,
-                progress=lambda done, of, _: meter.at(done, of),
-                meter=EnergyMeter(),
-            )
-        result.provenance = {**provenance(engine.info), "prompts": [p.id for p in chosen]}
-        if "warm" in states:
-            result.provenance["tuned"] = tuned
+        with Meter("comparing") as bar:
+            meter = EnergyMeter()
+            result = compare(arms, tasks, repetitions=repetitions, progress=bar.at, meter=meter)
+        result.provenance = provenance(engine.info) | {"prompts": [p.id for p in chosen]} | facts
         if server is None and not useless_draft:
             checks.add(engine.info, "bench", of_comparison(result, tried))
     _show(result, out, as_json, spent)
+
+
+def _refuse(peers: Sequence[str], out: Path | None, *, elsewhere: bool, local: bool) -> None:
+    """What cannot be measured, or written, is refused before anything is loaded.
+
+    Args:
+        elsewhere: the engine is a server's. local: what was asked for needs one of ours.
+    """
+    from specllama.bench.peers import parse_peer
+    from specllama.errors import UsageError
+    from specllama.paths import why_not_writable
+
+    for peer in peers:
+        parse_peer(peer)
+    if out is not None and (why := why_not_writable(out.parent)):
+        raise UsageError(f"cannot write to {out.parent}: {why}", "name another place with --out")
+    if elsewhere and local:
+        raise UsageError("--useless-draft and peers need a model that is loaded here, no --server")
+
+
+def _arms(
+    engine: Engine | RemoteEngine,
+    base: GenerateParams,
+    proposers: Sequence[str],
+    lengths: Sequence[int],
+    start: Start,
+    logs: Path,
+) -> tuple[list[Arm], dict[str, list[Arm]]]:
+    """Plain decoding and our own ways to draft; and which of them answer "speed", "length" and
+    "methods"."""
+    from specllama.bench.arms import EngineArm
+
+    arms: list[Arm] = [EngineArm("plain", engine, base.replace(speculate=False), logs=logs)]
+    tried: dict[str, list[Arm]] = {"speed": [], "length": [], "methods": []}
+    several = len(proposers) > 1
+    for proposer in proposers:
+        own = base.replace(proposer=proposer)
+        named = f"{proposer} " if several else ""
+        for state, begin in start.items():
+            name = (named + state).strip() or "specllama"
+            arms.append(EngineArm(name, engine, own, begin=begin, logs=logs))
+            if several:
+                tried["methods"].append(arms[-1])
+            if proposer == proposers[0]:
+                tried["speed"].append(arms[-1])
+        for k in lengths:
+            fixed = own.replace(window="fixed", draft_max=k)
+            arms.append(EngineArm(f"{named}fixed {k}", engine, fixed, logs=logs))
+            tried["length"].append(arms[-1])
+    return arms, tried
 
 
 @command.command("compare")
@@ -265,16 +279,19 @@ def run(
 @json_option
 def compare_reports(first: Path, second: Path, as_json: bool) -> None:
     """Show two reports of `bench run --out` side by side."""
-    from specllama.bench.report import common, difference, provenance_lines, read_report
+    from specllama.bench.report import common, difference, provenance_lines
 
-    a, b = read_report(first), read_report(second)
+    a, b = _read(first), _read(second)
     rows = difference(a, b)
-    heads = ("tok/s A", "tok/s B", "change", "ratio A", "ratio B", "change",
-             "accepted A", "accepted B", "change")  # fmt: skip
+    heads = [
+        head
+        for name in ("tok/s", "ratio", "accepted")
+        for head in (f"{name} A", f"{name} B", "change")
+    ]
     if as_json:
         output.document({"rows": common(a, b)})
         return
-    columns = [Column(head, right=i > 1) for i, head in enumerate(("arm", "group", *heads))]
+    columns = [Column("arm"), Column("group"), *map(number, heads)]
     if rows:
         show_table(rows, columns)
     else:
@@ -294,9 +311,9 @@ def table(reports: tuple[Path, ...], temperature: float) -> None:
     REPORTS are files written by `bench run --out`. If several hold a method, the last one counts.
     The table in README is made with this command.
     """
-    from specllama.bench.report import by_kind, read_report
+    from specllama.bench.report import by_kind
 
-    for line in by_kind([read_report(path) for path in reports], temperature):
+    for line in by_kind([_read(path) for path in reports], temperature):
         output.line(line)
 
 
@@ -306,7 +323,7 @@ def table(reports: tuple[Path, ...], temperature: float) -> None:
 @click.option("-d", "--draft-model", "draft", help="Draft model.")
 @click.option("--to", default="1b", show_default=True, help="Cost of the target: 300m, 1b, 3b, 7b.")
 @click.option("--draft-to", help="Cost of the draft; default: about a sixteenth of the target.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the two paths.")
+@json_option
 def scale(
     out: Path, target: str | None, draft: str | None, to: str, draft_to: str | None, as_json: bool
 ) -> None:
@@ -348,25 +365,54 @@ def scale(
         output.line(str(path))
 
 
-def _states(engine: Engine) -> dict[str, Callable[[], Profile] | None]:
-    """What the arms of a method start from, by name: nothing, and what is known of the pair."""
+def _read(path: Path) -> dict[str, Any]:
+    from specllama.bench.report import TOTALS, read_report
+
+    report = read_report(path)
+    if report["schema"] == TOTALS:
+        diagnostics.note(f"{path} is older: its speeds are of totals, not means of pairs of runs")
+    return report
+
+
+def _peers(
+    peers: Sequence[str],
+    engine: Engine | RemoteEngine,
+    base: GenerateParams,
+    lengths: Sequence[int],
+) -> list[Arm]:
+    from specllama.bench.peers import make_peers
+    from specllama.engine.engine import Engine
+
+    if not peers:
+        return []
+    assert isinstance(engine, Engine), "refused before"
+    sampling = base.on_card(engine.info.target.card).sampling  # peers know no card
+    return [arm for peer in peers for arm in make_peers(peer, engine, sampling, lengths)]
+
+
+def _start(
+    engine: Engine | RemoteEngine, window: str, *, useless_draft: bool
+) -> tuple[Start, dict[str, object]]:
+    """What the arms of a method start from, by name: nothing, and what is known of the pair; and
+    what a report says of it."""
+    from specllama.bench.arms import make_useless
+    from specllama.engine.engine import Engine
     from specllama.engine.profiles import Profile
 
+    if not isinstance(engine, Engine):
+        return {"": None}, {}
+    if useless_draft:
+        make_useless(engine)
+    if window != "auto":
+        return {"": None}, {}
     known = engine.windows.profile
-    states: dict[str, Callable[[], Profile] | None] = {"cold": lambda: Profile(key=known.key)}
-    if known.warm:
-        states["warm"] = known.copy
-    else:
+    start: Start = {"cold": lambda: Profile(key=known.key)}
+    if not known.warm:
         diagnostics.say(
             "nothing is known of this pair yet, so there is no warm arm; run specllama tune first"
         )
-    return states
-
-
-def _tuned(engine: Engine) -> str | None:
-    """When the pair was tuned, None if it never was."""
-    advice = engine.windows.profile.advice
-    return str(advice["when"]) if advice and "when" in advice else None
+        return start, {}
+    return start | {"warm": known.copy}, {"tuned": (known.advice or {}).get("when")}
 
 
 def _tell_apart(arms: list[Arm]) -> None:

@@ -56,14 +56,16 @@ def command(
     Any with OpenAI's chat completions will do; a specllama can be told how to draft.
 
     \b
-    ratio        tokens per second over those of the first server, with as many clients
+    ratio        tokens per second over those of the first server, with as many clients, and
+                 between what it is, by how much the repetitions differ (19 of 20 times)
     CPU          processor time of a token, and how many times less than the first server's (of
                  servers on this machine, Linux)
     first token  until it came, of half and of 95 % of the requests
     pace         speed of the reply that fell furthest behind the first server's same reply
     same text    replies that equal what the first server writes when nobody else asks (--alone)
     """
-    from specllama.bench.load import ClientLoad, Question, Target, rows
+    from specllama.bench.load import ClientLoad, LoadRow, Question, Target, rows
+    from specllama.bench.paired import ratio_words
     from specllama.bench.prompts import load_prompts
     from specllama.cli import diagnostics
     from specllama.interface import Message
@@ -89,11 +91,11 @@ def command(
         Column("server", "arm"),
         number("clients", "clients"),
         number("tok/s", lambda row: f"{row.tok_per_s:.1f}"),
-        Column("ratio (range)", "ratio"),
+        Column("ratio", lambda row: ratio_words(row.ratio)),
         number("ms CPU", lambda row: f"{row.cpu_ms or 0:.1f}"),
-        Column("ratio (range)", lambda row: row.cpu_ratio or "-"),
+        Column("ratio", lambda row: ratio_words(row.cpu_ratio) if row.cpu_ratio else "-"),
         number("first token", lambda r: f"{r.first_p50_s or 0:.2f} {r.first_p95_s or 0:.2f} s"),
         number("pace", lambda row: f"{row.pace or 0:.2f}"),
         Column("same text", lambda row: f"{row.equal} of {row.compared}"),
     ]
-    listing(as_json, "rows", found, columns)
+    listing(as_json, "rows", found, columns, to_dict=LoadRow.to_dict)

@@ -91,11 +91,7 @@ def command(
     from specllama.session import Session
 
     with (
-        (
-            loading.open_server(server)
-            if server is not None
-            else loading.open_engine(settings, quiet=quiet)
-        ) as engine,
+        loading.opened(settings, server, quiet=quiet) as engine,
         SessionStore.unstored() if unstored else SessionStore.open() as store,
     ):
         session = Session(
@@ -133,8 +129,7 @@ def _terminal_app(settings: Settings, resume: str | None, server: str | None) ->
     if prefs.notice:
         diagnostics.warn(prefs.notice)
     if model is None and server is None and not prefs.last_target:
-        diagnostics.note("no model given: using the bundled tiny pair (choose one with -m)")
-        model = loading.DEFAULT_MODEL
+        model = loading.model_of(settings, quiet=False)
     return run(
         model,
         settings["draft-model"],

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,18 +36,29 @@ def open_engine(settings: Settings, *, quiet: bool, parallel: int = 1) -> Engine
     Raises:
         SpecllamaError: as ``Engine.load``.
     """
-    model = settings["model"]
-    if model is None:
-        model = DEFAULT_MODEL
-        if not quiet:
-            diagnostics.note("no model given: using the bundled tiny pair (choose one with -m)")
+    model = model_of(settings, quiet=quiet)
     progress = LoadingLine(shown=sys.stderr.isatty(), quiet=quiet)
     try:
         options = dataclasses.replace(settings.engine_options(), parallel=parallel)
-        engine = load(model, settings["draft-model"], options, on_progress=progress)
+        return load(model, settings["draft-model"], options, on_progress=progress)
     finally:
         progress.clear()
-    return engine
+
+
+def model_of(settings: Settings, *, quiet: bool) -> str:
+    """The target to load: the bundled one, which is said, if no model is named."""
+    if settings["model"] is not None:
+        return str(settings["model"])
+    if not quiet:
+        diagnostics.note("no model given: using the bundled tiny pair (choose one with -m)")
+    return DEFAULT_MODEL
+
+
+def opened(
+    settings: Settings, server: str | None, *, quiet: bool
+) -> AbstractContextManager[Engine | RemoteEngine]:
+    """The engine of a server where one is given, else ``open_engine``."""
+    return open_engine(settings, quiet=quiet) if server is None else open_server(server)
 
 
 def load(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,7 @@ from specllama.speculative.drafting.method import methods
 
 if TYPE_CHECKING:
     from specllama.bench.proof import Case, RowProbe
+    from specllama.cli.prove_views import ProofWatch
     from specllama.engine.engine import Engine
     from specllama.settings.config import Settings
     from specllama.store.checks import Finding
@@ -131,18 +134,9 @@ def command(
     explained.
     """
     from specllama.bench.prompts import load_prompts
-    from specllama.bench.proof import available, probe_stated_rows, prove, random_pauses
+    from specllama.bench.proof import probe_stated_rows, prove, random_pauses
     from specllama.bench.together import prove_together
-    from specllama.cli.prove_views import (
-        ProofWatch,
-        headline,
-        rows_alike,
-        show_difference,
-        table,
-        verdict,
-    )
-    from specllama.errors import UsageError
-    from specllama.store import checks
+    from specllama.cli.prove_views import ProofWatch
 
     if count < 1:
         raise click.BadParameter("give at least 1", param_hint="-n")
@@ -153,44 +147,20 @@ def command(
     settings = resolve(flags)
     base = settings.generate_params()
     temperatures = temperatures or _as_set(settings, "temperature") or (0.0, 0.7, 1.0)
-    proposers = proposers or _as_set(settings, "proposer", but="none")
     window = window or settings.given("window") or "fixed"
-    most = _as_set(settings, "draft-max", but=0)
-    cases: list[Case] = []
-    probes: list[RowProbe] = []
-    finished = False
     with contextlib.ExitStack() as stack:
         say_settings(settings)
-        engine = stack.enter_context(
-            loading.open_engine(settings, quiet=as_json, parallel=parallel)
-        )
-        if engine.info.lanes < parallel:
-            raise UsageError(
-                f"this model writes {engine.info.lanes} at once", "prove it without --parallel"
-            )
-        widths = widths or most or _usual(window, engine.info.exact_rows)
-        names, skipped = available(engine, _wanted(proposers))
-        if not names:
-            why = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
-            raise UsageError(
-                f"none of these can draft here ({why})",
-                f"this pair has {', '.join(p for p in engine.drafters if p != 'none')}",
-            )
-        if not as_json:
-            diagnostics.say(headline(engine, names, len(chosen)))
-            diagnostics.note(engine.info.measured)
-        for name, reason in skipped.items():
-            diagnostics.note(f"skipped {name}: {reason}")
+        engine = stack.enter_context(_opened(settings, parallel, quiet=as_json))
+        widths = widths or _as_set(settings, "draft-max", but=0)
+        widths = widths or _usual(window, engine.info.exact_rows)
+        wanted = _wanted(proposers or _as_set(settings, "proposer", but="none"))
+        names, skipped = _methods(engine, wanted, len(chosen), quiet=as_json)
         if pauses_ms:
             stack.enter_context(random_pauses(engine, pauses_ms, seed=seed))
         drafting = len(names) * len(widths)
         per_text = drafting if parallel > 1 else 3 * drafting + 1
         watch = ProofWatch(len(chosen), len(temperatures) * per_text)
-
-        def leave_out(name: str, reason: str) -> None:
-            skipped[name] = reason
-            watch.say(f"skipped {name}: {reason}")
-
+        proof = Proof(engine, watch, skipped, as_json)
         wishes: dict[str, Any] = {
             "proposers": names,
             "temperatures": temperatures,
@@ -201,38 +171,134 @@ def command(
             "window": window,
         }
         try:
-            for case in (
-                prove_together(engine, chosen, **wishes)
-                if parallel > 1
-                else prove(engine, chosen, **wishes, warm=True, on_skip=leave_out)
-            ):
-                cases.append(case)
-                if as_json:
-                    output.json_line(case.to_dict())
-                else:
-                    show_difference(case, watch)
-                watch.advanced()
-            probes = probe_stated_rows(engine, chosen)
-            finished = True
+            if parallel > 1:
+                proof.take(prove_together(engine, chosen, **wishes))
+            else:
+                found = prove(engine, chosen, **wishes, warm=True, on_skip=proof.leave_out)
+                proof.take(found)
+            proof.probes = probe_stated_rows(engine, chosen)
+            proof.finished = True
         finally:
-            watch.clear()
-            summary = _summary(engine, cases, skipped, probes)
-            if not finished and cases:
-                done = skip + len(dict.fromkeys(c.prompt for c in cases)) - 1
-                diagnostics.say(
-                    f"ended early; continue with --skip {done} -n {skip + count - done}"
-                )
-            if as_json:
-                output.json_line({**summary, "finished": finished})
-            elif cases:
-                table(cases)
-                if finished:
-                    rows_alike(probes)
-                    verdict(summary)
-            if finished and cases:
-                checks.add(engine.info, "prove", {"text": _finding(summary)})
-    if summary["unexplained"] or summary["rows_differ"]:
+            proof.tell(skip, skip + count)
+    if not proof.finding.ok:
         raise SystemExit(1)
+
+
+@dataclass
+class Proof:
+    """A proof under way, and what is said of it."""
+
+    engine: Engine
+    watch: ProofWatch
+    skipped: dict[str, str]
+    as_json: bool
+    cases: list[Case] = field(default_factory=list)
+    probes: list[RowProbe] = field(default_factory=list)
+    finished: bool = False
+
+    def leave_out(self, name: str, reason: str) -> None:
+        self.skipped[name] = reason
+        self.watch.say(f"skipped {name}: {reason}")
+
+    def take(self, cases: Iterable[Case]) -> None:
+        """Show each comparison as it comes."""
+        from specllama.cli.prove_views import show_difference
+
+        for case in cases:
+            self.cases.append(case)
+            if self.as_json:
+                output.json_line(case.to_dict())
+            else:
+                show_difference(case, self.watch)
+            self.watch.advanced()
+
+    def tell(self, skip: int, end: int) -> None:
+        """The outcome, or how to go on: from prompt ``skip`` to ``end`` was asked for."""
+        from specllama.cli.prove_views import rows_alike, table, verdict
+        from specllama.store import checks
+
+        self.watch.clear()
+        summary = self.summary()
+        if not self.finished and self.cases:
+            done = skip + len({case.prompt for case in self.cases}) - 1
+            diagnostics.say(f"ended early; continue with --skip {done} -n {end - done}")
+        if self.as_json:
+            output.json_line({**summary, "finished": self.finished})
+        elif self.cases:
+            table(self.cases)
+            if self.finished:
+                rows_alike(self.probes)
+                verdict(summary)
+        if self.finished and self.cases:
+            checks.add(self.engine.info, "prove", {"text": self.finding})
+
+    @property
+    def finding(self) -> Finding:
+        from specllama.store.checks import Finding
+
+        told = self.summary()
+        ties = f", {told['near_ties']} near-ties" if told["near_ties"] else ""
+        return Finding(
+            ok=not told["unexplained"] and not told["rows_differ"],
+            words=f"{told['identical']} of {told['cases']} replies identical{ties}",
+        )
+
+    def summary(self) -> dict[str, object]:
+        cases, info = self.cases, self.engine.info
+        return {
+            "type": "summary",
+            "cases": len(cases),
+            "identical": sum(c.identical for c in cases),
+            "near_ties": sum(not c.identical and c.ok for c in cases),
+            "unexplained": sum(not c.ok for c in cases),
+            "tokens": sum(c.tokens for c in cases),
+            "drafted": sum(c.drafted for c in cases),
+            "accepted": sum(c.accepted for c in cases),
+            "skipped": self.skipped,
+            "bitwise": sum(c.bitwise for c in cases),
+            "ways": {
+                way: {"cases": len(found), "identical": sum(c.identical for c in found)}
+                for way in dict.fromkeys(c.way for c in cases)
+                for found in [[c for c in cases if c.way == way]]
+            },
+            "exactness": info.exactness,
+            "measured": info.measured,
+            "rows_differ": any(probe.difference > 0.0 for probe in self.probes),
+            "rows": {str(probe.rows): probe.difference for probe in self.probes},
+        }
+
+
+def _opened(settings: Settings, parallel: int, *, quiet: bool) -> Engine:
+    from specllama.errors import UsageError
+
+    engine = loading.open_engine(settings, quiet=quiet, parallel=parallel)
+    if (lanes := engine.info.lanes) < parallel:
+        engine.close()
+        raise UsageError(f"this model writes {lanes} at once", "prove it without --parallel")
+    return engine
+
+
+def _methods(
+    engine: Engine, wanted: Sequence[str], prompts: int, *, quiet: bool
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Which of these methods the pair has, and why not the others; both are said."""
+    from specllama.bench.proof import available
+    from specllama.cli.prove_views import headline
+    from specllama.errors import UsageError
+
+    names, skipped = available(engine, wanted)
+    if not names:
+        why = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
+        raise UsageError(
+            f"none of these can draft here ({why})",
+            f"this pair has {', '.join(p for p in engine.drafters if p != 'none')}",
+        )
+    if not quiet:
+        diagnostics.say(headline(engine, names, prompts))
+        diagnostics.note(engine.info.measured)
+    for name, reason in skipped.items():
+        diagnostics.note(f"skipped {name}: {reason}")
+    return names, skipped
 
 
 def _wanted(proposers: tuple[str, ...]) -> tuple[str, ...]:
@@ -253,39 +319,3 @@ def _as_set(settings: Settings, name: str, *, but: object = None) -> tuple[Any, 
 
 def _usual(window: WindowKind, exact_rows: int) -> tuple[int, ...]:
     return (GenerateParams().draft_limit(exact_rows) if window == "auto" else 4,)
-
-
-def _finding(summary: dict[str, object]) -> Finding:
-    from specllama.store.checks import Finding
-
-    ties = f", {summary['near_ties']} near-ties" if summary["near_ties"] else ""
-    return Finding(
-        ok=not summary["unexplained"] and not summary["rows_differ"],
-        words=f"{summary['identical']} of {summary['cases']} replies identical{ties}",
-    )
-
-
-def _summary(
-    engine: Engine, cases: list[Case], skipped: dict[str, str], probes: list[RowProbe]
-) -> dict[str, object]:
-    return {
-        "type": "summary",
-        "cases": len(cases),
-        "identical": sum(c.identical for c in cases),
-        "near_ties": sum(not c.identical and c.ok for c in cases),
-        "unexplained": sum(not c.ok for c in cases),
-        "tokens": sum(c.tokens for c in cases),
-        "drafted": sum(c.drafted for c in cases),
-        "accepted": sum(c.accepted for c in cases),
-        "skipped": skipped,
-        "bitwise": sum(c.bitwise for c in cases),
-        "ways": {
-            way: {"cases": len(found), "identical": sum(c.identical for c in found)}
-            for way in dict.fromkeys(c.way for c in cases)
-            for found in [[c for c in cases if c.way == way]]
-        },
-        "exactness": engine.info.exactness,
-        "measured": engine.info.measured,
-        "rows_differ": any(probe.difference > 0.0 for probe in probes),
-        "rows": {str(probe.rows): probe.difference for probe in probes},
-    }

@@ -118,11 +118,7 @@ def command(
         system = settings["system"]
         head = [Message("system", system)] if system else []
         request = [*head, Message("user", text)]
-    with (
-        loading.open_server(server)
-        if server is not None
-        else loading.open_engine(settings, quiet=quiet)
-    ) as engine:
+    with loading.opened(settings, server, quiet=quiet) as engine:
         keeps = settings["log"] and not paths.barred(paths.rounds_dir())
         logged = Logged(engine, command="run")
         printer = Printer(

@@ -140,11 +140,7 @@ def command(
             f"anybody who reaches {host} could use this server",
             "give --api-key-file, or --insecure if that is meant",
         )
-    model = settings["model"]
-    if model is None:
-        model = loading.DEFAULT_MODEL
-        if not quiet:
-            diagnostics.note("no model given: using the bundled tiny pair (choose one with -m)")
+    model = loading.model_of(settings, quiet=quiet)
     options = replace(settings.engine_options(), parallel=parallel, kv_ram=kv_ram)
     if options.keep_texts and len(keys) > 1:
         raise UsageError(

@@ -120,7 +120,7 @@ def command(
             max_tokens=max_tokens,
             repetitions=3 if quick else 5,
             checks=0 if quick else repetitions,
-            progress=lambda share, _: meter.at(int(share * 1000), 1000),
+            progress=lambda share: meter.at(int(share * 1000), 1000),
         )
         info = engine.info
         facts = provenance(info, hashes=not quick)

@@ -245,18 +245,11 @@ th, td { padding: .25rem .5rem; border-bottom: 1px solid var(--line); text-align
 th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left; }
 th { color: var(--soft); font-weight: 600; }
 svg { width: 100%; height: auto; margin: 1rem 0; font: 12px system-ui, sans-serif; }
-svg text { fill: var(--ink); } svg .l, svg .a { text-anchor: end; fill: var(--soft); }
-svg .h { font-weight: 600; font-size: 13px; } svg .t { text-anchor: middle; fill: var(--soft); }
+svg text { fill: var(--ink); } svg .l { text-anchor: end; fill: var(--soft); }
+svg .h { font-weight: 600; font-size: 13px; }
 svg .good { fill: var(--good); } svg .bad { fill: var(--bad); }
-svg .w { stroke: var(--ink); stroke-width: 1.5; } svg .g { stroke: var(--line); }
+svg .w { stroke: var(--ink); stroke-width: 1.5; }
 svg .m { stroke: var(--soft); stroke-dasharray: 4 3; fill: none; }
-svg .s { fill: none; stroke-width: 2; } svg text.s { stroke: none; }
-svg .s0 { stroke: #2f8f6b; } svg text.s0 { fill: #2f8f6b; }
-svg .s1 { stroke: #3b78c4; } svg text.s1 { fill: #3b78c4; }
-svg .s2 { stroke: #c2573a; } svg text.s2 { fill: #c2573a; }
-svg .s3 { stroke: #9a6bc9; } svg text.s3 { fill: #9a6bc9; }
-svg .s4 { stroke: #b08a1e; } svg text.s4 { fill: #b08a1e; }
-svg .s5 { stroke: #68737d; } svg text.s5 { fill: #68737d; }
 details { color: var(--soft); } pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 code { font-size: .9em; overflow-wrap: anywhere; }
 .drafted { line-height: 1.8; } .drafted sup { color: var(--soft); }

@@ -143,7 +143,7 @@ def test_bench_run_json(capsys: pytest.CaptureFixture[str], prompts: Path) -> No
     flags = ["--prompts", str(prompts), "--slice", "code", "--max-tokens", "8", "-r", "1"]
     assert invoke(["bench", "run", *flags, "--temperature", "0", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["schema"] == "specllama.bench.v1"
+    assert data["schema"] == "specllama.bench.v2"
     assert {run["slice"] for run in data["runs"]} == {"code"}
     assert data["provenance"]["versions"]["specllama"]
 

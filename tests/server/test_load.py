@@ -9,7 +9,7 @@ import sys
 import pytest
 from servers import Serving
 
-from specllama.bench.load import Answer, ClientLoad, Question, Spread, Target, Wave, rows
+from specllama.bench.load import Answer, ClientLoad, Question, Target, Wave, rows
 from specllama.bench.processes import cpu_seconds, server_of
 from specllama.cli import invoke
 from specllama.errors import UsageError
@@ -28,7 +28,7 @@ def test_servers_take_turns(server: Serving, capsys: pytest.CaptureFixture[str])
         assert row["equal"] == row["compared"] == 4  # the waves of one number of clients share it
         assert row["tok_per_s"] > 0
         assert row["first_p50_s"] <= row["first_p95_s"]
-    assert found[0]["ratio"]["median"] == 1.0
+    assert found[0]["ratio"]["ratio"] == 1.0
     assert invoke(asked) == 0
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 5
@@ -53,8 +53,10 @@ def test_ratios_are_of_neighbours() -> None:
 
     waves = [wave("a", 0, 1.0), wave("b", 0, 0.5), wave("a", 1, 4.0), wave("b", 1, 2.0, "b")]
     one, two = rows(waves, {0: "a", 1: "a"})
-    assert (one.ratio, two.ratio) == (Spread(1.0, 1.0, 1.0), Spread(2.0, 2.0, 2.0))
-    assert (one.cpu_ms, two.cpu_ratio) == (pytest.approx(5000 / 30), Spread(2.0, 2.0, 2.0))
+    assert (one.ratio.low, one.ratio.ratio, one.ratio.high) == (1.0, 1.0, 1.0)
+    assert (two.ratio.low, two.ratio.ratio, two.ratio.high) == pytest.approx((2.0, 2.0, 2.0))
+    assert two.cpu_ratio is not None
+    assert (one.cpu_ms, two.cpu_ratio.ratio) == pytest.approx((5000 / 30, 2.0))
     assert (two.equal, two.compared) == (1, 2)
     assert (one.pace, two.pace) == (1.0, pytest.approx(2.0))
     assert rows(waves, {1: "a"})[1].compared == 1

@@ -9,6 +9,7 @@ from textual.content import Content
 from specllama.bench import outcome
 from specllama.bench.experiment import PLAIN, Run
 from specllama.bench.outcome import Way
+from specllama.bench.paired import ratio_words
 from specllama.events import Payoff
 from specllama.text import sanitize_line
 from specllama.tui.themes import Glyphs, Ink
@@ -52,7 +53,7 @@ def bars(way: Way, glyphs: Glyphs, ink: Ink, width: int) -> list[Content]:
     if not way.plain or not way.speed:
         return []
     tokens = len(way.run.tokens) - 1
-    told = glyphs.text(outcome.ratio(way.verdict))
+    told = glyphs.text(ratio_words(way.verdict))
     figures = [
         f"  {rate(speed):>5} tok/s  {duration(1000 * tokens / speed):>6}"
         for speed in (way.plain, way.speed)
@@ -180,7 +181,7 @@ def together(ways: Sequence[Way], glyphs: Glyphs, ink: Ink) -> Content:
 
 def _brief(one: Payoff, glyphs: Glyphs, ink: Ink) -> Content:
     """The ratio alone; that drafting stayed off, instead of its interval."""
-    words = outcome.ratio(one)
+    words = ratio_words(one)
     if one.answer == "off":
         words = f"off ({words.partition(' ')[0]})"
     return Content.assemble((glyphs.text(words), ink.verdict(one.answer)))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import stat
+import statistics
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -23,9 +25,8 @@ from specllama.bench.arms import (
     make_useless,
     percentile,
     slowest_stretch,
-    what_drafting_took,
 )
-from specllama.bench.breakdown import breakdown, parts_of
+from specllama.bench.breakdown import breakdown, parts_of, what_drafting_took
 from specllama.bench.energy import EnergyMeter
 from specllama.bench.measure import PassCosts, measure_costs
 from specllama.bench.peer_server import ServerPeer, StartedServer
@@ -34,7 +35,7 @@ from specllama.bench.prompts import SLICES, BenchPrompt, half, load_prompts
 from specllama.bench.provenance import provenance
 from specllama.bench.report import difference, read_report, to_html, to_markdown, write_reports
 from specllama.bench.runner import Comparison, compare
-from specllama.bench.svg import bars, lines
+from specllama.bench.svg import bars
 from specllama.bench.tune import Tally, advise, pick, predict, smaller_draft, tune
 from specllama.engine.engine import Engine
 from specllama.errors import EngineError, UsageError
@@ -44,6 +45,7 @@ from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.policy.costs import Costs
+from specllama.verdict import TimedRound, judge
 
 PROMPTS = [
     BenchPrompt("a", "chat", (Message("user", "the rain in spain"),)),
@@ -78,17 +80,17 @@ def both(engine: Engine, **changes: Any) -> list[EngineArm]:
 
 
 def test_arms_take_turns_and_write_the_same_text(engine: Engine) -> None:
-    seen: list[str] = []
+    seen: list[tuple[int, int]] = []
     result = compare(
         both(engine),
         tasks(),
         repetitions=2,
-        progress=lambda done, total, label: seen.append(label.split(":")[0]),
+        progress=lambda *done: seen.append(done),
     )
     assert len(result.runs) == 2 * 2 * 4
     order = [run.arm for run in result.runs]
     assert order[:4] == ["plain", "specllama", "specllama", "plain"], "neither arm is always first"
-    assert seen[-1] == "done"
+    assert seen == [(done, 18) for done in range(1, 19)], "the runs that warm up as well"
     whole = result.summary("specllama", "all")
     assert whole.equal == whole.compared == 8
     assert whole.tokens == 8 * 24
@@ -114,19 +116,39 @@ def run_of(arm: str, repetition: int, tokens: int, seconds: float, **more: Any) 
     )
 
 
-def test_ratios_are_of_totals_within_a_repetition() -> None:
+def test_ratios_are_of_neighbours_and_as_sure_as_these_agree() -> None:
     result = Comparison(baseline="plain")
     for n, (plain, spec) in enumerate([(1.0, 0.5), (2.0, 1.6), (1.0, 1.0)]):
         result.runs.append(run_of("plain", n, 101, plain, token_ids=(1, 2)))
         result.runs.append(run_of("fast", n, 101, spec, token_ids=(1, 2 + (n == 2))))
     summary = result.summary("fast", "all")
-    assert summary.ratio == pytest.approx(1.25)
-    assert (summary.ratio_low, summary.ratio_high) == pytest.approx((1.0, 2.0))
-    assert summary.tok_per_s == pytest.approx(300 / 3.1)
+    assert summary.ratio == pytest.approx((2.0 * 1.25 * 1.0) ** (1 / 3)), "the geometric mean"
+    assert summary.tok_per_s == pytest.approx((200 * 62.5 * 100) ** (1 / 3))
+    apart = statistics.stdev(map(math.log, (2.0, 1.25, 1.0))) / math.sqrt(3)
+    assert summary.low is not None
+    assert summary.high is not None
+    reach = 4.3027 * apart  # Student's t of two degrees of freedom
+    assert math.log(summary.ratio / summary.low) == pytest.approx(reach, rel=1e-4)
+    assert math.log(summary.high / summary.ratio) == pytest.approx(reach, rel=1e-4)
     assert summary.equal is not None
     assert (summary.equal, summary.compared) == (2, 3)
     assert summary.ttft_ratio == pytest.approx(1.0)
     assert result.summary("absent", "all").ratio is None
+
+
+def test_prompts_that_gain_differently_are_no_noise() -> None:
+    """What a prompt gains again and again is known, however much another one gains."""
+    runs = [
+        dataclasses.replace(run_of(arm, n, 101, seconds), prompt=prompt)
+        for n in range(2)
+        for prompt, fast in (("a", 0.25), ("b", 1.0))
+        for arm, seconds in (("plain", 1.0), ("fast", fast))
+    ]
+    summary = Comparison("plain", runs).summary("fast", "all")
+    assert (summary.low, summary.ratio, summary.high) == pytest.approx((2.0, 2.0, 2.0))
+    once = Comparison("plain", runs[:4]).summary("fast", "all")
+    assert once.ratio == pytest.approx(2.0)
+    assert once.low is once.high is None, "one run of each prompt does not say how sure it is"
 
 
 def test_the_slowest_stretch_is_found() -> None:
@@ -149,14 +171,15 @@ def test_what_drafting_took_does_not_depend_on_the_machine() -> None:
 
     rounds = [round_at(10.0 if n % 2 else 30.0) for n in range(600)]
     rounds += [round_at(50.0, drafted=3, emitted=2, draft_ms=10.0) for _ in range(10)]
-    plain_s, points = what_drafting_took(rounds)
+    passes = [TimedRound.of(done) for done in rounds]
+    plain_s, points = what_drafting_took(passes)
     assert plain_s == pytest.approx(0.02), "the mean of slow and fast passes"
     assert points[-1] == pytest.approx((620, 600 * 0.02 + 10 * 0.06))
-    run = run_of("x", 0, 621, 1.0, plain_s=plain_s, drafting=points)
+    run = run_of("x", 0, 621, 1.0, passes=passes)
     summary = Comparison("x", [run]).summary("x", "all")
-    assert summary.in_run == pytest.approx(620 * 0.02 / 12.6)
+    assert summary.in_run == judge(passes).ratio == pytest.approx(620 * 0.02 / 12.6, rel=0.02)
     assert summary.in_run_500 == pytest.approx(500 * 0.02 / (480 * 0.02 + 10 * 0.06), rel=0.01)
-    assert what_drafting_took(rounds[-10:]) == (None, ())
+    assert what_drafting_took(passes[-10:]) == (None, ())
 
 
 def test_a_breakdown_says_where_the_time_went() -> None:
@@ -172,7 +195,7 @@ def test_a_breakdown_says_where_the_time_went() -> None:
     rounds.append(done(20.0, draft_ms=50.0, read=70))  # read the text, sent nothing
     rounds.append(done(44.0, 3, 2, draft_ms=12.0, read=2))
     rounds += [done(48.0, 3, 3, source="suffix") for _ in range(2)]
-    rows = {row.kind: row for row in breakdown(parts_of(rounds), 0.02)}
+    rows = {row.kind: row for row in breakdown(parts_of(map(TimedRound.of, rounds)), 0.02)}
     assert list(rows) == ["plain", "reading", "draft", "suffix", "all"]
     assert rows["plain"].gained == pytest.approx(-20 * 0.1 / 20)
     assert (rows["reading"].rounds, rows["reading"].drafting) == (1, pytest.approx(2.5))
@@ -257,9 +280,7 @@ def test_foreign_reports_are_refused(tmp_path: Path, content: str) -> None:
 def test_charts_are_valid_xml_and_empty_data_draws_nothing() -> None:
     chart = bars("a & b", [("<x>", 1.5, 1.2, 1.9), ("y", 0.0, None, None)], mark=1.0, unit="×")
     ElementTree.fromstring(chart)
-    ElementTree.fromstring(lines("v(n)", [("v", [(1, 1.0), (2, 1.5)])], x_label="rows", mark=1.0))
     assert bars("none", []) == ""
-    assert lines("none", [("v", [])]) == ""
 
 
 # -- measuring ------------------------------------------------------------------------------------
@@ -405,7 +426,7 @@ def test_tuning_a_pair(engine: Engine) -> None:
         per_slice=1,
         max_tokens=16,
         repetitions=1,
-        progress=lambda share, label: shares.append(share),
+        progress=shares.append,
     )
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(1.0)
