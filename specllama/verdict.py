@@ -339,17 +339,6 @@ def details(verdict: Payoff, *, both: bool = False) -> list[str]:
     return found
 
 
-def together(verdict: Payoff, lanes: int) -> str:
-    """What conversations at once write over one alone, and what each of them pays for it."""
-    if verdict.ratio is None:
-        return ""
-    between = f"{_times(verdict.low)}–{_times(verdict.high)}"
-    return (
-        f"{lanes} at once write {_times(verdict.ratio)}× ({between}) as much as one alone, "
-        f"each at {_times(verdict.ratio / lanes)}× its speed"
-    )
-
-
 def words(verdict: Payoff, measure: str, *, both: bool = False) -> str:
     """The verdict in a line."""
     return " · ".join([lead(verdict, measure), *details(verdict, both=both)])

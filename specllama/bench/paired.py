@@ -53,10 +53,14 @@ def compare(
     return [_compared(row, spread, free, level) for row in rows]
 
 
-def as_one(rows: Sequence[Pairs], *, level: float = LEVEL) -> Compared | None:
-    """All rows as one figure, such as prompts that gain differently: how sure it is follows from
-    how much the pairs of each row differ, so it is told of these prompts."""
-    return _compared([pair for row in rows for pair in row], *_noise(rows), level)
+def as_one(rows: Sequence[Pairs], table: Sequence[Pairs] = ()) -> Compared | None:
+    """Rows as one figure, such as prompts that gain differently: how sure it is follows from how
+    much the pairs of each row differ, so it is told of these prompts.
+
+    Args:
+        table: the rows that say how much pairs differ; these unless given.
+    """
+    return _compared([pair for row in rows for pair in row], *_noise(table or rows), LEVEL)
 
 
 def _noise(rows: Sequence[Pairs]) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from specllama.bench.breakdown import (
     what_drafting_took,
 )
 from specllama.bench.energy import EnergyMeter
-from specllama.bench.paired import Compared, as_one, geometric
+from specllama.bench.paired import Pairs, as_one, geometric
 from specllama.verdict import judge
 
 Progress = Callable[[int, int], object]
@@ -137,14 +137,18 @@ class Comparison:
             if r.arm == arm and temperature in (None, r.temperature) and slice in (None, r.slice)
         ]
 
+    def _beside(self, runs: Sequence[RunFigures]) -> Beside:
+        plain = {run.task: run for run in self._runs(None, None, self.baseline)}
+        return [(plain[run.task], run) for run in runs if run.task in plain]
+
     def summary(
         self, arm: str, group: str, *, temperature: float | None = None, slice: str | None = None
     ) -> Summary:
         """One arm over the runs of a temperature and a slice (None: of all)."""
         mine = self._runs(temperature, slice, arm)
-        plain = {run.task: run for run in self._runs(temperature, slice, self.baseline)}
-        beside = [(plain[run.task], run) for run in mine if run.task in plain]
-        speed, waiting = _paired(beside, lambda r: r.speed), _paired(beside, lambda r: r.ttft_s)
+        beside, table = self._beside(mine), self._beside(self._runs(None, None, arm))
+        speed = as_one(_rows(beside, lambda r: r.speed), _rows(table, lambda r: r.speed))
+        waiting = as_one(_rows(beside, lambda r: r.ttft_s))
         wrote = [(a.token_ids, b.token_ids) for a, b in beside if a.token_ids and b.token_ids]
         busy = sum(r.draft_s + r.verify_s + r.other_s for r in mine)
         tokens = sum(r.tokens for r in mine)
@@ -176,13 +180,14 @@ class Comparison:
         )
 
 
-def _paired(beside: Beside, figure: Callable[[RunFigures], float | None]) -> Compared | None:
+def _rows(beside: Beside, figure: Callable[[RunFigures], float | None]) -> list[Pairs]:
+    """A figure of both runs; a row for each prompt at each temperature."""
     rows: dict[object, list[tuple[float, float]]] = defaultdict(list)
     for plain, run in beside:
         a, b = figure(plain), figure(run)
         if a and b:
             rows[run.prompt, run.temperature].append((a, b))
-    return as_one(list(rows.values()))
+    return list(rows.values())
 
 
 def _slowest(beside: Beside) -> float | None:

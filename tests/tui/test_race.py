@@ -19,6 +19,7 @@ from specllama.bench.experiment import (
     drafted,
     plain_and,
 )
+from specllama.bench.paired import ratio_words
 from specllama.errors import EngineError
 from specllama.interface import Message
 from specllama.paths import rounds_dir
@@ -278,7 +279,7 @@ async def test_the_race_is_run_replayed_and_judged(start: Any) -> None:
         assert f"✓ {n} of {n} tokens identical" in d.shown
         (found,) = outcome.ways(screen.board, "race")
         assert outcome.answer(found)[1] in d.shown
-        assert outcome.ratio(found.verdict) in d.shown
+        assert ratio_words(found.verdict) in d.shown
         assert '"a question"' in d.shown
         assert "3 pairs of runs" in d.shown
         assert "of those judged" in d.shown
