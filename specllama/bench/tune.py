@@ -302,8 +302,8 @@ def advise(groups: Sequence[TuneGroup], check: Comparison | None) -> dict[str, A
             "speculate": on,
             "draft_max": best if on and predicted >= WORTH else 0,
             "best": best,
-            "predicted": round(predicted, 3),
-            "measured": None if measured is None else round(measured, 3),
+            "predicted": predicted,
+            "measured": measured,
         }
     top = max(gains, default=1.0)
     how = "measured" if check else "predicted for the best fixed length"
