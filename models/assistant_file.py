@@ -8,12 +8,14 @@ they are compared here (``src/models/gemma4-assistant.cpp``, ``src/llama-model.c
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specllama.errors import BadGguf, PairIncompatible
 from specllama.models.head_tokens import other_tokens
 from specllama.models.heads import Head
 from specllama.models.loadable import check_loadable
+from specllama.models.memory import TREE_ROWS, ModelMemory, estimate_model
 from specllama.models.sliding_windows import windowed_layers
 
 if TYPE_CHECKING:
@@ -80,4 +82,11 @@ def _keys(header: GgufHeader, layer: int, windowed: bool) -> tuple[int, int, int
     return heads, widths[0], widths[1]
 
 
-HEAD = Head(check=check_target, open="specllama.backend.heads.assistant:open_assistant")
+def _memory(head: GgufHeader, target: GgufHeader, n_ctx: int) -> ModelMemory:
+    passes = estimate_model(head, n_ctx=n_ctx, n_ubatch=TREE_ROWS, n_outputs=TREE_ROWS)
+    return replace(passes, kv=0)  # it keeps no keys and values
+
+
+HEAD = Head(
+    check=check_target, open="specllama.backend.heads.assistant:open_assistant", memory=_memory
+)

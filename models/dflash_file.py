@@ -18,7 +18,14 @@ from typing import Literal
 from specllama.errors import BadGguf, PairIncompatible, UnsupportedModel
 from specllama.models.gguf import GgufHeader
 from specllama.models.heads import Head
-from specllama.models.layer_inputs import HINT, HeadFacts, check_target, draft_vocab, read_layers
+from specllama.models.layer_inputs import (
+    HINT,
+    HeadFacts,
+    check_target,
+    draft_vocab,
+    memory,
+    read_layers,
+)
 from specllama.models.loadable import check_loadable
 
 ARCHITECTURE = "dflash"
@@ -124,12 +131,15 @@ def read_facts(header: GgufHeader) -> DflashFacts:
 
 
 def _kind(header: GgufHeader) -> Kind:
-    markov, selector = ("markov_w1.weight", "selector_hidden.weight")
-    if markov in header.by_name and selector in header.by_name:
-        raise BadGguf(f"{header.path.name} is both a DSpark and a DFlash2 drafter")
-    if selector in header.by_name:
+    if "selector_hidden.weight" in header.by_name:
+        if _is_dspark(header):
+            raise BadGguf(f"{header.path.name} is both a DSpark and a DFlash2 drafter")
         return "dflash2"
-    return "dspark" if markov in header.by_name else "dflash"
+    return "dspark" if _is_dspark(header) else "dflash"
+
+
+def _is_dspark(header: GgufHeader) -> bool:
+    return "markov_w1.weight" in header.by_name
 
 
 def _candidates(header: GgufHeader) -> int:
@@ -169,9 +179,15 @@ def check(head: GgufHeader, target: GgufHeader) -> None:
     check_target(read_facts(head), head, target)
 
 
+def _recognise(header: GgufHeader, kind: str) -> bool:
+    return header.architecture == ARCHITECTURE and (kind == "dspark") is _is_dspark(header)
+
+
 HEAD = Head(
     check=check,
     open="specllama.backend.heads.dflash:open_dflash",
+    memory=memory,
+    recognise=_recognise,
     convert="specllama.models.convert_dflash:convert_dflash",
     published=("dflash", "dflash2", "dspark"),
 )

@@ -10,7 +10,14 @@ from __future__ import annotations
 from specllama.errors import BadGguf, PairIncompatible
 from specllama.models.gguf import GgufHeader
 from specllama.models.heads import Head
-from specllama.models.layer_inputs import HINT, HeadFacts, check_target, draft_vocab, read_layers
+from specllama.models.layer_inputs import (
+    HINT,
+    HeadFacts,
+    check_target,
+    draft_vocab,
+    memory,
+    read_layers,
+)
 from specllama.models.loadable import check_loadable
 
 ARCHITECTURE = "eagle3"
@@ -59,6 +66,7 @@ def check(head: GgufHeader, target: GgufHeader) -> None:
 HEAD = Head(
     check=check,
     open="specllama.backend.heads.eagle3:open_eagle3",
+    memory=memory,
     convert="specllama.models.convert_eagle3:convert_eagle3",
     published=("eagle3",),
 )

@@ -12,22 +12,38 @@ if TYPE_CHECKING:
 
 
 class HeadKind(NamedTuple):
-    """What a file is, the method that drafts with it, and the module of its ``HEAD``."""
+    """What a file is, the method that drafts with it, and the module of its ``HEAD``.
+
+    ``named`` is what the hub's names of such files hold, a pattern in lower case; "" where no word
+    tells them from whole models.
+    """
 
     says: str
     method: str
     module: str
+    named: str = ""
 
 
-# by ``general.architecture``, or as ``sidecars.kind_of`` tells apart what shares one
+def _word(word: str) -> str:
+    return rf"(?<![a-z0-9]){word}(?![a-z0-9])"
+
+
+_FILES = "specllama.models."
 HEADS = {
-    "eagle3": HeadKind("an EAGLE-3 head", "eagle3", "specllama.models.eagle3_file"),
-    "medusa": HeadKind("Medusa heads", "medusa", "specllama.models.medusa_file"),
-    "dflash": HeadKind("a DFlash drafter", "dflash", "specllama.models.dflash_file"),
-    "dspark": HeadKind("a DSpark drafter", "dflash", "specllama.models.dflash_file"),
-    "gemma4-assistant": HeadKind("an assistant head", "mtp", "specllama.models.assistant_file"),
-    "mtp": HeadKind("an MTP head", "mtp", "specllama.models.nextn_file"),
+    "eagle3": HeadKind("an EAGLE-3 head", "eagle3", _FILES + "eagle3_file", _word("eagle3")),
+    "medusa": HeadKind("Medusa heads", "medusa", _FILES + "medusa_file"),
+    "dflash": HeadKind("a DFlash drafter", "dflash", _FILES + "dflash_file", _word("dflash")),
+    "dspark": HeadKind("a DSpark drafter", "dflash", _FILES + "dflash_file", _word("dspark")),
+    "gemma4-assistant": HeadKind(
+        "an assistant head", "mtp", _FILES + "assistant_file", "^mtp-gemma|gemma-?4.*assistant"
+    ),
+    "mtp": HeadKind("an MTP head", "mtp", _FILES + "nextn_file", "^mtp-"),
 }
+
+
+def by_architecture(header: GgufHeader, kind: str) -> bool:
+    """Whether ``general.architecture`` is the kind's own name."""
+    return header.architecture == kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +53,17 @@ class Head:
     Attributes:
         check: that a head belongs to a target; raises PairIncompatible, BadGguf, UnsupportedModel.
         open: makes its pool from its header, checked before, and a ``LoadedTarget``; raises what
-            ``check`` does, CannotLoad and DoesNotFit.
+            ``check`` does, CannotLoad and DoesNotFit. The caller closes it.
+        memory: the ``ModelMemory`` that it takes on top of its target, at a context length.
+        recognise: whether a file is of this kind.
         convert: writes the file from a published checkpoint; "" where none is converted here.
         published: what such checkpoints call themselves.
     """
 
     check: Callable[[GgufHeader, GgufHeader], None]
     open: str
+    memory: Callable[[GgufHeader, GgufHeader, int], Any]
+    recognise: Callable[[GgufHeader, str], bool] = by_architecture
     convert: str = ""
     published: tuple[str, ...] = ()
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from specllama.errors import BadGguf, PairIncompatible
 from specllama.models.gguf import GgufHeader
 from specllama.models.head_tokens import other_tokens
+from specllama.models.memory import HEAD_BATCH, ModelMemory, estimate_model
 
 # asked for the layer inputs of any other architecture, llama.cpp ends the process (qwen4exp has
 # several streams in a layer, which its buffers do not hold)
@@ -90,6 +91,11 @@ def draft_vocab(header: GgufHeader) -> int:
         BadGguf: see ``read_draft_ids``.
     """
     return len(read_draft_ids(header)) if "d2t" in header.by_name else header.vocab_size
+
+
+def memory(head: GgufHeader, target: GgufHeader, n_ctx: int) -> ModelMemory:
+    """What such a head takes, whose passes return a row for each token."""
+    return estimate_model(head, n_ctx=n_ctx, n_ubatch=HEAD_BATCH, n_outputs=HEAD_BATCH)
 
 
 def check_target(facts: HeadFacts, head: GgufHeader, target: GgufHeader) -> None:

@@ -7,8 +7,6 @@
 | medusa.embedding_length | u32 | hidden width of the target |
 | medusa.vocab_size | u32 | tokens of the target |
 | medusa.vocabulary | string | optional: SHA-256 over the target's token texts |
-| medusa.accuracy_bands | f32 array | optional: edges between bands of a head's confidence |
-| medusa.accuracies | f32 array | optional: [head][band][rank], share of greedy target tokens |
 
 | tensor | shape [out, in] | |
 |---|---|---|
@@ -24,11 +22,9 @@ architecture; specllama computes the heads itself.
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,11 +33,12 @@ from specllama.errors import BadGguf, PairIncompatible
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_writer import Tensor, Value, write_gguf
 from specllama.models.heads import Head
-from specllama.models.tensors import Floats, read_ids, read_tensor
+from specllama.models.memory import F32, MIB, ModelMemory
+from specllama.models.tensors import read_ids
 
 ARCHITECTURE = "medusa"
 STATES = 8  # that a head reads at once, at most
-MAX_HEADS, MAX_BLOCKS, MAX_RANKS = 32, 16, 64
+MAX_HEADS, MAX_BLOCKS = 32, 16
 
 Arrays = Mapping[str, Tensor]
 
@@ -60,20 +57,10 @@ class MedusaFacts:
     vocabulary: str | None
     rows: int
     own_output: tuple[bool, ...]
-    bands: tuple[float, ...]
-    accuracies: Floats  # [heads, bands + 1, ranks], or empty
 
     @property
     def needs_target_output(self) -> bool:
         return not all(self.own_output)
-
-    def measured(self, depth: int, top: float) -> list[float]:
-        """How often the guesses of head ``depth`` (from 1) were right, by rank, where its best
-        token has the probability ``top``; [] where it was not measured."""
-        if not self.accuracies.size:
-            return []
-        rates: list[float] = self.accuracies[depth - 1, bisect_right(self.bands, top)].tolist()
-        return rates
 
 
 def vocabulary_digest(header: GgufHeader) -> str:
@@ -126,7 +113,6 @@ def read_facts(header: GgufHeader) -> MedusaFacts:
         own.append(f"head.{h}.output.weight" in header.by_name)
         if own[-1]:
             _require(header, f"head.{h}.output.weight", (width, rows))
-    bands, accuracies = _accuracies(header, heads)
     return MedusaFacts(
         heads=heads,
         blocks=blocks,
@@ -135,8 +121,6 @@ def read_facts(header: GgufHeader) -> MedusaFacts:
         vocabulary=header.text(header.own("vocabulary")),
         rows=rows,
         own_output=tuple(own),
-        bands=bands,
-        accuracies=accuracies,
     )
 
 
@@ -145,22 +129,6 @@ def _require(header: GgufHeader, name: str, shape: tuple[int, ...]) -> None:
     if info is None or info.shape != shape:
         have = "missing" if info is None else f"of shape {list(info.shape)}"
         raise BadGguf(f"{header.path.name}: {name} is {have}, expected {list(shape)}")
-
-
-def _accuracies(header: GgufHeader, heads: int) -> tuple[tuple[float, ...], Floats]:
-    rates = np.array(header.array(header.own("accuracies")), np.float64)
-    bands = np.array(header.array(header.own("accuracy_bands")), np.float64)
-    if not rates.size:
-        return (), np.empty(0, np.float32)
-    per_band, over = divmod(rates.size, heads * (len(bands) + 1))
-    sound = not over and per_band <= MAX_RANKS and bool(((rates >= 0) & (rates <= 1)).all())
-    if not sound or (np.diff(bands) <= 0).any():
-        raise BadGguf(
-            f"{header.path.name}: {rates.size} accuracies in {len(bands) + 1} bands make no table "
-            f"for {heads} heads"
-        )
-    shaped = rates.reshape(heads, len(bands) + 1, per_band).astype(np.float32)
-    return tuple(float(edge) for edge in bands), shaped
 
 
 def check_target(facts: MedusaFacts, heads: GgufHeader, target: GgufHeader) -> None:
@@ -190,15 +158,6 @@ def output_name(target: GgufHeader) -> str:
     return "output.weight" if "output.weight" in target.by_name else "token_embd.weight"
 
 
-def output_matrix(target: GgufHeader, ids: npt.NDArray[np.int32] | None) -> Floats:
-    """The target's output matrix [rows, width], or the rows of some tokens.
-
-    Raises:
-        UnsupportedModel: it is stored in a type that is not decoded here.
-    """
-    return read_tensor(target, output_name(target), ids)
-
-
 def read_output_ids(header: GgufHeader, facts: MedusaFacts) -> npt.NDArray[np.int32] | None:
     """The tokens of the output rows, None where row r is token r.
 
@@ -223,8 +182,6 @@ def write_heads(
     width: int,
     vocab: int,
     vocabulary: str | None = None,
-    bands: Sequence[float] = (),
-    accuracies: npt.NDArray[Any] | None = None,
     kind: str = "Q8_0",
     metadata: Mapping[str, Value] | None = None,
 ) -> None:
@@ -233,7 +190,6 @@ def write_heads(
     Args:
         arrays: by the tensor names above; biases are written as F32, matrices as ``kind`` (F16
             where rows do not fill blocks of 32).
-        accuracies: [heads, len(bands) + 1, ranks].
 
     Raises:
         SpecllamaError: the file cannot be written.
@@ -248,9 +204,6 @@ def write_heads(
     }
     if vocabulary is not None:
         keys["medusa.vocabulary"] = vocabulary
-    if accuracies is not None and accuracies.size:
-        keys["medusa.accuracy_bands"] = np.array(bands, np.float32)
-        keys["medusa.accuracies"] = np.asarray(accuracies, np.float32)
     tensors: dict[str, tuple[Tensor, str]] = {}
     for key, array in arrays.items():
         if key == "ids":
@@ -267,4 +220,13 @@ def _check(head: GgufHeader, target: GgufHeader) -> None:
     check_target(read_facts(head), head, target)
 
 
-HEAD = Head(check=_check, open="specllama.engine.open_medusa:open_medusa")
+def _memory(head: GgufHeader, target: GgufHeader, n_ctx: int) -> ModelMemory:
+    facts, weights = read_facts(head), head.tensor_bytes
+    if facts.needs_target_output:  # a copy of its rows
+        output = target.by_name[output_name(target)]
+        weights += output.n_bytes * facts.rows // max(output.shape[1], 1)
+    values = STATES * ((8 * facts.blocks + 4) * facts.width + facts.rows) * F32
+    return ModelMemory(weights, 0, 0, values + MIB, 0, 0, n_ctx)
+
+
+HEAD = Head(check=_check, open="specllama.backend.heads.medusa:open_medusa", memory=_memory)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 from specllama.errors import DoesNotFit, UsageError
 from specllama.models import running_state
 from specllama.models.ggml_types import KV_BYTES
+from specllama.models.heads import find
 from specllama.models.nextn import lacks_trunk, trunk_blocks, why_not
+from specllama.models.sidecars import require_head
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -303,22 +305,8 @@ def estimate_head(header: GgufHeader, target: GgufHeader, *, n_ctx: int) -> Mode
     Raises:
         PairIncompatible, BadGguf: it is no head that could be loaded.
     """
-    from specllama.models import medusa_file as medusa
-
-    if header.architecture == "gemma4-assistant":  # it keeps no keys and values
-        rows = TREE_ROWS
-        return replace(estimate_model(header, n_ctx=n_ctx, n_ubatch=rows, n_outputs=rows), kv=0)
-    if lacks_trunk(header):
-        return estimate_model(header, n_ctx=n_ctx, n_outputs=TREE_ROWS)
-    if header.architecture != medusa.ARCHITECTURE:
-        return estimate_model(header, n_ctx=n_ctx, n_ubatch=HEAD_BATCH, n_outputs=HEAD_BATCH)
-    facts = medusa.read_facts(header)
-    weights = header.tensor_bytes
-    if facts.needs_target_output:  # a copy of its rows
-        output = target.by_name[medusa.output_name(target)]
-        weights += output.n_bytes * facts.rows // max(output.shape[1], 1)
-    values = medusa.STATES * ((8 * facts.blocks + 4) * facts.width + facts.rows) * F32
-    return ModelMemory(weights, 0, 0, values + MIB, 0, 0, n_ctx)
+    found: ModelMemory = find(require_head(header)).memory(header, target, n_ctx)
+    return found
 
 
 def estimate_pair(

@@ -12,7 +12,8 @@ from specllama.errors import PairIncompatible
 from specllama.models.head_tokens import other_tokens
 from specllama.models.heads import Head
 from specllama.models.loadable import check_loadable
-from specllama.models.nextn import why_not
+from specllama.models.memory import TREE_ROWS, ModelMemory, estimate_model
+from specllama.models.nextn import lacks_trunk, why_not
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -45,4 +46,17 @@ def check_target(head: GgufHeader, target: GgufHeader) -> None:
         )
 
 
-HEAD = Head(check=check_target, open="specllama.backend.heads.nextn:open_nextn")
+def _memory(head: GgufHeader, target: GgufHeader, n_ctx: int) -> ModelMemory:
+    return estimate_model(head, n_ctx=n_ctx, n_outputs=TREE_ROWS)
+
+
+def _recognise(header: GgufHeader, kind: str) -> bool:
+    return lacks_trunk(header)
+
+
+HEAD = Head(
+    check=check_target,
+    open="specllama.backend.heads.nextn:open_nextn",
+    memory=_memory,
+    recognise=_recognise,
+)

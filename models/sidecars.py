@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specllama.models.heads import HEADS
-from specllama.models.nextn import lacks_trunk
+from specllama.errors import PairIncompatible
+from specllama.models.heads import HEADS, find
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -23,21 +23,18 @@ SIDECARS = {kind: head.says for kind, head in HEADS.items()} | {
     "imatrix": "an importance matrix for quantizing",
 }
 
-# These words name nothing else. "mtp" also occurs in names of whole models, "medusa" in a few.
-_ASSISTANT = re.compile(r"^mtp-gemma|gemma-?4.*assistant")
-_WORD = re.compile(r"(?<![a-z0-9])(eagle3|dflash|dspark|mmproj)(?![a-z0-9])")
+_PROJECTOR = re.compile(r"(?<![a-z0-9])mmproj(?![a-z0-9])")
 _QUANT = re.compile(r"(?<![a-z0-9])i?q\d(?![a-z0-9])")
 
 
 def kind_of_name(name: str) -> str:
     """Which sidecar a file name names, "" for a model's."""
     lowered = Path(name).name.lower()
-    if _ASSISTANT.search(lowered):
-        return "gemma4-assistant"
-    if lowered.startswith("mtp-"):
-        return "mtp"
-    if found := _WORD.search(lowered):
-        return found[1]
+    for kind, head in HEADS.items():
+        if head.named and re.search(head.named, lowered):
+            return kind
+    if _PROJECTOR.search(lowered):
+        return "mmproj"
     # a model quantized with an importance matrix may say so in its name
     return "imatrix" if "imatrix" in lowered and not _QUANT.search(lowered) else ""
 
@@ -49,11 +46,27 @@ def kind_of(header: GgufHeader) -> str:
         return "mmproj"
     if kind == "imatrix" or arch == "imatrix" or "imatrix.chunk_count" in header.metadata:
         return "imatrix"
-    if arch == "dflash":
-        return "dspark" if "markov_w1.weight" in header.by_name else "dflash"
-    if arch in HEADS:
-        return arch
-    return "mtp" if lacks_trunk(header) else ""
+    return next((kind for kind in HEADS if find(kind).recognise(header, kind)), "")
+
+
+def require_head(header: GgufHeader) -> str:
+    """Which kind of head a file is.
+
+    Raises:
+        PairIncompatible: it is none.
+    """
+    kind = kind_of(header)
+    if kind and kind not in HEADS:
+        raise PairIncompatible(
+            f"{header.path.name} is {SIDECARS[kind]}, which --head does not take", advice(kind)
+        )
+    if kind not in HEADS:
+        raise PairIncompatible(
+            f"{header.path.name} is no drafting head but a model of the architecture "
+            f"{header.architecture!r}",
+            "give draft models with -d; --head takes EAGLE-3, Medusa, DFlash and MTP files",
+        )
+    return kind
 
 
 def advice(kind: str) -> str:

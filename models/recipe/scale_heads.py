@@ -55,8 +55,6 @@ def scale_heads(src: Path, target: GgufHeader, dst: Path) -> None:
         width=width,
         vocab=facts.vocab,
         vocabulary=facts.vocabulary,
-        bands=facts.bands,
-        accuracies=facts.accuracies,
         metadata={"specllama.scaled_from": header.name},
     )
 

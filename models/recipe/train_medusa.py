@@ -6,24 +6,20 @@ is a few residual blocks ``x + SiLU(W x + b)`` and a square matrix in front of t
 output matrix, which all heads share: a full output matrix each would be larger than the target.
 
 What is learnt is the target's law at the place in question, given the text up to there, not the
-text itself. The target is run with its weights rounded as in its file. How often each rank of a
-head is right is then measured on answers that the shipped target writes itself.
+text itself. The target is run with its weights rounded as in its file.
 
 ``python -m specllama.models.recipe.train_medusa runs/target.pt runs/tokenizer.json OUT.gguf
---target TARGET.gguf`` trains, measures and exports.
+--target TARGET.gguf`` trains and exports.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
-import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
@@ -31,11 +27,9 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from specllama.models.gguf import GgufHeader, read_header
-from specllama.models.medusa_file import output_matrix, read_facts, vocabulary_digest, write_heads
-from specllama.models.recipe.corpus import SLICES, chatml, stream
+from specllama.models.medusa_file import read_facts, vocabulary_digest, write_heads
 from specllama.models.recipe.export import AUTHOR, load_checkpoint
 from specllama.models.recipe.model import Tiny
-from specllama.models.recipe.runner import Runner
 from specllama.models.recipe.shape import TARGET_FILE
 from specllama.models.recipe.tokenizer import load_tokenizer
 from specllama.models.recipe.train import Packer
@@ -44,8 +38,6 @@ from specllama.models.tensors import read_tensor
 DEPTHS = 3
 LENGTH = 512  # of the rows of text that the target reads
 SEGMENT = 128  # neighbouring places that are learnt from together, so that laws are shared
-BANDS = (0.3, 0.5, 0.7, 0.9)  # of a head's largest probability
-RANKS = 4
 PARTS = ("weight", "bias")
 
 
@@ -205,74 +197,7 @@ def accuracies(model: Tiny, heads: nn.ModuleList, states: States) -> list[float]
     return found
 
 
-# -- what the heads are worth on the target's own answers ------------------------------------------
-
-
-class StateRunner(Runner):
-    """Reads a text and keeps the final hidden state of every token."""
-
-    def states(self, tokens: list[int]) -> NDArray[np.float32]:
-        """[tokens, width], after the last norm."""
-        llama_cpp.llama_set_embeddings(self.ctx, True)
-        try:
-            self.rollback(0)
-            self.forward(tokens, every=True)
-            width = int(llama_cpp.llama_model_n_embd(self.model))
-            rows = [
-                np.ctypeslib.as_array(llama_cpp.llama_get_embeddings_ith(self.ctx, i), (width,))
-                for i in range(len(tokens))
-            ]
-            return np.stack(rows)
-        finally:
-            llama_cpp.llama_set_embeddings(self.ctx, False)
-            self.rollback(0)
-
-
-def measure(
-    target: Path, heads: nn.ModuleList, output: NDArray[np.float32], prompts: int
-) -> NDArray[np.float64]:
-    """[heads, bands, ranks]: how often a rank is right, on greedy answers to training prompts.
-
-    Head d is judged where the truth for every head before it was among their ranks, as it is in a
-    tree. Rates never rise with the rank, so that a tree may be grown in the order of ranks.
-    """
-    matrix = torch.from_numpy(output)
-    hits = np.full((DEPTHS, len(BANDS) + 1, RANKS), 0.0)
-    seen = np.full((DEPTHS, len(BANDS) + 1), 0.0)
-    runner = StateRunner(target, threads=1)
-    with runner:
-        for name in SLICES:
-            samples = stream("medusa/measure", "train", name)
-            for _ in range(prompts):
-                messages = list(next(samples).messages)
-                prompt = runner.tokenize(chatml(messages[:-1], open_reply=True))
-                if len(prompt) > runner.context - 256:
-                    continue
-                said = runner.generate(prompt, 200)
-                h = torch.from_numpy(runner.states([*prompt, *said])[len(prompt) - 1 :])
-                reached = torch.ones(len(said), dtype=torch.bool)
-                for d, head in enumerate(heads):
-                    n = len(said) - d - 1
-                    if n <= 0:
-                        break
-                    with torch.no_grad():
-                        logits = head(h[:n]) @ matrix.T
-                    top = F.softmax(logits, -1).max(-1).values.numpy()
-                    right = logits.topk(RANKS).indices == torch.tensor(said[d + 1 :])[:, None]
-                    band = np.searchsorted(BANDS, top, side="right")
-                    for b, r, judged in zip(band, right.numpy(), reached[:n].numpy(), strict=True):
-                        if judged:
-                            seen[d, b] += 1
-                            hits[d, b] += r
-                    reached = reached[:n] & right.any(-1)
-    # a weak prior keeps bands that hardly occur from saying 0 or 1
-    rates = (hits + 0.25) / (seen[..., None] + 2.0)
-    return np.minimum.accumulate(rates, axis=-1)
-
-
-def export(
-    heads: nn.ModuleList, out: Path, header: GgufHeader, rates: NDArray[np.float64], name: str
-) -> None:
+def export(heads: nn.ModuleList, out: Path, header: GgufHeader, name: str) -> None:
     """Write the head file: Q8_0 matrices, the target's output matrix shared."""
     arrays: dict[str, NDArray[Any]] = {}
     for h, head in enumerate(heads):
@@ -289,8 +214,6 @@ def export(
         width=header.embedding_length,
         vocab=header.vocab_size,
         vocabulary=vocabulary_digest(header),
-        bands=BANDS,
-        accuracies=rates,
         metadata={
             "general.author": AUTHOR,
             "general.license": "MIT",
@@ -311,7 +234,6 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=Plan.blocks)
     parser.add_argument("--rate", type=float, default=Plan.rate)
     parser.add_argument("--start", type=Path, help="head file to begin with")
-    parser.add_argument("--prompts", type=int, default=30, help="per slice, to measure on")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     a = parser.parse_args()
@@ -322,9 +244,7 @@ def main() -> None:
     plan = Plan(minutes=a.minutes, gather=a.gather, rate=a.rate, blocks=a.blocks, seed=a.seed)
     heads = train(model, tokenizer, plan, load_heads(a.start) if a.start else None)
     header = read_header(a.target)
-    rates = measure(a.target, heads, output_matrix(header, None), a.prompts)
-    export(heads, a.out, header, rates, a.out.stem)
-    print(json.dumps({"accuracies": np.round(rates, 3).tolist()}))
+    export(heads, a.out, header, a.out.stem)
 
 
 if __name__ == "__main__":

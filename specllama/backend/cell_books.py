@@ -31,6 +31,7 @@ class CellBooks:
 
     def __init__(self, cache: Cache, shape: Shape, *, in_order: bool) -> None:
         self.cache = cache
+        self.shape = shape
         self.cells = Cells(cache.n_cells, in_order=in_order)
         n = shape.sequences
         self._free = list(range(n - 1, -1, -1))  # sequence ids, the lowest last
@@ -43,6 +44,57 @@ class CellBooks:
         self._needs: set[HiddenNeed] = set()
         self.compactions = 0
         self._lock = threading.RLock()  # two passes at once abort the process
+
+    # -- facts --
+
+    @property
+    def lanes(self) -> int:
+        return self.shape.lanes
+
+    @property
+    def ghosts(self) -> int:
+        self.settle()
+        return self.cells.ghosts
+
+    @property
+    def held(self) -> int:
+        self.settle()
+        return self.cells.held
+
+    @property
+    def room(self) -> int:
+        return self.cells.n - self.held
+
+    def require_open(self) -> None:
+        self.cache.require_open()
+
+    def end_of(self, lane: CellLane) -> int:
+        if lane is self._only and not lane.closed:
+            self._settle_only(lane)
+        else:
+            self.settle()
+        return self.cache.end(lane.sequence)
+
+    # -- lanes --
+
+    def take_sequence(self) -> int:
+        """The id of a lane to be made."""
+        self.require_open()
+        self.settle()
+        if len(self._lanes) >= self.lanes:
+            raise EngineError(
+                f"all {self.lanes} lanes are taken"
+                if self.lanes > 1
+                else "this model takes one conversation at a time"
+            )
+        if not self._free:
+            raise EngineError("trees hold all sequences: settle them first")
+        return self._free.pop()
+
+    def seat(self, lane: CellLane) -> None:
+        self._lanes.append(lane)
+
+    # -- decisions --
 
     def decided(self, lane: CellLane) -> None:
         if lane not in self._decided:

@@ -16,52 +16,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import ClassVar, cast
 
 import numpy as np
 
 from specllama.arrays import Rows
-from specllama.backend.base import Blob, Lane, Out, Outputs, Part
+from specllama.backend.base import Blob, Lane, Out, Part
 from specllama.backend.cache import Cache, Shape
 from specllama.backend.cell_books import CellBooks
 from specllama.backend.cells import Places
 from specllama.backend.kernels import TILE, ZONE, Kernels
-from specllama.backend.lane import CachedTree, CellLane, Parked, exact_prefix
-from specllama.backend.layout import Layout
+from specllama.backend.lane import CellLane, Parked, exact_prefix
+from specllama.backend.parts import PassPart, lay, pick, require_tokens
 from specllama.backend.reading import ReadingRoom
 from specllama.errors import Cancelled, ContextFull, EngineError
 from specllama.settings.params import DRAFT_MAX
-
-
-@dataclass(slots=True)
-class PassPart:
-    """A part of a pass, checked."""
-
-    lane: CellLane
-    tokens: Sequence[int]
-    outputs: Outputs
-    parents: tuple[int, ...] = ()  # of a tree's nodes
-    laid: Layout | None = None  # the lane's tree with it
-    opened: Sequence[int] = ()  # sequences of the leaves that it opens
-    pads: int = 0  # guesses at its end that nobody asked for
-    rows: Rows | None = None  # what the pass returned for it
-
-    @property
-    def past(self) -> int:
-        """Tokens of the lane that were evaluated before, those of its tree among them."""
-        tree = self.lane.growing
-        return len(self.lane.tokens) + (0 if tree is None else len(tree.tokens))
-
-    @property
-    def n_rows(self) -> int:
-        return len(self.tokens) if self.outputs == "all" else int(self.outputs == "last")
-
-    @property
-    def gives_final(self) -> bool:
-        """Whether final hidden states are kept of it."""
-        return self.lane.need == "final_hidden" and self.n_rows == len(self.tokens)
 
 
 class CellPool(CellBooks):
@@ -73,7 +44,6 @@ class CellPool(CellBooks):
         self, cache: Cache, shape: Shape, n_vocab: int, kernels: Kernels, *, in_order: bool
     ) -> None:
         super().__init__(cache, shape, in_order=in_order)
-        self.shape = shape
         self.kernels = kernels
         self.n_vocab = n_vocab
         self.n_ctx = self.longest = shape.n_ctx
@@ -124,37 +94,9 @@ class CellPool(CellBooks):
     # -- facts --
 
     @property
-    def lanes(self) -> int:
-        return self.shape.lanes
-
-    @property
-    def ghosts(self) -> int:
-        self.settle()
-        return self.cells.ghosts
-
-    @property
-    def held(self) -> int:
-        self.settle()
-        return self.cells.held
-
-    @property
-    def room(self) -> int:
-        return self.cells.n - self.held
-
-    @property
     def free_leaves(self) -> int:
         self.settle()
         return min(self.max_leaves - 1, len(self._free))
-
-    def require_open(self) -> None:
-        self.cache.require_open()
-
-    def end_of(self, lane: CellLane) -> int:
-        if lane is self._only and not lane.closed:
-            self._settle_only(lane)
-        else:
-            self.settle()
-        return self.cache.end(lane.sequence)
 
     def reusable_prefix(self, lane: CellLane, keep: int) -> int:
         return keep
@@ -169,23 +111,6 @@ class CellPool(CellBooks):
         lane = CellLane(self, self.take_sequence())
         self.seat(lane)
         return lane
-
-    def take_sequence(self) -> int:
-        """The id of a lane to be made."""
-        self.require_open()
-        self.settle()
-        if len(self._lanes) >= self.lanes:
-            raise EngineError(
-                f"all {self.lanes} lanes are taken"
-                if self.lanes > 1
-                else "this model takes one conversation at a time"
-            )
-        if not self._free:
-            raise EngineError("trees hold all sequences: settle them first")
-        return self._free.pop()
-
-    def seat(self, lane: CellLane) -> None:
-        self._lanes.append(lane)
 
     def fork(self, lane: Lane, keep: int, into: Lane | None = None) -> CellLane:
         mine = self._mine(lane)
@@ -261,10 +186,6 @@ class CellPool(CellBooks):
             raise EngineError("a tree must be settled with keep_path")
         return lane
 
-    def _require_tokens(self, tokens: Sequence[int]) -> None:
-        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
-            raise EngineError(f"a token is outside the vocabulary of {self.n_vocab}")
-
     # -- passes --
 
     def run(self, parts: Sequence[Part]) -> list[Out]:
@@ -312,7 +233,7 @@ class CellPool(CellBooks):
         with self._lock:
             self._settle_only(lane)
             past = lane.n_cells
-            self._require_tokens(tokens)
+            require_tokens(tokens, self.n_vocab)
             batch.token[:n] = tokens
             batch.token[n:wide] = tokens[-1]
             batch.position[:wide] = self._counting[past : past + wide]
@@ -340,31 +261,17 @@ class CellPool(CellBooks):
             lane = self._mine(part.lane, grows=part.parents is not None)
             if len(parts) > 1 and any(lane is piece.lane for piece in pieces):
                 raise ValueError("a lane has one part in a pass")
+            require_tokens(part.tokens, self.n_vocab)
             piece = PassPart(lane, part.tokens, part.outputs)
             if part.parents is not None:
-                if self.max_leaves == 1:
-                    raise EngineError("this pool takes chains, no tree passes")
-                if len(part.parents) != len(part.tokens):
-                    raise ValueError(f"{len(part.tokens)} tokens with {len(part.parents)} parents")
-                if lane.growing is not None and self.kernels.widths:
-                    raise EngineError("a tree takes one pass where passes are kept to widths")
-                piece.parents, piece.laid = tuple(part.parents), lane.grown(part.parents)
-                if piece.laid.n_leaves > self.max_leaves:
-                    raise EngineError(
-                        f"a tree has at most {self.max_leaves} leaves, not {piece.laid.n_leaves}"
-                    )
-                leaves += len(piece.laid.copies)
-            size = len(part.tokens)
-            if size == 0:
-                raise ValueError("a pass needs at least one token")
-            self._require_tokens(part.tokens)
-            if piece.past + size > self.n_ctx:
+                leaves += piece.lay(part.parents, self.max_leaves, kept=bool(self.kernels.widths))
+            if piece.past + part.size > self.n_ctx:
                 raise ContextFull(
                     f"the context of {self.n_ctx} tokens is full",
                     "start a new chat, raise --ctx-size, or use --on-full shift",
                 )
             pieces.append(piece)
-            n, n_rows = n + size, n_rows + piece.n_rows
+            n, n_rows = n + part.size, n_rows + piece.n_rows
         if n > self.n_batch:
             raise ValueError(f"a pass takes at most {self.n_batch} tokens, got {n}")
         if n_rows > self.max_rows:
@@ -411,13 +318,7 @@ class CellPool(CellBooks):
         n = sum(len(piece.tokens) for piece in pieces)
         longest = max(pieces, key=lambda piece: len(piece.tokens))
         if pads := self._wide[n] - n:
-            end = len(longest.tokens)
-            longest.tokens = [*longest.tokens, *[longest.tokens[-1]] * pads]
-            longest.pads = pads
-            if longest.laid is not None:
-                longest.laid = longest.lane.grown(
-                    [*longest.parents, *range(end - 1, end + pads - 1)]
-                )
+            longest.pad(pads)
         for piece in pieces:
             piece.outputs = "all"  # how many rows come out chooses kernels, too
         self._pass(pieces)
@@ -430,17 +331,10 @@ class CellPool(CellBooks):
         sizes = [len(piece.tokens) for piece in pieces]
         n = sum(sizes)
         self._fit(n)
-        at = _lay(sizes)
+        at = lay(sizes)
         batch = self.cache.batch
-        for piece, rows, size in zip(pieces, at, sizes, strict=True):
-            batch.token[rows] = piece.tokens
-            past, laid = len(piece.lane.tokens), piece.laid
-            batch.position[rows] = (
-                np.arange(past, past + size) if laid is None else past + np.array(laid.new_depth)
-            )
-            batch.output[rows] = piece.outputs == "all"
-            if piece.outputs == "last":
-                batch.output[size - 1 if isinstance(rows, slice) else rows[-1]] = 1
+        for piece, rows in zip(pieces, at, strict=True):
+            piece.write(batch, rows)
         batch.n = n
         every = "final_hidden" in self._needs and any(piece.gives_final for piece in pieces)
         if every and len(pieces) > 1:
@@ -453,7 +347,7 @@ class CellPool(CellBooks):
             places = self.cells.take(n)
             try:
                 for piece, rows in zip(pieces, at, strict=True):
-                    self._address(piece, rows)
+                    piece.address(self.cache, self._free, rows)
                 self.cache.decode(tiled=tiled)
             except BaseException as error:
                 self.cells.untake(places)
@@ -463,37 +357,10 @@ class CellPool(CellBooks):
                 batch.n_sequences[:n] = 1
             self._take(pieces, at, places, tiled)
 
-    def _address(self, piece: PassPart, rows: slice | Places) -> None:
-        """Say in the batch which sequences the tokens of a piece are for."""
-        lane, batch, laid = piece.lane, self.cache.batch, piece.laid
-        batch.sequences[rows, 0] = lane.sequence
-        if laid is None:
-            return
-        past = len(lane.tokens)
-        held = [lane.sequence] if lane.tree is None else lane.tree.sequences
-        piece.opened = [self._free.pop() for _ in laid.copies]
-        for opened, (leaf, n_above) in zip(piece.opened, laid.copies, strict=True):
-            self.cache.copy(held[leaf], opened, 0, past + n_above)
-        ids = np.array([*held, *piece.opened])
-        n = len(piece.tokens)
-        for i, below in zip(
-            np.arange(n) if isinstance(rows, slice) else rows, laid.leaves, strict=True
-        ):
-            batch.n_sequences[i] = len(below)
-            batch.sequences[i, : len(below)] = ids[list(below)]
-
     def _undo(self, pieces: Sequence[PassPart], error: BaseException) -> None:
         """The pass failed: the cache of every lane is as it was before."""
         for piece in pieces:
-            for leaf in piece.opened:
-                self.cache.remove(leaf, 0)
-                self._free.append(leaf)
-            lane, tree = piece.lane, piece.lane.tree
-            if tree is None:
-                self.cache.remove(lane.sequence, len(lane.tokens))
-                continue
-            for end, sequence in zip(tree.layout.ends, tree.sequences, strict=True):
-                self.cache.remove(sequence, len(lane.tokens) + len(tree.layout.above(end)))
+            piece.undo(self.cache, self._free)
 
     def _take(
         self,
@@ -509,31 +376,25 @@ class CellPool(CellBooks):
         total = pieces[0].n_rows if order is None else int(order[-1]) + 1
         given = self.cache.rows(total)
         for piece, rows in zip(pieces, at, strict=True):
-            lane, size, past = piece.lane, len(piece.tokens), piece.past
             if order is None:
                 piece.rows = given[: total - piece.pads]
             else:
-                piece.rows = _pick(given, order[rows][size - piece.n_rows : size - piece.pads])
-            if lane.need == "final_hidden":
-                if piece.gives_final:
-                    states = self.cache.states(lane.need, total)
-                    lane.hidden.add(past, states if order is None else states[order[rows]])
-            elif lane.need != "nothing":
-                lane.hidden.add(past, self.cache.states(lane.need, n)[rows])
-            tokens = batch.token[rows].tolist()
-            if piece.laid is not None:
-                tree = lane.tree or CachedTree([], piece.laid, [lane.sequence], places[:0])
-                tree.tokens += tokens
-                tree.layout = piece.laid
-                tree.sequences += piece.opened
-                tree.places = np.concatenate((tree.places, places[rows]))
-                lane.tree = tree
-            else:
-                if tiled:
-                    lane.tiled.append((past, past + size))
-                lane.places[past : past + size] = places[rows]
-                lane.n_cells += size
-                lane.tokens.extend(tokens)
+                size = len(piece.tokens)
+                piece.rows = pick(given, order[rows][size - piece.n_rows : size - piece.pads])
+            self._give_states(piece, rows, order, total)
+            piece.enter(batch.token[rows].tolist(), places[rows], tiled=tiled)
+
+    def _give_states(
+        self, piece: PassPart, rows: slice | Places, order: Places | None, total: int
+    ) -> None:
+        """Keep the hidden states that the piece's lane wants."""
+        lane, past = piece.lane, piece.past
+        if lane.need == "final_hidden":
+            if piece.gives_final:
+                states = self.cache.states(lane.need, total)
+                lane.hidden.add(past, states if order is None else states[order[rows]])
+        elif lane.need != "nothing":
+            lane.hidden.add(past, self.cache.states(lane.need, self.cache.batch.n)[rows])
 
     # -- reading apart --
 
@@ -550,10 +411,7 @@ class CellPool(CellBooks):
             raise EngineError("llama.cpp does not take over what was read apart")
         self.cache.copy(self._spare, lane.sequence, -1, -1)
         self.cache.remove(self._spare, 0)
-        lane.places[past : past + n] = places
-        lane.n_cells += n
-        lane.tiled.append((past, past + n))
-        lane.tokens.extend(int(token) for token in piece.tokens)
+        piece.enter([int(token) for token in piece.tokens], places, tiled=True)
         if (states := hidden.rows(past, past + n)) is not None:
             lane.hidden.add(past, states)
         self._reading.taken(lane)
@@ -573,22 +431,3 @@ class CellPool(CellBooks):
         self._reading.close()
         with self._lock:
             self.cache.close()
-
-
-def _lay(sizes: Sequence[int]) -> list[slice | Places]:
-    """The rows in the batch of each of some pieces: every first token, then every second one."""
-    if len(sizes) == 1:
-        return [slice(0, sizes[0])]
-    nth = np.concatenate([np.arange(size) for size in sizes])
-    piece = np.repeat(np.arange(len(sizes)), sizes)
-    at = np.empty(len(nth), np.int64)
-    at[np.lexsort((piece, nth))] = np.arange(len(nth))
-    return list(np.split(at, np.cumsum(sizes)[:-1]))
-
-
-def _pick(rows: Rows, which: Places) -> Rows:
-    """Some rows, ascending; a view where they are evenly spaced."""
-    steps = np.diff(which)
-    if len(which) and (steps == (step := int(steps[0]) if len(steps) else 1)).all():
-        return rows[which[0] : which[-1] + 1 : step]
-    return rows[which]

@@ -26,7 +26,8 @@ from specllama.backend.base import Blob, Lane, Part
 from specllama.backend.cache import Cache
 from specllama.backend.checkpoints import Checkpoint, Checkpoints
 from specllama.backend.lane import CellLane, Parked
-from specllama.backend.pool import CellPool, PassPart
+from specllama.backend.parts import PassPart
+from specllama.backend.pool import CellPool
 from specllama.errors import Cancelled, EngineError
 
 TAIL = 32  # tokens of a prompt behind its last checkpoint

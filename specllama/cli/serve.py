@@ -220,4 +220,4 @@ def _shares(text: str | None) -> tuple[tuple[str, int], ...]:
 def _name(model: str) -> str:
     """What a reference is called by clients: without a folder or an ending."""
     path = Path(model)
-    return path.stem if path.suffix in (".gguf", ".table") else model
+    return path.stem if path.suffix == ".gguf" else model

@@ -1,8 +1,8 @@
 """What drafts for one target only: head files that belong to it, and layers of its own file.
 
-Each file says in ``general.architecture`` what it holds; the opener of that kind checks that it
-belongs to the target. Heads that ship beside the bundled target are found
-by themselves; one of those that does not fit is left out with the reason.
+Each kind of head says what it recognises, checks and opens (``models.heads``). Heads that ship
+beside the bundled target are found by themselves; one that does not fit is left out with the
+reason.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
 
     for ref in files:
         head = read_header(resolve(ref))
-        method = HEADS[_require_head(head)].method
+        method = HEADS[sidecars.require_head(head)].method
         if method in own.parts:
             raise PairIncompatible(f"two {method} heads were given", "give one of each kind")
         own.parts[method] = _open(head, target)
@@ -68,7 +68,8 @@ def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
         if kind in HEADS and HEADS[kind].method not in own.parts:
             unasked(HEADS[kind].method, "", partial(_open, head, target))
     if "mtp" not in own.parts:
-        unasked("mtp", _no_layers(target.header), lambda: _opener("mtp")(target.header, target))
+        layers = partial(_open, target.header, target, "mtp")
+        unasked("mtp", _no_layers(target.header), layers)
     unasked("self", pruned.why_not(target.header), partial(_own_layers, target))
     return own
 
@@ -134,24 +135,8 @@ def _no_layers(target: GgufHeader) -> str:
 
 def _check(head: GgufHeader, target: GgufHeader) -> str:
     """Which kind of head a file is; refuse one that is none, or of another target."""
-    kind = _require_head(head)
+    kind = sidecars.require_head(head)
     find(kind).check(head, target)
-    return kind
-
-
-def _require_head(header: GgufHeader) -> str:
-    kind = sidecars.kind_of(header)
-    if kind and kind not in HEADS:
-        raise PairIncompatible(
-            f"{header.path.name} is {sidecars.SIDECARS[kind]}, which --head does not take",
-            sidecars.advice(kind),
-        )
-    if kind not in HEADS:
-        raise PairIncompatible(
-            f"{header.path.name} is no drafting head but a model of the architecture "
-            f"{header.architecture!r}",
-            "give draft models with -d; --head takes EAGLE-3, Medusa, DFlash and MTP files",
-        )
     return kind
 
 
@@ -166,13 +151,12 @@ def bundled_heads(target: Path) -> list[Path]:
     return [path for kind in HEADS for path in sorted(folder.glob(f"tiny-{kind}*.gguf"))]
 
 
-def _open(head: GgufHeader, target: LoadedTarget) -> object:
-    return _opener(_check(head, target.header))(head, target)
-
-
-def _opener(kind: str) -> Callable[[GgufHeader, LoadedTarget], object]:
-    opener: Callable[[GgufHeader, LoadedTarget], object] = function(find(kind).open)
-    return opener
+def _open(head: GgufHeader, target: LoadedTarget, kind: str = "") -> object:
+    """The pool of a head, or of a kind that the target's own file holds."""
+    kind = kind or _check(head, target.header)
+    pool = function(find(kind).open)(head, target)
+    target.on_close.callback(pool.close)
+    return pool
 
 
 def _own_layers(target: LoadedTarget) -> object:

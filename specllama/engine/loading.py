@@ -31,7 +31,6 @@ logger = logging.getLogger("specllama.engine.loading")
 
 BACKENDS = {  # by what a target's file name ends with: who opens it
     ".gguf": "specllama.engine.open_gguf:open_pair",
-    ".table": "specllama.backend.fake:open_pair",
 }
 PAST_TOKENS = 32768  # of kept texts, read when a model is loaded
 

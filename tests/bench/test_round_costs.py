@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from engines import FakeContext, fake_info, loaded
+from table_model import FakeTable, FakeVocab
 
 from specllama.arrays import Row
-from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.events import RoundDone
 from specllama.settings.params import GenerateParams, SamplingParams

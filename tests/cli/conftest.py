@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from engines import FakeContext, fake_info, loaded
+from table_model import FakeTable, FakeVocab
 
-from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Windows, open_profile
 from specllama.speculative.drafting.draft_model import ChainDrafter

@@ -81,8 +81,8 @@ def test_a_wrong_setting_is_refused_before_anything_is_loaded(
 
 def test_prove_draws_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
     from engines import FakeContext, fake_info
+    from table_model import FakeTable, FakeVocab
 
-    from specllama.backend.fake import FakeTable, FakeVocab
     from specllama.bench import proof
 
     seen: list[dict[str, Any]] = []

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+from medusa_numpy import load_heads
 
 from specllama.bench.prompts import load_prompts
 from specllama.bench.proof import prove
 from specllama.engine.engine import Engine
-from specllama.engine.open_medusa import load_heads
 from specllama.models.gguf import read_header
 from specllama.models.medusa_file import read_facts
 from specllama.models.refs import resolve
@@ -27,10 +26,6 @@ def test_the_bundled_heads_are_small_and_belong_to_the_bundled_target() -> None:
     assert facts.needs_target_output
     target = read_header(resolve("tiny-target"))
     load_heads(HEADS, target)
-    # what a rank is worth falls with the rank and rises with the head's confidence
-    rates = facts.accuracies
-    assert (np.diff(rates, axis=-1) <= 1e-6).all()
-    assert (rates[:, -1, 0] > rates[:, 0, 0]).all()
 
 
 def test_bundled_heads_are_accepted_and_change_no_token(tiny: Engine) -> None:

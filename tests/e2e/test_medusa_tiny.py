@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from medusa_numpy import load_heads
 
 from specllama.bench.prompts import load_prompts
 from specllama.bench.proof import prove
 from specllama.cli import invoke
 from specllama.engine.engine import Engine
-from specllama.engine.open_medusa import load_heads
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.medusa_file import vocabulary_digest, write_heads
 from specllama.models.refs import resolve

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from engines import FakeContext, Given, fake_info, loaded
+from table_model import FakeTable, FakeVocab
 from windows import Answers
 
-from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.backend.kernels import TILE
 from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import Case, RowProbe, available, probe_stated_rows, prove, random_pauses

@@ -17,6 +17,7 @@ from specllama.backend.heads.medusa_pool import MedusaPool
 from specllama.errors import PairIncompatible
 from specllama.models.gguf import GgufHeader
 from specllama.models.heads import Head
+from specllama.models.memory import ModelMemory
 from specllama.models.tensors import read_tensor
 
 
@@ -32,8 +33,8 @@ class Often:
     def logits(self, hidden: Rows, depth: int) -> Rows:
         return np.tile(self._row, (len(hidden), 1))
 
-    def measured(self, depth: int, top: float) -> list[float]:
-        return []
+    def close(self) -> None:
+        pass
 
 
 def write_often(path: Path, often: Row) -> Path:
@@ -56,4 +57,8 @@ def open_often(head: GgufHeader, target: Any) -> MedusaPool:
     return MedusaPool(Often(read_tensor(head, "often")[0]))
 
 
-HEAD = Head(check=check, open="often_head:open_often")
+def memory(head: GgufHeader, target: GgufHeader, n_ctx: int) -> ModelMemory:
+    return ModelMemory(head.tensor_bytes, 0, 0, 0, 0, 0, n_ctx)
+
+
+HEAD = Head(check=check, open="often_head:open_often", memory=memory)

@@ -22,9 +22,9 @@ drafting.__path__.append(str(Path(__file__).parent))  # as if the file lay in th
 registry.FILES["repeat"] = "repeat_line"  # the one line
 
 from engines import FakeContext, fake_info  # noqa: E402
+from table_model import FakeTable, FakeVocab  # noqa: E402
 from textual.widgets import OptionList  # noqa: E402
 
-from specllama.backend.fake import FakeTable, FakeVocab  # noqa: E402
 from specllama.cli import invoke  # noqa: E402
 from specllama.engine.drafters import Drafters  # noqa: E402
 from specllama.engine.engine import Engine  # noqa: E402

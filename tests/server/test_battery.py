@@ -24,6 +24,7 @@ from specllama.errors import UsageError
 from specllama.server.guard import Access
 from specllama.server.running import bind
 
+TABLE_CLI = Path(__file__).parents[1] / "support" / "table_cli.py"
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {
     "messages": [{"role": "user", "content": "the rain"}],
@@ -276,7 +277,7 @@ def test_a_request_that_ends_the_engine_twice_is_refused(tmp_path: Path) -> None
 def commanded(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """``specllama serve`` in a process of its own, and its address."""
     table(folder)
-    command = [sys.executable, "-m", "specllama", "serve", "-m", str(folder / "target.table")]
+    command = [sys.executable, str(TABLE_CLI), "serve", "-m", str(folder / "target.table")]
     process = subprocess.Popen(
         [*command, "-d", "none", "--port", "0", "-q", *flags],
         stderr=subprocess.PIPE,

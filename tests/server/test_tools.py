@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from fakes import Reply, ScriptedRecipe
 from servers import Serving, serving
+from table_model import FakeVocab
 
-from specllama.backend.fake import FakeVocab
 from specllama.engine.prompting import Prompting
 from specllama.interface import Message
 from specllama.server.refusals import Refusal

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from table_model import FakePool, FakeTable, FakeVocab, fake_model
+
 from specllama.backend.base import Lane, Vocab
-from specllama.backend.fake import FakePool, FakeTable, FakeVocab, fake_model
 from specllama.backend.lane import CellLane
 from specllama.cancel import StopFlag
 from specllama.engine.loaded import Loaded

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from table_model import FakeCache, FakeTable
 
 from specllama.arrays import Row
 from specllama.backend.cache import Shape
-from specllama.backend.fake import FakeCache, FakeTable
 from specllama.backend.kernels import Kernels
 from specllama.backend.running import RunningPool
 from specllama.cancel import StopFlag

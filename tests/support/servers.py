@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from table_model import LoadTable
 
 from specllama.engine.host import EngineFactory, EngineHost, LoadEngine
 from specllama.server.guard import Access
@@ -63,7 +64,7 @@ def table(folder: Path, **options: Any) -> LoadEngine:
             json.dumps({"sharpness": 3.0, "eog_bias": 2.0, **more}), "utf-8"
         )
     options = {"parallel": LANES, "n_ctx": 2048, **options}
-    return LoadEngine(
+    return LoadTable(
         str(folder / "target.table"), str(folder / "draft.table"), EngineOptions(**options)
     )
 

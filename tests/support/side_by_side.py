@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engines import fake_info, loaded
+from table_model import FakePool, FakeTable, FakeVocab
 
 from specllama.backend.base import Lane
-from specllama.backend.fake import FakePool, FakeTable, FakeVocab
 from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
 from specllama.engine.slot import Slot

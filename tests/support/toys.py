@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from engines import FakeContext
 from oracle import Tokens, Toy
+from table_model import FakeTable
 
 from specllama.arrays import IntArray
-from specllama.backend.fake import FakeTable
 from specllama.backend.layout import Layout
 from specllama.errors import EngineError
 from specllama.settings.params import SamplingParams, VerifyRule

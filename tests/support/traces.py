@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from replay import Spot
+from table_model import FakeTable
 
 from specllama.arrays import Row
-from specllama.backend.fake import FakeTable
 
 _MEASURED = (1.0, 1.82, 2.58, 2.60, 3.6, 4.3, 5.1)
 

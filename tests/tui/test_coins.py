@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 from engines import FakeContext, fake_info, loaded
+from table_model import FakeTable, FakeVocab
 
-from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.events import Event
 from specllama.settings.params import GenerateParams, SamplingParams

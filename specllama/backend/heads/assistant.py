@@ -92,7 +92,4 @@ def open_assistant(header: GgufHeader, target: LoadedTarget) -> AssistantPool:
         BadGguf, UnsupportedModel, CannotLoad: damaged, or refused by llama.cpp.
         DoesNotFit: not enough memory is free beside the target.
     """
-    model = load_head(header, target)
-    opened = AssistantPool(model, target.pool)
-    target.on_close.callback(opened.close)
-    return opened
+    return AssistantPool(load_head(header, target), target.pool)

@@ -84,7 +84,7 @@ def open_dflash(header: GgufHeader, target: LoadedTarget) -> DflashPool:
     facts = read_facts(header)
     target.pool.require_layers(facts.layers)
     model = load_head(header, target)
-    opened = DflashPool(
+    return DflashPool(
         model,
         target.pool,
         facts,
@@ -92,5 +92,3 @@ def open_dflash(header: GgufHeader, target: LoadedTarget) -> DflashPool:
         lanes=target.options.parallel,
         markov=_markov(header, facts),
     )
-    target.on_close.callback(opened.close)
-    return opened

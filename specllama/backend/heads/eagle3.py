@@ -53,6 +53,4 @@ def open_eagle3(header: GgufHeader, target: LoadedTarget) -> HeadPool:
     target.pool.require_layers(facts.layers)
     model = load_head(header, target)
     lanes = target.options.parallel
-    opened = eagle_pool(model, target.pool, facts, threads=target.threads, lanes=lanes)
-    target.on_close.callback(opened.close)
-    return opened
+    return eagle_pool(model, target.pool, facts, threads=target.threads, lanes=lanes)

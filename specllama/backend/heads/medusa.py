@@ -1,7 +1,9 @@
 """Medusa heads computed by ggml, on the weights as they are stored, on any of its devices.
 
-The same arithmetic as ``medusa_heads.Heads`` at a quarter of the memory traffic of float32 (a head
-is read once per pass, so traffic is its cost), and with any tensor type that the device knows.
+A head d (from 1) guesses the token d places behind the pending one, from the hidden state x that
+the pending token was drawn from: x <- x + SiLU(W x + b) for every residual block, then (optionally)
+a square matrix, then an output matrix, its own or the target's (Cai et al. 2024). A head is read
+once for a pass, so memory traffic is its cost.
 Activations may be rounded to 8 bits as in llama.cpp's own passes; a guess may differ by that, never
 the text.
 """
@@ -9,21 +11,34 @@ the text.
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from specllama.arrays import Rows
 from specllama.backend.devices import handles
+from specllama.backend.heads.medusa_pool import MedusaPool
 from specllama.backend.placement import CPU
 from specllama.backend.symbols import ggml
 from specllama.errors import BadGguf, CannotLoad
 from specllama.models.gguf import GgufHeader
-from specllama.models.medusa_file import STATES, MedusaFacts, output_name, read_output_ids
+from specllama.models.medusa_file import (
+    STATES,
+    MedusaFacts,
+    output_name,
+    read_facts,
+    read_output_ids,
+)
 from specllama.models.tensors import read_bytes
+
+if TYPE_CHECKING:
+    from specllama.backend.loaded_target import LoadedTarget
+
+logger = logging.getLogger("specllama.backend.heads.medusa")
 
 _F32 = 0
 # what is multiplied with float32 activations
@@ -100,7 +115,7 @@ class _Graph(NamedTuple):
 
 
 class GgmlHeads:
-    """All heads of a file, ready to run; see ``medusa_heads.Heads`` for what they compute.
+    """All heads of a file, ready to run.
 
     Args:
         header, facts: of a head file that was checked against ``target``.
@@ -125,7 +140,6 @@ class GgmlHeads:
         self._ctx = self._backend = self._buffer = self._values = None
         self._facts = facts
         self._ids = read_output_ids(header, facts)
-        self.measured = facts.measured
         sources = [(header, name) for name in header.by_name if name != "ids"]
         if facts.needs_target_output:
             sources.append((target, output_name(target)))
@@ -267,3 +281,22 @@ class GgmlHeads:
         if not all(g["ggml_backend_dev_supports_op"](self._device, node) for node in nodes):
             raise CannotLoad("the device does not compute a head's matrices as they are stored")
         return graph, [states, *nodes]
+
+
+def open_medusa(header: GgufHeader, target: LoadedTarget) -> MedusaPool:
+    """The heads of a file where the target's last layer runs; on the CPU where that device does not
+    take them.
+
+    Raises:
+        BadGguf: damaged.
+        CannotLoad: in types that ggml does not compute with here, or there is no memory.
+    """
+    facts, device = read_facts(header), target.model.last_device
+    if device != CPU:
+        try:
+            return MedusaPool(GgmlHeads(header, facts, target.header, target.threads, device))
+        except BadGguf:
+            raise
+        except CannotLoad as error:
+            logger.info("%s; Medusa heads do not run on %s", error, device)
+    return MedusaPool(GgmlHeads(header, facts, target.header, target.threads))

@@ -28,9 +28,8 @@ class MedusaHeads(Protocol):
         call; n is ``STATES`` at most."""
         ...
 
-    @property
-    def measured(self) -> Any:
-        """What is known of the guesses' worth, see ``medusa_heads.Measured``."""
+    def close(self) -> None:
+        """Free their memory."""
         ...
 
 
@@ -46,6 +45,9 @@ class MedusaPool:
 
     def open(self, target: Any = None) -> MedusaLane:
         return MedusaLane(self)
+
+    def close(self) -> None:
+        self.heads.close()
 
     def run(self, parts: Sequence[Part]) -> list[Out]:
         depths: dict[int, list[Part]] = {}
@@ -68,7 +70,7 @@ class MedusaLane:
 
     def __init__(self, pool: MedusaPool) -> None:
         self.pool = pool
-        self.heads, self.measured = len(pool.heads), pool.heads.measured
+        self.heads = len(pool.heads)
 
     def evaluate(self, part: Part) -> Out:
         return self.pool.run((part,))[0]

@@ -40,6 +40,4 @@ def open_nextn(header: GgufHeader, target: LoadedTarget) -> HeadPool:
     width = int(ll.llama_model_n_embd_out(model.handle))
     masked = GRAPHS[header.architecture].outputs_only
     graph = HeadGraph(reads=width, gives=width, masked=masked, heads=heads)
-    opened = HeadPool(model, params, graph, lanes=lanes, leaves=leaves)
-    target.on_close.callback(opened.close)
-    return opened
+    return HeadPool(model, params, graph, lanes=lanes, leaves=leaves)

@@ -3,19 +3,19 @@
 Drafting runs no model: the hidden state comes from the target's last pass, and a head costs two
 small matrix products and one with an output matrix. The guesses are point masses: under ``match``
 and at temperature 0 the front-runners of the race in which the target draws its token, under
-``rejection`` the likeliest tokens. At temperature 0 the heads' file says how often such guesses are
-right; otherwise their share in the race, or in the head's law, is taken.
+``rejection`` the likeliest tokens. What a guess is worth is its share in the race, or in the head's
+law.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from specllama.arrays import Row
 from specllama.backend.base import Out
 from specllama.errors import EngineError, UsageError
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.likeliest import likeliest
-from specllama.speculative.drafting.medusa_heads import Measured, Vector
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.effects import HeadPlace, Pass, Steps
 from specllama.speculative.sampling import SamplerChain
@@ -23,14 +23,14 @@ from specllama.speculative.selection import confidence
 from specllama.speculative.tree import BestFirst
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Room
 
-Hidden = Callable[[Sequence[int]], Vector | None]
+Hidden = Callable[[Sequence[int]], Row | None]
 
 
 class MedusaDrafter(Drafter):
     """Drafts with extra heads of the target.
 
     Args:
-        lane: of the heads of this target. measured: what is known of their guesses' worth.
+        lane: of the heads of this target.
         hidden: tells the target's final hidden state [width] behind the last of some cached
             tokens, None where it is not known.
         ranks: most guesses per head.
@@ -39,11 +39,8 @@ class MedusaDrafter(Drafter):
     name = "medusa"
     needs = "final_hidden"
 
-    def __init__(
-        self, lane: HeadPlace, hidden: Hidden, measured: Measured, *, ranks: int = 4
-    ) -> None:
+    def __init__(self, lane: HeadPlace, hidden: Hidden, *, ranks: int = 4) -> None:
         self.lane = lane
-        self.measured = measured
         self._hidden = hidden
         self.ranks = ranks
 
@@ -60,7 +57,7 @@ class _HeadGrowth(BestFirst):
     """One round's tree. Every node of a depth is followed by the same guesses."""
 
     def __init__(
-        self, drafter: MedusaDrafter, hidden: Vector, ahead: SamplerChain, room: Room
+        self, drafter: MedusaDrafter, hidden: Row, ahead: SamplerChain, room: Room
     ) -> None:
         self._request = request = drafter.request
         super().__init__(room, leaves=request.leaves, is_end=request.is_eog)
@@ -105,25 +102,18 @@ class _HeadGrowth(BestFirst):
         if not judge.take(score, *((lead, found[0][0]) if drawn else (None, None))):
             return []
         ahead.advance(found[0][0])
-        if ahead.greedy:
-            rates = self._drafter.measured(depth, score)
-            found = [
-                (token, rates[i] if i < len(rates) else share)
-                for i, (token, share) in enumerate(found)
-            ]
         return found
 
 
 def _open(kit: Kit) -> Drafter:
-    def hidden(cached: Sequence[int]) -> Vector | None:
+    def hidden(cached: Sequence[int]) -> Row | None:
         states = kit.target.hidden
         last = len(cached) - 1
         rows = states.rows(last, last + 1)
         states.forget(last)
         return None if rows is None else rows[0]
 
-    lane = kit.own("medusa").open(kit.target)
-    return MedusaDrafter(lane, hidden, lane.measured)
+    return MedusaDrafter(kit.own("medusa").open(kit.target), hidden)
 
 
 METHOD = Method(

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engines import FakeContext
+from table_model import FakeTable
 
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
 from specllama.backend.exactness import Exactness, measured
-from specllama.backend.fake import FakeTable
 from specllama.backend.probe import CELLS, HEAD, LONG, probe
 from specllama.errors import EngineError
 from specllama.settings.params import DRAFT_MAX

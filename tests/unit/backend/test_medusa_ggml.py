@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from ggufs import write_llama
+from medusa_numpy import load_heads
 
 from specllama.backend.devices import handles
 from specllama.backend.heads.medusa import GgmlHeads
-from specllama.engine.open_medusa import load_heads
 from specllama.errors import CannotLoad
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.medusa_file import STATES, read_facts, vocabulary_digest, write_heads
@@ -49,8 +49,6 @@ def write(
         vocab=target.vocab_size,
         vocabulary=vocabulary_digest(target),
         kind=kind,
-        bands=(0.5,),
-        accuracies=np.linspace(1, 0, 18).reshape(3, 2, 3),
     )
     return read_header(path)
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pool_machine import Alone, Machine
+from table_model import FakePool, FakeTable
 
 from specllama.arrays import HiddenNeed
 from specllama.backend.base import Part
-from specllama.backend.fake import FakePool, FakeTable
 from specllama.backend.kernels import TILE
 from specllama.cancel import StopFlag
 from specllama.errors import Cancelled, ContextFull, EngineError

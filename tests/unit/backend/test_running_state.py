@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 from running import RunningFakePool
+from table_model import FakeTable
 
 from specllama.backend.base import Blob, Outputs
 from specllama.backend.checkpoints import Checkpoint, Checkpoints
-from specllama.backend.fake import FakeTable
 from specllama.backend.lane import CellLane
 from specllama.backend.running import SPREAD, TAIL, RunningPool
 from specllama.errors import Cancelled, EngineError

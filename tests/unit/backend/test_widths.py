@@ -19,10 +19,10 @@ from engines import FakeContext
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pool_machine import Alone, Machine
+from table_model import FakePool, FakeTable
 
 from specllama.backend.base import Out, Part
 from specllama.backend.exactness import Exactness, Group
-from specllama.backend.fake import FakePool, FakeTable
 from specllama.backend.probe import CELLS, probe
 from specllama.backend.widths import WIDTHS, common
 from specllama.cli.options import GroupedCommand, resolve, settings_options

@@ -16,8 +16,8 @@ from xml.etree import ElementTree
 
 import pytest
 from engines import FakeContext, fake_info, loaded
+from table_model import FakeTable, FakeVocab
 
-from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.bench.arms import (
     EngineArm,
     RunFigures,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from engines import FakeContext, loaded
+from table_model import FakeTable, FakeVocab
 
-from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
 from specllama.engine.pulse import PATIENCE_S, Pulse, Watchdog, patience

@@ -7,8 +7,8 @@ from typing import Any
 
 from engines import FakeContext, fake_info, loaded
 from requests_made import PROMPT, check_laws, params, run, words
+from table_model import FakeTable, FakeVocab
 
-from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.cancel import Cancel, StopFlag
 from specllama.engine.engine import Engine
 from specllama.events import Event, RoundDone

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from engines import FakeContext, fake_info, loaded
+from table_model import FakeTable, FakeVocab
 
-from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.errors import UsageError
 from specllama.events import Chances, RoundDone, event_from_dict

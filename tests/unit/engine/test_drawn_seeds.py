@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engines import FakeContext, fake_info, loaded
+from table_model import FakeTable, FakeVocab
 
-from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.events import Finished
 from specllama.settings.params import GenerateParams

@@ -14,10 +14,10 @@ from engines import FakeContext, fake_info, loaded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from requests_made import FREE, PROMPT, check_laws, params, run, words
+from table_model import FakeTable, FakeVocab
 
 from specllama.arrays import IntArray, Rows
 from specllama.backend.base import Context, Outputs
-from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
 from specllama.errors import EngineError, PromptTooLong, SpecllamaError, UsageError

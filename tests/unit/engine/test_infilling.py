@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from table_model import FakeVocab
 
 from specllama.backend.base import Gap
-from specllama.backend.fake import FakeVocab
 from specllama.engine.infilling import infilled
 from specllama.errors import UsageError
 

@@ -11,8 +11,8 @@ import pytest
 from engines import FakeContext, fake_info, loaded
 from fakes import ScriptedRecipe
 from replay import VirtualClock
+from table_model import FakeTable, FakeVocab
 
-from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.bench.arms import EngineArm, Task
 from specllama.bench.prompts import BenchPrompt
 from specllama.engine.engine import Engine

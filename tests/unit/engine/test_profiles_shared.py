@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from engines import FakeContext, fake_info, loaded
+from table_model import FakeTable, FakeVocab
 from windows import booking
 
-from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import PairKey, Profile, Windows, band, open_profile
 from specllama.events import Notice

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from table_model import FakeVocab
 
-from specllama.backend.fake import FakeVocab
 from specllama.engine.reply import ReplyBuilder
 from specllama.settings.params import GenerateParams
 

@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from side_by_side import V, alone, engine_of, params
+from table_model import FakePool
 
 from specllama.backend.base import Out, Part
-from specllama.backend.fake import FakePool
 from specllama.engine.engine import Engine
 from specllama.errors import EngineError, PromptTooLong, UsageError
 from specllama.events import Finished, RoundDone

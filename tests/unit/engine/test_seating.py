@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from engines import fake_info, loaded
+from table_model import FakePool, FakeTable, FakeVocab
 
-from specllama.backend.fake import FakePool, FakeTable, FakeVocab
 from specllama.backend.kernels import TILE
 from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine

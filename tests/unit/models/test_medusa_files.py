@@ -10,9 +10,9 @@ import gguf
 import numpy as np
 import pytest
 from ggufs import write_llama
+from medusa_numpy import load_heads
 from published_heads import save_safetensors
 
-from specllama.engine.open_medusa import load_heads
 from specllama.errors import (
     BadGguf,
     CannotLoad,
@@ -114,23 +114,14 @@ def test_eight_bit_packing_is_the_reference_packing() -> None:
 
 
 def test_what_is_written_the_gguf_package_reads(tmp_path: Path, target: GgufHeader) -> None:
-    rates = np.linspace(0.9, 0.1, 2 * 3 * 4).reshape(2, 3, 4)
-    path = write(tmp_path / "h.gguf", target, bands=(0.3, 0.6), accuracies=rates)
+    path = write(tmp_path / "h.gguf", target)
     reader = gguf.GGUFReader(path)
     for tensor in reader.tensors:
         kind = tensor.tensor_type
         assert kind.name == ("F32" if "bias" in tensor.name else "Q8_0")
         values = gguf.quants.dequantize(tensor.data, kind)
         assert np.array_equal(values, read_tensor(read_header(path), tensor.name))
-    field = reader.get_field("medusa.accuracies")
-    assert field is not None
-    assert field.contents() == pytest.approx(rates.ravel())
     facts = read_facts(read_header(path))
-    assert facts.accuracies == pytest.approx(rates)
-    low, high = facts.bands
-    for band, top in enumerate((low - 0.1, low, high)):
-        assert facts.measured(2, top) == pytest.approx(rates[1, band])
-    assert read_facts(read_header(write(tmp_path / "bare.gguf", target))).measured(1, 0.5) == []
     assert (facts.heads, facts.blocks, facts.rows) == (2, 1, target.vocab_size)
     assert facts.needs_target_output
 
@@ -192,8 +183,6 @@ def test_damaged_heads_are_refused(tmp_path: Path, target: GgufHeader) -> None:
         "of shape": {"arrays": {"head.0.proj.weight": random(WIDTH, 32)}},
         "head_count": {"heads": 0},
         "block_count": {"blocks": 99},
-        "make no table": {"accuracies": np.full((2, 1, 3), 2.0)},
-        "no table": {"accuracies": np.full(7, 0.5), "bands": (0.5,)},
         "token ids": {"arrays": {"ids": np.array([1, 1], np.int32)}},
         "not finite": {"arrays": {"head.0.block.0.bias": np.full(WIDTH, np.nan, np.float32)}},
     }
@@ -208,7 +197,7 @@ def test_types_that_are_not_decoded_are_named(tmp_path: Path) -> None:
     target = read_header(path)
     assert target.by_name["output.weight"].type == "Q5_0"
     with pytest.raises(UnsupportedModel, match="Q5_0"):
-        load_heads(write(tmp_path / "h.gguf", target), target)
+        read_tensor(target, "output.weight")
 
 
 # -- published layouts --------------------------------------------------------------------------

@@ -10,8 +10,8 @@ import fakes
 import ggufs
 import pytest
 from engines import FakeContext, fake_info, loaded
+from table_model import FakeTable
 
-from specllama.backend.fake import FakeTable
 from specllama.bench.arms import EngineArm, Task
 from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import wish_of

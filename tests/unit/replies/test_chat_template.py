@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from datetime import datetime
 
 import pytest
+from table_model import FakeVocab
 
 from specllama.backend.base import SpecialToken
-from specllama.backend.fake import FakeVocab
 from specllama.engine.prompting import Prompting
 from specllama.errors import UsageError
 from specllama.interface import Message

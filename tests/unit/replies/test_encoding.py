@@ -9,9 +9,9 @@ from pathlib import Path
 import ggufs
 import pytest
 from engines import FakeContext, fake_info, loaded
+from table_model import FakeTable
 
 from specllama.backend.base import SpecialToken, Vocab
-from specllama.backend.fake import FakeTable
 from specllama.backend.llama import LlamaModel
 from specllama.backend.specials import Verdict, partition
 from specllama.engine.engine import Engine

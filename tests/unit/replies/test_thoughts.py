@@ -12,9 +12,9 @@ import pytest
 from engines import FakeContext, fake_info, loaded
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table_model import FakeTable
 from thinking import TagVocab, check, end, kept, replies, tell, vocabularies
 
-from specllama.backend.fake import FakeTable
 from specllama.backend.llama import LlamaModel
 from specllama.engine.engine import Engine
 from specllama.engine.reply import ReplyBuilder

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from engines import FakeContext
+from table_model import FakeTable
 
-from specllama.backend.fake import FakeTable
 from specllama.engine.drafters import Drafters
 from specllama.engine.methods import methods
 from specllama.models import catalog

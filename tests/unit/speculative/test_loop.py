@@ -12,6 +12,7 @@ from engines import FakeContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import Oracle, Tokens, bias
+from table_model import FakeTable
 from toys import (
     FULL,
     LENGTH,
@@ -28,7 +29,6 @@ from windows import Answers
 
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
-from specllama.backend.fake import FakeTable
 from specllama.errors import ContextFull, EngineError
 from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.drafting.draft_model import ChainDrafter

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from engines import FakeContext, fake_info, loaded
+from table_model import FakeTable, FakeVocab
 
-from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
 from specllama.errors import UsageError

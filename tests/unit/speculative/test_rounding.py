@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 from engines import FakeContext, fake_info, loaded
+from table_model import FakePool, FakeTable, FakeVocab
 
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
-from specllama.backend.fake import FakePool, FakeTable, FakeVocab
 from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import probe_rows, prove
 from specllama.engine.engine import Engine

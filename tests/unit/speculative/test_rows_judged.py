@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from engines import FakeContext, loaded
+from table_model import FakeTable, FakeVocab
 
 from specllama.arrays import Rows
-from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.events import RoundDone
 from specllama.settings.params import GenerateParams, SamplingParams

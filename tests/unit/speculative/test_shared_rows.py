@@ -7,10 +7,10 @@ from typing import Any, cast
 import pytest
 from engines import FakeContext, NoSeats
 from oracle import Oracle, Tokens, Toy, bias
+from table_model import FakePool, FakeTable
 from windows import Pair, booking
 
 from specllama.backend.base import Lane
-from specllama.backend.fake import FakePool, FakeTable
 from specllama.cancel import Cancel
 from specllama.engine.scheduler import Running, Scheduler
 from specllama.settings.params import SamplingParams, VerifyRule

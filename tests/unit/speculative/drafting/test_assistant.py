@@ -13,9 +13,9 @@ from engines import FakeContext, fake_info, loaded
 from ggufs import write_llama
 from ggufs_gemma4 import write_assistant, write_gemma4
 from head_lanes import FakeHeadLane
+from table_model import FakeTable, FakeVocab
 
 from specllama.arrays import Row, Rows
-from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.engine.heads import fitting, survey
 from specllama.errors import BadGguf, ContextFull, PairIncompatible

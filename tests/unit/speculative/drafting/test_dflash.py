@@ -2,116 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Iterable
 
 import numpy as np
 import pytest
 from engines import FakeContext
-from head_lanes import FakeHeadLane
-from oracle import Oracle, Tokens, bias
+from head_fakes import FakeBlocks, Pairs
 from replay import VirtualClock
-from toys import FULL, LAYERS, PROMPT, WIDTH, ChainToy, Leaves, NotTwice, Setup, V, is_eog
+from table_model import FakeTable
+from toys import FULL, LAYERS, Setup, V, is_eog
 from windows import Answers, Pair, booking
 
-from specllama.arrays import IntArray, Row, Rows
-from specllama.backend.fake import FakeTable
-from specllama.errors import ContextFull
-from specllama.speculative.drafting.blocks import Block, Filled, Markov, Places
+from specllama.speculative.drafting.blocks import Block, Filled
 from specllama.speculative.drafting.dflash import DflashDrafter
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.effects import run_alone
-from specllama.speculative.round import Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Verdict
-from specllama.speculative.window import FixedWindow, Outcome
-
-KINDS = ("dflash", "dflash2", "dspark", "unsure")
-
-
-class Pairs:
-    """A Markov head of random numbers."""
-
-    def __init__(self, n_vocab: int) -> None:
-        rng = np.random.default_rng(4)
-        self.added = rng.normal(size=(n_vocab, n_vocab)).astype(np.float32)
-        self.trusted = rng.normal(size=n_vocab)
-
-    def bias(self, ids: IntArray, behind: int) -> Row:
-        row: Row = self.added[behind, ids]
-        return row
-
-    def trust(self, behind: int) -> float:
-        return float(self.trusted[behind])
-
-
-class FakeBlocks(FakeHeadLane):
-    """A drafter that knows the table. It checks what it reads: a state of the target for every
-    position, of committed tokens only."""
-
-    def __init__(
-        self,
-        table: FakeTable,
-        target: FakeContext,
-        known: FakeTable,
-        kind: str = "dflash",
-        n_ctx: int = 4096,
-        guesses: int = 6,
-    ) -> None:
-        self.layers, self.n_ctx, self.n_batch = LAYERS, n_ctx, 16
-        self.places = Places(guesses, 0, candidates=2 if kind == "dflash2" else 0,
-                             confident=kind in ("dspark", "unsure"))  # fmt: skip
-        self.first = self.end = 0
-        self.reads: list[int] = []  # states of each pass
-        self.blocks: list[int] = []  # places of each block
-        self.markov: Markov | None = Pairs(table.n_vocab) if kind == "dspark" else None
-        self._table, self._of, self._known, self._kind = table, target, known, kind
-
-    def read(self, states: Rows) -> None:
-        assert 0 < len(states) <= self.n_batch
-        if self.end + len(states) - self.first > self.n_ctx:
-            raise ContextFull("full")
-        for i, state in enumerate(states):
-            row = self._known.row(self._of.tokens[: self.end + i + 1])[:WIDTH]
-            assert np.array_equal(state[: len(row)], row)
-        self.end += len(states)
-        self.reads.append(len(states))
-
-    def grow(self, tokens: Tokens, states: None, parents: range, head: int) -> tuple[Rows, Rows]:
-        token, n = tokens[0], len(tokens)
-        assert 0 < n <= self.places.guesses
-        assert [*parents] == [*range(-1, n - 1)]
-        assert self.end == len(self._of.tokens), "every committed token was read"
-        self.blocks.append(n)
-        text, rows = [*self._of.tokens, token], list[Row]()
-        for _ in range(n):
-            row = self._table.row(text)
-            if self.markov is not None:
-                row = row + self.markov.bias(np.arange(len(row), dtype=np.int32), text[-1])
-            rows.append(row)
-            text.append(int(np.argmax(row)))
-        if self._kind != "dflash2":
-            return np.array(rows, np.float32), np.linspace(0.9, 0.2, n, dtype=np.float32)[:, None]
-        best = np.argsort(np.array(rows), axis=1)[:, ::-1][:, :2].astype(np.int32)
-        pairs, cut = Pairs(self._table.n_vocab), np.array(rows, np.float32)
-        scores = np.zeros((n, 2, 2), np.float32)
-        for place in range(n):
-            for i in range(2):
-                behind = int(best[place - 1, i]) if place else token
-                scores[place, i] = cut[place, best[place]] + pairs.bias(best[place], behind)
-        return cut[:0], np.concatenate((best, scores.reshape(n, 4)), 1, dtype=np.float32)
-
-    def rollback_to(self, end: int) -> None:
-        assert self.first <= end <= self.end
-        self.end = end
-
-    def begin_at(self, position: int) -> None:
-        self.first = self.end = position
-
-    def close(self) -> None:
-        self.begin_at(0)
+from specllama.speculative.window import Outcome
 
 
 def drafter_for(setup: Setup, target: FakeContext, kind: str = "dflash") -> DflashDrafter:
@@ -126,92 +36,6 @@ def drafter_of(lane: FakeBlocks, target: FakeContext, n_vocab: int = V) -> Dflas
 def lane_of(drafter: DflashDrafter) -> FakeBlocks:
     assert isinstance(drafter._lane, FakeBlocks)
     return drafter._lane
-
-
-def run(setup: Setup, leaves: int, kind: str) -> tuple[list[int], list[Draft]]:
-    """A reply of the setup, drafted in blocks."""
-    tokens = list(PROMPT)
-    target = FakeContext(setup.table, n_ctx=256)
-    target.capture(LAYERS)
-    target.forward(tokens[:-1], outputs="none")
-    proposer = Leaves(drafter_for(setup, target, kind), leaves)
-    coins = RandomCoins((setup.seed, 2))
-    proposer.start(Request(seed=setup.seed, rule=rule_of(setup.rule), coins=coins, is_eog=is_eog))
-    loop = Rounds(
-        target=target,
-        drafter=proposer,
-        tokens=tokens,
-        chain=SamplerChain(setup.sampling, seed=setup.seed, tokens=tokens),
-        window=FixedWindow(setup.draft_max),
-        rule=rule_of(setup.rule),
-        seed=setup.seed,
-        coins=RandomCoins((setup.seed, 1)),
-        is_stop=is_eog,
-        pass_rows=65,
-    )
-    while len(tokens) < 60 and not is_eog(tokens[-1]):
-        run_alone(loop.round())
-    return tokens[:60], proposer.drafts
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("leaves", [1, 4])
-def test_same_seed_same_text(temperature: float, leaves: int, kind: str) -> None:
-    for seed in range(4):
-        sampling = dataclasses.replace(FULL, temperature=temperature)
-        setup = Setup(seed=seed, sampling=sampling, draft_max=6, eog_bias=-20.0)
-        plain, _ = run(dataclasses.replace(setup, draft_max=0), leaves, kind)
-        text, drafts = run(setup, leaves, kind)
-        assert text == plain
-        assert sum(map(len, drafts)) > 20
-        assert all(draft.is_chain for draft in drafts) == (leaves == 1)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", ["plain", "truncated", "penalties", "grammar"])
-@pytest.mark.parametrize(("rule", "leaves"), [("rejection", 1), ("rejection", 4), ("block", 1)])
-def test_rejection_is_exact(rule: str, leaves: int, case: str, kind: str) -> None:
-    """Laws that depend on what was drawn before, over all outcomes of the coins."""
-    sampling = {
-        "truncated": dataclasses.replace(FULL, top_k=2, temperature=0.8),
-        "penalties": dataclasses.replace(FULL, repeat_penalty=1.5, presence_penalty=0.5),
-    }.get(case, FULL)
-    prompt, length = [1, 2, 1, 2], 2
-    setup = Setup(sampling=sampling, rule=rule, grammar=case == "grammar")
-    table = FakeTable(3, seed=2, sharpness=0.8)
-    other = FakeTable(3, seed=3, sharpness=0.8, of=table, agreement=0.4)
-    drafted: set[int] = set()
-
-    def program(oracle: Oracle) -> Tokens:
-        tokens = list(prompt)
-        target = FakeContext(table, n_ctx=16)
-        target.capture(LAYERS)
-        target.forward(tokens[:-1], outputs="none")
-        proposer = drafter_of(FakeBlocks(other, target, table, kind, 16), target, n_vocab=3)
-        request = Request(
-            seed=0, rule=rule_of(rule), coins=oracle, is_eog=is_eog, leaves=leaves, pass_rows=16
-        )
-        proposer.start(request)
-        constraint = NotTwice() if case == "grammar" else None
-        loop = Rounds(
-            target=target,
-            drafter=proposer,
-            tokens=tokens,
-            chain=SamplerChain(sampling, tokens=tokens, constraint=constraint),
-            window=FixedWindow(2 if leaves == 1 else 3),
-            rule=rule_of(rule),
-            seed=0,
-            coins=oracle,
-            is_stop=is_eog,
-            pass_rows=65,
-        )
-        while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-            drafted.add(len(run_alone(loop.round()).draft))
-        return tuple(tokens[len(prompt) :])
-
-    assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
-    assert max(drafted) > 1
 
 
 def test_laws_follow_what_was_drawn() -> None:
@@ -304,35 +128,6 @@ def test_a_window_may_shorten_the_memory() -> None:
     assert len(propose(drafter, [*text, 6], Room(4, Answers(read=begin)))) == 4
     assert lags == [30, 30, 1]
     assert (lane_of(drafter).first, lane_of(drafter).end) == (20, 31)
-
-
-def test_without_states_there_is_no_draft() -> None:
-    setup = Setup(eog_bias=-20.0)
-    target = FakeContext(setup.table, n_ctx=64)
-    target.forward([1, 2, 3, 4], outputs="none")
-    drafter = drafter_for(setup, target)
-    assert len(propose(drafter, [1, 2, 3, 4, 5])) == 0
-    # another method drafted first: it begins where its states do
-    target.capture(LAYERS)
-    target.forward([5], outputs="all")
-    assert len(propose(drafter, [1, 2, 3, 4, 5, 6])) == 4
-    assert lane_of(drafter).first == 4
-    assert drafter.reusable([1, 2, 3, 4, 5, 6], 5) == 5
-
-
-def test_states_outlive_another_method() -> None:
-    """What it has read stays read: only what followed since is read again by the target."""
-    target, drafter = begun()
-    assert len(propose(drafter, [1, 2, 3, 4, 5])) == 4
-    target.capture("nothing")
-    target.forward([5, 6], outputs="all")
-    target.capture(LAYERS)
-    assert drafter.reusable([1, 2, 3, 4, 5, 6, 7], 6) == 4
-    target.rollback(4)
-    target.forward([5, 6], outputs="none")
-    assert drafter.reusable([1, 2, 3, 4, 5, 6, 7], 6) == 6
-    assert len(propose(drafter, [1, 2, 3, 4, 5, 6, 7])) == 4
-    assert lane_of(drafter).reads == [4, 2]
 
 
 def test_states_that_nobody_reads_do_not_pile_up() -> None:

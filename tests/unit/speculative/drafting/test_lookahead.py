@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from engines import FakeContext
+from table_model import FakeTable
 from toys import FULL, PROMPT, SAMPLERS, Setup, V, is_eog, started
 
 from specllama.arrays import Row
-from specllama.backend.fake import FakeTable
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.lookahead import LookaheadDrafter
 from specllama.speculative.effects import Steps, run_alone

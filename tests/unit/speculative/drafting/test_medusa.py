@@ -10,42 +10,31 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 import pytest
-from engines import FakeContext
-from oracle import Oracle, Tokens, bias
+from head_fakes import knowing, medusa_of, state_of
+from medusa_numpy import Heads, MedusaHead, silu
 from toys import (
     FULL,
     SAMPLERS,
-    ChainToy,
     Leaves,
-    NotTwice,
     Setup,
-    V,
     into_dead_ends,
     is_eog,
     weights,
 )
 from windows import Answers, Pair, booking
 
-from specllama.backend.fake import FakeTable
-from specllama.backend.heads.medusa_pool import MedusaPool
 from specllama.settings.params import VerifyRule
 from specllama.speculative.drafting.drafter import Request
-from specllama.speculative.drafting.medusa import Hidden, MedusaDrafter
-from specllama.speculative.drafting.medusa_heads import Heads, MedusaHead, Vector, silu
+from specllama.speculative.drafting.medusa import MedusaDrafter
 from specllama.speculative.effects import Effect, Pass, Steps, perform, run_alone
 from specllama.speculative.policy.costs import Costs
 from specllama.speculative.policy.policy import Policy
 from specllama.speculative.round import Round, Rounds
-from specllama.speculative.rules import REJECTION, RandomCoins, rule_of
+from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import BestFirst
 from specllama.speculative.types import Draft, Room
-from specllama.speculative.window import FixedWindow, Outcome
-
-
-def unmeasured(depth: int, top: float) -> list[float]:
-    return []
-
+from specllama.speculative.window import Outcome
 
 # -- the heads ----------------------------------------------------------------------------------
 
@@ -66,7 +55,7 @@ def random_heads(
         )
         for _ in range(heads)
     )
-    return Heads(made, None if own else matrix(rows, width), None, rows, unmeasured)
+    return Heads(made, None if own else matrix(rows, width), None, rows)
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -231,34 +220,8 @@ def test_a_head_is_asked_once_a_round() -> None:
 # -- drafting -----------------------------------------------------------------------------------
 
 
-def state_of(tokens: Sequence[int]) -> Vector:
-    """A hidden state that knows the last two tokens, as the table's laws do."""
-    hidden = np.zeros(V * V, np.float32)
-    hidden[tokens[-2] * V + tokens[-1]] = 1.0
-    return hidden
-
-
-def knowing(table: FakeTable, depths: int = 3, noise: float = 0.0) -> Heads:
-    """Heads that know the greedy future of every pair of tokens, plus noise; no blocks."""
-    rng = np.random.default_rng(7)
-    outputs = [np.zeros((V, V * V), np.float32) for _ in range(depths)]
-    for a, b in itertools.product(range(V), repeat=2):
-        text = [a, b]
-        text.append(int(np.argmax(table.row(text))))  # what the pending token will be
-        for output in outputs:
-            row = table.row(text)
-            output[:, a * V + b] = row + noise * rng.standard_normal(V)
-            text.append(int(np.argmax(row)))
-    return Heads(tuple(MedusaHead((), None, o) for o in outputs), None, None, V, unmeasured)
-
-
 def medusa(setup: Setup, noise: float = 0.0, ranks: int = 3) -> MedusaDrafter:
-    return drafter_of(knowing(setup.table, noise=noise), state_of, ranks=ranks)
-
-
-def drafter_of(heads: Heads, hidden: Hidden, ranks: int = 4) -> MedusaDrafter:
-    lane = MedusaPool(heads).open()
-    return MedusaDrafter(lane, hidden, heads.measured, ranks=ranks)
+    return medusa_of(knowing(setup.table, noise=noise), state_of, ranks=ranks)
 
 
 def test_heads_that_know_the_future_are_accepted_whole() -> None:
@@ -303,94 +266,16 @@ def test_every_sampler_gives_one_text_with_medusa(sampler: str, grammar: bool) -
         assert setup.run(Leaves(medusa(setup, 1.0))) == setup.run()
 
 
-@pytest.mark.parametrize("grammar", [False, True])
-@pytest.mark.parametrize(("leaves", "nodes"), [(1, 2), (4, 3), (4, 5)])
-def test_rejection_with_medusa_is_exact(leaves: int, nodes: int, grammar: bool) -> None:
-    """Fixed children at every node, over all outcomes of the coins."""
-    prompt, length = [1, 2, 1, 2], 2
-    sampling = dataclasses.replace(FULL, temperature=0.9)
-    setup = Setup(sampling=sampling, rule="rejection", grammar=grammar)
-    table = FakeTable(3, seed=2, sharpness=0.8)
-    rng = np.random.default_rng(5)
-    outputs = [rng.standard_normal((3, 9)).astype(np.float32) for _ in range(2)]
-    heads = Heads(tuple(MedusaHead((), None, o) for o in outputs), None, None, 3, unmeasured)
-    sizes: set[int] = set()
-
-    def hidden(tokens: Sequence[int]) -> Vector:
-        out = np.zeros(9, np.float32)
-        out[3 * tokens[-2] + tokens[-1]] = 1.0
-        return out
-
-    def program(oracle: Oracle) -> Tokens:
-        tokens = list(prompt)
-        target = FakeContext(table, n_ctx=16)
-        target.forward(tokens[:-1], outputs="none")
-        proposer = drafter_of(heads, hidden)
-        proposer.start(Request(seed=0, rule=REJECTION, coins=oracle, is_eog=is_eog, leaves=leaves))
-        loop = Rounds(
-            target=target,
-            drafter=proposer,
-            tokens=tokens,
-            chain=SamplerChain(sampling, tokens=tokens, constraint=NotTwice() if grammar else None),
-            window=FixedWindow(nodes),
-            rule=REJECTION,
-            seed=0,
-            coins=oracle,
-            is_stop=is_eog,
-            pass_rows=65,
-        )
-        while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-            sizes.add(len(run_alone(loop.round()).draft))
-        return tuple(tokens[len(prompt) :])
-
-    assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
-    assert max(sizes) > 1
-
-
 def request(rule: VerifyRule = "match", leaves: int = 8, p_min: float = 0.0) -> Request:
     return Request(
         seed=0, rule=rule_of(rule), coins=RandomCoins(0), is_eog=is_eog, leaves=leaves, p_min=p_min
     )
 
 
-def test_measured_accuracies_are_what_a_greedy_tree_is_made_of() -> None:
-    setup = Setup()
-    greedy = dataclasses.replace(FULL, temperature=0.0)
-    heads = dataclasses.replace(
-        knowing(setup.table),
-        measured=lambda depth, top: [0.9, 0.05, 0.01] if top >= 0.5 else [0.3, 0.2, 0.1],
-    )
-    sure = dataclasses.replace(  # every head certain of its best token
-        heads,
-        heads=tuple(
-            MedusaHead((), None, h.output * np.float32(50.0))
-            for h in heads.heads
-            if h.output is not None
-        ),
-    )
-    unsure = dataclasses.replace(
-        heads,
-        heads=tuple(
-            MedusaHead((), None, h.output * np.float32(0.02))
-            for h in heads.heads
-            if h.output is not None
-        ),
-    )
-    tokens = [1, 2, 3]
-    found = []
-    for which in (sure, unsure):
-        proposer = drafter_of(which, state_of, ranks=3)
-        proposer.start(request())
-        draft = run_alone(proposer.draft(tokens, SamplerChain(greedy, tokens=tokens), Room(3)))
-        found.append((draft.parents, draft.confidence))
-    assert found[0] == ((-1, 0, 1), (0.9, 0.9, 0.9))
-    assert found[1] == ((-1, -1, -1), (0.3, 0.2, 0.1))
-
-
 def test_without_a_hidden_state_or_room_nothing_is_drafted() -> None:
     setup = Setup()
     chain = SamplerChain(FULL, tokens=[1, 2, 3])
-    blind = drafter_of(knowing(setup.table), lambda tokens: None)
+    blind = medusa_of(knowing(setup.table), lambda tokens: None)
     blind.start(request())
     assert len(run_alone(blind.draft([1, 2, 3], chain, Room(4)))) == 0
     seeing = medusa(setup)

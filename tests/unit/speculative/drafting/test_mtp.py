@@ -10,96 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from engines import FakeContext, fake_info, loaded
-from head_lanes import FakeHeadLane
+from head_fakes import FakeNextn
+from table_model import FakeTable, FakeVocab
 
-from specllama.arrays import Row, Rows
-from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
-from specllama.errors import ContextFull
 from specllama.events import Finished
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.mtp import MtpDrafter
 
 V, WIDTH = 24, 8
-
-
-class FakeNextn(FakeHeadLane):
-    """A NextN block that knows the table, and remembers every pair that it holds or was fed.
-
-    Its own state behind a pair is all ones: a state of the target's is never that. Of several
-    heads, each must be given what was drafted, with the states of those before it: 2 of head 1 ...
-    """
-
-    def __init__(
-        self, table: FakeTable, n_ctx: int = 512, n_batch: int = 16, heads: int = 1
-    ) -> None:
-        self._table = table
-        self.heads = heads
-        self.used: list[int] = []  # heads, in order
-        self.n_ctx, self.n_batch, self.width, self.max_rows = n_ctx, n_batch, WIDTH, 16
-        self._nodes: list[tuple[int, int]] = []  # token and parent of drafted tokens
-        self.first = 0
-        self.pairs: list[tuple[int, tuple[float, ...]]] = []
-        self.fed: list[tuple[int, bool]] = []  # (position, with a state of the target)
-        self.restarts: list[int] = []
-        self.closed = False
-
-    @property
-    def end(self) -> int:
-        return self.first + len(self.pairs)
-
-    def feed(self, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
-        assert 0 < len(tokens) <= self.n_batch
-        assert states.shape == (len(tokens), WIDTH)
-        self.used.append(0)
-        self._nodes = []
-        if len(self.pairs) + len(tokens) > self.n_ctx:
-            raise ContextFull("full")
-        for token, state in zip(tokens, states, strict=True):
-            self.fed.append((self.end, not (state == 1).all()))
-            self.pairs.append((token, tuple(state.tolist())))
-        row = self._table.row([token for token, _ in self.pairs])
-        return row, np.ones(WIDTH, np.float32)
-
-    def grow(
-        self, tokens: Sequence[int], states: Rows, parents: Sequence[int], head: int = 0
-    ) -> tuple[Rows, Rows]:
-        assert 0 <= head < self.heads
-        self.used.append(head)
-        self._nodes = [] if head else self._nodes
-        text, paths = [token for token, _ in self.pairs], list[list[int]]()
-        for token, state, parent in zip(tokens, states, parents, strict=True):
-            assert parent < len(self._nodes)
-            self._nodes.append((token, parent))
-            path = [token]
-            while parent >= 0:
-                token, parent = self._nodes[parent]
-                path.insert(0, token)
-            paths.append(path)
-            self.fed.append((self.end + len(path) - 1, False))
-            assert set(state.tolist()) == {float(len(path)) if head else 1.0}
-        assert not head or max(map(len, paths)) == head
-        if len(self.pairs) + len(self._nodes) > self.n_ctx:
-            raise ContextFull("full")
-        rows = np.stack([self._table.row([*text, *path]) for path in paths])
-        return rows, np.full((len(tokens), WIDTH), 1.0 + head, np.float32)
-
-    def drop(self) -> None:
-        self._nodes = []
-
-    def rollback_to(self, end: int) -> None:
-        self._nodes = []
-        assert self.first <= end <= self.end
-        del self.pairs[end - self.first :]
-
-    def begin_at(self, position: int) -> None:
-        self._nodes = []
-        self.first = position
-        self.pairs.clear()
-        self.restarts.append(position)
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def make(

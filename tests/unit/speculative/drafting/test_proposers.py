@@ -10,10 +10,10 @@ import pytest
 from engines import FakeContext
 from hypothesis import given
 from hypothesis import strategies as st
+from table_model import FakeTable
 from windows import Answers
 
 from specllama.arrays import HiddenNeed
-from specllama.backend.fake import FakeTable
 from specllama.engine.drafters import Drafters
 from specllama.errors import EngineError
 from specllama.history import History, common_prefix

@@ -11,9 +11,9 @@ import pytest
 from engines import FakeContext
 from ggufs import bpe_tokens, write_llama, write_spm
 from oracle import Oracle, Tokens, bias
+from table_model import FakeTable
 from toys import FULL, LETTERS, OURS, SAMPLERS, ChainToy, Setup, V, Words, is_eog
 
-from specllama.backend.fake import FakeTable
 from specllama.engine.engine import Engine
 from specllama.errors import ContextFull, EngineError, PairIncompatible
 from specllama.events import Finished

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from engines import FakeContext, NoSeats
 from oracle import Oracle, Tokens, bias
+from table_model import FakePool, FakeTable
 from toys import (
     FULL,
     SAMPLERS,
@@ -27,7 +28,6 @@ from toys import (
 from windows import Answers
 
 from specllama.backend.base import Lane
-from specllama.backend.fake import FakePool, FakeTable
 from specllama.backend.layout import Layout
 from specllama.cancel import Cancel
 from specllama.engine.scheduler import Running, Scheduler

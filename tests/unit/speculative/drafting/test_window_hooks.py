@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from engines import FakeContext
+from table_model import FakeTable
 from toys import FULL, LETTERS, OURS, Setup, V, Words, is_eog, started
 from windows import Answers
 
-from specllama.backend.fake import FakeTable
 from specllama.settings.params import VerifyRule
 from specllama.speculative.drafting.draft_model import ChainDrafter, ShortReading
 from specllama.speculative.drafting.draft_tree import TreeDrafter

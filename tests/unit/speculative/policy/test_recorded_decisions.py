@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from engines import FakeContext
 from replay import Recorded, Spot, VirtualClock, _Copies, _Model, replay
+from table_model import FakeTable
 from traces import CLIFF, CPU, DEAR, GPU, MEASURED, Script, talk, trace
 from windows import Pair, booking
 
-from specllama.backend.fake import FakeTable
 from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.budget import allocate
 from specllama.speculative.drafting.draft_model import ChainDrafter

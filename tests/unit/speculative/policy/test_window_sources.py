@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from engines import FakeContext, fake_info, loaded
 from replay import VirtualClock
+from table_model import FakeTable, FakeVocab
 from traces import MEASURED, Script, Talk, V, talk
 
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
-from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile, band
 from specllama.events import Finished, PrefillProgress, RoundDone

@@ -11,10 +11,10 @@ import pytest
 from engines import FakeContext, fake_info, loaded
 from fakes import round_done
 from replay import Spot, VirtualClock, trace_of_rounds
+from table_model import FakeTable, FakeVocab
 from traces import CLIFF, CPU, DEAR, GPU, KINDS, trace
 from windows import Pair, play
 
-from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.engine.engine import Engine
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter

@@ -1,4 +1,4 @@
-"""Medusa's mathematics: heads that read the target's hidden state.
+"""Medusa's mathematics in numpy, by which what the product computes is judged.
 
     head d      x <- x + SiLU(W x + b) for every residual block, then (optionally) a square matrix
                 in front of the target's own output matrix, or an output matrix of its own
@@ -10,19 +10,25 @@ Source: Cai et al. 2024 (Medusa).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from specllama.arrays import IntArray, Rows
+from specllama.models.gguf import GgufHeader, read_header
+from specllama.models.medusa_file import (
+    MedusaFacts,
+    check_target,
+    output_name,
+    read_facts,
+    read_output_ids,
+)
+from specllama.models.tensors import read_tensor
 
 Matrix = npt.NDArray[np.float32]  # [out, in]
 Vector = npt.NDArray[np.float32]
-# (depth, probability of that head's best token) to how often its guess of each rank was the
-# target's greedy token; [] where nobody measured
-Measured = Callable[[int, float], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -54,17 +60,18 @@ class Heads:
         output: the matrix that heads without one of their own share [rows, width].
         ids: the token of each output row; None where row r is token r.
         n_vocab: tokens of the target.
-        measured: see ``Measured``.
     """
 
     heads: tuple[MedusaHead, ...]
     output: Matrix | None
     ids: IntArray | None
     n_vocab: int
-    measured: Measured
 
     def __len__(self) -> int:
         return len(self.heads)
+
+    def close(self) -> None:
+        pass
 
     def logits(self, hidden: Rows, depth: int) -> Rows:
         """Logits [..., n_vocab] of head ``depth`` (from 1) on states [..., width]; -inf for tokens
@@ -86,3 +93,39 @@ def silu(x: Rows) -> Rows:
     one = np.float32(1.0)
     out: Rows = np.divide(x, one + np.exp(-np.maximum(x, np.float32(-80.0))), dtype=np.float32)
     return out
+
+
+def load_heads(path: Path, target: GgufHeader) -> Heads:
+    """The heads of a file, as float32.
+
+    Heads without an output matrix share that of the target, which is then read from its file.
+
+    Raises:
+        PairIncompatible: not Medusa heads, or heads of another target.
+        BadGguf, UnsupportedModel: damaged, or in types that are not decoded here.
+    """
+    header = read_header(path)
+    facts = read_facts(header)
+    check_target(facts, header, target)
+    ids = read_output_ids(header, facts)
+    return Heads(
+        heads=tuple(_head(header, facts, h) for h in range(facts.heads)),
+        output=read_tensor(target, output_name(target), ids) if facts.needs_target_output else None,
+        ids=ids,
+        n_vocab=facts.vocab,
+    )
+
+
+def _head(header: GgufHeader, facts: MedusaFacts, h: int) -> MedusaHead:
+    def tensor(name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]] | None:
+        full = f"head.{h}.{name}"
+        return read_tensor(header, full) if full in header.by_name else None
+
+    blocks = tuple(
+        (
+            read_tensor(header, f"head.{h}.block.{b}.weight"),
+            read_tensor(header, f"head.{h}.block.{b}.bias"),
+        )
+        for b in range(facts.blocks)
+    )
+    return MedusaHead(blocks, tensor("proj.weight"), tensor("output.weight"))

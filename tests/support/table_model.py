@@ -22,6 +22,8 @@ from specllama.backend.exactness import Exactness
 from specllama.backend.kernels import Kernels
 from specllama.backend.pool import CellPool
 from specllama.cancel import StopFlag
+from specllama.engine.host import LoadEngine
+from specllama.engine.loading import BACKENDS
 from specllama.errors import Cancelled, CannotLoad, ContextFull, EngineError
 from specllama.events import Event
 from specllama.files import DAMAGE
@@ -433,3 +435,10 @@ def open_pair(
     return OpenedPair(
         first, None if draft is None else opened(draft, table)[1], exactness=Exactness(rows, True)
     )
+
+
+class LoadTable(LoadEngine):
+    """``LoadEngine`` for tables: a child process that gets it imports this file."""
+
+
+BACKENDS[".table"] = "table_model:open_pair"
