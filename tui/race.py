@@ -11,12 +11,28 @@ from dataclasses import dataclass
 
 from textual.message import Message
 
-from specllama.bench.experiment import Run, ask_all, drafted
+from specllama.bench.experiment import (
+    DRAFTED,
+    LAPS,
+    LENGTHS,
+    TOGETHER,
+    TOKENS,
+    RaceBoard,
+    Run,
+    ask_all,
+    drafted,
+    plain_and,
+    side_by_side,
+)
+from specllama.bench.prompts import SLICES, load_prompts
 from specllama.cancel import Cancel
 from specllama.errors import EngineError, SpecllamaError
 from specllama.events import Payoff
-from specllama.interface import EngineLike
+from specllama.interface import EngineInfo, EngineLike, Prompt
+from specllama.interface import Message as Turn
 from specllama.settings.params import GenerateParams
+
+PER_SLICE = 3  # prompts
 
 
 @dataclass
@@ -64,9 +80,6 @@ class Racing:
     def stop(self) -> None:
         self._cancel.set()
 
-    def _moved(self, run: Run) -> None:
-        self._post(RaceMoved(run))
-
     def _all(self, runs: list[Run], cancel: Cancel) -> None:
         error: SpecllamaError | None = None
         try:
@@ -78,6 +91,72 @@ class Racing:
         except Exception as caught:
             error = EngineError(f"{type(caught).__name__}: {caught}")
         self._post(RaceEnded(error))
+
+
+class RaceSetup:
+    """What is raced: a prompt, and how long its replies are.
+
+    Args:
+        params: of today. prompt: None takes one of ours.
+
+    Attributes:
+        tokens: most of a reply.
+        to_the_end: even where the model would end earlier.
+    """
+
+    def __init__(self, params: GenerateParams, prompt: Prompt | None) -> None:
+        self.params, self.prompt = params, prompt
+        self.tokens = params.max_tokens or TOKENS
+        self.to_the_end = params.ignore_eos
+        self._samples = 0  # prompts of ours that were taken
+
+    def ask(self, typed: str) -> None:
+        """Race this prompt; "" takes another one of ours."""
+        if typed:
+            head = [m for m in self.prompt or () if isinstance(m, Turn) and m.role == "system"]
+            self.prompt = [*head, Turn("user", typed)]
+        else:
+            ours = load_prompts()
+            self._samples += 1
+            self.prompt = ours[self._samples % len(ours)].content
+
+    def runs(self, tab: str, board: RaceBoard, info: EngineInfo) -> list[Run]:
+        """The next lap of the race, or the next laps of a table."""
+        params = drafted(self.params).replace(max_tokens=self.tokens, ignore_eos=self.to_the_end)
+        ours = {
+            kind: [one.content for one in load_prompts() if one.slice == kind] for kind in SLICES
+        }
+        match tab:
+            case "sweep":
+                fixed = params.replace(window="fixed", draft_min=0)
+                ways = [(f"k = {k}", fixed.replace(draft_max=k)) for k in LENGTHS]
+            case "methods":
+                methods = [m for m in info.methods if m.available and m.name != "none"]
+                ways = [(m.label, params.replace(proposer=m.name)) for m in methods]
+            case "slices":
+                params = drafted(self.params).replace(max_tokens=self.params.max_tokens or TOKENS)
+                return [
+                    run
+                    for kind in SLICES
+                    for lap, prompt in enumerate(
+                        ours[kind][:PER_SLICE], board.free_lap("slices", kind)
+                    )
+                    for run in plain_and(prompt, params, [(DRAFTED, params)], kind, lap)
+                ]
+            case "lanes":
+                asked = [ours[kind][0] for kind in SLICES]
+                return [
+                    run
+                    for n in TOGETHER
+                    if n <= info.lanes
+                    for run in side_by_side(asked, params, [n], board.free_lap("lanes", str(n)))
+                ]
+            case _:
+                ways = [(DRAFTED, params)]
+        prompt = self.prompt or load_prompts()[0].content
+        first = board.free_lap(tab)
+        laps = range(first, first + (1 if tab == "race" else LAPS))
+        return [run for lap in laps for run in plain_and(prompt, params, ways, "", lap)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,18 +263,18 @@ async def test_the_race_is_run_replayed_and_judged(start: Any) -> None:
         (way,) = screen.board.ways("race")
         assert plain is not None
         assert [m.content for m in plain.prompt] == ["a question"]
-        screen.pace = 0.05
+        screen.replay.pace = 0.05
         await d.pilot.press("home")
-        await d.until(lambda: 0 < screen.seconds < way.end_s)
+        await d.until(lambda: 0 < screen.replay.seconds < way.end_s)
         assert "YES" in d.shown  # the answer stands first, whatever is replayed
         await d.pilot.press("space")
-        at = screen.seconds
+        at = screen.replay.seconds
         track = screen.query_one("#track-drafted", RaceTrack)
         text = "".join("".join(done.emitted_text) for done in way.until(at))
         assert text[:12] in d.shown
         assert track.seconds == at
         await d.pilot.press("space", *["plus"] * 7)
-        await d.until(lambda: screen.seconds >= plain.end_s)
+        await d.until(lambda: screen.replay.seconds >= plain.end_s)
         n = 3 * len(plain.tokens)
         assert f"✓ {n} of {n} tokens identical" in d.shown
         (found,) = outcome.ways(screen.board, "race")
@@ -286,7 +286,7 @@ async def test_the_race_is_run_replayed_and_judged(start: Any) -> None:
         assert f"{plain.end_s - plain.ttft_s:.2f} s" in d.shown
         assert f"{way.finished.draft_n_accepted} kept" in d.shown  # type: ignore[union-attr]
         assert "Leave it as it is: drafting pays here" in d.shown
-        assert screen._timer is None  # an idle page costs nothing
+        assert screen.replay.timer is None  # an idle page costs nothing
 
 
 async def test_races_are_logged_for_the_page_of_methods(start: Any) -> None:
@@ -317,7 +317,7 @@ async def test_one_key_applies_what_was_best(start: Any) -> None:
     off = PARAMS.replace(speculate=False)
     async with start(Reply(LONG, accept=(2,)), params=off) as d:
         screen = await opened(d)
-        screen.seconds = 99.0
+        screen.replay.seconds = 99.0
         await d.pilot.press("a")
         await d.until(lambda: not isinstance(d.app.screen, RaceScreen))
         assert d.app.session.params.speculate
@@ -346,7 +346,7 @@ async def test_a_message_is_raced_with_its_own_question(start: Any) -> None:
         screen = d.app.screen
         assert isinstance(screen, RaceScreen)
         await d.until(lambda: not screen.racing.busy)
-        assert [m.content for m in screen.prompt] == ["first"]  # type: ignore[union-attr]
+        assert [m.content for m in screen.setup.prompt] == ["first"]  # type: ignore[union-attr]
 
 
 # ---------------------------------------------------------------------- draft lengths

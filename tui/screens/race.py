@@ -11,28 +11,17 @@ from typing import ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.timer import Timer
 from textual.widgets import ContentSwitcher, Input, Static
 
 from specllama.bench import outcome
 from specllama.bench.experiment import (
-    DRAFTED,
-    LAPS,
-    LENGTHS,
-    PLAIN,
-    TOGETHER,
     TOKENS,
     RaceBoard,
-    Run,
-    drafted,
-    plain_and,
     question,
-    side_by_side,
 )
-from specllama.bench.prompts import SLICES, load_prompts
-from specllama.interface import EngineInfo, EngineLike, Message, Prompt
+from specllama.interface import EngineInfo, EngineLike, Prompt
 from specllama.settings.params import GenerateParams
 from specllama.store import checks
 from specllama.tui.checklist import ChecklistLine, checklist, counted, draw, next_tab
@@ -40,9 +29,11 @@ from specllama.tui.exports import Circumstances, Export, of_document, race
 from specllama.tui.loader import loading_words
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
 from specllama.tui.race import (
+    PER_SLICE,
     Advice,
     RaceEnded,
     RaceMoved,
+    RaceSetup,
     Racing,
     advise,
     advise_among,
@@ -51,10 +42,8 @@ from specllama.tui.screens.base import Page
 from specllama.tui.widgets import race_tables
 from specllama.tui.widgets.keys import Keys
 from specllama.tui.widgets.playground import Playground
-from specllama.tui.widgets.track import RaceTrack
+from specllama.tui.widgets.track import Replay, ReplayChanged
 
-FRAMES = 12  # a second, while a race is replayed
-PER_SLICE = 3  # prompts
 TABS = {
     "race": "Race",
     "sweep": "k sweep",
@@ -116,21 +105,16 @@ class RaceScreen(Page):
     ) -> None:
         super().__init__()
         self.board, self.info, self.params = board, info, params
-        self.prompt = prompt
+        self.setup = RaceSetup(params, prompt)
         self.racing = Racing(engine, self.post_message, log=log)
         self.tab = tab
-        self.seconds = 0.0
-        self.pace = 1.0
+        self.replay = Replay(board, id="tracks")
         self.list: list[ChecklistLine] = []
-        self.tokens = params.max_tokens or TOKENS
-        self.to_the_end = params.ignore_eos  # even where the model would end earlier
         self._raced: str = ""
         self._goal = 0  # laps of the race that is run
         self._early = False  # it may end before
-        self._samples = 0  # prompts of ours that were taken
         self._found: dict[str, tuple[int, list[outcome.Way]]] = {}
         self._widen, self._widening = widen, ""  # and how far that is
-        self._timer: Timer | None = None
 
     def compose_page(self) -> ComposeResult:
         yield Static(id="tabs", markup=False)
@@ -138,9 +122,7 @@ class RaceScreen(Page):
             with Vertical(id="race"):
                 yield Static(id="race-answer", markup=False)
                 yield Input(id="race-ask", placeholder="a prompt to race; empty takes one of ours")
-                with Horizontal(id="tracks"):
-                    yield RaceTrack(PLAIN, id="track-plain")
-                    yield RaceTrack(DRAFTED, id="track-drafted")
+                yield self.replay
             yield Playground(id="sweep")
             with VerticalScroll(id="methods", can_focus=False):
                 yield Static(id="methods-table", markup=False)
@@ -157,10 +139,11 @@ class RaceScreen(Page):
         super().on_mount()
         self.query_one("#race-ask").display = False
         before = self.board.plain("race")
-        if before is not None and self.prompt is not None and before.prompt != self.prompt:
+        prompt = self.setup.prompt
+        if before is not None and prompt is not None and before.prompt != prompt:
             self.board.runs.pop("race")  # another question is asked now
             before = None
-        self.seconds = self._end()
+        self.replay.skip()
         self._check()
         self._show()
         if before is None and self.info is not None:
@@ -183,7 +166,7 @@ class RaceScreen(Page):
         if self.info is None or self.racing.busy or self._widening:
             self.notify("Load a model first: F6" if self.info is None else "It is running")
             return
-        self._stop()
+        self.replay.stop()
         if self.tab == "checklist":
             if not (tab := next_tab(self.list)):
                 self.notify("Everything was checked")
@@ -191,7 +174,7 @@ class RaceScreen(Page):
             self.action_tab(tab)
         if self.tab == "lanes" and self.info.lanes < 2:
             if self._widen is None:
-                self.notify(self._offer(self.info))
+                self.notify(race_tables.offer(self.info, "", can_widen=False))
                 return
             widen, self._widen, self._widening = self._widen, None, loading_words(None)
             widen()
@@ -203,54 +186,13 @@ class RaceScreen(Page):
             self._early = way is None or not outcome.decided(way)
             laps = self.board.free_lap("race")
             self._goal = laps + (outcome.MORE if laps else outcome.MOST)
-        self._start(self._runs(self.info))
+        self._start(self.info)
 
-    def _start(self, runs: list[Run]) -> None:
+    def _start(self, info: EngineInfo) -> None:
+        runs = self.setup.runs(self._raced, self.board, info)
         self.board.runs.setdefault(self._raced, []).extend(runs)
         self.racing.start(runs)
         self._show()
-
-    def _runs(self, info: EngineInfo) -> list[Run]:
-        """The next lap of the race, or the next laps of a table."""
-        params = drafted(self.params).replace(max_tokens=self.tokens, ignore_eos=self.to_the_end)
-        prompt = self.prompt or load_prompts()[0].content
-        tab = self._raced
-        match tab:
-            case "sweep":
-                fixed = params.replace(window="fixed", draft_min=0)
-                ways = [(f"k = {k}", fixed.replace(draft_max=k)) for k in LENGTHS]
-            case "methods":
-                methods = [m for m in info.methods if m.available and m.name != "none"]
-                ways = [(m.label, params.replace(proposer=m.name)) for m in methods]
-            case "slices":
-                prompts = load_prompts()
-                params = drafted(self.params).replace(max_tokens=self.params.max_tokens or TOKENS)
-                return [
-                    run
-                    for group in SLICES
-                    for lap, one in enumerate(
-                        [p for p in prompts if p.slice == group][:PER_SLICE],
-                        self.board.free_lap("slices", group),
-                    )
-                    for run in plain_and(one.content, params, [(DRAFTED, params)], group, lap)
-                ]
-            case "lanes":
-                prompts = load_prompts()
-                asked = [next(p for p in prompts if p.slice == kind).content for kind in SLICES]
-                return [
-                    run
-                    for n in TOGETHER
-                    if n <= info.lanes
-                    for run in side_by_side(
-                        asked, params, [n], self.board.free_lap("lanes", str(n))
-                    )
-                ]
-            case _:
-                ways = [(DRAFTED, params)]
-        laps = range(self.board.free_lap(tab), self.board.free_lap(tab) + LAPS)
-        if tab == "race":
-            laps = laps[:1]
-        return [run for lap in laps for run in plain_and(prompt, params, ways, "", lap)]
 
     # ------------------------------------------------------------------ another prompt or length
 
@@ -260,13 +202,13 @@ class RaceScreen(Page):
             self.notify("It is running: Esc stops it" if self.info else "Load a model first: F6")
             return
         plain = self.board.plain("race")
-        written = self.tokens if plain is None else len(plain.tokens)
+        written = self.setup.tokens if plain is None else len(plain.tokens)
         room = self.info.target.n_ctx // 2
         if written >= room:
             self.notify("Half of the context is the longest reply that is raced")
             return
-        self.tokens = min(max(2 * written, TOKENS), room)
-        self.to_the_end = True
+        self.setup.tokens = min(max(2 * written, TOKENS), room)
+        self.setup.to_the_end = True
         self._race_anew()
 
     def action_ask(self) -> None:
@@ -283,15 +225,7 @@ class RaceScreen(Page):
 
     @on(Input.Submitted)
     def _asked(self, event: Input.Submitted) -> None:
-        typed = event.value.strip()
-        if not typed:
-            ours = load_prompts()
-            self._samples += 1
-            sample = ours[self._samples % len(ours)].content
-            self.prompt = sample
-        else:
-            head = [m for m in self.prompt or () if isinstance(m, Message) and m.role == "system"]
-            self.prompt = [*head, Message("user", typed)]
+        self.setup.ask(event.value.strip())
         self._stop_asking()
         self._race_anew()
 
@@ -312,21 +246,6 @@ class RaceScreen(Page):
         self.action_tab("race")
         self.action_run()
 
-    def _offer(self, info: EngineInfo) -> str:
-        """What Enter does for conversations at once, or why nothing."""
-        if info.lanes > 1:
-            return f"Enter writes {len(SLICES)} replies {_several(info.lanes)} at once, each way."
-        if self._widening:
-            return f"The pair is loaded again: {self._widening}."
-        if self._widen is None:
-            return "This engine writes one reply at a time: nothing can be run at once."
-        most = max(TOGETHER)
-        return (
-            f"Enter loads the pair again, with room for {most} conversations (that took "
-            f"{info.load_ms / 1000:.1f} s last time), and writes {len(SLICES)} replies "
-            f"{_several(most)} at once, each way. It stays loaded so."
-        )
-
     def engine_told(self, told: EngineLoading | EngineReady | EngineFailed) -> None:
         match told:
             case EngineLoading() if self._widening:
@@ -342,23 +261,21 @@ class RaceScreen(Page):
 
     @on(RaceMoved)
     def _moved(self) -> None:
-        self.seconds = self._end()
+        self.replay.skip()
         self._show()
 
     @on(RaceEnded)
     def _ended(self, event: RaceEnded) -> None:
         tab, board = self._raced, self.board
+        if event.error is None and self.info is not None and tab == "race" and self._goes_on:
+            self._start(self.info)
+            return
+        self._raced = ""
         if event.error is not None:
             board.runs.pop(tab, None)
-            self._raced = ""
             self.notify(event.error.message, severity="error", markup=False)
-        elif tab == "race" and self.info is not None and self._goes_on:
-            self._start(self._runs(self.info))
-            return
-        else:
-            self._raced = ""
-            if tab == "race":
-                self.action_restart()
+        elif tab == "race":
+            self.replay.restart()
         if event.error is None and self.info is not None:
             checks.add(self.info, "race", outcome.findings(tab, board))
         self._check()
@@ -389,57 +306,21 @@ class RaceScreen(Page):
 
     # ------------------------------------------------------------------ the replay
 
-    def _end(self) -> float:
-        return max((run.end_s for run in self._tracks if run is not None), default=0.0)
-
-    @property
-    def _tracks(self) -> tuple[Run | None, Run | None]:
-        """Plain and drafted, of the newest pair that has begun."""
-        runs = self.board.runs.get("race", ())
-        lap = max((run.lap for run in runs if run.rounds), default=0)
-        pair = {run.name: run for run in runs if run.lap == lap}
-        return pair.get(PLAIN), pair.get(DRAFTED)
-
     def raced(self) -> bool:
         """Whether everything that was asked for was run and drawn."""
         return not self._raced and bool(self.board.runs.get(self.tab))
 
     def action_skip(self) -> None:
-        """To the end of the replay."""
-        self._stop()
-        self.seconds = self._end()
-        self._show()
+        self.replay.skip()
 
     def action_restart(self) -> None:
-        self.seconds = 0.0
-        self._play()
+        self.replay.restart()
 
     def action_play(self) -> None:
-        if self._timer is not None:
-            self._stop()
-        elif self.seconds >= self._end():
-            self.action_restart()
-        else:
-            self._play()
+        self.replay.toggle()
 
     def action_pace(self, factor: float) -> None:
-        self.pace = min(8.0, max(0.125, self.pace * factor))
-        self._show()
-
-    def _play(self) -> None:
-        if self._timer is None:
-            self._timer = self.set_interval(1 / FRAMES, self._tick)
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.stop()
-            self._timer = None
-
-    def _tick(self) -> None:
-        self.seconds = min(self.seconds + self.pace / FRAMES, self._end())
-        if self.seconds >= self._end():
-            self._stop()
-        self._show()
+        self.replay.speed(factor)
 
     # ------------------------------------------------------------------ choosing
 
@@ -477,21 +358,20 @@ class RaceScreen(Page):
             return []
         under = Circumstances(self.info, self.params)
         plain = self.board.plain("race")
-        prompt = self.prompt if plain is None else plain.prompt
+        prompt = self.setup.prompt if plain is None else plain.prompt
         board, lines = self.board, self.list
         advice = None if self._race is None else advise(self.params, self._race.verdict)
-        return [
-            of_document("The race", "race", lambda: race(board, prompt, lines, advice, under)),
-        ]
+        return [of_document("The race", "race", lambda: race(board, prompt, lines, advice, under))]
 
     # ------------------------------------------------------------------ drawing
 
+    @on(ReplayChanged)
     def _show(self) -> None:
         if not self.is_mounted:
             return
         state = f"running {TABS[self._raced]}" if self._raced else self._widening
-        if not state and self._timer is not None:
-            state = f"{self.glyphs.play} {self.pace:g}{self.glyphs.times}"
+        if not state and self.replay.timer is not None:
+            state = f"{self.glyphs.play} {self.replay.pace:g}{self.glyphs.times}"
         self.set_title(self.TITLE or "", state)
         parts: list[tuple[str, str]] = []
         pad = " " if self.size.width >= 72 else ""
@@ -515,7 +395,8 @@ class RaceScreen(Page):
                 table = race_tables.slices(self._ways("slices"), PER_SLICE, self.glyphs, self.ink)
                 self.query_one("#slices-table", Static).update(table)
             case "lanes":
-                offer = "" if self.info is None else self._offer(self.info)
+                can_widen = self._widen is not None
+                offer = race_tables.offer(self.info, self._widening, can_widen=can_widen)
                 table = race_tables.lanes(self._ways("lanes"), offer, self.glyphs, self.ink)
                 self.query_one("#lanes-table", Static).update(table)
             case "checklist":
@@ -524,8 +405,7 @@ class RaceScreen(Page):
         self.query_one("#race-verdict", Static).update(self._verdict())
 
     def _show_race(self) -> None:
-        for name, run in zip((PLAIN, DRAFTED), self._tracks, strict=True):
-            self.query_one(f"#track-{name}", RaceTrack).show(run, self.seconds)
+        self.replay.draw()
         self.query_one("#race-answer", Static).update(Content("\n").join(self._answer()))
 
     def _answer(self) -> list[Content]:
@@ -573,9 +453,3 @@ class RaceScreen(Page):
         if (advice := self.advice) is not None:
             return Content.assemble((glyphs.text(advice.said), ink.accent))
         return Content("")
-
-
-def _several(lanes: int) -> str:
-    """ "1, 2 and 4": how many conversations are raced at once, given the lanes."""
-    *first, last = [str(n) for n in TOGETHER if n <= lanes]
-    return f"{', '.join(first)} and {last}"

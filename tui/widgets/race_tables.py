@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from textual.content import Content
 
 from specllama.bench import outcome
-from specllama.bench.experiment import PLAIN, Run
+from specllama.bench.experiment import PLAIN, TOGETHER, Run
 from specllama.bench.outcome import Way
 from specllama.bench.paired import ratio_words
+from specllama.bench.prompts import SLICES
 from specllama.events import Payoff
+from specllama.interface import EngineInfo
 from specllama.text import sanitize_line
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.stats_strip import duration, rate
@@ -138,6 +140,35 @@ def slices(ways: Sequence[Way], per_slice: int, glyphs: Glyphs, ink: Ink) -> Con
     return Content("\n").join([*lines, Content.assemble((legend, ink.muted))])
 
 
+def offer(info: EngineInfo | None, loading: str, *, can_widen: bool) -> str:
+    """What Enter does for conversations at once, or why nothing.
+
+    Args:
+        loading: how far the pair is loaded again, with more lanes; "" where it is not.
+        can_widen: it can be.
+    """
+    if info is None:
+        return ""
+    if info.lanes > 1:
+        return f"Enter writes {len(SLICES)} replies {_several(info.lanes)} at once, each way."
+    if loading:
+        return f"The pair is loaded again: {loading}."
+    if not can_widen:
+        return "This engine writes one reply at a time: nothing can be run at once."
+    most = max(TOGETHER)
+    return (
+        f"Enter loads the pair again, with room for {most} conversations (that took "
+        f"{info.load_ms / 1000:.1f} s last time), and writes {len(SLICES)} replies "
+        f"{_several(most)} at once, each way. It stays loaded so."
+    )
+
+
+def _several(lanes: int) -> str:
+    """ "1, 2 and 4": how many conversations are raced at once, given the lanes."""
+    *first, last = [str(n) for n in TOGETHER if n <= lanes]
+    return f"{', '.join(first)} and {last}"
+
+
 def lanes(ways: Sequence[Way], offer: str, glyphs: Glyphs, ink: Ink) -> Content:
     """Conversations at once; ``offer``: what Enter would do."""
     if not ways:
@@ -161,7 +192,7 @@ def lanes(ways: Sequence[Way], offer: str, glyphs: Glyphs, ink: Ink) -> Content:
             )
         )
     legend = (
-        f"tokens a second of so many at once, {glyphs.times} over one; each: of one of them, "
+        f"tokens a second of N at once, {glyphs.times} over one; each: of one of them, "
         "drafted; same: every text is that of one alone"
     )
     return Content("\n").join([*lines, Content.assemble((legend, ink.muted))])

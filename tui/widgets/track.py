@@ -1,18 +1,102 @@
-"""One run of a race on its true timestamps: the text so far, a clock, what came of it."""
+"""A pair of runs, replayed on their true timestamps: the text so far, a clock, what came of it."""
 
 from __future__ import annotations
 
+from textual.app import ComposeResult
+from textual.containers import Horizontal
 from textual.content import Content
+from textual.message import Message
 from textual.reactive import reactive
+from textual.timer import Timer
 from textual.widget import Widget
 
-from specllama.bench.experiment import Run
+from specllama.bench.experiment import DRAFTED, PLAIN, RaceBoard, Run
 from specllama.events import RoundDone
 from specllama.stats import SpecStats
 from specllama.text import sanitize
 from specllama.tui.record import is_special
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.stats_strip import duration, rate
+
+FRAMES = 12  # a second
+
+
+class ReplayChanged(Message):
+    """A replay began, ended or has another pace."""
+
+
+class Replay(Horizontal):
+    """The newest pair of a race, drawn as it really went.
+
+    Attributes:
+        seconds: how much of the pair is shown.
+        pace: seconds of the pair a second.
+        timer: while it plays.
+    """
+
+    def __init__(self, board: RaceBoard, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._board = board
+        self.seconds = 0.0
+        self.pace = 1.0
+        self.timer: Timer | None = None
+
+    def compose(self) -> ComposeResult:
+        yield RaceTrack(PLAIN, id="track-plain")
+        yield RaceTrack(DRAFTED, id="track-drafted")
+
+    @property
+    def _runs(self) -> tuple[Run | None, Run | None]:
+        """Plain and drafted, of the newest pair that has begun."""
+        runs = self._board.runs.get("race", ())
+        lap = max((run.lap for run in runs if run.rounds), default=0)
+        pair = {run.name: run for run in runs if run.lap == lap}
+        return pair.get(PLAIN), pair.get(DRAFTED)
+
+    @property
+    def end_s(self) -> float:
+        return max((run.end_s for run in self._runs if run is not None), default=0.0)
+
+    def draw(self) -> None:
+        for track, run in zip(self.query(RaceTrack), self._runs, strict=True):
+            track.show(run, self.seconds)
+
+    def skip(self) -> None:
+        """Show all of it."""
+        self.stop()
+        self.seconds = self.end_s
+        self.draw()
+
+    def restart(self) -> None:
+        self.seconds = 0.0
+        if self.timer is None:
+            self.timer = self.set_interval(1 / FRAMES, self._tick)
+            self.post_message(ReplayChanged())
+
+    def toggle(self) -> None:
+        """Stop, go on, or begin again."""
+        if self.timer is not None:
+            self.stop()
+            return
+        seconds = 0.0 if self.seconds >= self.end_s else self.seconds
+        self.restart()
+        self.seconds = seconds
+
+    def speed(self, factor: float) -> None:
+        self.pace = min(8.0, max(0.125, self.pace * factor))
+        self.post_message(ReplayChanged())
+
+    def stop(self) -> None:
+        if self.timer is not None:
+            self.timer.stop()
+            self.timer = None
+            self.post_message(ReplayChanged())
+
+    def _tick(self) -> None:
+        self.seconds = min(self.seconds + self.pace / FRAMES, self.end_s)
+        if self.seconds >= self.end_s:
+            self.stop()
+        self.draw()
 
 
 class RaceTrack(Inked, Widget):
