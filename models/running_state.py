@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 F32 = 4
 PLANES = 6  # as far as is drafted unless a user asks for more; every one is as large as the state
-# of these llama.cpp keeps the states behind the last tokens of a pass
+# of these llama.cpp keeps the states after the last tokens of a pass
 WITH_PLANES = frozenset(
     {
         "qwen35", "qwen35moe", "qwen4exp", "nemotron_h", "nemotron_h_moe", "lfm2", "lfm2moe",

@@ -31,7 +31,7 @@ STRETCH_S = 1.0  # and a batch lasts so long, where that leaves enough of them
 MIN_BATCHES = 4
 ROUNDS_UNTIL_OFF = 16  # rounds without a draft, after which drafting is off
 MEMORY_S = 5.0  # after which plain steps are other plain steps
-STALE_S = 120.0  # behind the last plain step, a machine may have changed
+STALE_S = 120.0  # after the last plain step, a machine may have changed
 LONG_READ = 16  # more than this is a text to be read: it takes long, and is no hiccup
 
 
@@ -39,7 +39,7 @@ class TimedRound(NamedTuple):
     """What a verdict is made of: one round after the first. Times in milliseconds.
 
     Attributes:
-        judged: guesses on which the target gave a verdict; behind a rejection there is none.
+        judged: guesses on which the target gave a verdict; after a rejection there is none.
         declined: drafting was not worth it. read: tokens that the drafter read first.
         pass_ms: of the target, and what went by before it, by the wall clock.
         plain_ms: a plain step at that place, None where the engine does not know; the newest is

@@ -47,7 +47,7 @@ class RecordedCoins:
         path, node = list(done.accepted_path), -1
         while self._rng is not None:
             kept = path.pop(0) if path else None
-            left: float | None = 1.0  # of the law, behind the siblings that were refused
+            left: float | None = 1.0  # of the law, after the siblings that were refused
             for i in (i for i, parent in enumerate(done.parents) if parent == node):
                 p, q = done.p[i], done.q[i]
                 if p is None:

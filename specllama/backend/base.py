@@ -37,7 +37,7 @@ class Out(NamedTuple):
     Attributes:
         rows: logits [n, n_vocab] of the tokens that return one: a view, good until the pool's next
             pass.
-        states: of a head, the states [n, width] that it leaves behind the same tokens.
+        states: of a head, the states [n, width] that it leaves after the same tokens.
     """
 
     rows: Rows
@@ -122,7 +122,7 @@ class Part:
         tokens: evaluated after those of the lane; none where a head reads states alone.
         outputs: which of them return a row of logits.
         parents: for a tree, parents[i] is the node that token i follows, -1 for the lane's text.
-            Nodes are counted over all passes that the tree grew by, ``tokens`` behind those before.
+            Nodes are counted over all passes that the tree grew by, ``tokens`` after those before.
             None is a chain.
         states: hidden states [n, width] that a head reads beside the tokens, or instead of them.
         head: which one evaluates the nodes, of several that draft in turn.

@@ -38,7 +38,7 @@ class Shape:
 class Cache(Protocol):
     """One KV cache. A cell holds a token at a position, for one sequence or for several.
 
-    A token goes to the first free cell behind the last one that was filled, or behind the first one
+    A token goes to the first free cell after the last one that was filled, or after the first one
     that was freed since if that comes earlier. A query sees the cells of its first sequence.
     """
 

@@ -1,7 +1,7 @@
 """The books of a pool: which of its cells are held, by whom, and where the next ones go.
 
 A row's bits depend on the order in which its lane's cells lie, and on nothing else in the pool (see
-``attention``). New cells therefore go behind all others: below the tail everything is occupied. A
+``attention``). New cells therefore go after all others: below the tail everything is occupied. A
 cell that is given up below a living one cannot be freed, since the next token, whoever's it is,
 would fill the gap: it stays as a *ghost*. Ghosts go when nothing living lies above any of them, or
 when the pool is compacted.

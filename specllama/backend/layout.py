@@ -4,7 +4,7 @@ Every leaf gets a sequence of its own, and a node is in the sequences of all lea
 query that looks into its first one sees exactly its ancestors (the layout of SpecInfer and Medusa,
 in llama.cpp's terms). A chain is the special case of one leaf.
 
-A node behind the end of a leaf goes on with that leaf. Any other opens a new leaf: what lies above
+A node after the end of a leaf goes on with that leaf. Any other opens a new leaf: what lies above
 it in the cache already is copied to the new sequence, what comes in the same pass is put into both.
 """
 
@@ -23,7 +23,7 @@ class Layout:
         depth: nodes above each one: its position is the length of the text plus that.
         ends: the node at which each leaf ends.
         leaves: of the nodes of the last pass, the leaves below each; the leaf that ends at a node,
-            or goes on behind it, is the first.
+            or goes on after it, is the first.
         copies: of the leaves that the last pass opened, (the leaf that has what lies above in the
             cache, how many nodes that is).
     """

@@ -24,7 +24,7 @@ def partition(
     Args:
         specials: longest text first.
         judge: called with (special, start, end) for an occurrence: a "token", ordinary "text", or
-            a "cut" behind its first character, which leaves two neighbouring texts.
+            a "cut" after its first character, which leaves two neighbouring texts.
     """
     pieces: list[int | tuple[int, int]] = [(0, len(text))]
     for special in specials:

@@ -39,7 +39,7 @@ class Way:
 
     Attributes:
         laps: of each, what ran plainly and what ran this way; the newest last.
-        clock: speeds in tokens a second behind the first, of all runs of a lap together; None where
+        clock: speeds in tokens a second after the first, of all runs of a lap together; None where
             they were too short.
         same: how many tokens are those of plain decoding, of how many; of conversations at once,
             those of one alone.

@@ -7,8 +7,8 @@ can explain is a failure.
 
 The plain text of a prompt and temperature is computed once and serves every proposer and width.
 
-Nor may a text depend on what was here before, so every comparison is made three ways: cold; behind
-a stranger's prompt, which begins alike and is read in other parts; and as the next turn behind its
+Nor may a text depend on what was here before, so every comparison is made three ways: cold; after
+a stranger's prompt, which begins alike and is read in other parts; and as the next turn after its
 own former one, against the same turn of a plain conversation. The two warm ways are short replies:
 where passes are bit-exact their logprobs are compared as well, in which a single wrong cell shows
 at once.
@@ -42,8 +42,8 @@ from specllama.told import Told
 EXPLAINED_GAP = 0.3
 
 Way = Literal["cold", "behind", "turns", "beside"]
-"""Where a reply was written: in an empty cache or behind the same prompt (cold), behind a
-stranger's prompt, behind its own former turn, beside others."""
+"""Where a reply was written: in an empty cache or after the same prompt (cold), after a
+stranger's prompt, after its own former turn, alongside others."""
 WAYS: tuple[Way, ...] = ("cold", "behind", "turns")
 
 _SHORT = 8  # tokens of a warm reply, at most
@@ -221,7 +221,7 @@ def _warm(
             said = first.reply.token_ids
             room = min(n_ctx - len(ids) - len(said) - most, _SHORT)
             if room < 1 or (case.difference is not None and not case.difference.of_logprobs):
-                continue  # behind another reply it would be another conversation
+                continue  # after another reply it would be another conversation
             second = finish(engine, prompt, wish, (*ids, *said, *ids[-room:]))
             temperature = wish.sampling.temperature
             if proposer == "none":

@@ -169,7 +169,7 @@ class Conversation:
         self._cancel = cancel
         self._seed = ready.seed
         self._stats = SpecStats()
-        self._passes: list[verdict.TimedRound] = []  # behind the first token
+        self._passes: list[verdict.TimedRound] = []  # after the first token
         self._clock = ready.clock
         self._window: Window = FixedWindow(0, steps=loaded.windows.steps)
 
@@ -327,7 +327,7 @@ class Conversation:
     def _read(self, ids: Sequence[int], done: int, *, row: bool) -> Steps[tuple[int, Rows]]:
         """Read a part of ``ids`` after the first ``done``; returns how many are read now.
 
-        With ``row`` also the row behind the last of all, once it is there.
+        With ``row`` also the row after the last of all, once it is there.
         """
         size, left = self._target.n_batch, len(ids) - row - done
         if size >= 2 * TILE:

@@ -8,7 +8,7 @@ from itertools import chain
 from specllama.backend.base import Vocab
 from specllama.errors import UsageError
 
-_AFTER = 4  # of what there is room for around a gap, one part in so many is behind it
+_AFTER = 4  # of what there is room for around a gap, one part in so many is after it
 _UNNAMED = "file"  # the file with the gap
 _MOST_FILES = 1000
 _LONGEST_NAME = 1000  # characters

@@ -54,7 +54,7 @@ class Seat:
 
     Attributes:
         cached: the first tokens of its prompt, which the lane holds and nothing reads again.
-        again: tokens behind those that the lane held, and the drafter needs read again.
+        again: tokens after those that the lane held, and the drafter needs read again.
         said: why less is drafted than was asked for, or "".
     """
 

@@ -157,7 +157,7 @@ class _Walk:
     """The matchers of a request: one at the place that was asked about last, one some tokens
     before it, from which it goes to places elsewhere.
 
-    llguidance can take tokens back, but may then say of what follows what is not so (1.9.1, behind
+    llguidance can take tokens back, but may then say of what follows what is not so (1.9.1, after
     a mask): nothing is taken back here.
     """
 

@@ -2,7 +2,7 @@
 
 A reply is read back as two fields, thought and answer. What stands around them is the template's
 business, so it is asked: an assistant's turn with a known thought and a known answer is rendered,
-and the texts before, between and behind them are the marks. Three kinds of families come out:
+and the texts before, between and after them are the marks. Three kinds of families come out:
 
 - *tags* around the thought: ``<think>Hm.</think>Yes.``, ``[THINK]``, ``<|START_THINKING|>``;
 - *messages*, each with a header, the last one the answer (gpt-oss's channels, Solar, Muse);
@@ -48,7 +48,7 @@ class Marks:
         closing: what stands between thought and answer.
         alone: what a reply without a thought begins with, "" for most.
         header: begins a further message of the same reply; "" for families without messages.
-        ending: the mark behind an answer, where that is not the end of the turn.
+        ending: the mark after an answer, where that is not the end of the turn.
         shape: one of SHAPES.
         known: whether the template says so; else they are a guess.
     """

@@ -112,7 +112,7 @@ class Reader:
         self.spelling = spelling
         self._place = {True: "opened", False: "between", None: "start"}[state]
         self._held = ""
-        self._seams = ["", ""]  # before the thought, behind it
+        self._seams = ["", ""]  # before the thought, after it
         self._thoughts = self._answers = 0  # how many began
         self._turned = False  # something followed an answer
 

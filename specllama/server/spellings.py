@@ -95,7 +95,7 @@ class Opening:
         )
 
 
-_LOOK = 256  # characters behind an opening that are looked at; a name has at most 128
+_LOOK = 256  # characters after an opening that are looked at; a name has at most 128
 _BEHIND = {
     "<tool_call>": Opening(
         (*_JSON, "<function=", "{}<arg_key>", "{}</tool_call>"), closing=CLOSING

@@ -272,7 +272,7 @@ class ToolReader:
         self._use = use
         self._names = [tool.name for tool in use.tools]
         self._held = ""  # what may belong to a call
-        self._opening = ""  # of the call that ``_held`` begins with, behind white space
+        self._opening = ""  # of the call that ``_held`` begins with, after white space
         self._closings = 0  # so many of its closings turned out to stand inside of it
         self._begun = False  # something was shown
         self.calls: list[Call] = []

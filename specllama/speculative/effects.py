@@ -56,7 +56,7 @@ class HeadPlace(Protocol):
 
     ``Pass.keep`` and ``Keep.length`` are positions, too: what the lane holds from there on is cut,
     and where it holds nothing before, its next token lies there. A pass with ``parents`` drafts
-    behind the end; whatever is kept, and every pass over text, drops these nodes.
+    after the end; whatever is kept, and every pass over text, drops these nodes.
     """
 
     @property

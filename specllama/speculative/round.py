@@ -111,7 +111,7 @@ class Rounds:
 
     Args:
         target: its lane, which holds ``tokens[:-1]``, or all of them if the first round is given
-            the row behind them.
+            the row after them.
         tokens: prompt tokens; grows in place.
         chain: the sampler chain positioned after ``tokens``.
         pass_rows: widest pass of the target.
@@ -157,7 +157,7 @@ class Rounds:
 
         Args:
             remaining: tokens that it may add at most; a draft never exceeds ``remaining - 1``.
-            first: the row [n_vocab] behind all ``tokens``, from the pass that read the prompt: the
+            first: the row [n_vocab] after all ``tokens``, from the pass that read the prompt: the
                 first token is drawn from it, and nothing is drafted or evaluated.
 
         Raises:

@@ -205,7 +205,7 @@ def verify_block(draft: Draft, target: Walk, coins: Coins, is_stop: IsStop = _ne
             raise ValueError(f"drafted token {token} has probability 0 under its own q")
         a.append(min(1.0, a[i] * p_token / q_token))
         if a[-1] <= 0.0:
-            break  # this token and all behind it can never be accepted; their laws are not needed
+            break  # this token and all after it can never be accepted; their laws are not needed
         if is_stop(token):
             stopped = True
             k = i + 1

@@ -164,7 +164,7 @@ class BestFirst(TreeBuilder):
 
     Attributes:
         weight: probability that the target comes to a node.
-        trunk: the end of the path of best guesses, ``best`` the token that is expected behind it.
+        trunk: the end of the path of best guesses, ``best`` the token that is expected after it.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
     head d      x <- x + SiLU(W x + b) for every residual block, then (optionally) a square matrix
                 in front of the target's own output matrix, or an output matrix of its own
-    depth       head d guesses the token d places behind the pending one, from the hidden state
+    depth       head d guesses the token d places after the pending one, from the hidden state
                 that the pending token was drawn from; it never sees the tokens between
 
 Source: Cai et al. 2024 (Medusa).

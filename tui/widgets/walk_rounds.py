@@ -22,7 +22,7 @@ def rounds_rows(
     branches = {at: tree_lines(rounds[at], glyphs)[: height - 1]}
     first = last = at
     used = 1 + len(branches[at])
-    while True:  # in turn before and behind the present round, as far as there is room
+    while True:  # in turn before and after the present round, as far as there is room
         before = used
         for i in (first - 1, last + 1):
             if 0 <= i < len(rounds):

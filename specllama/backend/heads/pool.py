@@ -5,7 +5,7 @@ Positions are those of the text. NextN blocks and EAGLE-3 heads read pairs:
     pair at position p    token p of the text, and a state that stands for the text before it
     what comes out        logits of token p + 1, and a state that stands in for the target's own
 
-A pass is over text, which stays, or over drafted nodes behind it (``Part.parents``), which go with
+A pass is over text, which stays, or over drafted nodes after it (``Part.parents``), which go with
 the next decision. Nodes of a tree have a sequence for each leaf (``layout``). What differs between
 llama.cpp's graphs is data: ``HeadGraph``.
 """

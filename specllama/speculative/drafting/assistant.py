@@ -1,7 +1,7 @@
 """MTP in a file of its own: an assistant that looks into the target's cache and keeps nothing.
 
 Its query stands at the position of the pending token, whatever it has guessed since: so it was
-trained. What it needs of the text is the target's state behind the token before the pending one.
+trained. What it needs of the text is the target's state after the token before the pending one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AssistantDrafter(HeadDrafter):
             out: Out = yield Pass(self._lane, tokens[-1:], "last", states=state, keep=at)
         except ContextFull:
             return None, 0
-        self._own: dict[Path, Row] = {(): out.states[0]}  # its states behind drafted tokens
+        self._own: dict[Path, Row] = {(): out.states[0]}  # its states after drafted tokens
         return out.rows[0, : self._n_vocab], 1 << 30
 
     def after(self, paths: Sequence[Path]) -> Steps[Sequence[Row]]:

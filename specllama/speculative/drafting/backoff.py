@@ -1,7 +1,7 @@
 """How likely a token follows the last two, by what followed them in this text.
 
 A copy is judged by more than the length of its match: a token that always followed the one before
-it is a safer guess than one of many (the value behind the same key). The estimate backs off from
+it is a safer guess than one of many (the value after the same key). The estimate backs off from
 two tokens to one to none, each weighed against the number of different ways it went on (Witten and
 Bell 1991, method C).
 """
@@ -20,7 +20,7 @@ Keys = npt.NDArray[np.int64]
 _ANY = 0.02  # of a token that never followed
 _BITS = 21  # of a token in a key: three fit, and no vocabulary has two million
 _ONE = ((1 << _BITS) - 1) << _BITS  # a context of one token: no token has this number
-_NO_KEY = (1 << 63) - 1  # behind all others
+_NO_KEY = (1 << 63) - 1  # after all others
 _NEWEST = 4096  # tokens counted one by one before all are sorted again
 
 

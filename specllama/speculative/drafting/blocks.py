@@ -1,7 +1,7 @@
 """What a block of guesses says of a place, given the guesses before it.
 
 DFlash     nothing but its row: every place was guessed without the others
-DSpark     its row behind the likeliest guesses; behind another token the bias of that takes the
+DSpark     its row after the likeliest guesses; after another token the bias of that takes the
            place of theirs, in the logits of the likeliest tokens
 DFlash2    a few candidates, and how well each follows each of the place before
 """
@@ -44,7 +44,7 @@ class Filled:
         sure: how likely the guess for each is right [n]; None of one that was not trained to say.
         candidates: the k tokens [n, k] that alone may stand there, where it says how they follow
             each other; ``rows`` is empty then.
-        scores: of candidate j behind candidate i of the place before, [n, i, j].
+        scores: of candidate j after candidate i of the place before, [n, i, j].
         scale, cap: what the target does to its logits, and the rows still lack; 0 for no cap.
     """
 
@@ -110,7 +110,7 @@ class Block:
         """Logits [n_vocab] of the place after these guesses."""
         filled, place = self._filled, len(before)
         if filled.candidates is not None and filled.scores is not None:
-            # the first place is the same behind all
+            # the first place is the same after all
             behind = int(np.argmax(filled.candidates[place - 1] == before[-1])) if place else 0
             chosen: Row = np.full(self._n_vocab, -np.inf, np.float32)
             chosen[filled.candidates[place]] = filled.scores[place, behind]

@@ -2,7 +2,7 @@
 
 It reads the target's hidden states, which become the memory that its block looks into; nothing that
 it guesses is part of that. DFlash2 and DSpark files say besides how guesses follow each other
-(``blocks``), so that every law is that of a place behind the tokens drawn before it.
+(``blocks``), so that every law is that of a place after the tokens drawn before it.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class TreeDrafter(ChainDrafter):
         return (yield from grow(self, tokens, chain, room))
 
     def begin(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:
-        self._nodes: dict[Path, int] = {(): ROOT}  # what the lane has read behind the text
-        self._line = 0  # of these, one behind the other, before it was a tree
+        self._nodes: dict[Path, int] = {(): ROOT}  # what the lane has read after the text
+        self._line = 0  # of these, one after the other, before it was a tree
         return (yield from super().begin(tokens, room))
 
     def after(self, paths: Sequence[Path]) -> Steps[Sequence[Row]]:
@@ -142,7 +142,7 @@ class _Growth(BestFirst):
         self._chains: dict[Path, SamplerChain] = {(): chain.fork()}
         self._looks: dict[Path, _Look] = {}
         self._reading = row is not None
-        self._looked: tuple[float, float] = (0.0, 0.0)  # score and lead behind the trunk
+        self._looked: tuple[float, float] = (0.0, 0.0)  # score and lead after the trunk
         self._drawn = request.drawn(chain)
         if row is not None:
             self._looks[()] = self._look((), 1.0, row)

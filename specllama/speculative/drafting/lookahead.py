@@ -3,7 +3,7 @@
 It takes no draft model and no training (Fu et al. 2024).
 
     window    W columns of a Jacobi iteration: column i of level j guesses the token at j + i places
-              behind the pending one, knowing level 0 up to its column and its own levels below j
+              after the pending one, knowing level 0 up to its column and its own levels below j
     pool      every round each column yields one n-gram: what the target would write along it
     drafts    up to G n-grams of the pool that start with the pending token are checked
 
@@ -70,7 +70,7 @@ class LookaheadDrafter(Drafter):
         self._follow(tokens)
         width, n, _ = self._shape
         tree = TreeBuilder(max_nodes=rows, max_leaves=request.leaves)
-        # what can be accepted first; at least a window of two columns must fit behind it
+        # what can be accepted first; at least a window of two columns must fit after it
         self._add_guesses(tree, tokens[-1], min(room.n, rows - (2 * n - 3)), request)
         width = min(width, (tree.room + 1) // (n - 1), tree.spare_leaves)
         if width >= 2:

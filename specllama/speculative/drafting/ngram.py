@@ -83,7 +83,7 @@ class NgramDrafter(Copier):
     def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
         if self._last_size and len(draft) and draft.sources[0] == self.name:
             hits = self._hits[self._last_size]
-            # only tested positions count: what lies behind a rejection was never judged
+            # only tested positions count: what lies after a rejection was never judged
             hits[0] += len(verdict.path)
             hits[1] += min(len(verdict.path) + 1, len(draft))
         self._last_size = 0

@@ -1,6 +1,6 @@
 """Drafting with a block of the target's that reads its hidden states: NextN layers, EAGLE-3 heads.
 
-It reads pairs: a token, and the target's hidden state behind the token before it. Its own output
+It reads pairs: a token, and the target's hidden state after the token before it. Its own output
 stands in for the target's next state, so it can continue by itself. The target's states come with
 its verification passes: after a round, only the accepted tokens are read again, with those states.
 """
@@ -66,7 +66,7 @@ class StateDrafter(HeadDrafter):
         self._held = 0  # tokens of the text up to the last pair that holds a state of the target
         self._anew = False  # whether the lane has to begin anew
         self._nodes: dict[Path, int] = {(): ROOT}  # drafted tokens that the lane has read
-        self._own: dict[Path, Row] = {}  # the block's states behind drafted tokens
+        self._own: dict[Path, Row] = {}  # the block's states after drafted tokens
 
     @property
     def states(self) -> HiddenRows:
@@ -121,7 +121,7 @@ class StateDrafter(HeadDrafter):
         tokens, parents = [path[-1] for path in paths], [nodes[path[:-1]] for path in paths]
         out: Out = yield Pass(self._lane, tokens, "all", parents, states, head)
         for path, state in zip(paths, out.states, strict=True):
-            self._own.setdefault(path, state)  # of several heads that which drafts behind it
+            self._own.setdefault(path, state)  # of several heads that which drafts after it
         return out.rows[:, : self._n_vocab]
 
     def _first_to_read(self, tokens: Sequence[int], last: int) -> int | None:

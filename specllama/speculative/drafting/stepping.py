@@ -38,8 +38,8 @@ class Stepping(Drafter):
     def begin(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:
         """Read the text, as far as the window lets it be read.
 
-        Returns the logits [n_vocab] behind it, None where nothing can be drafted, and how many
-        tokens may be drafted one behind the other.
+        Returns the logits [n_vocab] after it, None where nothing can be drafted, and how many
+        tokens may be drafted one after the other.
         """
         raise NotImplementedError
 

@@ -44,7 +44,7 @@ class State:
     """Places of a text where one string ends. What may follow is what followed there."""
 
     text: History
-    places: list[int]  # of the string's last token, ascending, each with a token behind it
+    places: list[int]  # of the string's last token, ascending, each with a token after it
 
     @staticmethod
     def at(text: History, places: Sequence[int]) -> State:
@@ -266,7 +266,7 @@ class _Copies(BestFirst):
     ) -> None:
         super().__init__(room, leaves=leaves, is_end=is_end)
         self._trust = trust
-        self._after: dict[tuple[int, int], State] = {}  # behind a node's token that was offered
+        self._after: dict[tuple[int, int], State] = {}  # after a node's token that was offered
 
     def follow(self, state: State, copied: Sequence[int]) -> None:
         """The chain that is copied, and what else followed at each of its nodes."""
