@@ -56,7 +56,7 @@ def choose(
         limit: why it ends where ``fits`` does.
 
     Raises:
-        CannotLoad: the file does not say what it was trained for, and nobody else does.
+        CannotLoad: the file does not say what it was trained for, and the caller does not.
     """
     trained = header.context_length
     if asked:

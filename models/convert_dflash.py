@@ -58,9 +58,9 @@ def convert_dflash(
     said = {**head.layer, **config, **head.part("dflash_config")}
     for key in _UNTRIED:
         if said.get(key):
-            raise head.bad(f"its {key} is {said[key]!r}, which nobody has tried here")
+            raise head.bad(f"its {key} is {said[key]!r}, which specllama does not know")
     if said.get("use_sliding_window") or "sliding" in str(said.get("layer_types")):
-        raise head.bad("some of its layers see a window only, which nobody has tried here")
+        raise head.bad("some of its layers see a window only, which specllama does not know")
     if said.get("rope_is_neox_style") is False:
         raise head.bad("neighbouring values of its heads turn together")
     if said.get("markov_head_type", "vanilla") != "vanilla":

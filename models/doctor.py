@@ -134,7 +134,7 @@ def examine(
     """Compare one draft with the target. Never raises for a draft that does not fit.
 
     Args:
-        heads: drafting heads that would be loaded beside the pair, for the memory it needs.
+        heads: drafting heads that would be loaded alongside the pair, for the memory it needs.
     """
     if candidate.path is None:
         return DraftFinding(candidate, "not on this machine yet")

@@ -200,7 +200,7 @@ class HubClient:
         """Check that the hub is reachable: an answer of any kind will do.
 
         Raises:
-            ModelUnavailable: nobody within some seconds.
+            ModelUnavailable: no answer within some seconds.
         """
         try:
             self.session.head(self.endpoint, timeout=REACH_TIMEOUT_S, follow_redirects=False)
@@ -213,7 +213,7 @@ class HubClient:
         Raises:
             ModelUnavailable: the hub cannot be reached or refuses.
         """
-        self.reach()  # where nobody answers, the library would try again for half a minute
+        self.reach()  # where there is no answer, the library would try again for half a minute
         found = self._ask(
             lambda: list(
                 self._api.list_models(

@@ -152,7 +152,7 @@ class Published:
     def _yarn(self, scaling: Mapping[str, Any]) -> dict[str, Value]:
         for key in ("attention_factor", "mscale", "mscale_all_dim"):
             if scaling.get(key) is not None:
-                raise self.bad(f"its {key} is {scaling[key]!r}, which nobody has tried here")
+                raise self.bad(f"its {key} is {scaling[key]!r}, which specllama does not know")
         if scaling.get("truncate") is False:
             raise self.bad("it does not round where scaling of its positions begins")
         trained = "original_max_position_embeddings"
@@ -280,7 +280,7 @@ class Published:
 
         Args:
             kind: type of the matrices, see ``convert``.
-            values: keys of its architecture, beside those that every head has.
+            values: keys of its architecture, besides those that every head has.
             ids: the token of each row of the output.
             check: looks at the file, which is removed where it raises.
 

@@ -1,8 +1,8 @@
 """Making a model file smaller with llama.cpp's own quantizer, in a child process.
 
 A tensor that llama.cpp cannot handle may end its process, so a child does the work; the result gets
-its name only after its header was read again. GGUF has no FP8: whoever asks for it is told what the
-8-bit type is.
+its name only after its header was read again. GGUF has no FP8: a user who asks for it is told
+what the 8-bit type is.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class History(list[int]):
         self._buffer: IntArray = np.empty(max(len(self), 256), np.int32)
         self._filled = 0  # tokens of the buffer that are right
         self._keys: Places = np.empty(0, np.int64)  # token and position in one number, sorted
-        self._sorted = 0  # tokens of the text they hold; entries after were cut off
+        self._sorted = 0  # tokens of the text they hold; entries beyond were cut off
 
     # -- changes --
 

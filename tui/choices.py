@@ -40,7 +40,7 @@ class ChoiceRow:
         ref: what is chosen, got, opened or looked for.
         name: what is shown; ``size`` beside it.
         does: what Enter does with it.
-        fits: ✓ or ✗, None while nobody knows. ``refused``: ✗, and it cannot even be tried.
+        fits: ✓ or ✗, None while that is unknown. ``refused``: ✗, and it cannot even be tried.
         reason: why it is ✗, or what else is to be said in the list.
         where: the folder or store.
         detail: in words, for the pane below, of what is not on this machine.

@@ -18,7 +18,7 @@ from specllama.errors import UsageError
 from specllama.settings.params import THINK
 
 WIDE = 100  # columns: every function key is in the footer
-BESIDE = 120  # columns: the panel stands beside the conversation
+BESIDE = 120  # columns: the panel stands alongside the conversation
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from specllama.tui.screens.turn import TurnScreen
 
 USUAL_DRAFTING = {"speculate": True, "proposer": "auto", "window": "auto", "draft_max": None}
 DEMONSTRATION = 4  # guesses a round
-LIKELIEST = 3  # tokens beside each of the reply, on request
+LIKELIEST = 3  # tokens alongside each of the reply, on request
 
 
 class NextReply:

@@ -50,7 +50,7 @@ class SpecialToken:
 
     Attributes:
         control: found only where special tokens are asked for; user-defined ones always are.
-        strips_left, strips_right: it swallows the white space beside it.
+        strips_left, strips_right: it swallows the white space next to it.
     """
 
     id: int
@@ -124,7 +124,7 @@ class Part:
         parents: for a tree, parents[i] is the node that token i follows, -1 for the lane's text.
             Nodes are counted over all passes that the tree grew by, ``tokens`` after those before.
             None is a chain.
-        states: hidden states [n, width] that a head reads beside the tokens, or instead of them.
+        states: hidden states [n, width] that a head reads alongside the tokens, or instead of them.
         head: which one evaluates the nodes, of several that draft in turn.
     """
 

@@ -39,7 +39,7 @@ class LlamaPool(CellPool):
             shape,
             model.vocab.n_tokens,
             self._llama.kernels,
-            # nobody compares the rows of a draft model, and GPUs compute them in other orders
+            # the rows of a draft model are not compared, and GPUs compute them in other orders
             in_order=settings.any_width and model.gpu_layers == 0 and not self.forgets,
         )
         model.adopt(self)
@@ -58,7 +58,7 @@ class LlamaPool(CellPool):
         """A copy of llama.cpp's parameters, for a second context."""
         params = self._llama.params
         copy = type(params).from_buffer_copy(params)
-        copy.n_rs_seq = 0  # what runs beside the target drafts, in passes of one row
+        copy.n_rs_seq = 0  # what runs alongside the target drafts, in passes of one row
         return copy
 
     def require_layers(self, layers: Sequence[int]) -> None:
@@ -93,7 +93,7 @@ class LlamaPool(CellPool):
         if self._any_count:
             lane = self.open()
             alone = min(self._time_one_row(lane, 1) for _ in range(2))
-            # beside a busy core all threads are fast now and then, and slow in most passes
+            # next to a busy core all threads are fast now and then, and slow in most passes
             if alone <= max(self._time_one_row(lane, self.kernels.threads) for _ in range(2)):
                 self._llama.choice = ThreadChoice(1)
             lane.close()

@@ -11,7 +11,7 @@ import numpy as np
 from specllama.arrays import Row
 from specllama.backend.base import Context
 
-# a branch beside a chain: rows 3 and 4 follow row 0, past the cells of rows 1 and 2
+# a branch alongside a chain: rows 3 and 4 follow row 0, past the cells of rows 1 and 2
 TREE = (-1, 0, 1, 0, 3)
 LINE = (0, 3, 4)
 

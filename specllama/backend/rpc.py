@@ -1,6 +1,6 @@
 """Devices of other machines: llama.cpp's RPC backend, its workers and how to become one.
 
-A worker answers one program at a time, whoever that is, without a password. A connection that is
+A worker answers one program at a time, any program, without a password. A connection that is
 refused, lost, or of another version ends the process in llama.cpp: workers are asked by a socket of
 ours first, then one connection is held for as long as the process lives.
 """
@@ -58,7 +58,7 @@ def greet(host: str, port: int) -> None:
     """Shake hands with a worker as llama.cpp would.
 
     Raises:
-        CannotLoad: nobody is there, or nobody whom llama.cpp would understand.
+        CannotLoad: no worker answers there, or none that llama.cpp understands.
     """
     address = f"{host}:{port}"
     begin = "start a worker there: specllama rpc-worker" + ("" if port == PORT else f" -p {port}")

@@ -19,7 +19,7 @@ def partition(
     """Split a text into special tokens and the texts between them.
 
     Each special token in turn, the longest first, takes its occurrences in what is left, from the
-    left to the right, and the white space beside them if it is of that kind.
+    left to the right, and the white space next to them if it is of that kind.
 
     Args:
         specials: longest text first.

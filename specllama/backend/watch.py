@@ -1,7 +1,7 @@
 """What llama.cpp computes inside a pass: the rows of its matrix products and attention.
 
 Logits hide differences: activations are rounded to 8 bits before each matrix product, and only now
-and then does a last bit get through. Whoever wants to know whether two passes were computed alike
+and then does a last bit get through. To know whether two passes were computed alike
 has to look at the products themselves. Looking costs a pause after each of them, so this is for a
 context that is there to be looked at.
 """

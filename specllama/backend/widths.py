@@ -5,8 +5,8 @@ what is left over one by one, GPUs take another kernel from some width on, or gi
 columns. Widths fall into groups: in passes of one group a row has the same bits, in those of
 another it has others. Widths whose rows depend on their place belong to none.
 
-A pass that is too narrow for its group is filled up with guesses that nobody asked for. So the rows
-that all others are compared with are those of single steps, filled up to the narrowest width.
+A pass that is too narrow for its group is filled up with guesses that no drafter offered. So the
+rows that all others are compared with are those of single steps, filled up to the narrowest width.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class ProofReply:
 
     Attributes:
         logprobs: of its tokens, before any sampler.
-        exact: every row of it was computed as a single step behind a fresh prompt would have.
+        exact: every row of it was computed as a single step after a fresh prompt would have.
         turn: what it replies to, where that is more than the prompt.
     """
 
@@ -166,7 +166,7 @@ def prove(
     Args:
         base: sampling and everything else that the other arguments leave open.
         window: "auto" lets measured times decide how far to draft, so that no two runs draft alike.
-        warm: compare behind a stranger's prompt and behind its own former turn, too, also plain
+        warm: compare also after a stranger's prompt and after its own former turn, plain
             decoding.
         on_skip: called with (method, reason) for one that cannot be opened when first used and is
             left out from then on; without it, the error is raised.

@@ -62,7 +62,7 @@ def command(
                  servers on this machine, Linux)
     first token  until it came, of half and of 95 % of the requests
     pace         speed of the reply that fell furthest behind the first server's same reply
-    same text    replies that equal what the first server writes when nobody else asks (--alone)
+    same text    replies that equal what the first server writes for one client alone (--alone)
     """
     from specllama.bench.load import ClientLoad, LoadRow, Question, Target, rows
     from specllama.bench.paired import ratio_words

@@ -54,7 +54,7 @@ def command(
 
     if not (is_loopback(host) or insecure):
         raise UsageError(
-            f"whoever reaches {host} could read and run what they like here",
+            f"any program that reaches {host} could read and run anything here",
             "use an SSH tunnel to a worker at 127.0.0.1, or --insecure in a network you trust",
         )
     folder = Path()

@@ -1,6 +1,6 @@
 """One request, from its prompt to ``Finished``: prefill, rounds, stops, a full context.
 
-A generator: it yields events for people, and asks (``speculative.effects``) for whoever drives it.
+A generator of events for the caller and of effects (``speculative.effects``) for the scheduler.
 """
 
 from __future__ import annotations
@@ -343,7 +343,7 @@ class Conversation:
             "last" if last else "none",
             on_shared=lambda shared: self._read_among_others(done),
         )
-        rows = out.rows.copy()  # a pass of somebody else may come before it is drawn from
+        rows = out.rows.copy()  # another conversation's pass may come before it is drawn from
         yield from self._drafter.read_prompt(self._tokens, end)
         return end, rows
 

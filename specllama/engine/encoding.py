@@ -65,7 +65,7 @@ class _Forgery:
     def __init__(self, segments: Sequence[Segment], template: str) -> None:
         self._segments = segments
         self._starts = list(accumulate((len(s.text) for s in segments[:-1]), initial=0))
-        # no marker can arise from two pieces that were never beside each other
+        # no marker can arise from two pieces that were never next to each other
         self._written = "\0".join(s.text for s in segments if s.special)
         self._template = template
 

@@ -4,7 +4,7 @@
 ``generate`` is these for one. Everything a request decides is visible in its events; nothing is
 printed.
 
-An engine is for one thread at a time: a call beside that of another thread is refused. ``cancel``
+An engine is for one thread at a time: a call during that of another is refused. ``cancel``
 and ``abort`` may come from any.
 """
 

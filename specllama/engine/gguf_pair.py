@@ -185,7 +185,7 @@ def with_context(pair: Pair) -> Pair:
     in RAM no more than its share.
 
     Raises:
-        CannotLoad: nobody says how long it should be.
+        CannotLoad: neither file nor options say how long it should be.
     """
     options = pair.options
     found = devices.devices()

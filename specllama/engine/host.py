@@ -179,7 +179,7 @@ class EngineHost:
         inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         request_id = child.ask(inbox.put, "generate", "", prompt, params)
         try:
-            # through the inbox, so that whoever sets it (perhaps a signal handler) need not wait
+            # through the inbox, so that the caller (perhaps a signal handler) need not wait
             with (cancel or Cancel()).calling(lambda: inbox.put(("cancel", None))):
                 while True:
                     kind, payload = inbox.get()

@@ -1,7 +1,7 @@
 """What a process shows of its threads while they work, in memory that its parent reads.
 
 A thread that is at work beats with every step that it gets on. One that is at work and does not
-beat is stuck, whatever it is stuck in: nobody has to answer for that to be seen.
+beat is stuck, whatever it is stuck in: no answer is needed to see that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Drives conversations: runs what they ask for and hands back what they say.
 
-A pass is run only when nobody has anything to say and everybody's next wish is known, those of
+A pass is run only when no conversation has an event and the next effect of each is known, those of
 drafting models first: lanes of one pool share it. Drafts wait for the target's pass that they are
 for. Every conversation in it has the row of its pending token; the other rows go where they gain
 most (``budget.allocate``). Who found no room in a pass is the first in the next one. Where the

@@ -37,7 +37,7 @@ class Slot:
         self.drafters: dict[str, Drafter] = {"none": Drafter(), **drafters}
         self.history = History()  # the text of the present request, and of the last one until then
         self.read = self.reply_end = 0
-        self.scope = ""  # of whoever's text the lanes hold
+        self.scope = ""  # of the request whose text the lanes hold
         self.inexact_from: int | None = None
 
     def drafter_for(self, params: GenerateParams, info: EngineInfo) -> tuple[Drafter, str]:

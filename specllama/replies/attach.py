@@ -85,7 +85,7 @@ def read(name: str, n_ctx: int = 0) -> str:
     """The text of a file, exactly as it is.
 
     Args:
-        n_ctx: tokens that the context holds, 0 if nobody knows yet.
+        n_ctx: tokens that the context holds, 0 if that is not known yet.
 
     Raises:
         UsageError: it is missing, no file, unreadable, not text or certainly too large; in a

@@ -33,5 +33,5 @@ class AccessLog:
                 line += f"\n({dropped} lines were dropped: they came faster than they were read)"
             try:
                 print(line, file=sys.stderr, flush=True)
-            except (OSError, ValueError):  # nobody reads it any more
+            except (OSError, ValueError):  # its reader is gone
                 return

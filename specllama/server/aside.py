@@ -48,7 +48,7 @@ class Aside:
                 result = call()
             except Exception as raised:
                 error = raised
-            with contextlib.suppress(RuntimeError):  # the loop is over, and so is whoever waits
+            with contextlib.suppress(RuntimeError):  # the loop is over, and so is the request
                 loop.call_soon_threadsafe(_tell, answer, result, error)
 
 

@@ -47,9 +47,9 @@ class Access:
     """Who is let in.
 
     Attributes:
-        hosts: names beside loopback that requests may call this server by.
-        origins: of pages beside those of this machine that may read answers; "*" is every one.
-        keys: one of them has to be sent, in UTF-8 or in Latin-1; none: nobody is asked.
+        hosts: names besides loopback that requests may call this server by.
+        origins: of pages besides those of this machine that may read answers; "*" is every one.
+        keys: one of them has to be sent, in UTF-8 or in Latin-1; none: no key is asked for.
         body: most bytes of a request.
         bodies: most bytes of all requests of one client that are answered at once.
         connections: most of one address.
@@ -69,7 +69,7 @@ class Access:
         if len(headers) > _HEADERS:
             return Refusal(431, f"a request has at most {_HEADERS} headers", code="too_large")
         if "transfer-encoding" in headers and "content-length" in headers:
-            # whoever stands between could see another end of the body, and another next request
+            # a proxy between could see another end of the body, and another next request
             return Refusal(400, "the body has two lengths", headers={"Connection": "close"})
         host = _name(headers.get("host", ""))
         if not (is_loopback(host) or _is_address(host) or host in self.hosts):
@@ -170,7 +170,7 @@ class Guard:
     ``request.state.id``, what it has the server hold in ``request.state.load``.
 
     Args:
-        spelled: an error for whoever asked under this path.
+        spelled: an error for a client that asked under this path.
         log: takes a line for each request.
     """
 

@@ -97,7 +97,7 @@ HARMLESS = frozenset(
         # of samplers that are off
         "mirostat_tau", "mirostat_eta", "dynatemp_exponent", "adaptive_decay", "penalize_nl",
         "penalize_newline",
-        # about the caller, or what is told beside the text
+        # about the caller, or what is told alongside the text
         "user", "metadata", "safety_identifier", "client_metadata", "include", "reasoning_format",
         "return_token_ids", "truncate", "shift", "truncation", "cache_control",
     }

@@ -328,7 +328,7 @@ class RequestQueue:
     def _soon(self, call: Callable[..., object], *args: Any) -> None:
         """From any thread: call it in the loop."""
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is over, and so is whoever listened
+        with contextlib.suppress(RuntimeError):  # the loop is over, and so is its listener
             self._loop.call_soon_threadsafe(call, *args)
 
     def _serve(self) -> None:
@@ -436,7 +436,7 @@ class RequestQueue:
             error = refused
         finally:
             self._starting = None
-        if error is not None:  # nobody is kept waiting for what does not come
+        if error is not None:  # no request waits for what does not come
             while self._waiting:
                 queued = self._waiting.pop()
                 self._called(queued)

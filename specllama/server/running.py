@@ -26,7 +26,7 @@ _HINTS = {
 }
 _LOOK_S = 0.1
 _LAST_S = 2.0  # for those that are cut off to take the last word
-_DESCRIPTORS = 128  # beside those of connections
+_DESCRIPTORS = 128  # besides those of connections
 
 
 def bind(host: str, port: int) -> socket.socket:

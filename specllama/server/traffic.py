@@ -25,7 +25,7 @@ class Load:
         """More of the body came.
 
         Raises:
-            Refusal: it is too much beside what other requests brought.
+            Refusal: it is too much together with what other requests brought.
         """
         self.traffic.take(self.client, size)
         self.bytes += size

@@ -28,7 +28,7 @@ from specllama.settings.schema import BY_NAME, DEFAULTS, ENGINE_PARTS, SCHEMA
 from specllama.settings.setting import Setting
 
 PROJECT_FILE = "specllama.toml"
-PERSONAL = ("rpc", "keep-texts")  # where texts go, or stay: nobody else decides that
+PERSONAL = ("rpc", "keep-texts")  # where texts go, or stay: only the user decides that
 CARD = "the model's card"
 
 

@@ -1,6 +1,6 @@
 """What rounds and drafters ask for: they never run a model themselves.
 
-Both are generators. They yield an effect and are sent the answer, so that whoever drives them
+Both are generators. They yield an effect and are sent the answer, so that their driver
 decides what shares a pass: ``run_alone`` answers one conversation at once, a scheduler answers many
 from one pass per model, replay and tests answer from a recording or a table.
 
@@ -165,7 +165,7 @@ class Offer:
     """A draft that is ready.
 
     Attributes:
-        size: guesses that the bid is for; whoever is granted as many sends all of it.
+        size: guesses that the bid is for; a drafter that is granted as many sends all of it.
         peek: what goes may depend on what was drafted. Where tokens were sampled it may not: a
             token that is left out for its own sake, or for what follows it, biases the output. Then
             ``size`` is what could have been drafted, known before the first draw.
@@ -190,7 +190,7 @@ class Offer:
     def cut(self, n: int) -> Draft:
         """What goes of it where only ``n`` guesses may: the likeliest, their parents among them.
 
-        Unseen it is the beginning of the line of first children, whoever stands beside it.
+        Unseen it is the beginning of the line of first children, whatever stands alongside it.
         """
         if self.peek:
             reach = self.survival

@@ -180,7 +180,7 @@ class Rounds:
             if len(draft):
                 self.drafter.read_rows(draft, lambda node: rows[node + 1])
         except GeneratorExit:
-            raise  # nobody answers any more
+            raise  # no driver answers any more
         except BaseException:
             # a cache that could not be rolled back may hold less by now
             yield Keep(self.target, min(past, len(self.target.tokens)))

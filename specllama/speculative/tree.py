@@ -148,7 +148,7 @@ class BestFirst(TreeBuilder):
         heap    guesses that could join, and nodes that could be read, by the probability that the
                 target follows the path there
         join    the likeliest guess becomes a node
-        read    whoever drafts looks at a node and offers what may follow it
+        read    the drafter looks at a node and offers what may follow it
 
     A child is never likelier than its parent, so the first n guesses to leave the heap make the
     best n nodes there are (EAGLE-2, OPT-Tree; Sequoia's dynamic programme finds the same). A node

@@ -419,7 +419,7 @@ class SessionStore:
                 with _transaction(self._db):
                     first.run(self._db)
             except ContinuedElsewhere:
-                # whoever writes to the session next hears of it, and makes a copy of all of it
+                # the next writer to the session is told, and makes a copy of all of it
                 last = self._waiting[-1]
                 self._waiting = [one for one in self._waiting if one.session != first.session]
                 if last.session == first.session:

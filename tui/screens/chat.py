@@ -54,7 +54,7 @@ from specllama.tui.widgets.welcome import TopBar, Welcome, next_example
 if TYPE_CHECKING:
     from specllama.tui.exports import Export
 
-SIDEBAR = 160  # columns from which other conversations are listed beside this one
+SIDEBAR = 160  # columns from which other conversations are listed alongside this one
 
 
 class ChatScreen(TurnScreen):

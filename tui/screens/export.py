@@ -144,5 +144,5 @@ class ExportScreen(Page, ModalScreen[Any]):
 def _path(given: str) -> Path:
     try:
         return Path(given).expanduser()
-    except RuntimeError:  # nobody has that name
+    except RuntimeError:  # no user has that name
         return Path(given)

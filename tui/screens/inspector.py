@@ -27,7 +27,7 @@ from specllama.tui.widgets.stats_strip import StripState
 from specllama.tui.widgets.walk_rounds import rounds_line, rounds_rows
 
 STAGE_S = 0.9
-ROWS = 30  # columns of the rounds beside the walk, on a wide terminal
+ROWS = 30  # columns of the rounds alongside the walk, on a wide terminal
 FIGURES = 34  # lines from which there is room for the figures of the reply
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0)
 

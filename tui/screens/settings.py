@@ -229,7 +229,7 @@ class SettingsScreen(Page, ModalScreen[Any]):
         self.prefs = prefs
         self.n_ctx = n_ctx  # of what is loaded
         self._warned = False
-        self.fields = {  # a server's model was loaded by whoever started it
+        self.fields = {  # a server's model was loaded when it was started
             field.name: field
             for field in FIELDS.values()
             if options is not None or field.owner != "load"

@@ -121,7 +121,7 @@ class Series:
     bars: Sequence[float] = ()
     marks: Sequence[IntervalMark | None] = ()
     selected: int = 0
-    imaginary: bool = False  # the bars are nobody's
+    imaginary: bool = False  # the bars are of no run
 
 
 class SpeedChart(Inked, Widget):

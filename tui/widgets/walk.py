@@ -141,7 +141,7 @@ def table(
     """Every drafted node with its confidence, then p and q and the verdict, then the target token.
 
     A chain is a list; a tree hangs its branches on their parents. ``verify`` is the rule that
-    judged, ``tosses`` what it threw. The target's likeliest stand beside where there is room.
+    judged, ``tosses`` what it threw. The target's likeliest stand alongside where there is room.
     """
     style = ink.source(done.source)
     if not done.drafted:
@@ -256,7 +256,7 @@ def equation(
         if p == 0.0:
             return "p = 0 ✗"
         if toss is None and done.parents.index(done.parents[i]) < i:
-            return ""  # nobody knows what the siblings before it left
+            return ""  # what the siblings before it left is unknown
         ratio = min(1.0, p / (q or 1.0)) if toss is None else toss.ratio
         if kept and ratio == 1.0:
             return "p ≥ q ✓"  # whatever the coin says

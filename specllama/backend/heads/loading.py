@@ -21,7 +21,7 @@ def load_head(header: GgufHeader, target: LoadedTarget) -> LlamaModel:
 
     Raises:
         BadGguf, UnsupportedModel, CannotLoad: damaged, or refused by llama.cpp.
-        DoesNotFit: not enough memory is free beside the target.
+        DoesNotFit: not enough memory is free alongside the target.
     """
     if target.options.check_memory and target.model.gpu_layers == 0:
         n_ctx = target.pool.n_ctx * target.options.parallel

@@ -22,7 +22,7 @@ class Request:
         leaves: most leaves of a tree; 1 where the target or the rule takes chains only.
         pass_rows: the widest pass; with ``n_ctx``, the target's context, it bounds scouts, which
             the draft window does not.
-        ending: how likely a passage ends between two tokens, from 0 to 1; None where nobody can
+        ending: how likely a passage ends between two tokens, from 0 to 1; None where it cannot
             tell.
     """
 
@@ -63,7 +63,7 @@ class Drafter:
         name: what its drafts are booked under.
         needs: hidden states that the target's passes have to give away.
         paid: the one that costs time of the sources that it joins, "" without one.
-        lanes: of its own, which whoever opened it closes.
+        lanes: of its own, which its opener closes.
     """
 
     name = "none"
@@ -146,6 +146,6 @@ class Copier(Drafter):
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
         """The first ``length`` tokens of one of this round's guesses as a draft.
 
-        Where a window judges, other ways on may stand beside them if it finds them worth a row.
+        Where a window judges, other ways on may stand alongside them if it finds them worth a row.
         """
         raise NotImplementedError

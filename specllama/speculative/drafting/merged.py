@@ -1,6 +1,6 @@
 """A copy of the text and a draft model in one tree.
 
-What was copied (an n-gram or suffix match) is a branch of point masses beside the draft model's
+What was copied (an n-gram or suffix match) is a branch of point masses alongside the draft model's
 own branches; where both agree they share nodes. The likeliest nodes join first, so a sure copy
 fills the tree, a doubtful one takes a row or two, and the model continues where the copy ends.
 """

@@ -39,7 +39,7 @@ class Facts:
         laws: it speaks the target's tokens, so that its probabilities can be compared.
         trees: the target takes token trees.
         own: what drafts for this target only (heads, layers of its file) by name: "" where it is
-            there, else why it cannot be used. What nobody looked for is missing.
+            there, else why it cannot be used. What was not looked for is missing.
     """
 
     draft: bool = False
@@ -68,7 +68,7 @@ class Kit(Protocol):
     def own(self, method: str) -> Any:
         """What was opened of this target's own for a method, see ``Facts.own``.
 
-        Only the method and whoever opened it know what it is.
+        Only the method and its opener know what it is.
         """
         ...
 
@@ -84,7 +84,7 @@ class Method:
     Attributes:
         name: the choice of ``--proposer``, and the source that its tokens are booked under.
         label: in menus.
-        short: in a sentence, and beside a round.
+        short: in a sentence, and alongside a round.
         letter: marks a token's source; unlike those of other methods, "" for a method that only
             joins others.
         blurb: what it does and when it pays, in one or two sentences.

@@ -103,7 +103,7 @@ class StateDrafter(HeadDrafter):
         return [*rows]
 
     def settle(self, path: Path) -> Steps[None]:
-        yield Keep(self._lane)  # what is accepted is read again, beside the target's states
+        yield Keep(self._lane)  # what is accepted is read again, alongside the target's states
 
     def _by_heads(self, paths: Sequence[Path]) -> Steps[Sequence[Row]]:
         """Each head drafts one depth, and reads all that is above."""
