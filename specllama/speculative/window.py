@@ -33,7 +33,7 @@ class Outcome:
     """What a round cost and gave, for windows that learn. Times in milliseconds.
 
     ``tokens`` are the tokens the round added (accepted drafts, then the target token). Of a
-    ``shared`` pass the times are those of its own drafting and of the pass, not of others' drafting.
+    ``shared`` pass the times are those of its own drafting and of the pass alone.
     ``wait_ms`` went by between the round before and this one.
     """
 
