@@ -70,12 +70,10 @@ class RunFigures:
         end, rounds = run.end, run.rounds
         t = end.timings
         written = accumulate(len(done.emitted) for done in rounds)
-        return RunFigures(
-            arm=run.name,
-            prompt=task.prompt.id,
-            slice=task.prompt.slice,
-            temperature=task.temperature,
-            repetition=repetition,
+        return RunFigures.told(
+            run.name,
+            task,
+            repetition,
             tokens=len(end.token_ids),
             decode_s=t.decode_ms / 1e3,
             total_s=total_s,
@@ -94,6 +92,12 @@ class RunFigures:
             timeline=tuple(zip(written, (done.t_s for done in rounds), strict=True)),
             passes=run.passes,
         )
+
+    @staticmethod
+    def told(arm: str, task: Task, repetition: int, **figures: Any) -> RunFigures:
+        """Of a task's answer; without rounds where another program gave it."""
+        prompt = task.prompt
+        return RunFigures(arm, prompt.id, prompt.slice, task.temperature, repetition, **figures)
 
     @property
     def decoded(self) -> int:

@@ -56,12 +56,10 @@ class ServerPeer:
         total = perf_counter() - begin
         t = answer.get("timings", {})
         tokens = int(answer.get("tokens_predicted", t.get("predicted_n", 0)))
-        return RunFigures(
-            arm=self.name,
-            prompt=task.prompt.id,
-            slice=task.prompt.slice,
-            temperature=task.temperature,
-            repetition=repetition,
+        return RunFigures.told(
+            self.name,
+            task,
+            repetition,
             tokens=tokens,
             # its predicted_ms covers the tokens after the first
             decode_s=float(t.get("predicted_ms", 0.0)) / 1e3,

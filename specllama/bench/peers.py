@@ -113,12 +113,10 @@ class ProgramPeer:
         tokens, seconds = read_speed(log)
         drafted, accepted = _number(_DRAFTED, log), _number(_ACCEPTED, log)
         prompt = _PROMPT.search(log)
-        return RunFigures(
-            arm=self.name,
-            prompt=task.prompt.id,
-            slice=task.prompt.slice,
-            temperature=task.temperature,
-            repetition=repetition,
+        return RunFigures.told(
+            self.name,
+            task,
+            repetition,
             tokens=tokens + 1,
             decode_s=seconds,
             total_s=total,

@@ -8,6 +8,8 @@ import click
 
 from specllama.errors import UsageError
 
+yes_option = click.option("-y", "--yes", is_flag=True, help="Delete without asking.")
+
 
 def confirm(question: str, *, default: bool = True) -> None:
     """Ask a yes-or-no question on stderr.

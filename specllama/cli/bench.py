@@ -26,7 +26,7 @@ from specllama.cli.options import (
     settings_options,
     temperatures_option,
 )
-from specllama.cli.progress import Meter
+from specllama.cli.progress import Meter, Redrawn
 from specllama.settings.params import PROPOSERS
 
 if TYPE_CHECKING:
@@ -345,12 +345,11 @@ def scale(
     target_path, draft_path = resolve_pair(target or "tiny", draft)
     if draft_path is None:
         raise UsageError("scaling takes a pair", "give a draft model with -d")
-    shown = sys.stderr.isatty()
+    line, shown = Redrawn(), sys.stderr.isatty()
 
     def progress(label: str, share: float) -> None:
         if shown:
-            end = "\n" if share >= 1 else ""
-            print(f"\r{label} {share:4.0%}", end=end, file=sys.stderr, flush=True)
+            line.show(f"{label} {share:4.0%}")
 
     try:
         written = scale_pair(
@@ -358,6 +357,8 @@ def scale(
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
+    finally:
+        line.clear()
     if as_json:
         output.document({"target": str(written[0]), "draft": str(written[1])})
         return

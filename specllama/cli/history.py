@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specllama.cli import completing, diagnostics
-from specllama.cli.asking import confirm
+from specllama.cli.asking import confirm, yes_option
 from specllama.cli.listing import Column, json_option, listing, number, picked, show_path, when
 from specllama.errors import UsageError
 from specllama.paths import data_dir, sessions_file
@@ -79,7 +79,7 @@ def ls(words: tuple[str, ...], limit: int, as_json: bool) -> None:
 @click.option(
     "--typed", is_flag=True, help="Also delete the input history: every typed line, sent or not."
 )
-@click.option("-y", "--yes", is_flag=True, help="Delete without asking.")
+@yes_option
 def rm(ids: tuple[str, ...], every: bool, typed: bool, yes: bool) -> None:
     """Delete conversations for good, including those deleted in the app.
 

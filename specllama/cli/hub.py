@@ -11,7 +11,7 @@ import click
 
 from specllama import paths
 from specllama.cli import completing, output
-from specllama.cli.asking import confirm
+from specllama.cli.asking import confirm, yes_option
 from specllama.cli.listing import (
     Column,
     json_option,
@@ -302,7 +302,7 @@ def _find(ref: str) -> LocalModel:
 
 @command.command("rm")
 @click.argument("refs", nargs=-1, required=True, shell_complete=completing.models)
-@click.option("-y", "--yes", is_flag=True, help="Delete without asking.")
+@yes_option
 def rm(refs: tuple[str, ...], yes: bool) -> None:
     """Delete models that specllama pulled. Models of other tools are never touched."""
     from specllama.models import receipts

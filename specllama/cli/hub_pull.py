@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 def fetch(client: HubClient, item: PullItem) -> None:
     """Download what is missing of one model, with a bar; say how to resume if interrupted."""
-    from specllama.cli.progress import transfer_progress
+    from specllama.cli.progress import Bar
     from specllama.models import pull
     from specllama.signals import Interrupted
 
     for file in item.missing:
         try:
-            with transfer_progress(file.name, file.size) as progress:
+            with Bar(file.name, file.size) as progress:
                 pull.fetch(item, client, progress, name=file.name)
         except (KeyboardInterrupt, Interrupted):
             note("what arrived is kept; run the same command again to resume")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specllama.cli import completing, diagnostics
-from specllama.cli.asking import confirm
+from specllama.cli.asking import confirm, yes_option
 from specllama.cli.listing import Column, json_option, listing, number, size, when
 from specllama.errors import StoreError, UsageError
 from specllama.paths import rounds_dir
@@ -32,8 +32,6 @@ Examples:
   specllama log texts --delete           delete all of it, after asking
   specllama log texts 3f9a --delete -y   only the texts of one tokenizer
 """
-
-yes_option = click.option("-y", "--yes", is_flag=True, help="Delete without asking.")
 
 
 @click.command("rm", epilog=RM_EPILOG)

@@ -26,7 +26,8 @@ from specllama.cli.options import LOADING, GroupedCommand, resolve, settings_opt
 from specllama.errors import PairIncompatible
 
 if TYPE_CHECKING:
-    from specllama.events import RoundDone
+    from specllama.bench.experiment import Run
+    from specllama.engine.engine import Engine
     from specllama.interface import MethodInfo
     from specllama.models.doctor import DraftFinding, Measured
     from specllama.models.gguf import GgufHeader
@@ -319,61 +320,56 @@ def _gpus() -> list[Any]:
 
 def _measure(target: Path, draft: Path | None, options: EngineOptions) -> Measured:
     """Run target and draft for a few seconds, plain and speculative in turn, at temperature 0."""
-    import time
+    from statistics import median
 
+    from specllama.bench.experiment import plain_and
     from specllama.models.doctor import Measured
     from specllama.settings.params import GenerateParams, SamplingParams
-    from specllama.told import news
 
     note("measuring …")
     plain = GenerateParams(
-        sampling=SamplingParams(temperature=0.0),
-        max_tokens=MEASURE_TOKENS,
-        seed=1,
-        speculate=False,
-        ignore_eos=True,
+        sampling=SamplingParams(temperature=0.0), max_tokens=MEASURE_TOKENS, seed=1, ignore_eos=True
     )
-    fast = plain.replace(speculate=True, proposer="draft", draft_max=1, window="fixed")
-    rounds: dict[bool, list[RoundDone]] = {True: [], False: []}
+    ways = [("draft", plain.replace(proposer="draft", draft_max=1, window="fixed"))]
+    runs = [run for prompt in MEASURE_PROMPTS for run in plain_and(prompt, plain, ways)]
     with loading.load(target, draft, options) as engine:
-        for params in (plain, fast):  # warm up: page cache, threads
-            for _ in engine.generate(MEASURE_PROMPTS[0], params.replace(max_tokens=8)):
+        for run in runs[:2]:  # warm up: page cache, threads
+            for _ in engine.generate(run.prompt, run.params.replace(max_tokens=8)):
                 pass
-        for prompt in MEASURE_PROMPTS:
-            for params in (plain, fast):
-                until = time.perf_counter() + MEASURE_SECONDS
-                for event in engine.generate(prompt, params):
-                    behind = [done for done in news(event).rounds if done.index]
-                    rounds[params.speculate] += behind
-                    if behind and time.perf_counter() > until:
-                        break
-    drafted = [r for r in rounds[True] if r.drafted]
-    single = [r.verify_ms for rs in rounds.values() for r in rs if not r.drafted]
+        for run in runs:
+            _ask_a_while(engine, run)
+    passes = [one for run in runs for one in run.passes]
+    singles, drafted = [p for p in passes if not p.drafted], [p for p in passes if p.drafted]
+    guesses = sum(one.drafted for one in drafted)
     return Measured(
-        step_ms=_median(single),
-        draft_ms=_median([r.draft_ms / len(r.drafted) for r in drafted]),
-        pass_ms=_median([r.verify_ms for r in drafted]),
-        drafted=sum(len(r.drafted) for r in drafted),
-        acceptance=(
-            sum(r.accepted for r in drafted) / sum(len(r.drafted) for r in drafted)
-            if drafted
-            else None
-        ),
-        plain=_speed(rounds[False]),
-        speculative=_speed(rounds[True]),
+        step_ms=median([one.pass_ms for one in singles] or [0.0]),
+        draft_ms=median([one.draft_ms / one.drafted for one in drafted] or [0.0]),
+        pass_ms=median([one.pass_ms for one in drafted] or [0.0]),
+        drafted=guesses,
+        acceptance=sum(one.accepted for one in drafted) / guesses if guesses else None,
+        plain=_speed(runs[::2]),
+        speculative=_speed(runs[1::2]),
     )
 
 
-def _speed(rounds: list[RoundDone]) -> float:
-    """Tokens a second."""
-    seconds = sum(done.took_ms for done in rounds) / 1e3
-    return sum(len(done.emitted) for done in rounds) / max(seconds, 1e-9)
+def _ask_a_while(engine: Engine, run: Run) -> None:
+    from specllama.bench.experiment import ask
+    from specllama.cancel import Cancel
+
+    cancel = Cancel()
+
+    def moved(run: Run) -> None:
+        if run.end_s > MEASURE_SECONDS:
+            cancel.set()
+
+    ask(engine, run, cancel=cancel, moved=moved)
 
 
-def _median(values: list[float]) -> float:
-    import statistics
-
-    return statistics.median(values) if values else 0.0
+def _speed(runs: Sequence[Run]) -> float:
+    """Tokens a second behind the first."""
+    passes = [one for run in runs for one in run.passes]
+    seconds = sum(one.took_ms for one in passes) / 1e3
+    return sum(one.tokens for one in passes) / max(seconds, 1e-9)
 
 
 def _show_measured(best: DraftFinding, measured: Measured) -> None:

@@ -15,7 +15,8 @@ STEP = 10
 
 
 class Bar:
-    """One bar. Without a terminal it prints a line every ten percent, at most one a second."""
+    """One bar, also as the downloader's Progress. Without a terminal it prints a line every ten
+    percent, at most one a second."""
 
     def __init__(self, label: str, total: int, *, transfer: bool = True) -> None:
         from specllama.cli.listing import clean, console
@@ -62,7 +63,7 @@ class Bar:
         if self._live is not None:
             self._live.stop()
 
-    def at(self, done: int) -> None:
+    def advanced(self, done: int) -> None:
         """Show that ``done`` of the total is done."""
         if self._live is not None:
             self._live.update(self._task, completed=done)
@@ -73,13 +74,14 @@ class Bar:
             self._said = time.monotonic()
         self._step = step
 
-    def begin_at(self, done: int) -> None:
+    def resumed(self, done: int) -> None:
         """Start from there: what was done earlier does not count as speed."""
+        self.waiting(f"continuing at {done / self._total:.0%}")
         if self._live is not None:
             self._live.reset(self._task, completed=done, total=self._total)
         self._step = int(100 * done / self._total) // STEP
 
-    def say(self, text: str) -> None:
+    def waiting(self, text: str) -> None:
         """A line above the bar."""
         from specllama.cli.listing import clean
 
@@ -123,32 +125,7 @@ class Meter:
         if self._bar is None and sys.stderr.isatty():
             self._bar = Bar(self._label, total, transfer=False).__enter__()
         if self._bar is not None:
-            self._bar.at(done)
-
-
-class _Transfer:
-    """A bar as the downloader's Progress."""
-
-    def __init__(self, bar: Bar, total: int) -> None:
-        self._bar = bar
-        self._total = max(total, 1)
-
-    def resumed(self, done: int) -> None:
-        self._bar.say(f"continuing at {done / self._total:.0%}")
-        self._bar.begin_at(done)
-
-    def advanced(self, done: int) -> None:
-        self._bar.at(done)
-
-    def waiting(self, reason: str) -> None:
-        self._bar.say(reason)
-
-
-@contextmanager
-def transfer_progress(name: str, total: int) -> Iterator[_Transfer]:
-    """Progress of one download."""
-    with Bar(name, total) as bar:
-        yield _Transfer(bar, total)
+            self._bar.advanced(done)
 
 
 @contextmanager
@@ -164,6 +141,6 @@ def hash_progress(total: int) -> Iterator[Callable[[Path, int], None]]:
             if bar is None:
                 bar = shown.enter_context(Bar("hashing", total))
             done[file] = n
-            bar.at(sum(done.values()))
+            bar.advanced(sum(done.values()))
 
         yield advanced

@@ -72,7 +72,7 @@ def command(
     )
     note(f"{source.name}: {size(job.header.file_bytes)} → about {size(job.expected)}")
     with Bar(destination.name, job.header.n_tensors, transfer=False) as bar:
-        header = quantize.run(job, lambda done, of: bar.at(done))
+        header = quantize.run(job, lambda done, of: bar.advanced(done))
     if as_json:
         output.document({**header.to_dict(), "source": str(source)})
     note(f"{destination}: {size(header.file_bytes)}, {header.quantization}")

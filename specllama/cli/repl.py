@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
+from functools import partialmethod
 from pathlib import Path
 
 from specllama import signals
@@ -282,18 +283,6 @@ class Repl:
         self.session.clear()
         diagnostics.say("new conversation")
 
-    def _do_draft_max(self, rest: str) -> None:
-        self._set("draft-max", rest)
-
-    def _do_proposer(self, rest: str) -> None:
-        self._set("proposer", rest)
-
-    def _do_seed(self, rest: str) -> None:
-        self._set("seed", rest)
-
-    def _do_temperature(self, rest: str) -> None:
-        self._set("temperature", rest)
-
     def _do_set(self, rest: str) -> None:
         name, _, value = rest.replace("=", " ", 1).partition(" ")
         self._set(name, value.strip())
@@ -306,3 +295,8 @@ class Repl:
             raise UsageError("a value is missing", "see /help")
         self.session.params = apply_text(self.session.params, name, text)
         diagnostics.say(f"{name} = {text}")
+
+    _do_draft_max = partialmethod(_set, "draft-max")
+    _do_proposer = partialmethod(_set, "proposer")
+    _do_seed = partialmethod(_set, "seed")
+    _do_temperature = partialmethod(_set, "temperature")

@@ -121,7 +121,13 @@ def test_bench_run_table_and_reports(
     assert invoke(["bench", "compare", f"{out}.json", f"{out}.json"]) == 0
     assert "+0.0%" in capsys.readouterr().out
     assert invoke(["bench", "compare", f"{out}.json", f"{out}.json", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    assert json.loads(said.out)
+    assert "older" not in said.err
+    report = tmp_path / "report.json"
+    report.write_text(report.read_text().replace("specllama.bench.v2", "specllama.bench.v1"))
+    assert invoke(["bench", "compare", f"{out}.json", f"{out}.json"]) == 0
+    assert "report.json is older" in capsys.readouterr().err
 
 
 def test_bench_run_says_where_the_time_went(
