@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,17 @@ from specllama.bench.runner import Comparison, Summary
 from specllama.bench.svg import bars
 from specllama.errors import UsageError
 from specllama.files import DAMAGE
-from specllama.store.document import html_page, html_table, markdown_table
+from specllama.store.document import (
+    Document,
+    FactList,
+    Figure,
+    Heading,
+    Part,
+    Table,
+    html,
+    markdown,
+    markdown_table,
+)
 
 SCHEMA, TOTALS = "specllama.bench.v2", "specllama.bench.v1"  # ratios of the latter were of totals
 
@@ -121,15 +130,6 @@ def provenance_lines(data: dict[str, Any]) -> list[str]:
     return lines
 
 
-def to_markdown(comparison: Comparison) -> str:
-    """The table of all summaries, then where the time went, then the provenance as a list."""
-    out = markdown_table(tuple(COLUMNS), (cells(s) for s in comparison.summaries()))
-    if spent := spent_rows(comparison):
-        out += ["", f"{SPENT}:", "", *markdown_table(SPENT_COLUMNS, spent)]
-    out += ["", *(f"- {line}" for line in provenance_lines(comparison.provenance)), ""]
-    return "\n".join(out)
-
-
 def spent_rows(comparison: Comparison, *, slices: bool = True) -> list[list[str]]:
     """The cells below ``SPENT_COLUMNS``; the kinds of round of one group below each other."""
     out: list[list[str]] = []
@@ -139,8 +139,8 @@ def spent_rows(comparison: Comparison, *, slices: bool = True) -> list[list[str]
     return out
 
 
-def to_html(comparison: Comparison) -> str:
-    """A page with charts and the whole table; no scripts, nothing loaded from elsewhere."""
+def report_document(comparison: Comparison) -> Document:
+    """Charts, the table of all summaries, where the time went, and how it was measured."""
     summaries = comparison.summaries()
     others = [s for s in summaries if s.arm != comparison.baseline and s.ratio is not None]
     chart = bars(
@@ -166,16 +166,13 @@ def to_html(comparison: Comparison) -> str:
             if s.acceptance_rate is not None
         ],
     )
-    spent = spent_rows(comparison)
-    facts = "\n".join(provenance_lines(comparison.provenance))
-    return html_page(
-        "specllama bench",
-        f"{chart}{latency}{accepted}{html_table(tuple(COLUMNS), map(cells, summaries))}"
-        + (f"<h2>{SPENT}</h2>{html_table(SPENT_COLUMNS, spent)}" if spent else "")
-        + "<details open="
-        "><summary>How this was measured</summary>"
-        f"<pre>{escape(facts)}</pre></details>",
-    )
+    parts: list[Part] = [*map(Figure, (chart, latency, accepted))]
+    parts.append(Table(tuple(COLUMNS), list(map(cells, summaries))))
+    if spent := spent_rows(comparison):
+        parts += [Heading(SPENT), Table(SPENT_COLUMNS, spent)]
+    facts = [[line] for line in provenance_lines(comparison.provenance)]
+    parts += [Heading("How this was measured"), FactList(facts)]
+    return Document("specllama bench", parts)
 
 
 def by_kind(reports: Sequence[dict[str, Any]], temperature: float = 0.0) -> list[str]:
@@ -253,11 +250,11 @@ def write_reports(comparison: Comparison, out: Path) -> list[Path]:
     """``OUT.json``, ``OUT.md`` and ``OUT.html``; returns what was written."""
     stem = out.with_suffix("") if out.suffix in (".json", ".md", ".html") else out
     stem.parent.mkdir(parents=True, exist_ok=True)
-    written = []
+    written, document = [], report_document(comparison)
     for suffix, data in (
         (".json", msgspec.json.format(msgspec.json.encode(to_json(comparison)), indent=1)),
-        (".md", to_markdown(comparison).encode()),
-        (".html", to_html(comparison).encode()),
+        (".md", markdown(document).encode()),
+        (".html", html(document).encode()),
     ):
         path = stem.with_name(stem.name + suffix)
         path.write_bytes(data)

@@ -134,24 +134,13 @@ def command(
         if where is None:
             diagnostics.warn(f"the profile could not be written to {profiles_dir()}")
     if as_json:
-        output.document({**result.to_dict(), "provenance": facts, "profile": _text(where)})
+        kept = None if where is None else str(where)
+        output.document({**result.to_dict(), "provenance": facts, "profile": kept})
         return
-    _say(result, charts=not quick)
+    for line in describe(result, charts=not quick):
+        output.line(line)
     if where is not None:
         output.line(f"profile kept: {where}")
-
-
-def _say(result: Tuning, *, charts: bool) -> None:
-    output.line(result.advice["words"])
-    if hint := result.advice.get("hint"):
-        output.line(hint)
-    output.line()
-    for line in describe(result, charts=charts):
-        output.line(line)
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
 
 
 def _times(ratio: float | None) -> str:
@@ -159,11 +148,12 @@ def _times(ratio: float | None) -> str:
 
 
 def describe(result: Tuning, *, charts: bool = True) -> list[str]:
-    """The tables of a tuning, and a chart of each group, as lines."""
+    """The advice, the tables of a tuning, and a chart of each group, as lines."""
     from specllama.cli.charts import bar
 
-    costs = result.costs
-    lines = [f"target, a pass of n rows ({costs.context} tokens of context)"]
+    costs, advice = result.costs, result.advice
+    lines = [advice["words"], *([advice["hint"]] if "hint" in advice else []), ""]
+    lines.append(f"target, a pass of n rows ({costs.context} tokens of context)")
     top = max(costs.ratios.values())
     for n, ratio in costs.ratios.items():
         lines.append(f"{n:>5} {costs.target[n]:9.2f} ms {ratio:6.2f}×  {bar(ratio / top, 30)}")
@@ -183,7 +173,7 @@ def describe(result: Tuning, *, charts: bool = True) -> list[str]:
         )
         for group in result.groups
     ]
-    for t, of_all in result.advice["temperatures"].items() if result.groups else ():
+    for t, of_all in advice["temperatures"].items() if result.groups else ():
         predicted, measured = _times(of_all["predicted"]), _times(of_all["measured"])
         rows.append(("all", str(t), "", of_all["best"], predicted, "", "", measured))
     heads = ("best fixed length", "speed", "reply", "its speed", "window")

@@ -169,12 +169,8 @@ def _longest_run(text: str) -> int:
 
 
 def html(document: Document) -> str:
-    return html_page(document.title, "".join(map(_element, document.parts)))
-
-
-def html_page(title: str, body: str) -> str:
-    """A whole page, which is well-formed XML, too: no scripts, nothing loaded from elsewhere.
-    ``body`` is HTML already."""
+    """A whole page, which is well-formed XML, too: no scripts, nothing loaded from elsewhere."""
+    title, body = document.title, "".join(map(_element, document.parts))
     name = _html(title)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
@@ -186,7 +182,7 @@ def html_page(title: str, body: str) -> str:
     )
 
 
-def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f"<th>{_html(c)}</th>" for c in heads)
     body = "".join(
         "<tr>" + "".join(f"<td>{_html(c)}</td>" for c in row) + "</tr>\n" for row in rows
@@ -205,7 +201,7 @@ def _element(part: Part) -> str:
         case Quote(text):
             return f"<pre>{escape(clean(text))}</pre>"
         case Table(heads, rows):
-            return html_table(heads, rows)
+            return _table(heads, rows)
         case Drafted(pieces, legend):
             said = f"<p>{_html(legend)}</p>" if legend else ""
             return f'<pre class="drafted">{"".join(map(_piece, pieces))}</pre>{said}'

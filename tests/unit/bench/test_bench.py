@@ -33,7 +33,7 @@ from specllama.bench.peer_server import ServerPeer, StartedServer
 from specllama.bench.peers import ProgramPeer, make_peers, read_speed
 from specllama.bench.prompts import SLICES, BenchPrompt, half, load_prompts
 from specllama.bench.provenance import provenance
-from specllama.bench.report import difference, read_report, to_html, to_markdown, write_reports
+from specllama.bench.report import difference, read_report, report_document, write_reports
 from specllama.bench.runner import Comparison, compare
 from specllama.bench.svg import bars
 from specllama.bench.tune import Tally, advise, pick, predict, smaller_draft, tune
@@ -45,6 +45,7 @@ from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.policy.costs import Costs
+from specllama.store.document import html, markdown
 from specllama.verdict import TimedRound, judge
 
 PROMPTS = [
@@ -219,8 +220,8 @@ def test_a_comparison_breaks_down_every_arm_that_speculates(engine: Engine) -> N
     assert rows[-1].tokens == sum(r.decoded for r in runs), "all but the first token"
     assert rows[-1].accepted <= sum(r.accepted for r in runs)
     assert sum(row.rounds for row in rows if row.kind == "reading") == len(runs), "each its prompt"
-    assert "reading" in to_markdown(result)
-    assert "<td>reading</td>" in to_html(result)
+    assert "reading" in markdown(report_document(result))
+    assert "<td>reading</td>" in html(report_document(result))
 
 
 def test_a_useless_draft_is_never_right_and_the_text_the_same(engine: Engine) -> None:
@@ -262,9 +263,8 @@ def test_hostile_names_stay_text(engine: Engine) -> None:
     result = compare(both(engine), tasks(6, (0.0,)), repetitions=1)
     for run in result.runs:
         run.slice = "<img src=x onerror=alert(1)>|"
-    html = to_html(result)
-    assert "<img" not in html
-    assert "\\|" in to_markdown(result)
+    assert "<img" not in html(report_document(result))
+    assert "\\|" in markdown(report_document(result))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": "other"}'])
