@@ -366,7 +366,7 @@ def _ask_a_while(engine: Engine, run: Run) -> None:
 
 
 def _speed(runs: Sequence[Run]) -> float:
-    """Tokens a second behind the first."""
+    """Tokens a second after the first."""
     passes = [one for run in runs for one in run.passes]
     seconds = sum(one.took_ms for one in passes) / 1e3
     return sum(one.tokens for one in passes) / max(seconds, 1e-9)
