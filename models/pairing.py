@@ -8,7 +8,7 @@ what does not forbid the pair but makes it slow or odd.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -120,26 +120,9 @@ class PairReport:
         return GOOD_RATIO[0] <= self.ratio <= GOOD_RATIO[1]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "target": self.target,
-            "draft": self.draft,
-            "compatible": self.compatible,
-            "problems": [{"kind": p.kind, "message": p.message} for p in self.problems],
-            "warnings": list(self.warnings),
-            "target_vocab": self.target_vocab,
-            "draft_vocab": self.draft_vocab,
-            "shared": self.shared,
-            "common": self.common,
-            "differences": [
-                {"id": d.id, "target": d.target, "draft": d.draft} for d in self.differences
-            ],
-            "ratio": self.ratio,
-            "same_template": self.same_template,
-            "target_context": self.target_context,
-            "draft_context": self.draft_context,
-            "target_rollback": self.target_rollback,
-            "draft_rollback": self.draft_rollback,
-        }
+        problems = [{"kind": p.kind, "message": p.message} for p in self.problems]
+        first = {"target": self.target, "draft": self.draft, "compatible": self.compatible}
+        return {**first, **asdict(self), "problems": problems}
 
 
 def adds_bos(header: GgufHeader) -> bool:

@@ -6,7 +6,6 @@ or Ollama gives to a blob); ``remove`` deletes models that are ours, and nothing
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -250,11 +249,4 @@ def sha256_of(file: Path) -> str:
     receipt = read_receipt(file)
     if receipt is not None and receipt.digest_kind == "sha256":
         return receipt.digest
-    state = hashlib.sha256()
-    try:
-        with file.open("rb", buffering=0) as stream:
-            while chunk := stream.read(CHUNK):
-                state.update(chunk)
-    except OSError as error:
-        raise ModelUnavailable(f"{file} cannot be read: {error.strerror or error}") from None
-    return state.hexdigest()
+    return hash_file(file, Digest("sha256", ""))

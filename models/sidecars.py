@@ -64,7 +64,8 @@ def require_head(header: GgufHeader) -> str:
         raise PairIncompatible(
             f"{header.path.name} is no drafting head but a model of the architecture "
             f"{header.architecture!r}",
-            "give draft models with -d; --head takes EAGLE-3, Medusa, DFlash and MTP files",
+            "give draft models with -d; --head takes "
+            + ", ".join(head.says for head in HEADS.values()),
         )
     return kind
 
