@@ -174,9 +174,11 @@ def _check_types(header: GgufHeader) -> None:
             )
 
 
-def check(head: GgufHeader, target: GgufHeader) -> None:
+def check(head: GgufHeader, target: GgufHeader) -> DflashFacts:
     """Whether a head belongs to a target, see ``models.heads.Head``."""
-    check_target(read_facts(head), head, target)
+    facts = read_facts(head)
+    check_target(facts, head, target)
+    return facts
 
 
 def _recognise(header: GgufHeader, kind: str) -> bool:

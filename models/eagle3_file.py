@@ -58,9 +58,11 @@ def read_facts(header: GgufHeader) -> HeadFacts:
     )
 
 
-def check(head: GgufHeader, target: GgufHeader) -> None:
+def check(head: GgufHeader, target: GgufHeader) -> HeadFacts:
     """Whether a head belongs to a target, see ``models.heads.Head``."""
-    check_target(read_facts(head), head, target)
+    facts = read_facts(head)
+    check_target(facts, head, target)
+    return facts
 
 
 HEAD = Head(

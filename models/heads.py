@@ -51,8 +51,9 @@ class Head:
     """What a kind of head can do; functions are named "module:function" and loaded when called.
 
     Attributes:
-        check: that a head belongs to a target; raises PairIncompatible, BadGguf, UnsupportedModel.
-        open: makes its pool from its header, checked before, and a ``LoadedTarget``; raises what
+        check: that a head belongs to a target, and the facts of it that ``open`` needs; raises
+            PairIncompatible, BadGguf, UnsupportedModel.
+        open: makes its pool from its header, a ``LoadedTarget`` and these facts; raises what
             ``check`` does, CannotLoad and DoesNotFit. The caller closes it.
         memory: the ``ModelMemory`` that it takes on top of its target, at a context length.
         recognise: whether a file is of this kind.
@@ -60,7 +61,7 @@ class Head:
         published: what such checkpoints call themselves.
     """
 
-    check: Callable[[GgufHeader, GgufHeader], None]
+    check: Callable[[GgufHeader, GgufHeader], object]
     open: str
     memory: Callable[[GgufHeader, GgufHeader, int], Any]
     recognise: Callable[[GgufHeader, str], bool] = by_architecture

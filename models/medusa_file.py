@@ -216,8 +216,10 @@ def write_heads(
     write_gguf(path, keys, tensors)
 
 
-def _check(head: GgufHeader, target: GgufHeader) -> None:
-    check_target(read_facts(head), head, target)
+def _check(head: GgufHeader, target: GgufHeader) -> MedusaFacts:
+    facts = read_facts(head)
+    check_target(facts, head, target)
+    return facts
 
 
 def _memory(head: GgufHeader, target: GgufHeader, n_ctx: int) -> ModelMemory:

@@ -274,7 +274,7 @@ class Published:
         values: Mapping[str, Value],
         tensors: Mapping[str, Tensor],
         ids: Ids | None,
-        check: Callable[[GgufHeader], None],
+        check: Callable[[GgufHeader], object],
     ) -> None:
         """Write the file, with its target's tokenizer.
 

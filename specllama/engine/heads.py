@@ -68,7 +68,7 @@ def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
         if kind in HEADS and HEADS[kind].method not in own.parts:
             unasked(HEADS[kind].method, "", partial(_open, head, target))
     if "mtp" not in own.parts:
-        layers = partial(_open, target.header, target, "mtp")
+        layers = partial(_open_checked, "mtp", target.header, target, None)
         unasked("mtp", _no_layers(target.header), layers)
     unasked("self", pruned.why_not(target.header), partial(_own_layers, target))
     return own
@@ -151,10 +151,13 @@ def bundled_heads(target: Path) -> list[Path]:
     return [path for kind in HEADS for path in sorted(folder.glob(f"tiny-{kind}*.gguf"))]
 
 
-def _open(head: GgufHeader, target: LoadedTarget, kind: str = "") -> object:
-    """The pool of a head, or of a kind that the target's own file holds."""
-    kind = kind or _check(head, target.header)
-    pool = function(find(kind).open)(head, target)
+def _open(head: GgufHeader, target: LoadedTarget) -> object:
+    kind = sidecars.require_head(head)
+    return _open_checked(kind, head, target, find(kind).check(head, target.header))
+
+
+def _open_checked(kind: str, head: GgufHeader, target: LoadedTarget, facts: object) -> object:
+    pool = function(find(kind).open)(head, target, facts)
     target.on_close.callback(pool.close)
     return pool
 

@@ -53,7 +53,7 @@ def check(head: GgufHeader, target: GgufHeader) -> None:
         raise PairIncompatible(f"{head.path.name} knows {n} tokens", "give one of this target")
 
 
-def open_often(head: GgufHeader, target: Any) -> MedusaPool:
+def open_often(head: GgufHeader, target: Any, facts: None) -> MedusaPool:
     return MedusaPool(Often(read_tensor(head, "often")[0]))
 
 

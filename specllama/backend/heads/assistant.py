@@ -85,7 +85,7 @@ class AssistantLane(HeadLane):
         self.first = self.end = keep
 
 
-def open_assistant(header: GgufHeader, target: LoadedTarget) -> AssistantPool:
+def open_assistant(header: GgufHeader, target: LoadedTarget, facts: None = None) -> AssistantPool:
     """The assistant of a file.
 
     Raises:

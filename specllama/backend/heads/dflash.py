@@ -18,7 +18,6 @@ from specllama.backend.heads.loading import head_params, load_head
 from specllama.backend.heads.markov import MarkovRows
 from specllama.backend.heads.pool import HeadGraph, HeadPool
 from specllama.errors import UnsupportedModel
-from specllama.models.dflash_file import read_facts
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
@@ -73,7 +72,7 @@ def _markov(header: GgufHeader, facts: DflashFacts) -> MarkovRows | None:
         return None
 
 
-def open_dflash(header: GgufHeader, target: LoadedTarget) -> DflashPool:
+def open_dflash(header: GgufHeader, target: LoadedTarget, facts: DflashFacts) -> DflashPool:
     """The drafter of a file.
 
     Raises:
@@ -81,7 +80,6 @@ def open_dflash(header: GgufHeader, target: LoadedTarget) -> DflashPool:
         BadGguf, UnsupportedModel, CannotLoad: damaged, or refused by llama.cpp.
         DoesNotFit: not enough memory is free beside the target.
     """
-    facts = read_facts(header)
     target.pool.require_layers(facts.layers)
     model = load_head(header, target)
     return DflashPool(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from specllama.backend.heads.loading import head_params, load_head
 from specllama.backend.heads.pool import HeadGraph, HeadPool
-from specllama.models.eagle3_file import read_facts
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
@@ -41,15 +40,14 @@ def eagle_pool(
     return HeadPool(model, params, graph, lanes=lanes, leaves=target.max_leaves)
 
 
-def open_eagle3(header: GgufHeader, target: LoadedTarget) -> HeadPool:
+def open_eagle3(header: GgufHeader, target: LoadedTarget, facts: HeadFacts) -> HeadPool:
     """The head of a file.
 
     Raises:
         PairIncompatible: an architecture whose hidden states llama.cpp does not give away.
-        BadGguf, UnsupportedModel, CannotLoad: damaged, or refused by llama.cpp.
+        CannotLoad: damaged, or refused by llama.cpp.
         DoesNotFit: not enough memory is free beside the target.
     """
-    facts = read_facts(header)
     target.pool.require_layers(facts.layers)
     model = load_head(header, target)
     lanes = target.options.parallel

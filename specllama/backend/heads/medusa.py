@@ -30,7 +30,6 @@ from specllama.models.medusa_file import (
     STATES,
     MedusaFacts,
     output_name,
-    read_facts,
     read_output_ids,
 )
 from specllama.models.tensors import read_bytes
@@ -283,7 +282,7 @@ class GgmlHeads:
         return graph, [states, *nodes]
 
 
-def open_medusa(header: GgufHeader, target: LoadedTarget) -> MedusaPool:
+def open_medusa(header: GgufHeader, target: LoadedTarget, facts: MedusaFacts) -> MedusaPool:
     """The heads of a file where the target's last layer runs; on the CPU where that device does not
     take them.
 
@@ -291,7 +290,7 @@ def open_medusa(header: GgufHeader, target: LoadedTarget) -> MedusaPool:
         BadGguf: damaged.
         CannotLoad: in types that ggml does not compute with here, or there is no memory.
     """
-    facts, device = read_facts(header), target.model.last_device
+    device = target.model.last_device
     if device != CPU:
         try:
             return MedusaPool(GgmlHeads(header, facts, target.header, target.threads, device))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
 
 
-def open_nextn(header: GgufHeader, target: LoadedTarget) -> HeadPool:
+def open_nextn(header: GgufHeader, target: LoadedTarget, facts: None = None) -> HeadPool:
     """The NextN layers of a file: of the target's own, or of one that belongs to it.
 
     ``nextn.why_not`` has nothing against the header, or llama.cpp ends the process.
