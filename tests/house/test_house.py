@@ -71,7 +71,7 @@ def test_events_are_folded_in_one_place(house: House) -> None:
 
 # Upper bounds of what the design wants smaller: they go down with the figures, never up.
 BOUNDS = {
-    "code that ships": 48_450,
+    "code that ships": 48_440,
     "class names defined twice": 0,
     "functions over 80 lines": 6,
     "classes over 400 lines": 2,
