@@ -17,34 +17,29 @@ from typing import Literal
 import numpy as np
 
 from specllama.arrays import FloatArray
-from specllama.speculative.policy.constants import FORGET, RECENT
+from specllama.speculative.policy.constants import (
+    CERTAIN,
+    EPSILON,
+    FIRST_LOOKS,
+    FORGET,
+    MEAN,
+    MEMORY,
+    PRIOR,
+    RECENT,
+    SETTLE,
+)
 
 Kind = Literal["draft", "copy"]
 Features = tuple[float, float, float]
-
-# Priors: weights and their variances. A draft model's confidence means roughly what it says; long
-# matches copy well, and where a sentence or a line ends a quotation often does, too. What sets a
-# text apart matters for models; of a copy its match says more.
-_PRIOR: dict[Kind, tuple[list[float], list[float]]] = {
-    "draft": ([-0.3, 0.5, 0.5, 0.0, 0.0], [1.0, 0.25, 0.25, 0.25, 0.5]),
-    "copy": ([-1.0, 1.4, 0.8, -2.5, 0.0], [1.0, 0.25, 0.25, 0.25, 0.0]),
-}
-# Confidence never counts against a guess, nor an ending for it.
-_BOUNDS = ((-8.0, 8.0), (0.02, 3.0), (0.0, 3.0), (-8.0, 0.0), (-8.0, 8.0))
-_TENTHS = np.arange(0.05, 1.0, 0.1)
-# Looks before the first one, by acceptance in tenths: many of a good draft model's guesses are all
-# but certain, the others are anything.
-_FIRST_LOOKS = (*(0.4,) * 9, 1.6)
 
 
 def sigmoid(x: float) -> float:
     return 1.0 / (1.0 + math.exp(-x))
 
 
-def logit(p: float, limit: float = 6.0) -> float:
+def logit(p: float) -> float:
     """log(p / (1 - p)), clipped."""
-    edge = 1.0 / (1.0 + math.exp(limit))
-    p = min(1.0 - edge, max(edge, p))
+    p = min(sigmoid(CERTAIN), max(sigmoid(-CERTAIN), p))
     return math.log(p / (1.0 - p))
 
 
@@ -57,7 +52,7 @@ def draft_features(confidence: float | None, lead: float | None) -> Features:
             scores under common noise; None where no decision may look at the drawn token.
     """
     z = 0.0 if confidence is None else logit(confidence) / 2.0
-    return (0.0 if lead is None else min(max(lead, 0.0), 8.0) / 2.0, z, 0.0)
+    return (0.0 if lead is None else min(max(lead, 0.0), CERTAIN) / 2.0, z, 0.0)
 
 
 def match_features(
@@ -74,8 +69,8 @@ def match_features(
         share: how likely this token follows those before it, by what followed them in the text.
         ending: how likely a passage ends before it, see ``Request.endings``.
     """
-    matched = min(max(match_length + depth, 1), 64)  # a longer match says nothing more
-    return (math.log2(matched) / 2.0, logit(share, 4.0) / 2.0, ending)
+    matched = min(max(match_length + depth, 1), MEMORY)  # a longer match says nothing more
+    return (math.log2(matched) / 2.0, logit(share) / 2.0, ending)
 
 
 @dataclass
@@ -92,28 +87,26 @@ class Acceptance:
     kind: Kind = "draft"
     theta: list[float] = field(default_factory=list)
     p: list[list[float]] = field(default_factory=list)
-    mean: float = 0.75
+    mean: float = MEAN
     labels: int = 0
     looks: list[Features] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        weights, variances = _PRIOR[self.kind]
+        weights, variances = PRIOR[self.kind]
+        prior = np.diag(variances).tolist()
         self.theta = self.theta or list(weights)
-        self.p = self.p or [[v * (i == j) for j in range(5)] for i, v in enumerate(variances)]
-        if [len(self.theta), *map(len, self.p)] != [5] * 6 or min(
-            self.p[i][i] for i in range(4)
-        ) <= 0:
+        self.p = self.p or prior
+        sizes = {len(self.p), len(self.theta), *map(len, self.p)}
+        if sizes != {len(weights)} or np.diag(self.p)[:-1].min() <= 0.0:
             raise ValueError("not a regression")
         self.theta[-1] = 0.0
-        for row in self.p:
-            row[-1] = 0.0
-        self.p[-1] = [0.0, 0.0, 0.0, 0.0, variances[-1]]
+        self.p = [*([*row[:-1], 0.0] for row in self.p[:-1]), prior[-1]]
 
     def predict(self, features: Features, here: float = 0.0) -> float:
         """The acceptance of a guess in a text of that weight."""
-        t = self.theta
+        bias, a, b, c, _ = self.theta
         x, y, z = features
-        return sigmoid(t[0] + t[1] * x + t[2] * y + t[3] * z + here)
+        return sigmoid(bias + a * x + b * y + c * z + here)
 
 
 class InText:
@@ -126,9 +119,11 @@ class InText:
         self.state = state
         self._here = 0.0  # the weight of this text
         self._own = list(state.p[-1])  # its covariances
+        self._most = sum(PRIOR[state.kind][1])  # of all variances
         self._looks: list[Features] = []  # the newest of this text
         self._known = state.labels  # what was learnt when those covariances were
-        self._spread: tuple[int, FloatArray] | None = None
+        self._spread: tuple[FloatArray, FloatArray] | None = None
+        self._of = 0  # labels that it was told from
 
     @property
     def mean(self) -> float:
@@ -139,7 +134,7 @@ class InText:
 
     def look(self, features: Features) -> None:
         """A guess was seen (it counts from the next lesson on)."""
-        for looks, most in ((self.state.looks, 4 * RECENT), (self._looks, RECENT)):
+        for looks, most in ((self.state.looks, SETTLE * RECENT), (self._looks, RECENT)):
             looks.append(features)
             del looks[:-most]
 
@@ -149,39 +144,45 @@ class InText:
         The guesses of this text under the present calibration, over those of other texts and a
         broad prior, which fade behind them.
         """
-        if self._spread is None or self._spread[0] != self.state.labels:
+        if self._spread is None or self._of != self.state.labels:
+            n = len(FIRST_LOOKS)
             fade = 1.0 - len(self._looks) / (RECENT + 1.0)
             mine = set(map(id, self._looks))
             others = [features for features in self.state.looks if id(features) not in mine]
             known = len(others) / (len(others) + RECENT)
-            bins = [fade * (1.0 - known) * first for first in _FIRST_LOOKS]
-            each = fade * known * sum(_FIRST_LOOKS) / max(len(others), 1)
+            bins = [fade * (1.0 - known) * first for first in FIRST_LOOKS]
+            each = fade * known * sum(FIRST_LOOKS) / max(len(others), 1)
             for looks, weight in ((others, each), (self._looks, 1.0)):
                 for features in looks:
-                    bins[min(int(10.0 * self.predict(features)), 9)] += weight
-            self._spread = self.state.labels, np.array(bins) / sum(bins)
-        return _TENTHS, self._spread[1]
+                    bins[min(int(n * self.predict(features)), n - 1)] += weight
+            self._of = self.state.labels
+            self._spread = (np.arange(n) + 0.5) / n, np.array(bins) / sum(bins)
+        return self._spread
 
     def learn(self, features: Features, accepted: bool, depth: int = 0) -> None:
         """One tested guess, ``depth`` accepted ones before it."""
         state, x, y = self.state, (1.0, *features, 1.0), 1.0 if accepted else 0.0
         if self._known != state.labels:  # another text taught: how ours goes with it is not known
-            self._own[:4] = [0.0] * 4
-        p = [[*row[:4], c] for row, c in zip(state.p, self._own[:4], strict=False)] + [self._own]
-        theta = [*state.theta[:4], self._here]
+            self._own[:-1] = [0.0] * (1 + len(features))
+        p = [[*row[:-1], c] for row, c in zip(state.p, self._own[:-1], strict=False)] + [self._own]
         a = self.predict(features)
-        w = max(a * (1.0 - a), 0.02)
+        w = max(a * (1.0 - a), EPSILON)
         px = [sum(map(mul, row, x)) for row in p]
         scale = w / (1.0 + w * sum(map(mul, px, x)))
         # forgetting must not blow up what is never tested
-        keep = FORGET if sum(p[i][i] for i in range(5)) < 3.0 else 1.0
+        keep = FORGET if sum(p[i][i] for i in range(len(p))) < self._most else 1.0
         for i, row in enumerate(p):
             p[i] = [(v - px[i] * scale * q) / keep for v, q in zip(row, px, strict=True)]
-        for i, (low, high) in enumerate(_BOUNDS):
-            theta[i] = min(max(theta[i] + sum(map(mul, p[i], x)) * (y - a), low), high)
-        for i in range(4):
-            state.theta[i], state.p[i][:4] = theta[i], p[i][:4]
-        self._here, self._own = theta[-1], p[-1]
+        theta = [
+            min(max(t + sum(map(mul, row, x)) * (y - a), -CERTAIN), CERTAIN)
+            for t, row in zip((*state.theta[:-1], self._here), p, strict=True)
+        ]
+        bias, lead, sure, ending, self._here = theta
+        # confidence never counts against a guess, nor an ending for it
+        state.theta[:-1] = bias, max(lead, 0.0), max(sure, 0.0), min(ending, 0.0)
+        for known, row in zip(state.p, p[:-1], strict=False):
+            known[:-1] = row[:-1]
+        self._own = p[-1]
         if depth or not state.labels:
             state.mean += (y - state.mean) / RECENT
         state.labels += 1

@@ -5,7 +5,7 @@ same minutes, the newest counting most. Every pass of one row that no other conv
 one of them. How far the next second will be off is what the seconds before were off: no model of
 the machine is needed. Where all rounds draft, one is made plain now and then. That a plain step is
 due never depends on what is written; it costs what drafting would have saved in its place, and
-takes no more than ``EPSILON`` of the time, but for ``FEW`` steps.
+takes no more than ``EPSILON`` of the time, but for a few steps.
 """
 
 from __future__ import annotations
@@ -23,15 +23,11 @@ from specllama.speculative.policy.constants import (
     EPSILON,
     FRESH_S,
     MEMORY,
-    MEMORY_S,
     OUTLIER,
+    SETTLE,
+    SINGLES,
     STRETCH_S,
 )
-
-FEW = 5  # with fewer stretches of these minutes the next step is due at once
-_NEWEST = 10  # forecasts that count: a machine is busy for a while, then no more
-_USUAL, _NORMAL = 0.8, 1.2816  # so many of errors are below so many of their spreads
-_APART = 3  # rounds that draft between two plain steps at least, as long as there are few
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +106,8 @@ class PlainSteps:
         """Whether the next round should be plain, at the price of ``forgone`` plain steps; more
         often until it is ``settled`` what plain steps take on this machine."""
         fresh = self._fresh()
-        few = len(fresh) < FEW and (not fresh or self._clock() - fresh[-1].begin > STRETCH_S)
-        if self._since < (_APART if few else AHEAD):
+        few = len(fresh) <= SETTLE and (not fresh or self._clock() - fresh[-1].begin > STRETCH_S)
+        if self._since < (SETTLE if few else AHEAD):
             return False
         return few or not settled or self._saved >= forgone
 
@@ -136,22 +132,20 @@ class PlainSteps:
         """By what the stretches tell together, of which the newest count most; each of them was
         foretold by those ``ahead`` seconds before it."""
         stretches = self._fresh() or list(self._stretches)[-1:]
-        logs = [math.log(max(s.ms + deep_ms * (depth - s.depth), 1e-6)) for s in stretches]
+        logs = [math.log(max(s.ms + deep_ms * (depth - s.depth), s.ms / 2)) for s in stretches]
         total = weight = at = 0.0
         errors: list[float] = []
         known = 0
         for k in range(len(stretches) + 1):
             until = stretches[k].begin - ahead if k < len(stretches) else math.inf
             while known < k and stretches[known].end <= until:
-                kept = math.exp((at - stretches[known].end) / MEMORY_S)
+                kept = math.exp((at - stretches[known].end) / (SETTLE * STRETCH_S))
                 total, weight = kept * total + logs[known], kept * weight + 1.0
                 at, known = stretches[known].end, known + 1
             if k < len(stretches) and weight:
                 errors.append(abs(logs[k] - total / weight))
-        errors = sorted(errors[-_NEWEST:])
-        spread = (
-            errors[min(int(_USUAL * len(errors)), len(errors) - 1)] / _NORMAL if errors else None
-        )
+        errors = errors[-SINGLES:]  # a machine is busy for a while, then no more
+        spread = math.sqrt(math.pi / 2.0) * fmean(errors) if errors else None
         return Baseline(math.exp(total / weight), 0.0, len(errors), spread)
 
     def _fresh(self) -> list[_Stretch]:

@@ -13,19 +13,15 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 from specllama.speculative.policy.constants import (
+    CELLS,
     EPSILON,
     GAIN,
     OUTLIER,
     SETTLE,
-    SHARE,
     SINGLES,
     SLOPE,
 )
 from specllama.speculative.types import Booking
-
-# Wide passes share a cell per step of about a third: nobody drafts that far, prompts are that long.
-_CELLS: tuple[int, ...] = (*range(1, 18), 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-_DEEP = 1024.0  # tokens of depth that ``deep`` is told for
 
 
 @dataclass
@@ -36,7 +32,7 @@ class CostTable:
         level: of one row without context; None before it is known.
         slope: what a further row costs, in single passes, told by all widths together: what is
             believed of a width before it was timed often.
-        deep: per row and 1024 tokens of depth.
+        deep: per row and 1000 tokens of depth.
         ratios: a(n) in single passes, by cell. What lies between is interpolated; beyond the last
             cell its mean slope continues.
         counts: passes timed, by cell.
@@ -57,7 +53,7 @@ class CostTable:
         # a restored table keeps adapting: old counts weigh little
         self.counts = {cell: min(n, _first(cell)) for cell, n in self.counts.items()}
         numbers = (self.slope, *self.ratios.values(), 1.0 if self.level is None else self.level)
-        if any(cell not in _CELLS for cell in (*self.ratios, *self.counts)) or 1 not in self.ratios:
+        if any(cell not in CELLS for cell in (*self.ratios, *self.counts)) or 1 not in self.ratios:
             raise ValueError("no such cell")
         if min(numbers) <= 0.0 or self.deep < 0.0 or min(self.sure[0], self.sure[2]) < 0.0:
             raise ValueError("times are positive")
@@ -101,12 +97,12 @@ class CostTable:
         """Expected milliseconds of a pass; 0 rows cost nothing."""
         if rows <= 0:
             return 0.0
-        return (self.level or 0.0) * self.ratio(rows) + self.deep * rows * (depth / _DEEP)
+        return (self.level or 0.0) * self.ratio(rows) + self.deep * rows * (depth / 1000.0)
 
     @property
     def deep_ms(self) -> float:
         """What a token of depth adds to a pass of one row."""
-        return self.deep / _DEEP
+        return self.deep / 1000.0
 
     def most(self, rows: int, depth: int = 0) -> float:
         """The most milliseconds that a pass may take: where none like it was timed, as many rows
@@ -114,13 +110,13 @@ class CostTable:
         cell = _cell(rows)
         below = cell if cell in self.ratios else max(c for c in self.ratios if c < cell)
         ratio = self.ratios[below] + max(rows - below, 0)
-        return (self.level or 0.0) * ratio + self.deep * rows * (depth / _DEEP)
+        return (self.level or 0.0) * ratio + self.deep * rows * (depth / 1000.0)
 
     def upto(self, rows: int, depth: int = 0) -> list[float]:
         """``[0, ms(1), ..., ms(rows)]``, to be indexed by row count."""
         if len(self._flat) <= rows:
             self._flat = [0.0, *(self.ratio(n) for n in range(1, rows + 1))]
-        one, deep = self.level or 0.0, self.deep * (depth / _DEEP)
+        one, deep = self.level or 0.0, self.deep * (depth / 1000.0)
         return [one * r + deep * n for n, r in enumerate(self._flat[: rows + 1])]
 
     def within(self, rows: int, ms: float, depth: int = 0) -> int:
@@ -139,7 +135,7 @@ class CostTable:
 
     def set(self, rows: int, ms: float, depth: int = 0) -> None:
         """A careful measurement (a calibration run), believed at once."""
-        flat = max(ms - self.deep * rows * (depth / _DEEP), ms / 2)
+        flat = max(ms - self.deep * rows * (depth / 1000.0), ms / 2)
         if rows == 1:
             self.level = flat
         elif self.level:
@@ -153,7 +149,7 @@ class CostTable:
             return
         cell = _cell(rows)
         seen = self.counts[cell] = self.counts.get(cell, 0) + 1
-        flat = max(ms - self.deep * rows * (depth / _DEEP), ms / 2)  # as it is without context
+        flat = max(ms - self.deep * rows * (depth / 1000.0), ms / 2)  # as it is without context
         if seen <= _first(cell):
             known = [self.level * self.ratio(cell)] if self.level else []
             early = self._early.setdefault(cell, known * (seen - 1))
@@ -170,10 +166,12 @@ class CostTable:
             expected = self.ms(rows, depth)
             surprise = min(max(ms / expected, 1.0 / OUTLIER), OUTLIER) - 1.0
             if cell == 1:
-                self._correct(expected * surprise, depth / _DEEP)
+                self._correct(expected * surprise, depth / 1000.0)
             else:
-                self.level *= 1.0 + GAIN / 3.0 * surprise
-                self.ratios[cell] = self.ratio(cell) * (1.0 + max(GAIN / 3.0, 1 / seen) * surprise)
+                self.level *= 1.0 + GAIN / SETTLE * surprise
+                self.ratios[cell] = self.ratio(cell) * (
+                    1.0 + max(GAIN / SETTLE, 1 / seen) * surprise
+                )
         if cell > 1 and self.level and flat * OUTLIER < self.level:
             # more rows are never cheaper: the single ones were slowed
             self._settle(flat * OUTLIER)
@@ -215,7 +213,7 @@ def _first(cell: int) -> int:
 
 
 def _cell(rows: int) -> int:
-    return _CELLS[min(bisect_left(_CELLS, rows), len(_CELLS) - 1)]
+    return CELLS[min(bisect_left(CELLS, rows), len(CELLS) - 1)]
 
 
 @dataclass
@@ -229,7 +227,7 @@ class Costs:
     target: CostTable = field(default_factory=CostTable)
     draft: CostTable = field(default_factory=CostTable)
     own: dict[str, CostTable] = field(default_factory=dict)
-    draft_share: float = SHARE
+    draft_share: float = SLOPE
 
     def steps(self, booking: Booking) -> CostTable:
         """The table of what a step costs there: the method's own, or that of the draft model."""

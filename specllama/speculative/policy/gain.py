@@ -10,7 +10,7 @@ import numpy as np
 
 from specllama.arrays import FloatArray
 from specllama.speculative.budget import growth
-from specllama.speculative.policy.constants import AHEAD, LEAST
+from specllama.speculative.policy.constants import AHEAD, EPSILON
 
 _COUNT = np.arange(AHEAD)
 
@@ -53,7 +53,7 @@ class Terms:
 
     def tokens(self, ms: float) -> float:
         """What a balance is worth elsewhere; positive."""
-        return max(self.rate * ms, LEAST)
+        return max(self.rate * ms, EPSILON)
 
 
 def lines(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specllama.speculative.policy.acceptance import Acceptance, Kind
-from specllama.speculative.policy.constants import MEMORY, SINGLES
+from specllama.speculative.policy.constants import MEAN, MEMORY, SINGLES
 
 
 @dataclass
@@ -33,8 +33,8 @@ class Learned:
     sources: dict[str, Acceptance] = field(default_factory=dict)
     asked: dict[str, Mean] = field(default_factory=dict)
     pace: tuple[float, float] = (SINGLES, SINGLES)
-    reply: Mean = field(default_factory=lambda: Mean(2.0 * MEMORY, 1))
-    round: Mean = field(default_factory=lambda: Mean(3.0, 1))
+    reply: Mean = field(default_factory=lambda: Mean(MEMORY, 1))
+    round: Mean = field(default_factory=lambda: Mean(1.0 / (1.0 - MEAN), 1))
 
     def source(self, name: str, kind: Kind) -> Acceptance:
         if name not in self.sources:

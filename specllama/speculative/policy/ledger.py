@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specllama.speculative.policy.constants import BEHIND, EPSILON, LEAD, OWN, SAVED
+from specllama.speculative.policy.constants import BEHIND, EPSILON, OWN
 
 
 @dataclass
@@ -35,8 +35,8 @@ class Ledger:
     lead: float = 0.0
 
     def __post_init__(self) -> None:
-        self.lead = min(max(self.lead, 0.0), LEAD)
-        self.own = {name: min(max(own, 0.0), SAVED) for name, own in self.own.items()}
+        self.lead = min(max(self.lead, 0.0), BEHIND)
+        self.own = {name: min(max(own, 0.0), BEHIND) for name, own in self.own.items()}
         self.spare = min(self.spare, BEHIND - sum(self.own.values()))
 
     @property
@@ -68,23 +68,23 @@ class Ledger:
         steps += paid - overrun
         own = self.balance(source)
         if exploring:
-            self.own[source] = min(max(own + steps, 0.0), SAVED)
+            self.own[source] = min(max(own + steps, 0.0), BEHIND)
         elif steps > 0.0:
             self.own[source] = max(own, min(own + steps, OWN))
         else:
             self.own[source] = min(own, max(own + steps + max(self.spare, 0.0), 0.0))
         beyond = self._rest(steps + own - self.own[source])
-        self.lead = min(self.lead + beyond, LEAD)
+        self.lead = min(self.lead + beyond, BEHIND)
 
     def excuse(self, steps: float) -> None:
         """Add to the lead what other programs would have cost plain decoding."""
-        self.lead = min(self.lead + steps, LEAD)
+        self.lead = min(self.lead + steps, BEHIND)
 
     def earn(self, tokens: float, source: str) -> None:
         """Credit EPSILON per written token, half to this source and half to the shared reserve."""
         half = EPSILON * tokens / 2.0
         own = self.balance(source)
-        self.own[source] = min(own + half, max(own, SAVED))
+        self.own[source] = min(own + half, max(own, BEHIND))
         self._rest(2.0 * half + own - self.own[source])
 
     def _rest(self, steps: float) -> float:

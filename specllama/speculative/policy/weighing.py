@@ -74,7 +74,7 @@ class Text:
     def usual_rest(self) -> float:
         """Tokens that are still to come, as replies here go."""
         usual = self.learned.reply.value
-        return min(self.left, max(usual - self.written, (usual + self.written) / 4.0))
+        return min(self.left, max(usual - self.written, (usual + self.written) / 2.0))
 
 
 class Weighing(Willing):

@@ -11,8 +11,16 @@ from replay import VirtualClock
 from traces import GPU, trace
 from windows import Pair, booking, play
 
-from specllama.speculative.policy.baseline import FEW, PlainSteps
-from specllama.speculative.policy.constants import BEHIND, EPSILON, FRESH_S, STRETCH_S
+from specllama.speculative.policy.baseline import PlainSteps
+from specllama.speculative.policy.constants import (
+    AHEAD,
+    BEHIND,
+    EPSILON,
+    FRESH_S,
+    SETTLE,
+    SINGLES,
+    STRETCH_S,
+)
 from specllama.speculative.policy.costs import Costs
 from specllama.speculative.policy.learned import Learned
 from specllama.speculative.policy.ledger import Ledger
@@ -32,13 +40,13 @@ def test_the_typical_step_is_of_these_minutes() -> None:
     clock = VirtualClock()
     steps = timed(clock, *[10.0] * 20)
     clock.now += FRESH_S + 1.0
-    for _ in range(FEW):
+    for _ in range(SETTLE + 1):
         clock.now += 2 * STRETCH_S
         steps.took(20.0, 100)  # the machine became busy
     found = steps.typical(100, 0.0)
     assert found is not None
     assert found.ms == pytest.approx(20.0)
-    assert (found.age_s, found.n) == (0.0, FEW - 1)
+    assert (found.age_s, found.n) == (0.0, SETTLE)
     clock.now += 240.0
     old = steps.typical(100, 0.0)
     assert old is not None
@@ -65,7 +73,7 @@ def test_how_far_plain_steps_are_off_is_what_they_were_off_before() -> None:
         assert found is not None
         assert found.spread is not None
         assert spread / 1.5 < found.spread < spread * 1.5
-        assert found.n == 10
+        assert found.n == SINGLES
         clock.now += FRESH_S + 60.0
 
 
@@ -114,13 +122,13 @@ def test_a_hiccup_is_no_part_of_a_stretch() -> None:
 def test_with_few_seconds_of_them_the_next_is_due_at_once_and_after_a_pause_again() -> None:
     clock = VirtualClock()
     steps = PlainSteps(clock)
-    for _ in range(FEW):
-        for _ in range(3):
+    for _ in range(SETTLE + 1):
+        for _ in range(SETTLE):
             steps.drafted(1.5)
         assert steps.is_due(0.4, settled=True)
         steps.paid(0.4)
         steps.took(10.0, 0)
-        for _ in range(7):
+        for _ in range(AHEAD):
             steps.drafted(1.5)
         assert not steps.is_due(0.4, settled=True), "one a second is enough"
         clock.now += 1.5 * STRETCH_S
@@ -134,7 +142,7 @@ def test_with_few_seconds_of_them_the_next_is_due_at_once_and_after_a_pause_agai
 @pytest.mark.parametrize("forgone", [0.1, 0.4, 0.8])
 def test_it_takes_a_hundredth_of_the_time_at_most(forgone: float) -> None:
     clock = VirtualClock()
-    steps = timed(clock, *[10.0] * (2 * FEW))
+    steps = timed(clock, *[10.0] * (2 * SETTLE + 2))
     time, spent = 0.0, 0.0
     for _ in range(5000):
         if steps.is_due(forgone, settled=True):
@@ -151,7 +159,7 @@ def test_it_takes_a_hundredth_of_the_time_at_most(forgone: float) -> None:
 def test_plain_steps_are_timed_while_drafting_pays_and_are_charged(peek: bool) -> None:
     pair = Pair().tuned(GPU, 0.1)
     done = play(trace("good", 1), GPU, 0.1, pair=pair, peek=peek, draft_max=15)
-    assert done.reasons[MEASURING] > FEW
+    assert done.reasons[MEASURING] > SETTLE + 1
     assert done.speed > 2.0
     assert pair.ledger.total <= BEHIND
 
