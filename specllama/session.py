@@ -389,14 +389,17 @@ class Session:
         """The engine's events, through the round log; drops old turns that no longer fit."""
         head = [Message("system", self.system)] if self.system else []
         tail = [begun] if begun.content or begun.reasoning else []
-        turns = self.messages
+        turns, engine = self.messages, self._logged or self._engine
         try:
-            yield from self._run([*head, *turns, *tail], params, cancel)
+            whole = _answered([*head, *turns, *tail])
+            yield from engine.generate(whole, params, cancel=cancel)
         except PromptTooLong:
             if params.on_full != "shift":
                 raise
-            kept = self._newest_that_fit(head, turns, tail)
-            if kept is None:
+            n_ctx = self._engine.info.target.n_ctx
+            room = n_ctx - min(params.max_tokens or n_ctx, n_ctx // 4)
+            kept = _newest_that_fit(self._engine, room, head, turns, tail)
+            if not kept:
                 raise
             yield Notice(
                 f"the oldest {len(turns) - len(kept)} messages no longer fit the context and "
@@ -404,27 +407,8 @@ class Session:
                 "warning",
                 "context",
             )
-            yield from self._run([*head, *kept, *tail], params, cancel)
-
-    def _run(
-        self, messages: Sequence[Message], params: GenerateParams, cancel: Cancel | None
-    ) -> Iterator[Event]:
-        engine = self._logged or self._engine
-        return engine.generate(_answered(messages), params, cancel=cancel)
-
-    def _newest_that_fit(
-        self, head: list[Message], turns: list[Message], tail: list[Message]
-    ) -> list[Message] | None:
-        """The longest tail of the conversation, from a question on, that leaves room to answer."""
-        n_ctx = self._engine.info.target.n_ctx
-        room = n_ctx - min(self._params.max_tokens or n_ctx, n_ctx // 4)
-        for start in range(1, len(turns)):
-            if turns[start].role == "user":
-                kept = turns[start:]
-                with suppress(PromptTooLong):  # it is not even counted
-                    if self._engine.count_tokens(_answered([*head, *kept, *tail])) <= room:
-                        return kept
-        return None
+            some = _answered([*head, *kept, *tail])
+            yield from engine.generate(some, params, cancel=cancel)
 
     def _number(self, index: int) -> int:
         path = self._tree.path
@@ -462,6 +446,19 @@ def _figures(told: Told, *, counted: bool) -> dict[str, Any] | None:
     if told.started is None:
         return None
     return {"seed": told.started.seed} | ({"emitted": told.stats.emitted} if counted else {})
+
+
+def _newest_that_fit(
+    engine: EngineLike, room: int, head: list[Message], turns: list[Message], tail: list[Message]
+) -> list[Message]:
+    """The longest tail of a conversation, from a question on, that ``room`` tokens hold."""
+    for start in range(1, len(turns)):
+        if turns[start].role == "user":
+            kept = turns[start:]
+            with suppress(PromptTooLong):  # it is not even counted
+                if engine.count_tokens(_answered([*head, *kept, *tail])) <= room:
+                    return kept
+    return []
 
 
 def _answered(messages: Sequence[Message]) -> list[Message]:

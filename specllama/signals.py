@@ -71,7 +71,7 @@ class _Scope:
 
 _scope: _Scope | None = None
 _stops: list[Callable[[], object]] = []
-_mouth: socket.socket | None = None  # where the C handler writes; open for good
+_mouth: int | None = None  # where the C handler writes; it is open for good
 
 
 def end_at_once() -> None:
@@ -148,10 +148,11 @@ def _listen() -> None:
     global _mouth
     if _mouth is None:
         sys.unraisablehook = _say_again(sys.unraisablehook)
-        ear, _mouth = socket.socketpair()
-        _mouth.setblocking(False)
+        ear, mouth = socket.socketpair()
+        mouth.setblocking(False)
+        _mouth = mouth.detach()
         threading.Thread(target=_hear, args=(ear,), name="specllama-signals", daemon=True).start()
-    signal.set_wakeup_fd(_mouth.fileno(), warn_on_full_buffer=False)
+    signal.set_wakeup_fd(_mouth, warn_on_full_buffer=False)
 
 
 def _hear(ear: socket.socket) -> None:

@@ -44,6 +44,7 @@ class InlineHost:
         except EngineDied:
             if self.engine is engine:
                 self.engine = None
+                engine.close()
             raise
 
     def start(self) -> EngineInfo:
