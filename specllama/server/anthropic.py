@@ -7,18 +7,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from specllama.interface import Message
 from specllama.server.chat_completions import think_of
-from specllama.server.dialect import Frame, Job, Piece, Reply, Wire
-from specllama.server.exchange import Json
+from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply
 from specllama.server.figures import metrics, timings
 from specllama.server.refusals import Refusal, not_offered, wrong
 from specllama.server.sampling import Format, Sampling, params_of, schema_text
-from specllama.server.service import Service, guarded
+from specllama.server.service import Row, Service
 from specllama.server.tools import (
     Call,
     Tool,
@@ -201,12 +197,10 @@ def tools_of(body: MessagesRequest) -> ToolUse | None:
     return tool_use(tools, choice.name or choice.type, parallel=parallel)
 
 
-class MessagesDialect:
+class MessagesDialect(Dialect):
     """One answer in the words of Anthropic."""
 
-    wire: Wire = "sse"
-
-    def __init__(self, body: MessagesRequest, model: str) -> None:
+    def __init__(self, model: str) -> None:
         self._model = model
         self._id = f"msg_{secrets.token_hex(12)}"
         self._open: str = ""  # the kind of the block that is being written
@@ -329,19 +323,15 @@ def _used(prompt: int, cached: int, written: int) -> dict[str, int]:
     }
 
 
-def routes(service: Service) -> list[Route]:
-    async def messages(request: Request) -> Response:
-        body = await service.read(request, MessagesRequest)
-        job = await service.aside(request, parse, body, service.base)
-        return await service.answer(request, job, MessagesDialect(body, service.model))
-
-    async def count(request: Request) -> Response:
-        body = await service.read(request, MessagesRequest)
+def rows(service: Service) -> list[Row]:
+    def counted(body: MessagesRequest, base: GenerateParams) -> Job:
         body.max_tokens = 1  # it may be left out here
-        job = await service.aside(request, parse, body, service.base)
-        return Json({"input_tokens": await service.count(request, job)})
+        return parse(body, base)
 
     return [
-        Route("/v1/messages", guarded(messages, error_of), methods=["POST"]),
-        Route("/v1/messages/count_tokens", guarded(count, error_of), methods=["POST"]),
+        (
+            "POST /v1/messages",
+            service.writes(MessagesRequest, parse, lambda *_: MessagesDialect(service.model)),
+        ),
+        ("POST /v1/messages/count_tokens", service.counts(MessagesRequest, counted)),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from starlette.applications import Starlette
@@ -11,12 +12,15 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from specllama.errors import SpecllamaError
 from specllama.server import anthropic, direct, live, lmstudio, native, ollama, openai
 from specllama.server.dialect import openai_error
 from specllama.server.exchange import Json
 from specllama.server.guard import Guard
-from specllama.server.refusals import Refusal, loading, restarting
-from specllama.server.service import Service, guarded
+from specllama.server.refusals import Refusal, loading, refusal, restarting
+from specllama.server.service import Handler, Row, Service
+
+logger = logging.getLogger("specllama.server")
 
 
 def make_app(service: Service) -> Starlette:
@@ -37,20 +41,20 @@ def make_app(service: Service) -> Starlette:
     async def greet(request: Request) -> Response:
         return PlainTextResponse("specllama is running")
 
-    routes = [
-        Route("/", greet, methods=["GET"]),
-        Route("/health", guarded(health), methods=["GET"]),
-        Route("/v1/health", guarded(health), methods=["GET"]),
-        Route("/ping", guarded(health), methods=["GET", "POST"]),
-        Route("/metrics", metrics, methods=["GET"]),
+    rows: list[Row] = [
+        ("GET /", greet),
+        ("GET /health", health),
+        ("GET /v1/health", health),
+        ("GET|POST /ping", health),
+        ("GET /metrics", metrics),
         *(
-            route
+            row
             for family in (openai, anthropic, native, ollama, lmstudio, live, direct)
-            for route in family.routes(service)
+            for row in family.rows(service)
         ),
     ]
     return Starlette(
-        routes=routes,
+        routes=[_route(*row) for row in rows],
         middleware=[
             Middleware(
                 Guard,
@@ -62,6 +66,23 @@ def make_app(service: Service) -> Starlette:
         ],
         exception_handlers={HTTPException: _unknown},
     )
+
+
+def _route(where: str, handler: Handler) -> Route:
+    """A route whose errors are answers, in the words of its family."""
+    methods, path = where.split()
+
+    async def handle(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Exception as error:
+            if not isinstance(error, (Refusal, SpecllamaError)):
+                logger.exception("%s failed", request.url.path)
+            refused = refusal(error)
+            said = spelled(request.url.path, refused)
+            return Json(said, refused.status, dict(refused.headers))
+
+    return Route(path, handle, methods=methods.split("|"))
 
 
 def spelled(path: str, refused: Refusal) -> dict[str, Any]:

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from specllama.server.details import progress
-from specllama.server.dialect import (
-    FINGERPRINT,
-    Frame,
-    Job,
-    Piece,
-    Reply,
-    Wire,
-    now,
-    openai_error,
-)
+from specllama.server.dialect import FINGERPRINT, Dialect, Frame, Job, Piece, Reply, now
 from specllama.server.figures import (
     finish_reason,
     metrics,
@@ -28,7 +19,7 @@ from specllama.server.figures import (
     usage_so_far,
 )
 from specllama.server.likelihood import chances_of, in_chat
-from specllama.server.refusals import Refusal, wrong
+from specllama.server.refusals import wrong
 from specllama.server.sampling import Sampling, most_chances, params_of, schema_text
 from specllama.server.tools import Call
 from specllama.server.turns import ToolChoice, ToolSpec, Turn, messages_of, tools_of
@@ -80,10 +71,26 @@ class ChatRequest(Sampling, kw_only=True):
     parallel_tool_calls: bool | None = None
 
 
-def streamed(stream: bool | None, options: StreamOptions | None) -> None:
-    """Raises Refusal: of a stream something is asked, and none is wanted."""
-    if options is not None and not stream:
+class Choices(Protocol):
+    """What requests say of their answers."""
+
+    n: int | None
+    stream: bool | None
+    stream_options: StreamOptions | None
+
+
+def replies_of(body: Choices) -> int:
+    """How many replies are wanted to each prompt.
+
+    Raises:
+        Refusal: too many, or something is asked of a stream, and none is wanted.
+    """
+    n = 1 if body.n is None else body.n
+    if not 1 <= n <= MOST_REPLIES:
+        raise wrong("n", f"n must be from 1 to {MOST_REPLIES}, got {n}")
+    if body.stream_options is not None and not body.stream:
         raise wrong("stream_options", "stream_options: they go with stream")
+    return n
 
 
 def schema_of(asked: ResponseFormat | None) -> str | None:
@@ -120,15 +127,12 @@ def arguments(given: Mapping[str, Any] | None) -> tuple[str, ...] | None:
 
 def parse(body: ChatRequest, base: GenerateParams) -> Job:
     """Raises Refusal, UsageError: a field is wrong."""
-    n = 1 if body.n is None else body.n
-    if not 1 <= n <= MOST_REPLIES:
-        raise wrong("n", f"n must be from 1 to {MOST_REPLIES}, got {n}")
+    n = replies_of(body)
     if body.add_generation_prompt and body.continue_final_message:
         raise wrong(
             "continue_final_message",
             "continue_final_message: a message is not continued where another begins",
         )
-    streamed(body.stream, body.stream_options)
     tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
     params = params_of(
         body,
@@ -165,34 +169,71 @@ def _spelled(call: Call) -> dict[str, Any]:
 Verbose = Callable[[Reply], Mapping[str, Any]]
 
 
-class ChatDialect:
-    """One answer in the words of OpenAI."""
+class ChoicesDialect(Dialect):
+    """An answer with choices, whatever they hold: OpenAI's envelope.
 
-    wire: Wire = "sse"
+    Attributes:
+        kind: what the answer is called, and ``chunk`` each part of a stream; ``mark``: how the ids
+            of both begin.
+    """
 
-    def __init__(self, body: ChatRequest, model: str, verbose: Verbose | None = None) -> None:
+    kind: str
+    chunk: str
+    mark: str
+
+    def __init__(self, body: Choices, model: str) -> None:
+        options = body.stream_options or StreamOptions()
         self._model = model
-        self._verbose = verbose
-        self._progress = bool(body.return_progress)
-        self._usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        self._continuous = body.stream_options is not None and body.stream_options.continuous
-        self._timings = bool(body.timings_per_token)
-        self._logprobs = bool(body.logprobs)
-        self._id = f"chatcmpl-{secrets.token_hex(12)}"
+        self._n = body.n or 1
+        self._usage, self._continuous = bool(options.include_usage), options.continuous
+        self._id = f"{self.mark}-{secrets.token_hex(12)}"
         self._created = now()
 
+    def _object(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "system_fingerprint": FINGERPRINT,
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+            **more,
+        }
+
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> Frame:
-        return Frame(
-            {
-                "id": self._id,
-                "object": "chat.completion.chunk",
-                "system_fingerprint": FINGERPRINT,
-                "created": self._created,
-                "model": self._model,
-                "choices": choices,
-                **more,
-            }
-        )
+        return Frame(self._object(self.chunk, choices, **more))
+
+    def _spent(self, reply: Reply) -> dict[str, Any]:
+        return {"usage": usage_so_far(reply)} if self._continuous else {}
+
+    def _whole(self, choices: list[dict[str, Any]], replies: list[Reply]) -> dict[str, Any]:
+        return self._object(self.kind, choices, **_figures(replies, self._n))
+
+    def ended(self, replies: list[Reply]) -> Iterable[Frame]:
+        if self._usage:
+            yield self._chunk([], **_figures(replies, self._n))
+        yield Frame("[DONE]")
+
+
+def _figures(replies: list[Reply], n: int) -> dict[str, Any]:
+    return {
+        "usage": usage(replies, n=n),
+        "timings": timings(replies),
+        "metrics": metrics(replies),
+    }
+
+
+class ChatDialect(ChoicesDialect):
+    """One answer in the words of OpenAI."""
+
+    kind, chunk, mark = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def __init__(self, body: ChatRequest, model: str, verbose: Verbose | None = None) -> None:
+        super().__init__(body, model)
+        self._verbose = verbose
+        self._progress = bool(body.return_progress)
+        self._timings = bool(body.timings_per_token)
+        self._logprobs = bool(body.logprobs)
 
     def _delta(self, reply: Reply, delta: dict[str, Any], reason: str | None = None) -> Any:
         return {"index": reply.index, "delta": delta, "finish_reason": reason}
@@ -202,7 +243,7 @@ class ChatDialect:
             yield self._chunk([self._delta(reply, {"role": "assistant", "content": ""})])
 
     def said(self, piece: Piece) -> Iterable[Frame]:
-        spent = {"usage": usage_so_far(piece.reply)} if self._continuous else {}
+        spent = self._spent(piece.reply)
         if piece.reasoning:
             delta = self._delta(piece.reply, {"reasoning_content": piece.reasoning})
             yield self._chunk([delta], **spent)
@@ -226,30 +267,9 @@ class ChatDialect:
             metrics=metrics([reply]),
         )
 
-    def ended(self, replies: list[Reply]) -> Iterable[Frame]:
-        if self._usage:
-            yield self._chunk(
-                [],
-                usage=usage(replies, n=len(replies)),
-                timings=timings(replies),
-                metrics=metrics(replies),
-            )
-        yield Frame("[DONE]")
-
     def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
         told = {} if self._verbose is None else {"__verbose": self._verbose(replies[0])}
-        return {
-            **told,
-            "id": self._id,
-            "object": "chat.completion",
-            "system_fingerprint": FINGERPRINT,
-            "created": self._created,
-            "model": self._model,
-            "choices": [self._choice(reply) for reply in replies],
-            "usage": usage(replies, n=len(replies)),
-            "timings": timings(replies),
-            "metrics": metrics(replies),
-        }
+        return {**told, **self._whole([self._choice(reply) for reply in replies], replies)}
 
     def _choice(self, reply: Reply) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": reply.text}
@@ -266,6 +286,3 @@ class ChatDialect:
         if self._logprobs:
             choice["logprobs"] = {"content": in_chat(chances_of(reply.rounds))}
         return choice
-
-    def failed(self, refusal: Refusal) -> Iterable[Frame]:
-        yield Frame(openai_error(refusal))

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from specllama.interface import Prompt
-from specllama.server.chat_completions import MOST_REPLIES, StreamOptions, streamed
-from specllama.server.dialect import (
-    FINGERPRINT,
-    Frame,
-    Job,
-    Piece,
-    Reply,
-    Wire,
-    now,
-    openai_error,
-)
-from specllama.server.figures import finish_reason, metrics, timings, usage, usage_so_far
+from specllama.server.chat_completions import ChoicesDialect, StreamOptions, replies_of
+from specllama.server.dialect import Frame, Job, Piece, Reply
+from specllama.server.figures import finish_reason, metrics, timings
 from specllama.server.likelihood import chances_of, in_completions
-from specllama.server.refusals import Refusal, not_offered, wrong
+from specllama.server.refusals import not_offered, wrong
 from specllama.server.sampling import Sampling, most_chances, params_of
 from specllama.settings.params import GenerateParams
 
@@ -85,9 +75,7 @@ def logprobs_of(body: CompletionRequest) -> int | None:
 
 def parse(body: CompletionRequest, base: GenerateParams) -> Job:
     """Raises Refusal, UsageError: a field is wrong."""
-    n = 1 if body.n is None else body.n
-    if not 1 <= n <= MOST_REPLIES:
-        raise wrong("n", f"n must be from 1 to {MOST_REPLIES}, got {n}")
+    n = replies_of(body)
     if body.best_of not in (None, n):
         raise not_offered("best_of", "every reply that is written is returned", "best_of")
     if body.suffix and not isinstance(body.prompt, str):
@@ -98,46 +86,30 @@ def parse(body: CompletionRequest, base: GenerateParams) -> Job:
     if body.echo and not all(isinstance(one, str) for one in prompts):
         raise not_offered("echo of token ids", "their text is what was sent", "echo")
     limit = next((one for one in (body.max_tokens, body.n_predict) if one is not None), 16)
-    streamed(body.stream, body.stream_options)
     params = params_of(body, base, chances=most_chances("logprobs", logprobs_of(body)))
     params = params.replace(max_tokens=None if limit == -1 else limit or 1)
     return Job(prompts, params, n=n, stream=bool(body.stream), silent=limit == 0)
 
 
-class CompletionDialect:
+class CompletionDialect(ChoicesDialect):
     """One answer in the words of OpenAI."""
 
-    wire: Wire = "sse"
+    kind = chunk = "text_completion"
+    mark = "cmpl"
 
     def __init__(self, body: CompletionRequest, model: str) -> None:
-        self._model = model
-        self._usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        self._continuous = body.stream_options is not None and body.stream_options.continuous
+        super().__init__(body, model)
         self._logprobs = logprobs_of(body) is not None
-        self._n = body.n or 1
         self._prompts = prompts_of(body.prompt) if body.echo else ()
-        self._id = f"cmpl-{secrets.token_hex(12)}"
-        self._created = now()
         self._written: dict[int, int] = {}
 
     def _echo(self, reply: Reply) -> str:
         return str(self._prompts[reply.index // self._n]) if self._prompts else ""
 
-    def _object(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "object": "text_completion",
-            "system_fingerprint": FINGERPRINT,
-            "created": self._created,
-            "model": self._model,
-            "choices": choices,
-            **more,
-        }
-
     def begun(self, replies: list[Reply]) -> Iterable[Frame]:
         for reply in replies if self._prompts else ():
             choice = {"index": reply.index, "text": self._echo(reply), "finish_reason": None}
-            yield Frame(self._object([choice]))
+            yield self._chunk([choice])
 
     def said(self, piece: Piece) -> Iterable[Frame]:
         index, text = piece.reply.index, piece.reasoning + piece.text
@@ -148,18 +120,11 @@ class CompletionDialect:
         if self._logprobs:
             choice["logprobs"] = in_completions(chances, self._written.get(index, 0))
         self._written[index] = self._written.get(index, 0) + len(text)
-        spent = {"usage": usage_so_far(piece.reply)} if self._continuous else {}
-        yield Frame(self._object([choice], **spent))
+        yield self._chunk([choice], **self._spent(piece.reply))
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
         choice = {"index": reply.index, "text": "", "finish_reason": finish_reason(reply)}
-        yield Frame(self._object([choice], timings=timings([reply]), metrics=metrics([reply])))
-
-    def ended(self, replies: list[Reply]) -> Iterable[Frame]:
-        if self._usage:
-            more = {"timings": timings(replies), "metrics": metrics(replies)}
-            yield Frame(self._object([], usage=usage(replies, n=self._n), **more))
-        yield Frame("[DONE]")
+        yield self._chunk([choice], timings=timings([reply]), metrics=metrics([reply]))
 
     def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
         choices = []
@@ -174,12 +139,4 @@ class CompletionDialect:
             if self._logprobs:
                 choice["logprobs"] = in_completions(chances_of(reply.rounds), len(echo))
             choices.append(choice)
-        return self._object(
-            choices,
-            usage=usage(replies, n=self._n),
-            timings=timings(replies),
-            metrics=metrics(replies),
-        )
-
-    def failed(self, refusal: Refusal) -> Iterable[Frame]:
-        yield Frame(openai_error(refusal))
+        return self._whole(choices, replies)

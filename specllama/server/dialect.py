@@ -150,13 +150,13 @@ Wire = Literal["sse", "ndjson"]
 
 
 class Dialect(Protocol):
-    """How one family spells one answer."""
+    """How one family spells one answer; most begin and end a stream without a word of their own."""
 
-    wire: Wire
+    wire: Wire = "sse"
 
     def begun(self, replies: list[Reply]) -> Iterable[Frame]:
         """The request was taken."""
-        ...
+        return ()
 
     def said(self, piece: Piece) -> Iterable[Frame]:
         """Some of a reply came."""
@@ -168,7 +168,7 @@ class Dialect(Protocol):
 
     def ended(self, replies: list[Reply]) -> Iterable[Frame]:
         """All are."""
-        ...
+        return ()
 
     def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
         """The answer to a client that does not want a stream."""
@@ -176,7 +176,7 @@ class Dialect(Protocol):
 
     def failed(self, refusal: Refusal) -> Iterable[Frame]:
         """An error in the middle of a stream."""
-        ...
+        yield Frame(openai_error(refusal))
 
 
 def now() -> int:

@@ -10,13 +10,12 @@ from weakref import WeakValueDictionary
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from specllama.interface import Message, Prompt
 from specllama.server.dialect import Frame, Job, openai_error
 from specllama.server.exchange import PING_S, Exchange, Json, Stream, encode
 from specllama.server.refusals import Refusal, refusal, wrong
-from specllama.server.service import Service, guarded
+from specllama.server.service import Row, Service
 from specllama.store.codec import params_from_dict
 
 
@@ -45,7 +44,7 @@ class Asked(msgspec.Struct):
         return self.text
 
 
-def routes(service: Service) -> list[Route]:
+def rows(service: Service) -> list[Row]:
     queue = service.queue
     # by client and id, so that no client ends the replies of another
     going: WeakValueDictionary[tuple[str, str], Exchange] = WeakValueDictionary()
@@ -98,8 +97,8 @@ def routes(service: Service) -> list[Route]:
         return Json({"stopped": exchange is not None})
 
     return [
-        Route("/specllama/info", guarded(info), methods=["GET"]),
-        Route("/specllama/count", guarded(count), methods=["POST"]),
-        Route("/specllama/generate", guarded(generate), methods=["POST"]),
-        Route("/specllama/stop", guarded(stop), methods=["POST"]),
+        ("GET /specllama/info", info),
+        ("POST /specllama/count", count),
+        ("POST /specllama/generate", generate),
+        ("POST /specllama/stop", stop),
     ]

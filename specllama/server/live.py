@@ -11,13 +11,12 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from specllama.events import Event
 from specllama.server.dialect import Frame
 from specllama.server.exchange import encode
 from specllama.server.request_queue import QueuedReply
-from specllama.server.service import Service, guarded
+from specllama.server.service import Row, Service
 from specllama.told import Told
 
 _MOST = 2000  # events that somebody who reads slowly may be behind; older ones are dropped
@@ -112,11 +111,11 @@ class Live:
             del self._watching[something]
 
 
-def routes(service: Service) -> list[Route]:
+def rows(service: Service) -> list[Row]:
     live = Live(service)
 
     async def events(request: Request) -> Response:
         service.require_slots()
         return StreamingResponse(live.frames(), media_type="text/event-stream")
 
-    return [Route("/specllama/events", guarded(events), methods=["GET"])]
+    return [("GET /specllama/events", events)]

@@ -7,14 +7,13 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from specllama.server.chat_completions import ChatDialect, ChatRequest
 from specllama.server.chat_completions import parse as parse_chat
-from specllama.server.dialect import Frame, Reply
+from specllama.server.dialect import Frame, Job, Reply
 from specllama.server.exchange import Json
 from specllama.server.refusals import Refusal
-from specllama.server.service import Service, guarded
+from specllama.server.service import Row, Service
 
 _STOPS = {"stop_token": "eosFound", "stop_string": "stopStringFound",
           "length": "maxPredictedTokensReached", "context": "contextLengthReached"}  # fmt: skip
@@ -56,7 +55,7 @@ class LmStudioDialect(ChatDialect):
         return {**super().whole(replies), "stats": stats(replies[0], self._draft)}
 
 
-def routes(service: Service) -> list[Route]:
+def rows(service: Service) -> list[Row]:
     def card() -> dict[str, Any]:
         target = service.info.target
         return {
@@ -81,13 +80,11 @@ def routes(service: Service) -> list[Route]:
             raise Refusal(404, f"only {service.model!r} is here", code="model_not_found")
         return Json(card())
 
-    async def chat(request: Request) -> Response:
-        body = await service.read(request, ChatRequest)
-        job = await service.aside(request, parse_chat, body, service.base)
-        return await service.answer(request, job, LmStudioDialect(body, service))
+    def spelled(body: ChatRequest, job: Job) -> LmStudioDialect:
+        return LmStudioDialect(body, service)
 
     return [
-        Route("/api/v0/models", guarded(models), methods=["GET"]),
-        Route("/api/v0/models/{id:path}", guarded(model), methods=["GET"]),
-        Route("/api/v0/chat/completions", guarded(chat), methods=["POST"]),
+        ("GET /api/v0/models", models),
+        ("GET /api/v0/models/{id:path}", model),
+        ("POST /api/v0/chat/completions", service.writes(ChatRequest, parse_chat, spelled)),
     ]

@@ -8,18 +8,17 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from specllama import __version__
 from specllama.server.completions import Given, prompts_of
 from specllama.server.details import ending, picked, progress, settings
-from specllama.server.dialect import Frame, Job, Piece, Reply, Wire, openai_error
+from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply
 from specllama.server.exchange import Json
 from specllama.server.figures import so_far
 from specllama.server.likelihood import in_chat, pieces
-from specllama.server.refusals import Refusal, not_offered, wrong
+from specllama.server.refusals import not_offered, wrong
 from specllama.server.sampling import Sampling, most_chances, params_of
-from specllama.server.service import Row, Service, guarded
+from specllama.server.service import Row, Service
 from specllama.server.turns import ToolSpec, Turn, messages_of, tools_of
 from specllama.settings.params import GenerateParams
 
@@ -93,10 +92,8 @@ def parse(body: NativeCompletion, base: GenerateParams) -> Job:
     return Job(prompts, params, stream=bool(body.stream), silent=limit == 0)
 
 
-class NativeDialect:
+class NativeDialect(Dialect):
     """One answer in the words of llama-server."""
-
-    wire: Wire = "sse"
 
     def __init__(self, body: NativeCompletion, model: str, params: GenerateParams) -> None:
         self._model = model
@@ -106,9 +103,6 @@ class NativeDialect:
         self._fields = body.response_fields
         self._progress = bool(body.return_progress)
         self._timings = bool(body.timings_per_token)
-
-    def begun(self, replies: list[Reply]) -> Iterable[Frame]:
-        return ()
 
     def said(self, piece: Piece) -> Iterable[Frame]:
         for text, tokens, chances in pieces(piece):
@@ -137,33 +131,26 @@ class NativeDialect:
         end.pop("completion_probabilities", None)
         yield Frame(picked(end, self._fields))
 
-    def ended(self, replies: list[Reply]) -> Iterable[Frame]:
-        return ()
-
     def whole(self, replies: list[Reply]) -> Any:
         wholes = [picked(self._end(reply), self._fields) for reply in replies]
         return wholes if len(wholes) > 1 else wholes[0]
-
-    def failed(self, refusal: Refusal) -> Iterable[Frame]:
-        yield Frame(openai_error(refusal))
 
     def _end(self, reply: Reply) -> dict[str, Any]:
         end = ending(reply, self._model, self._params, self._prompt)
         return end if self._tokens else {**end, "tokens": []}
 
 
-def routes(service: Service) -> list[Route]:
-    rows = [*_replies(service), *_texts(service), *_about(service)]
-    return [Route(path, guarded(handler), methods=methods) for path, handler, methods in rows]
+def rows(service: Service) -> list[Row]:
+    return [*_replies(service), *_texts(service), *_about(service)]
 
 
 def _replies(service: Service) -> list[Row]:
-    """Handlers, by path and methods, of what is written by the model."""
+    """What is written by the model."""
 
-    async def completion(request: Request) -> Response:
-        body = await service.read(request, NativeCompletion)
-        job = await service.aside(request, parse, body, service.base)
-        return await service.answer(request, job, NativeDialect(body, service.model, job.params))
+    def spelled(body: NativeCompletion, job: Job) -> NativeDialect:
+        return NativeDialect(body, service.model, job.params)
+
+    completion = service.writes(NativeCompletion, parse, spelled)
 
     async def infill(request: Request) -> Response:
         body = await service.read(request, InfillRequest)
@@ -172,12 +159,12 @@ def _replies(service: Service) -> list[Row]:
         before = body.input_prefix + body.prompt
         job = await service.aside(request, parse, body, service.base)
         job = await service.infilled(job, before, body.input_suffix, others)
-        return await service.answer(request, job, NativeDialect(body, service.model, job.params))
+        return await service.answer(request, job, spelled(body, job))
 
     return [
-        ("/completion", completion, ["POST"]),
-        ("/completions", completion, ["POST"]),
-        ("/infill", infill, ["POST"]),
+        ("POST /completion", completion),
+        ("POST /completions", completion),
+        ("POST /infill", infill),
     ]
 
 
@@ -236,9 +223,9 @@ def _texts(service: Service) -> list[Row]:
         return Json({"prompt": prompt})
 
     return [
-        ("/tokenize", tokenize, ["POST"]),
-        ("/detokenize", detokenize, ["POST"]),
-        ("/apply-template", template, ["POST"]),
+        ("POST /tokenize", tokenize),
+        ("POST /detokenize", detokenize),
+        ("POST /apply-template", template),
     ]
 
 
@@ -297,10 +284,10 @@ def _about(service: Service) -> list[Row]:
         return Json({"server_load": len(queue.running) + queue.n_waiting})
 
     return [
-        ("/props", props, ["GET"]),
-        ("/slots", slots, ["GET"]),
-        ("/version", version, ["GET"]),
-        ("/load", load, ["GET"]),
+        ("GET /props", props),
+        ("GET /slots", slots),
+        ("GET /version", version),
+        ("GET /load", load),
     ]
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from specllama import __version__
 from specllama.errors import SpecllamaError
@@ -20,7 +19,7 @@ from specllama.events import RoundDone
 from specllama.interface import ModelInfo, Prompt
 from specllama.models.gguf import read_header
 from specllama.server.chat_completions import think_of
-from specllama.server.dialect import Frame, Job, Piece, Reply, Wire
+from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply, Wire
 from specllama.server.exchange import Json
 from specllama.server.figures import finish_reason, metrics, timings
 from specllama.server.likelihood import chances_of, in_chat
@@ -32,7 +31,7 @@ from specllama.server.sampling import (
     params_of,
     schema_text,
 )
-from specllama.server.service import Handler, Row, Service, guarded
+from specllama.server.service import Row, Service, refuses
 from specllama.server.tools import ToolUse
 from specllama.server.turns import ToolSpec, Turn, messages_of, tools_of
 from specllama.settings.params import GenerateParams
@@ -124,7 +123,7 @@ def parse_generate(body: GenerateRequest, base: GenerateParams) -> Job:
     return _parse(body, prompt, base)
 
 
-class OllamaDialect:
+class OllamaDialect(Dialect):
     """One answer in the words of Ollama; ``chat`` or ``generate``."""
 
     wire: Wire = "ndjson"
@@ -143,9 +142,6 @@ class OllamaDialect:
             said = {"response": text, **({"thinking": thought} if thought else {})}
         return {"model": self._model, "created_at": _time(), **said, "done": False, **more}
 
-    def begun(self, replies: list[Reply]) -> Iterable[Frame]:
-        return ()
-
     def said(self, piece: Piece) -> Iterable[Frame]:
         told = _logprobs(piece.rounds)
         if piece.text or piece.reasoning or told:
@@ -153,9 +149,6 @@ class OllamaDialect:
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
         yield Frame(self._ending(reply, "", ""))
-
-    def ended(self, replies: list[Reply]) -> Iterable[Frame]:
-        return ()
 
     def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
         [reply] = replies
@@ -255,27 +248,19 @@ def _time(seconds: float | None = None) -> str:
     return now.isoformat().replace("+00:00", "Z")
 
 
-def routes(service: Service) -> list[Route]:
-    rows = [
-        *_about_model(service),
-        *_replies(service),
-        *(
-            (name, _refuse(name, _NO_MODELS), ["POST", "DELETE"])
-            for name in ("pull", "push", "create", "copy", "delete")
-        ),
-        *(
-            (name, _refuse(name, "models are loaded to write, not to embed"), ["POST"])
-            for name in ("embed", "embeddings")
-        ),
-    ]
-    return [
-        Route(f"/api/{path}", guarded(handler, error_of), methods=methods)
-        for path, handler, methods in rows
-    ]
+def rows(service: Service) -> list[Row]:
+    found = [*_about_model(service), *_replies(service)]
+    for what in ("pull", "push", "create", "copy", "delete"):
+        found.append((f"POST|DELETE /api/{what}", refuses(what, _NO_MODELS)))
+    for what in ("embed", "embeddings"):
+        found.append(
+            (f"POST /api/{what}", refuses(what, "models are loaded to write, not to embed"))
+        )
+    return found
 
 
 def _about_model(service: Service) -> list[Row]:
-    """Handlers, by path and methods, of what is told of the one model."""
+    """What is told of the one model."""
 
     def details() -> dict[str, Any]:
         target = service.info.target
@@ -332,10 +317,10 @@ def _about_model(service: Service) -> list[Row]:
         )
 
     return [
-        ("version", version, ["GET"]),
-        ("tags", tags, ["GET"]),
-        ("ps", running, ["GET"]),
-        ("show", show, ["POST"]),
+        ("GET /api/version", version),
+        ("GET /api/tags", tags),
+        ("GET /api/ps", running),
+        ("POST /api/show", show),
     ]
 
 
@@ -371,11 +356,4 @@ def _replies(service: Service) -> list[Row]:
             job = await service.infilled(job, body.prompt, body.suffix)
         return await service.answer(request, job, OllamaDialect(service.model, chat=False))
 
-    return [("chat", chat, ["POST"]), ("generate", generate, ["POST"])]
-
-
-def _refuse(what: str, reason: str) -> Handler:
-    async def refused(request: Request) -> Response:
-        raise not_offered(what, reason)
-
-    return refused
+    return [("POST /api/chat", chat), ("POST /api/generate", generate)]

@@ -8,7 +8,6 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from specllama.server.chat_completions import ChatDialect, ChatRequest
 from specllama.server.chat_completions import parse as parse_chat
@@ -17,10 +16,10 @@ from specllama.server.completions import parse as parse_completion
 from specllama.server.details import ending
 from specllama.server.dialect import Job
 from specllama.server.exchange import Json
-from specllama.server.refusals import Refusal, not_offered
+from specllama.server.refusals import Refusal
 from specllama.server.responses import ResponsesDialect, ResponsesRequest
 from specllama.server.responses import parse as parse_responses
-from specllama.server.service import Handler, Service, guarded
+from specllama.server.service import Row, Service, refuses
 
 NOT_OFFERED = {
     "embeddings": "models are loaded to write, not to embed",
@@ -61,7 +60,7 @@ def model_card(service: Service) -> dict[str, Any]:
     }
 
 
-def routes(service: Service) -> list[Route]:
+def rows(service: Service) -> list[Row]:
     async def models(request: Request) -> Response:
         more = {"has_more": False, "first_id": service.model, "last_id": service.model}
         return Json({"object": "list", "data": [model_card(service)], **more})
@@ -76,8 +75,7 @@ def routes(service: Service) -> list[Route]:
         return Json(model_card(service))
 
     async def chat(request: Request) -> Response:
-        body = await service.read(request, ChatRequest)
-        job = await service.aside(request, parse_chat, body, service.base)
+        body, job = await service.job(request, ChatRequest, parse_chat)
         verbose = None
         if body.verbose:
             equipped = await service.aside(request, service.equipped, job)
@@ -87,53 +85,31 @@ def routes(service: Service) -> list[Route]:
             verbose = partial(ending, model=service.model, params=equipped.params, prompt=prompt)
         return await service.answer(request, job, ChatDialect(body, service.model, verbose))
 
-    async def count_chat(request: Request) -> Response:
-        body = await service.read(request, ChatRequest)
-        job = await service.aside(request, parse_chat, body, service.base)
-        return await counted(request, job)
-
     async def completions(request: Request) -> Response:
-        body = await service.read(request, CompletionRequest)
-        job = await service.aside(request, parse_completion, body, service.base)
+        body, job = await service.job(request, CompletionRequest, parse_completion)
         if body.suffix:
             job = await service.infilled(job, str(body.prompt), body.suffix)
         return await service.answer(request, job, CompletionDialect(body, service.model))
 
-    async def responses(request: Request) -> Response:
-        body = await service.read(request, ResponsesRequest)
-        job = await service.aside(request, parse_responses, body, service.base)
-        return await service.answer(request, job, ResponsesDialect(body, service.model, job.params))
+    def respond(body: ResponsesRequest, job: Job) -> ResponsesDialect:
+        return ResponsesDialect(body, service.model, job.params)
 
-    async def count_input(request: Request) -> Response:
-        body = await service.read(request, ResponsesRequest)
-        job = await service.aside(request, parse_responses, body, service.base)
-        return await counted(request, job)
-
-    async def counted(request: Request, job: Job) -> Response:
-        n = await service.count(request, job)
-        return Json({"object": "response.input_tokens", "input_tokens": n})
-
-    def refuse(what: str, reason: str) -> Handler:
-        async def refused(request: Request) -> Response:
-            raise not_offered(what, reason)
-
-        return refused
-
+    counted = {"object": "response.input_tokens"}
+    count_chat = service.counts(ChatRequest, parse_chat, **counted)
+    count_input = service.counts(ResponsesRequest, parse_responses, **counted)
+    found: list[Row] = [
+        ("POST /chat/completions", chat),
+        ("POST /completions", completions),
+        ("POST /responses", service.writes(ResponsesRequest, parse_responses, respond)),
+        ("POST /chat/completions/input_tokens", count_chat),
+        ("POST /responses/input_tokens", count_input),
+        ("GET /models", models),
+        ("GET /models/{id:path}", model),
+        *((f"GET|POST /{what}", refuses(what, reason)) for what, reason in NOT_OFFERED.items()),
+    ]
     return [
-        Route(f"{prefix}{path}", guarded(handler), methods=methods)
+        (where.replace(" ", f" {prefix}"), handler)
         for prefix in ("/v1", "")
-        for path, handler, methods in (
-            ("/chat/completions", chat, ["POST"]),
-            ("/completions", completions, ["POST"]),
-            ("/responses", responses, ["POST"]),
-            ("/chat/completions/input_tokens", count_chat, ["POST"]),
-            ("/responses/input_tokens", count_input, ["POST"]),
-            ("/models", models, ["GET"]),
-            ("/models/{id:path}", model, ["GET"]),
-            *(
-                (f"/{what}", refuse(what, reason), ["GET", "POST"])
-                for what, reason in NOT_OFFERED.items()
-            ),
-        )
-        if (prefix, path) != ("", "/completions")  # that is llama-server's own
+        for where, handler in found
+        if (prefix, handler) != ("", completions)  # that is llama-server's own
     ]

@@ -20,6 +20,7 @@ from functools import partial
 from time import monotonic, perf_counter
 from typing import Any, Protocol
 
+from specllama.engine.host import EngineHost
 from specllama.engine.process import OnMessage
 from specllama.engine.turns import Turns
 from specllama.errors import EngineDied, EngineStuck, SpecllamaError
@@ -35,28 +36,6 @@ POISON_S = 600.0  # for so long a suspect is one, or refused
 AGAIN_S = 30.0  # an engine that died sooner after its start is not started again unasked
 
 IN_ALL = 4  # requests of all clients that may wait: so many times as many as of one
-
-
-class Host(Protocol):
-    """What runs the engine: ``EngineHost``."""
-
-    @property
-    def info(self) -> EngineInfo: ...
-
-    @property
-    def ready(self) -> bool: ...
-
-    def start(self) -> EngineInfo: ...
-
-    on_death: Callable[[], object]
-
-    def send(
-        self, prompt: Prompt, params: GenerateParams, on_message: OnMessage, *, whose: str = ""
-    ) -> Callable[[], None]: ...
-
-    def ask(self, method: str, *args: Any, on_message: OnMessage, whose: str = "") -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -161,7 +140,7 @@ class RequestQueue:
         places: of the requests that were let in and are not over.
     """
 
-    def __init__(self, host: Host, *, lanes: int, most: int = 64) -> None:
+    def __init__(self, host: EngineHost, *, lanes: int, most: int = 64) -> None:
         self.host = host
         self.lanes = lanes
         self.most = most

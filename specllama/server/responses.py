@@ -11,7 +11,7 @@ import msgspec
 from specllama.interface import Message
 from specllama.server.chat_completions import think_of
 from specllama.server.details import progress
-from specllama.server.dialect import Frame, Job, Piece, Reply, Wire, now
+from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply, now
 from specllama.server.figures import metrics, so_far, timings
 from specllama.server.refusals import Refusal, not_offered, wrong
 from specllama.server.sampling import Format, Sampling, params_of, schema_text
@@ -254,10 +254,8 @@ def _bare(value: Any) -> Any:
     return [{k: v for k, v in one.items() if v is not None} for one in value]
 
 
-class ResponsesDialect:
+class ResponsesDialect(Dialect):
     """One answer as items of output."""
-
-    wire: Wire = "sse"
 
     def __init__(self, body: ResponsesRequest, model: str, params: GenerateParams) -> None:
         self._body = body

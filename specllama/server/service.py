@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec, TypeVar
@@ -12,22 +11,20 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from specllama.errors import PromptTooLong, SpecllamaError, UsageError
+from specllama.errors import PromptTooLong, UsageError
 from specllama.interface import EngineInfo, Message
 from specllama.server.aside import Aside
-from specllama.server.dialect import Dialect, Job, now, openai_error
+from specllama.server.dialect import Dialect, Job, now
 from specllama.server.exchange import Json, answer, scribe
 from specllama.server.guard import Access, read_body
 from specllama.server.known import refuse_known
 from specllama.server.prometheus import Metrics
-from specllama.server.refusals import Refusal, loading, malformed, not_offered, refusal
+from specllama.server.refusals import Refusal, loading, malformed, not_offered
 from specllama.server.request_queue import RequestQueue
 from specllama.server.sampling import Sampling, numbered, words_of
 from specllama.server.tools import equipped
 from specllama.server.traffic import Traffic
 from specllama.settings.params import GenerateParams
-
-logger = logging.getLogger("specllama.server")
 
 # values of a body beside one for each token that can be read: no thread runs while they are made
 _VALUES = 50_000
@@ -37,7 +34,7 @@ Body = TypeVar("Body")
 P = ParamSpec("P")
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
-Row = tuple[str, Handler, list[str]]  # path, what answers it, methods
+Row = tuple[str, Handler]  # methods and path, such as "GET|POST /ping", and what answers them
 
 
 @dataclass(slots=True)
@@ -113,6 +110,48 @@ class Service:
             return call(*args, **more)
         return await self._aside.run(request.state.client, call, *args, **more)
 
+    async def job(
+        self, request: Request, kind: type[Body], parse: Callable[[Body, GenerateParams], Job]
+    ) -> tuple[Body, Job]:
+        """A request of this kind, and what it asks for.
+
+        Raises:
+            Refusal: it is none, or asks for what there is not.
+        """
+        body = await self.read(request, kind)
+        return body, await self.aside(request, parse, body, self.base)
+
+    def writes(
+        self,
+        kind: type[Body],
+        parse: Callable[[Body, GenerateParams], Job],
+        dialect: Callable[[Body, Job], Dialect],
+    ) -> Handler:
+        """Answers a request of this kind by what the model writes."""
+
+        async def handle(request: Request) -> Response:
+            body, job = await self.job(request, kind, parse)
+            return await self.answer(request, job, dialect(body, job))
+
+        return handle
+
+    def counts(
+        self,
+        kind: type[Body],
+        parse: Callable[[Body, GenerateParams], Job],
+        **more: Any,
+    ) -> Handler:
+        """Answers it by how many tokens its prompt has; ``more`` stands beside that."""
+
+        async def handle(request: Request) -> Response:
+            _, job = await self.job(request, kind, parse)
+            job = await self.aside(request, self._fitting, job)
+            client = request.state.client
+            n = await self.queue.ask("count_tokens", job.prompts[0], job.params, client=client)
+            return Json({**more, "input_tokens": n})
+
+        return handle
+
     async def infilled(
         self, job: Job, before: str, after: str, others: Sequence[tuple[str, str]] = ()
     ) -> Job:
@@ -135,14 +174,6 @@ class Service:
         job = replace(job, client=client, asked=asked, label=label)
         job = await self.aside(request, self._prepared, job)
         return await answer(request, self.queue, job, dialect, scribe(self._aside, client))
-
-    async def count(self, request: Request, job: Job) -> int:
-        """Tokens of the prompt."""
-        job = await self.aside(request, self._fitting, job)
-        n: int = await self.queue.ask(
-            "count_tokens", job.prompts[0], job.params, client=request.state.client
-        )
-        return n
 
     def _prepared(self, job: Job) -> Job:
         arm, params = self._assigned(job)
@@ -230,18 +261,10 @@ def _values(body: bytes, most: int) -> int:
     return _marks(b"".join(plain.split(b'"')[::2]))
 
 
-def guarded(
-    handler: Handler, spelled: Callable[[Refusal], dict[str, Any]] = openai_error
-) -> Handler:
-    """A route whose errors are answers, in the words of its family."""
+def refuses(what: str, reason: str) -> Handler:
+    """Answers that it is not offered."""
 
     async def handle(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except Exception as error:
-            if not isinstance(error, (Refusal, SpecllamaError)):
-                logger.exception("%s failed", request.url.path)
-            refused = refusal(error)
-            return Json(spelled(refused), refused.status, dict(refused.headers))
+        raise not_offered(what, reason)
 
     return handle
