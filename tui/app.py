@@ -28,7 +28,7 @@ from specllama.engine.host import EngineFactory, EngineHost, HostLike, LoadEngin
 from specllama.engine.inline import InlineHost
 from specllama.errors import SpecllamaError, UsageError
 from specllama.events import Event
-from specllama.interface import MethodInfo, Stepped
+from specllama.interface import EngineLike, MethodInfo
 from specllama.models.refs import NO_DRAFT
 from specllama.remote.address import Address
 from specllama.session import Session
@@ -388,7 +388,7 @@ class SpecllamaApp(PagedApp):
         prompt.put(text.rstrip("\n"))
 
 
-def _connected(server: Address, progress: Callable[[Event], None], /) -> Stepped:
+def _connected(server: Address, progress: Callable[[Event], None], /) -> EngineLike:
     from specllama.remote.engine import RemoteEngine
 
     return RemoteEngine(server)

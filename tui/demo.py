@@ -16,7 +16,7 @@ from itertools import zip_longest
 
 from specllama.engine.methods import methods
 from specllama.events import Event, LoadProgress
-from specllama.interface import EngineInfo, Message, ModelInfo, OneAtATime, Prompt
+from specllama.interface import EngineInfo, Message, ModelInfo, Prompt
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.method import Facts
 from specllama.tui.script import (
@@ -91,7 +91,7 @@ def demo_info(n_ctx: int = 4096) -> EngineInfo:
 
 
 @dataclass(slots=True)
-class DemoEngine(OneAtATime):
+class DemoEngine:
     """Satisfies ``EngineLike``. ``speed`` > 0 sleeps as long as the invented times say, divided by
     it; 0 never sleeps."""
 
@@ -207,7 +207,7 @@ class DemoEngine(OneAtATime):
 
 @dataclass(frozen=True, slots=True)
 class DemoFactory:
-    """A recipe for EngineHost; ``speed`` as in DemoEngine."""
+    """A recipe for a host; ``speed`` as in DemoEngine."""
 
     reply: str = DEMO_REPLY
     speed: float = 1.0

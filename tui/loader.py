@@ -16,7 +16,7 @@ from textual.message import Message
 from specllama.engine.host import EngineFactory, HostLike
 from specllama.errors import EngineError, ModelUnavailable, SpecllamaError
 from specllama.events import Event, LoadProgress, Notice
-from specllama.interface import EngineInfo, Stepped
+from specllama.interface import EngineInfo, EngineLike
 from specllama.models.refs import is_bundled, lasting
 from specllama.told import news
 from specllama.tui.messages import EngineFailed, EngineGone, EngineLoading, EngineReady
@@ -41,7 +41,7 @@ def loading_words(progress: LoadProgress | Notice | None) -> str:
 class NoModel:
     """The recipe as long as no model is chosen."""
 
-    def __call__(self, progress: Callable[[Event], None], /) -> Stepped:
+    def __call__(self, progress: Callable[[Event], None], /) -> EngineLike:
         raise ModelUnavailable("no model is chosen yet", "press F6 to choose one")
 
 

@@ -13,14 +13,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from specllama.cancel import Cancel
 from specllama.engine.pulse import PARTS, Pulse
 from specllama.engine.turns import Turns
 from specllama.errors import Cancelled, EngineError, SpecllamaError
 from specllama.events import Event, Finished, Started
-from specllama.interface import EngineInfo, Stepped
+from specllama.interface import EngineInfo, EngineLike, Stepped
 from specllama.settings.params import GenerateParams
 
 OnEvent = Callable[[Event], None]
@@ -31,9 +31,10 @@ GATHER_S = 0.012  # events of so long cross the pipe together: a fast model make
 
 
 class EngineFactory(Protocol):
-    """Makes the engine inside the child; must pickle. Its argument takes load progress."""
+    """Makes an engine, for a child process a ``Stepped`` one; must pickle then. Its argument takes
+    load progress."""
 
-    def __call__(self, progress: OnEvent, /) -> Stepped: ...
+    def __call__(self, progress: OnEvent, /) -> EngineLike: ...
 
 
 class Link:
@@ -201,7 +202,7 @@ def serve(conn: Connection, factory: EngineFactory, log: str, pulse: Pulse) -> N
     _begin("commands", link.listen)
     writing = _begin("events", link.write)
     try:
-        engine = factory(link.progress)
+        engine = cast(Stepped, factory(link.progress))
         link.send("ready", 0, engine.info)
     except SpecllamaError as error:
         link.send("failed", 0, error)

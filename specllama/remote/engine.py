@@ -14,12 +14,7 @@ import msgspec
 
 from specllama.cancel import Cancel
 from specllama.events import Event, event_from_dict
-from specllama.interface import (
-    EngineInfo,
-    Message,
-    OneAtATime,
-    Prompt,
-)
+from specllama.interface import EngineInfo, Message, Prompt
 from specllama.remote.address import Address, checked, code_of, error_of, events_of
 from specllama.settings.params import GenerateParams
 from specllama.store.codec import params_to_dict
@@ -27,7 +22,7 @@ from specllama.store.codec import params_to_dict
 _LOADING_S = 0.5  # between two looks at a server that loads its model
 
 
-class RemoteEngine(OneAtATime):
+class RemoteEngine:
     """See ``EngineLike``; everything it asks goes to a server. A server that loads its model is
     waited for. Several threads may ask at once.
 

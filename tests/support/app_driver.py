@@ -36,6 +36,7 @@ class Recipe:
             self.gate()
         if self.error is not None:
             raise self.error
+        self.engine.closed = False  # it is opened anew
         return self.engine
 
 

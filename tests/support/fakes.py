@@ -25,9 +25,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from one_at_a_time import OneAtATime
+
 from specllama.errors import EngineError, PromptTooLong, SpecllamaError
 from specllama.events import Event, FinishReason, LoadProgress, Notice, RoundDone
-from specllama.interface import EngineInfo, Message, MethodInfo, ModelInfo, OneAtATime
+from specllama.interface import EngineInfo, Message, MethodInfo, ModelInfo
 from specllama.settings.params import GenerateParams
 from specllama.tui.script import (
     N_VOCAB,

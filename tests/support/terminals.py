@@ -31,8 +31,9 @@ if __name__ == "__main__":
     sys.exit(run({target!r}, params=GenerateParams(seed=1, max_tokens={max_tokens}), {more}))
 """
 DEMO = """
-    from specllama.tui import app, demo
-    app.LoadEngine = lambda target, draft, options: demo.DemoFactory(speed=1.0)
+    from stepped_demo import SteppedDemoFactory
+    from specllama.tui import app
+    app.LoadEngine = lambda target, draft, options: SteppedDemoFactory(speed=1.0)
 """
 
 

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable
 
 import pytest
+from stepped_demo import SteppedDemoFactory
 from textual.pilot import Pilot
 
 from specllama import paths
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import FlushPace
-from specllama.tui.demo import DEMO_REPLY, DemoFactory
+from specllama.tui.demo import DEMO_REPLY
 from specllama.tui.widgets.message import AssistantMessage
 
 KILLS = 3
@@ -36,7 +37,7 @@ async def kill_and_recover(kills: int, seed: int = 1) -> None:
     rng = random.Random(seed)
     app = SpecllamaApp(
         target="demo",
-        factory_for=lambda target, draft: DemoFactory(speed=2.0),
+        factory_for=lambda target, draft: SteppedDemoFactory(speed=2.0),
         params=GenerateParams(seed=7),
         pace=FlushPace(0.02),
     )

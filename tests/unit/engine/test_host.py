@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 from fakes import AbortingRecipe, Reply, ScriptedEngine, ScriptedRecipe, engine_info
+from one_at_a_time import OneAtATime
 
 from specllama.cancel import Cancel
 from specllama.engine.host import EngineHost, LoadEngine
 from specllama.engine.process import last_words
 from specllama.errors import BadGguf, EngineDied, EngineError, PromptTooLong
 from specllama.events import Event, Finished, LoadProgress, Notice, TextDelta
-from specllama.interface import EngineInfo, Message, OneAtATime, Stepped
+from specllama.interface import EngineInfo, Message, Stepped
 from specllama.settings.params import GenerateParams
 
 LONG = " ".join(f"word{i}" for i in range(400))

@@ -1,0 +1,22 @@
+"""The demonstration engine in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from one_at_a_time import OneAtATime
+
+from specllama.events import Event
+from specllama.tui.demo import DemoEngine, DemoFactory
+
+
+class SteppedDemo(DemoEngine, OneAtATime):
+    """See ``OneAtATime``."""
+
+
+class SteppedDemoFactory(DemoFactory):
+    """A recipe for ``EngineHost``."""
+
+    def __call__(self, progress: Callable[[Event], None], /) -> SteppedDemo:
+        made = super().__call__(progress)
+        return SteppedDemo(made.reply, made.speed, made.tree, info=made.info)
