@@ -84,7 +84,7 @@ def read_facts(header: GgufHeader) -> DflashFacts:
     check_loadable(header, "head")
     if header.integer("dflash.hyper_connection.count"):
         raise UnsupportedModel(
-            f"{name} is made of DeepSeek-V4 blocks, which nobody has tried here",
+            f"{name} is made of DeepSeek-V4 blocks, which specllama does not know",
             "draft with --proposer ngram, suffix or a draft model",
         )
     if header.key_length != header.value_length or header.key_length < 1 or not header.head_count:

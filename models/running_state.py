@@ -42,7 +42,7 @@ def rollback(header: GgufHeader) -> str:
 
 
 def planes(max_rows: int) -> int:
-    """States after its last tokens that a pass keeps, by its most rows."""
+    """How many states after its last tokens a pass of at most ``max_rows`` rows keeps."""
     return min(PLANES, max_rows - 1)
 
 
@@ -72,7 +72,7 @@ def state_bytes(header: GgufHeader) -> int:
 
 
 def kept_bytes(header: GgufHeader, max_rows: int) -> int:
-    """Bytes of the state of a text and its planes, by the most rows of a pass."""
+    """Bytes of a text's state and of the states that a pass of at most ``max_rows`` rows keeps."""
     count = 1 + planes(max_rows) if header.architecture in WITH_PLANES else 1
     return count * state_bytes(header)
 

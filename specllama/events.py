@@ -235,7 +235,7 @@ class Payoff:
     target came to judge ``judged`` and kept ``accepted``. ``lost_ms`` is what drafting lost per
     token where it was tried, or what a guess is expected to lose. ``plain_age_s`` is how long ago,
     at worst, the newest plain step was when a round was compared with it; None where plain steps
-    were measured for the verdict, or nobody knows. Where that is too long, no answer is sure.
+    were measured for the verdict, or that is unknown. Where it is too long, no answer is sure.
     """
 
     answer: Answer

@@ -23,7 +23,7 @@ class Message:
     Attributes:
         reasoning: the thought that came before a reply.
         seams: what the model wrote before and behind the thought, see ``thoughts``; None where
-            nobody knows.
+            it is unknown.
     """
 
     role: str

@@ -80,7 +80,7 @@ class ForgettingPool(CellPool):
 
     def _cut(self, lane: CellLane, keep: int) -> None:
         lane.n_cells = keep
-        lane.tiled.clear()  # nobody asks: one lane shares nothing
+        lane.tiled.clear()  # not asked for: one lane shares nothing
         self._set_back(lane)
 
     def _set_back(self, lane: CellLane, *, replay: bool = True) -> None:
@@ -171,7 +171,7 @@ class RunningPool(ForgettingPool):
     def decided(self, lane: CellLane) -> None:
         super().decided(lane)
         if lane.n_cells - len(lane.tokens) > self._depth:
-            self.settle()  # reading again takes time, which is that of whoever cuts
+            self.settle()  # reading again takes time, which is the caller's
 
     def _before(self, keep: int) -> Checkpoint | None:
         """The last checkpoint within the first ``keep`` tokens."""

@@ -18,7 +18,7 @@ from specllama.verdict import Interval
 LEVEL = 0.05  # 1 in 20 intervals misses the truth
 # After every pair of a race the interval is looked at: eight looks at this level miss as seldom.
 LOOKED_AT = 0.01
-LITTLE = 0.05  # a loss that nobody feels
+LITTLE = 0.05  # a loss that is not felt
 
 Pairs = Sequence[tuple[float, float]]
 """Speeds, plainly and the other way."""

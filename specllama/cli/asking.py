@@ -18,7 +18,7 @@ def confirm(question: str, *, default: bool = True) -> None:
         default: the answer of a bare Enter.
 
     Raises:
-        UsageError: standard input is no terminal, so nobody can answer.
+        UsageError: standard input is no terminal, so no answer can come.
         click.Abort: the answer is no.
     """
     if not sys.stdin.isatty():

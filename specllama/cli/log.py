@@ -253,9 +253,7 @@ def plot(run: str, png: Path | None, as_json: bool) -> None:
 @click.option(
     "--csv", "form", flag_value="csv", default="csv", help="Write CSV, one row per round (default)."
 )
-@click.option(
-    "--json", "form", flag_value="json", help="Write all figures of the run as one JSON object."
-)
+@click.option("--json", "form", flag_value="json", help="Write the whole run as one JSON object.")
 @click.option(
     "--html",
     "form",

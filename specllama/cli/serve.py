@@ -137,7 +137,7 @@ def command(
     keys = _keys(api_key_file)
     if not (is_loopback(host) or keys or insecure):
         raise UsageError(
-            f"anybody who reaches {host} could use this server",
+            f"any program that reaches {host} could use this server",
             "give --api-key-file, or --insecure if that is meant",
         )
     model = loading.model_of(settings, quiet=quiet)

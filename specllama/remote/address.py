@@ -66,7 +66,7 @@ class Address:
         """What its lanes do, as it happens, from now on.
 
         Raises:
-            SpecllamaError: nobody answers, or not any more.
+            SpecllamaError: no server answers, or not any more.
         """
         with (
             self.spoken(),

@@ -28,7 +28,7 @@ class RemoteEngine:
 
     Raises:
         UsageError: that is no address.
-        EngineDied: nobody answers there, or somebody else than a specllama.
+        EngineDied: no server answers there, or one that is no specllama.
         EngineError: it does not let us in.
     """
 
@@ -66,7 +66,7 @@ class RemoteEngine:
         body = {**_asked(prompt), "params": params_to_dict(params), "id": id}
         cancel = cancel or Cancel()
 
-        def stop() -> None:  # whoever cancels need not wait
+        def stop() -> None:  # the caller need not wait
             threading.Thread(target=self._stop, args=(id,), daemon=True).start()
 
         with (

@@ -34,7 +34,7 @@ class Job:
         asked: the request as it was received, hashed.
         label: of the workload; arm: of an experiment.
         tools: what the model may call.
-        silent: the prompts are only read, for whoever comes with them next.
+        silent: the prompts are only read, for a later request.
         progress: tell how far a prompt is read.
     """
 

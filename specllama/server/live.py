@@ -19,7 +19,7 @@ from specllama.server.request_queue import QueuedReply
 from specllama.server.service import Row, Service
 from specllama.told import Told
 
-_MOST = 2000  # events that somebody who reads slowly may be behind; older ones are dropped
+_MOST = 2000  # events that a slow reader may be behind; older ones are dropped
 LOOK_S = 1.0  # between two looks at the engine's figures
 _TOLD = ("live", "dead", "free", "compactions", "preemptions", "parked_bytes")
 _TEXTS = ("drafted_text", "target_text", "emitted_text", "text", "reasoning", "seams",

@@ -163,7 +163,7 @@ class TurnScreen(Inked, Screen[None]):
     def count_context(self) -> None:
         """How much of the context the conversation takes, from the counters of its last reply.
 
-        If the last message is not a reply, nobody has counted: the strip says so.
+        If the last message is not a reply, its tokens were not counted: the strip says so.
         """
         messages = self.session.messages
         record = self.records.get(len(messages) - 1)
@@ -368,7 +368,7 @@ class TurnScreen(Inked, Screen[None]):
             self.post_message(EngineReady(self.loader.host.info))
         if batch.error is None and (death := self.loader.host.death) is not None:
             self.post_message(EngineGone(death))  # behind the reply's last word
-        # Only once everything is drawn: whoever waits for the end of the turn finds it complete.
+        # Only once everything is drawn: a caller that waits for the end finds it complete.
         self.turn = self.live = None
         live.record.live = False
         self._tell_screens(live.record)
