@@ -5,9 +5,9 @@ what is rejected gathers at the end. ``cell_books`` frees or keeps it.
 
 Where passes of some widths only are computed alike, those that return rows are given one of these
 widths (``keep_to``): guesses that no drafter offered are hung on their longest part, and given
-up as rejected ones are. They are rows like all others, in the lane's own text and with logits, so that
-nothing tells a pass with pads from one without. They come last: their cells are free again before
-the next pass.
+up as rejected ones are. They are rows like all others, in the lane's own text and with logits, so
+that nothing tells a pass with pads from one without. They come last: their cells are free again
+before the next pass.
 
 The library ends the process on some bad calls: what it would not take is refused here before.
 """
