@@ -36,6 +36,22 @@ class Task:
     ignore_eos: bool = False
 
 
+def tasks_of(
+    prompts: Sequence[BenchPrompt],
+    temperatures: Sequence[float],
+    max_tokens: int,
+    seed: int = 1,
+    *,
+    ignore_eos: bool = False,
+) -> list[Task]:
+    """Each prompt at each temperature; ``seed`` is the first prompt's, each further one adds 1."""
+    return [
+        Task(prompt, temperature, max_tokens, seed + n, ignore_eos)
+        for n, prompt in enumerate(prompts)
+        for temperature in temperatures
+    ]
+
+
 @dataclass(slots=True)
 class RunFigures:
     """What one answer took. Seconds; ``decode_s`` is from the first token to the last."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, count
 from typing import Any
 
-from specllama.bench.arms import EngineArm, Task
+from specllama.bench.arms import EngineArm, Task, tasks_of
 from specllama.bench.measure import PassCosts, measure_costs
 from specllama.bench.prompts import BenchPrompt
 from specllama.bench.runner import Comparison, Progress, compare
@@ -120,17 +120,6 @@ def pick(prompts: Sequence[BenchPrompt], per_slice: int, skip: int = 0) -> list[
         if skip < n <= skip + per_slice:
             out.append(prompt)
     return out
-
-
-def tasks_of(
-    prompts: Sequence[BenchPrompt], temperatures: Sequence[float], max_tokens: int
-) -> list[Task]:
-    """Each prompt at each temperature; prompts have seeds of their own."""
-    return [
-        Task(prompt, temperature, max_tokens, seed)
-        for seed, prompt in enumerate(prompts, 1)
-        for temperature in temperatures
-    ]
 
 
 def acceptance(

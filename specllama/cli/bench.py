@@ -180,7 +180,7 @@ def run(
     With --server the arms run there, in one process with its other clients: each method has one
     arm, and the server goes on learning.
     """
-    from specllama.bench.arms import Task
+    from specllama.bench.arms import tasks_of
     from specllama.bench.checked import of_comparison
     from specllama.bench.energy import EnergyMeter
     from specllama.bench.provenance import provenance
@@ -209,11 +209,7 @@ def run(
         for arm in arms:
             stack.callback(arm.close)
         _tell_apart(arms)
-        tasks = [
-            Task(prompt, temperature, max_tokens, seed + n, ignore_eos)
-            for n, prompt in enumerate(chosen)
-            for temperature in temperatures
-        ]
+        tasks = tasks_of(chosen, temperatures, max_tokens, seed, ignore_eos=ignore_eos)
         with Meter("comparing") as bar:
             meter = EnergyMeter()
             result = compare(arms, tasks, repetitions=repetitions, progress=bar.at, meter=meter)

@@ -151,8 +151,7 @@ def command(
     with contextlib.ExitStack() as stack:
         say_settings(settings)
         engine = stack.enter_context(_opened(settings, parallel, quiet=as_json))
-        widths = widths or _as_set(settings, "draft-max", but=0)
-        widths = widths or _usual(window, engine.info.exact_rows)
+        widths = widths or _usual(settings, window, engine.info.exact_rows)
         wanted = _wanted(proposers or _as_set(settings, "proposer", but="none"))
         names, skipped = _methods(engine, wanted, len(chosen), quiet=as_json)
         if pauses_ms:
@@ -174,8 +173,7 @@ def command(
             if parallel > 1:
                 proof.take(prove_together(engine, chosen, **wishes))
             else:
-                found = prove(engine, chosen, **wishes, warm=True, on_skip=proof.leave_out)
-                proof.take(found)
+                proof.take(prove(engine, chosen, **wishes, warm=True, on_skip=proof.leave_out))
             proof.probes = probe_stated_rows(engine, chosen)
             proof.finished = True
         finally:
@@ -317,5 +315,7 @@ def _as_set(settings: Settings, name: str, *, but: object = None) -> tuple[Any, 
     return () if value in (None, but) else (value,)
 
 
-def _usual(window: WindowKind, exact_rows: int) -> tuple[int, ...]:
+def _usual(settings: Settings, window: WindowKind, exact_rows: int) -> tuple[int, ...]:
+    if most := _as_set(settings, "draft-max", but=0):
+        return most
     return (GenerateParams().draft_limit(exact_rows) if window == "auto" else 4,)

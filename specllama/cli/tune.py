@@ -134,8 +134,7 @@ def command(
         if where is None:
             diagnostics.warn(f"the profile could not be written to {profiles_dir()}")
     if as_json:
-        kept = None if where is None else str(where)
-        output.document({**result.to_dict(), "provenance": facts, "profile": kept})
+        output.document({**result.to_dict(), "provenance": facts, "profile": where and str(where)})
         return
     for line in describe(result, charts=not quick):
         output.line(line)
