@@ -245,15 +245,8 @@ class Rounds:
         self, draft: Draft, verdict: Verdict, tokens: tuple[int, ...], at: _Times
     ) -> Outcome:
         shared = self._shared
-        return Outcome(
-            len(draft),
-            len(verdict.path),
-            tokens,
-            at.draft_ms,
-            at.round_ms if shared is None else at.own_ms + shared.ms,
-            shared,
-            at.wait_ms,
-        )
+        ms = at.round_ms if shared is None else at.own_ms + shared.ms
+        return Outcome(len(draft), len(verdict.path), tokens, at.draft_ms, ms, shared, at.wait_ms)
 
     def _begin(self) -> _Times:
         begin = self._clock()
