@@ -141,7 +141,7 @@ class Service:
         parse: Callable[[Body, GenerateParams], Job],
         **more: Any,
     ) -> Handler:
-        """Answers it by how many tokens its prompt has; ``more`` stands beside that."""
+        """Answers it by how many tokens its prompt has; ``more`` goes with that."""
 
         async def handle(request: Request) -> Response:
             _, job = await self.job(request, kind, parse)
