@@ -26,10 +26,13 @@ class Event:
     ends: ClassVar[bool] = False
 
     def to_dict(self) -> dict[str, Any]:
+        """What ``unknown`` names is null; see ``Finished``."""
         out: dict[str, Any] = {"type": self.type}
+        unknown = getattr(self, "unknown", ())
         for f in dataclasses.fields(self):
-            value = getattr(self, f.name)
+            value: Any = None if f.name in unknown else getattr(self, f.name)
             out[f.name] = value.to_dict() if hasattr(value, "to_dict") else _plain(value)
+        out.pop("unknown", None)
         return out
 
 
@@ -66,7 +69,7 @@ class Started(Event):
     """The request was accepted; what will run and how exact it is.
 
     ``tokenize_ms`` is what it took to render and tokenize the prompt, ``queue_ms`` what it then
-    waited until the prompt was read.
+    waited until the prompt was read. For ``unknown`` see ``Finished``.
     """
 
     type: ClassVar[str] = "started"
@@ -80,6 +83,7 @@ class Started(Event):
     exactness: str
     tokenize_ms: float = 0.0
     queue_ms: float = 0.0
+    unknown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +269,10 @@ class Finished(Event):
     not the whole (see ``thoughts``). Of a reply that was continued, ``text`` and ``reasoning`` are
     what is new, ``seams`` are those of the whole. ``stop`` is the stop string that ended it, if one
     did. ``verdict`` is None of plain decoding.
+
+    Another engine tells less: ``engine`` names it, ``token_ids`` is empty, ``counted`` is its own
+    count of the tokens, and ``unknown`` names the fields whose 0 means that it does not tell: they
+    are null in JSON. ``draft_at_most``: ``draft_n`` is an upper bound.
     """
 
     type: ClassVar[str] = "finish"
@@ -294,6 +302,25 @@ class Finished(Event):
     seams: tuple[str, str] | None = None
     stop: str | None = None
     verdict: Payoff | None = None
+    engine: str = ""
+    counted: int | None = None
+    draft_at_most: bool = False
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int | None:
+        """How many it has; None where that is not told."""
+        return self.counted if self.engine else len(self.token_ids)
+
+    @property
+    def used(self) -> int | None:
+        """Tokens of the context that prompt and reply take; None where that is not told."""
+        prompt, written = self.known("prompt_n"), self.tokens
+        return None if prompt is None or written is None else prompt + written
+
+    def known(self, name: str) -> int | None:
+        """One of the counts, None where it is not told."""
+        return None if name in self.unknown else getattr(self, name)
 
 
 Said = TextDelta | ReasoningDelta
@@ -319,6 +346,13 @@ def _chances(data: dict[str, Any]) -> Chances:
     return Chances(data["token"], data["logprob"], tuple(data["bytes"]), tuple(top))
 
 
+def with_unknown(cls: type[Event], data: dict[str, Any]) -> dict[str, Any]:
+    """The counts that are null in JSON, as the fields of an event say it."""
+    unknown = [f.name for f in dataclasses.fields(cls)
+               if f.type == "int" and f.name in data and data[f.name] is None]  # fmt: skip
+    return {**data, **dict.fromkeys(unknown, 0), "unknown": unknown} if unknown else data
+
+
 def event_from_dict(data: dict[str, Any]) -> Event:
     """The inverse of ``to_dict``; unknown keys are ignored, so that newer writers stay readable.
 
@@ -326,6 +360,7 @@ def event_from_dict(data: dict[str, Any]) -> Event:
         KeyError: the type is unknown or a required field is missing.
     """
     cls = EVENT_TYPES[data["type"]]
+    data = with_unknown(cls, data)
     values: dict[str, Any] = {}
     for f in dataclasses.fields(cls):
         if f.name not in data:

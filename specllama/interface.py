@@ -63,8 +63,14 @@ class ModelInfo:
     kv_types: str = "auto/auto"  # of K and V
     card: Mapping[str, float] = field(default_factory=dict)
 
+    @classmethod
+    def elsewhere(cls, name: str, n_ctx: int) -> ModelInfo:
+        """A model of another engine: no file of it is known; ``n_ctx`` 0 where that is not."""
+        return cls("", name, "", "", 0, 0, n_ctx, 0, 0, 0, 0, kv_types="")
+
     def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        told = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return told if self.path else {name: value or None for name, value in told.items()}
 
 
 @dataclass(frozen=True, slots=True)

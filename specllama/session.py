@@ -445,7 +445,9 @@ def _figures(told: Told, *, counted: bool) -> dict[str, Any] | None:
         return {name: value for name, value in end.items() if name not in _UNSTORED_STATS}
     if told.started is None:
         return None
-    return {"seed": told.started.seed} | ({"emitted": told.stats.emitted} if counted else {})
+    counted = counted and not told.started.unknown
+    seed = told.started.to_dict()["seed"]
+    return {"seed": seed} | ({"emitted": told.stats.emitted} if counted else {})
 
 
 def _newest_that_fit(

@@ -112,8 +112,8 @@ class Record:
         if self.live and started is not None:
             past = self.rounds[-1] if len(self.rounds) > self.starts[-1][0] else None
             used = past.n_past + 1 + len(past.emitted) if past else started.prompt_n
-            return used, started.n_ctx
-        return None if done is None else (done.prompt_n + len(done.token_ids), done.n_ctx)
+            return None if "prompt_n" in started.unknown else (used, started.n_ctx)
+        return None if done is None or done.used is None else (done.used, done.n_ctx)
 
 
 def depth_of(done: RoundDone) -> list[int]:
@@ -165,7 +165,9 @@ def glyph_run(done: RoundDone, accepted: str, rejected: str, target: str) -> lis
 def _finished_from(stats: dict[str, Any]) -> Finished | None:
     """The finish line of a stored reply: its counters; text and ids are not stored with them."""
     try:
-        tokens = int(stats["draft_n_accepted"]) + int(stats["rounds"]) - int(stats["cut"])
+        tokens = 0
+        if not stats.get("engine"):
+            tokens = int(stats["draft_n_accepted"]) + int(stats["rounds"]) - int(stats["cut"])
         ids = [0] * max(0, tokens)
         event = event_from_dict({**stats, "type": "finish", "text": "", "token_ids": ids})
     except DAMAGE:

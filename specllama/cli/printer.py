@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from specllama.cli import diagnostics, output
 from specllama.events import Event, Finished, RoundDone
+from specllama.replies.figures import ReplyFigures
 from specllama.text import WordCount
 from specllama.told import news
 from specllama.verdict import words
@@ -125,12 +126,17 @@ def _count(n: int, what: str) -> str:
 def statistics_line(end: Finished) -> str:
     """One line for people: speed, latency, and how the reply ended if cut short."""
     times = end.timings
-    parts = [_count(len(end.token_ids), "token")]
+    parts = ["– tokens" if end.tokens is None else _count(end.tokens, "token")]
     if times.tok_per_s is not None:
         parts.append(f"{rate(times.tok_per_s)} tok/s")
     parts.append(f"first token {times.ttft_ms:.0f} ms")
-    parts.append(f"{_count(end.rounds, 'round')} ({end.proposer})")
-    parts.append(f"seed {end.seed}")
+    figures = ReplyFigures.of(None, (), end)
+    if end.engine and figures is not None:
+        parts += [f"guesses kept: {figures.kept_words}", end.engine]
+    else:
+        parts.append(f"{_count(end.rounds, 'round')} ({end.proposer})")
+    if "seed" not in end.unknown:
+        parts.append(f"seed {end.seed}")
     if end.near_ties:
         parts.append(f"{end.near_ties} near-ties")
     if end.reason in _ENDINGS:

@@ -25,18 +25,31 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class Address:
+    """Where a server is, and what lets us in.
+
+    Attributes:
+        kind: which engine it is, "auto" to find out.
+        model: which of its models is asked, "" where it has one.
+    """
+
     url: str
     key: str = ""
+    kind: str = "auto"
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        url = self.url.rstrip("/").removesuffix("/v1")
+        object.__setattr__(self, "url", url)
 
     @property
     def name(self) -> str:
         """The short form, for display."""
-        return self.url.rstrip("/").rpartition("/")[2]
+        return self.url.rpartition("://")[2]
 
     def at(self, path: str) -> str:
-        return f"{self.url.rstrip('/')}/specllama/{path}"
+        return f"{self.url}/specllama/{path}"
 
-    def client(self) -> httpx2.Client:
+    def client(self, read_s: float = 60.0, *, keep: bool = True) -> httpx2.Client:
         import httpx2
 
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
@@ -44,8 +57,11 @@ class Address:
         host = ""
         with suppress(ValueError):  # what is no address is said when it is asked
             host = urlsplit(self.url).hostname or ""
-        timeout = httpx2.Timeout(10.0, read=60.0)
-        return httpx2.Client(timeout=timeout, headers=headers, trust_env=not is_loopback(host))
+        timeout = httpx2.Timeout(min(10.0, read_s), read=read_s)
+        limits = httpx2.Limits() if keep else httpx2.Limits(max_keepalive_connections=0)
+        return httpx2.Client(
+            timeout=timeout, headers=headers, limits=limits, trust_env=not is_loopback(host)
+        )
 
     @contextmanager
     def spoken(self) -> Iterator[None]:

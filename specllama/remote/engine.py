@@ -16,15 +16,18 @@ from specllama.cancel import Cancel
 from specllama.events import Event, event_from_dict
 from specllama.interface import EngineInfo, Message, Prompt
 from specllama.remote.address import Address, checked, code_of, error_of, events_of
+from specllama.remote.foreign import ForeignEngine
+from specllama.remote.kinds import specllama
+from specllama.remote.kinds.kind import Found
 from specllama.settings.params import GenerateParams
 from specllama.store.codec import params_to_dict
 
 _LOADING_S = 0.5  # between two looks at a server that loads its model
 
 
-class RemoteEngine:
-    """See ``EngineLike``; everything it asks goes to a server. A server that loads its model is
-    waited for. Several threads may ask at once.
+class RemoteEngine(ForeignEngine):
+    """See ``EngineLike``: its events are those of the engine there, round by round. A server that
+    loads its model is waited for. Several threads may ask at once.
 
     Raises:
         UsageError: that is no address.
@@ -33,29 +36,28 @@ class RemoteEngine:
     """
 
     def __init__(self, address: Address) -> None:
-        self.address = address
-        self._http = self.address.client()
+        super().__init__(address, specllama.KIND, Found())
+        self._here = address.client()
         try:
             with self.address.spoken():
-                while code_of(answer := self._http.get(self.address.at("info"))) == "loading":
+                while code_of(answer := self._here.get(self.address.at("info"))) == "loading":
                     sleep(_LOADING_S)
-                self.info = msgspec.convert(checked(answer).json(), EngineInfo)
+                self._info = msgspec.convert(checked(answer).json(), EngineInfo)
         except BaseException:
             self.close()
             raise
 
-    def __enter__(self) -> RemoteEngine:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
 
     def close(self) -> None:
-        self._http.close()
+        super().close()
+        self._here.close()
 
     def count_tokens(self, prompt: str | Sequence[Message]) -> int:
         with self.address.spoken():
-            answer = self._http.post(self.address.at("count"), json=_asked(prompt))
+            answer = self._here.post(self.address.at("count"), json=_asked(prompt))
             return int(checked(answer).json()["tokens"])
 
     def generate(
@@ -71,7 +73,7 @@ class RemoteEngine:
 
         with (
             self.address.spoken(),
-            self._http.stream("POST", self.address.at("generate"), json=body) as answer,
+            self._here.stream("POST", self.address.at("generate"), json=body) as answer,
         ):
             checked(answer)
             with cancel.calling(stop):
@@ -82,7 +84,7 @@ class RemoteEngine:
 
     def _stop(self, id: str) -> None:
         with suppress(httpx2.HTTPError, RuntimeError):  # the client may be closed by now
-            self._http.post(self.address.at("stop"), json={"id": id})
+            self._here.post(self.address.at("stop"), json={"id": id})
 
 
 def _asked(prompt: Prompt) -> dict[str, Any]:

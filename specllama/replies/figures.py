@@ -34,6 +34,9 @@ class ReplyFigures:
     """Times in milliseconds.
 
     Attributes:
+        tokens, rounds, drafted, accepted: None where another engine does not tell.
+        at_most: ``drafted`` is an upper bound.
+        engine: the other engine that wrote it.
         decode_ms: from the first token to the end, or to the newest round of a reply that is
             being written. draft_ms, verify_ms: of that.
         depths: (accepted, drafted) of the guesses at depth 1, 2, ...
@@ -41,10 +44,10 @@ class ReplyFigures:
         verdict: None of plain decoding.
     """
 
-    tokens: int
-    rounds: int
-    drafted: int
-    accepted: int
+    tokens: int | None
+    rounds: int | None
+    drafted: int | None
+    accepted: int | None
     depths: tuple[tuple[int, int], ...]
     first: FirstToken | None
     decode_ms: float
@@ -52,6 +55,8 @@ class ReplyFigures:
     verify_ms: float
     plain_ms: float | None
     verdict: Payoff | None
+    at_most: bool = False
+    engine: str = ""
 
     @property
     def waiting_ms(self) -> float:
@@ -60,7 +65,8 @@ class ReplyFigures:
     @property
     def token_ms(self) -> float | None:
         """Milliseconds of each token after the first."""
-        return self.decode_ms / (self.tokens - 1) if self.tokens > 1 and self.decode_ms else None
+        more = (self.tokens or 0) - 1
+        return self.decode_ms / more if more > 0 and self.decode_ms else None
 
     @property
     def tok_per_s(self) -> float | None:
@@ -69,8 +75,19 @@ class ReplyFigures:
 
     @property
     def kept(self) -> float | None:
-        """The share of guesses that were kept."""
-        return self.accepted / self.drafted if self.drafted else None
+        """The share of guesses that were kept; of a bound on them, the least that it can be."""
+        if self.accepted is None or not self.drafted:
+            return None
+        return self.accepted / self.drafted
+
+    @property
+    def kept_words(self) -> str:
+        """How many guesses were kept, for people; "–" where nobody tells."""
+        if self.accepted is None:
+            return "–"
+        if self.drafted is None:
+            return f"{self.accepted}"
+        return f"{self.accepted} of {'≤ ' if self.at_most else ''}{self.drafted}"
 
     @staticmethod
     def of(
@@ -88,10 +105,10 @@ class ReplyFigures:
         if end is not None:
             t = end.timings
             return ReplyFigures(
-                len(end.token_ids),
-                end.rounds,
-                end.draft_n,
-                end.draft_n_accepted,
+                end.tokens,
+                end.known("rounds"),
+                end.known("draft_n"),
+                end.known("draft_n_accepted"),
                 tuple(zip(end.accepted_per_position, end.drafted_per_position, strict=False)),
                 FirstToken(t.ttft_ms, t.tokenize_ms, t.queue_ms, t.prefill_ms, t.first_decode_ms)
                 if t.ttft_ms
@@ -101,6 +118,8 @@ class ReplyFigures:
                 t.verify_ms,
                 plain_ms,
                 verdict,
+                end.draft_at_most,
+                end.engine,
             )
         stats = SpecStats.of(rounds)
         return ReplyFigures(

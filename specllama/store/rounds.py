@@ -29,7 +29,7 @@ import msgspec
 
 from specllama.cancel import Cancel
 from specllama.errors import SpecllamaError, StoreError, UsageError
-from specllama.events import Event, Finished, Notice, RoundDone, Started
+from specllama.events import Event, Finished, Notice, RoundDone, Started, with_unknown
 from specllama.files import DAMAGE
 from specllama.interface import EngineInfo, EngineLike, Message, ModelInfo, Prompt
 from specllama.paths import private_folder, rounds_dir
@@ -324,7 +324,7 @@ def _parse(line: dict[str, Any]) -> Event | None:
     if cls is None:
         return None
     try:
-        event: Event = msgspec.convert(line, cls)
+        event: Event = msgspec.convert(with_unknown(cls, line), cls)
     except DAMAGE:
         return None
     return event if all(map(_consistent, news(event).rounds)) else None

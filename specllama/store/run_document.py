@@ -55,7 +55,8 @@ def run_document(record: RunRecord, methods: Sequence[NamedMethod]) -> Document:
         if several:
             parts.append(Heading(f"Reply {turn.index + 1}"))
         parts += reply_parts(turn, methods)
-    seeds = [turn.started.seed for turn in record.turns if turn.started is not None]
+    begun = [turn.started for turn in record.turns if turn.started is not None]
+    seeds = [started.seed for started in begun if "seed" not in started.unknown]
     parts += [*provenance(record.header), settings(record.header.get("params"), seeds)]
     return Document(f"Run {record.run}", parts)
 
@@ -69,7 +70,8 @@ def reply_parts(turn: LoggedTurn, methods: Sequence[NamedMethod], text: str = ""
     if figures is not None:
         verdict = figures.verdict
         told = "Plain decoding" if verdict is None else words(verdict, "too few rounds", both=True)
-        parts += [Say(f"{told}."), Say(_figures(figures, end))]
+        parts += [Say(f"{told}.")] if not figures.engine else []
+        parts.append(Say(_figures(figures, end)))
     if not turn.rounds:
         return [*parts, Quote(text or (end.text if end else ""))]
     label = _labels(methods)
@@ -133,9 +135,13 @@ def _row(done: RoundDone, label: Any) -> list[str]:
 def _figures(found: ReplyFigures, end: Finished | None) -> str:
     speed = f", {found.tok_per_s:.1f} tokens a second" if found.tok_per_s else ""
     first = f", first token after {found.first.total:.0f} ms" if found.first else ""
+    if found.engine:
+        count = "–" if found.tokens is None else found.tokens
+        told = f"{found.engine}: {count} tokens{speed}{first}; guesses kept: {found.kept_words}."
+        return told if end is None else f"{told} Ended by {end.reason.replace('_', ' ')}."
     told = (
         f"{found.tokens} tokens in {found.rounds} rounds{speed}{first}; "
-        f"{found.accepted} of {found.drafted} guesses kept. Behind the first token: drafting "
+        f"{found.kept_words} guesses kept. Behind the first token: drafting "
         f"{found.draft_ms:.0f} ms, target {found.verify_ms:.0f} ms, "
         f"waiting {found.waiting_ms:.0f} ms."
     )

@@ -92,7 +92,7 @@ def generated(records: Iterable[RunRecord]) -> Generated:
     turns = (turn for record in records for turn in record.turns)
     replies = [one for turn in turns if (one := turn.figures) is not None and one.tok_per_s]
     return Generated(
-        sum(one.tokens - 1 for one in replies), sum(one.decode_ms for one in replies) / 1e3
+        sum((one.tokens or 1) - 1 for one in replies), sum(one.decode_ms for one in replies) / 1e3
     )
 
 

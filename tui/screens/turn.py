@@ -170,7 +170,7 @@ class TurnScreen(Inked, Screen[None]):
         if not messages:
             self.strip.used = 0
         elif messages[-1].role == "assistant" and record is not None and record.finished:
-            self.strip.used = record.finished.prompt_n + len(record.finished.token_ids)
+            self.strip.used = record.finished.used
         else:
             self.strip.used = None
         self.refresh_strip()
@@ -304,7 +304,7 @@ class TurnScreen(Inked, Screen[None]):
             if self._before is not None:
                 live.show_version(*self.session.version(live.index))
             strip.n_ctx = batch.started.n_ctx
-            strip.used = batch.started.prompt_n
+            strip.used = None if batch.started.unknown else batch.started.prompt_n
             # A reply that is continued is part of its own prompt.
             self._prompt_n = batch.started.prompt_n - before
             strip.source = batch.started.proposer

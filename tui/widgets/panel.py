@@ -138,17 +138,23 @@ class Drawing:
     def depth(self, found: ReplyFigures) -> Iterator[Section]:
         pairs = [(a, n) for a, n in found.depths if n]
         if not pairs:
+            if found.engine:
+                yield Section("Guesses kept", "", [Content(self.g.text(found.kept_words))])
             return
         lines = [
             self.bar(f"guess {i}", a, n, f"{a / n:.0%} of {n}", self.ink.good)
             for i, (a, n) in enumerate(pairs[:DEPTHS], 1)
         ]
-        yield Section("Kept by depth", f"{found.accepted} of {found.drafted}", lines)
+        yield Section("Kept by depth", found.kept_words, lines)
 
     def time(self, found: ReplyFigures) -> Iterator[Section]:
-        if (each := found.token_ms) is None:
+        if (each := found.token_ms) is None or found.tokens is None:
             return
         n, accent = found.tokens - 1, self.ink.accent
+        if found.engine:  # it does not tell what its time went into
+            line = self.bar("all", each, each, duration(each), accent)
+            yield Section("Time for a token", duration(each), [line])
+            return
         parts = (("draft", found.draft_ms), ("verify", found.verify_ms))
         rows = [(name, ms / n, accent) for name, ms in (*parts, ("waiting", found.waiting_ms))]
         if not found.draft_ms:
@@ -184,6 +190,8 @@ class Drawing:
             )
             if ms >= 0.05
         ]
+        if found.engine:
+            parts = [("all", took.total, ink.accent, g.line)]
         cells: Line = [
             (cell * max(1, round(ms / took.total * self.width)), style)
             for _, ms, style, cell in parts
@@ -205,7 +213,7 @@ class Drawing:
             done, rest = g.meter(full, max(4, self.width - NAME - len(figure) - 1))
             bar = Content.assemble((done, style), (rest, ink.muted), f" {figure}")
             yield Section("Context", "", [bar])
-        if info is None:
+        if info is None or not info.target.path:  # nobody knows the memory of another engine
             return
         models = [info.target, *([info.draft] if info.draft is not None else [])]
         files, cache = sum(m.file_bytes for m in models), sum(m.kv_bytes for m in models)

@@ -1,0 +1,201 @@
+"""What other engines tell of their replies and their drafting, as far as they tell it.
+
+None is what an engine does not say; it is shown as "–", never as 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+_SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Likely:
+    """How likely a token was, and its likeliest rivals as (spelling, logarithm)."""
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """The drafting behind one reply.
+
+    Attributes:
+        at_most: ``drafted`` is an upper bound.
+        per_round: tokens that a pass wrote on average, as the engine counts it.
+        accepted_at, drafted_at: by depth, from 1 on.
+        counted: it comes from the counters of the server, before and after the reply; these count
+            tokens that were accepted behind the end of the reply, too.
+    """
+
+    drafted: int | None
+    accepted: int | None
+    at_most: bool = False
+    per_round: float | None = None
+    accepted_at: tuple[int, ...] = ()
+    drafted_at: tuple[int, ...] = ()
+    counted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What a server counted since it was started, for all clients.
+
+    Attributes:
+        drafts: passes that checked a draft.
+        accepted_at: by depth, from 1 on.
+        generated: tokens of all replies.
+        running, waiting: requests now.
+        per_round: tokens that a pass writes of late, where a server says only that.
+    """
+
+    drafts: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    accepted_at: tuple[int, ...] = ()
+    generated: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+    per_round: float | None = None
+
+    @property
+    def idle(self) -> bool:
+        return self.running == 0 and not self.waiting
+
+    def since(self, before: Counters, tokens: int | None) -> Drafted | None:
+        """What was drafted for a reply of ``tokens`` between ``before`` and now.
+
+        None where that is not sure: another request was served, or the server does not count.
+        """
+        if not (before.idle and self.idle) or self.drafted is None or self.accepted is None:
+            return None
+        if tokens is None or self.generated is None:
+            return None
+        if self.generated - (before.generated or 0) != tokens:
+            return None
+        zeros = (0,) * (len(self.accepted_at) - len(before.accepted_at))
+        at = tuple(b - a for a, b in zip((*before.accepted_at, *zeros), self.accepted_at,
+                                         strict=False))  # fmt: skip
+        drafted = self.drafted - (before.drafted or 0)
+        accepted = self.accepted - (before.accepted or 0)
+        rounds = None if self.drafts is None else self.drafts - (before.drafts or 0)
+        each = 1 + accepted / rounds if rounds else None
+        if min(drafted, accepted, drafted - accepted, *at) < 0:
+            return None  # it was started anew
+        return Drafted(drafted, accepted, per_round=each, accepted_at=at, counted=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to one plain question.
+
+    Attributes:
+        tokens: by the server's own count. cached: tokens of the prompt that its cache held.
+        finish: in its own word, "" where it gives none.
+        first_s: until the first text of a stream came, None of one that was not streamed.
+    """
+
+    text: str
+    reasoning: str
+    tokens: int | None
+    prompt_tokens: int | None
+    cached: int | None
+    logprobs: tuple[Likely, ...] | None
+    finish: str
+    first_s: float | None
+    seconds: float
+    draft: Drafted | None
+
+
+def whole(value: object) -> int | None:
+    """A count, where ``value`` is one."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def number(value: object) -> float | None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return None
+
+
+def of(value: object) -> Json:
+    """``value`` where it is a JSON object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def each(value: object) -> list[Any]:
+    """``value`` where it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+class Metrics:
+    """The samples of a Prometheus page whose names begin with ``prefix``."""
+
+    def __init__(self, page: str, prefix: str) -> None:
+        self._samples: dict[str, list[tuple[dict[str, str], float]]] = {}
+        for line in page.splitlines():
+            found = _SAMPLE.match(line) if line.startswith(prefix) else None
+            try:
+                if found is not None:
+                    labels = dict(_LABEL.findall(found[2] or ""))
+                    self._samples.setdefault(found[1], []).append((labels, float(found[3])))
+            except ValueError:
+                continue
+
+    def __bool__(self) -> bool:
+        return bool(self._samples)
+
+    def total(self, name: str) -> int | None:
+        """Summed over its labels; None where there is no such sample."""
+        found = self._samples.get(name)
+        return None if found is None else whole(sum(value for _, value in found))
+
+    def mean(self, name: str) -> float | None:
+        found = [value for _, value in self._samples.get(name, ())]
+        return sum(found) / len(found) if found else None
+
+    def by(self, name: str, label: str) -> tuple[int, ...]:
+        """Summed for each value of a label that counts from 0."""
+        sums: dict[int, float] = {}
+        for labels, value in self._samples.get(name, ()):
+            if (at := labels.get(label, "")).isdecimal():
+                sums[int(at)] = sums.get(int(at), 0.0) + value
+        most = max(sums, default=-1)
+        return tuple(int(sums.get(i, 0)) for i in range(most + 1)) if most < 1024 else ()
+
+
+def likely_of(told: object) -> Iterator[Likely]:
+    """The tokens of ``choices[0].logprobs``, of a chat or of a completion."""
+    found = of(told)
+    for one in each(found.get("content")):
+        tops = [(text(top.get("token")), top.get("logprob")) for top in each(of(one).get(
+            "top_logprobs")) if isinstance(top, dict)]  # fmt: skip
+        if (log := number(of(one).get("logprob"))) is not None:
+            yield Likely(text(one.get("token")), log, tuple(_sure(tops)))
+    rows = each(found.get("top_logprobs"))
+    pairs = zip(each(found.get("tokens")), each(found.get("token_logprobs")), strict=False)
+    for i, (token, value) in enumerate(pairs):
+        if (log := number(value)) is not None:
+            top = of(rows[i]).items() if i < len(rows) else ()
+            yield Likely(text(token), log, tuple(_sure(top)))
+
+
+def _sure(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, float]]:
+    for token, value in pairs:
+        if (log := number(value)) is not None:
+            yield token, log

@@ -1,0 +1,351 @@
+"""Another engine behind ``EngineLike``: what it writes and tells, and nothing that it does not.
+
+It tells of texts, not of rounds: a reply has no ``RoundDone``, its tokens are counted by the server
+alone, and a figure that the server does not give is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from time import perf_counter, sleep
+from typing import Any, Self
+
+from specllama.cancel import Cancel
+from specllama.errors import EngineError, UsageError
+from specllama.events import (
+    Event,
+    Finished,
+    FinishReason,
+    Notice,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    Timings,
+)
+from specllama.interface import EngineInfo, Message, ModelInfo, OneAtATime, Prompt
+from specllama.remote.address import Address
+from specllama.remote.figures import Answered, Counters, Drafted
+from specllama.remote.kinds.kind import Asked, Found, Heard, Kind, Served
+from specllama.remote.wire import SILENCE_S, Look, posted
+from specllama.settings.params import GenerateParams
+
+SETTLES_S = (0.0, 0.02, 0.1, 0.3)  # waits for counters that lag behind the reply they count
+UNPROVEN = "text not proven"
+
+
+class ForeignEngine(OneAtATime):
+    """See ``EngineLike``. Several threads may ask at once.
+
+    Args:
+        draft_model: what an engine drafts with that is told so in the request.
+
+    Attributes:
+        kind: which engine it is. version: its version, "" where it does not say.
+        flags: how it was started, as far as it says.
+        speculates: whether it drafts, None where that is not known.
+
+    Raises:
+        UsageError: the server has several models, and none was named.
+    """
+
+    def __init__(
+        self, address: Address, kind: Kind, found: Found, *, draft_model: str = ""
+    ) -> None:
+        self.address, self.kind = address, kind
+        self.version, self.flags = found.version, found.flags
+        self.speculates = found.speculates
+        self.draft_model = draft_model
+        self.model = _model(address, kind, found.models)
+        self._tells = False  # of the drafting behind each reply
+        self._warned: set[str] = set()
+        self._http = address.client(SILENCE_S, keep=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    @property
+    def name(self) -> str:
+        """The engine with its version."""
+        return f"{self.kind.title} {self.version}".rstrip()
+
+    @property
+    def switches(self) -> bool:
+        """Whether a request can turn its speculation on and off."""
+        return self.kind.switches and (self.kind.name != "lmstudio" or bool(self.draft_model))
+
+    @property
+    def info(self) -> EngineInfo:
+        return EngineInfo(
+            target=ModelInfo.elsewhere(self.model.id or self.address.name, self.model.n_ctx),
+            draft=None,
+            exactness=UNPROVEN,
+            exact_rows=0,
+            device=f"{self.name} at {self.address.name}",
+            threads=0,
+            flash_attn=False,
+            load_ms=0.0,
+            has_chat_template=True,
+        )
+
+    def counters(self) -> Counters | None:
+        """What the server counted so far; None where it tells nothing."""
+        if self.kind.counters is None:
+            return None
+        look = Look(self.address)
+        with closing(look):
+            found = self.kind.counters(look)
+        if found is not None and found.drafted is not None:
+            self.speculates = True
+        return found
+
+    def count_tokens(self, prompt: str | Sequence[Message]) -> int:
+        raise EngineError(f"{self.kind.title} is not asked to count tokens")
+
+    def ask(
+        self,
+        prompt: str | Sequence[Message],
+        params: GenerateParams,
+        *,
+        stream: bool = False,
+        speculation: bool | None = None,
+        counted: bool = False,
+        cancel: Cancel | None = None,
+    ) -> Answered:
+        """One plain question, with all sampling fields of ``params`` that no card may decide.
+
+        Args:
+            stream: have it streamed, for its times.
+            speculation: on or off, where ``switches``; None leaves it to the server.
+            counted: where the answer does not tell of its drafting, compare the counters before
+                and after it.
+
+        Raises:
+            SpecllamaError: it cannot be asked so, or did not answer to the end.
+        """
+        asked = self._asked(prompt, params, stream=stream, speculate=speculation)
+        before = self.counters() if counted and not self._tells else None
+        heard, begin, first = Heard(), perf_counter(), None
+        cancel = cancel or Cancel()
+        for thought, said in self._heard(asked, heard, cancel):
+            if first is None and (thought or said):
+                first = perf_counter() - begin
+        seconds = perf_counter() - begin
+        return Answered(
+            heard.text,
+            heard.reasoning,
+            heard.tokens,
+            heard.prompt_n,
+            heard.cached_n,
+            tuple(heard.logprobs) if params.chances is not None else None,
+            heard.finish,
+            first if stream else None,
+            seconds,
+            self._drafted(heard, before),
+        )
+
+    def generate(
+        self, prompt: Prompt, params: GenerateParams, *, cancel: Cancel | None = None
+    ) -> Iterator[Event]:
+        """See ``EngineLike.generate``."""
+        speculate = None if params.speculate else False
+        asked = self._asked(prompt, params, speculate=speculate if self.switches else None)
+        before = None if self._tells else self.counters()
+        self.kind.check(asked, self.speculates)
+        heard, cancel = Heard(), cancel or Cancel()
+        begin = perf_counter()
+        first = last = 0.0
+        with closing(self._heard(asked, heard, cancel)) as pieces:
+            for number, (thought, said) in enumerate(pieces):
+                if not number:
+                    yield self._started(params)
+                    yield from self._notices(params, speculate)
+                    continue
+                if thought or said:
+                    last = perf_counter() - begin
+                    first = first or last
+                if thought:
+                    yield ReasoningDelta(thought)
+                if said:
+                    yield TextDelta(said)
+        reason: FinishReason = "cancelled" if cancel.is_set() else heard.reason
+        if reason == "length" and asked.params.max_tokens is None:
+            reason = "context"
+        draft = None if cancel.is_set() else self._drafted(heard, before)
+        yield self._finished(params, heard, reason, first, last, draft)
+
+    # ---- inside
+
+    def _asked(
+        self,
+        prompt: Prompt,
+        params: GenerateParams,
+        *,
+        stream: bool = True,
+        speculate: bool | None = None,
+    ) -> Asked:
+        messages: list[dict[str, str]] | None = None
+        if not isinstance(prompt, str):
+            turns = [turn for turn in prompt if isinstance(turn, Message)]
+            if len(turns) != len(prompt):
+                raise UsageError(f"{self.kind.title} is asked with texts, not with token ids")
+            messages = [{"role": turn.role, "content": turn.content} for turn in turns]
+            if turns and turns[-1].role == "assistant" and not turns[-1].content:
+                raise UsageError(
+                    f"{self.kind.title} cannot continue a thought", "ask again: /retry, or Ctrl+R"
+                )
+        asked = Asked(
+            params,
+            self.model.id,
+            messages,
+            prompt if isinstance(prompt, str) else "",
+            stream,
+            speculate,
+            self.draft_model,
+        )
+        self.kind.check(asked, self.speculates)
+        return asked
+
+    def _heard(self, asked: Asked, heard: Heard, cancel: Cancel) -> Generator[tuple[str, str]]:
+        """New (thought, text); the first are empty, when the server took the request.
+
+        Raises:
+            EngineError: the answer ended before the reply did.
+        """
+        path = self.kind.raw if asked.messages is None else self.kind.chat
+        body = self.kind.body(self.kind, asked)
+        pieces = posted(self._http, self.address, self.name, path, body, cancel)
+        with closing(pieces):
+            for piece in pieces:
+                thought, said = self.kind.read(piece, heard)
+                heard.reasoning += thought
+                heard.text += said
+                yield thought, said
+        self.version = self.version or self.kind.version_of(heard.fingerprint)
+        if not heard.finish and not cancel.is_set():
+            raise EngineError(
+                f"the stream of {self.name} at {self.address.name} ended before its reply did",
+                "see its log; what was written is kept",
+            )
+
+    def _drafted(self, heard: Heard, before: Counters | None) -> Drafted | None:
+        """What the reply tells, else what the counters do, where no other request was served."""
+        if heard.draft is not None:
+            self._tells = True
+            return heard.draft
+        if before is None or before.running is None:
+            return None
+        for wait_s in SETTLES_S:
+            sleep(wait_s)
+            now = self.counters()
+            if now is None or not before.idle:
+                return None
+            if (found := now.since(before, heard.tokens)) is not None:
+                return found
+        return None
+
+    def _notices(self, params: GenerateParams, speculate: bool | None) -> Iterator[Notice]:
+        """What the server is not told, once for each."""
+        left = self.kind.unknown(params)
+        if speculate is False and not self.switches:
+            left.append("no-spec")
+        new = [name for name in left if name not in self._warned]
+        self._warned.update(new)
+        if new:
+            flags = ", ".join(f"--{name}" for name in new)
+            yield Notice(f"{self.kind.title} cannot be told {flags}: it goes on without", "warning")
+
+    def _started(self, params: GenerateParams) -> Started:
+        return Started(
+            prompt_n=0,
+            cached_n=0,
+            n_ctx=self.model.n_ctx,
+            seed=params.seed or 0,
+            proposer=self.kind.name,
+            verify="",
+            draft_max=0,
+            exactness=UNPROVEN,
+            unknown=("prompt_n", "cached_n", "draft_max", *self._unknown(params)),
+        )
+
+    def _unknown(self, params: GenerateParams) -> list[str]:
+        """Of the settings of a request, what the server decides."""
+        told = {"seed": params.seed, "n_ctx": self.model.n_ctx or None}
+        return [name for name, value in told.items() if value is None]
+
+    def _finished(
+        self,
+        params: GenerateParams,
+        heard: Heard,
+        reason: FinishReason,
+        first_s: float,
+        last_s: float,
+        draft: Drafted | None,
+    ) -> Finished:
+        n, decode_s = heard.tokens, last_s - first_s
+        draft = draft or Drafted(None, None)
+        counts = {
+            "draft_n": draft.drafted,
+            "draft_n_accepted": draft.accepted,
+            "prompt_n": heard.prompt_n,
+            "cached_n": heard.cached_n,
+            "rounds": None,
+            "cut": None,
+        }
+        unknown = [name for name, count in counts.items() if count is None]
+        rate = None
+        if draft.drafted and draft.accepted is not None and not draft.at_most:
+            rate = draft.accepted / draft.drafted
+        counted: dict[str, Any] = {name: count or 0 for name, count in counts.items()}
+        return Finished(
+            reason=reason,
+            text=heard.text,
+            token_ids=(),
+            seed=params.seed or 0,
+            **counted,
+            n_ctx=self.model.n_ctx,
+            proposer=self.kind.name,
+            verify="",
+            exactness=UNPROVEN,
+            acceptance_rate=rate,
+            mean_acceptance_length=draft.per_round,
+            accepted_per_position=draft.accepted_at,
+            drafted_per_position=draft.drafted_at,
+            timings=Timings(
+                ttft_ms=first_s * 1e3,
+                decode_ms=decode_s * 1e3,
+                tok_per_s=(n - 1) / decode_s if n and n > 1 and decode_s > 0 else None,
+            ),
+            reasoning=heard.reasoning,
+            stop=heard.stop,
+            engine=self.name,
+            counted=n,
+            draft_at_most=draft.at_most,
+            unknown=(*unknown, *self._unknown(params)),
+        )
+
+
+def _model(address: Address, kind: Kind, models: Sequence[Served]) -> Served:
+    """The one to ask: the named one, the only one, or the only one that is loaded.
+
+    Raises:
+        UsageError: there are several.
+    """
+    if address.model:
+        named = (one for one in models if one.id == address.model)
+        return next(named, Served(address.model))
+    loaded = [one for one in models if one.loaded]
+    if len(models) > 1 and len(loaded) != 1:
+        shown = ", ".join(one.id for one in models[:8])
+        more = f" and {len(models) - 8} more" if len(models) > 8 else ""
+        raise UsageError(
+            f"{kind.title} at {address.name} has several models: {shown}{more}",
+            f"name one: --remote {address.url} --remote-model {models[0].id}",
+        )
+    return (loaded or list(models) or [Served("")])[0]

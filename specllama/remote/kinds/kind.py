@@ -1,0 +1,185 @@
+"""What differs between engines: how one is recognised, asked and read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specllama.errors import UsageError
+from specllama.events import FinishReason
+from specllama.remote.figures import Counters, Drafted, Json, Likely
+from specllama.remote.wire import Look
+from specllama.settings.params import GenerateParams
+
+LONGEST = 32768  # tokens, where an engine would end a reply early unless it is told a length
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model that a server has; ``n_ctx`` 0 where it does not say, ``loaded`` None, too."""
+
+    id: str
+    n_ctx: int = 0
+    loaded: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a server told of itself.
+
+    Attributes:
+        flags: how it was started, as far as it says.
+        speculates: whether it drafts, None where it does not say.
+    """
+
+    version: str = ""
+    flags: str = ""
+    models: tuple[Served, ...] = ()
+    speculates: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request. ``messages`` is None of a raw text; ``speculate`` None leaves it as it is."""
+
+    params: GenerateParams
+    model: str
+    messages: list[dict[str, str]] | None
+    text: str = ""
+    stream: bool = True
+    speculate: bool | None = None
+    draft_model: str = ""
+
+    @property
+    def continues(self) -> bool:
+        """Whether the last turn is a reply that is to be gone on with."""
+        return bool(self.messages) and self.messages[-1]["role"] == "assistant"  # type: ignore[index]
+
+
+@dataclass(slots=True)
+class Heard:
+    """One reply, as far as it came; ``finish`` is the server's own word for its end."""
+
+    text: str = ""
+    reasoning: str = ""
+    finish: str = ""
+    stop: str | None = None
+    tokens: int | None = None
+    prompt_n: int | None = None
+    cached_n: int | None = None
+    draft: Drafted | None = None
+    logprobs: list[Likely] = field(default_factory=list)
+    fingerprint: str = ""
+    calls: dict[int, list[str]] = field(default_factory=dict)  # name, arguments
+
+    @property
+    def reason(self) -> FinishReason:
+        if self.finish == "length":
+            return "length"
+        if self.finish in ("abort", "error"):
+            return "error"
+        return "stop_token" if self.stop is None else "stop_string"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One engine.
+
+    Attributes:
+        name: what ``--remote-kind`` takes. title: what people call it.
+        recognise: what it told of itself, None where the server is another engine.
+        chat, raw: where a conversation and a text are asked for; raw "" where a text is not taken.
+        body: the request. read: adds one object of the answer, gives new (thought, text).
+        fields: our sampling fields that it takes, with its names for them.
+        constraints: of "json_schema", "grammar", "regex", those that ``body`` can spell.
+        continues: body fields for going on with a reply; None where it cannot.
+        switches: whether a request can turn its speculation on and off.
+        counters: what it counts for all clients, where it tells.
+        refuses: sampling fields that it refuses while it drafts.
+        thinks: whether it can be told whether to think.
+        version_of: its version, from what a reply calls ``system_fingerprint``.
+    """
+
+    name: str
+    title: str
+    recognise: Callable[[Look], Found | None]
+    body: Callable[[Kind, Asked], Json]
+    read: Callable[[Json, Heard], tuple[str, str]]
+    chat: str = "/v1/chat/completions"
+    raw: str = "/v1/completions"
+    fields: Mapping[str, str]
+    constraints: frozenset[str] = frozenset({"json_schema"})
+    continues: Mapping[str, Any] | None = None
+    switches: bool = False
+    counters: Callable[[Look], Counters | None] | None = None
+    refuses: tuple[str, ...] = ()
+    thinks: bool = False
+    version_of: Callable[[str], str] = lambda fingerprint: ""
+
+    def settings(self, params: GenerateParams) -> Json:
+        """The sampling fields that the caller chose, in its names."""
+        chosen = {name: getattr(params.sampling, name) for name in self.chosen(params)}
+        out = {self.fields[name]: value for name, value in chosen.items() if name in self.fields}
+        if bias := params.sampling.logit_bias:
+            if "logit_bias" in self.fields:
+                out["logit_bias"] = {str(id): max(value, -100.0) for id, value in bias.items()}
+        return out
+
+    def chosen(self, params: GenerateParams) -> list[str]:
+        """The sampling fields that a caller chose, but for those that change nothing."""
+        from specllama.settings.params import SamplingParams
+
+        usual = SamplingParams()
+        return [
+            name
+            for name in SamplingParams.__dataclass_fields__
+            if name != "logit_bias"
+            and name not in params.from_card
+            and (name in _LAW or getattr(params.sampling, name) != getattr(usual, name))
+        ]
+
+    def unknown(self, params: GenerateParams) -> list[str]:
+        """What the caller chose and this engine cannot be told."""
+        out = [
+            name
+            for name in self.chosen(params)
+            if name not in self.fields and getattr(params.sampling, name) != _OFF.get(name, ())
+        ]
+        if params.sampling.logit_bias and "logit_bias" not in self.fields:
+            out.append("logit_bias")
+        if params.ignore_eos and "ignore_eos" not in self.fields:
+            out.append("ignore_eos")
+        if params.think != "auto" and not self.thinks:
+            out.append("think")
+        if params.think_budget is not None:
+            out.append("think_budget")
+        return [name.replace("_", "-") for name in out]
+
+    def check(self, asked: Asked, drafts: bool | None) -> None:
+        """Raises UsageError: what this engine would refuse, or would not do."""
+        params = asked.params
+        needed = [name for name in ("json_schema", "grammar", "regex")
+                  if getattr(params, name) is not None and name not in self.constraints]  # fmt: skip
+        if needed:
+            what = needed[0].replace("_", " ")
+            raise UsageError(f"{self.title} cannot be given a {what}", "leave it out")
+        if asked.messages is None and not self.raw:
+            raise UsageError(f"{self.title} takes conversations only", "leave out --raw")
+        if asked.continues and self.continues is None:
+            raise UsageError(
+                f"{self.title} cannot continue a reply", "ask again instead: /retry, or Ctrl+R"
+            )
+        for name in self.refuses if drafts else ():
+            if getattr(params.sampling, name) and name not in params.from_card:
+                flag = name.replace("_", "-")
+                raise UsageError(
+                    f"{self.title} refuses --{flag} while it speculates, as this server does",
+                    f"leave out --{flag}" + (", or --min-p 0" if name == "min_p" else ""),
+                )
+
+
+# sent even at their default, since the server's may be another
+_LAW = ("temperature", "top_k", "top_p", "min_p")
+# values that switch a field off: where an engine lacks the field, nothing is lost
+_OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "repeat_penalty": 1.0}

@@ -1,0 +1,39 @@
+"""Any server as an engine: which one it is is found out, unless it is said."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+
+from specllama.remote.address import Address
+from specllama.remote.engine import RemoteEngine
+from specllama.remote.foreign import ForeignEngine
+from specllama.remote.known import AUTO, recognise
+from specllama.remote.wire import Look
+
+
+def open_remote(
+    address: Address | str, kind: str = AUTO, model: str | None = None, *, draft_model: str = ""
+) -> ForeignEngine:
+    """The engine at an address; one of ours is a ``RemoteEngine``.
+
+    Args:
+        kind: one of ``known.KINDS``; by default that of the address, which is found out.
+        model: which of its models is asked; by default that of the address, else the only one.
+
+    Raises:
+        UsageError: that is no address, or the server has several models and none was named.
+        EngineDied: nobody answers there. EngineError: it lets nobody in, or is no engine.
+    """
+    if isinstance(address, str):
+        address = Address(address)
+    if kind != AUTO:
+        address = replace(address, kind=kind)
+    if model is not None:
+        address = replace(address, model=model)
+    look = Look(address)
+    with closing(look):
+        found_kind, found = recognise(look, address.kind)
+    if found_kind.name == "specllama":
+        return RemoteEngine(address)
+    return ForeignEngine(address, found_kind, found, draft_model=draft_model)

@@ -1,0 +1,275 @@
+"""The HTTP of another engine: bounded looks, streams that a cancel ends, errors in one line.
+
+Nothing that a server sends is trusted: sizes are bounded first, and what is no JSON is one clear
+error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from specllama.cancel import Cancel
+from specllama.errors import EngineDied, EngineError, PromptTooLong, SpecllamaError, UsageError
+from specllama.remote.address import KEY_VARIABLE, Address
+from specllama.remote.figures import Json, of, text
+from specllama.text import sanitize_line
+
+if TYPE_CHECKING:
+    import httpx2
+
+LOOK_S = 5.0  # one look at a server takes no longer
+SILENCE_S = 600.0  # a model may have to be loaded before the first token
+MOST_LOOK = 16 * 2**20  # bytes of an answer to a look
+MOST_LINE = 16 * 2**20  # bytes of one event
+_SHOWN = 300  # characters of a server's own words
+_TOO_LONG = re.compile(
+    r"context (length|size|window)|(prompt|input|request).{0,40}(too long|exceed)|"
+    r"exceed.{0,40}(context|max_model_len|max_total)",
+    re.I,
+)
+KEY_HINT = f"put its key into a file: --api-key-file FILE, or into {KEY_VARIABLE}"
+
+
+class Look:
+    """The answers of one server to GET, each asked for once at most.
+
+    Attributes:
+        locked: a look was refused for want of a key.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.locked = False
+        self._echo = "specllama-look"
+        self._seen: dict[str, tuple[int, dict[str, str], bytes]] = {}
+        self._http = address.client(LOOK_S)
+        self._http.headers["x-request-id"] = self._echo
+
+    def close(self) -> None:
+        self._http.close()
+
+    def get(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body; 0 where the answer is no HTTP, too long or too slow.
+
+        Raises:
+            EngineDied, UsageError: nobody answers there, or that is no address.
+        """
+        if path not in self._seen:
+            self._seen[path] = self._get(path)
+        return self._seen[path]
+
+    def _get(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        import httpx2
+
+        until, body = monotonic() + LOOK_S, bytearray()
+        try:
+            with self._http.stream("GET", self.address.url + path) as answer:
+                for part in answer.iter_bytes():
+                    body += part
+                    if len(body) > MOST_LOOK or monotonic() > until:
+                        return 0, {}, b""
+                self.locked = self.locked or answer.status_code in (401, 403)
+                return answer.status_code, dict(answer.headers), bytes(body)
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            raise nobody(self.address, error) from None
+        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol, UnicodeError):
+            raise UsageError(
+                f"{self.address.url!r} is no address of a server",
+                "for example http://127.0.0.1:8484",
+            ) from None
+        except httpx2.HTTPError:
+            return 0, {}, b""
+
+    def text(self, path: str) -> str | None:
+        """None where the answer is not 200."""
+        status, _, body = self.get(path)
+        return body.decode("utf-8", "replace") if status == 200 else None
+
+    def json(self, path: str) -> Any:
+        """None where the answer is not 200, or no JSON."""
+        with suppress(ValueError, RecursionError):
+            return json.loads(self.text(path) or "null")
+        return None
+
+    def object(self, path: str) -> Json:
+        return of(self.json(path))
+
+    def echoes(self, path: str) -> bool:
+        """Whether the answer carries our request id."""
+        return self.get(path)[1].get("x-request-id") == self._echo
+
+    def server(self, path: str) -> str:
+        """The program that answers, in its own words."""
+        return self.get(path)[1].get("server", "")
+
+
+def nobody(address: Address, error: Exception) -> EngineDied:
+    return EngineDied(
+        f"no server answers at {address.url}: {str(error) or type(error).__name__}",
+        "start one, for example: specllama serve; or give another address",
+    )
+
+
+def posted(
+    http: httpx2.Client, address: Address, title: str, path: str, body: Json, cancel: Cancel
+) -> Generator[Json]:
+    """The objects of the answer, as they come; the first one is empty: the request was taken.
+
+    ``cancel`` ends them and the connection, and so does closing the iterator.
+
+    Raises:
+        SpecllamaError: the server refused, went away, or sent what is no JSON.
+    """
+    import httpx2
+
+    sockets: list[Any] = []
+
+    def opened(name: str, told: dict[str, Any]) -> None:
+        if name in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            sockets.append(told["return_value"])
+
+    def stop() -> None:  # a thread that waits for the server wakes up
+        for stream in list(sockets):
+            with suppress(OSError, AttributeError):
+                stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+    try:
+        with (
+            cancel.calling(stop),
+            http.stream(
+                "POST", address.url + path, json=body, extensions={"trace": opened}
+            ) as answer,
+        ):
+            if answer.status_code != 200:
+                raise refused(title, address, answer.status_code, bounded(answer.iter_bytes()))
+            yield {}
+            yield from objects(title, answer.iter_bytes())
+    except (httpx2.InvalidURL, httpx2.UnsupportedProtocol, UnicodeError):
+        raise UsageError(f"{address.url!r} is no address of a server") from None
+    except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+        if not cancel.is_set():
+            raise nobody(address, error) from None
+    except httpx2.TimeoutException:
+        if not cancel.is_set():
+            raise EngineError(
+                f"{title} at {address.name} said nothing for {SILENCE_S:.0f} seconds",
+                "see its log; a model that is loaded anew may need a second try",
+            ) from None
+    except httpx2.HTTPError as error:
+        if not cancel.is_set():
+            raise EngineError(
+                f"{title} at {address.name} ended the connection: "
+                f"{sanitize_line(str(error)) or type(error).__name__}",
+                "see its log; what was written is kept",
+            ) from None
+
+
+def bounded(parts: Iterable[bytes], most: int = 2**16) -> bytes:
+    body = bytearray()
+    for part in parts:
+        body += part
+        if len(body) > most:
+            break
+    return bytes(body)
+
+
+def objects(title: str, parts: Iterable[bytes]) -> Iterator[Json]:
+    """The JSON objects of server-sent events, of lines of JSON, or of one document.
+
+    Comments, names of events and blank lines are passed over; ``[DONE]`` ends the stream.
+
+    Raises:
+        EngineError: a line is no JSON object, longer than any should be, or tells of an error.
+    """
+    for line in _lines(title, parts):
+        if line.startswith(b"data:"):
+            line = line[5:].strip()
+        elif line.startswith(b"error:"):
+            line = line[6:].strip()
+        elif line[:1] not in (b"{", b"["):
+            if line.startswith((b":", b"event:", b"id:", b"retry:")) or not line:
+                continue
+            raise _nonsense(title, line)
+        if line == b"[DONE]":
+            return
+        if not line:
+            continue
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            raise _nonsense(title, line) from None
+        if not isinstance(found, dict):
+            raise _nonsense(title, line)
+        if (error := found.get("error")) is not None and error != "":
+            raise EngineError(f"{title} failed: {said(found)}", "see the log of that server")
+        yield found
+
+
+def _lines(title: str, parts: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines; a document of several is one line, for JSON may be printed over many."""
+    held = b""
+    document = False
+    for part in parts:
+        held += part
+        if len(held) > MOST_LINE:
+            raise EngineError(f"{title} sent a line of more than {MOST_LINE // 2**20} MiB")
+        document = document or held.lstrip()[:2] in (b"{\n", b"{\r")
+        if document:
+            continue
+        *ended, held = held.split(b"\n")
+        for line in ended:
+            yield line.strip()
+    if held.strip():
+        yield held.strip()
+
+
+def _nonsense(title: str, line: bytes) -> EngineError:
+    shown = sanitize_line(line[:80].decode("utf-8", "replace"))
+    return EngineError(
+        f"{title} sent what is no JSON object: {shown}", "see its log; what was written is kept"
+    )
+
+
+def said(body: object) -> str:
+    """What an answer calls an error, in one line."""
+    found = of(body)
+    error = found.get("error")
+    words = (
+        text(of(error).get("message")) or text(error) or text(found.get("message"))
+        or text(of(found.get("detail")).get("msg")) or text(found.get("detail"))
+    )  # fmt: skip
+    if not words and isinstance(found.get("detail"), list):
+        words = "; ".join(text(of(one).get("msg")) for one in found["detail"][:3])
+    words = " ".join(sanitize_line(words or json.dumps(body)[:_SHOWN]).split())
+    return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}..."
+
+
+def refused(title: str, address: Address, status: int, body: bytes) -> SpecllamaError:
+    """The answer to a request that was not served, as our error."""
+    try:
+        words = said(json.loads(body))
+    except (ValueError, RecursionError):
+        words = " ".join(sanitize_line(body[:_SHOWN].decode("utf-8", "replace")).split())
+    where = f"{title} at {address.name}"
+    words = words or f"status {status}"
+    if status in (401, 403):
+        return EngineError(f"{where} does not let us in: {words}", KEY_HINT)
+    if status == 429:
+        return EngineError(f"{where} is busy: {words}", "try again in a moment")
+    if status in (400, 413, 422) and _TOO_LONG.search(words):
+        return PromptTooLong(f"{where} has no room for the prompt: {words}")
+    if status == 404:
+        return UsageError(
+            f"{where} does not have that: {words}", "name one of its models: --remote-model ID"
+        )
+    if 400 <= status < 500:
+        return UsageError(f"{where} refuses the request: {words}")
+    if status == 503:
+        return EngineError(f"{where} cannot serve now: {words}", "it may be loading: try again")
+    return EngineError(f"{where} failed ({status}): {words}", "see the log of that server")
