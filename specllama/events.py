@@ -83,7 +83,7 @@ class Started(Event):
     exactness: str
     tokenize_ms: float = 0.0
     queue_ms: float = 0.0
-    unknown: tuple[str, ...] = ()
+    unknown: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +305,7 @@ class Finished(Event):
     engine: str = ""
     counted: int | None = None
     draft_at_most: bool = False
-    unknown: tuple[str, ...] = ()
+    unknown: frozenset[str] = frozenset()
 
     @property
     def tokens(self) -> int | None:
@@ -348,8 +348,11 @@ def _chances(data: dict[str, Any]) -> Chances:
 
 def with_unknown(cls: type[Event], data: dict[str, Any]) -> dict[str, Any]:
     """The counts that are null in JSON, as the fields of an event say it."""
-    unknown = [f.name for f in dataclasses.fields(cls)
-               if f.type == "int" and f.name in data and data[f.name] is None]  # fmt: skip
+    unknown = frozenset(
+        f.name
+        for f in dataclasses.fields(cls)
+        if f.type == "int" and f.name in data and data[f.name] is None
+    )
     return {**data, **dict.fromkeys(unknown, 0), "unknown": unknown} if unknown else data
 
 

@@ -389,9 +389,9 @@ class SpecllamaApp(PagedApp):
 
 
 def _connected(server: Address, progress: Callable[[Event], None], /) -> EngineLike:
-    from specllama.remote.engine import RemoteEngine
+    from specllama.remote.opening import open_remote
 
-    return RemoteEngine(server)
+    return open_remote(server)
 
 
 def run(

@@ -22,6 +22,7 @@ from specllama.cli.options import (
     resolve,
     say_settings,
     seed_option,
+    server_address,
     server_option,
     settings_options,
     temperatures_option,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from specllama.bench.runner import Comparison
     from specllama.engine.engine import Engine
     from specllama.engine.profiles import Profile
-    from specllama.remote.engine import RemoteEngine
+    from specllama.remote.foreign import ForeignEngine
     from specllama.settings.params import GenerateParams
 
     Start = dict[str, Callable[[], Profile] | None]
@@ -198,7 +199,8 @@ def run(
     _refuse(peers, out, elsewhere=server is not None, local=useless_draft or bool(peers))
     say_settings(settings)
     with contextlib.ExitStack() as stack:
-        engine = stack.enter_context(loading.opened(settings, server, quiet=as_json))
+        ours = None if server is None else server_address(server, "specllama")
+        engine = stack.enter_context(loading.opened(settings, ours, quiet=as_json))
         start, facts = _start(engine, base.window, useless_draft=useless_draft)
         # replies are logged as a user's are: the log costs time
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specllama-bench-")))
@@ -238,7 +240,7 @@ def _refuse(peers: Sequence[str], out: Path | None, *, elsewhere: bool, local: b
 
 
 def _arms(
-    engine: Engine | RemoteEngine,
+    engine: Engine | ForeignEngine,
     base: GenerateParams,
     proposers: Sequence[str],
     lengths: Sequence[int],
@@ -373,7 +375,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _peers(
     peers: Sequence[str],
-    engine: Engine | RemoteEngine,
+    engine: Engine | ForeignEngine,
     base: GenerateParams,
     lengths: Sequence[int],
 ) -> list[Arm]:
@@ -388,7 +390,7 @@ def _peers(
 
 
 def _start(
-    engine: Engine | RemoteEngine, window: str, *, useless_draft: bool
+    engine: Engine | ForeignEngine, window: str, *, useless_draft: bool
 ) -> tuple[Start, dict[str, object]]:
     """What the arms of a method start from, by name: nothing, and what is known of the pair; and
     what a report says of it."""

@@ -14,12 +14,13 @@ from specllama.cli.history import stored
 from specllama.cli.options import (
     GroupedCommand,
     grouped,
+    remote_options,
     resolve,
     say_project,
-    server_option,
     settings_options,
 )
 from specllama.errors import UsageError
+from specllama.remote.address import Address
 from specllama.settings.config import Settings
 from specllama.store.sessions import SessionStore
 
@@ -29,7 +30,8 @@ Examples:
   specllama chat -m tiny                     the bundled pair
   specllama chat -m qwen3-8b --system "Answer in one sentence."
   specllama chat --resume                    continue the last conversation
-  specllama chat --server URL                the engine of a running specllama serve
+  specllama chat --remote http://box:8000    another engine: vLLM, Ollama, specllama serve, …
+  specllama chat --remote http://box:11434 --remote-model qwen3:8b
   specllama chat --plain                     line by line; screen readers, dumb terminals
   printf 'Hi\\nAnd again\\n' | specllama chat  every line is a turn
 
@@ -40,7 +42,7 @@ In a plain chat, /help lists the commands; a \\ at the end of a line or a pair o
 
 @click.command("chat", cls=GroupedCommand, epilog=EPILOG)
 @settings_options()
-@server_option
+@remote_options
 @grouped(
     "--plain", is_flag=True, group="Output", help="Chat line by line, without the terminal app."
 )
@@ -66,7 +68,7 @@ def command(
     resume: str | None,
     unstored: bool,
     quiet: bool,
-    server: str | None,
+    server: Address | None,
     **flags: Any,
 ) -> int:
     """Chat with a model.
@@ -117,7 +119,7 @@ def _can_draw() -> bool:
     return terminals and importlib.util.find_spec("specllama.tui.app") is not None
 
 
-def _terminal_app(settings: Settings, resume: str | None, server: str | None) -> int:
+def _terminal_app(settings: Settings, resume: str | None, server: Address | None) -> int:
     from specllama.tui.app import run
     from specllama.tui.state import Preferences
 
@@ -138,5 +140,5 @@ def _terminal_app(settings: Settings, resume: str | None, server: str | None) ->
         session_id,
         system=settings["system"] or None,
         log_rounds=settings["log"],
-        server=None if server is None else loading.server_at(server),
+        server=server,
     )

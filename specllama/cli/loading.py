@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,7 +13,7 @@ from specllama import signals
 from specllama.cli import diagnostics
 from specllama.cli.progress import Redrawn
 from specllama.events import Event
-from specllama.remote.address import KEY_VARIABLE, Address
+from specllama.remote.address import Address
 from specllama.settings.config import Settings
 from specllama.settings.params import EngineOptions
 from specllama.text import sanitize_line
@@ -22,7 +21,7 @@ from specllama.told import news
 
 if TYPE_CHECKING:
     from specllama.engine.engine import Engine
-    from specllama.remote.engine import RemoteEngine
+    from specllama.remote.foreign import ForeignEngine
 
 DEFAULT_MODEL = "tiny"
 
@@ -55,8 +54,8 @@ def model_of(settings: Settings, *, quiet: bool) -> str:
 
 
 def opened(
-    settings: Settings, server: str | None, *, quiet: bool
-) -> AbstractContextManager[Engine | RemoteEngine]:
+    settings: Settings, server: Address | None, *, quiet: bool
+) -> AbstractContextManager[Engine | ForeignEngine]:
     """The engine of a server where one is given, else ``open_engine``."""
     return open_engine(settings, quiet=quiet) if server is None else open_server(server)
 
@@ -81,20 +80,15 @@ def load(
     return engine
 
 
-def server_at(url: str) -> Address:
-    """A server, with the key that the environment gives."""
-    return Address(url, os.environ.get(KEY_VARIABLE, ""))
-
-
-def open_server(url: str) -> RemoteEngine:
-    """The engine of a running ``specllama serve``.
+def open_server(server: Address) -> ForeignEngine:
+    """The engine of a running server, whichever it is.
 
     Raises:
-        SpecllamaError: as ``RemoteEngine``.
+        SpecllamaError: as ``open_remote``.
     """
-    from specllama.remote.engine import RemoteEngine
+    from specllama.remote.opening import open_remote
 
-    return RemoteEngine(server_at(url))
+    return open_remote(server)
 
 
 class LoadingLine(Redrawn):

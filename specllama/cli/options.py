@@ -10,8 +10,9 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -19,6 +20,7 @@ from specllama.cli import completing, diagnostics
 from specllama.cli.numbers import SEED, TEMPERATURE
 from specllama.errors import UsageError
 from specllama.files import read_file
+from specllama.remote.address import KEY_VARIABLE, Address
 from specllama.settings.config import PROJECT_FILE, Settings, load_settings
 from specllama.settings.hardware import endpoints, is_loopback
 from specllama.settings.params import THINK, GenerateParams
@@ -234,7 +236,57 @@ server_option = grouped(
     group="Model",
     help="Use the engine of a running specllama serve instead of loading a model.",
 )
-"""For commands that any engine serves."""
+"""For a measurement that an engine of ours serves."""
+
+
+def remote_options(function: Decorated) -> Decorated:
+    """Add the flags that name a running server; the command gets its ``Address``, or None."""
+
+    @wraps(function)
+    def command(
+        *args: Any,
+        remote: str | None,
+        remote_kind: str,
+        remote_model: str,
+        api_key_file: Path | None,
+        **flags: Any,
+    ) -> Any:
+        server = None
+        if remote is not None:
+            server = server_address(remote, remote_kind, remote_model, api_key_file)
+        elif remote_model or api_key_file is not None or remote_kind != "auto":
+            raise UsageError("which server is meant is not said", "add --remote URL")
+        return function(*args, server=server, **flags)
+
+    found: Any = command
+    for option in (
+        grouped("--api-key-file", type=click.Path(path_type=Path), metavar="FILE", group="Model",
+                help="Read the key of that server from a file; else SPECLLAMA_API_KEY holds it."),
+        grouped("--remote-model", default="", metavar="ID", group="Model",
+                help="Which of that server's models to use, where it has several."),
+        grouped("--remote-kind", default="auto", metavar="KIND", group="Model",
+                help="What that server is: auto, specllama, llama-server, vllm, sglang, trtllm, "
+                "tgi, lmstudio, ollama, mlx-lm, transformers, openai.  [default: auto]"),
+        grouped("--remote", "--server", "remote", metavar="URL", group="Model",
+                help="Use a running server instead of loading a model: specllama serve, or "
+                "another engine."),
+    ):  # fmt: skip
+        found = option(found)
+    return cast(Decorated, found)
+
+
+def server_address(
+    url: str, kind: str = "auto", model: str = "", key_file: Path | None = None
+) -> Address:
+    """A server, with the key that a file or the environment gives."""
+    key = os.environ.get(KEY_VARIABLE, "")
+    if key_file is not None:
+        key = read_text(key_file, "the key file").strip()
+        if not key or not key.isascii() or not key.isprintable():
+            raise UsageError(
+                f"the key file {key_file} holds no key", "it holds the key alone, in one line"
+            )
+    return Address(url, key, kind, model)
 
 
 prompts_option = click.option(

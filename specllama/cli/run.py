@@ -20,16 +20,17 @@ from specllama.cli.options import (
     constraint_options,
     grouped,
     read_text,
+    remote_options,
     request_params,
     resolve,
     say_project,
-    server_option,
     settings_options,
 )
 from specllama.cli.printer import Printer
 from specllama.errors import SpecllamaError, UsageError
 from specllama.files import read_bounded
 from specllama.interface import EngineLike, Message
+from specllama.remote.address import Address
 from specllama.settings.params import GenerateParams
 from specllama.store.rounds import Logged
 
@@ -43,6 +44,7 @@ Examples:
   specllama run --raw -n 64 -f begun.txt              goes on with a text
   specllama run --json "…" | jq -c 'select(.type == "finish")'
   specllama run --json-schema '{"enum": ["yes", "no"]}' "Is a draft model small?"
+  specllama run --remote http://box:8000 --api-key-file key "…"     another engine
 
 The text goes to stdout, one line of statistics to stderr. Ctrl-C stops the
 reply and keeps what was written (exit status 130). A reply that ends before
@@ -54,7 +56,7 @@ its schema or grammar is satisfied ends with exit status 1.
 @click.argument("prompt", required=False)
 @settings_options()
 @constraint_options
-@server_option
+@remote_options
 @grouped(
     "-p", "--prompt", "typed", metavar="PROMPT", group="Prompt", help="The prompt, as an option."
 )
@@ -93,7 +95,7 @@ def command(
     raw: bool,
     as_json: bool,
     quiet: bool,
-    server: str | None,
+    server: Address | None,
     **flags: Any,
 ) -> int:
     """Answer PROMPT and print the text.

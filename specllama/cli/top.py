@@ -7,7 +7,8 @@ from time import monotonic
 
 import click
 
-from specllama.cli import diagnostics, loading, output
+from specllama.cli import diagnostics, output
+from specllama.cli.options import server_address
 from specllama.remote.board import LEGEND, Board
 
 URL = "http://127.0.0.1:8484"
@@ -37,7 +38,7 @@ def command(url: str, as_json: bool) -> int:
     board, shown = Board(), 0
     live = output.is_terminal()
     drawn = 0.0
-    for event in loading.server_at(url).events():
+    for event in server_address(url).events():
         if as_json:
             output.json_line(event)
             continue

@@ -271,13 +271,13 @@ class ForeignEngine(OneAtATime):
             verify="",
             draft_max=0,
             exactness=UNPROVEN,
-            unknown=("prompt_n", "cached_n", "draft_max", *self._unknown(params)),
+            unknown=frozenset({"prompt_n", "cached_n", "draft_max"} | self._unknown(params)),
         )
 
-    def _unknown(self, params: GenerateParams) -> list[str]:
+    def _unknown(self, params: GenerateParams) -> set[str]:
         """Of the settings of a request, what the server decides."""
         told = {"seed": params.seed, "n_ctx": self.model.n_ctx or None}
-        return [name for name, value in told.items() if value is None]
+        return {name for name, value in told.items() if value is None}
 
     def _finished(
         self,
@@ -298,7 +298,7 @@ class ForeignEngine(OneAtATime):
             "rounds": None,
             "cut": None,
         }
-        unknown = [name for name, count in counts.items() if count is None]
+        unknown = {name for name, count in counts.items() if count is None}
         rate = None
         if draft.drafted and draft.accepted is not None and not draft.at_most:
             rate = draft.accepted / draft.drafted
@@ -327,7 +327,7 @@ class ForeignEngine(OneAtATime):
             engine=self.name,
             counted=n,
             draft_at_most=draft.at_most,
-            unknown=(*unknown, *self._unknown(params)),
+            unknown=frozenset(unknown | self._unknown(params)),
         )
 
 

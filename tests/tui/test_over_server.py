@@ -100,7 +100,7 @@ async def test_nobody_there_is_said_and_tried_again(start: Any) -> None:
     async with start(server=Address("http://127.0.0.1:9"), factory_for=None, wait=False) as d:
         await d.until(lambda: d.notes)
         await d.until(lambda: "no server" in d.shown)
-        assert "no specllama answers" in d.notes[0]
+        assert "no server answers" in d.notes[0]
         assert "F6 chooses" not in d.shown
         await d.type("kept")
         await d.pilot.press("enter")

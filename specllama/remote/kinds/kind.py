@@ -121,9 +121,8 @@ class Kind:
         """The sampling fields that the caller chose, in its names."""
         chosen = {name: getattr(params.sampling, name) for name in self.chosen(params)}
         out = {self.fields[name]: value for name, value in chosen.items() if name in self.fields}
-        if bias := params.sampling.logit_bias:
-            if "logit_bias" in self.fields:
-                out["logit_bias"] = {str(id): max(value, -100.0) for id, value in bias.items()}
+        if (bias := params.sampling.logit_bias) and "logit_bias" in self.fields:
+            out["logit_bias"] = {str(id): max(value, -100.0) for id, value in bias.items()}
         return out
 
     def chosen(self, params: GenerateParams) -> list[str]:
@@ -159,10 +158,10 @@ class Kind:
     def check(self, asked: Asked, drafts: bool | None) -> None:
         """Raises UsageError: what this engine would refuse, or would not do."""
         params = asked.params
-        needed = [name for name in ("json_schema", "grammar", "regex")
-                  if getattr(params, name) is not None and name not in self.constraints]  # fmt: skip
-        if needed:
-            what = needed[0].replace("_", " ")
+        for name in {"json_schema", "grammar", "regex"} - self.constraints:
+            if getattr(params, name) is None:
+                continue
+            what = name.replace("_", " ")
             raise UsageError(f"{self.title} cannot be given a {what}", "leave it out")
         if asked.messages is None and not self.raw:
             raise UsageError(f"{self.title} takes conversations only", "leave out --raw")
