@@ -67,12 +67,10 @@ def read(chunk: Json, heard: Heard) -> tuple[str, str]:
     n, kept = whole(told.get("draft_n")), whole(told.get("draft_n_accepted"))
     if n is not None and kept is not None:
         heard.draft = Drafted(n, kept)
-    if (cached := whole(told.get("cache_n"))) is not None and heard.cached_n is None:
-        heard.cached_n = cached
-    new = openai.read(chunk, heard)
-    if heard.tokens is None:
+    if told:
+        heard.cached_n = whole(told.get("cache_n"))
         heard.tokens = whole(told.get("predicted_n"))
-    return new
+    return openai.read(chunk, heard)
 
 
 def counters(look: Look) -> Counters | None:

@@ -72,10 +72,13 @@ def _thinking(think: str, template_args: tuple[str, ...]) -> Json:
 
 def read(chunk: Json, heard: Heard) -> tuple[str, str]:
     """Add one object of an answer, streamed or whole; the new (thought, text)."""
-    if usage := of(chunk.get("usage")):
-        heard.tokens = whole(usage.get("completion_tokens"))
-        heard.prompt_n = whole(usage.get("prompt_tokens"))
-        heard.cached_n = whole(of(usage.get("prompt_tokens_details")).get("cached_tokens"))
+    usage = of(chunk.get("usage"))
+    if (n := whole(usage.get("completion_tokens"))) is not None:
+        heard.tokens = n
+    if (n := whole(usage.get("prompt_tokens"))) is not None:
+        heard.prompt_n = n
+    if (n := whole(of(usage.get("prompt_tokens_details")).get("cached_tokens"))) is not None:
+        heard.cached_n = n
     heard.fingerprint = text(chunk.get("system_fingerprint")) or heard.fingerprint
     thought = said = ""
     for choice in each(chunk.get("choices"))[:1]:
@@ -100,7 +103,8 @@ def spoken(content: object) -> str:
 
 def _call(call: Json, heard: Heard) -> None:
     function = of(call.get("function"))
-    held = heard.calls.setdefault(whole(call.get("index")) or len(heard.calls), ["", ""])
+    at = whole(call.get("index"))
+    held = heard.calls.setdefault(len(heard.calls) if at is None else at, ["", ""])
     held[0] += text(function.get("name"))
     arguments = function.get("arguments")
     held[1] += text(arguments) or (json.dumps(arguments) if isinstance(arguments, dict) else "")

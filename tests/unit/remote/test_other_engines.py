@@ -1,0 +1,442 @@
+"""Every engine that is spoken to, as scripted servers: one contract that all of them pass."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+from other_engines import SCRIPTS, OtherEngine, running, script
+
+from specllama.cancel import Cancel
+from specllama.errors import EngineDied, EngineError, PromptTooLong, SpecllamaError, UsageError
+from specllama.events import Event, Finished, Notice, Started, event_from_dict
+from specllama.interface import Message
+from specllama.remote.address import Address
+from specllama.remote.figures import Counters
+from specllama.remote.foreign import ForeignEngine
+from specllama.remote.known import KINDS
+from specllama.remote.opening import open_remote
+from specllama.replies.figures import ReplyFigures
+from specllama.settings.params import GenerateParams, SamplingParams
+from specllama.told import Told
+
+CARD = ("min_p", "temperature", "top_k", "top_p")  # what nobody chose
+PLAIN = GenerateParams(from_card=CARD)
+GREEDY = PLAIN.choose("temperature", 0.0)
+TURNS = [Message("user", "What is a draft model?")]
+
+
+def opened(engine: OtherEngine) -> ForeignEngine:
+    return open_remote(engine.url, model=engine.script.get("model"))
+
+
+def generated(engine: ForeignEngine, params: GenerateParams = PLAIN, **more: Any) -> Told:
+    return Told.of(engine.generate(TURNS, params, **more))
+
+
+def test_every_kind_has_a_script_and_ten_versions_are_there() -> None:
+    kinds = Counter(script(name)["kind"] for name in SCRIPTS)
+    assert {*kinds, "specllama"} == set(KINDS)
+    assert len(SCRIPTS) >= 10
+    assert all(script(name)["made"].startswith(("recorded", "shaped")) for name in SCRIPTS)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_engine_is_recognised_and_chats(name: str) -> None:
+    with running(name) as server, opened(server) as engine:
+        told, tells = server.script, server.script["tells"]
+        assert engine.kind.name == told["kind"]
+        assert len(server.gets) == len(set(server.gets)), "each is asked for once"
+        assert len(server.gets) <= 14
+        assert engine.flags == told.get("flags", engine.flags)
+        reply = generated(engine)
+        assert (engine.version, reply.text) == (told["version"], tells["text"])
+        assert reply.reasoning == tells.get("reasoning", "")
+        end = reply.end
+        assert end.reason == "stop_token"
+        assert (end.text, end.tokens) == (tells["text"], tells["tokens"])
+        assert end.engine.startswith(KINDS[told["kind"]].title)
+        drafted = tells["drafted"] or [None, None]
+        assert [end.known("draft_n"), end.known("draft_n_accepted")] == drafted
+        assert end.draft_at_most == tells.get("at_most", False)
+        assert {"rounds", "cut"} <= end.unknown
+        assert reply.started is not None
+        assert reply.rounds == []
+        assert end.known("cached_n") == tells.get("cached", end.known("cached_n"))
+        # what is not told is null, and stays so
+        data = json.loads(json.dumps(end.to_dict()))
+        assert data["rounds"] is None
+        assert data["draft_n"] == drafted[0]
+        assert event_from_dict(data) == end
+        [(_, body, _)] = server.asked
+        assert not {*CARD, "seed"} & {*body, *body.get("options", ())}, "nobody chose them"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_one_plain_question(name: str) -> None:
+    with running(name) as server, opened(server) as engine:
+        tells = server.script["tells"]
+        whole = engine.ask(TURNS, GREEDY)
+        assert whole.text == tells.get("whole_text", tells["text"])
+        assert whole.tokens == tells.get("whole_tokens", tells["tokens"])
+        assert whole.first_s is None
+        streamed = engine.ask(TURNS, GREEDY, stream=True)
+        assert (streamed.text, streamed.reasoning) == (tells["text"], whole.reasoning)
+        assert streamed.first_s is not None
+        assert streamed.first_s <= streamed.seconds
+        for answer, asked in ((whole, tells.get("whole", tells["drafted"])),
+                              (streamed, tells["drafted"])):  # fmt: skip
+            drafted = answer.draft and [answer.draft.drafted, answer.draft.accepted]
+            assert (drafted or [None, None]) == (asked or [None, None])
+        if "logprobs" in server.script:
+            likely = engine.ask(TURNS, GREEDY.replace(chances=3)).logprobs
+            assert likely
+            assert all(one.logprob <= 0 and len(one.top) == 3 for one in likely)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_unknown_fields_and_strange_types_break_nothing(name: str) -> None:
+    """A newer server says more, and says it differently."""
+
+    def changed(text: str) -> str:
+        lines = []
+        for line in text.splitlines(keepends=True):
+            head, data = (line[:6], line[6:]) if line.startswith("data: {") else ("", line)
+            if data.startswith("{"):
+                found = json.loads(data)
+                found |= {"future": {"a": [1]}, "usage": found.get("usage", [])}
+                found.setdefault("metrics", "none")
+                line = head + json.dumps(found) + "\n"
+            lines.append(line)
+        return "".join(lines)
+
+    told = script(name)
+    told["stream"] = {path: changed(text) for path, text in told["stream"].items()}
+    with running(told) as server, opened(server) as engine:
+        assert generated(engine).text == told["tells"]["text"]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_stop_closes_the_connection(name: str) -> None:
+    cancel = Cancel()
+    with running(name) as server, opened(server) as engine:
+        on = threading.Event()
+
+        def hold(number: int) -> None:
+            """The stream is never over."""
+            if number == 0 and server.asked:
+                on.set()
+            if number > 2 and server.asked:
+                server.left.wait(0.005)
+
+        [path] = server.script["stream"].keys() & {KINDS[server.script["kind"]].chat}
+        server.script["stream"][path] = _longer(server.script["stream"][path])
+        server.hold = hold
+        events: list[Event] = []
+        for event in engine.generate(TURNS, PLAIN, cancel=cancel):
+            events.append(event)
+            if event.type in ("text_delta", "reasoning_delta"):
+                cancel.set()
+        end = events[-1]
+        assert isinstance(end, Finished)
+        assert end.reason == "cancelled"
+        assert end.tokens is None
+        assert server.left.wait(10)
+
+
+def _longer(text: str) -> str:
+    """The same with its first pieces said very often."""
+    lines = text.splitlines(keepends=True)
+    first = next(i for i, line in enumerate(lines) if '"A' in line and "{" in line)
+    return "".join([*lines[: first + 1], *(["\n", lines[first]] * 400)])
+
+
+def test_a_stop_before_the_first_token_waits_for_nobody() -> None:
+    cancel, held = Cancel(), threading.Event()
+    with running("vllm-0.32.0-draft") as server, opened(server) as engine:
+        post = server.post
+
+        def silent(*args: Any) -> tuple[int, bytes]:
+            threading.Timer(0.05, cancel.set).start()
+            held.wait(20)
+            return post(*args)
+
+        server.post = silent  # type: ignore[method-assign]
+        [end] = list(engine.generate(TURNS, PLAIN, cancel=cancel))
+        held.set()
+    assert isinstance(end, Finished)
+    assert end.reason == "cancelled"
+
+
+SAYS = {
+    400: '{"error":{"message":"min_p is not yet supported with speculative decoding","code":400}}',
+    401: '{"error":"Unauthorized"}',
+    404: '{"error":{"message":"The model `x` does not exist."}}',
+    413: '{"detail":"too large"}',
+    422: '{"detail":[{"msg":"Field required","loc":["body"]}]}',
+    429: '{"error":{"message":"slow down"}}',
+    500: "Internal Server Error",
+    503: '{"error":{"message":"Loading model","code":503}}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("status", SAYS)
+@pytest.mark.parametrize("name", ["vllm-0.32.0-draft", "ollama-0.33.0"])
+def test_a_refusal_is_one_clear_line(name: str, status: int) -> None:
+    with running(name) as server, opened(server) as engine:
+        server.script["errors"] = {engine.kind.chat: [status, SAYS[status]]}
+        with pytest.raises(SpecllamaError) as caught:
+            generated(engine)
+        assert "\n" not in caught.value.message
+        assert engine.kind.title in caught.value.message
+        expected = UsageError if status in (400, 404, 413, 422) else EngineError
+        assert isinstance(caught.value, expected)
+        assert caught.value.hint or status in (400, 413, 422)
+
+
+def test_a_prompt_that_is_too_long_is_that() -> None:
+    words = "This model's maximum context length is 1024 tokens. However, you requested 2000."
+    with running("vllm-0.32.0-plain") as server, opened(server) as engine:
+        server.script["errors"] = {engine.kind.chat: [400, json.dumps({"message": words})]}
+        with pytest.raises(PromptTooLong, match="1024"):
+            generated(engine)
+
+
+def test_nobody_no_engine_and_no_key() -> None:
+    with pytest.raises(EngineDied, match="no server answers"):
+        open_remote("http://127.0.0.1:9")
+    with pytest.raises(UsageError, match="no address"):
+        open_remote("here")
+    with running({"get": {"/": "<html>"}, "headers": {}}) as server:
+        with pytest.raises(EngineError, match="no engine that is known"):
+            open_remote(server.url)
+        with pytest.raises(UsageError, match="no kind of server 'vlm'"):
+            open_remote(server.url, kind="vlm")
+        server.script["errors"] = {"/v1/models": [401, "{}"]}
+        with pytest.raises(EngineError, match="wants a key") as caught:
+            open_remote(server.url)
+        assert "--api-key-file" in str(caught.value.hint)
+
+
+def test_the_key_goes_with_every_request() -> None:
+    with (
+        running("vllm-0.32.0-draft") as server,
+        open_remote(Address(f"{server.url}/v1/", "secret")) as engine,
+    ):
+        generated(engine)
+        [(_, _, headers)] = server.asked
+        assert headers["authorization"] == "Bearer secret"
+
+
+def test_several_models_and_none_named_is_said_with_the_command() -> None:
+    with running("llama-server-router") as server:
+        with pytest.raises(UsageError, match="several models: qwen3-8b, gemma-4") as caught:
+            open_remote(server.url)
+        assert caught.value.hint == (f"name one: --remote {server.url} --remote-model qwen3-8b")
+
+
+def test_what_it_is_may_be_said_and_is_then_not_looked_for() -> None:
+    with (
+        running("vllm-0.32.0-draft") as server,
+        open_remote(server.url, kind="openai", model="tiny") as engine,
+    ):
+        assert server.gets == ["/v1/models"]
+        assert generated(engine).end.known("draft_n") is None
+
+
+def test_vllm_that_drafts_refuses_min_p_before_it_is_asked() -> None:
+    with running("vllm-0.32.0-draft") as server, opened(server) as engine:
+        with pytest.raises(UsageError, match="refuses --min-p while it speculates") as caught:
+            generated(engine, PLAIN.choose("min_p", 0.1))
+        assert "leave out --min-p" in str(caught.value.hint)
+        assert server.asked == []
+        biased = SamplingParams(logit_bias={5: 1.0})
+        with pytest.raises(UsageError, match="refuses --logit-bias"):
+            generated(engine, PLAIN.replace(sampling=biased))
+    with running("vllm-0.32.0-plain") as server, opened(server) as engine:
+        generated(engine, PLAIN.choose("min_p", 0.1))
+        assert server.asked[0][1]["min_p"] == 0.1
+
+
+def test_what_an_engine_cannot_be_told_is_said_once() -> None:
+    params = PLAIN.choose("min_p", 0.1).choose("top_k", 7).replace(speculate=False)
+    with running("openai") as server, opened(server) as engine:
+        notices = [[n.message for n in generated(engine, params).notices] for _ in range(2)]
+        assert notices == [["the server cannot be told --top-k, --min-p, --no-spec: it goes on "
+                            "without"], []]  # fmt: skip
+        assert "top_k" not in server.asked[0][1]
+
+
+def test_speculation_is_switched_where_a_request_can() -> None:
+    def body(name: str, on: bool | None, **more: Any) -> dict[str, Any]:
+        with running(name) as server, open_remote(server.url, **more) as engine:
+            assert engine.switches
+            engine.ask(TURNS, GREEDY, speculation=on)
+            return server.asked[0][1]
+
+    assert body("mlx-lm-0.32.2-draft", False)["num_draft_tokens"] == 0
+    assert "num_draft_tokens" not in body("mlx-lm-0.32.2-draft", True)
+    looked = json.loads(body("transformers-5.23.0-lookup", True)["generation_config"])
+    assert looked["prompt_lookup_num_tokens"] > 0
+    plain = json.loads(body("transformers-5.23.0-lookup", False)["generation_config"])
+    assert "prompt_lookup_num_tokens" not in plain
+    assert body("lmstudio-0.4.1", True, draft_model="small")["draft_model"] == "small"
+    assert "draft_model" not in body("lmstudio-0.4.1", False, draft_model="small")
+    assert body("ollama-0.33.0", False)["options"]["draft_num_predict"] == 0
+    for name in ("vllm-0.32.0-draft", "lmstudio-0.4.1", "openai"):
+        with running(name) as server, opened(server) as engine:
+            assert not engine.switches
+
+
+def test_calls_of_tools_are_shown_as_a_model_writes_them() -> None:
+    calls = [{"index": 0, "id": "a", "function": {"name": "look", "arguments": '{"at":'}},
+             {"index": 0, "function": {"arguments": ' "sea"}'}}]  # fmt: skip
+    chunks: list[dict[str, Any]] = [
+        {"choices": [{"delta": {"tool_calls": [one]}}]} for one in calls
+    ]
+    chunks.append({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]})
+    text = "".join(f"data: {json.dumps(one)}\n\n" for one in chunks)
+    told = script("openai")
+    told["stream"] = {"/v1/chat/completions": text}
+    with running(told) as server, opened(server) as engine:
+        assert generated(engine).text == (
+            '<tool_call>\n{"name": "look", "arguments": {"at": "sea"}}\n</tool_call>\n'
+        )
+    told = script("ollama-0.33.0")
+    call = {"function": {"name": "look", "arguments": {"at": "sea"}}}
+    lines = [{"message": {"tool_calls": [call]}, "done": False}, {"message": {}, "done": True}]
+    told["stream"]["/api/chat"] = "".join(json.dumps(one) + "\n" for one in lines)
+    with running(told) as server, opened(server) as engine:
+        assert '{"name": "look", "arguments": {"at": "sea"}}' in generated(engine).text
+
+
+# ---- acceptance by counters
+
+
+def _page(drafts: int, drafted: int, accepted: int, tokens: int, running: int = 0) -> str:
+    return (
+        f"vllm:num_requests_running {running}\nvllm:num_requests_waiting 0\n"
+        f"vllm:spec_decode_num_drafts_total {drafts}\n"
+        f"vllm:spec_decode_num_draft_tokens_total {drafted}\n"
+        f"vllm:spec_decode_num_accepted_tokens_total {accepted}\n"
+        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="0"}} {accepted}\n'
+        f"vllm:generation_tokens_total {tokens}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("after", "kept"),
+    [
+        (_page(12, 44, 36, 141), (40, 34)),
+        (_page(12, 44, 36, 150), None),  # tokens of others
+        (_page(12, 44, 36, 141, running=1), None),  # others are served
+        (_page(0, 0, 0, 41), None),  # it was started anew
+    ],
+)
+def test_counters_tell_where_nobody_else_was_served(
+    after: str, kept: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specllama.remote.foreign.SETTLES_S", (0.0, 0.0))
+    told = script("vllm-0.32.0-plain")  # it says nothing of the reply itself
+    pages = itertools.chain([_page(2, 4, 2, 100)], itertools.repeat(after))
+    with running(told) as server, opened(server) as engine:
+        get = server.get
+        metrics = lambda path: (200, next(pages).encode()) if path == "/metrics" else get(path)  # noqa: E731
+        server.get = metrics  # type: ignore[method-assign]
+        end = generated(engine).end
+    found = end.known("draft_n"), end.known("draft_n_accepted")
+    assert found == (kept or (None, None))
+    figures = ReplyFigures.of(None, (), end)
+    assert figures is not None
+    assert figures.kept_words == ("34 of 40" if kept else "–")
+
+
+def test_counters_of_a_reply_that_wrote_behind_its_end() -> None:
+    """vLLM counts what was accepted behind the end of a reply."""
+    before = Counters(136, 544, 484, (130,), 617, 0, 0)
+    after = Counters(140, 560, 497, (134,), 630, 0, 0)
+    found = after.since(before, 13)
+    assert found is not None
+    assert (found.drafted, found.accepted, found.accepted_at, found.counted) == (16, 13, (4,), True)
+
+
+# ---- streams that are cut or malformed
+
+
+def _spoilt(stream: bytes, rng: random.Random) -> bytes:
+    at = rng.randrange(1, len(stream))
+    lines = stream.splitlines(keepends=True)
+    match rng.randrange(6):
+        case 0:  # the connection ends
+            return stream[:at]
+        case 1:  # a bit falls over
+            return stream[:at] + bytes([stream[at] ^ 1 << rng.randrange(8)]) + stream[at + 1 :]
+        case 2:  # rubbish comes in between
+            return b"".join([*lines[: len(lines) // 2], b"data: {not json}\n\n", *lines[-4:]])
+        case 3:  # another kind of JSON
+            return b"".join([*lines[: len(lines) // 2], b"data: [1, 2]\n\n"])
+        case 4:  # an error in the midst
+            return b"".join([*lines[: len(lines) // 2], b'data: {"error": {"message": "out"}}\n\n'])
+        case _:  # deep, long, binary
+            deep = b"data: " + b"[" * 5000 + b"\n\n"
+            return b"".join([*lines[: len(lines) // 2], rng.choice([deep, b"data: \xff\xfe\n\n"])])
+
+
+def _failure(engine: ForeignEngine, told: Told) -> SpecllamaError | None:
+    try:
+        for event in engine.generate(TURNS, PLAIN):
+            told.take(event)
+    except SpecllamaError as error:
+        return error
+    return None
+
+
+def test_200_cut_and_malformed_streams_are_one_clear_line_each() -> None:
+    rng = random.Random(5)
+    names = ["vllm-0.32.0-draft", "llama-server-b9210", "ollama-0.33.0", "sglang-0.5.23"]
+    ended = Counter[str]()
+    for name in names:
+        with running(name) as server, opened(server) as engine:
+            path = engine.kind.chat
+            whole = server.script["stream"][path].encode()
+            text, thought = (server.script["tells"].get(k, "") for k in ("text", "reasoning"))
+            for _ in range(50):
+                told = Told()
+                server.script["stream"][path] = spoilt = _spoilt(whole, rng)
+                error = _failure(engine, told)
+                ended["whole" if error is None else "said"] += 1
+                if error is None:
+                    continue
+                assert "\n" not in error.message
+                assert len(error.message) < 500
+                assert error.hint
+                if whole.startswith(spoilt):  # all that came before is kept, and nothing else
+                    assert text.startswith(told.text)
+                    assert thought.startswith(told.reasoning)
+    assert sum(ended.values()) == 200
+    assert ended["said"] > 120
+
+
+def test_a_cut_stream_keeps_what_came() -> None:
+    with running("vllm-0.32.0-draft") as server, opened(server) as engine:
+        stream = server.script["stream"][engine.kind.chat]
+        server.script["stream"][engine.kind.chat] = stream[: stream.index(" offers")]
+        told = Told()
+        events = map(told.take, engine.generate(TURNS, PLAIN))
+        with pytest.raises(EngineError, match="sent what is no JSON"):
+            list(events)
+        assert told.text == "A draft model goes first and"
+
+
+def test_events_come_in_the_order_of_every_engine() -> None:
+    with running("sglang-0.5.23") as server, opened(server) as engine:
+        events = list(engine.generate(TURNS, PLAIN.choose("typical_p", 0.5)))
+    assert isinstance(events[0], Started)
+    assert isinstance(events[1], Notice)
+    assert isinstance(events[-1], Finished)
+    assert [event.ends for event in events] == [False] * (len(events) - 1) + [True]
