@@ -307,6 +307,13 @@ class Finished(Event):
     draft_at_most: bool = False
     unknown: frozenset[str] = frozenset()
 
+    def to_dict(self) -> dict[str, Any]:
+        out = Event.to_dict(self)
+        if self.engine:  # it tells of none of the others
+            times = out["timings"].items()
+            out["timings"] = {k: v if v or k == "tok_per_s" else None for k, v in times}
+        return out
+
     @property
     def tokens(self) -> int | None:
         """How many it has; None where that is not told."""
@@ -353,6 +360,9 @@ def with_unknown(cls: type[Event], data: dict[str, Any]) -> dict[str, Any]:
         for f in dataclasses.fields(cls)
         if f.type == "int" and f.name in data and data[f.name] is None
     )
+    if isinstance(timings := data.get("timings"), dict):
+        told = {name: value for name, value in timings.items() if value is not None}
+        data = {**data, "timings": told}
     return {**data, **dict.fromkeys(unknown, 0), "unknown": unknown} if unknown else data
 
 

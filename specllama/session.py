@@ -42,6 +42,7 @@ class Session:
     Attributes:
         engine: may be replaced between replies (another model); a new round log begins then.
         stats: counters over every reply of this object's life.
+        elsewhere: how the replies of other engines ended, which tell of no rounds.
         last: the ``finish`` event of the last reply that ended by itself or was cancelled.
         log: the round log, None before the first reply or when logging is off.
     """
@@ -57,6 +58,7 @@ class Session:
         log_rounds: bool = True,
     ) -> None:
         self.stats = SpecStats()
+        self.elsewhere: list[Finished] = []
         self.last: Finished | None = None
         self._command = command
         self._log_rounds = log_rounds
@@ -355,6 +357,8 @@ class Session:
                 for done in new.rounds:
                     self.stats.observe(done)
                 self.last = new.finished or self.last
+                if new.finished is not None and new.finished.engine:
+                    self.elsewhere.append(new.finished)
                 some = told.text or told.reasoning
                 if some and time.monotonic() - flushed_s > FLUSH_S:
                     self._open.keep(number, after, reply())

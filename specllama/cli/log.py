@@ -149,6 +149,12 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
         raise StoreError("there is no round log yet", "make one: specllama run 'Hello'")
     records = [read_run(path) for path in paths]
     rounds = [done for record in records for done in record.rounds]
+    if not rounds and any(turn.finished for record in records for turn in record.turns):
+        name = records[0].run
+        raise StoreError(
+            "another engine wrote that, which tells of no rounds",
+            f"what it told: specllama log show {name}",
+        )
     total = summary.totals(rounds)
     passes = summary.passes(rounds)
     verdict = judge(passes)
@@ -321,10 +327,11 @@ def _show_turn(turn: LoggedTurn, rounds: list[RoundDone], numbered: bool) -> Non
     if turn.started is not None:
         start = turn.started
         head = f"request {turn.index}: " if numbered else ""
-        output.line(
-            f"{head}prompt {start.prompt_n} tokens ({start.cached_n} cached), seed {start.seed}, "
-            f"{start.proposer}, {start.verify}, draft-max {start.draft_max}, {start.exactness}"
-        )
+        prompt = f"prompt {start.prompt_n} tokens ({start.cached_n} cached), seed {start.seed}, "
+        how = f"{start.proposer}, {start.verify}, draft-max {start.draft_max}, "
+        if start.unknown:  # of another engine, which says no more before the end
+            prompt, how = "", f"{start.proposer}, "
+        output.line(f"{head}{prompt}{how}{start.exactness}")
     if rounds:
         glyphs = max(6, *(len(round_glyphs(done)) for done in rounds))
         output.line(

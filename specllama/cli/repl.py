@@ -21,6 +21,7 @@ from specllama.replies import attach
 from specllama.session import Session
 from specllama.settings.config import apply_text
 from specllama.store.sessions import SessionStore
+from specllama.store.summary import told_elsewhere
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "help": ("", "Show these commands."),
@@ -181,7 +182,20 @@ class Repl:
         )
 
     def _do_stats(self, rest: str) -> None:
-        stats = self.session.stats
+        stats, elsewhere = self.session.stats, self.session.elsewhere
+        if elsewhere:
+            told = told_elsewhere(elsewhere)
+            tokens, kept, drafted = (
+                "–" if told[name] is None else told[name]
+                for name in ("emitted", "accepted", "drafted")
+            )
+            most = "≤ " if elsewhere[-1].draft_at_most else ""
+            diagnostics.say(
+                f"{len(self.session.messages)} messages; {tokens} tokens by {elsewhere[-1].engine}"
+                f"\n{kept} of {most}{drafted} guesses kept"
+            )
+        if elsewhere and not stats.rounds:
+            return
         length = stats.mean_acceptance_length
         diagnostics.say(
             f"{len(self.session.messages)} messages; {stats.emitted} tokens in {stats.rounds} "

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specllama.events import RoundDone
+from specllama.events import Finished, RoundDone
 from specllama.stats import SpecStats
 from specllama.store.rounds import RunRecord
 from specllama.verdict import TimedRound, judge
@@ -147,11 +147,32 @@ def stats_dict(stats: SpecStats) -> dict[str, Any]:
     return {name: getattr(stats, name) for name in names}
 
 
+def told_elsewhere(ends: Sequence[Finished]) -> dict[str, Any]:
+    """Sums over replies of another engine; None where it did not tell of each of them."""
+
+    def total(counts: Sequence[int | None]) -> int | None:
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    drafted = total([end.known("draft_n") for end in ends])
+    accepted = total([end.known("draft_n_accepted") for end in ends])
+    sure = drafted and accepted is not None and not any(end.draft_at_most for end in ends)
+    return {
+        "emitted": total([end.tokens for end in ends]),
+        "drafted": drafted,
+        "accepted": accepted,
+        "acceptance_rate": accepted / drafted if sure and drafted and accepted else None,
+    }
+
+
 def run_dict(record: RunRecord) -> dict[str, Any]:
     """One run in a line: which pair, how much, how well."""
     stats = totals(record.rounds)
     wrote = generated([record])
     header = record.header
+    figures = stats_dict(stats)
+    if elsewhere := [end for turn in record.turns if (end := turn.finished) and end.engine]:
+        figures = {**dict.fromkeys(figures), **told_elsewhere(elsewhere)}
     return {
         "run": record.run,
         "path": str(record.path),
@@ -165,7 +186,7 @@ def run_dict(record: RunRecord) -> dict[str, Any]:
         "generation_s": wrote.seconds,
         "tok_per_s": wrote.tok_per_s,
         "verdict": judge(passes(record.rounds)).to_dict(),
-        **stats_dict(stats),
+        **figures,
     }
 
 

@@ -174,7 +174,7 @@ class Kind:
                 flag = name.replace("_", "-")
                 raise UsageError(
                     f"{self.title} refuses --{flag} while it speculates, as this server does",
-                    f"leave out --{flag}" + (", or --min-p 0" if name == "min_p" else ""),
+                    f"leave out --{flag}",
                 )
 
 
