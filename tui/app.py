@@ -158,9 +158,10 @@ class SpecllamaApp(PagedApp):
 
     def _begin(self) -> None:
         if self._server is not None:
+            from specllama.remote.opening import watched
             from specllama.tui.lane_watch import LaneWatch
 
-            self.lanes = LaneWatch(self._server.name, self._server.events)
+            self.lanes = LaneWatch(self._server.name, partial(watched, self._server))
         if self.loader.possible:
             self.loader.load()
         else:

@@ -1,4 +1,4 @@
-"""What the lanes of a server do, heard from the start of the app to its end."""
+"""What a server does, by its lanes or its counters, heard from the start of the app to its end."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from specllama.errors import SpecllamaError
-from specllama.remote.board import Board, BoardLine
+from specllama.remote.board import Board, BoardLine, Watch
 
 AGAIN_S = 2.0  # between two attempts to reach a server
 
-Events = Callable[[], Iterator[dict[str, Any]]]
+Opened = Callable[[], tuple[Watch, Iterator[dict[str, Any]]]]
 
 
 class LaneWatch:
@@ -20,13 +20,14 @@ class LaneWatch:
 
     Args:
         server: its name.
-        events: what happens there from now on; raises SpecllamaError where it is not reached.
+        opened: what shows it, and what happens there from now on; raises SpecllamaError where it
+            is not reached.
     """
 
-    def __init__(self, server: str, events: Events) -> None:
+    def __init__(self, server: str, opened: Opened) -> None:
         self.server, self.state = server, server
-        self._events = events
-        self._board = Board()
+        self._opened = opened
+        self._board: Watch = Board()
         self._guard = threading.Lock()
         self._left = threading.Event()
         threading.Thread(target=self._listen, name="specllama-lanes", daemon=True).start()
@@ -34,6 +35,11 @@ class LaneWatch:
     def lines(self, width: int) -> list[BoardLine]:
         with self._guard:
             return self._board.lines(width)
+
+    @property
+    def legend(self) -> str:
+        with self._guard:
+            return " ".join(self._board.legend.split())
 
     def close(self) -> None:
         """Hear nothing more; a server says something every second, so the thread ends soon."""
@@ -43,11 +49,13 @@ class LaneWatch:
         """A server that went away is asked again."""
         while not self._left.is_set():
             try:
-                for event in self._events():
+                board, events = self._opened()
+                for event in events:
                     if self._left.is_set():
                         return
                     with self._guard:
-                        self._board.take(event)
+                        self._board = board
+                        board.take(event)
                     self.state = self.server
             except SpecllamaError as error:
                 self.state = f"{error.message}; trying again"

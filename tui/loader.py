@@ -91,6 +91,11 @@ class EngineLoader:
         return self.wanted is not None and is_bundled(self.wanted[0])
 
     @property
+    def foreign(self) -> bool:
+        """Whether it is another engine, which tells of no rounds."""
+        return self.info is not None and not self.info.target.path
+
+    @property
     def possible(self) -> bool:
         """A model is loaded, loading, or will be loaded with the next message."""
         return self.wanted is not None

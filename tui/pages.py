@@ -83,6 +83,8 @@ def inspect(app: PagedApp, record: Record | None = None) -> None:
     from specllama.tui.screens.inspector import InspectorScreen
 
     chat = app.chat
+    if _tells_no_rounds(app):
+        return
     live = chat.live_record
     if record is None and live is not None:
         found: Record | None = live
@@ -94,6 +96,14 @@ def inspect(app: PagedApp, record: Record | None = None) -> None:
     show(app, InspectorScreen(found, others, follow=found.live, under=under))
 
 
+def _tells_no_rounds(app: PagedApp) -> bool:
+    """Whether another engine writes here; that is then said."""
+    if (loader := app.chat.loader).foreign and loader.info is not None:
+        words = f"{loader.info.device} does not tell its rounds: F10 shows what it counts"
+        app.notify(words, markup=False)
+    return loader.foreign
+
+
 def race(app: PagedApp, index: int | None = None) -> None:
     """The page that answers whether it pays, on the question at or before message ``index``."""
     from specllama.tui.screens.race import RaceScreen
@@ -101,6 +111,8 @@ def race(app: PagedApp, index: int | None = None) -> None:
     chat, session = app.chat, app.chat.session
     if chat.busy:
         app.notify("A reply is being written: Esc stops it")
+        return
+    if _tells_no_rounds(app):
         return
     messages = session.messages[: None if index is None else index + 1]
     while messages and messages[-1].role != "user":
@@ -133,6 +145,8 @@ def race(app: PagedApp, index: int | None = None) -> None:
 def _methods(app: PagedApp) -> None:
     from specllama.tui.screens.methods import MethodsScreen, raced
 
+    if _tells_no_rounds(app):
+        return
     chat = app.chat
     params = chat.session.params
     now = params.proposer if params.speculate else "none"
@@ -149,7 +163,7 @@ def _models(app: PagedApp) -> None:
 
     loader = app.chat.loader
     if loader.server:
-        words = "was started with its pair: chat without --server lets you choose one"
+        words = "was started with its pair: chat without --remote lets you choose one"
         app.notify(f"The server {words}", markup=False)
         return
     show(app, ModelsScreen(loader.wanted, app.options, app.chat.downloads), app.switch_model)
@@ -159,7 +173,7 @@ def _top(app: PagedApp) -> None:
     from specllama.tui.screens.top import TopScreen
 
     if app.lanes is None:
-        app.notify("Lanes are a server's: specllama chat --server URL shows them")
+        app.notify("Lanes are a server's: specllama chat --remote URL shows them")
     else:
         show(app, TopScreen(app.lanes))
 

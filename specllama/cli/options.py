@@ -253,6 +253,11 @@ def remote_options(function: Decorated) -> Decorated:
     ) -> Any:
         server = None
         if remote is not None:
+            if flags.get("model") is not None:
+                raise UsageError(
+                    "--model loads a model here, --remote uses one that runs elsewhere",
+                    "leave out --model; --remote-model ID names one of that server's",
+                )
             server = server_address(remote, remote_kind, remote_model, api_key_file)
         elif remote_model or api_key_file is not None or remote_kind != "auto":
             raise UsageError("which server is meant is not said", "add --remote URL")

@@ -1,53 +1,64 @@
-"""``specllama top``: what a server's lanes are doing, as a table that stays in place."""
+"""``specllama top``: what a server is doing, as a table that stays in place."""
 
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from time import monotonic
 
 import click
 
 from specllama.cli import diagnostics, output
 from specllama.cli.options import server_address
-from specllama.remote.board import LEGEND, Board
+from specllama.remote import gauges
+from specllama.remote.board import LEGEND
 
 URL = "http://127.0.0.1:8484"
 _DRAW_S = 0.1
+_DRAWN = ("figures", "counters")  # at once, for they come every second
 
 EPILOG = """\b
 Examples:
   specllama top                            the server at http://127.0.0.1:8484
   specllama top http://box:8484 --json     its rounds as they come
-  SPECLLAMA_API_KEY=... specllama top https://box.example
+  specllama top http://box:8000            another engine, by its counters: acceptance of late,
+                                           by depth and over time, requests, queue
+  specllama top https://box.example --api-key-file key
 """
 
 
 @click.command(
     "top",
-    help=f"Show what a running server is doing, request by request.\n{LEGEND}\nCtrl-C ends it.",
+    help="Show what a running server is doing: one of ours request by request, another engine by "
+    f"its counters.\n{LEGEND}{gauges.LEGEND}\nCtrl-C ends it.",
     epilog=EPILOG,
 )
 @click.argument("url", default=URL)
+@click.option(
+    "--api-key-file", type=click.Path(path_type=Path), metavar="FILE",
+    help="Read the key of that server from a file; else SPECLLAMA_API_KEY holds it.",
+)  # fmt: skip
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
     help="Print the events as they come, one JSON object per line.",
 )
-def command(url: str, as_json: bool) -> int:
-    board, shown = Board(), 0
-    live = output.is_terminal()
-    drawn = 0.0
-    for event in server_address(url).events():
+def command(url: str, api_key_file: Path | None, as_json: bool) -> int:
+    from specllama.remote.opening import watched
+
+    shown, drawn, live = 0, 0.0, output.is_terminal()
+    board, events = watched(server_address(url, key_file=api_key_file))
+    for event in events:
         if as_json:
             output.json_line(event)
             continue
         board.take(event)
         if not live:
-            if event.get("type") == "finish":
+            if event.get("type") in ("finish", "counters"):
                 output.line(board.lines(200)[0].text)
             continue
-        if monotonic() < drawn + _DRAW_S and event.get("type") != "figures":
+        if monotonic() < drawn + _DRAW_S and event.get("type") not in _DRAWN:
             continue
         drawn = monotonic()
         size = shutil.get_terminal_size()  # 80 by 24 where it is not known

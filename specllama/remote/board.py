@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from specllama.text import sanitize_line
 
@@ -60,6 +60,19 @@ class BoardLine:
     kind: Literal["head", "columns", "live", "over"]
 
 
+class Watch(Protocol):
+    """What is shown of a server, from its events; ``legend`` says what the words mean."""
+
+    @property
+    def legend(self) -> str: ...
+
+    def take(self, event: dict[str, Any]) -> None: ...
+
+    def lines(self, width: int, height: int = 100) -> list[BoardLine]:
+        """It, fitted to the width and height of a terminal."""
+        ...
+
+
 @dataclass(slots=True)
 class Board:
     """What is known of a server from its events."""
@@ -72,6 +85,10 @@ class Board:
     _figures: dict[str, Any] = field(default_factory=dict)
     _passes: str = ""
     _written: deque[tuple[float, int]] = field(default_factory=deque)  # when, and how many tokens
+
+    @property
+    def legend(self) -> str:
+        return LEGEND
 
     def take(self, event: dict[str, Any]) -> None:
         """One event of ``/specllama/events``."""

@@ -25,7 +25,9 @@ from specllama.events import (
 )
 from specllama.interface import EngineInfo, Message, ModelInfo, OneAtATime, Prompt
 from specllama.remote.address import Address
+from specllama.remote.board import Watch
 from specllama.remote.figures import Answered, Counters, Drafted
+from specllama.remote.gauges import EVERY_S, Gauges, event_of
 from specllama.remote.kinds.kind import Asked, Found, Heard, Kind, Served
 from specllama.remote.wire import SILENCE_S, Look, posted
 from specllama.settings.params import GenerateParams
@@ -104,6 +106,24 @@ class ForeignEngine(OneAtATime):
         if found is not None and found.drafted is not None:
             self.speculates = True
         return found
+
+    def watch(self) -> tuple[Watch, Iterator[dict[str, Any]]]:
+        """What shows this server, and its events from now on."""
+        return Gauges(f"{self.name} at {self.address.name}"), self._looks()
+
+    def _looks(self) -> Iterator[dict[str, Any]]:
+        """Its counters, every second.
+
+        Raises:
+            EngineError: it tells none.
+        """
+        while (told := self.counters()) is not None:
+            yield event_of(self.name, self.model.id, told)
+            sleep(EVERY_S)
+        raise EngineError(
+            f"{self.name} at {self.address.name} tells no figures of its drafting or its queue",
+            self.kind.figures_hint or "a reply may tell some: specllama chat --remote URL",
+        )
 
     def count_tokens(self, prompt: str | Sequence[Message]) -> int:
         raise EngineError(f"{self.kind.title} is not asked to count tokens")

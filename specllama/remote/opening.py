@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 from specllama.remote.address import Address
+from specllama.remote.board import Watch
 from specllama.remote.engine import RemoteEngine
 from specllama.remote.foreign import ForeignEngine
 from specllama.remote.known import AUTO, recognise
@@ -37,3 +40,12 @@ def open_remote(
     if found_kind.name == "specllama":
         return RemoteEngine(address)
     return ForeignEngine(address, found_kind, found, draft_model=draft_model)
+
+
+def watched(address: Address) -> tuple[Watch, Iterator[dict[str, Any]]]:
+    """What shows a server, and its events from now on; no model of it need be named.
+
+    Raises:
+        SpecllamaError: as ``open_remote``; the events, when nobody answers any more.
+    """
+    return open_remote(address, model=address.model or "any").watch()

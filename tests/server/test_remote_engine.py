@@ -17,6 +17,7 @@ from specllama.events import Event, Finished, PrefillProgress, RoundDone, Starte
 from specllama.interface import Message
 from specllama.remote.address import Address
 from specllama.remote.engine import RemoteEngine
+from specllama.remote.opening import open_remote
 from specllama.server.guard import Access
 from specllama.settings.params import GenerateParams, SamplingParams
 
@@ -72,6 +73,23 @@ def test_errors_keep_their_kind(server: Serving) -> None:
         RemoteEngine(Address("http://127.0.0.1:9"))
     with pytest.raises(UsageError, match="no address"):
         RemoteEngine(Address("here"))
+
+
+def test_it_is_recognised_and_asked_as_other_engines_are(server: Serving) -> None:
+    with open_remote(server.url) as engine:
+        assert isinstance(engine, RemoteEngine)
+        assert engine.kind.name == "specllama"
+        assert engine.switches
+        before = engine.counters()
+        on, off = (engine.ask(TURNS, PARAMS, speculation=on, stream=on) for on in (True, False))
+        after = engine.counters()
+    assert on.text == off.text
+    assert on.tokens == off.tokens == 30
+    assert off.draft is None
+    assert before is not None
+    assert after is not None
+    assert after.generated is not None
+    assert after.generated - (before.generated or 0) == 60
 
 
 def test_it_is_an_engine_for_every_front_end(server: Serving) -> None:

@@ -24,6 +24,7 @@ from specllama.errors import EngineDied
 from specllama.events import Finished
 from specllama.interface import Message
 from specllama.remote.address import Address
+from specllama.remote.board import Board
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.tui.lane_watch import LaneWatch
 from specllama.tui.screens.settings import SettingsScreen
@@ -148,7 +149,7 @@ def happening(stop: threading.Event) -> Iterator[dict[str, Any]]:
 async def test_the_lanes(start: Any, size: tuple[int, int]) -> None:
     stop = threading.Event()
     async with start(size=size) as d:
-        watch = LaneWatch("box:8484", lambda: happening(stop))
+        watch = LaneWatch("box:8484", lambda: (Board(), happening(stop)))
         # Short replies are over before anybody looks: they are on the page all the same.
         await d.until(lambda: any("done" in line.text for line in watch.lines(100)))
         d.app.push_screen(TopScreen(watch))
@@ -182,7 +183,7 @@ async def test_without_a_server_there_are_no_lanes(start: Any) -> None:
         assert "Lanes" not in d.shown
         await d.type("/top")
         await d.pilot.press("enter")
-        await d.until(lambda: said(d, "--server URL"))
+        await d.until(lambda: said(d, "--remote URL"))
 
 
 @pytest.mark.e2e

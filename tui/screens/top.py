@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from textwrap import dedent
-
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
+from specllama.remote import gauges
 from specllama.remote.board import LEGEND, BoardLine
 from specllama.tui.lane_watch import LaneWatch
 from specllama.tui.screens.base import Page
@@ -19,7 +18,7 @@ DRAW_S = 0.25
 
 class TopScreen(Page):
     TITLE = "Lanes"
-    HELP = LEGEND
+    HELP = LEGEND + gauges.LEGEND
 
     DEFAULT_CSS = """
     #lanes { height: 1fr; padding: 0 2; }
@@ -35,7 +34,7 @@ class TopScreen(Page):
     def compose_page(self) -> ComposeResult:
         with VerticalScroll(id="lanes"):
             yield Static(id="lanes-table", markup=False)
-        yield Static(" ".join(dedent(LEGEND).split()), id="lanes-legend", markup=False)
+        yield Static(id="lanes-legend", markup=False)
         yield Keys()
 
     def on_mount(self) -> None:
@@ -45,6 +44,7 @@ class TopScreen(Page):
 
     def _draw(self) -> None:
         self.set_title("Lanes", self.watch_lanes.state)
+        self.query_one("#lanes-legend", Static).update(self.watch_lanes.legend)
         lines = self.watch_lanes.lines(self.size.width - 6)
         if lines == self._shown:
             return

@@ -433,16 +433,21 @@ def footer_lines(widget: Inked, done: Finished, record: Record) -> list[list[Pie
     """Below a finished reply: its figures, then whether drafting paid."""
     ink, glyphs = widget.ink, widget.glyphs
     found = record.figures()
-    tokens = len(done.token_ids)
-    figures = [(f"{tokens} token{'s' if tokens != 1 else ''}", ink.muted)]
+    tokens = "–" if done.tokens is None else done.tokens
+    figures = [(glyphs.text(f"{tokens} token{'s' if tokens != 1 else ''}"), ink.muted)]
     if (why := REASONS.get(done.reason)) is not None:
         figures.insert(0, (why, ink.warn if done.reason != "stop_string" else ink.muted))
     if found is not None and found.tok_per_s is not None:
         figures.append((f"{rate(found.tok_per_s)} tok/s", ink.muted))
-    if done.verdict is None:
+    if found is not None and done.engine:
+        figures.append((glyphs.text(f"kept {found.kept_words}"), ink.muted))
+    elif done.verdict is None:
         figures.append(("plain", ink.muted))
     figures.append((f"TTFT {duration(done.timings.ttft_ms)}", ink.muted))
-    figures.append((f"seed {done.seed}", ink.muted))
+    if "seed" not in done.unknown:
+        figures.append((f"seed {done.seed}", ink.muted))
+    if done.engine:
+        figures.append((sanitize_line(done.engine), ink.muted))
     if done.near_ties:
         figures.append((f"{done.near_ties} near-ties", ink.warn))
     if (verdict := done.verdict) is None:

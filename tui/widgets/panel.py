@@ -150,11 +150,10 @@ class Drawing:
     def time(self, found: ReplyFigures) -> Iterator[Section]:
         if (each := found.token_ms) is None or found.tokens is None:
             return
-        n, accent = found.tokens - 1, self.ink.accent
         if found.engine:  # it does not tell what its time went into
-            line = self.bar("all", each, each, duration(each), accent)
-            yield Section("Time for a token", duration(each), [line])
+            yield Section("Time for a token", duration(each))
             return
+        n, accent = found.tokens - 1, self.ink.accent
         parts = (("draft", found.draft_ms), ("verify", found.verify_ms))
         rows = [(name, ms / n, accent) for name, ms in (*parts, ("waiting", found.waiting_ms))]
         if not found.draft_ms:
@@ -190,14 +189,12 @@ class Drawing:
             )
             if ms >= 0.05
         ]
-        if found.engine:
-            parts = [("all", took.total, ink.accent, g.line)]
         cells: Line = [
             (cell * max(1, round(ms / took.total * self.width)), style)
             for _, ms, style, cell in parts
         ]
         words = [(f"{name} {duration(ms)}", style) for name, ms, style, _ in parts]
-        lines = [Content.assemble(*cells).truncate(self.width), *self.parts(words)]
+        lines = [Content.assemble(*cells).truncate(self.width), *self.parts(words)] if parts else []
         yield Section("First token after", duration(took.total), lines)
 
     def room(self, record: Record | None, info: EngineInfo | None, free: int) -> Iterator[Section]:

@@ -127,6 +127,9 @@ class StatsStrip(Inked, Widget):
             first = glyphs.text(lead(verdict, MEASURE))
             leads = [first, first.partition(":")[0], first.partition(" (")[0]]
             cells.append([Content.assemble((words, style)) for words in leads])
+        elif figures is not None and figures.engine:
+            kept = glyphs.text(figures.kept_words)
+            cells.append([Content.assemble(("kept ", ink.muted), (kept, ""))])
         elif not s.speculate:
             cells.append([Content.assemble(("speculation off", ink.warn))])
         if (used := s.filled) is not None:

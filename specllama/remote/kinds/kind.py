@@ -10,7 +10,7 @@ from specllama.errors import UsageError
 from specllama.events import FinishReason
 from specllama.remote.figures import Counters, Drafted, Json, Likely
 from specllama.remote.wire import Look
-from specllama.settings.params import GenerateParams
+from specllama.settings.params import GenerateParams, SamplingParams
 
 LONGEST = 32768  # tokens, where an engine would end a reply early unless it is told a length
 
@@ -96,6 +96,7 @@ class Kind:
         continues: body fields for going on with a reply; None where it cannot.
         switches: whether a request can turn its speculation on and off.
         counters: what it counts for all clients, where it tells.
+        figures_hint: how a server is started that tells its counters.
         refuses: sampling fields that it refuses while it drafts.
         thinks: whether it can be told whether to think.
         version_of: its version, from what a reply calls ``system_fingerprint``.
@@ -113,6 +114,7 @@ class Kind:
     continues: Mapping[str, Any] | None = None
     switches: bool = False
     counters: Callable[[Look], Counters | None] | None = None
+    figures_hint: str = ""
     refuses: tuple[str, ...] = ()
     thinks: bool = False
     version_of: Callable[[str], str] = lambda fingerprint: ""
@@ -127,8 +129,6 @@ class Kind:
 
     def chosen(self, params: GenerateParams) -> list[str]:
         """The sampling fields that a caller chose, but for those that change nothing."""
-        from specllama.settings.params import SamplingParams
-
         usual = SamplingParams()
         return [
             name
@@ -151,8 +151,11 @@ class Kind:
             out.append("ignore_eos")
         if params.think != "auto" and not self.thinks:
             out.append("think")
-        if params.think_budget is not None:
-            out.append("think_budget")
+        usual = GenerateParams()
+        out += [name for name in ("think_budget", "proposer", "draft_max", "verify", "window")
+                if getattr(params, name) != getattr(usual, name)]  # fmt: skip
+        if params.template_args and not self.thinks:
+            out.append("template_arg")
         return [name.replace("_", "-") for name in out]
 
     def check(self, asked: Asked, drafts: bool | None) -> None:

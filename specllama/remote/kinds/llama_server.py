@@ -99,5 +99,6 @@ KIND = Kind(
     constraints=frozenset({"json_schema", "grammar"}),
     continues={},
     counters=counters,
+    figures_hint="start it with --metrics",
     thinks=True,
 )

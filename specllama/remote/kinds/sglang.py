@@ -68,5 +68,6 @@ KIND = Kind(
     constraints=frozenset({"json_schema", "grammar", "regex"}),
     continues={"continue_final_message": True},
     counters=_counters,
+    figures_hint="start it with --enable-metrics",
     thinks=True,
 )
