@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from specllama.errors import SpecllamaError
-from specllama.remote.board import Board, BoardLine, Watch
+from specllama.remote.board import Board, BoardLine, ServerWatch
 
 AGAIN_S = 2.0  # between two attempts to reach a server
 
-Opened = Callable[[], tuple[Watch, Iterator[dict[str, Any]]]]
+Opened = Callable[[], tuple[ServerWatch, Iterator[dict[str, Any]]]]
 
 
 class LaneWatch:
@@ -27,7 +27,7 @@ class LaneWatch:
     def __init__(self, server: str, opened: Opened) -> None:
         self.server, self.state = server, server
         self._opened = opened
-        self._board: Watch = Board()
+        self._board: ServerWatch = Board()
         self._guard = threading.Lock()
         self._left = threading.Event()
         threading.Thread(target=self._listen, name="specllama-lanes", daemon=True).start()

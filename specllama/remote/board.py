@@ -60,7 +60,7 @@ class BoardLine:
     kind: Literal["head", "columns", "live", "over"]
 
 
-class Watch(Protocol):
+class ServerWatch(Protocol):
     """What is shown of a server, from its events; ``legend`` says what the words mean."""
 
     @property

@@ -16,7 +16,7 @@ from specllama.cancel import Cancel
 from specllama.events import Event, event_from_dict
 from specllama.interface import EngineInfo, Message, Prompt
 from specllama.remote.address import Address, checked, code_of, error_of, events_of
-from specllama.remote.board import Board, Watch
+from specllama.remote.board import Board, ServerWatch
 from specllama.remote.foreign import ForeignEngine
 from specllama.remote.kinds import specllama
 from specllama.remote.kinds.kind import Found
@@ -56,7 +56,7 @@ class RemoteEngine(ForeignEngine):
         super().close()
         self._here.close()
 
-    def watch(self) -> tuple[Watch, Iterator[dict[str, Any]]]:
+    def watch(self) -> tuple[ServerWatch, Iterator[dict[str, Any]]]:
         """See ``ForeignEngine.watch``: its lanes, round by round."""
         return Board(), self.address.events()
 

@@ -27,7 +27,7 @@ class Likely:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """The drafting behind one reply.
+    """What was drafted for one reply.
 
     Attributes:
         at_most: ``drafted`` is an upper bound.
@@ -143,7 +143,7 @@ def text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-class Metrics:
+class MetricsPage:
     """The samples of a Prometheus page whose names begin with ``prefix``."""
 
     def __init__(self, page: str, prefix: str) -> None:

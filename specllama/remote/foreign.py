@@ -1,4 +1,4 @@
-"""Another engine behind ``EngineLike``: what it writes and tells, and nothing that it does not.
+"""Another engine as an ``EngineLike``: what it writes and tells, and nothing that it does not.
 
 It tells of texts, not of rounds: a reply has no ``RoundDone``, its tokens are counted by the server
 alone, and a figure that the server does not give is None.
@@ -25,7 +25,7 @@ from specllama.events import (
 )
 from specllama.interface import EngineInfo, Message, ModelInfo, OneAtATime, Prompt
 from specllama.remote.address import Address
-from specllama.remote.board import Watch
+from specllama.remote.board import ServerWatch
 from specllama.remote.figures import Answered, Counters, Drafted
 from specllama.remote.gauges import EVERY_S, Gauges, event_of
 from specllama.remote.kinds.kind import Asked, Found, Heard, Kind, Served
@@ -107,7 +107,7 @@ class ForeignEngine(OneAtATime):
             self.speculates = True
         return found
 
-    def watch(self) -> tuple[Watch, Iterator[dict[str, Any]]]:
+    def watch(self) -> tuple[ServerWatch, Iterator[dict[str, Any]]]:
         """What shows this server, and its events from now on."""
         return Gauges(f"{self.name} at {self.address.name}"), self._looks()
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from specllama.remote.address import Address
-from specllama.remote.board import Watch
+from specllama.remote.board import ServerWatch
 from specllama.remote.engine import RemoteEngine
 from specllama.remote.foreign import ForeignEngine
 from specllama.remote.known import AUTO, recognise
@@ -42,7 +42,7 @@ def open_remote(
     return ForeignEngine(address, found_kind, found, draft_model=draft_model)
 
 
-def watched(address: Address) -> tuple[Watch, Iterator[dict[str, Any]]]:
+def watched(address: Address) -> tuple[ServerWatch, Iterator[dict[str, Any]]]:
     """What shows a server, and its events from now on; no model of it need be named.
 
     Raises:

@@ -82,7 +82,7 @@ class ReplyFigures:
 
     @property
     def kept_words(self) -> str:
-        """How many guesses were kept, for people; "–" where nobody tells."""
+        """How many guesses were kept, for people; "–" where that is not known."""
         if self.accepted is None:
             return "–"
         if self.drafted is None:

@@ -70,7 +70,7 @@ class TokenPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
+class DraftedText:
     """A reply as it was drafted. Markdown cannot mark it: it gets the text alone."""
 
     pieces: Sequence[TokenPiece]
@@ -92,7 +92,7 @@ class Folded:
     parts: Sequence[Part]
 
 
-Part = Heading | Say | FactList | Quote | Table | Drafted | Figure | Folded
+Part = Heading | Say | FactList | Quote | Table | DraftedText | Figure | Folded
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def _block(part: Part) -> str:
             return _fenced(text)
         case Table(heads, rows):
             return "\n".join(markdown_table(heads, rows))
-        case Drafted(pieces, _):
+        case DraftedText(pieces, _):
             return _fenced("".join(p.text for p in pieces if p.kind != "refused"))
         case Figure():
             return ""
@@ -202,7 +202,7 @@ def _element(part: Part) -> str:
             return f"<pre>{escape(clean(text))}</pre>"
         case Table(heads, rows):
             return _table(heads, rows)
-        case Drafted(pieces, legend):
+        case DraftedText(pieces, legend):
             said = f"<p>{_html(legend)}</p>" if legend else ""
             return f'<pre class="drafted">{"".join(map(_piece, pieces))}</pre>{said}'
         case Figure(svg):

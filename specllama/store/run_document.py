@@ -13,7 +13,7 @@ from specllama.settings.params import GenerateParams
 from specllama.store.codec import params_to_dict
 from specllama.store.document import (
     Document,
-    Drafted,
+    DraftedText,
     FactList,
     Folded,
     Heading,
@@ -77,7 +77,7 @@ def reply_parts(turn: LoggedTurn, methods: Sequence[NamedMethod], text: str = ""
     label = _labels(methods)
     letters = ", ".join(f"{m.letter} {m.short}" for m in _used(turn.rounds, methods))
     legend = f"{LEGEND} Letters: {letters}." if letters else LEGEND
-    parts.append(Drafted(pieces(turn, methods), legend if drafts else ""))
+    parts.append(DraftedText(pieces(turn, methods), legend if drafts else ""))
     shown = turn.rounds[:ROUNDS]
     table = Table(ROUND_HEADS, [_row(done, label) for done in shown])
     rest = len(turn.rounds) - len(shown)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from specllama.remote.figures import Counters, Drafted, Json, Metrics, each, of, text, whole
+from specllama.remote.figures import Counters, Drafted, Json, MetricsPage, each, of, text, whole
 from specllama.remote.kinds import openai
 from specllama.remote.kinds.kind import Asked, Found, Heard, Kind, Served
 from specllama.remote.wire import Look
@@ -74,7 +74,7 @@ def read(chunk: Json, heard: Heard) -> tuple[str, str]:
 
 
 def counters(look: Look) -> Counters | None:
-    found = Metrics(look.text("/metrics") or "", "llamacpp:")
+    found = MetricsPage(look.text("/metrics") or "", "llamacpp:")
     if not found:
         return None
     spec = "llamacpp:spec_decode_num_"

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from specllama.remote.figures import Counters, Drafted, Json, Metrics, each, number, of, text, whole
+from specllama.remote.figures import (
+    Counters,
+    Drafted,
+    Json,
+    MetricsPage,
+    each,
+    number,
+    of,
+    text,
+    whole,
+)
 from specllama.remote.kinds import openai
 from specllama.remote.kinds.kind import Asked, Found, Heard, Kind
 from specllama.remote.wire import Look
@@ -44,7 +54,7 @@ def _read(chunk: Json, heard: Heard) -> tuple[str, str]:
 
 
 def _counters(look: Look) -> Counters | None:
-    found = Metrics(look.text("/metrics") or "", "sglang:")
+    found = MetricsPage(look.text("/metrics") or "", "sglang:")
     if not found:
         states = each(look.object("/server_info").get("internal_states"))
         per_round = number(of(states[0] if states else {}).get("avg_spec_accept_length"))

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from specllama.remote.figures import Counters, Drafted, Json, Metrics, each, number, of, text, whole
+from specllama.remote.figures import (
+    Counters,
+    Drafted,
+    Json,
+    MetricsPage,
+    each,
+    number,
+    of,
+    text,
+    whole,
+)
 from specllama.remote.kinds import openai
 from specllama.remote.kinds.kind import Asked, Found, Heard, Kind
 from specllama.remote.wire import Look
@@ -52,7 +62,7 @@ def drafted(told: Json) -> Drafted | None:
 
 
 def _counters(look: Look) -> Counters | None:
-    found = Metrics(look.text("/metrics") or "", "vllm:")
+    found = MetricsPage(look.text("/metrics") or "", "vllm:")
     if not found:
         return None
     spec = "vllm:spec_decode_num_"

@@ -9,7 +9,7 @@ import pytest
 
 from specllama.store.document import (
     Document,
-    Drafted,
+    DraftedText,
     FactList,
     Figure,
     Folded,
@@ -45,7 +45,7 @@ def everything(text: str) -> Document:
             FactList([["name: ", Raw(text), ", done"]]),
             Quote(text),
             Table(("a", "b"), [("1", Raw(text))]),
-            Drafted(
+            DraftedText(
                 [TokenPiece("kept", text, text, "d"), TokenPiece("refused", text, "no")], "Legend."
             ),
             Folded("More", [Quote(text)]),
@@ -93,7 +93,7 @@ def test_spaces_at_the_ends_are_seen() -> None:
 
 
 def test_kinds_of_tokens_are_told_apart_without_colours() -> None:
-    drafted = Drafted(
+    drafted = DraftedText(
         [
             TokenPiece("kept", "the cat", "guessed", "d"),
             TokenPiece("refused", " sat", "refused"),

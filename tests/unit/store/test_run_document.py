@@ -9,7 +9,7 @@ from fakes import Reply, ScriptedEngine, engine_info
 from specllama.events import Finished, RoundDone, Started
 from specllama.interface import Message
 from specllama.settings.params import GenerateParams, SamplingParams
-from specllama.store.document import Document, Drafted, Table, html, markdown
+from specllama.store.document import Document, DraftedText, Table, html, markdown
 from specllama.store.rounds import LoggedTurn, circumstances
 from specllama.store.run_document import ROUNDS, provenance, reply_parts, settings
 from specllama.verdict import lead
@@ -31,8 +31,8 @@ def turn(reply: Reply, **params: object) -> LoggedTurn:
     return out
 
 
-def drafted(of: LoggedTurn) -> Drafted:
-    (found,) = [part for part in reply_parts(of, METHODS) if isinstance(part, Drafted)]
+def drafted(of: LoggedTurn) -> DraftedText:
+    (found,) = [part for part in reply_parts(of, METHODS) if isinstance(part, DraftedText)]
     return found
 
 
