@@ -58,7 +58,7 @@ def test_an_engine_is_recognised_and_chats(name: str) -> None:
         assert (engine.version, reply.text) == (told["version"], tells["text"])
         assert reply.reasoning == tells.get("reasoning", "")
         end = reply.end
-        assert end.reason == "stop_token"
+        assert end.reason == ("context" if tells.get("finish") == "length" else "stop_token")
         assert (end.text, end.tokens) == (tells["text"], tells["tokens"])
         assert end.engine.startswith(KINDS[told["kind"]].title)
         drafted = tells["drafted"] or [None, None]
@@ -96,7 +96,9 @@ def test_one_plain_question(name: str) -> None:
         if "logprobs" in server.script:
             likely = engine.ask(TURNS, GREEDY.replace(chances=3)).logprobs
             assert likely
-            assert all(one.logprob <= 0 and len(one.top) == 3 for one in likely)
+            assert len(likely[0].top) == 3
+            # llama-server says nothing of tokens that a draft guessed: 0, and no others
+            assert all(one.logprob <= 0 and len(one.top) in (0, 3) for one in likely)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
