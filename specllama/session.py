@@ -398,8 +398,8 @@ class Session:
             whole = _answered([*head, *turns, *tail])
             yield from engine.generate(whole, params, cancel=cancel)
         except PromptTooLong:
-            if params.on_full != "shift":
-                raise
+            if params.on_full != "shift" or not self._engine.info.target.path:
+                raise  # another engine is not asked to count
             n_ctx = self._engine.info.target.n_ctx
             room = n_ctx - min(params.max_tokens or n_ctx, n_ctx // 4)
             kept = _newest_that_fit(self._engine, room, head, turns, tail)

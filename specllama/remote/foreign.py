@@ -7,7 +7,7 @@ alone, and a figure that the server does not give is None.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from time import perf_counter, sleep
 from typing import Any, Self
 
@@ -23,7 +23,7 @@ from specllama.events import (
     TextDelta,
     Timings,
 )
-from specllama.interface import EngineInfo, Message, ModelInfo, OneAtATime, Prompt
+from specllama.interface import EngineInfo, Message, ModelInfo, Prompt
 from specllama.remote.address import Address
 from specllama.remote.board import ServerWatch
 from specllama.remote.figures import Answered, Counters, Drafted
@@ -36,7 +36,7 @@ SETTLES_S = (0.0, 0.02, 0.1, 0.3)  # waits for counters that lag behind the repl
 UNPROVEN = "text not proven"
 
 
-class ForeignEngine(OneAtATime):
+class ForeignEngine:
     """See ``EngineLike``. Several threads may ask at once.
 
     Args:
@@ -57,6 +57,7 @@ class ForeignEngine(OneAtATime):
         self.address, self.kind = address, kind
         self.version, self.flags = found.version, found.flags
         self.speculates = found.speculates
+        self._paths = found.paths or (kind.chat, kind.raw)
         self.draft_model = draft_model
         self.model = _model(address, kind, found.models)
         self._tells = False  # of the drafting behind each reply
@@ -150,7 +151,7 @@ class ForeignEngine(OneAtATime):
             SpecllamaError: it cannot be asked so, or did not answer to the end.
         """
         asked = self._asked(prompt, params, stream=stream, speculate=speculation)
-        before = self.counters() if counted and not self._tells else None
+        before = self._counted() if counted and not self._tells else None
         heard, begin, first = Heard(), perf_counter(), None
         cancel = cancel or Cancel()
         for thought, said in self._heard(asked, heard, cancel):
@@ -176,7 +177,7 @@ class ForeignEngine(OneAtATime):
         """See ``EngineLike.generate``."""
         speculate = None if params.speculate else False
         asked = self._asked(prompt, params, speculate=speculate if self.switches else None)
-        before = None if self._tells else self.counters()
+        before = None if self._tells else self._counted()
         self.kind.check(asked, self.speculates)
         heard, cancel = Heard(), cancel or Cancel()
         begin = perf_counter()
@@ -238,7 +239,8 @@ class ForeignEngine(OneAtATime):
         Raises:
             EngineError: the answer ended before the reply did.
         """
-        path = self.kind.raw if asked.messages is None else self.kind.chat
+        chat, raw = self._paths
+        path = raw if asked.messages is None else chat
         body = self.kind.body(self.kind, asked)
         pieces = posted(self._http, self.address, self.name, path, body, cancel)
         with closing(pieces):
@@ -263,11 +265,17 @@ class ForeignEngine(OneAtATime):
             return None
         for wait_s in SETTLES_S:
             sleep(wait_s)
-            now = self.counters()
+            now = self._counted()
             if now is None or not before.idle:
                 return None
             if (found := now.since(before, heard.tokens)) is not None:
                 return found
+        return None
+
+    def _counted(self) -> Counters | None:
+        """The counters, which no reply waits for in vain."""
+        with suppress(EngineError):
+            return self.counters()
         return None
 
     def _notices(self, params: GenerateParams, speculate: bool | None) -> Iterator[Notice]:

@@ -55,10 +55,10 @@ class Look:
         self._http.close()
 
     def get(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body; 0 where the answer is no HTTP, too long or too slow.
+        """Status, headers and body; 0 where the answer is no HTTP, or too long.
 
         Raises:
-            EngineDied, UsageError: nobody answers there, or that is no address.
+            EngineDied, UsageError: nobody answers there in time, or that is no address.
         """
         if path not in self._seen:
             self._seen[path] = self._get(path)
@@ -82,6 +82,11 @@ class Look:
             raise UsageError(
                 f"{self.address.url!r} is no address of a server",
                 "for example http://127.0.0.1:8484",
+            ) from None
+        except httpx2.TimeoutException:
+            raise EngineDied(
+                f"what listens at {self.address.url} does not answer within {LOOK_S:.0f} seconds",
+                "see its log; it may be loading: try again",
             ) from None
         except httpx2.HTTPError:
             return 0, {}, b""

@@ -31,12 +31,14 @@ class Found:
     Attributes:
         flags: how it was started, as far as it says.
         speculates: whether it drafts, None where it does not say.
+        paths: where it is asked for chats and for texts, where that depends on its version.
     """
 
     version: str = ""
     flags: str = ""
     models: tuple[Served, ...] = ()
     speculates: bool | None = None
+    paths: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,18 @@ def _recognise(look: Look) -> Found | None:
         for one in listed
         if text(one.get("id")) and one.get("type") in ("llm", "vlm")
     )
-    if not listed or "state" not in listed[0]:
+    if listed and "state" in listed[0]:
+        return Found(models=served)
+    # v1 alone: its own chat takes no replies of a conversation, but OpenAI's does
+    newer = [of(one) for one in each(look.object("/api/v1/models").get("models"))]
+    if not newer or "loaded_instances" not in newer[0]:
         return None
-    return Found(models=served)
+    served = tuple(
+        Served(text(one.get("key")), whole(one.get("max_context_length")) or 0,
+               bool(one.get("loaded_instances")))
+        for one in newer if text(one.get("key")) and one.get("type") == "llm"
+    )  # fmt: skip
+    return Found(models=served, paths=("/v1/chat/completions", "/v1/completions"))
 
 
 def _body(kind: Kind, asked: Asked) -> Json:
