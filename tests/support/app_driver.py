@@ -36,7 +36,8 @@ class Recipe:
             self.gate()
         if self.error is not None:
             raise self.error
-        self.engine.closed = False  # it is opened anew
+        if isinstance(self.engine, ScriptedEngine):
+            self.engine.closed = False  # it is opened anew
         return self.engine
 
 
