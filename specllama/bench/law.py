@@ -35,7 +35,7 @@ allowances).
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -184,12 +184,20 @@ class Habit:
     def __init__(self) -> None:
         self._excess: dict[Hashable, float] = {}
 
-    def law(self, tokens: Sequence[Hashable], sizes: FloatArray | None = None) -> FloatArray:
-        """[n] over these tokens; the excess of others counts for nothing."""
-        flat = np.ones(len(tokens)) if sizes is None else sizes
-        flat = flat / flat.sum()
-        noted = np.fromiter((self._excess.get(t, 0.0) for t in tokens), np.float64, len(tokens))
+    def law(
+        self, tokens: Mapping[Hashable, int] | int, sizes: FloatArray | None = None
+    ) -> FloatArray:
+        """[n] over the first n ids, or over tokens by their places; what was noted of others counts
+        for nothing."""
+        n = tokens if isinstance(tokens, int) else len(tokens)
+        flat = np.ones(n) if sizes is None else sizes
+        noted = np.zeros(n)
+        for token, excess in self._excess.items():
+            at = token if isinstance(tokens, int) else tokens.get(token)
+            if isinstance(at, int) and at < n:
+                noted[at] = excess
         total = float(noted.sum())
+        flat = flat / flat.sum()
         return flat if total <= 0.0 else 0.5 * flat + 0.5 * noted / total
 
     def note(self, token: Hashable, chance: float) -> None:

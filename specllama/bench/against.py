@@ -1,0 +1,264 @@
+"""Whether a server's speculation changes what it writes: its texts, compared.
+
+The same greedy and seeded requests go to an arm that speculates and to one that does not, see
+``Arm``. A greedy request is sent twice, so that the second finds what the first left in a prompt
+cache; then all are sent again several at a time. The plain arm is compared with itself in
+the same ways: where it does not repeat itself, a difference says nothing about speculation.
+
+Servers answer with texts, so texts are compared, nothing stripped. At the first difference the
+plain arm is asked once more, for its logprobs: the lead of its own token over the other one tells a
+near-tie from a wrong text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from specllama.bench.prompts import BenchPrompt
+from specllama.bench.proof import EXPLAINED_GAP
+from specllama.errors import EngineDied, SpecllamaError
+from specllama.settings.params import GenerateParams, SamplingParams
+
+if TYPE_CHECKING:
+    from specllama.remote.figures import Answered, Likely
+
+Way = Literal["first", "again", "beside"]
+WAYS: dict[Way, str] = {
+    "first": "the first time",
+    "again": "repeated at once (prompt cache)",
+    "beside": "several at the same time",
+}
+SPECULATIVE, PLAIN = "speculative", "plain"
+_TOP = 10  # rivals that are asked for at a difference
+_SHOWN = 40  # characters on both sides of a difference
+
+Outcome = Literal["equal", "white space", "near-tie", "different", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One side of the comparison.
+
+    Attributes:
+        ask: the reply to a prompt; raises SpecllamaError. Several threads may call it.
+        own: it is our own engine; it is asked once for each text and never beside others.
+        what: where its replies come from, in words.
+    """
+
+    name: str
+    what: str
+    ask: Callable[[BenchPrompt, GenerateParams], Answered]
+    own: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TextCase:
+    """A text compared with the plain arm's first one.
+
+    Attributes:
+        at: the first character that differs, None of equal texts.
+        before, plain, other: the text around it: what both share, and how each goes on.
+        gap: the lead in logprob of the plain arm's token there; None where it is not known.
+        gap_by: who scored it.
+        note: why it failed.
+        drafted, accepted: of the reply, None where the server does not say.
+    """
+
+    prompt: str
+    slice: str
+    temperature: float
+    arm: str
+    way: Way
+    outcome: Outcome
+    tokens: int | None = None
+    at: int | None = None
+    before: str = ""
+    plain: str = ""
+    other: str = ""
+    gap: float | None = None
+    gap_by: str = ""
+    note: str = ""
+    drafted: int | None = None
+    accepted: int | None = None
+
+    @property
+    def same(self) -> bool:
+        return self.outcome == "equal"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"type": "text", **dataclasses.asdict(self)}
+
+
+Score = Callable[[BenchPrompt, GenerateParams, str, str, str], float | None]
+"""The lead of one continuation of a text over another: (prompt, params, shared, plain, other)."""
+
+
+def written(answer: Answered) -> str:
+    """All that a reply says, its thought in front."""
+    return f"{answer.reasoning}\n[answer]\n{answer.text}" if answer.reasoning else answer.text
+
+
+def parted(a: str, b: str) -> int | None:
+    """Where two texts first differ; None if they are equal."""
+    if a == b:
+        return None
+    shorter = min(len(a), len(b))
+    return next((i for i in range(shorter) if a[i] != b[i]), shorter)
+
+
+def compare_texts(
+    speculative: Arm,
+    plain: Arm,
+    prompts: Sequence[BenchPrompt],
+    wishes: Sequence[GenerateParams],
+    *,
+    at_once: int = 4,
+    score: Score | None = None,
+) -> Iterator[TextCase]:
+    """Compare both arms with the plain arm's first texts; yields as it goes.
+
+    The speculative arm is asked first, so that its first texts are written before the plain arm has
+    left anything in a cache that both share. Drawn texts are compared once only: few engines draw
+    alike with and without speculation.
+
+    Args:
+        wishes: one for each temperature; prompt number n is drawn with its seed + n.
+        at_once: requests at the same time; below 2 none are.
+        score: asked for the gap where the server gives no logprobs.
+
+    Raises:
+        EngineDied: a server is gone; everything that was yielded stands.
+    """
+    texts: dict[tuple[int, int], Answered] = {}
+    for n, prompt in enumerate(prompts):
+        for w, wish in enumerate(wishes):
+            params = seeded(wish, n)
+            ways: tuple[Way, ...] = ("first",) if wish.sampling.temperature else ("first", "again")
+            tried = [_tried(speculative, prompt, params) for _ in ways]
+            first = _tried(plain, prompt, params)
+            if isinstance(first, SpecllamaError):
+                yield _failed(prompt, params, plain, "first", first)
+                continue
+            texts[n, w] = first
+            judged = _Judge(plain, prompt, params, first, score)
+            for way, answer in zip(ways, tried, strict=True):
+                yield judged(speculative, way, answer)
+            if not plain.own and "again" in ways:
+                yield judged(plain, "again", _tried(plain, prompt, params))
+    greedy = [w for w, wish in enumerate(wishes) if not wish.sampling.temperature]
+    for w in greedy if at_once > 1 else ():
+        known = [(n, prompt) for n, prompt in enumerate(prompts) if (n, w) in texts]
+        for arm in (speculative, plain):
+            if not arm.own:
+                with ThreadPoolExecutor(at_once) as pool:
+                    asked = [
+                        pool.submit(_tried, arm, prompt, seeded(wishes[w], n))
+                        for n, prompt in known
+                    ]
+                for (n, prompt), answer in zip(known, asked, strict=True):
+                    judged = _Judge(plain, prompt, seeded(wishes[w], n), texts[n, w], score)
+                    yield judged(arm, "beside", answer.result())
+
+
+def pure(base: GenerateParams, temperature: float, **more: Any) -> GenerateParams:
+    """The request in which the temperature alone decides the law; nothing is left to a card."""
+    sampling = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
+    return base.replace(sampling=sampling, from_card=(), **more)
+
+
+def seeded(wish: GenerateParams, n: int) -> GenerateParams:
+    return wish if wish.seed is None else wish.replace(seed=wish.seed + n)
+
+
+def _tried(arm: Arm, prompt: BenchPrompt, params: GenerateParams) -> Answered | SpecllamaError:
+    """Raises EngineDied: nothing answers any more."""
+    try:
+        return arm.ask(prompt, params)
+    except EngineDied:
+        raise
+    except SpecllamaError as error:
+        return error
+
+
+def _failed(
+    prompt: BenchPrompt, params: GenerateParams, arm: Arm, way: Way, error: SpecllamaError
+) -> TextCase:
+    return TextCase(
+        prompt.id, prompt.slice, params.sampling.temperature, arm.name, way, "failed",
+        note=error.message,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """Compares replies to one request with the plain one."""
+
+    plain: Arm
+    prompt: BenchPrompt
+    params: GenerateParams
+    first: Answered
+    score: Score | None
+
+    def __call__(self, arm: Arm, way: Way, answer: Answered | SpecllamaError) -> TextCase:
+        if isinstance(answer, SpecllamaError):
+            return _failed(self.prompt, self.params, arm, way, answer)
+        a, b = written(self.first), written(answer)
+        draft = answer.draft
+        case = TextCase(
+            self.prompt.id, self.prompt.slice, self.params.sampling.temperature, arm.name, way,
+            "equal", answer.tokens,
+            drafted=draft and draft.drafted, accepted=draft and draft.accepted,
+        )  # fmt: skip
+        at = parted(a, b)
+        if at is None:
+            return case
+        outcome: Outcome = "different"
+        gap, by = (None, "")
+        if a.strip() == b.strip():
+            outcome = "white space"
+        else:
+            gap, by = self._gap(a[:at], a[at:], b[at:])
+            if gap is not None and gap <= EXPLAINED_GAP:
+                outcome = "near-tie"
+        return dataclasses.replace(
+            case,
+            outcome=outcome,
+            at=at,
+            before=a[max(at - _SHOWN, 0) : at],
+            plain=a[at : at + _SHOWN],
+            other=b[at : at + _SHOWN],
+            gap=gap,
+            gap_by=by,
+        )
+
+    def _gap(self, shared: str, plain: str, other: str) -> tuple[float | None, str]:
+        """By the plain arm's logprobs, else by ``score``. Seeded draws have no such lead."""
+        if self.params.sampling.temperature:
+            return None, ""
+        if not self.plain.own and not self.first.reasoning:
+            asked = _tried(self.plain, self.prompt, self.params.replace(chances=_TOP))
+            if not isinstance(asked, SpecllamaError) and asked.text == self.first.text:
+                if (gap := lead(asked.logprobs or (), len(shared), shared + other)) is not None:
+                    return gap, "its own logprobs"
+        if self.score is not None:
+            gap = self.score(self.prompt, self.params, shared, plain, other)
+            return gap, "our engine" if gap is not None else ""
+        return None, ""
+
+
+def lead(told: Sequence[Likely], at: int, other: str) -> float | None:
+    """By how much the token that covers character ``at`` leads the likeliest one that ``other``
+    goes on with. None where no listed token is one."""
+    begin = 0
+    for one in told:
+        end = begin + len(one.text)
+        if end > at or (one.text and begin == at == end):
+            rest = other[begin:]
+            rivals = [log for text, log in one.top if text and rest.startswith(text)]
+            return max(one.logprob - max(rivals), 0.0) if rivals else None
+        begin = end
+    return None

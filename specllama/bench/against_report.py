@@ -1,0 +1,312 @@
+"""What a proof against a server says: the verdict in words, JSON, and one page to hand on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from specllama.bench.against import PLAIN, SPECULATIVE, WAYS, Arm, TextCase, Way
+from specllama.bench.law import RIVALS
+from specllama.bench.law_proof import LawCase
+from specllama.store.document import Document, FactList, Heading, Part, Raw, Say, Table
+
+SCHEMA = "specllama.against.v1"
+
+Answer = Literal["lossless so far", "not lossless", "cannot be told"]
+
+# of 100 simulated servers each, see tests/tools/law_power.py
+POWER = (
+    "How far this reaches: of simulated servers, those that wrote from a law that was off by 5 % "
+    "in total variation were shown after {5} tokens, by 1 % after {1}, by 0.5 % after {0.5} "
+    "(medians of several kinds of fault); a right one was called wrong in fewer than 1 run in 100."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """All that was found.
+
+    Attributes:
+        server: what it is and how it was started, as facts in words.
+        plain: where the plain texts come from. law: who knows the law, "" where nobody does.
+        notes: what could not be tried, and why.
+        finished: it was not ended early.
+    """
+
+    server: Sequence[str]
+    speculative: Arm
+    plain: Arm
+    law: str
+    prompts: int
+    texts: list[TextCase]
+    laws: list[LawCase]
+    notes: list[str]
+    finished: bool = True
+
+    def of(self, arm: str, temperature: float, way: Way | None = None) -> list[TextCase]:
+        return [
+            case
+            for case in self.texts
+            if case.arm == arm
+            and case.temperature == temperature
+            and (way is None or case.way == way)
+        ]
+
+    @property
+    def temperatures(self) -> list[float]:
+        return sorted({case.temperature for case in self.texts})
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``answer`` first, then the reasons, a sentence each."""
+
+    answer: Answer
+    reasons: tuple[str, ...]
+
+    @property
+    def fault(self) -> bool:
+        return self.answer == "not lossless"
+
+    @property
+    def words(self) -> str:
+        return {
+            "lossless so far": "No fault found: its speculation changed nothing that was looked at",
+            "not lossless": "NOT lossless: with speculation it writes something else",
+            "cannot be told": "This cannot be told here",
+        }[self.answer]
+
+
+def judge(proof: Proof) -> Verdict:
+    """Greedy texts and the law decide. Equal texts with the same seed are told, but promised by few
+    engines: drawing with other random numbers is no fault."""
+    faults: list[str] = []
+    doubts: list[str] = []
+    fine: list[str] = []
+    for temperature in proof.temperatures:
+        for way in WAYS:
+            _judge_texts(proof, temperature, way, faults, doubts, fine)
+    for temperature in dict.fromkeys(case.temperature for case in proof.laws):
+        _judge_law(proof, temperature, faults, doubts, fine)
+    answer: Answer = (
+        "not lossless" if faults else "lossless so far" if fine else "cannot be told"
+    )
+    return Verdict(answer, (*faults, *doubts, *fine))
+
+
+def _judge_texts(
+    proof: Proof,
+    temperature: float,
+    way: Way,
+    faults: list[str],
+    doubts: list[str],
+    fine: list[str],
+) -> None:
+    cases = proof.of(SPECULATIVE, temperature, way)
+    if not cases:
+        return
+    count = Counter(case.outcome for case in cases)
+    n, equal = len(cases), count["equal"]
+    kind = "greedy texts" if temperature == 0.0 else f"texts at temperature {temperature:g}"
+    seeded = " with the same seed" if temperature else ""
+    said = f"{equal} of {n} {kind}{seeded} equal the plain ones, {WAYS[way]}"
+    more = [
+        f"{count[outcome]} {word}"
+        for outcome, word in (
+            ("near-tie", "part at a near-tie"),
+            ("white space", "differ in white space at their ends"),
+            ("different", "differ"),
+            ("failed", "failed"),
+        )
+        if count[outcome]
+    ]
+    said = "; ".join([said, *more]) + "."
+    first = next((case for case in cases if case.outcome == "different"), None)
+    if first is None:
+        (fine if count["failed"] < n else doubts).append(said)
+        return
+    said += f" The first is prompt {first.prompt}, at character {first.at}{_gap_words(first)}."
+    control = [case for case in proof.of(PLAIN, temperature, way) if case.outcome == "different"]
+    if temperature:
+        doubts.append(said + " Few engines promise equal draws; the law is what counts.")
+    elif control:
+        doubts.append(
+            f"{said} But {len(control)} of its plain texts differ from themselves, too: "
+            "it does not repeat itself, so this says nothing about speculation."
+        )
+    elif all(case.gap is None for case in cases if case.outcome == "different"):
+        faults.append(f"{said} How near these were to a tie is not known.")
+    else:
+        faults.append(said)
+
+
+def _gap_words(case: TextCase) -> str:
+    if case.gap is None:
+        return ""
+    return f", where the plain token leads by {case.gap:.2f} in logprob ({case.gap_by})"
+
+
+def _judge_law(
+    proof: Proof, temperature: float, faults: list[str], doubts: list[str], fine: list[str]
+) -> None:
+    found = {case.arm: case for case in proof.laws if case.temperature == temperature}
+    case, control = found.get(SPECULATIVE), found.get(PLAIN)
+    if case is None:
+        return
+    at = f"At temperature {temperature:g}, without seeds"
+    if not case.tokens:
+        doubts.append(f"{at}: no reply could be used ({case.note}).")
+    elif not case.shown:
+        fine.append(
+            f"{at}: {case.tokens} tokens follow the law of {case.law} as far as can be seen "
+            f"(largest evidence {_odds(case.largest)}, 100 to 1 would count)."
+        )
+    else:
+        said = (
+            f"{at}: another law was shown after {case.found_at} tokens (evidence "
+            f"{_odds(case.largest)} against the law of {case.law}; chance of a false alarm at "
+            f"most {case.alarm:.0%}). What gave it away: {RIVALS.get(case.by, case.by)}."
+        )
+        if control is None or not control.tokens:
+            faults.append(f"{said} There is no plain arm to compare with.")
+        elif control.shown:
+            doubts.append(
+                f"{said} But its plain replies do not follow that law either (shown after "
+                f"{control.found_at} tokens): it is not this server's law, so this says nothing "
+                "about speculation."
+            )
+        else:
+            faults.append(
+                f"{said} Its plain replies do follow that law ({control.tokens} tokens, largest "
+                f"evidence {_odds(control.largest)})."
+            )
+
+
+def _odds(log10: float) -> str:
+    """The wealth of the bets, as odds."""
+    if log10 > 6:
+        return f"10^{log10:.0f} to 1"
+    return f"{10**log10:,.0f} to 1" if log10 >= 1 else f"{10**log10:.1f} to 1"
+
+
+def to_json(proof: Proof) -> dict[str, Any]:
+    verdict = judge(proof)
+    return {
+        "schema": SCHEMA,
+        "verdict": verdict.answer,
+        "reasons": list(verdict.reasons),
+        "server": list(proof.server),
+        "speculative": proof.speculative.what,
+        "plain": proof.plain.what,
+        "law": proof.law or None,
+        "prompts": proof.prompts,
+        "finished": proof.finished,
+        "notes": list(proof.notes),
+        "texts": [case.to_dict() for case in proof.texts],
+        "laws": [case.to_dict() for case in proof.laws],
+    }
+
+
+def document(proof: Proof) -> Document:
+    """The page: the verdict, what was compared, every difference."""
+    verdict = judge(proof)
+    parts: list[Part] = [
+        Say(verdict.words + ("" if proof.finished else " (ended early)") + "."),
+        FactList([[reason] for reason in verdict.reasons]),
+        Heading("What was compared"),
+        FactList(
+            [
+                *([fact] for fact in proof.server),
+                [f"with speculation: {proof.speculative.what}"],
+                [f"plain: {proof.plain.what}"],
+                [f"the law at temperatures above 0: {proof.law or 'not known'}"],
+                *([note] for note in proof.notes),
+            ]
+        ),
+    ]
+    if proof.texts:
+        parts += [Heading("Texts"), Table(*text_table(proof))]
+    if proof.laws:
+        parts += [
+            Heading("Replies without seeds"),
+            Table(*law_table(proof)),
+            Say(
+                "Bets are made against the law that the tokens should come from, before each token "
+                "is seen; while it is that law, the wealth of the bets reaches 100 times its "
+                "beginning in at most 1 of 100 runs, however long one looks (Ville 1939)."
+            ),
+        ]
+    different = [case for case in proof.texts if case.at is not None]
+    if different:
+        parts += [Heading("Differences"), *_differences(different)]
+    return Document("Is its speculation lossless?", parts)
+
+
+def _differences(cases: Sequence[TextCase], most: int = 40) -> list[Part]:
+    rows = [
+        [
+            case.prompt,
+            f"{case.arm}, {WAYS[case.way]}, temperature {case.temperature:g}",
+            str(case.at),
+            Raw(case.before),
+            Raw(case.plain),
+            Raw(case.other),
+            "–" if case.gap is None else f"{case.gap:.2f}",
+            case.outcome,
+        ]
+        for case in cases[:most]
+    ]
+    heads = ("prompt", "arm", "character", "after", "plain text", "this text", "gap", "found")
+    left = len(cases) - len(rows)
+    return [Table(heads, rows), *([Say(f"{left} more are in the JSON.")] if left else [])]
+
+
+def text_table(proof: Proof) -> tuple[tuple[str, ...], list[list[str]]]:
+    heads = ("arm", "way", "temperature", "equal", "near-ties", "different", "failed", "accepted")
+    rows = []
+    for temperature in proof.temperatures:
+        for arm in (SPECULATIVE, PLAIN):
+            for way in WAYS:
+                cases = proof.of(arm, temperature, way)
+                if not cases:
+                    continue
+                count = Counter(case.outcome for case in cases)
+                rows.append(
+                    [
+                        arm if arm == SPECULATIVE else "plain, against itself",
+                        WAYS[way],
+                        f"{temperature:g}",
+                        f"{count['equal']}/{len(cases)}",
+                        str(count["near-tie"]),
+                        str(count["different"] + count["white space"]),
+                        str(count["failed"]),
+                        _accepted(cases),
+                    ]
+                )
+    return heads, rows
+
+
+def _accepted(cases: Sequence[TextCase]) -> str:
+    told = [case for case in cases if case.drafted is not None and case.accepted is not None]
+    drafted = sum(case.drafted or 0 for case in told)
+    return f"{sum(case.accepted or 0 for case in told)}/{drafted}" if told else "–"
+
+
+def law_table(proof: Proof) -> tuple[tuple[str, ...], list[list[str]]]:
+    heads = (
+        "arm", "temperature", "tokens", "replies", "another law", "largest evidence", "read from",
+    )  # fmt: skip
+    return heads, [
+        [
+            case.arm,
+            f"{case.temperature:g}",
+            str(case.tokens),
+            f"{case.replies}" + (f" ({case.skipped} not used)" if case.skipped else ""),
+            f"shown after {case.found_at}" if case.shown else "not shown",
+            _odds(case.largest) if case.tokens else "–",
+            "listed tokens" if case.read_as == "tokens" else "text, split again",
+        ]
+        for case in proof.laws
+    ]

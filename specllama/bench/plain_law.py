@@ -1,0 +1,280 @@
+"""The plain law at every token of a server's reply: who knows it, and how the reply is read.
+
+Our own engine over the same weights knows it exactly: the reply's tokens are evaluated after the
+prompt, and every row of logits is the law of the next token at that temperature, the end of the
+reply included. Without the weights there are the server's own logprobs: then it is asked at
+temperature 1, where they are the law, and the likeliest tokens are classes of their own beside a
+class of all others. That shows whether a server draws its tokens from what it says itself.
+
+A reply is best read as the tokens that the server lists. Where it lists none its text is split
+again, which is wrong now and then: a model may write a word in smaller parts. ``STRAY`` bounds how
+often, and the test allows for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+
+from specllama.arrays import FloatArray, Row
+from specllama.bench.law import Habit, Spot
+from specllama.bench.prompts import BenchPrompt
+from specllama.errors import UsageError
+from specllama.settings.params import GenerateParams
+
+if TYPE_CHECKING:
+    from specllama.engine.engine import Engine
+    from specllama.remote.figures import Answered, Likely
+
+ReadAs = Literal["tokens", "text"]
+
+STRAY = 0.005  # of tokens that are read wrongly, where a text is split again
+SLACK = 0.02  # logits: what kernels that round otherwise were measured to differ by
+TOP = 10  # tokens that a server is asked to list
+_COPY = 3  # tokens of the end that an earlier place must repeat
+_MARK = re.compile(r"\s*<[|｜/]?[^<>\s]+>\s*|\s*\[/?[A-Z_]+\]\s*|")  # how ends of replies are spelt
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A reply, token by token. ``why``: it cannot be read, in words."""
+
+    spots: Sequence[Spot] = ()
+    read_as: ReadAs = "tokens"
+    nats: float = 0.0  # minus the logarithm of its chance
+    why: str = ""
+
+
+class PlainLaw(Protocol):
+    """Knows the law that a reply should have been drawn from.
+
+    Attributes:
+        what: in words. slack: see ``law``. top: logprobs that replies need; None for none.
+        must: the only temperature that it knows; None for any.
+    """
+
+    what: str
+    slack: float
+    top: int | None
+    must: float | None
+
+    def read(self, prompt: BenchPrompt, answer: Answered, temperature: float) -> Reading:
+        """The positions of a reply, as far as it can be read. They are made for tokens in this
+        order and remember earlier replies, so each reply is read once."""
+        ...
+
+
+def copied_after(tokens: Sequence[int]) -> int:
+    """What a copy of the text guesses: the token that followed the newest earlier place that ends
+    like this one; -1 for none."""
+    if len(tokens) <= _COPY:
+        return -1
+    end = list(tokens[-_COPY:])
+    for at in range(len(tokens) - 1, _COPY - 1, -1):
+        if list(tokens[at - _COPY : at]) == end:
+            return tokens[at]
+    return -1
+
+
+def own_answer(engine: Engine, prompt: BenchPrompt, params: GenerateParams) -> Answered:
+    """The plain reply of our own engine."""
+    from specllama.remote.figures import Answered
+    from specllama.told import Told
+
+    wish = params.replace(proposer="none", chances=None)
+    end = Told.of(engine.generate(prompt.content, wish)).end
+    return Answered(
+        text=end.text,
+        reasoning=end.reasoning,
+        tokens=len(end.token_ids),
+        prompt_tokens=end.prompt_n,
+        cached=end.cached_n,
+        logprobs=None,
+        finish="length" if end.reason == "length" else "stop",
+        first_s=None,
+        seconds=0.0,
+        draft=None,
+    )
+
+
+class OwnLaw:
+    """The law by our own engine over the same weights, and by another one over the draft's.
+
+    Args:
+        draft: loaded as a target of its own; its vocabulary must be the target's.
+    """
+
+    must: float | None = None
+
+    def __init__(self, engine: Engine, draft: Engine | None = None, *, listed: bool) -> None:
+        self.what = f"our own engine over {engine.info.target.name}"
+        self.slack = SLACK
+        self.top: int | None = 1 if listed else None
+        self._engine, self._draft = engine, draft
+        if draft is not None and draft.vocab.n_tokens != engine.vocab.n_tokens:
+            raise UsageError(
+                "the draft has another vocabulary than the target", "leave out -d: it is a help"
+            )
+        self._ends = [t for t in range(engine.vocab.n_tokens) if engine.vocab.is_eog(t)]
+        self._ids: dict[bytes, int] = {}
+        self._habit = Habit()
+
+    def read(self, prompt: BenchPrompt, answer: Answered, temperature: float) -> Reading:
+        ids = list(self._engine.encode(prompt.content)[0])
+        if answer.prompt_tokens not in (None, len(ids)):
+            return Reading(
+                why=f"the server read prompt {prompt.id} as {answer.prompt_tokens} tokens, this "
+                f"file as {len(ids)}: another chat template or vocabulary"
+            )
+        emitted, read_as, why = self._tokens(answer)
+        if why:
+            return Reading(why=why)
+        if answer.finish == "stop" and self._ends:
+            emitted = [*emitted, self._ends[0]]
+        n_ctx = self._engine.target.n_ctx
+        emitted = emitted[: max(n_ctx - len(ids) - 1, 0)]
+        plain = self._laws(self._engine, ids, emitted, temperature)
+        drafts = self._draft and self._laws(self._draft, ids, emitted, temperature)
+        spots, nats = [], 0.0
+        for i, token in enumerate(emitted):
+            p = plain[i]
+            spots.append(
+                Spot(
+                    p,
+                    np.asarray(token),
+                    temperature,
+                    draft=None if drafts is None else drafts[i],
+                    habit=self._habit.law(len(p)),
+                    copied=np.asarray(copied_after([*ids, *emitted[:i]])),
+                )
+            )
+            self._habit.note(token, float(p[token]))
+            nats -= float(np.log(max(p[token], 1e-300)))
+        return Reading(spots, read_as, nats)
+
+    def lead(
+        self, prompt: BenchPrompt, params: GenerateParams, shared: str, plain: str, other: str
+    ) -> float | None:
+        """By how much the first token of one continuation leads that of the other, in logits."""
+        vocab = self._engine.vocab
+        ids = list(self._engine.encode(prompt.content)[0])
+        texts = [
+            vocab.tokenize(shared + rest, add_special=False, parse_special=False, after_text=True)
+            for rest in (plain, other)
+        ]
+        ends = self._ends[:1]
+        a, b = (text + ends for text in texts)
+        at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+        if at is None or len(ids) + at >= self._engine.target.n_ctx:
+            return None
+        row = self._rows(self._engine, ids, a[: at + 1])[at]
+        return abs(float(row[a[at]]) - float(row[b[at]]))
+
+    def _tokens(self, answer: Answered) -> tuple[list[int], ReadAs, str]:
+        vocab = self._engine.vocab
+        if answer.logprobs:
+            ids = self._listed(answer.logprobs)
+            if ids is not None:
+                if ids and ids[-1] in self._ends:
+                    ids.pop()
+                return ids, "tokens", ""
+        if answer.reasoning:
+            return [], "text", "it thought, and the marks around a thought are not in its text"
+        ids = vocab.tokenize(
+            answer.text, add_special=False, parse_special=False, after_text=True
+        )
+        if b"".join(map(vocab.piece, ids)) != answer.text.encode():
+            return [], "text", "its text cannot be split into tokens of this file"
+        return ids, "text", ""
+
+    def _listed(self, told: Sequence[Likely]) -> list[int] | None:
+        """The tokens that a server lists, in our numbers; None where one is not known."""
+        vocab = self._engine.vocab
+        if not self._ids:
+            for token in range(vocab.n_tokens - 1, -1, -1):
+                self._ids[vocab.piece(token, special=True)] = token
+        out = []
+        for one in told:
+            token = self._ids.get(one.raw or one.text.encode())
+            if token is None:
+                token = one.id
+            if token is None or not 0 <= token < vocab.n_tokens:
+                return None
+            out.append(token)
+        return out
+
+    def _laws(
+        self, engine: Engine, prompt: Sequence[int], emitted: Sequence[int], temperature: float
+    ) -> list[FloatArray]:
+        """[len(emitted)] laws; the chance of all ends is that of the first one."""
+        laws = []
+        for row in self._rows(engine, prompt, emitted):
+            z = row.astype(np.float64) / temperature
+            p = np.exp(z - z.max())
+            p /= p.sum()
+            if self._ends:
+                total = p[self._ends].sum()
+                p[self._ends] = 0.0
+                p[self._ends[0]] = total
+            laws.append(p)
+        return laws
+
+    @staticmethod
+    def _rows(engine: Engine, prompt: Sequence[int], emitted: Sequence[int]) -> list[Row]:
+        """The rows before each emitted token."""
+        target = engine.target
+        engine.reset()
+        target.rollback(0)
+        head, tail = list(prompt[:-1]), [prompt[-1], *emitted[:-1]]
+        for i in range(0, len(head), target.n_batch):
+            target.forward(head[i : i + target.n_batch], outputs="none")
+        rows: list[Row] = []
+        wide = min(target.max_rows, target.n_batch)
+        for i in range(0, len(tail) if emitted else 0, wide):
+            rows += [row.copy() for row in target.forward(tail[i : i + wide], outputs="all")]
+        engine.reset()
+        return rows
+
+
+class StatedLaw:
+    """The law by the logprobs that the server states with its reply.
+
+    Ends of replies are spelt in many ways and often not listed, so laws are those of a token that
+    is no end.
+    """
+
+    what = "the logprobs that the server states itself"
+    must: float | None = 1.0
+    slack = 0.01  # some servers state them in half precision
+
+    def __init__(self, top: int = TOP) -> None:
+        self.top: int | None = top
+        self._habit = Habit()
+
+    def read(self, prompt: BenchPrompt, answer: Answered, temperature: float) -> Reading:
+        if not answer.logprobs:
+            return Reading(why="the server gives no logprobs")
+        spots, nats = [], 0.0
+        for one in answer.logprobs:
+            if _MARK.fullmatch(one.text):
+                continue
+            top = [(text, log) for text, log in one.top if not _MARK.fullmatch(text)]
+            if len(top) < 2:
+                return Reading(why="the server lists no rivals of a token")
+            ends = sum(np.exp(log) for text, log in one.top if _MARK.fullmatch(text))
+            names = [text for text, _ in top]
+            p = np.exp([log for _, log in top])
+            rest = max(1.0 - float(p.sum()) - ends, 1e-9)
+            p = np.append(p, rest) / (p.sum() + rest)
+            at = names.index(one.text) if one.text in names else len(names)
+            sizes = np.append(np.ones(len(names)), 1000.0)
+            places = {name: i for i, name in enumerate([*names, ""])}
+            habit = self._habit.law(places, sizes)
+            spots.append(Spot(p, np.asarray(at), temperature, habit=habit, sizes=sizes))
+            self._habit.note(one.text if at < len(names) else "", float(p[at]))
+            nats -= max(one.logprob, -700.0)
+        return Reading(spots, "tokens", nats)

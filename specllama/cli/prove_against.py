@@ -1,0 +1,245 @@
+"""``specllama prove --against URL``: whether another server's speculation is lossless."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specllama.bench import against_report as report
+from specllama.bench.against import PLAIN, SPECULATIVE, Arm, Score, TextCase, compare_texts, pure
+from specllama.bench.law_proof import LawCase, follow_law
+from specllama.bench.plain_law import OwnLaw, PlainLaw, StatedLaw, own_answer
+from specllama.bench.prompts import BenchPrompt
+from specllama.cli import diagnostics, loading, output
+from specllama.cli.listing import Column, show_table
+from specllama.cli.progress import Redrawn
+from specllama.errors import EngineDied, SpecllamaError, UsageError
+from specllama.interface import Message
+from specllama.remote.foreign import ForeignEngine
+from specllama.remote.opening import open_remote
+from specllama.settings.params import GenerateParams
+from specllama.store import document
+
+if TYPE_CHECKING:
+    from specllama.engine.engine import Engine
+    from specllama.settings.config import Settings
+
+_QUIET = ("ollama",)  # engines that do not draft while they list tokens
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wish:
+    """What the command line asks for.
+
+    Attributes:
+        plain: address of the same server without speculation.
+        own_model: a model was named: our own engine over it knows the law.
+        max_tokens: of a reply. at_once: requests at the same time.
+        most: tokens of unseeded replies to look at. report: a page to write.
+    """
+
+    against: str
+    plain: str | None
+    kind: str
+    model: str | None
+    own_model: bool
+    max_tokens: int
+    seed: int
+    at_once: int
+    most: int
+    report: Path | None
+    as_json: bool
+
+
+def run(
+    wish: Wish,
+    settings: Settings,
+    prompts: Sequence[BenchPrompt],
+    temperatures: Sequence[float],
+) -> None:
+    """Prove and show; ends with status 1 where a fault was found or the server went away."""
+    base = GenerateParams(max_tokens=wish.max_tokens, seed=wish.seed)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(open_remote(wish.against, wish.kind, wish.model))
+        other = None
+        if wish.plain is not None:
+            other = stack.enter_context(open_remote(wish.plain, wish.kind, wish.model))
+        engine = None
+        if wish.own_model:
+            engine = stack.enter_context(loading.open_engine(settings, quiet=wish.as_json))
+        notes: list[str] = []
+        speculative, plain = _arms(server, other, engine, notes)
+        own = None if engine is None else OwnLaw(engine, listed=_lists(server, notes))
+        law: PlainLaw = own or StatedLaw()
+        proof = report.Proof(
+            _facts(server, other), speculative, plain, law.what, len(prompts), [], [], notes,
+            finished=False,
+        )  # fmt: skip
+        if not wish.as_json:
+            diagnostics.say(f"{speculative.what}; plain: {plain.what}")
+        watch = _Watch(quiet=wish.as_json)
+        ended = False
+        try:
+            _prove(proof, prompts, [pure(base, t) for t in temperatures], law, own, wish, watch)
+            proof = dataclasses.replace(proof, finished=True)
+        except EngineDied as error:
+            ended = True
+            notes.append(f"the server went away: {error.message}")
+        finally:
+            watch.clear()
+            _show(proof, wish)
+        if report.judge(proof).fault or ended:
+            raise SystemExit(1)
+
+
+def _prove(
+    proof: report.Proof,
+    prompts: Sequence[BenchPrompt],
+    wishes: Sequence[GenerateParams],
+    law: PlainLaw,
+    own: OwnLaw | None,
+    wish: Wish,
+    watch: _Watch,
+) -> None:
+    """Adds every comparison to the proof as it is made."""
+    score: Score | None = None if own is None else own.lead
+    for case in compare_texts(
+        proof.speculative, proof.plain, prompts, wishes, at_once=wish.at_once, score=score
+    ):
+        proof.texts.append(case)
+        if wish.as_json:
+            output.json_line(case.to_dict())
+        watch.text(proof.texts)
+    for asked in wishes:
+        temperature = asked.sampling.temperature
+        if not temperature:
+            continue
+        if law.must not in (None, temperature):
+            proof.notes.append(
+                f"temperature {temperature:g} without seeds: {law.what} are the law at "
+                f"temperature {law.must:g} only; name the weights with -m FILE"
+            )
+            continue
+        for arm in (proof.speculative, proof.plain):
+            if arm.own:
+                continue
+            last: LawCase | None = None
+            for last in follow_law(arm, law, prompts, asked, most=wish.most):
+                watch.law(last, wish.most)
+            assert last is not None
+            proof.laws.append(last)
+            if wish.as_json:
+                output.json_line(last.to_dict())
+            if not last.shown:
+                break  # the plain arm is asked only whether it is of another law, too
+
+
+def _arms(
+    server: ForeignEngine, other: ForeignEngine | None, engine: Engine | None, notes: list[str]
+) -> tuple[Arm, Arm]:
+    """(speculative, plain).
+
+    Raises:
+        UsageError: there is nothing to compare with.
+    """
+    switched = server.switches and other is None
+    speculative = Arm(
+        SPECULATIVE,
+        f"{server.name} at {server.address.url}",
+        lambda prompt, params: server.ask(
+            prompt.content, params, speculation=True if switched else None
+        ),
+    )
+    if other is not None:
+        what = f"{other.name} at {other.address.url}"
+        return speculative, Arm(PLAIN, what, lambda prompt, p: other.ask(prompt.content, p))
+    if switched:
+        return speculative, Arm(
+            PLAIN,
+            "the same server, asked not to speculate",
+            lambda prompt, params: server.ask(prompt.content, params, speculation=False),
+        )
+    if engine is not None:
+        target = engine.info.target
+        notes.append("the plain texts are another engine's: rounding may part them at near-ties")
+        return speculative, Arm(
+            PLAIN,
+            f"our own engine over {target.name} {target.quantization}",
+            lambda prompt, params: own_answer(engine, prompt, params),
+            own=True,
+        )
+    raise UsageError(
+        f"{server.name} cannot be asked to switch its speculation off",
+        "name the same server without speculation: --plain URL; or its weights: -m FILE",
+    )
+
+
+def _lists(server: ForeignEngine, notes: list[str]) -> bool:
+    """Whether it lists the tokens of a reply, and drafts all the same."""
+    listed = False
+    if server.kind.name not in _QUIET:
+        try:
+            params = pure(GenerateParams(max_tokens=2), 0.0, chances=1)
+            listed = bool(server.ask((Message("user", "Hello"),), params).logprobs)
+        except EngineDied:
+            raise
+        except SpecllamaError:
+            pass
+    if not listed:
+        notes.append("the server lists no tokens of its replies: their texts are split again")
+    return listed
+
+
+def _facts(server: ForeignEngine, other: ForeignEngine | None) -> list[str]:
+    facts = [f"server: {server.name}, model {server.model.id or 'not named'}"]
+    if server.flags:
+        facts.append(f"started with: {server.flags}")
+    if other is not None and other.flags:
+        facts.append(f"the plain one was started with: {other.flags}")
+    return facts
+
+
+class _Watch(Redrawn):
+    """One line of progress on a terminal."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        super().__init__()
+        self._shown = not quiet and sys.stderr.isatty()
+
+    def text(self, cases: Sequence[TextCase]) -> None:
+        if self._shown:
+            equal = sum(case.same for case in cases)
+            self.show(f"{len(cases)} texts compared, {equal} equal")
+
+    def law(self, case: LawCase, most: int) -> None:
+        if self._shown:
+            self.show(
+                f"{case.arm}, temperature {case.temperature:g}: {case.tokens} of {most} tokens, "
+                f"evidence 10^{case.evidence:.1f}"
+            )
+
+
+def _show(proof: report.Proof, wish: Wish) -> None:
+    verdict = report.judge(proof)
+    if wish.report is not None:
+        try:
+            wish.report.write_text(document.html(report.document(proof)), "utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {wish.report}: {error.strerror}") from None
+    if wish.as_json:
+        output.json_line({"type": "summary", **report.to_json(proof)})
+        return
+    for heads, rows in (report.text_table(proof), report.law_table(proof)):
+        if rows:
+            show_table(rows, [Column(head) for head in heads])
+    output.line(f"{verdict.words}.")
+    for reason in verdict.reasons:
+        output.line(f"- {reason}")
+    for note in proof.notes:
+        diagnostics.note(note)
+    if wish.report is not None:
+        diagnostics.note(f"written: {wish.report}")
