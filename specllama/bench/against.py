@@ -159,9 +159,9 @@ def compare_texts(
                         pool.submit(_tried, arm, prompt, seeded(wishes[w], n))
                         for n, prompt in known
                     ]
-                for (n, prompt), answer in zip(known, asked, strict=True):
+                for (n, prompt), later in zip(known, asked, strict=True):
                     judged = _Judge(plain, prompt, seeded(wishes[w], n), texts[n, w], score)
-                    yield judged(arm, "beside", answer.result())
+                    yield judged(arm, "beside", later.result())
 
 
 def pure(base: GenerateParams, temperature: float, **more: Any) -> GenerateParams:
@@ -211,7 +211,8 @@ class _Judge:
         case = TextCase(
             self.prompt.id, self.prompt.slice, self.params.sampling.temperature, arm.name, way,
             "equal", answer.tokens,
-            drafted=draft and draft.drafted, accepted=draft and draft.accepted,
+            drafted=None if draft is None else draft.drafted,
+            accepted=None if draft is None else draft.accepted,
         )  # fmt: skip
         at = parted(a, b)
         if at is None:
@@ -241,9 +242,11 @@ class _Judge:
             return None, ""
         if not self.plain.own and not self.first.reasoning:
             asked = _tried(self.plain, self.prompt, self.params.replace(chances=_TOP))
+            told: Sequence[Likely] = ()
             if not isinstance(asked, SpecllamaError) and asked.text == self.first.text:
-                if (gap := lead(asked.logprobs or (), len(shared), shared + other)) is not None:
-                    return gap, "its own logprobs"
+                told = asked.logprobs or ()
+            if (gap := lead(told, len(shared), shared + other)) is not None:
+                return gap, "its own logprobs"
         if self.score is not None:
             gap = self.score(self.prompt, self.params, shared, plain, other)
             return gap, "our engine" if gap is not None else ""
@@ -255,10 +258,15 @@ def lead(told: Sequence[Likely], at: int, other: str) -> float | None:
     goes on with. None where no listed token is one."""
     begin = 0
     for one in told:
-        end = begin + len(one.text)
-        if end > at or (one.text and begin == at == end):
+        end = begin + len(spelt(one.text))
+        if end > at:
             rest = other[begin:]
-            rivals = [log for text, log in one.top if text and rest.startswith(text)]
+            rivals = [log for text, log in one.top if text and rest.startswith(spelt(text))]
             return max(one.logprob - max(rivals), 0.0) if rivals else None
         begin = end
     return None
+
+
+def spelt(token: str) -> str:
+    """A token as text, where a server writes its white space as byte-level vocabularies do."""
+    return token.replace("\u0120", " ").replace("\u010a", "\n")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specllama.bench.against import PLAIN, SPECULATIVE, WAYS, Arm, TextCase, Way
+from specllama.bench.against import PLAIN, SPECULATIVE, WAYS, Arm, Outcome, TextCase, Way
 from specllama.bench.law import RIVALS
 from specllama.bench.law_proof import LawCase
 from specllama.store.document import Document, FactList, Heading, Part, Raw, Say, Table
@@ -90,10 +90,16 @@ def judge(proof: Proof) -> Verdict:
             _judge_texts(proof, temperature, way, faults, doubts, fine)
     for temperature in dict.fromkeys(case.temperature for case in proof.laws):
         _judge_law(proof, temperature, faults, doubts, fine)
-    answer: Answer = (
-        "not lossless" if faults else "lossless so far" if fine else "cannot be told"
-    )
+    answer: Answer = "not lossless" if faults else "lossless so far" if fine else "cannot be told"
     return Verdict(answer, (*faults, *doubts, *fine))
+
+
+_FOUND: dict[Outcome, str] = {
+    "near-tie": "part at a near-tie",
+    "white space": "differ in white space at their ends",
+    "different": "differ",
+    "failed": "failed",
+}
 
 
 def _judge_texts(
@@ -112,16 +118,7 @@ def _judge_texts(
     kind = "greedy texts" if temperature == 0.0 else f"texts at temperature {temperature:g}"
     seeded = " with the same seed" if temperature else ""
     said = f"{equal} of {n} {kind}{seeded} equal the plain ones, {WAYS[way]}"
-    more = [
-        f"{count[outcome]} {word}"
-        for outcome, word in (
-            ("near-tie", "part at a near-tie"),
-            ("white space", "differ in white space at their ends"),
-            ("different", "differ"),
-            ("failed", "failed"),
-        )
-        if count[outcome]
-    ]
+    more = [f"{count[outcome]} {word}" for outcome, word in _FOUND.items() if count[outcome]]
     said = "; ".join([said, *more]) + "."
     first = next((case for case in cases if case.outcome == "different"), None)
     if first is None:

@@ -149,7 +149,7 @@ def growth(
     worst[..., -2 * _TILTS :] = 1.0
     gain, allowed = gain[..., None], (math.expm1(2.0 * slack) * swings + stray * worst)[..., None]
     with np.errstate(divide="ignore"):  # a stake of 1 on a law without this token loses everything
-        return np.log1p(STAKES * gain) - np.log1p(STAKES * allowed)
+        return np.asarray(np.log1p(STAKES * gain) - np.log1p(STAKES * allowed))
 
 
 def evidence(wealth: FloatArray) -> FloatArray:
@@ -168,7 +168,7 @@ def _without(p: FloatArray, at: npt.NDArray[np.int64]) -> FloatArray:
 
 
 def _power(p: FloatArray, exponent: float) -> FloatArray:
-    return _scaled((p / p.max(-1, keepdims=True)) ** exponent, p)
+    return _scaled(np.power(p / p.max(-1, keepdims=True), exponent), p)
 
 
 def _scaled(weights: FloatArray, otherwise: FloatArray) -> FloatArray:

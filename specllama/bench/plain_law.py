@@ -14,7 +14,7 @@ often, and the test allows for it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -138,7 +138,9 @@ class OwnLaw:
         n_ctx = self._engine.target.n_ctx
         emitted = emitted[: max(n_ctx - len(ids) - 1, 0)]
         plain = self._laws(self._engine, ids, emitted, temperature)
-        drafts = self._draft and self._laws(self._draft, ids, emitted, temperature)
+        drafts = None
+        if self._draft is not None:
+            drafts = self._laws(self._draft, ids, emitted, temperature)
         spots, nats = [], 0.0
         for i, token in enumerate(emitted):
             p = plain[i]
@@ -184,9 +186,7 @@ class OwnLaw:
                 return ids, "tokens", ""
         if answer.reasoning:
             return [], "text", "it thought, and the marks around a thought are not in its text"
-        ids = vocab.tokenize(
-            answer.text, add_special=False, parse_special=False, after_text=True
-        )
+        ids = vocab.tokenize(answer.text, add_special=False, parse_special=False, after_text=True)
         if b"".join(map(vocab.piece, ids)) != answer.text.encode():
             return [], "text", "its text cannot be split into tokens of this file"
         return ids, "text", ""
@@ -199,12 +199,10 @@ class OwnLaw:
                 self._ids[vocab.piece(token, special=True)] = token
         out = []
         for one in told:
-            token = self._ids.get(one.raw or one.text.encode())
-            if token is None:
-                token = one.id
-            if token is None or not 0 <= token < vocab.n_tokens:
+            known = self._ids.get(one.raw or one.text.encode(), one.id)
+            if known is None or not 0 <= known < vocab.n_tokens:
                 return None
-            out.append(token)
+            out.append(known)
         return out
 
     def _laws(
@@ -272,7 +270,7 @@ class StatedLaw:
             p = np.append(p, rest) / (p.sum() + rest)
             at = names.index(one.text) if one.text in names else len(names)
             sizes = np.append(np.ones(len(names)), 1000.0)
-            places = {name: i for i, name in enumerate([*names, ""])}
+            places: dict[Hashable, int] = {name: i for i, name in enumerate([*names, ""])}
             habit = self._habit.law(places, sizes)
             spots.append(Spot(p, np.asarray(at), temperature, habit=habit, sizes=sizes))
             self._habit.note(one.text if at < len(names) else "", float(p[at]))
