@@ -18,11 +18,17 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True, slots=True)
 class Likely:
-    """How likely a token was, and its likeliest rivals as (spelling, logarithm)."""
+    """How likely a token was, and its likeliest rivals as (spelling, logarithm).
+
+    Attributes:
+        id: its number in the server's vocabulary. raw: its bytes. None where it does not say.
+    """
 
     text: str
     logprob: float
     top: tuple[tuple[str, float], ...] = ()
+    id: int | None = None
+    raw: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +192,9 @@ def likely_of(told: object) -> Iterator[Likely]:
         tops = [(text(top.get("token")), top.get("logprob")) for top in each(of(one).get(
             "top_logprobs")) if isinstance(top, dict)]  # fmt: skip
         if (log := number(of(one).get("logprob"))) is not None:
-            yield Likely(text(one.get("token")), log, tuple(_sure(tops)))
+            raw = [byte for byte in each(one.get("bytes")) if byte in range(256)]
+            id = whole(one.get("id"))
+            yield Likely(text(one.get("token")), log, tuple(_sure(tops)), id, bytes(raw) or None)
     rows = each(found.get("top_logprobs"))
     pairs = zip(each(found.get("tokens")), each(found.get("token_logprobs")), strict=False)
     for i, (token, value) in enumerate(pairs):
