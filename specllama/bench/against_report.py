@@ -125,7 +125,8 @@ def _judge_texts(
         (fine if count["failed"] < n else doubts).append(said)
         return
     said += f" The first is prompt {first.prompt}, at character {first.at}{_gap_words(first)}."
-    control = [case for case in proof.of(PLAIN, temperature, way) if case.outcome == "different"]
+    itself: Way = "again" if way == "first" else way  # its first texts are what it is held to
+    control = [c for c in proof.of(PLAIN, temperature, itself) if c.outcome == "different"]
     if temperature:
         doubts.append(said + " Few engines promise equal draws; the law is what counts.")
     elif control:

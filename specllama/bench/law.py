@@ -160,7 +160,7 @@ def evidence(wealth: FloatArray) -> FloatArray:
 
 
 def _point(p: FloatArray, at: npt.NDArray[np.int64]) -> FloatArray:
-    return (np.arange(p.shape[-1]) == np.expand_dims(at, -1)).astype(np.float64)
+    return np.asarray(np.arange(p.shape[-1]) == np.expand_dims(at, -1), np.float64)
 
 
 def _without(p: FloatArray, at: npt.NDArray[np.int64]) -> FloatArray:
@@ -198,7 +198,7 @@ class Habit:
                 noted[at] = excess
         total = float(noted.sum())
         flat = flat / flat.sum()
-        return flat if total <= 0.0 else 0.5 * flat + 0.5 * noted / total
+        return np.asarray(flat if total <= 0.0 else 0.5 * flat + 0.5 * noted / total)
 
     def note(self, token: Hashable, chance: float) -> None:
         self._excess[token] = self._excess.get(token, 0.0) + max(1.0 - chance, 0.0)

@@ -22,7 +22,7 @@ from specllama.bench.prompts import BenchPrompt
 from specllama.errors import EngineDied, SpecllamaError
 from specllama.settings.params import GenerateParams
 
-_SURE_REPEAT = 20.0  # nats: no law writes such a text twice by chance
+_SURE = math.log(1000.0)
 _PATIENCE = 8  # replies in a row that cannot be used
 
 
@@ -63,6 +63,28 @@ class LawCase:
         return {"type": "law", **dataclasses.asdict(self)}
 
 
+class _Repeats:
+    """Whether a server writes replies again that are too unlikely for that: another bet, see
+    ``law``, on a reply that was seen before."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, float]] = {}
+        self._wealth = 0.0
+
+    @property
+    def fixed(self) -> bool:
+        return self._wealth >= _SURE
+
+    def see(self, prompt: str, text: str, nats: float) -> bool:
+        """Whether this reply must not be counted."""
+        known = self._known.setdefault(prompt, {})
+        chance, again = min(sum(known.values()), 1.0), text in known
+        if chance:
+            self._wealth += math.log(0.5 + 0.5 * again / chance)
+        known[text] = max(math.exp(-nats), 1e-300)
+        return again and (self.fixed or nats >= _SURE)
+
+
 def follow_law(
     arm: Arm,
     law: PlainLaw,
@@ -81,7 +103,7 @@ def follow_law(
     params = pure(wish, temperature, seed=None, chances=law.top)
     tests: dict[ReadAs, LawTest] = {}
     case = LawCase(arm.name, temperature, law.what, "tokens", slack=law.slack / temperature)
-    seen: set[tuple[str, str]] = set()
+    repeats = _Repeats()
     idle = 0
     for prompt in itertools.cycle(prompts):
         try:
@@ -90,9 +112,8 @@ def follow_law(
             why = reading.why
             if not why and not reading.spots:
                 why = "the reply is empty"
-            if reading.nats > _SURE_REPEAT and (prompt.id, answer.text) in seen:
+            if not why and repeats.see(prompt.id, answer.text, reading.nats):
                 why = "the server writes the same reply again, as from a fixed seed"
-            seen.add((prompt.id, answer.text))
         except EngineDied:
             raise
         except SpecllamaError as error:
@@ -100,7 +121,7 @@ def follow_law(
         if why:
             idle += 1
             case = dataclasses.replace(case, skipped=case.skipped + 1, note=why)
-            if idle >= min(_PATIENCE, 2 * len(prompts)):
+            if idle >= min(_PATIENCE, 2 * len(prompts)) or repeats.fixed:
                 break
             continue
         idle = 0

@@ -120,7 +120,9 @@ def test_what_was_shown_stays_shown() -> None:
     at = test.found_at
     for _ in range(2000):
         test.see(Spot(p, np.asarray(1)))
-    assert test.shown and test.found_at == at and test.tokens == 2000 + (at or 0)
+    assert test.shown
+    assert test.found_at == at
+    assert test.tokens == 2000 + (at or 0)
     assert test.by in RIVALS
 
 
