@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specllama.cli import diagnostics, loading, output
+from specllama.cli.against_options import against_options
 from specllama.cli.numbers import Finite
 from specllama.cli.options import (
     LOADING,
@@ -46,6 +47,8 @@ Examples:
   specllama prove -n 50 --skip 150             prompts 151 to 200
   specllama prove --parallel 8                 eight replies side by side
   specllama prove --json > proof.jsonl
+  specllama prove --against http://box:8000 --plain http://box:8001 --report proof.html
+  specllama prove --against http://box:8000 -m target.gguf
 
 The pair, and how it is loaded and sampled, come from the settings, as for run.
 Those that come from variables and files are named first.
@@ -97,6 +100,7 @@ Those that come from variables and files are named first.
 )
 @seed_option
 @settings_options(only=LOADING)
+@against_options
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON Lines: the cases, then a summary."
 )
@@ -132,6 +136,10 @@ def command(
     The plain text of a prompt and temperature is computed once, for all methods. A method that this
     pair does not have is skipped, with the reason. The exit status is 0 only if every difference is
     explained.
+
+    --against proves another server instead: its greedy texts with and without speculation, the
+    first time, repeated and several at a time; and whether its replies without a seed are drawn
+    from the right law, by a test that may stop at any token.
     """
     from specllama.bench.prompts import load_prompts
     from specllama.bench.proof import probe_stated_rows, prove, random_pauses

@@ -16,6 +16,7 @@ from specllama.bench.plain_law import OwnLaw, PlainLaw, StatedLaw, own_answer
 from specllama.bench.prompts import BenchPrompt
 from specllama.cli import diagnostics, loading, output
 from specllama.cli.listing import Column, show_table
+from specllama.cli.options import server_address
 from specllama.cli.progress import Redrawn
 from specllama.errors import EngineDied, SpecllamaError, UsageError
 from specllama.interface import Message
@@ -45,9 +46,11 @@ class Wish:
     against: str
     plain: str | None
     kind: str
-    model: str | None
+    model: str
+    key_file: Path | None
     own_model: bool
     max_tokens: int
+    temperatures: Sequence[float]
     seed: int
     at_once: int
     most: int
@@ -59,21 +62,26 @@ def run(
     wish: Wish,
     settings: Settings,
     prompts: Sequence[BenchPrompt],
-    temperatures: Sequence[float],
+    further: Sequence[BenchPrompt],
 ) -> None:
-    """Prove and show; ends with status 1 where a fault was found or the server went away."""
+    """Prove and show; ends with status 1 where a fault was found or the server went away.
+
+    Args:
+        prompts: whose texts are compared. further: whose unseeded replies are looked at.
+    """
     base = GenerateParams(max_tokens=wish.max_tokens, seed=wish.seed)
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(open_remote(wish.against, wish.kind, wish.model))
-        other = None
-        if wish.plain is not None:
-            other = stack.enter_context(open_remote(wish.plain, wish.kind, wish.model))
+        server = stack.enter_context(_open(wish.against, wish))
+        other = None if wish.plain is None else stack.enter_context(_open(wish.plain, wish))
         engine = None
         if wish.own_model:
             engine = stack.enter_context(loading.open_engine(settings, quiet=wish.as_json))
         notes: list[str] = []
         speculative, plain = _arms(server, other, engine, notes)
-        own = None if engine is None else OwnLaw(engine, listed=_lists(server, notes))
+        own = None
+        if engine is not None:
+            drafts = _drafts(settings, stack)
+            own = OwnLaw(engine, drafts, listed=_lists(server, notes))
         law: PlainLaw = own or StatedLaw()
         proof = report.Proof(
             _facts(server, other), speculative, plain, law.what, len(prompts), [], [], notes,
@@ -84,7 +92,9 @@ def run(
         watch = _Watch(quiet=wish.as_json)
         ended = False
         try:
-            _prove(proof, prompts, [pure(base, t) for t in temperatures], law, own, wish, watch)
+            wishes = [pure(base, t) for t in wish.temperatures]
+            _texts(proof, prompts, wishes, own, wish, watch)
+            _laws(proof, further, wishes, law, wish, watch)
             proof = dataclasses.replace(proof, finished=True)
         except EngineDied as error:
             ended = True
@@ -96,16 +106,19 @@ def run(
             raise SystemExit(1)
 
 
-def _prove(
+def _open(url: str, wish: Wish) -> ForeignEngine:
+    return open_remote(server_address(url, wish.kind, wish.model, wish.key_file))
+
+
+def _texts(
     proof: report.Proof,
     prompts: Sequence[BenchPrompt],
     wishes: Sequence[GenerateParams],
-    law: PlainLaw,
     own: OwnLaw | None,
     wish: Wish,
     watch: _Watch,
 ) -> None:
-    """Adds every comparison to the proof as it is made."""
+    """Adds every comparison of texts to the proof as it is made."""
     score: Score | None = None if own is None else own.lead
     for case in compare_texts(
         proof.speculative, proof.plain, prompts, wishes, at_once=wish.at_once, score=score
@@ -114,6 +127,17 @@ def _prove(
         if wish.as_json:
             output.json_line(case.to_dict())
         watch.text(proof.texts)
+
+
+def _laws(
+    proof: report.Proof,
+    prompts: Sequence[BenchPrompt],
+    wishes: Sequence[GenerateParams],
+    law: PlainLaw,
+    wish: Wish,
+    watch: _Watch,
+) -> None:
+    """Adds what the law of each temperature showed."""
     for asked in wishes:
         temperature = asked.sampling.temperature
         if not temperature:
@@ -192,6 +216,15 @@ def _lists(server: ForeignEngine, notes: list[str]) -> bool:
     if not listed:
         notes.append("the server lists no tokens of its replies: their texts are split again")
     return listed
+
+
+def _drafts(settings: Settings, stack: contextlib.ExitStack) -> Engine | None:
+    """The draft as a target of its own, where one is named: its law finds some faults sooner."""
+    if settings["draft-model"] is None:
+        return None
+    return stack.enter_context(
+        loading.load(settings["draft-model"], None, settings.engine_options())
+    )
 
 
 def _facts(server: ForeignEngine, other: ForeignEngine | None) -> list[str]:
