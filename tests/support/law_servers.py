@@ -133,7 +133,7 @@ def over_http(server: TableServer) -> Iterator[str]:
             sampling = SamplingParams(temperature=asked.get("temperature", 1.0))
             params = GenerateParams(
                 sampling=sampling, max_tokens=asked.get("max_tokens"), seed=asked.get("seed"),
-                chances=asked.get("top_logprobs") if asked.get("logprobs") else None,
+                chances=asked.get("top_logprobs", asked.get("logprobs")),
             )  # fmt: skip
             with server._lock:
                 reply = server.answer(asked.get("prompt") or text, params)
