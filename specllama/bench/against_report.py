@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from specllama.bench.against import PLAIN, SPECULATIVE, WAYS, Arm, Outcome, TextCase, Way
@@ -14,7 +14,7 @@ from specllama.store.document import Document, FactList, Heading, Part, Raw, Say
 
 SCHEMA = "specllama.against.v1"
 
-Answer = Literal["lossless so far", "not lossless", "cannot be told"]
+Answer = Literal["lossless so far", "not lossless", "not repeatable", "cannot be told"]
 
 # of 100 simulated servers each, see tests/tools/law_power.py
 POWER = (
@@ -68,30 +68,46 @@ class Verdict:
 
     @property
     def fault(self) -> bool:
-        return self.answer == "not lossless"
+        return self.answer in ("not lossless", "not repeatable")
 
     @property
     def words(self) -> str:
         return {
             "lossless so far": "No fault found: its speculation changed nothing that was looked at",
             "not lossless": "NOT lossless: with speculation it writes something else",
+            "not repeatable": "NOT repeatable: it gives the same greedy request different texts, "
+            "with speculation and without",
             "cannot be told": "This cannot be told here",
         }[self.answer]
+
+
+@dataclass(slots=True)
+class _Reasons:
+    """``faults`` are of speculation, ``wavers`` of the server with and without it."""
+
+    faults: list[str] = field(default_factory=list)
+    wavers: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    fine: list[str] = field(default_factory=list)
 
 
 def judge(proof: Proof) -> Verdict:
     """Greedy texts and the law decide. Equal texts with the same seed are told, but promised by few
     engines: drawing with other random numbers is no fault."""
-    faults: list[str] = []
-    doubts: list[str] = []
-    fine: list[str] = []
+    found = _Reasons()
     for temperature in proof.temperatures:
         for way in WAYS:
-            _judge_texts(proof, temperature, way, faults, doubts, fine)
+            _judge_texts(proof, temperature, way, found)
     for temperature in dict.fromkeys(case.temperature for case in proof.laws):
-        _judge_law(proof, temperature, faults, doubts, fine)
-    answer: Answer = "not lossless" if faults else "lossless so far" if fine else "cannot be told"
-    return Verdict(answer, (*faults, *doubts, *fine))
+        _judge_law(proof, temperature, found)
+    answer: Answer = "cannot be told"
+    if found.faults:
+        answer = "not lossless"
+    elif found.wavers:
+        answer = "not repeatable"
+    elif found.fine:
+        answer = "lossless so far"
+    return Verdict(answer, (*found.faults, *found.wavers, *found.doubts, *found.fine))
 
 
 _FOUND: dict[Outcome, str] = {
@@ -102,14 +118,7 @@ _FOUND: dict[Outcome, str] = {
 }
 
 
-def _judge_texts(
-    proof: Proof,
-    temperature: float,
-    way: Way,
-    faults: list[str],
-    doubts: list[str],
-    fine: list[str],
-) -> None:
+def _judge_texts(proof: Proof, temperature: float, way: Way, found: _Reasons) -> None:
     cases = proof.of(SPECULATIVE, temperature, way)
     if not cases:
         return
@@ -120,24 +129,29 @@ def _judge_texts(
     said = f"{equal} of {n} {kind}{seeded} equal the plain ones, {WAYS[way]}"
     more = [f"{count[outcome]} {word}" for outcome, word in _FOUND.items() if count[outcome]]
     said = "; ".join([said, *more]) + "."
-    first = next((case for case in cases if case.outcome == "different"), None)
-    if first is None:
-        (fine if count["failed"] < n else doubts).append(said)
-        return
-    said += f" The first is prompt {first.prompt}, at character {first.at}{_gap_words(first)}."
     itself: Way = "again" if way == "first" else way  # its first texts are what it is held to
-    control = [c for c in proof.of(PLAIN, temperature, itself) if c.outcome == "different"]
-    if temperature:
-        doubts.append(said + " Few engines promise equal draws; the law is what counts.")
-    elif control:
-        doubts.append(
-            f"{said} But {len(control)} of its plain texts differ from themselves, too: "
-            "it does not repeat itself, so this says nothing about speculation."
+    control = proof.of(PLAIN, temperature, itself)
+    wavering = [case for case in control if case.outcome == "different"]
+    wrong = [case for case in cases if case.outcome == "different"]
+    if wrong:
+        first = wrong[0]
+        said += f" The first is prompt {first.prompt}, at character {first.at}{_gap_words(first)}."
+    if temperature and wrong:
+        found.doubts.append(said + " Few engines promise equal draws; the law is what counts.")
+    elif wavering:
+        said += (
+            f" Of its plain texts {len(wavering)} of {len(control)} differ from their own first "
+            f"ones ({WAYS[itself]}), so this alone does not show that speculation is to blame: "
+            "start the same server without it and name that one with --plain URL."
         )
-    elif all(case.gap is None for case in cases if case.outcome == "different"):
-        faults.append(f"{said} How near these were to a tie is not known.")
+        known = any(case.gap is not None for case in wavering)
+        (found.wavers if known or itself == "again" else found.doubts).append(said)
+    elif wrong:
+        if all(case.gap is None for case in wrong):
+            said += " How near these were to a tie is not known."
+        found.faults.append(said)
     else:
-        faults.append(said)
+        (found.fine if count["failed"] < n else found.doubts).append(said)
 
 
 def _gap_words(case: TextCase) -> str:
@@ -146,18 +160,16 @@ def _gap_words(case: TextCase) -> str:
     return f", where the plain token leads by {case.gap:.2f} in logprob ({case.gap_by})"
 
 
-def _judge_law(
-    proof: Proof, temperature: float, faults: list[str], doubts: list[str], fine: list[str]
-) -> None:
-    found = {case.arm: case for case in proof.laws if case.temperature == temperature}
-    case, control = found.get(SPECULATIVE), found.get(PLAIN)
+def _judge_law(proof: Proof, temperature: float, found: _Reasons) -> None:
+    arms = {case.arm: case for case in proof.laws if case.temperature == temperature}
+    case, control = arms.get(SPECULATIVE), arms.get(PLAIN)
     if case is None:
         return
     at = f"At temperature {temperature:g}, without seeds"
     if not case.tokens:
-        doubts.append(f"{at}: no reply could be used ({case.note}).")
+        found.doubts.append(f"{at}: no reply could be used ({case.note}).")
     elif not case.shown:
-        fine.append(
+        found.fine.append(
             f"{at}: {case.tokens} tokens follow the law of {case.law} as far as can be seen "
             f"(largest evidence {_odds(case.largest)}, 100 to 1 would count)."
         )
@@ -168,15 +180,15 @@ def _judge_law(
             f"most {case.alarm:.0%}). What gave it away: {RIVALS.get(case.by, case.by)}."
         )
         if control is None or not control.tokens:
-            faults.append(f"{said} There is no plain arm to compare with.")
+            found.faults.append(f"{said} There is no plain arm to compare with.")
         elif control.shown:
-            doubts.append(
+            found.doubts.append(
                 f"{said} But its plain replies do not follow that law either (shown after "
                 f"{control.found_at} tokens): it is not this server's law, so this says nothing "
                 "about speculation."
             )
         else:
-            faults.append(
+            found.faults.append(
                 f"{said} Its plain replies do follow that law ({control.tokens} tokens, largest "
                 f"evidence {_odds(control.largest)})."
             )

@@ -6,9 +6,10 @@ reply included. Without the weights there are the server's own logprobs: then it
 temperature 1, where they are the law, and the likeliest tokens are classes of their own beside a
 class of all others. That shows whether a server draws its tokens from what it says itself.
 
-A reply is best read as the tokens that the server lists. Where it lists none its text is split
-again, which is wrong now and then: a model may write a word in smaller parts. ``STRAY`` bounds how
-often, and the test allows for it.
+A reply is best read as the tokens that the server lists. Where it lists none, or some that do not
+spell the reply (mlx-lm 0.32 does so at temperatures above 0), its text is split again, which is
+wrong now and then: a model may write a word in smaller parts. ``STRAY`` bounds how often, and the
+test allows for it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 
 from specllama.arrays import FloatArray, Row
+from specllama.bench.against import spelt, written
 from specllama.bench.law import Habit, Spot
 from specllama.bench.prompts import BenchPrompt
 from specllama.errors import UsageError
@@ -66,6 +68,14 @@ class PlainLaw(Protocol):
         """The positions of a reply, as far as it can be read. They are made for tokens in this
         order and remember earlier replies, so each reply is read once."""
         ...
+
+
+def spells(answer: Answered) -> bool:
+    """Whether the tokens that a server lists begin with its reply; an end may follow."""
+    if not answer.logprobs:
+        return False
+    listed = b"".join(one.raw or spelt(one.text).encode() for one in answer.logprobs)
+    return listed.startswith(answer.text.encode())
 
 
 def copied_after(tokens: Sequence[int]) -> int:
@@ -180,16 +190,19 @@ class OwnLaw:
         vocab = self._engine.vocab
         if answer.logprobs:
             ids = self._listed(answer.logprobs)
-            if ids is not None:
-                if ids and ids[-1] in self._ends:
-                    ids.pop()
+            if ids and ids[-1] in self._ends:
+                ids.pop()
+            if ids is not None and self._spells(ids, written(answer)):
                 return ids, "tokens", ""
         if answer.reasoning:
             return [], "text", "it thought, and the marks around a thought are not in its text"
         ids = vocab.tokenize(answer.text, add_special=False, parse_special=False, after_text=True)
-        if b"".join(map(vocab.piece, ids)) != answer.text.encode():
+        if not self._spells(ids, answer.text):
             return [], "text", "its text cannot be split into tokens of this file"
         return ids, "text", ""
+
+    def _spells(self, ids: Sequence[int], text: str) -> bool:
+        return b"".join(map(self._engine.vocab.piece, ids)) == text.encode()
 
     def _listed(self, told: Sequence[Likely]) -> list[int] | None:
         """The tokens that a server lists, in our numbers; None where one is not known."""
@@ -199,10 +212,17 @@ class OwnLaw:
                 self._ids[vocab.piece(token, special=True)] = token
         out = []
         for one in told:
-            known = self._ids.get(one.raw or one.text.encode(), one.id)
-            if known is None or not 0 <= known < vocab.n_tokens:
+            spelling = one.raw or spelt(one.text).encode()
+            if (
+                one.id is not None
+                and 0 <= one.id < vocab.n_tokens
+                and (vocab.piece(one.id, special=True) == spelling)
+            ):
+                out.append(one.id)
+            elif (known := self._ids.get(spelling)) is not None:
+                out.append(known)
+            else:
                 return None
-            out.append(known)
         return out
 
     def _laws(
@@ -256,6 +276,8 @@ class StatedLaw:
     def read(self, prompt: BenchPrompt, answer: Answered, temperature: float) -> Reading:
         if not answer.logprobs:
             return Reading(why="the server gives no logprobs")
+        if not spells(answer):
+            return Reading(why="the tokens that the server lists are not those of its reply")
         spots, nats = [], 0.0
         for one in answer.logprobs:
             if _MARK.fullmatch(one.text):

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 from specllama.bench import against_report as report
 from specllama.bench.against import PLAIN, SPECULATIVE, Arm, Score, TextCase, compare_texts, pure
 from specllama.bench.law_proof import LawCase, follow_law
-from specllama.bench.plain_law import OwnLaw, PlainLaw, StatedLaw, own_answer
+from specllama.bench.plain_law import OwnLaw, PlainLaw, StatedLaw, own_answer, spells
 from specllama.bench.prompts import BenchPrompt
 from specllama.cli import diagnostics, loading, output
 from specllama.cli.listing import Column, show_table
 from specllama.cli.options import server_address
 from specllama.cli.progress import Redrawn
 from specllama.errors import EngineDied, SpecllamaError, UsageError
-from specllama.interface import Message
 from specllama.remote.foreign import ForeignEngine
 from specllama.remote.opening import open_remote
 from specllama.settings.params import GenerateParams
@@ -81,7 +80,7 @@ def run(
         own = None
         if engine is not None:
             drafts = _drafts(settings, stack)
-            own = OwnLaw(engine, drafts, listed=_lists(server, notes))
+            own = OwnLaw(engine, drafts, listed=_lists(server, prompts, notes))
         law: PlainLaw = own or StatedLaw()
         proof = report.Proof(
             _facts(server, other), speculative, plain, law.what, len(prompts), [], [], notes,
@@ -202,20 +201,25 @@ def _arms(
     )
 
 
-def _lists(server: ForeignEngine, notes: list[str]) -> bool:
-    """Whether it lists the tokens of a reply, and drafts all the same."""
-    listed = False
-    if server.kind.name not in _QUIET:
+def _lists(server: ForeignEngine, prompts: Sequence[BenchPrompt], notes: list[str]) -> bool:
+    """Whether it lists the tokens of a drawn reply, the right ones, and drafts all the same."""
+    why = "the server lists no tokens of its replies"
+    if server.kind.name in _QUIET:
+        why = f"{server.kind.title} does not draft while it lists tokens"
+    else:
+        params = pure(GenerateParams(max_tokens=8), 1.0, chances=1)
         try:
-            params = pure(GenerateParams(max_tokens=2), 0.0, chances=1)
-            listed = bool(server.ask((Message("user", "Hello"),), params).logprobs)
+            replies = [server.ask(prompt.content, params) for prompt in prompts[:3]]
+            if all(map(spells, replies)):
+                return True
+            if any(reply.logprobs for reply in replies):
+                why = "the tokens that the server lists are not those of its replies"
         except EngineDied:
             raise
         except SpecllamaError:
             pass
-    if not listed:
-        notes.append("the server lists no tokens of its replies: their texts are split again")
-    return listed
+    notes.append(f"{why}: their texts are split into tokens again")
+    return False
 
 
 def _drafts(settings: Settings, stack: contextlib.ExitStack) -> Engine | None:
