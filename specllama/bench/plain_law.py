@@ -213,16 +213,13 @@ class OwnLaw:
         out = []
         for one in told:
             spelling = one.raw or spelt(one.text).encode()
-            if (
-                one.id is not None
-                and 0 <= one.id < vocab.n_tokens
-                and (vocab.piece(one.id, special=True) == spelling)
-            ):
-                out.append(one.id)
-            elif (known := self._ids.get(spelling)) is not None:
-                out.append(known)
-            else:
+            token = one.id if one.id is not None and one.id < vocab.n_tokens else -1
+            # an end is spelt out by some servers, by others not at all
+            if token < 0 or spelling not in (vocab.piece(token), vocab.piece(token, special=True)):
+                token = self._ids.get(spelling, -1)
+            if token < 0:
                 return None
+            out.append(token)
         return out
 
     def _laws(
