@@ -1,7 +1,7 @@
 """Whether a server's speculation changes what it writes: its texts, compared.
 
 The same greedy and seeded requests go to an arm that speculates and to one that does not, see
-``Arm``. A greedy request is sent twice, so that the second finds what the first left in a prompt
+``Side``. A greedy request is sent twice, so that the second finds what the first left in a prompt
 cache; then all are sent again several at a time. The plain arm is compared with itself in
 the same ways: where it does not repeat itself, a difference says nothing about speculation.
 
@@ -40,7 +40,7 @@ Outcome = Literal["equal", "white space", "near-tie", "different", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class Side:
     """One side of the comparison.
 
     Attributes:
@@ -111,8 +111,8 @@ def parted(a: str, b: str) -> int | None:
 
 
 def compare_texts(
-    speculative: Arm,
-    plain: Arm,
+    speculative: Side,
+    plain: Side,
     prompts: Sequence[BenchPrompt],
     wishes: Sequence[GenerateParams],
     *,
@@ -174,7 +174,7 @@ def seeded(wish: GenerateParams, n: int) -> GenerateParams:
     return wish if wish.seed is None else wish.replace(seed=wish.seed + n)
 
 
-def _tried(arm: Arm, prompt: BenchPrompt, params: GenerateParams) -> Answered | SpecllamaError:
+def _tried(arm: Side, prompt: BenchPrompt, params: GenerateParams) -> Answered | SpecllamaError:
     """Raises EngineDied: nothing answers any more."""
     try:
         return arm.ask(prompt, params)
@@ -185,7 +185,7 @@ def _tried(arm: Arm, prompt: BenchPrompt, params: GenerateParams) -> Answered | 
 
 
 def _failed(
-    prompt: BenchPrompt, params: GenerateParams, arm: Arm, way: Way, error: SpecllamaError
+    prompt: BenchPrompt, params: GenerateParams, arm: Side, way: Way, error: SpecllamaError
 ) -> TextCase:
     return TextCase(
         prompt.id, prompt.slice, params.sampling.temperature, arm.name, way, "failed",
@@ -197,13 +197,13 @@ def _failed(
 class _Judge:
     """Compares replies to one request with the plain one."""
 
-    plain: Arm
+    plain: Side
     prompt: BenchPrompt
     params: GenerateParams
     first: Answered
     score: Score | None
 
-    def __call__(self, arm: Arm, way: Way, answer: Answered | SpecllamaError) -> TextCase:
+    def __call__(self, arm: Side, way: Way, answer: Answered | SpecllamaError) -> TextCase:
         if isinstance(answer, SpecllamaError):
             return _failed(self.prompt, self.params, arm, way, answer)
         a, b = written(self.first), written(answer)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from specllama.bench.against import PLAIN, SPECULATIVE, WAYS, Arm, Outcome, TextCase, Way
+from specllama.bench.against import PLAIN, SPECULATIVE, WAYS, Side, Outcome, TextCase, Way
 from specllama.bench.law import RIVALS
 from specllama.bench.law_proof import LawCase
 from specllama.store.document import Document, FactList, Heading, Part, Raw, Say, Table
@@ -25,7 +25,7 @@ POWER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class ServerProof:
     """All that was found.
 
     Attributes:
@@ -36,8 +36,8 @@ class Proof:
     """
 
     server: Sequence[str]
-    speculative: Arm
-    plain: Arm
+    speculative: Side
+    plain: Side
     law: str
     prompts: int
     texts: list[TextCase]
@@ -60,7 +60,7 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Ruling:
     """``answer`` first, then the reasons, a sentence each."""
 
     answer: Answer
@@ -91,7 +91,7 @@ class _Reasons:
     fine: list[str] = field(default_factory=list)
 
 
-def judge(proof: Proof) -> Verdict:
+def judge(proof: ServerProof) -> Ruling:
     """Greedy texts and the law decide. Equal texts with the same seed are told, but promised by few
     engines: drawing with other random numbers is no fault."""
     found = _Reasons()
@@ -107,7 +107,7 @@ def judge(proof: Proof) -> Verdict:
         answer = "not repeatable"
     elif found.fine:
         answer = "lossless so far"
-    return Verdict(answer, (*found.faults, *found.wavers, *found.doubts, *found.fine))
+    return Ruling(answer, (*found.faults, *found.wavers, *found.doubts, *found.fine))
 
 
 _FOUND: dict[Outcome, str] = {
@@ -118,7 +118,7 @@ _FOUND: dict[Outcome, str] = {
 }
 
 
-def _judge_texts(proof: Proof, temperature: float, way: Way, found: _Reasons) -> None:
+def _judge_texts(proof: ServerProof, temperature: float, way: Way, found: _Reasons) -> None:
     cases = proof.of(SPECULATIVE, temperature, way)
     if not cases:
         return
@@ -160,7 +160,7 @@ def _gap_words(case: TextCase) -> str:
     return f", where the plain token leads by {case.gap:.2f} in logprob ({case.gap_by})"
 
 
-def _judge_law(proof: Proof, temperature: float, found: _Reasons) -> None:
+def _judge_law(proof: ServerProof, temperature: float, found: _Reasons) -> None:
     arms = {case.arm: case for case in proof.laws if case.temperature == temperature}
     case, control = arms.get(SPECULATIVE), arms.get(PLAIN)
     if case is None:
@@ -201,7 +201,7 @@ def _odds(log10: float) -> str:
     return f"{10**log10:,.0f} to 1" if log10 >= 1 else f"{10**log10:.1f} to 1"
 
 
-def to_json(proof: Proof) -> dict[str, Any]:
+def to_json(proof: ServerProof) -> dict[str, Any]:
     verdict = judge(proof)
     return {
         "schema": SCHEMA,
@@ -219,7 +219,7 @@ def to_json(proof: Proof) -> dict[str, Any]:
     }
 
 
-def document(proof: Proof) -> Document:
+def document(proof: ServerProof) -> Document:
     """The page: the verdict, what was compared, every difference."""
     verdict = judge(proof)
     parts: list[Part] = [
@@ -273,7 +273,7 @@ def _differences(cases: Sequence[TextCase], most: int = 40) -> list[Part]:
     return [Table(heads, rows), *([Say(f"{left} more are in the JSON.")] if left else [])]
 
 
-def text_table(proof: Proof) -> tuple[tuple[str, ...], list[list[str]]]:
+def text_table(proof: ServerProof) -> tuple[tuple[str, ...], list[list[str]]]:
     heads = ("arm", "way", "temperature", "equal", "near-ties", "different", "failed", "accepted")
     rows = []
     for temperature in proof.temperatures:
@@ -304,7 +304,7 @@ def _accepted(cases: Sequence[TextCase]) -> str:
     return f"{sum(case.accepted or 0 for case in told)}/{drafted}" if told else "–"
 
 
-def law_table(proof: Proof) -> tuple[tuple[str, ...], list[list[str]]]:
+def law_table(proof: ServerProof) -> tuple[tuple[str, ...], list[list[str]]]:
     heads = (
         "arm", "temperature", "tokens", "replies", "another law", "largest evidence", "read from",
     )  # fmt: skip

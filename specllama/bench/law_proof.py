@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specllama.bench.against import Arm, pure
+from specllama.bench.against import Side, pure
 from specllama.bench.law import ALARM, LawTest
 from specllama.bench.plain_law import STRAY, PlainLaw, ReadAs
 from specllama.bench.prompts import BenchPrompt
@@ -86,7 +86,7 @@ class _Repeats:
 
 
 def follow_law(
-    arm: Arm,
+    arm: Side,
     law: PlainLaw,
     prompts: Sequence[BenchPrompt],
     wish: GenerateParams,

@@ -42,7 +42,7 @@ _MARK = re.compile(r"\s*<[|｜/]?[^<>\s]+>\s*|\s*\[/?[A-Z_]+\]\s*|")  # how ends
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReplyReading:
     """A reply, token by token. ``why``: it cannot be read, in words."""
 
     spots: Sequence[Spot] = ()
@@ -64,7 +64,7 @@ class PlainLaw(Protocol):
     top: int | None
     must: float | None
 
-    def read(self, prompt: BenchPrompt, answer: Answered, temperature: float) -> Reading:
+    def read(self, prompt: BenchPrompt, answer: Answered, temperature: float) -> ReplyReading:
         """The positions of a reply, as far as it can be read. They are made for tokens in this
         order and remember earlier replies, so each reply is read once."""
         ...
@@ -133,16 +133,16 @@ class OwnLaw:
         self._ids: dict[bytes, int] = {}
         self._habit = Habit()
 
-    def read(self, prompt: BenchPrompt, answer: Answered, temperature: float) -> Reading:
+    def read(self, prompt: BenchPrompt, answer: Answered, temperature: float) -> ReplyReading:
         ids = list(self._engine.encode(prompt.content)[0])
         if answer.prompt_tokens not in (None, len(ids)):
-            return Reading(
+            return ReplyReading(
                 why=f"the server read prompt {prompt.id} as {answer.prompt_tokens} tokens, this "
                 f"file as {len(ids)}: another chat template or vocabulary"
             )
         emitted, read_as, why = self._tokens(answer)
         if why:
-            return Reading(why=why)
+            return ReplyReading(why=why)
         if answer.finish == "stop" and self._ends:
             emitted = [*emitted, self._ends[0]]
         n_ctx = self._engine.target.n_ctx
@@ -166,7 +166,7 @@ class OwnLaw:
             )
             self._habit.note(token, float(p[token]))
             nats -= float(np.log(max(p[token], 1e-300)))
-        return Reading(spots, read_as, nats)
+        return ReplyReading(spots, read_as, nats)
 
     def lead(
         self, prompt: BenchPrompt, params: GenerateParams, shared: str, plain: str, other: str
@@ -270,18 +270,18 @@ class StatedLaw:
         self.top: int | None = top
         self._habit = Habit()
 
-    def read(self, prompt: BenchPrompt, answer: Answered, temperature: float) -> Reading:
+    def read(self, prompt: BenchPrompt, answer: Answered, temperature: float) -> ReplyReading:
         if not answer.logprobs:
-            return Reading(why="the server gives no logprobs")
+            return ReplyReading(why="the server gives no logprobs")
         if not spells(answer):
-            return Reading(why="the tokens that the server lists are not those of its reply")
+            return ReplyReading(why="the tokens that the server lists are not those of its reply")
         spots, nats = [], 0.0
         for one in answer.logprobs:
             if _MARK.fullmatch(one.text):
                 continue
             top = [(text, log) for text, log in one.top if not _MARK.fullmatch(text)]
             if len(top) < 2:
-                return Reading(why="the server lists no rivals of a token")
+                return ReplyReading(why="the server lists no rivals of a token")
             ends = sum(np.exp(log) for text, log in one.top if _MARK.fullmatch(text))
             names = [text for text, _ in top]
             p = np.exp([log for _, log in top])
@@ -294,4 +294,4 @@ class StatedLaw:
             spots.append(Spot(p, np.asarray(at), temperature, habit=habit, sizes=sizes))
             self._habit.note(one.text if at < len(names) else "", float(p[at]))
             nats -= max(one.logprob, -700.0)
-        return Reading(spots, "tokens", nats)
+        return ReplyReading(spots, "tokens", nats)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specllama.bench import against_report as report
-from specllama.bench.against import PLAIN, SPECULATIVE, Arm, Score, TextCase, compare_texts, pure
+from specllama.bench.against import PLAIN, SPECULATIVE, Side, Score, TextCase, compare_texts, pure
 from specllama.bench.law_proof import LawCase, follow_law
 from specllama.bench.plain_law import OwnLaw, PlainLaw, StatedLaw, own_answer, spells
 from specllama.bench.prompts import BenchPrompt
@@ -82,7 +82,7 @@ def run(
             drafts = _drafts(settings, stack)
             own = OwnLaw(engine, drafts, listed=_lists(server, prompts, notes))
         law: PlainLaw = own or StatedLaw()
-        proof = report.Proof(
+        proof = report.ServerProof(
             _facts(server, other), speculative, plain, law.what, len(prompts), [], [], notes,
             finished=False,
         )  # fmt: skip
@@ -110,7 +110,7 @@ def _open(url: str, wish: Wish) -> ForeignEngine:
 
 
 def _texts(
-    proof: report.Proof,
+    proof: report.ServerProof,
     prompts: Sequence[BenchPrompt],
     wishes: Sequence[GenerateParams],
     own: OwnLaw | None,
@@ -129,7 +129,7 @@ def _texts(
 
 
 def _laws(
-    proof: report.Proof,
+    proof: report.ServerProof,
     prompts: Sequence[BenchPrompt],
     wishes: Sequence[GenerateParams],
     law: PlainLaw,
@@ -163,14 +163,14 @@ def _laws(
 
 def _arms(
     server: ForeignEngine, other: ForeignEngine | None, engine: Engine | None, notes: list[str]
-) -> tuple[Arm, Arm]:
+) -> tuple[Side, Side]:
     """(speculative, plain).
 
     Raises:
         UsageError: there is nothing to compare with.
     """
     switched = server.switches and other is None
-    speculative = Arm(
+    speculative = Side(
         SPECULATIVE,
         f"{server.name} at {server.address.url}",
         lambda prompt, params: server.ask(
@@ -179,9 +179,9 @@ def _arms(
     )
     if other is not None:
         what = f"{other.name} at {other.address.url}"
-        return speculative, Arm(PLAIN, what, lambda prompt, p: other.ask(prompt.content, p))
+        return speculative, Side(PLAIN, what, lambda prompt, p: other.ask(prompt.content, p))
     if switched:
-        return speculative, Arm(
+        return speculative, Side(
             PLAIN,
             "the same server, asked not to speculate",
             lambda prompt, params: server.ask(prompt.content, params, speculation=False),
@@ -189,7 +189,7 @@ def _arms(
     if engine is not None:
         target = engine.info.target
         notes.append("the plain texts are another engine's: rounding may part them at near-ties")
-        return speculative, Arm(
+        return speculative, Side(
             PLAIN,
             f"our own engine over {target.name} {target.quantization}",
             lambda prompt, params: own_answer(engine, prompt, params),
@@ -260,7 +260,7 @@ class _Watch(Redrawn):
             )
 
 
-def _show(proof: report.Proof, wish: Wish) -> None:
+def _show(proof: report.ServerProof, wish: Wish) -> None:
     verdict = report.judge(proof)
     if wish.report is not None:
         try:

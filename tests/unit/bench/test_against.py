@@ -15,7 +15,7 @@ from specllama.backend.fake import FakeTable
 from specllama.bench.against import (
     PLAIN,
     SPECULATIVE,
-    Arm,
+    Side,
     TextCase,
     compare_texts,
     lead,
@@ -23,7 +23,7 @@ from specllama.bench.against import (
     pure,
     spelt,
 )
-from specllama.bench.against_report import Proof, document, judge, to_json
+from specllama.bench.against_report import ServerProof, document, judge, to_json
 from specllama.bench.law_proof import LawCase, follow_law
 from specllama.bench.plain_law import OwnLaw, PlainLaw, StatedLaw, copied_after, own_answer
 from specllama.bench.prompts import BenchPrompt
@@ -43,8 +43,8 @@ def engine_over(table: FakeTable) -> Engine:
     return Engine(loaded(FakeContext(table)))
 
 
-def arm(name: str, ask: Callable[[BenchPrompt, GenerateParams], Answered]) -> Arm:
-    return Arm(name, f"the {name} one", ask)
+def arm(name: str, ask: Callable[[BenchPrompt, GenerateParams], Answered]) -> Side:
+    return Side(name, f"the {name} one", ask)
 
 
 def texts(
@@ -61,9 +61,9 @@ def last(server: TableServer, law: PlainLaw, *, most: int = 400, name: str = PLA
     return case
 
 
-def proof_of(cases: Sequence[TextCase] = (), laws: Sequence[LawCase] = ()) -> Proof:
+def proof_of(cases: Sequence[TextCase] = (), laws: Sequence[LawCase] = ()) -> ServerProof:
     arms = (arm(name, TableServer(TABLE)) for name in (SPECULATIVE, PLAIN))
-    return Proof(["server: a <table>"], *arms, "a table", 3, list(cases), list(laws), [])
+    return ServerProof(["server: a <table>"], *arms, "a table", 3, list(cases), list(laws), [])
 
 
 # ---- texts
