@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from specllama.bench.against import PLAIN, SPECULATIVE, WAYS, Side, Outcome, TextCase, Way
+from specllama.bench.against import PLAIN, SPECULATIVE, WAYS, Outcome, Side, TextCase, Way
 from specllama.bench.law import RIVALS
 from specllama.bench.law_proof import LawCase
 from specllama.store.document import Document, FactList, Heading, Part, Raw, Say, Table

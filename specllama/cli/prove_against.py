@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specllama.bench import against_report as report
-from specllama.bench.against import PLAIN, SPECULATIVE, Side, Score, TextCase, compare_texts, pure
+from specllama.bench.against import PLAIN, SPECULATIVE, Score, Side, TextCase, compare_texts, pure
 from specllama.bench.law_proof import LawCase, follow_law
 from specllama.bench.plain_law import OwnLaw, PlainLaw, StatedLaw, own_answer, spells
 from specllama.bench.prompts import BenchPrompt

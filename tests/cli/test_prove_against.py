@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pytest
 from law_servers import TableServer, noise, over_http
 from servers import serving, table
-
 from specllama.backend.fake import FakeTable
+
 from specllama.cli import invoke
 
 FIELDS = {"sharpness": 2.0, "eog_bias": 1.0}

@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
+from specllama.backend.fake import FakeTable, FakeVocab
 
 from specllama.arrays import FloatArray
-from specllama.backend.fake import FakeTable, FakeVocab
 from specllama.bench.prompts import BenchPrompt
 from specllama.remote.figures import Answered, Likely
 from specllama.settings.params import GenerateParams, SamplingParams
