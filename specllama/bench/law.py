@@ -208,15 +208,13 @@ class LawTest:
     """Sees tokens one after another; says when they are shown to come from another law.
 
     Args:
-        slack, stray: see the module. alarm: the largest rate of false alarms.
+        slack: see the module. alarm: the largest rate of false alarms.
         seed: of the coins that break ties between tokens of the same chance.
     """
 
-    def __init__(
-        self, *, slack: float = 0.0, stray: float = 0.0, alarm: float = ALARM, seed: int = 0
-    ) -> None:
+    def __init__(self, *, slack: float = 0.0, alarm: float = ALARM, seed: int = 0) -> None:
         self.alarm = alarm
-        self.slack, self.stray = slack, stray
+        self.slack = slack
         self.tokens = 0
         self.found_at: int | None = None
         self.most = 0.0  # the largest logarithm of evidence
@@ -234,10 +232,10 @@ class LawTest:
         """The rival that had won most when it was shown, or has by now."""
         return self._by or self._leader()
 
-    def see(self, spot: Spot) -> bool:
+    def see(self, spot: Spot, stray: float = 0.0) -> bool:
         """One token more; whether another law is shown by now."""
         ratios, swings = bets(spot, np.asarray(self._coins.random()))
-        self._wealth += growth(ratios, swings, slack=self.slack, stray=self.stray)
+        self._wealth += growth(ratios, swings, slack=self.slack, stray=stray)
         self.tokens += 1
         self.now = float(evidence(self._wealth))
         self.most = max(self.most, self.now)

@@ -101,9 +101,8 @@ def follow_law(
     """
     temperature = wish.sampling.temperature
     params = pure(wish, temperature, seed=None, chances=law.top)
-    tests: dict[ReadAs, LawTest] = {}
     case = LawCase(arm.name, temperature, law.what, "tokens", slack=law.slack / temperature)
-    repeats = _Repeats()
+    test, repeats = LawTest(slack=case.slack, seed=seed), _Repeats()
     idle = 0
     for prompt in itertools.cycle(prompts):
         try:
@@ -125,16 +124,11 @@ def follow_law(
                 break
             continue
         idle = 0
-        if not tests:
-            stray = STRAY if reading.read_as == "text" else 0.0
-            tests[reading.read_as] = LawTest(slack=case.slack, stray=stray, seed=seed)
-            case = dataclasses.replace(case, read_as=reading.read_as, stray=stray)
-        test = tests.get(reading.read_as)
-        if test is None:  # the test was begun for replies that are read otherwise
-            case = dataclasses.replace(case, skipped=case.skipped + 1)
-            continue
+        stray = STRAY if reading.read_as == "text" else 0.0
+        if stray:
+            case = dataclasses.replace(case, read_as="text", stray=stray)
         for spot in reading.spots:
-            if test.see(spot) or test.tokens >= most:
+            if test.see(spot, stray) or test.tokens >= most:
                 break
         case = dataclasses.replace(
             case,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from specllama.settings.config import Settings
 
 _QUIET = ("ollama",)  # engines that do not draft while they list tokens
+_LLAMA = ("specllama", "llama-server", "lmstudio", "ollama")  # those that llama.cpp computes for
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,7 +81,8 @@ def run(
         own = None
         if engine is not None:
             drafts = _drafts(settings, stack)
-            own = OwnLaw(engine, drafts, listed=_lists(server, prompts, notes))
+            listed = _lists(server, prompts, notes)
+            own = OwnLaw(engine, drafts, listed=listed, alike=server.kind.name in _LLAMA)
         law: PlainLaw = own or StatedLaw()
         proof = report.ServerProof(
             _facts(server, other), speculative, plain, law.what, len(prompts), [], [], notes,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 from law_servers import TableServer, noise, over_http
 from servers import serving, table
-from specllama.backend.fake import FakeTable
+from table_model import FakeTable
 
 from specllama.cli import invoke
 

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
-from specllama.backend.fake import FakeTable, FakeVocab
+from table_model import FakeTable, FakeVocab
 
 from specllama.arrays import FloatArray
 from specllama.bench.prompts import BenchPrompt

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from engines import FakeContext, loaded
 from law_servers import Law, TableServer, noise, toward_draft
-from specllama.backend.fake import FakeTable
+from table_model import FakeTable
 
 from specllama.bench.against import (
     PLAIN,
