@@ -16,13 +16,6 @@ SCHEMA = "specllama.against.v1"
 
 Answer = Literal["lossless so far", "not lossless", "not repeatable", "cannot be told"]
 
-# of 100 simulated servers each, see tests/tools/law_power.py
-POWER = (
-    "How far this reaches: of simulated servers, those that wrote from a law that was off by 5 % "
-    "in total variation were shown after {5} tokens, by 1 % after {1}, by 0.5 % after {0.5} "
-    "(medians of several kinds of fault); a right one was called wrong in fewer than 1 run in 100."
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ServerProof:

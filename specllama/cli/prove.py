@@ -134,12 +134,8 @@ def command(
     equal as well. --parallel writes all replies at the same time instead.
 
     The plain text of a prompt and temperature is computed once, for all methods. A method that this
-    pair does not have is skipped, with the reason. The exit status is 0 only if every difference is
-    explained.
-
-    --against proves another server instead: its greedy texts with and without speculation, the
-    first time, repeated and several at a time; and whether its replies without a seed are drawn
-    from the right law, by a test that may stop at any token.
+    pair does not have is skipped, with the reason. Only unexplained differences end with status 1.
+    --against proves another server: its greedy texts, and the law that its replies follow.
     """
     from specllama.bench.prompts import load_prompts
     from specllama.bench.proof import probe_stated_rows, prove, random_pauses
