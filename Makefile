@@ -3,6 +3,7 @@
 #   make test   install with the test extras, then run every test
 #   make families LLAMA_CPP=FOLDER   compare chat prompts with llama.cpp's own (its source there)
 #   make archs MODELS=FOLDER         draft every architecture (models by its test-llama-archs -o)
+#   make engines VLLM=VENV …          start other engines that are installed, ask and prove them
 #   make gpu-check                   build for the GPU that is here, measure it, write a report
 #   make gpu-pack OUT=DIR            what gpu-check needs, for a machine without a network
 
@@ -29,7 +30,7 @@ ARGS    ?=
 PYVER   ?= 3.12
 export OUT
 
-.PHONY: gpu-check gpu-pack chat test schemas families archs devices lint types check screenshots gallery walk recordings clean
+.PHONY: gpu-check gpu-pack chat test schemas families archs devices engines lint types check screenshots gallery walk recordings clean
 
 chat: $(STAMP)
 	$(BIN)/specllama chat
@@ -67,6 +68,13 @@ build/devices$(VULKAN)/bin:
 	  -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF $(if $(VULKAN),-DGGML_VULKAN=ON \
 	    -DCMAKE_CXX_FLAGS="-include $(CURDIR)/tests/devices/layer_settings.hpp")
 	cmake --build $(@D) --config Release --parallel $$(getconf _NPROCESSORS_ONLN)
+
+# other engines over the bundled pair, one after another: those whose variable says where they are.
+#   make engines LLAMA_SERVER=PROGRAM MLX_LM=VENV TRANSFORMERS=VENV VLLM=VENV [WAYS="mlx-draft …"]
+export LLAMA_SERVER MLX_LM TRANSFORMERS VLLM
+WAYS ?=
+engines: $(VENV)/.installed-test
+	$(BIN)/python tests/tools/other_engines.py $(WAYS)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -66,8 +66,8 @@ class RunFigures:
     total_s: float
     ttft_s: float
     rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    drafted: int | None = 0  # None where a server does not say
+    accepted: int | None = 0
     near_ties: int = 0
     draft_s: float = 0.0
     verify_s: float = 0.0
@@ -124,6 +124,15 @@ class RunFigures:
     def speed(self) -> float | None:
         """Tokens a second."""
         return self.decoded / self.decode_s if self.decode_s > 0 else None
+
+    def same(self, other: RunFigures) -> bool | None:
+        """Whether both wrote the same, by tokens where both tell them; None where that is not
+        promised: other engines draw with other noise. They trim the ends of texts."""
+        if self.token_ids and other.token_ids:
+            return self.token_ids == other.token_ids
+        if self.text and other.text and not self.temperature and not other.temperature:
+            return self.text.strip() == other.text.strip()
+        return None
 
     @property
     def task(self) -> tuple[str, float, int]:

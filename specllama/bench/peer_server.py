@@ -1,4 +1,4 @@
-"""llama-server as an arm of a comparison: one already running, or one started for it."""
+"""llama-server as an arm of a comparison, started for it."""
 
 from __future__ import annotations
 
@@ -12,30 +12,58 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 from urllib.error import URLError
-from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from specllama.bench.arms import RunFigures, Task
 from specllama.engine.engine import Engine
-from specllama.errors import EngineError, UsageError
+from specllama.errors import EngineError
 from specllama.settings.params import SamplingParams
 
 TIMEOUT_S = 600.0
 _STOP_S = 10.0
 
 
-class ServerPeer:
-    """A running llama-server; whether it speculates is up to how it was started."""
+class StartedServer:
+    """A llama-server of the user's, started with the engine's files and settings at first use.
 
-    def __init__(self, url: str, engine: Engine, sampling: SamplingParams, name: str = "") -> None:
-        if urlsplit(url).scheme not in ("http", "https"):
-            raise UsageError(f"{url!r} is not the address of a server", "http://127.0.0.1:8080")
+    It drafts with the engine's draft model, if there is one, and is ended by ``close``.
+
+    Args:
+        path: the program.
+        extra: further arguments, say the draft length.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        engine: Engine,
+        sampling: SamplingParams,
+        *,
+        extra: Sequence[str] = (),
+        name: str = "",
+    ) -> None:
+        port = _free_port()
         self.name = name or "llama-server"
-        self.url = url.rstrip("/")
+        self.url = f"http://127.0.0.1:{port}"
         self._engine = engine
         self._sampling = sampling
+        info = engine.info
+        threads = str(info.threads)
+        self._command = [
+            str(path),
+            *("-m", info.target.path, "-c", str(info.target.n_ctx), "-np", "1"),
+            *("-t", threads, "-tb", threads, "-fa", "on" if info.flash_attn else "off"),
+            *("--host", "127.0.0.1", "--port", str(port)),
+        ]
+        if info.draft is not None:
+            self._command += ["-md", info.draft.path, "--spec-type", "draft-simple"]
+        self._command += extra
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the server
+        self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, task: Task, repetition: int) -> RunFigures:
+        if self._process is None:
+            self._start()
         ids = self._engine.encode(task.prompt.content)[0]
         s = self._sampling
         body: dict[str, Any] = {
@@ -83,50 +111,6 @@ class ServerPeer:
         except (URLError, OSError, ValueError) as error:
             raise EngineError(f"no usable answer from {self.url}: {error}") from None
         return answer
-
-    def close(self) -> None:
-        pass
-
-
-class StartedServer(ServerPeer):
-    """A llama-server of the user's, started with the engine's files and settings at first use.
-
-    It drafts with the engine's draft model, if there is one, and is ended by ``close``.
-
-    Args:
-        path: the program.
-        extra: further arguments, say the draft length.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        engine: Engine,
-        sampling: SamplingParams,
-        *,
-        extra: Sequence[str] = (),
-        name: str = "",
-    ) -> None:
-        port = _free_port()
-        super().__init__(f"http://127.0.0.1:{port}", engine, sampling, name)
-        info = engine.info
-        threads = str(info.threads)
-        self._command = [
-            str(path),
-            *("-m", info.target.path, "-c", str(info.target.n_ctx), "-np", "1"),
-            *("-t", threads, "-tb", threads, "-fa", "on" if info.flash_attn else "off"),
-            *("--host", "127.0.0.1", "--port", str(port)),
-        ]
-        if info.draft is not None:
-            self._command += ["-md", info.draft.path, "--spec-type", "draft-simple"]
-        self._command += extra
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the server
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def run(self, task: Task, repetition: int) -> RunFigures:
-        if self._process is None:
-            self._start()
-        return super().run(task, repetition)
 
     def close(self) -> None:
         process, self._process = self._process, None

@@ -1,7 +1,7 @@
-"""Peers as arms of a comparison: llama.cpp's server and its command-line tools.
+"""Programs as arms of a comparison: llama.cpp's server and its command-line tools.
 
 A peer gets the same prompt tokens (as ids, or as the text they spell), the same limits, seed and
-sampler settings. The user starts a server, or names a program; nothing is fetched or built.
+sampler settings. The user names a program; nothing is fetched or built.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 
 from specllama.bench.arms import Arm, RunFigures, Task
-from specllama.bench.peer_server import TIMEOUT_S, ServerPeer, StartedServer
+from specllama.bench.peer_server import TIMEOUT_S, StartedServer
 from specllama.engine.engine import Engine
 from specllama.errors import EngineError, UsageError
 from specllama.settings.params import SamplingParams
@@ -154,15 +154,12 @@ def make_peers(
 
     Args:
         lengths: draft lengths to time a program at, one arm each, unless its own arguments say
-            how far it drafts. A server that runs already keeps the length it was started with.
+            how far it drafts.
 
     Raises:
         UsageError: it names no peer, or no draft model is there for one that drafts.
     """
-    kind, where, extra = parse_peer(text)
-    if kind == "llama-server" and "://" in where:
-        return [ServerPeer(where, engine, sampling)]
-    path = Path(where).expanduser()
+    kind, path, extra = parse_peer(text)
     name = " ".join([kind, *extra])
     ways = [(f"{name} {n}", [*extra, DRAFT_LENGTH, str(n)]) for n in lengths]
     if not lengths or kind == "llama-cli" or DRAFT_LENGTH in extra:
@@ -172,8 +169,8 @@ def make_peers(
     return [ProgramPeer(kind, path, engine, sampling, extra=e, name=name) for name, e in ways]
 
 
-def parse_peer(text: str) -> tuple[str, str, list[str]]:
-    """(kind, URL or program, further arguments) of "llama-server URL" or "KIND PATH [ARG…]".
+def parse_peer(text: str) -> tuple[str, Path, list[str]]:
+    """(kind, program, further arguments) of "KIND PATH [ARG…]".
 
     Raises:
         UsageError: it names no peer, or a program that is not there.
@@ -185,12 +182,10 @@ def parse_peer(text: str) -> tuple[str, str, list[str]]:
     if len(parts) < 2 or parts[0] not in KINDS[1:]:
         raise UsageError(
             f"cannot compare with {text!r}",
-            "write plain, 'llama-server URL', 'llama-server PATH', 'llama-cli PATH' or "
+            "write plain, the URL of a server, 'llama-server PATH', 'llama-cli PATH' or "
             "'llama-speculative-simple PATH'",
         )
-    kind, where, extra = parts[0], parts[1], parts[2:]
-    if not (kind == "llama-server" and "://" in where):
-        path = Path(where).expanduser()
-        if not path.is_file():
-            raise UsageError(f"there is no program {path}", f"the path of a {kind} that you have")
-    return kind, where, extra
+    kind, path, extra = parts[0], Path(parts[1]).expanduser(), parts[2:]
+    if not path.is_file():
+        raise UsageError(f"there is no program {path}", f"the path of a {kind} that you have")
+    return kind, path, extra

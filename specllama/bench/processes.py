@@ -1,14 +1,18 @@
-"""Processor time of servers on this machine, where the system shows it (Linux)."""
+"""Servers on this machine, where the system shows them (Linux): processor time, command lines."""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 _LISTENS = "0A"
+_FOLDER = re.compile(r"(?:/[\w.+~-]+)+/(?=[\w.+~-])")
+_SECRET = re.compile(r"^--?\S*(key|token(?!s|iz)|secret|password)", re.I)
 _PROC = Path("/proc")
 
 
@@ -37,14 +41,34 @@ def _connections(table: Path) -> Iterator[list[str]]:
             yield line.split()[:10]
 
 
+def command_of(url: str) -> str:
+    """How the server at a port of this machine was started, its program first; "" of others.
+
+    Folders are left out, and so are the values of arguments that may be secret.
+    """
+    pid, words = server_of(url), list[str]()
+    with suppress(OSError):
+        words = (_PROC / str(pid) / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+    words = [_FOLDER.sub("", word) for word in words if word]
+    for at, word in enumerate(words):
+        if _SECRET.search(word):
+            flag, equals, _ = word.partition("=")
+            words[at] = flag + equals + ("…" if equals else "")
+            if not equals and at + 1 < len(words):
+                words[at + 1] = "…"
+    return re.sub(r"'(\S*…)'", r"\1", shlex.join(words))
+
+
 def cpu_seconds(pid: int) -> float:
-    """What a process and its children have had of processors since they began."""
-    ticks = 0
-    family = {pid}
-    for process in sorted(map(int, (path.name for path in _PROC.glob("[0-9]*")))):
+    """What a process and its descendants have had of processors since they began."""
+    told: dict[int, tuple[int, int]] = {}  # parent, ticks
+    for process in _PROC.glob("[0-9]*"):
         with suppress(OSError, IndexError):
-            said = (_PROC / str(process) / "stat").read_text().rpartition(")")[2].split()
-            if process in family or int(said[1]) in family:
-                family.add(process)
-                ticks += int(said[11]) + int(said[12])
+            said = (process / "stat").read_text().rpartition(")")[2].split()
+            told[int(process.name)] = int(said[1]), int(said[11]) + int(said[12])
+    family, found = {pid}, [pid]
+    while found:  # numbers of processes begin anew some time: a child's may be the smaller one
+        found = [one for one, (parent, _) in told.items() if parent in found and one not in family]
+        family.update(found)
+    ticks = sum(told[one][1] for one in family if one in told)
     return ticks / os.sysconf("SC_CLK_TCK")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from specllama.bench import breakdown
+from specllama.bench import breakdown, load
 from specllama.bench.paired import between
 from specllama.bench.runner import Comparison, Summary
 from specllama.bench.svg import bars
@@ -79,6 +79,7 @@ def to_json(comparison: Comparison, *, texts: bool = False) -> dict[str, Any]:
             {"arm": arm, "group": group, "rows": [row.to_dict() for row in rows]}
             for arm, group, rows in comparison.breakdowns()
         ],
+        "load": [row.to_dict() for row in comparison.load],
         "runs": [run.to_dict(texts=texts) for run in comparison.runs],
     }
 
@@ -125,9 +126,18 @@ def provenance_lines(data: dict[str, Any]) -> list[str]:
         lines.append(
             f"warm: tuned {data['tuned']}" if data["tuned"] else "warm: learnt from use, untuned"
         )
+    for one in data.get("against", ()):
+        flags = f", started with {one['flags']}" if one["flags"] else ""
+        model = f", model {one['model']}" if one["model"] else ""
+        lines.append(f"{one['arm']}: {one['engine']} at {one['url']}{model}{flags}")
     if data.get("arguments"):
         lines.append("specllama " + " ".join(data["arguments"]))
     return lines
+
+
+def load_rows(comparison: Comparison) -> list[list[str]]:
+    """The cells below ``load.COLUMNS``."""
+    return [[cell(row) for cell in load.COLUMNS.values()] for row in comparison.load]
 
 
 def spent_rows(comparison: Comparison, *, slices: bool = True) -> list[list[str]]:
@@ -170,6 +180,8 @@ def report_document(comparison: Comparison) -> Document:
     parts.append(Table(tuple(COLUMNS), list(map(cells, summaries))))
     if spent := spent_rows(comparison):
         parts += [Heading(SPENT), Table(SPENT_COLUMNS, spent)]
+    if comparison.load:
+        parts += [Heading(load.LOADED), Table(tuple(load.COLUMNS), load_rows(comparison))]
     facts = [[line] for line in provenance_lines(comparison.provenance)]
     parts += [Heading("How this was measured"), FactList(facts)]
     return Document("specllama bench", parts)

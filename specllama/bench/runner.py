@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specllama.bench.arms import Arm, RunFigures, Task, percentile, slowest_stretch
 from specllama.bench.breakdown import (
@@ -23,6 +23,9 @@ from specllama.bench.breakdown import (
 from specllama.bench.energy import EnergyMeter
 from specllama.bench.paired import Pairs, as_one, geometric
 from specllama.verdict import judge
+
+if TYPE_CHECKING:
+    from specllama.bench.load import LoadRow
 
 Progress = Callable[[int, int], object]
 """Called with what is done, and of how much."""
@@ -52,8 +55,8 @@ class Summary:
     latency_p95_s: float | None
     ttft_p50_s: float | None
     ttft_ratio: float | None
-    drafted: int
-    accepted: int
+    drafted: int | None  # None where a run did not tell
+    accepted: int | None
     rounds: int
     draft_share: float | None
     other_share: float | None
@@ -66,10 +69,14 @@ class Summary:
 
     @property
     def acceptance_rate(self) -> float | None:
-        return self.accepted / self.drafted if self.drafted else None
+        if not self.drafted or self.accepted is None:
+            return None
+        return self.accepted / self.drafted
 
     @property
-    def rejected(self) -> int:
+    def rejected(self) -> int | None:
+        if self.drafted is None or self.accepted is None:
+            return None
         return self.drafted - self.accepted
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,6 +91,7 @@ class Comparison:
     baseline: str
     runs: list[RunFigures] = field(default_factory=list)
     provenance: dict[str, Any] = field(default_factory=dict)
+    load: list[LoadRow] = field(default_factory=list)  # servers under several clients
 
     @property
     def arms(self) -> list[str]:
@@ -149,7 +157,7 @@ class Comparison:
         beside, table = self._beside(mine), self._beside(self._runs(None, None, arm))
         speed = as_one(_rows(beside, lambda r: r.speed), _rows(table, lambda r: r.speed))
         waiting = as_one(_rows(beside, lambda r: r.ttft_s))
-        wrote = [(a.token_ids, b.token_ids) for a, b in beside if a.token_ids and b.token_ids]
+        same = [one for plain, run in beside if (one := plain.same(run)) is not None]
         busy = sum(r.draft_s + r.verify_s + r.other_s for r in mine)
         tokens = sum(r.tokens for r in mine)
         joules = [r.joules for r in mine if r.joules is not None]
@@ -166,8 +174,8 @@ class Comparison:
             latency_p95_s=percentile([r.total_s for r in mine], 0.95),
             ttft_p50_s=percentile([r.ttft_s for r in mine if r.ttft_s > 0], 0.5),
             ttft_ratio=waiting.ratio if waiting else None,
-            drafted=sum(r.drafted for r in mine),
-            accepted=sum(r.accepted for r in mine),
+            drafted=_sum(r.drafted for r in mine),
+            accepted=_sum(r.accepted for r in mine),
             rounds=sum(r.rounds for r in mine),
             draft_share=sum(r.draft_s for r in mine) / busy if busy else None,
             other_share=sum(r.other_s for r in mine) / busy if busy else None,
@@ -175,8 +183,8 @@ class Comparison:
             slowest_500=_slowest(beside),
             in_run=judge([one for run in mine for one in run.passes]).ratio,
             in_run_500=_slowest_in_run(mine),
-            equal=sum(a == b for a, b in wrote) if wrote else None,
-            compared=len(wrote),
+            equal=sum(same) if same else None,
+            compared=len(same),
         )
 
 
@@ -188,6 +196,12 @@ def _rows(beside: Beside, figure: Callable[[RunFigures], float | None]) -> list[
         if a and b:
             rows[run.prompt, run.temperature].append((a, b))
     return list(rows.values())
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """None where one of them is not known."""
+    known = list(counts)
+    return None if None in known else sum(one or 0 for one in known)
 
 
 def _slowest(beside: Beside) -> float | None:

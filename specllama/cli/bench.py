@@ -31,8 +31,10 @@ from specllama.cli.progress import Meter, Redrawn
 from specllama.settings.params import PROPOSERS
 
 if TYPE_CHECKING:
-    from specllama.bench.arms import Arm
+    from specllama.bench.arms import Arm, Task
+    from specllama.bench.load import LoadRow
     from specllama.bench.prompts import BenchPrompt
+    from specllama.bench.remote_arm import RemoteArm
     from specllama.bench.runner import Comparison
     from specllama.engine.engine import Engine
     from specllama.engine.profiles import Profile
@@ -53,7 +55,7 @@ RUN_EPILOG = """\b
 Examples:
   specllama bench run                                   the bundled pair, on and off
   specllama bench run -m t.gguf -d d.gguf --slice code --temperature 0
-  specllama bench run --against "llama-server http://127.0.0.1:8080"
+  specllama bench run --against http://127.0.0.1:8000   beside a running vLLM, llama-server, ...
   specllama bench run --length 1 --length 4 --against "llama-server ./llama-server" \\
     --against "llama-speculative-simple ./llama-speculative-simple"
   specllama bench run --proposer draft --proposer tree     methods side by side
@@ -121,9 +123,17 @@ command.add_command(bench_load.command, "load")
     "--against",
     "peers",
     multiple=True,
-    metavar="KIND WHERE",
-    help='plain (the default), "llama-server URL" of a running one, or a program to start: '
-    '"llama-server PATH [ARG…]", "llama-cli PATH", "llama-speculative-simple PATH [ARG…]".',
+    metavar="WHAT",
+    help="plain (the default), the URL of a server (vLLM, SGLang, llama-server, mlx-lm, ...), or a "
+    'program to start: "llama-server PATH [ARG…]", "llama-cli PATH", '
+    '"llama-speculative-simple PATH [ARG…]".',
+)
+@click.option(
+    "--clients",
+    multiple=True,
+    type=click.IntRange(1, 256),
+    metavar="N",
+    help="Also ask every server given with --against by N clients at the same time; repeatable.",
 )
 @settings_options(only=(*LOADING, "verify", "window", "draft-max"))
 @server_option
@@ -153,6 +163,7 @@ def run(
     proposers: tuple[str, ...],
     lengths: tuple[int, ...],
     peers: tuple[str, ...],
+    clients: tuple[int, ...],
     useless_draft: bool,
     spent: bool,
     out: Path | None,
@@ -178,14 +189,16 @@ def run(
     the pair; "warm" begins with what was learnt before, best with `specllama tune`, which learns on
     the other half of the shipped prompts. What a bench learns is not kept.
 
+    A server named with --against is asked for the same messages, and puts them into its own
+    template; its time to the first token is that of a prompt that it may have in its cache. Where
+    a request can switch its drafting, it has two arms. Its texts are compared at temperature 0.
+
     With --server the arms run there, in one process with its other clients: each method has one
     arm, and the server goes on learning.
     """
     from specllama.bench.arms import tasks_of
     from specllama.bench.checked import of_comparison
-    from specllama.bench.energy import EnergyMeter
     from specllama.bench.provenance import provenance
-    from specllama.bench.runner import compare
     from specllama.store import checks
 
     if count < 1 or repetitions < 1 or max_tokens < 2:
@@ -195,8 +208,8 @@ def run(
     base, usual = settings.generate_params(speculate=True), settings.given("temperature")
     temperatures = temperatures or ((0.0, 1.0) if usual is None else (usual,))
     proposers = proposers or (settings["proposer"],)
-    peers = tuple(peer for peer in peers if peer != "plain")
-    _refuse(peers, out, elsewhere=server is not None, local=useless_draft or bool(peers))
+    programs, urls = _split(peers, clients)
+    _refuse(programs, out, elsewhere=server is not None, local=useless_draft or bool(programs))
     say_settings(settings)
     with contextlib.ExitStack() as stack:
         ours = None if server is None else server_address(server, "specllama")
@@ -204,21 +217,28 @@ def run(
         start, facts = _start(engine, base.window, useless_draft=useless_draft)
         # replies are logged as a user's are: the log costs time
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specllama-bench-")))
-        arms, tried = _arms(
-            engine, base, proposers or (settings["proposer"],), lengths, start, logs
-        )
-        arms += _peers(peers, engine, base, lengths)
+        arms, tried = _arms(engine, base, proposers, lengths, start, logs)
+        arms += _peers(programs, engine, base, lengths)
+        arms += (remote := _remote(urls, engine, base, ignore_eos=ignore_eos))
         for arm in arms:
             stack.callback(arm.close)
         _tell_apart(arms)
         tasks = tasks_of(chosen, temperatures, max_tokens, seed, ignore_eos=ignore_eos)
-        with Meter("comparing") as bar:
-            meter = EnergyMeter()
-            result = compare(arms, tasks, repetitions=repetitions, progress=bar.at, meter=meter)
-        result.provenance = provenance(engine.info) | {"prompts": [p.id for p in chosen]} | facts
+        result = _measured(arms, tasks, repetitions)
+        result.load = _load(remote, tasks, clients, repetitions)
+        facts |= {"prompts": [p.id for p in chosen], "against": [arm.to_dict() for arm in remote]}
+        result.provenance = provenance(engine.info) | facts
         if server is None and not useless_draft:
             checks.add(engine.info, "bench", of_comparison(result, tried))
     _show(result, out, as_json, spent)
+
+
+def _split(peers: Sequence[str], clients: Sequence[int]) -> tuple[list[str], list[str]]:
+    """Programs to start, and the addresses of servers."""
+    urls = [peer for peer in peers if "://" in peer and " " not in peer]
+    if clients and not urls:
+        raise click.UsageError("--clients ask servers: name one with --against URL")
+    return [peer for peer in peers if peer not in ("plain", *urls)], urls
 
 
 def _refuse(peers: Sequence[str], out: Path | None, *, elsewhere: bool, local: bool) -> None:
@@ -389,6 +409,46 @@ def _peers(
     return [arm for peer in peers for arm in make_peers(peer, engine, sampling, lengths)]
 
 
+def _remote(
+    urls: Sequence[str], engine: Engine | ForeignEngine, base: GenerateParams, *, ignore_eos: bool
+) -> list[RemoteArm]:
+    from specllama.bench.remote_arm import remote_arms
+
+    params = base.on_card(engine.info.target.card)  # servers know no card
+    return [
+        arm
+        for url in urls
+        for arm in remote_arms(server_address(url), params, ignore_eos=ignore_eos)
+    ]
+
+
+def _measured(arms: Sequence[Arm], tasks: Sequence[Task], repetitions: int) -> Comparison:
+    from specllama.bench.energy import EnergyMeter
+    from specllama.bench.runner import compare
+
+    with Meter("comparing") as bar:
+        meter = EnergyMeter()
+        return compare(arms, tasks, repetitions=repetitions, progress=bar.at, meter=meter)
+
+
+def _load(
+    arms: Sequence[RemoteArm], tasks: Sequence[Task], clients: Sequence[int], repetitions: int
+) -> list[LoadRow]:
+    """Servers under clients; what a server has read alone is in its cache by then."""
+    from specllama.bench.load import ClientLoad, rows
+
+    if not clients:
+        return []
+    load = ClientLoad(arms, tasks, max(len(tasks), *clients))
+    waves = []
+    with Meter("clients") as bar:
+        for wave in load.waves(clients, repetitions):
+            waves.append(wave)
+            bar.at(len(waves), len(clients) * repetitions * len(arms))
+    greedy = sum(not task.temperature for task in tasks)
+    return rows(waves, load.alone(greedy) if greedy == len(tasks) else {})
+
+
 def _start(
     engine: Engine | ForeignEngine, window: str, *, useless_draft: bool
 ) -> tuple[Start, dict[str, object]]:
@@ -440,10 +500,13 @@ def _chosen(path: Path | None, slices: tuple[str, ...], count: int) -> list[Benc
 
 
 def _show(result: Comparison, out: Path | None, as_json: bool, spent: bool) -> None:
+    from specllama.bench.load import COLUMNS as LOAD_COLUMNS
+    from specllama.bench.load import LOADED
     from specllama.bench.report import (
         COLUMNS,
         SPENT,
         SPENT_COLUMNS,
+        load_rows,
         provenance_lines,
         spent_rows,
         to_json,
@@ -471,6 +534,10 @@ def _show(result: Comparison, out: Path | None, as_json: bool, spent: bool) -> N
         output.line(f"\n{SPENT}:")
         heads = [Column(head, right=i > 2) for i, head in enumerate(SPENT_COLUMNS)]
         show_table(spent_rows(result, slices=False), heads)
+    if result.load:
+        output.line(f"\n{LOADED}:")
+        heads = [Column(head, right=i > 0) for i, head in enumerate(LOAD_COLUMNS)]
+        show_table(load_rows(result), heads)
     output.line()
     for line in provenance_lines(result.provenance):
         output.line(line)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
 
-from specllama.cli.listing import Column, json_option, listing, number
+from specllama.cli.listing import Column, json_option, listing
 from specllama.cli.options import GroupedCommand, length_option, prompts_option, seed_option
 from specllama.remote.address import KEY_VARIABLE
 
@@ -53,49 +54,43 @@ def command(
     """Time running servers while several clients ask at once.
 
     Every server gets the same requests, in turns, and every wave others as long as there are some.
-    Any with OpenAI's chat completions will do; a specllama can be told how to draft.
+    Which engine each is, is found out. Where a request can switch drafting, #none and #auto do.
 
     \b
     ratio        tokens per second over those of the first server, with as many clients, and
                  between what it is, by how much the repetitions differ (19 of 20 times)
     CPU          processor time of a token, and how many times less than the first server's (of
                  servers on this machine, Linux)
-    first token  until it came, of half and of 95 % of the requests
+    first token  until it came, of half and of 95 % of the requests; reply: until all of it had
+    accepted     of what was drafted, where the server says it of its replies, or counts it while
+                 it serves nobody else
     pace         speed of the reply that fell furthest behind the first server's same reply
     same text    replies that equal what the first server writes for one client alone (--alone)
     """
-    from specllama.bench.load import ClientLoad, LoadRow, Question, Target, rows
-    from specllama.bench.paired import ratio_words
+    from specllama.bench.arms import Task
+    from specllama.bench.load import COLUMNS, ClientLoad, LoadRow, rows
     from specllama.bench.prompts import load_prompts
+    from specllama.bench.remote_arm import load_arm
     from specllama.cli import diagnostics
-    from specllama.interface import Message
+    from specllama.settings.params import GenerateParams
 
-    questions = [
-        Question(
-            [m.to_dict() for m in prompt.messages or (Message("user", prompt.text),)],
-            seed + i,
-            temperature,
-            max_tokens,
-        )
+    tasks = [
+        Task(prompt, temperature, max_tokens, seed + i)
         for i, prompt in enumerate(load_prompts(prompts))
     ]
-    targets = [Target.parse(text) for text in servers]
+    params, key = GenerateParams(), os.environ.get(KEY_VARIABLE, "")
     waves = []
-    with ClientLoad(targets, questions, count, os.environ.get(KEY_VARIABLE, "")) as load:
+    with ExitStack() as stack:
+        arms = []
+        for text in servers:
+            arms.append(load_arm(text, params, key))
+            stack.callback(arms[-1].close)
+        load = ClientLoad(arms, tasks, count)
         for wave in load.waves(clients or (1, 4), repetitions):
             waves.append(wave)
             if not as_json:
-                diagnostics.note(f"{wave.arm}, {wave.clients} clients: {wave.tok_per_s:.1f} tok/s")
+                speed = f"{wave.tok_per_s:.1f}" if wave.tok_per_s else "–"
+                diagnostics.note(f"{wave.arm}, {wave.clients} clients: {speed} tok/s")
         found = rows(waves, load.alone(alone))
-    columns = [
-        Column("server", "arm"),
-        number("clients", "clients"),
-        number("tok/s", lambda row: f"{row.tok_per_s:.1f}"),
-        Column("ratio", lambda row: ratio_words(row.ratio)),
-        number("ms CPU", lambda row: f"{row.cpu_ms or 0:.1f}"),
-        Column("ratio", lambda row: ratio_words(row.cpu_ratio) if row.cpu_ratio else "-"),
-        number("first token", lambda r: f"{r.first_p50_s or 0:.2f} {r.first_p95_s or 0:.2f} s"),
-        number("pace", lambda row: f"{row.pace or 0:.2f}"),
-        Column("same text", lambda row: f"{row.equal} of {row.compared}"),
-    ]
+    columns = [Column(head, cell, right=i > 0) for i, (head, cell) in enumerate(COLUMNS.items())]
     listing(as_json, "rows", found, columns, to_dict=LoadRow.to_dict)

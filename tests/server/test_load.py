@@ -5,14 +5,28 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from servers import Serving
 
-from specllama.bench.load import Answer, ClientLoad, Question, Target, Wave, rows
+from specllama.bench import processes
+from specllama.bench.arms import RunFigures, Task
+from specllama.bench.load import COLUMNS, ClientLoad, Wave, rows
 from specllama.bench.processes import cpu_seconds, server_of
+from specllama.bench.prompts import BenchPrompt
+from specllama.bench.remote_arm import load_arm
 from specllama.cli import invoke
 from specllama.errors import UsageError
+from specllama.remote.figures import Drafted
+from specllama.settings.params import GenerateParams
+
+
+def reply(
+    question: int, tokens: int, decode_s: float, text: str = "a", first_s: float = 0.0
+) -> RunFigures:
+    return RunFigures("arm", str(question), "chat", 0.0, 0, tokens, decode_s, first_s + decode_s,
+                      first_s, text=text)  # fmt: skip
 
 
 def test_servers_take_turns(server: Serving, capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,37 +53,48 @@ def test_servers_take_turns(server: Serving, capsys: pytest.CaptureFixture[str])
 def test_what_is_no_server(server: Serving) -> None:
     for text in ("here", "http://here#sometimes"):
         with pytest.raises(UsageError):
-            Target.parse(text)
+            load_arm(text, GenerateParams())
         assert invoke(["bench", "load", text]) == 2
     assert invoke(["bench", "load", "http://127.0.0.1:9", "-n", "1", "-r", "1"]) == 1
-    assert invoke(["bench", "load", server.url, "-n", "1", "--max-tokens", "3000000000"]) == 1
+    assert invoke(["bench", "load", server.url, "-n", "1", "--max-tokens", "3000000000"]) == 2
 
 
 def test_ratios_are_of_neighbours() -> None:
     def wave(arm: str, repetition: int, seconds: float, text: str = "a") -> Wave:
         # 29 tokens behind the first take half the wave
-        answer = Answer(repetition, text, 30, 0.1, 0.1 + seconds / 2)
+        answer = reply(repetition, 30, seconds / 2, text, first_s=0.1)
         return Wave(arm, 2, repetition, seconds, [answer], cpu_s=2 * seconds)
 
     waves = [wave("a", 0, 1.0), wave("b", 0, 0.5), wave("a", 1, 4.0), wave("b", 1, 2.0, "b")]
-    one, two = rows(waves, {0: "a", 1: "a"})
+    one, two = rows(waves, {("0", 0.0): "a", ("1", 0.0): "a"})
     assert (one.ratio.low, one.ratio.ratio, one.ratio.high) == (1.0, 1.0, 1.0)
     assert (two.ratio.low, two.ratio.ratio, two.ratio.high) == pytest.approx((2.0, 2.0, 2.0))
     assert two.cpu_ratio is not None
     assert (one.cpu_ms, two.cpu_ratio.ratio) == pytest.approx((5000 / 30, 2.0))
     assert (two.equal, two.compared) == (1, 2)
     assert (one.pace, two.pace) == (1.0, pytest.approx(2.0))
-    assert rows(waves, {1: "a"})[1].compared == 1
+    assert rows(waves, {("1", 0.0): "a"})[1].compared == 1
 
 
 def test_the_slowest_reply_is_compared_with_itself() -> None:
     def wave(arm: str, *took: float) -> Wave:
-        answers = [Answer(i, "a", 31, 0.0, seconds) for i, seconds in enumerate(took)]
+        answers = [reply(i, 31, seconds) for i, seconds in enumerate(took)]
         return Wave(arm, 1, 0, 1.0, answers)
 
     one, two = rows([wave("a", 1.0, 4.0), wave("b", 2.0, 4.0)], {})
     assert (one.pace, two.pace) == (1.0, 0.5)
     assert two.cpu_ms is two.cpu_ratio is None
+
+
+def test_what_a_server_does_not_tell_is_no_zero() -> None:
+    def wave(arm: str, tokens: int, draft: Drafted | None) -> Wave:
+        return Wave(arm, 1, 0, 1.0, [reply(0, tokens, 1.0)], draft=draft)
+
+    told, silent = rows([wave("a", 30, Drafted(8, 2)), wave("b", 0, None)], {})
+    assert (told.tok_per_s, told.accepted) == (pytest.approx(30.0), 0.25)
+    assert silent.tok_per_s is silent.ratio is silent.accepted is None
+    assert [cell(silent) for cell in COLUMNS.values()][2:5] == ["–"] * 3
+    assert COLUMNS["accepted"](silent) == COLUMNS["same text"](silent) == "–"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not show it")
@@ -82,10 +107,40 @@ def test_processor_time_of_whoever_listens(server: Serving) -> None:
     assert server_of("http://example.org:80") is None
 
 
+def test_how_a_server_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["/opt/vllm/bin/python", "-m", "vllm", "--model", "/home/me/models/target",
+             "--api-key", "hush", "--hf-token=hush", "--max-num-batched-tokens", "64",
+             "--tokenizer", "a/b", "--speculative-config",
+             '{"model": "/home/me/draft"}']  # fmt: skip
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cmdline").write_bytes("\0".join([*words, ""]).encode())
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    monkeypatch.setattr(processes, "server_of", lambda url: 7 if "127" in url else None)
+    assert processes.command_of("http://127.0.0.1:9") == (
+        "python -m vllm --model target --api-key … --hf-token=… --max-num-batched-tokens 64 "
+        """--tokenizer a/b --speculative-config '{"model": "draft"}'"""
+    )
+    assert processes.command_of("http://elsewhere:9") == ""
+
+
+def test_a_child_with_a_smaller_number_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pid, parent, ticks in ((900, 1, 100), (30, 900, 20), (40, 30, 3), (50, 1, 5000)):
+        (tmp_path / str(pid)).mkdir()
+        line = f"{pid} (a b) S {parent} " + "0 " * 9 + f"{ticks} {ticks} 0"
+        (tmp_path / str(pid) / "stat").write_text(line)
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    assert cpu_seconds(900) == pytest.approx(246 / os.sysconf("SC_CLK_TCK"))
+
+
 def test_every_wave_has_prompts_of_its_own(server: Serving) -> None:
-    questions = [Question([{"role": "user", "content": str(i)}], i, 0.0, 4) for i in range(5)]
-    with ClientLoad([Target(server.url)], questions, 2) as load:
-        waves = list(load.waves((1, 2), 2))
+    tasks = [Task(BenchPrompt(str(i), "chat", text=str(i)), 0.0, 4, i) for i in range(5)]
+    arm = load_arm(server.url, GenerateParams())
+    try:
+        waves = list(ClientLoad([arm], tasks, 2).waves((1, 2), 2))
+    finally:
+        arm.close()
     assert [(wave.clients, wave.repetition) for wave in waves] == [(1, 0), (2, 0), (1, 1), (2, 1)]
-    asked = [[answer.question for answer in wave.answers] for wave in waves]
-    assert asked == [[0, 1], [2, 3], [4, 0], [1, 2]]
+    asked = [[answer.prompt for answer in wave.answers] for wave in waves]
+    assert asked == [["0", "1"], ["2", "3"], ["4", "0"], ["1", "2"]]

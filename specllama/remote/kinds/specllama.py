@@ -32,7 +32,7 @@ def _body(kind: Kind, asked: Asked) -> Json:
     if asked.params.regex is not None:
         out["structured_outputs"] = {"regex": asked.params.regex}
     if asked.speculate is not None:
-        out["specllama"] = {"proposer": "auto" if asked.speculate else "none"}
+        out["specllama"] = {"proposer": asked.params.proposer if asked.speculate else "none"}
     return out
 
 

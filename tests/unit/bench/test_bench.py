@@ -8,10 +8,9 @@ import math
 import stat
 import statistics
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
+from urllib.request import urlopen
 from xml.etree import ElementTree
 
 import pytest
@@ -29,7 +28,7 @@ from specllama.bench.arms import (
 from specllama.bench.breakdown import breakdown, parts_of, what_drafting_took
 from specllama.bench.energy import EnergyMeter
 from specllama.bench.measure import PassCosts, measure_costs
-from specllama.bench.peer_server import ServerPeer, StartedServer
+from specllama.bench.peer_server import StartedServer
 from specllama.bench.peers import ProgramPeer, make_peers, read_speed
 from specllama.bench.prompts import SLICES, BenchPrompt, half, load_prompts
 from specllama.bench.provenance import provenance
@@ -456,56 +455,6 @@ def test_energy_where_the_platform_tells(tmp_path: Path) -> None:
 # -- peers ----------------------------------------------------------------------------------------
 
 
-class Server(BaseHTTPRequestHandler):
-    bodies: ClassVar[list[dict[str, Any]]] = []
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.bodies.append(body)
-        answer = json.dumps(
-            {
-                "content": "hello",
-                "tokens": [1, 2, 3],
-                "tokens_predicted": 3,
-                "timings": {
-                    "prompt_ms": 40.0, "predicted_ms": 100.0, "predicted_n": 3,
-                    "draft_n": 4, "draft_n_accepted": 1,
-                },
-            }
-        ).encode()  # fmt: skip
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-def test_a_server_gets_the_same_tokens_and_settings(engine: Engine) -> None:
-    server = HTTPServer(("127.0.0.1", 0), Server)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        (peer,) = make_peers(
-            f"llama-server http://127.0.0.1:{server.server_port}/", engine, SamplingParams()
-        )
-        run = peer.run(tasks()[1], 0)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-    body = Server.bodies[-1]
-    assert body["prompt"] == engine.encode(PROMPTS[0].content)[0]
-    assert (body["temperature"], body["n_predict"], body["ignore_eos"]) == (1.0, 24, True)
-    assert body["cache_prompt"] is False
-    assert (run.tokens, run.drafted, run.accepted) == (3, 4, 1)
-    assert run.decoded / run.decode_s == pytest.approx(20.0)
-    with pytest.raises(EngineError, match="no usable answer"):
-        ServerPeer("http://127.0.0.1:9", engine, SamplingParams()).run(tasks()[0], 0)
-    with pytest.raises(UsageError):
-        ServerPeer("file:///etc/passwd", engine, SamplingParams())
-
-
 SIMPLE = """encoded   20 tokens in    0.201 seconds, speed:   99.5 t/s
 decoded   64 tokens in    2.000 seconds, speed:   32.0 t/s
 n_draft   = 4
@@ -560,9 +509,11 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.answer({"status": "ok"})
     def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        pathlib.Path(sys.argv[0] + ".asked").write_bytes(body)
         n = int(sys.argv[sys.argv.index("--spec-draft-n-max") + 1])
-        self.answer({"tokens_predicted": 3, "timings": {"draft_n": n, "predicted_ms": 1.0}})
+        timings = {"prompt_ms": 40.0, "predicted_ms": 100.0, "draft_n": n, "draft_n_accepted": 1}
+        self.answer({"tokens": [1, 2, 3], "tokens_predicted": 3, "timings": timings})
     def log_message(self, *args):
         pass
 if "broken" in sys.argv:
@@ -578,14 +529,21 @@ def test_a_server_is_started_at_every_length_and_ended(engine: Engine, tmp_path:
     peers = make_peers(f"llama-server {path}", engine, SamplingParams(), (1, 8))
     assert [p.name for p in peers] == ["llama-server 1", "llama-server 8"]
     try:
-        assert [p.run(tasks()[0], 0).drafted for p in peers] == [1, 8]
+        runs = [p.run(tasks()[1], 0) for p in peers]
     finally:
         for peer in peers:
             peer.close()
+    assert [run.drafted for run in runs] == [1, 8]
+    assert [run.accepted for run in runs] == [1, 1]
+    assert runs[0].decoded / runs[0].decode_s == pytest.approx(20.0)
+    body = json.loads(Path(f"{path}.asked").read_bytes())
+    assert body["prompt"] == engine.encode(PROMPTS[0].content)[0]
+    assert (body["temperature"], body["n_predict"], body["ignore_eos"]) == (1.0, 24, True)
+    assert body["cache_prompt"] is False
     for peer in peers:
         assert isinstance(peer, StartedServer)
-        with pytest.raises(EngineError, match="no usable answer"):
-            ServerPeer(peer.url, engine, SamplingParams()).run(tasks()[0], 0)
+        with pytest.raises(OSError):
+            urlopen(peer.url)
     (broken,) = make_peers(f"llama-server {path} broken", engine, SamplingParams())
     with pytest.raises(EngineError, match="exited at once: error: no model"):
         broken.run(tasks()[0], 0)
@@ -601,7 +559,6 @@ def test_lengths_make_an_arm_each_where_they_can(engine: Engine, tmp_path: Path)
     assert names(simple) == ["llama-speculative-simple 2", "llama-speculative-simple 4"]
     assert len(names(f"{simple} --spec-draft-n-max 3")) == 1
     assert names(f"llama-cli {path}") == ["llama-cli"]
-    assert names("llama-server http://127.0.0.1:9") == ["llama-server"]
     last = make_peers(simple, engine, SamplingParams(), (2, 4))[1]
     last.run(tasks()[0], 0)
     assert "'--spec-draft-n-max', '4'" in Path(f"{path}.args").read_text()
@@ -609,7 +566,15 @@ def test_lengths_make_an_arm_each_where_they_can(engine: Engine, tmp_path: Path)
 
 @pytest.mark.parametrize(
     "text",
-    ["", "llama-cli 'x", "plain x", "llama-cli", "ollama http://x", "llama-cli /no/such/file"],
+    [
+        "",
+        "llama-cli 'x",
+        "plain x",
+        "llama-cli",
+        "ollama http://x",
+        "llama-cli /no/such/file",
+        "llama-server http://127.0.0.1:9",
+    ],
 )
 def test_unknown_peers_are_refused(engine: Engine, text: str) -> None:
     with pytest.raises(UsageError):

@@ -1,0 +1,132 @@
+"""Other engines as arms of a comparison: servers that run already, asked as a client asks them.
+
+They get the same messages, limits, seeds and sampler settings; each puts the messages into its own
+chat template. Times are those of the client, from the request on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urldefrag, urlsplit
+
+from specllama.bench.arms import RunFigures, Task
+from specllama.bench.processes import command_of
+from specllama.errors import UsageError
+from specllama.remote.address import Address
+from specllama.remote.foreign import ForeignEngine
+from specllama.remote.opening import open_remote
+from specllama.settings.params import PROPOSERS, GenerateParams
+
+LONG = 24  # tokens of a reply whose pace tells something: an event may hold a whole round
+# what changes nothing at temperature 0, and is refused by some engines while they draft
+IDLE: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+class RemoteArm:
+    """A server under some parameters.
+
+    Args:
+        params: sampling; temperature, seed and length come from the task.
+        speculation: on or off, where a request can say so; None leaves it to the server.
+    """
+
+    def __init__(
+        self,
+        engine: ForeignEngine,
+        params: GenerateParams,
+        *,
+        speculation: bool | None = None,
+        name: str = "",
+    ) -> None:
+        state = {None: "", False: " plain", True: " drafting"}[speculation]
+        self.name = name or engine.kind.title + state
+        self.engine = engine
+        self._params = params.replace(from_card=())
+        self._speculation = speculation
+
+    def run(self, task: Task, repetition: int) -> RunFigures:
+        """Asked alone: where the answer does not tell of its drafting, the counters do."""
+        return self.answer(task, repetition, alone=True)
+
+    def answer(self, task: Task, repetition: int, *, alone: bool = False) -> RunFigures:
+        chosen = {"temperature": task.temperature} | ({} if task.temperature else IDLE)
+        params = self._params.replace(
+            sampling=replace(self._params.sampling, **chosen),
+            max_tokens=task.max_tokens,
+            seed=task.seed,
+            ignore_eos=task.ignore_eos,
+        )
+        answered = self.engine.ask(
+            task.prompt.content, params, stream=True, speculation=self._speculation, counted=alone
+        )
+        first_s, draft = answered.first_s or answered.seconds, answered.draft
+        return RunFigures(
+            arm=self.name,
+            prompt=task.prompt.id,
+            slice=task.prompt.slice,
+            temperature=task.temperature,
+            repetition=repetition,
+            tokens=answered.tokens or 0,
+            decode_s=answered.seconds - first_s if (answered.tokens or 0) >= LONG else 0.0,
+            total_s=answered.seconds,
+            ttft_s=first_s,
+            drafted=None if draft is None else draft.drafted,
+            accepted=None if draft is None else draft.accepted,
+            text=answered.reasoning + answered.text,
+        )
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def to_dict(self) -> dict[str, str]:
+        """What it is, as far as it tells: for the provenance of a report."""
+        engine = self.engine
+        return {
+            "arm": self.name,
+            "url": engine.address.url,
+            "engine": engine.name,
+            "model": engine.model.id,
+            "flags": command_of(engine.address.url) or engine.flags,
+        }
+
+
+def load_arm(text: str, params: GenerateParams, key: str = "") -> RemoteArm:
+    """An arm from ``URL`` or ``URL#METHOD``, which says how it is to draft.
+
+    Raises:
+        UsageError: it is something else, or that server cannot be told.
+        SpecllamaError: nobody answers there.
+    """
+    url, proposer = urldefrag(text)
+    if urlsplit(url).scheme not in ("http", "https") or proposer not in ("", *PROPOSERS):
+        raise UsageError(
+            f"cannot read the server {text!r}", "for example http://127.0.0.1:8484#none"
+        )
+    engine = open_remote(Address(url, key))
+    if proposer and not engine.switches:
+        engine.close()
+        raise UsageError(
+            f"{engine.kind.title} cannot be told how to draft", f"leave out #{proposer}"
+        )
+    params = params.replace(proposer=proposer or params.proposer)
+    speculation = proposer != "none" if proposer else None
+    return RemoteArm(engine, params, speculation=speculation, name=text)
+
+
+def remote_arms(server: Address, params: GenerateParams, *, ignore_eos: bool) -> list[RemoteArm]:
+    """An arm for a server; two, plain and drafting, where a request can switch it.
+
+    Raises:
+        SpecllamaError: nobody answers there.
+        UsageError: it ends its replies before the length that every arm is to write.
+    """
+    engine = open_remote(server)
+    if ignore_eos and "ignore_eos" not in engine.kind.fields:
+        engine.close()
+        raise UsageError(
+            f"{engine.kind.title} ends a reply where its model does, and the other arms go on",
+            "compare whole replies: --no-ignore-eos",
+        )
+    ways = (False, True) if engine.switches else (None,)
+    return [RemoteArm(engine, params, speculation=way) for way in ways]
