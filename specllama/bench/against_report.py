@@ -242,6 +242,7 @@ def document(proof: ServerProof) -> Document:
             ),
         ]
     different = [case for case in proof.texts if case.at is not None]
+    different.sort(key=lambda case: (case.temperature, case.outcome != "different"))
     if different:
         parts += [Heading("Differences"), *_differences(different)]
     return Document("Is its speculation lossless?", parts)

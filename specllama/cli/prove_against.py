@@ -152,14 +152,14 @@ def _laws(
         for arm in (proof.speculative, proof.plain):
             if arm.own:
                 continue
-            last: LawCase | None = None
-            for last in follow_law(arm, law, prompts, asked, most=wish.most):
-                watch.law(last, wish.most)
-            assert last is not None
-            proof.laws.append(last)
+            for case in follow_law(arm, law, prompts, asked, most=wish.most):
+                if proof.laws and not proof.laws[-1].over:
+                    proof.laws.pop()
+                proof.laws.append(case)
+                watch.law(case, wish.most)
             if wish.as_json:
-                output.json_line(last.to_dict())
-            if not last.shown:
+                output.json_line(proof.laws[-1].to_dict())
+            if not proof.laws[-1].shown:
                 break  # the plain arm is asked only whether it is of another law, too
 
 
@@ -275,7 +275,7 @@ def _show(proof: report.ServerProof, wish: Wish) -> None:
     for heads, rows in (report.text_table(proof), report.law_table(proof)):
         if rows:
             show_table(rows, [Column(head) for head in heads])
-    output.line(f"{verdict.words}.")
+    output.line(f"{verdict.words}{'' if proof.finished else ' (ended early)'}.")
     for reason in verdict.reasons:
         output.line(f"- {reason}")
     for note in proof.notes:
