@@ -28,7 +28,7 @@ from specllama.remote.address import Address
 from specllama.remote.board import ServerWatch
 from specllama.remote.figures import Answered, Counters, Drafted
 from specllama.remote.gauges import EVERY_S, Gauges, event_of
-from specllama.remote.kinds.kind import Asked, Found, Heard, Kind, Served
+from specllama.remote.kinds.kind import Found, Heard, Kind, Question, Served
 from specllama.remote.wire import SILENCE_S, Look, posted
 from specllama.settings.params import GenerateParams
 
@@ -210,7 +210,7 @@ class ForeignEngine:
         *,
         stream: bool = True,
         speculate: bool | None = None,
-    ) -> Asked:
+    ) -> Question:
         messages: list[dict[str, str]] | None = None
         if not isinstance(prompt, str):
             turns = [turn for turn in prompt if isinstance(turn, Message)]
@@ -221,7 +221,7 @@ class ForeignEngine:
                 raise UsageError(
                     f"{self.kind.title} cannot continue a thought", "ask again: /retry, or Ctrl+R"
                 )
-        asked = Asked(
+        asked = Question(
             params,
             self.model.id,
             messages,
@@ -233,7 +233,7 @@ class ForeignEngine:
         self.kind.check(asked, self.speculates)
         return asked
 
-    def _heard(self, asked: Asked, heard: Heard, cancel: Cancel) -> Generator[tuple[str, str]]:
+    def _heard(self, asked: Question, heard: Heard, cancel: Cancel) -> Generator[tuple[str, str]]:
         """New (thought, text); the first are empty, when the server took the request.
 
         Raises:

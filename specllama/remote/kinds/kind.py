@@ -42,7 +42,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Question:
     """One request. ``messages`` is None of a raw text; ``speculate`` None leaves it as it is."""
 
     params: GenerateParams
@@ -107,7 +107,7 @@ class Kind:
     name: str
     title: str
     recognise: Callable[[Look], Found | None]
-    body: Callable[[Kind, Asked], Json]
+    body: Callable[[Kind, Question], Json]
     read: Callable[[Json, Heard], tuple[str, str]]
     chat: str = "/v1/chat/completions"
     raw: str = "/v1/completions"
@@ -160,7 +160,7 @@ class Kind:
             out.append("template_arg")
         return [name.replace("_", "-") for name in out]
 
-    def check(self, asked: Asked, drafts: bool | None) -> None:
+    def check(self, asked: Question, drafts: bool | None) -> None:
         """Raises UsageError: what this engine would refuse, or would not do."""
         params = asked.params
         for name in {"json_schema", "grammar", "regex"} - self.constraints:

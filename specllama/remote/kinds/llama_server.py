@@ -6,7 +6,7 @@ import json
 
 from specllama.remote.figures import Counters, Drafted, Json, MetricsPage, each, of, text, whole
 from specllama.remote.kinds import openai
-from specllama.remote.kinds.kind import Asked, Found, Heard, Kind, Served
+from specllama.remote.kinds.kind import Found, Heard, Kind, Question, Served
 from specllama.remote.wire import Look
 
 FIELDS = {
@@ -51,7 +51,7 @@ def _recognise(look: Look) -> Found | None:
     return Found(build, " ".join(filter(None, told)), served)
 
 
-def body(kind: Kind, asked: Asked) -> Json:
+def body(kind: Kind, asked: Question) -> Json:
     out = openai.body(kind, asked)
     params = asked.params
     if params.grammar is not None:

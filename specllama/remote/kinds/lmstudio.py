@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specllama.remote.figures import Drafted, Json, each, of, text, whole
 from specllama.remote.kinds import openai
-from specllama.remote.kinds.kind import Asked, Found, Heard, Kind, Served
+from specllama.remote.kinds.kind import Found, Heard, Kind, Question, Served
 from specllama.remote.wire import Look
 
 
@@ -33,7 +33,7 @@ def _recognise(look: Look) -> Found | None:
     return Found(models=served, paths=("/v1/chat/completions", "/v1/completions"))
 
 
-def _body(kind: Kind, asked: Asked) -> Json:
+def _body(kind: Kind, asked: Question) -> Json:
     out = openai.body(kind, asked)
     if asked.draft_model and asked.speculate is not False:
         out["draft_model"] = asked.draft_model

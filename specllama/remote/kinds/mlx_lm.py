@@ -6,7 +6,7 @@ import re
 
 from specllama.remote.figures import Json
 from specllama.remote.kinds import openai
-from specllama.remote.kinds.kind import LONGEST, Asked, Found, Kind, Served
+from specllama.remote.kinds.kind import LONGEST, Found, Kind, Question, Served
 from specllama.remote.wire import Look
 
 _FINGERPRINT = re.compile(r"(\d+\.\d+\.\d+)-\d+\.\d+")  # of mlx-lm, then of mlx
@@ -21,7 +21,7 @@ def _recognise(look: Look) -> Found | None:
     return Found(models=openai.models(look) or (Served("default_model"),))
 
 
-def _body(kind: Kind, asked: Asked) -> Json:
+def _body(kind: Kind, asked: Question) -> Json:
     out = openai.body(kind, asked)
     out.setdefault("max_tokens", LONGEST)  # else it ends at 512
     if asked.speculate is False:

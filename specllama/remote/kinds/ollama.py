@@ -6,7 +6,7 @@ import json
 
 from specllama.remote.figures import Json, each, likely_of, of, text, whole
 from specllama.remote.kinds import openai
-from specllama.remote.kinds.kind import Asked, Found, Heard, Kind, Served
+from specllama.remote.kinds.kind import Found, Heard, Kind, Question, Served
 from specllama.remote.wire import Look
 from specllama.settings.params import EFFORTS
 
@@ -25,7 +25,7 @@ def _recognise(look: Look) -> Found | None:
     return Found(version, models=tuple(Served(name) for name in names if name))
 
 
-def _body(kind: Kind, asked: Asked) -> Json:
+def _body(kind: Kind, asked: Question) -> Json:
     params = asked.params
     options = kind.settings(params)
     if params.max_tokens is not None:

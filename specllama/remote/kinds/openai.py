@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from specllama.remote.figures import Json, each, likely_of, of, text, whole
-from specllama.remote.kinds.kind import Asked, Found, Heard, Kind, Served
+from specllama.remote.kinds.kind import Found, Heard, Kind, Question, Served
 from specllama.remote.wire import Look
 from specllama.settings.params import EFFORTS, template_arguments
 
@@ -28,7 +28,7 @@ CONTINUES: dict[str, Any] = {"continue_final_message": True, "add_generation_pro
 SEEDS = 2**31  # engines take no larger ones alike
 
 
-def body(kind: Kind, asked: Asked) -> Json:
+def body(kind: Kind, asked: Question) -> Json:
     """A request; an engine's own fields are added by its file."""
     params = asked.params
     out: Json = {"stream": asked.stream, **kind.settings(params)}

@@ -14,7 +14,7 @@ from specllama.remote.figures import (
     whole,
 )
 from specllama.remote.kinds import openai
-from specllama.remote.kinds.kind import Asked, Found, Heard, Kind
+from specllama.remote.kinds.kind import Found, Heard, Kind, Question
 from specllama.remote.wire import Look
 
 _FLAGS = ("speculative_algorithm", "speculative_draft_model_path", "speculative_num_steps",
@@ -33,7 +33,7 @@ def _recognise(look: Look) -> Found | None:
     return Found(text(info.get("version")), " ".join(told), models, speculates)
 
 
-def _body(kind: Kind, asked: Asked) -> Json:
+def _body(kind: Kind, asked: Question) -> Json:
     out = openai.body(kind, asked)
     if asked.params.regex is not None:
         out["regex"] = asked.params.regex

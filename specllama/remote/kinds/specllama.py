@@ -6,7 +6,7 @@ import json
 
 from specllama.remote.figures import Json, of, text
 from specllama.remote.kinds import llama_server
-from specllama.remote.kinds.kind import Asked, Found, Kind, Served
+from specllama.remote.kinds.kind import Found, Kind, Question, Served
 from specllama.remote.wire import Look
 
 
@@ -27,7 +27,7 @@ def _turns_away(look: Look) -> bool:
     return error.get("code") in ("loading", "invalid_api_key")
 
 
-def _body(kind: Kind, asked: Asked) -> Json:
+def _body(kind: Kind, asked: Question) -> Json:
     out = llama_server.body(kind, asked)
     if asked.params.regex is not None:
         out["structured_outputs"] = {"regex": asked.params.regex}

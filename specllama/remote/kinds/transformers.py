@@ -6,7 +6,7 @@ import json
 
 from specllama.remote.figures import Json
 from specllama.remote.kinds import openai
-from specllama.remote.kinds.kind import LONGEST, Asked, Found, Kind
+from specllama.remote.kinds.kind import LONGEST, Found, Kind, Question
 from specllama.remote.wire import Look
 
 LOOKUP = 4  # tokens that prompt lookup drafts, where a caller turns it on
@@ -21,7 +21,7 @@ def _recognise(look: Look) -> Found | None:
     return Found()
 
 
-def _body(kind: Kind, asked: Asked) -> Json:
+def _body(kind: Kind, asked: Question) -> Json:
     out = openai.body(kind, asked)
     config = {name: out.pop(name) for name in _IN_CONFIG if name in out}
     for name in _REFUSED:

@@ -14,7 +14,7 @@ from specllama.remote.figures import (
     whole,
 )
 from specllama.remote.kinds import openai
-from specllama.remote.kinds.kind import Asked, Found, Heard, Kind
+from specllama.remote.kinds.kind import Found, Heard, Kind, Question
 from specllama.remote.wire import Look
 
 
@@ -26,7 +26,7 @@ def _recognise(look: Look) -> Found | None:
     return Found(version, models=models)
 
 
-def _body(kind: Kind, asked: Asked) -> Json:
+def _body(kind: Kind, asked: Question) -> Json:
     out = openai.body(kind, asked)
     params = asked.params
     if params.regex is not None:
