@@ -26,7 +26,7 @@ class DirectTurn(msgspec.Struct):
     seams: tuple[str, str] | None = None
 
 
-class Asked(msgspec.Struct):
+class DirectRequest(msgspec.Struct):
     text: str | None = None
     ids: list[int] | None = None
     messages: list[DirectTurn] | None = None
@@ -58,13 +58,13 @@ def rows(service: Service) -> list[Row]:
         return Json(dataclasses.asdict(service.info))
 
     async def count(request: Request) -> Response:
-        body = await service.read(request, Asked)
+        body = await service.read(request, DirectRequest)
         client = request.state.client
         prompt = await service.aside(request, body.prompt)
         return Json({"tokens": await queue.ask("count_tokens", prompt, client=client)})
 
     async def generate(request: Request) -> Response:
-        body = await service.read(request, Asked)
+        body = await service.read(request, DirectRequest)
         params = params_from_dict(body.params)
         prompt = await service.aside(request, body.prompt)
         client = request.state.client
@@ -91,7 +91,7 @@ def rows(service: Service) -> list[Row]:
         return Stream(exchange, "sse", events())
 
     async def stop(request: Request) -> Response:
-        body = await service.read(request, Asked)
+        body = await service.read(request, DirectRequest)
         if (exchange := named(request, body.id)) is not None:
             exchange.stop()
         return Json({"stopped": exchange is not None})
