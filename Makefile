@@ -74,7 +74,7 @@ build/devices$(VULKAN)/bin:
 export LLAMA_SERVER MLX_LM TRANSFORMERS VLLM
 WAYS ?=
 engines: $(VENV)/.installed-test
-	$(BIN)/python tests/tools/other_engines.py $(WAYS)
+	$(BIN)/python tests/tools/live_engines.py $(WAYS)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import house_table
 import pytest
 from house_table import House, Module
+
+# what tests import from, by a path or by another one put before it
+SEARCHED = ("support", "tools", "new_backend", "new_head", "new_method")
 
 SOURCE = '''"""First line.
 
@@ -69,12 +74,18 @@ def test_events_are_folded_in_one_place(house: House) -> None:
     assert len(house.folds) <= 3, house.folds
 
 
+def test_a_module_of_the_tests_is_found_under_one_name() -> None:
+    rooms = [house_table.ROOT / "tests" / room for room in SEARCHED]
+    names = Counter(path.stem for room in rooms for path in room.glob("*.py"))
+    assert [name for name, times in names.items() if times > 1 and name != "conftest"] == []
+
+
 # Upper bounds of what the design wants smaller: they go down with the figures, never up.
 BOUNDS = {
-    "code that ships": 51_500,  # 2,200 of them speak to other engines and prove them
+    "code that ships": 51_500,  # 3,200 of them speak to other engines and prove them
     "class names defined twice": 0,
     "functions over 80 lines": 0,
-    "classes over 400 lines": 2,
+    "classes over 400 lines": 0,
     "numbers of the policy": 20,
 }
 

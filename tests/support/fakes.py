@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from one_at_a_time import OneAtATime
+from stepped_generator import OneAtATime
 
 from specllama.errors import EngineError, PromptTooLong, SpecllamaError
 from specllama.events import Event, FinishReason, LoadProgress, Notice, RoundDone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from one_at_a_time import OneAtATime
+from stepped_generator import OneAtATime
 
 from specllama.events import Event
 from specllama.tui.demo import DemoEngine, DemoFactory

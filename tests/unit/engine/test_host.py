@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from fakes import AbortingRecipe, Reply, ScriptedEngine, ScriptedRecipe, engine_info
-from one_at_a_time import OneAtATime
+from stepped_generator import OneAtATime
 
 from specllama.cancel import Cancel
 from specllama.engine.host import EngineHost, LoadEngine
