@@ -164,7 +164,9 @@ def _judge_law(proof: ServerProof, temperature: float, found: _Reasons) -> None:
     elif not case.shown:
         found.fine.append(
             f"{at}: {case.tokens} tokens follow the law of {case.law} as far as can be seen "
-            f"(largest evidence {_odds(case.largest)}, 100 to 1 would count)."
+            f"(largest evidence {_odds(case.largest)}, 100 to 1 would count). A law that is wrong "
+            "in 1 of 100 draws takes hundreds to thousands of tokens to show; drafts that are "
+            "accepted too often show only where -d names the draft."
         )
     else:
         said = (

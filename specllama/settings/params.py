@@ -242,8 +242,8 @@ class GenerateParams:
     )
     window: WindowKind = speculation(
         "auto",
-        "auto drafts only as far as it pays on this machine, and never falls more than 8 plain "
-        "steps plus 1 % behind; fixed always drafts up to draft-max.",
+        "auto drafts only as far as it pays on this machine, and never falls further behind than 8 "
+        "plain steps, 1 % and what one round overran; fixed always drafts up to draft-max.",
         choices=WINDOWS,
     )
     draft_min: int = speculation(
