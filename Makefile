@@ -127,7 +127,8 @@ recordings: $(VENV)/.installed-dev
 	PYTHONPATH=tests $(BIN)/python -m pictures.recordings $(PICTURES)/data/bench.json bench run $(PAIR) $(BENCH)
 	PYTHONPATH=tests $(BIN)/python -m pictures.screenshots $(PICTURES) $(PAIR)
 
-# measures the README's table of speeds anew (an hour, on an idle machine) and prints it:
+# measures anew how fast whole replies are, for README and benchmarks.md (an hour, on an idle
+# machine), and prints the table:
 #   make speed PAIR="-m target.gguf -d draft.gguf"
 WHOLE   := --max-tokens 96 --no-ignore-eos -n 20
 METHODS ?= draft tree ngram suffix mixed merged lookahead self
