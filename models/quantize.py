@@ -266,7 +266,7 @@ def run(job: QuantizeJob, advanced: Callable[[int, int], None] | None = None) ->
 
 
 def _run_child(request: dict[str, object], advanced: Callable[[int, int], None]) -> None:
-    command = [sys.executable, "-m", "specllama.backend.quantizer"]
+    command = [sys.executable, "-P", "-m", "specllama.backend.quantizer"]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

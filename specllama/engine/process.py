@@ -69,6 +69,8 @@ class Child:
             name="specllama-engine",
             daemon=True,
         )
+        # a module in the user's folder must not stand in for one of Python's
+        os.environ["PYTHONSAFEPATH"] = "1"
         _ensure_resource_tracker()
         try:
             self.process.start()
