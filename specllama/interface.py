@@ -61,6 +61,7 @@ class ModelInfo:
     gpu_layers: int
     sha256: str | None = None
     kv_types: str = "auto/auto"  # of K and V
+    repacked: bool = True  # llama.cpp may rearrange the weights for this processor
     card: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod

@@ -1,7 +1,4 @@
-"""How far passes of several rows equal single steps here: measured once, kept between runs.
-
-A verdict belongs to one file, one build of llama.cpp, one machine and the settings that choose
-kernels; anything else is measured anew. One small JSON file per verdict.
+"""How far passes of several rows equal single steps here: measured once (see ``verdicts``).
 
 Where ``--exact`` asks for it, widths of passes are divided into groups in which a row has the same
 bits, and passes are kept to the widths of one of them, plain ones too (see ``backend.widths``).
@@ -9,19 +6,10 @@ bits, and passes are kept to the widths of one of them, plain ones too (see ``ba
 
 from __future__ import annotations
 
-import hashlib
-import logging
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, cast
-
 import msgspec
 
 from specllama.errors import UsageError
-from specllama.files import DAMAGE, read_json
 from specllama.settings.params import DRAFT_MAX, DRAFT_MAX_EXACT
-
-logger = logging.getLogger("specllama.backend.exactness")
 
 SCHEMA = "specllama.exactness.v1"
 
@@ -157,46 +145,3 @@ def _kept_label(group: Group) -> str:
 def _and(numbers: tuple[int, ...]) -> str:
     *first, last = map(str, numbers)
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def measured(
-    key: Mapping[str, Any], measure: Callable[[], Exactness], folder: Path | None = None
-) -> Exactness:
-    """The verdict kept under ``key``, or a new one, which is then kept.
-
-    Args:
-        key: everything that the verdict depends on, as plain values.
-    """
-    from specllama.paths import profiles_dir, replace_file
-
-    whole = {"schema": SCHEMA, **key}
-    text = msgspec.json.encode(whole, order="sorted")
-    name = f"{hashlib.sha256(text).hexdigest()[:16]}.json"
-    path = (folder or profiles_dir() / "exactness") / name
-    try:
-        kept = read_json(path, _Kept)
-        if kept is not None and msgspec.json.encode(kept.key, order="sorted") == text:
-            if kept.sum == _sum(kept.found):
-                return cast(Exactness, kept.found)
-            raise ValueError("its sum does not fit")
-    except (OSError, *DAMAGE) as error:
-        logger.info("%s is measured again: %s", path, error)
-    found = measure()
-    try:
-        replace_file(path, msgspec.json.encode(_Kept(whole, found, _sum(found))))
-    except OSError as error:
-        logger.info("cannot keep what was measured: %s", error)
-    return found
-
-
-class _Kept(msgspec.Struct):
-    """A verdict in its file. A flipped bit could make another verdict of it, and other texts of
-    that: ``sum`` tells."""
-
-    key: dict[str, Any]
-    found: Exactness
-    sum: str = ""
-
-
-def _sum(found: Exactness) -> str:
-    return hashlib.sha256(msgspec.json.encode(found)).hexdigest()

@@ -46,6 +46,7 @@ class LlamaModel:
         gpu_layers, devices: how many layers go to which devices; None lets llama.cpp choose.
         place: where layers and tensors go, instead of these.
         loras: adapters that every context of the model wears.
+        repack: rearrange weights for this processor's wide products, where llama.cpp can.
         load_mtp: load NextN blocks as well, where the file has them.
         stop: ends loading, and the passes of every context of the model, when it is set.
 
@@ -65,6 +66,7 @@ class LlamaModel:
         loras: Sequence[Adapter] = (),
         use_mmap: bool = True,
         use_mlock: bool = False,
+        repack: bool = True,
         load_mtp: bool = False,
         progress: Callable[[float], None] | None = None,
         head: bool = False,
@@ -78,6 +80,7 @@ class LlamaModel:
             gpu_layers, devices = str(place.layers), place.devices
         wanted = 999 if gpu_layers in ("auto", "all") else int(gpu_layers)
         self.gpu_layers = wanted if supports_gpu() else 0
+        self.repacks = repack
         params.n_gpu_layers = self.gpu_layers
         # a device that llama.cpp knows of takes buffers and wide passes without any layer, too
         moved = place is not None and any(device != CPU for _, device in place.moves)
@@ -91,6 +94,7 @@ class LlamaModel:
         )
         params.load_mode = _LOAD_MODES[use_mmap, use_mlock]
         params.load_mtp = load_mtp
+        params.use_extra_bufts = repack
 
         @ll.llama_progress_callback  # type: ignore[untyped-decorator]
         def on_progress(fraction: float, user_data: object) -> bool:

@@ -49,6 +49,7 @@ def _model(model: ModelInfo, hashes: bool) -> dict[str, Any]:
         "quantization": model.quantization,
         "n_params": model.n_params,
         "bytes": model.file_bytes,
+        "repacked": model.repacked,
         "sha256": model.sha256 or (_hash(path) if hashes else None),
     }
 

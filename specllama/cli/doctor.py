@@ -224,13 +224,14 @@ def _plan(settings: Settings, options: EngineOptions) -> list[DoctorLine]:
         SpecllamaError: it could not be loaded for another reason than memory.
     """
     from specllama.engine.gguf_pair import read_pair
+    from specllama.engine.repacking import line as layout
     from specllama.errors import DoesNotFit
     from specllama.models.refs import resolve_pair
 
     target, draft = resolve_pair(settings["model"], settings["draft-model"])
     pair = read_pair(target, draft, replace(options, check_memory=False))
     checks = []
-    for line in pair.lines():
+    for line in [*pair.lines(), f"weights: {layout(pair)}"]:
         name, _, said = line.partition(": ")
         checks.append(DoctorLine("info", name, said))
     try:

@@ -15,11 +15,11 @@ from specllama.backend.cores import physical_cores
 from specllama.backend.llama_place import use_numa
 from specllama.backend.llama_pool import LlamaPool, open_pool
 from specllama.backend.loaded_target import LoadedTarget
-from specllama.backend.placement import Placement
 from specllama.cancel import StopFlag
 from specllama.engine.gguf_pair import Pair
 from specllama.engine.heads import open_own
 from specllama.engine.probing import exactness_of
+from specllama.engine.repacking import Speed, repacks, speed
 from specllama.errors import CannotLoad
 from specllama.events import Event, LoadProgress
 from specllama.interface import ModelInfo
@@ -68,6 +68,7 @@ class _Model:
             ),
             gpu_layers=min(self.model.gpu_layers, self.model.n_layer + 1),
             kv_types="/".join(kinds),
+            repacked=self.model.repacks,
             card=read_card(header.metadata).values,
         )
 
@@ -128,13 +129,17 @@ def _load(
 def _load_as(
     pair: Pair, on_progress: Report, stop: StopFlag, closing: ExitStack
 ) -> tuple[_Model, _Model | None]:
+    plan, options = pair.plan, pair.resolved(apart=not can_switch())
+    threads = options.threads or physical_cores()
+
     def open_model(
-        header: GgufHeader, role: Literal["target", "draft"], place: Placement | None
+        header: GgufHeader, role: Literal["target", "draft"], repack: bool, closing: ExitStack
     ) -> llama.LlamaModel:
         def progress(fraction: float) -> None:
             if on_progress is not None:
                 on_progress(LoadProgress(role, str(header.path), fraction))
 
+        place = None if plan is None else plan.target if role == "target" else plan.draft
         model = llama.LlamaModel(
             header.path,
             pre=header.pre_tokenizer or "",
@@ -143,6 +148,7 @@ def _load_as(
             loras=[Adapter.read(text) for text in options.loras] if role == "target" else (),
             use_mmap=options.use_mmap,
             use_mlock=options.use_mlock,
+            repack=repack,
             load_mtp=role == "target" and not why_not(header),
             progress=progress,
             stop=stop,
@@ -150,9 +156,24 @@ def _load_as(
         closing.callback(model.close)
         return model
 
-    plan, options = pair.plan, pair.resolved(apart=not can_switch())
-    threads = options.threads or physical_cores()
-    model = open_model(pair.target, "target", plan.target if plan else None)
+    def measure(repack: bool) -> Speed:
+        batch = options.batch(on_gpu=False)
+        with ExitStack() as once:
+            model = open_model(pair.target, "target", repack, once)
+            pool = open_pool(
+                model,
+                lanes=1,
+                n_ctx=batch + options.max_rows,
+                max_rows=options.max_rows,
+                threads=threads,
+                options=options,
+                flash=options.flash_attn,
+                max_leaves=1,
+            )
+            return speed(pool, batch)
+
+    repack = pair.on_gpu or repacks(pair, measure, on_progress)
+    model = open_model(pair.target, "target", repack, closing)
     pool = open_pool(
         model,
         lanes=options.parallel,
@@ -166,7 +187,7 @@ def _load_as(
     target = _Model(pair.target, model, pool, options)
     if pair.draft is None:
         return target, None
-    model = open_model(pair.draft, "draft", plan.draft if plan else None)
+    model = open_model(pair.draft, "draft", options.repack != "off", closing)
     pool = open_pool(
         model,
         lanes=options.parallel,

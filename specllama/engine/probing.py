@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from specllama.backend.exactness import Exactness, Group, measured
+from specllama.backend import verdicts
+from specllama.backend.exactness import SCHEMA, Exactness, Group
 from specllama.errors import EngineError, SpecllamaError, UsageError
 from specllama.events import Event, Notice
 
@@ -72,8 +73,11 @@ def _found(
     if model.has_windows and not options.swa_full:
         return Exactness(why_not="cells that have left a window are taken again, in another order")
     try:
-        return measured(
-            _key(header, model, target, options), lambda: _measure(model, target, options, report)
+        return verdicts.kept(
+            SCHEMA,
+            _key(header, model, target, options),
+            Exactness,
+            lambda: _measure(model, target, options, report),
         )
     except (SpecllamaError, OSError) as error:
         logger.warning("cannot measure how exact wide passes are: %s", error)
@@ -84,18 +88,9 @@ def _key(
     header: GgufHeader, model: LlamaModel, target: LlamaPool, options: EngineOptions
 ) -> dict[str, Any]:
     """Everything that chooses kernels."""
-    from specllama.backend import devices
-    from specllama.models.pruned import fingerprint
-
-    build = devices.build_info()
     return {
-        "file": fingerprint(header),
-        "build": [build.binding, *build.backends, *build.features, *devices.library_files()],
-        "machine": [
-            devices.cpu_name(),
-            devices.cpu_features(),
-            *(d.description for d in devices.gpus(devices.devices())),
-        ],
+        **verdicts.circumstances(header),
+        "repack": model.repacks,
         "gpu_layers": model.gpu_layers,
         "threads": target.kernels.threads,
         "flash_attn": target.kernels.flash,

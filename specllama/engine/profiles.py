@@ -84,7 +84,8 @@ class PairKey:
 
 
 def _model_key(model: ModelInfo) -> str:
-    return f"{model.name} {model.quantization} {model.n_params} {model.file_bytes}"
+    layout = "" if model.repacked else " as stored"
+    return f"{model.name} {model.quantization} {model.n_params} {model.file_bytes}{layout}"
 
 
 class Profile:

@@ -32,6 +32,7 @@ from specllama.settings.setting import (
 )
 
 VerifyRule = str  # one of VERIFY_RULES
+Repacking = Literal["auto", "on", "off"]
 FlashAttention = Literal["auto", "on", "off"]
 OnFull = Literal["stop", "shift"]
 WindowKind = Literal["auto", "fixed"]
@@ -441,6 +442,12 @@ class EngineOptions:
         metavar="FILE[:SCALE]",
     )
     use_mmap: bool = setting(True, "Map model files instead of reading them.", name="mmap")
+    repack: Repacking = setting(
+        "auto",
+        "Rearrange weights for wide products on a CPU; auto measures once for a model which layout "
+        "is faster here.",
+        choices=("auto", "on", "off"),
+    )
     use_mlock: bool = setting(False, "Keep the model in memory (no swapping).", name="mlock")
     check_memory: bool = setting(True, "Refuse a pair that needs more memory than is free.")
     allow_other_vocab: bool = speculation(

@@ -11,8 +11,9 @@ from engines import FakeContext
 from table_model import FakeTable
 
 from specllama.arrays import Rows
+from specllama.backend import verdicts
 from specllama.backend.base import Outputs
-from specllama.backend.exactness import Exactness, measured
+from specllama.backend.exactness import SCHEMA, Exactness
 from specllama.backend.probe import CELLS, HEAD, LONG, probe
 from specllama.errors import EngineError
 from specllama.settings.params import DRAFT_MAX
@@ -156,6 +157,10 @@ class Once:
     def __call__(self) -> Exactness:
         self.calls += 1
         return Exactness(rows=self.calls + 1, widths=(2, 3), cells=(40,))
+
+
+def measured(key: dict[str, object], once: Once, folder: Path) -> Exactness:
+    return verdicts.kept(SCHEMA, key, Exactness, once, folder)
 
 
 def test_a_verdict_is_kept_until_something_changes(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from specllama import paths
-from specllama.backend.exactness import Exactness, Group, measured
+from specllama.backend import verdicts
+from specllama.backend.exactness import SCHEMA, Exactness, Group
 from specllama.bench.report import read_report
 from specllama.errors import SpecllamaError
 from specllama.models.receipts import make_receipt, read_receipt, receipt_path, write_receipt
@@ -31,7 +32,8 @@ def bytes_of(text: str) -> bytes:
 
 def exactness(folder: Path) -> tuple[Path, Callable[[], object]]:
     def read() -> None:
-        assert measured({"file": "ä model"}, lambda: FOUND, folder) == FOUND
+        key = {"file": "ä model"}
+        assert verdicts.kept(SCHEMA, key, Exactness, lambda: FOUND, folder) == FOUND
 
     read()
     (path,) = folder.iterdir()

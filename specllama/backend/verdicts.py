@@ -1,0 +1,108 @@
+"""What was measured of a model file on this machine, kept between runs.
+
+A verdict belongs to one file, one build of llama.cpp, one machine and the settings that choose
+kernels; anything else is measured anew. One small JSON file per verdict.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from specllama.files import DAMAGE, read_json
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
+
+logger = logging.getLogger("specllama.backend.verdicts")
+
+Verdict = TypeVar("Verdict", bound=msgspec.Struct)
+
+
+def circumstances(header: GgufHeader) -> dict[str, Any]:
+    """The file, the build and the machine, as plain values."""
+    from specllama.backend import devices
+    from specllama.models.pruned import fingerprint
+
+    build = devices.build_info()
+    return {
+        "file": fingerprint(header),
+        "build": [build.binding, *build.backends, *build.features, *devices.library_files()],
+        "machine": [
+            devices.cpu_name(),
+            devices.cpu_features(),
+            *(d.description for d in devices.gpus(devices.devices())),
+        ],
+    }
+
+
+def kept(
+    schema: str,
+    key: Mapping[str, Any],
+    kind: type[Verdict],
+    measure: Callable[[], Verdict],
+    folder: Path | None = None,
+) -> Verdict:
+    """The verdict kept under ``key``, or a new one, which is then kept.
+
+    Args:
+        schema: "specllama.<name>.<version>"; files lie in a folder of that name.
+        key: everything that the verdict depends on, as plain values.
+    """
+    from specllama.paths import replace_file
+
+    text, path = _place(schema, key, folder)
+    found = _read(path, text, kind)
+    if found is None:
+        found = measure()
+        try:
+            whole = {"schema": schema, **key}
+            replace_file(path, msgspec.json.encode(_Kept(whole, found, _sum(found))))
+        except OSError as error:
+            logger.info("cannot keep what was measured: %s", error)
+    return found
+
+
+def known(schema: str, key: Mapping[str, Any], kind: type[Verdict]) -> Verdict | None:
+    """The verdict kept under ``key``, None if there is none."""
+    text, path = _place(schema, key, None)
+    return _read(path, text, kind)
+
+
+class _Kept(msgspec.Struct):
+    """A verdict in its file. A flipped bit could make another verdict of it, and other texts of
+    that: ``sum`` tells."""
+
+    key: dict[str, Any]
+    found: Any
+    sum: str = ""
+
+
+def _place(schema: str, key: Mapping[str, Any], folder: Path | None) -> tuple[bytes, Path]:
+    from specllama.paths import profiles_dir
+
+    text = msgspec.json.encode({"schema": schema, **key}, order="sorted")
+    name = f"{hashlib.sha256(text).hexdigest()[:16]}.json"
+    return text, (folder or profiles_dir() / schema.split(".")[1]) / name
+
+
+def _read(path: Path, key: bytes, kind: type[Verdict]) -> Verdict | None:
+    try:
+        file = read_json(path, _Kept)
+        if file is None or msgspec.json.encode(file.key, order="sorted") != key:
+            return None
+        if file.sum == _sum(file.found):
+            return msgspec.convert(file.found, kind)
+        raise ValueError("its sum does not fit")
+    except (OSError, *DAMAGE) as error:
+        logger.info("%s is measured again: %s", path, error)
+        return None
+
+
+def _sum(found: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(found)).hexdigest()
