@@ -10,7 +10,7 @@ import sketches
 
 from specllama.backend import devices
 from specllama.cli import invoke
-from specllama.engine import gguf_pair
+from specllama.engine import gguf_pair, repacking
 from specllama.models import context, memory
 from specllama.settings.params import EngineOptions
 
@@ -115,6 +115,7 @@ def test_what_a_server_takes_is_told(cli, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(devices, "devices", lambda: [processor])
     monkeypatch.setattr(gguf_pair, "read_header", lambda path: sketches.qwen_30b_a3b())
     monkeypatch.setattr(gguf_pair, "check_loadable", lambda header, role: None)
+    monkeypatch.setattr(repacking, "line", lambda pair: "as stored")
     file = tmp_path / "m.gguf"
     file.touch()
     assert "conversations" not in checks(28e9)
