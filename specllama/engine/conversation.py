@@ -260,6 +260,8 @@ class Conversation:
                 pass_rows=self._target.max_rows,
                 n_ctx=self._target.n_ctx,
                 ending=self._ending,
+                prediction=self._ready.prepared.prediction,
+                thinking=self._reply.thinking,
             )
         )
         if advice := drafter.advice():

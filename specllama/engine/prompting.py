@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specllama.backend.base import Vocab
 from specllama.cancel import Cancel
@@ -43,12 +43,14 @@ class Prepared:
         notices: about the template.
         reader: splits the reply; None where it is shown as it is.
         limit: the budget of its thoughts.
+        prediction: what the caller expects the reply to be.
     """
 
     ids: list[int]
     notices: tuple[str, ...] = ()
     reader: Reader | None = None
     limit: ThoughtLimit | None = None
+    prediction: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,18 @@ class Prompting:
                 raise UsageError(f"token {bad} is outside the vocabulary")
         if not ids:
             raise UsageError("the prompt is empty", "give some text to continue or to answer")
-        return prepared or Prepared(ids)
+        prepared = prepared or Prepared(ids)
+        expected = self._expected(params.prediction, ids, n_ctx)
+        return replace(prepared, prediction=expected) if expected else prepared
+
+    def _expected(self, text: str, ids: Sequence[int], n_ctx: int | None) -> Sequence[int]:
+        """What is expected of the reply to ``ids``, as far as the context can hold it."""
+        if n_ctx is not None and self.vocab.longest:
+            text = text[: n_ctx * self.vocab.longest]
+        after_text = self.vocab.special(ids[-1]) is None
+        return self.vocab.tokenize(
+            text, add_special=False, parse_special=False, after_text=after_text
+        )
 
     def _mixed(self, parts: Sequence[int | str]) -> list[int]:
         ids: list[int] = []

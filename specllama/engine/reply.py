@@ -62,6 +62,10 @@ class ReplyBuilder:
         seams = None if self._reader is None else self._reader.seams
         return seams if seams and any(seams) else None
 
+    def thinking(self) -> bool:
+        """Whether what comes is a thought, as far as is known."""
+        return self._reader is not None and self._reader.thinking
+
     @property
     def remaining(self) -> float:
         limit = self._params.max_tokens

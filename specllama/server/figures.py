@@ -24,6 +24,8 @@ def timings(replies: Sequence[Reply]) -> dict[str, Any]:
     if drafted := sum(end.draft_n for end in ends):
         out["draft_n"] = drafted
         out["draft_n_accepted"] = sum(end.draft_n_accepted for end in ends)
+    if any(expected := expected_of(replies)):
+        out["prediction_n"], out["prediction_n_accepted"] = sum(expected), expected[0]
     first = ends[0]
     return {
         **out,
@@ -100,17 +102,32 @@ def metrics(replies: Sequence[Reply]) -> dict[str, Any]:
     }
 
 
+def expected_of(replies: Sequence[Reply]) -> tuple[int, int]:
+    """Tokens that were proposed out of ``prediction``: the accepted ones, and the others."""
+    accepted = rejected = 0
+    for done in (done for reply in replies for done in reply.rounds):
+        taken = sum(done.sources[node] == "prediction" for node in done.accepted_path)
+        accepted += taken
+        rejected += done.sources.count("prediction") - taken
+    return accepted, rejected
+
+
 def usage(replies: Sequence[Reply], *, n: int = 1) -> dict[str, Any]:
     """OpenAI's: the prompt counts once for all its ``n`` replies."""
     ends = [reply.finished for reply in replies if reply.finished is not None]
     firsts = [end for group in _grouped(replies, n) if (end := _first(group)) is not None]
     prompt = sum(end.prompt_n for end in firsts)
     written = sum(len(end.token_ids) for end in ends)
+    accepted, rejected = expected_of(replies)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": written,
         "total_tokens": prompt + written,
-        "completion_tokens_details": {"reasoning_tokens": sum(r.reasoning_n for r in replies)},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(r.reasoning_n for r in replies),
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+        },
         "prompt_tokens_details": {"cached_tokens": sum(end.cached_n for end in firsts)},
     }
 

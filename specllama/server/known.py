@@ -91,7 +91,7 @@ HARMLESS = frozenset(
         # where and how it is computed: no text depends on it
         "cache_prompt", "id_slot", "n_keep", "n_discard", "cache_salt", "priority", "request_id",
         "keep_alive", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap",
-        "use_mlock", "low_vram", "vocab_only", "f16_kv", "num_keep", "prediction", "service_tier",
+        "use_mlock", "low_vram", "vocab_only", "f16_kv", "num_keep", "service_tier",
         "store", "prompt_cache_key", "kv_transfer_params", "guided_decoding_backend",
         "draft_model", "ttl",
         # of samplers that are off

@@ -25,6 +25,7 @@ from specllama.server.figures import finish_reason, metrics, timings
 from specllama.server.likelihood import chances_of, in_chat
 from specllama.server.refusals import Refusal, not_offered, wrong
 from specllama.server.sampling import (
+    Prediction,
     Sampling,
     Speculation,
     most_chances,
@@ -60,6 +61,7 @@ class _Asked(msgspec.Struct, kw_only=True):
     think: bool | str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    prediction: Prediction | None = None
     specllama: Speculation | None = None
 
 
@@ -89,6 +91,7 @@ def _parse(body: _Asked, prompt: Prompt, base: GenerateParams, tools: ToolUse | 
     """Raises Refusal: a field is wrong."""
     options = body.options or Options()
     options.specllama = body.specllama
+    options.prediction = body.prediction or options.prediction
     limit = options.num_predict
     schema = None
     if body.format == "json":

@@ -66,6 +66,18 @@ class Speculation(msgspec.Struct, kw_only=True):
     window: str | None = None
 
 
+class TextPart(msgspec.Struct):
+    type: str
+    text: str | None = None
+
+
+class Prediction(msgspec.Struct):
+    """OpenAI's predicted output: what the reply is expected to be."""
+
+    type: str
+    content: str | list[TextPart]
+
+
 class Structured(msgspec.Struct, kw_only=True):
     """vLLM's way to say what a reply has to fit."""
 
@@ -107,6 +119,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     guided_regex: str | None = None
+    prediction: Prediction | None = None
     specllama: Speculation | None = None
 
 
@@ -176,12 +189,25 @@ def params_of(body: Sampling, base: GenerateParams, **more: Any) -> GeneratePara
         if body.json_schema is not None:
             changes["json_schema"] = schema_text(body.json_schema)
         changes.update(_structured(body))
+        if body.prediction is not None:
+            changes["prediction"] = _expected(body.prediction)
         if body.specllama is not None:
             asked = msgspec.structs.asdict(body.specllama)
             changes.update({name: value for name, value in asked.items() if value is not None})
         return base.replace(**changes)
     except UsageError as error:
         raise refusal(error, FIELDS) from None
+
+
+def _expected(prediction: Prediction) -> str:
+    """Raises Refusal: it is of another type than text."""
+    if prediction.type != "content":
+        raise wrong("prediction.type", "prediction: its type is content")
+    if isinstance(prediction.content, str):
+        return prediction.content
+    if any(part.type != "text" or part.text is None for part in prediction.content):
+        raise wrong("prediction.content", "prediction: its parts are texts")
+    return "".join(part.text or "" for part in prediction.content)
 
 
 def most_chances(name: str, value: int | None) -> int | None:

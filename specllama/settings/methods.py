@@ -11,6 +11,7 @@ FILES = {
     "draft": "draft_model",
     "suffix": "suffix",
     "ngram": "ngram",
+    "prediction": "prediction",
     "mixed": "mixed",
     "tree": "draft_tree",
     "merged": "merged",

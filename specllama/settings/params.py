@@ -202,6 +202,7 @@ class GenerateParams:
         chances: tell how likely each token was to the target, before any sampler, and so many
             others; None does not.
         scope: whose caches it may go on from: those of requests with the same one.
+        prediction: what the reply is expected to be, to draft from; no text depends on it.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -296,6 +297,7 @@ class GenerateParams:
     spelled: bool = False
     chances: int | None = setting(None, within=(0, CHANCES_LIMIT))
     scope: str = ""
+    prediction: str = ""
 
     def __post_init__(self) -> None:
         check(self)

@@ -137,6 +137,8 @@ class Verdict:
 class Guess:
     """What a free source would copy, and what it knows of its worth.
 
+    ``kind``: whose guesses it is judged by; what a caller expects is right or wrong as a whole.
+
     ``match_length`` tokens at the end of the text equal those before the copied ones.
     ``shares[i]`` is how likely token i follows those before it by the text's own habits; () for
     unknown.
@@ -148,6 +150,7 @@ class Guess:
     match_length: int
     shares: tuple[float, ...] = ()
     endings: tuple[float, ...] = ()
+    kind: Literal["copy", "prediction"] = "copy"
 
 
 class DraftJudge(Protocol):

@@ -24,6 +24,8 @@ class Request:
             the draft window does not.
         ending: how likely a passage ends between two tokens, from 0 to 1; None where it cannot
             tell.
+        prediction: what the caller expects the reply to be; () for nothing.
+        thinking: whether the reply has not begun yet, for a thought before it.
     """
 
     seed: int
@@ -35,6 +37,8 @@ class Request:
     pass_rows: int = 1
     n_ctx: int = 0
     ending: Callable[[int, int], float] | None = None
+    prediction: Sequence[int] = ()
+    thinking: Callable[[], bool] = lambda: False
 
     def drawn(self, chain: SamplerChain) -> bool:
         """Whether a draft's token is drawn as the target draws its own, so that it may be judged

@@ -29,7 +29,7 @@ from specllama.speculative.policy.constants import (
     SETTLE,
 )
 
-Kind = Literal["draft", "copy"]
+Kind = Literal["draft", "copy", "prediction"]
 Features = tuple[float, float, float]
 
 

@@ -327,7 +327,7 @@ class Weighing(Willing):
 
     def _weigh(self, guess: Guess) -> Trial:
         """How far the target would follow a copy."""
-        copy = Trial(self._text.source(guess.source, "copy"))
+        copy = Trial(self._text.source(guess.source, guess.kind))
         self._seen.append(copy)
         n = len(guess.tokens)
         copy.tokens += guess.tokens
