@@ -7,6 +7,8 @@ can explain is a failure.
 
 The plain text of a prompt and temperature is computed once and serves every proposer and width.
 
+What a prediction is drafted from is the plain reply with a word changed here and there.
+
 Nor may a text depend on what was here before, so every comparison is made three ways: cold; after
 a stranger's prompt, which begins alike and is read in other parts; and as the next turn after its
 own former one, against the same turn of a plain conversation. The two warm ways are short replies:
@@ -30,6 +32,7 @@ import numpy as np
 
 from specllama.arrays import IntArray
 from specllama.backend.kernels import TILE
+from specllama.bench.edits import edited
 from specllama.bench.prompts import BenchPrompt
 from specllama.engine.engine import Engine
 from specllama.errors import Cancelled, CannotLoad, DoesNotFit
@@ -179,6 +182,7 @@ def prove(
         for temperature in temperatures:
             params = wish_of(base, temperature, max_tokens, seed + n, window)
             plain = finish(engine, prompt, params)
+            params = params.replace(prediction=edited(plain.reply.text))
             references.append((params, plain))
             for proposer in tuple(left):
                 for width in draft_max:

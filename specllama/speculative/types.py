@@ -137,7 +137,8 @@ class Verdict:
 class Guess:
     """What a free source would copy, and what it knows of its worth.
 
-    ``kind``: whose guesses it is judged by; what a caller expects is right or wrong as a whole.
+    ``kind``: how its worth is told at first. Of a "prediction" the shares are the part of the
+    expected text that came so far.
 
     ``match_length`` tokens at the end of the text equal those before the copied ones.
     ``shares[i]`` is how likely token i follows those before it by the text's own habits; () for

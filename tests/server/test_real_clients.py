@@ -98,6 +98,35 @@ def test_openai(server: Serving, openai: Any) -> None:
             client.models.retrieve("gpt")
 
 
+def test_openai_expects_an_output(server: Serving, openai: Any) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        fixed = {"seed": 1, "specllama": {"window": "fixed", "proposer": "prediction"}}
+        asked: Any = {"model": "table", "messages": turns("the rain"), "max_tokens": 24}
+        plain = client.chat.completions.create(**asked, extra_body=fixed)
+        none = plain.usage.completion_tokens_details
+        assert (none.accepted_prediction_tokens, none.rejected_prediction_tokens) == (0, 0)
+        text = plain.choices[0].message.content
+        parts = [{"type": "text", "text": text[:9]}, {"type": "text", "text": text[9:]}]
+        for content in (text, parts, text[:12] + "?" + text[13:], "quite another text"):
+            asked["prediction"] = {"type": "content", "content": content}
+            whole = client.chat.completions.create(**asked, extra_body=fixed)
+            assert whole.choices[0].message.content == text
+            stream = client.chat.completions.create(
+                **asked, extra_body=fixed, stream=True, stream_options={"include_usage": True}
+            )
+            for usage in (whole.usage, list(stream)[-1].usage):
+                told = usage.completion_tokens_details
+                proposed = told.accepted_prediction_tokens + told.rejected_prediction_tokens
+                assert proposed > 0
+                assert (told.accepted_prediction_tokens > 6) is (content != "quite another text")
+                if content in (text, parts):
+                    assert told.accepted_prediction_tokens > usage.completion_tokens // 2
+        with pytest.raises(openai.BadRequestError) as refused:
+            asked["prediction"] = {"type": "content", "content": [{"type": "image_url"}]}
+            client.chat.completions.create(**asked)
+        assert refused.value.param == "prediction.content"
+
+
 def test_openai_calls_tools_and_parses(scripted: Serving, openai: Any) -> None:
     function = {"name": "weather", "parameters": SCHEMA}
     tools: Any = [{"type": "function", "function": function}]

@@ -32,10 +32,22 @@ def test_tokens_of_a_thought_are_counted() -> None:
     assert reply.reasoning_n == 4
     reply.receive([TextDelta(" here"), wrote(" here")])
     assert reply.reasoning_n == 4
-    assert usage([reply])["completion_tokens_details"] == {"reasoning_tokens": 4}
+    assert usage([reply])["completion_tokens_details"]["reasoning_tokens"] == 4
     plain = Reply(0)
     plain.receive([TextDelta("It"), wrote("It"), TextDelta(" rains"), wrote(" rains")])
     assert plain.reasoning_n == 0
+
+
+def test_tokens_of_a_prediction_are_counted() -> None:
+    reply = Reply(0)
+    copied = ("prediction",) * 4
+    drafted = replace(ROUND, drafted=(1, 2, 3, 4), parents=(-1, 0, 1, 2), sources=copied)
+    reply.receive([replace(drafted, accepted=2, accepted_path=(0, 1)), wrote("a")])
+    others = ("draft", "suffix", "prediction", "draft")
+    reply.receive([replace(drafted, sources=others, accepted=3, accepted_path=(0, 1, 2))])
+    told = usage([reply])["completion_tokens_details"]
+    assert told["accepted_prediction_tokens"] == 3
+    assert told["rejected_prediction_tokens"] == 2
 
 
 def ended(prompt_n: int) -> Finished:

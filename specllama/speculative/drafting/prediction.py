@@ -6,8 +6,8 @@ end goes on, of several the nearest to where it was left. Until there is one, a 
 have been replaced; before the first, something to stand in front of the text. Other copies need a
 match of some length, and know no place (``suffix``).
 
-What is expected is as likely as what came of it so far (``Guess.kind``): a text that is wrong is
-dropped after its first guesses.
+What is expected is as likely as what came of it so far, beside the length of the match: a text that
+is wrong is dropped after its first guesses.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
 
 _WORD = 8  # tokens of a match that the caller's word is worth, before anything was written
 _SURE = 16  # tokens in a row that agree, from which on no other place is looked for
+_KEPT, _FIRST, _MEMORY = 0.75, 4, 64  # share of tokens that came as expected: a running mean
 
 
 class Aligned:
@@ -30,12 +31,13 @@ class Aligned:
     Attributes:
         at: the place of the expected token that comes next.
         run: tokens in a row that agreed up to there, or what stands for them.
+        kept: the share of the reply that came as expected.
     """
 
     def __init__(self, expected: Sequence[int]) -> None:
         self.expected = History(expected)
-        self.at, self.run = 0, _WORD
-        self._begun = False
+        self.at, self.run, self.kept = 0, _WORD, _KEPT
+        self._begun, self._seen = False, _FIRST
         self._reply = History()
         self._matches = Matches(self.expected)
 
@@ -46,6 +48,8 @@ class Aligned:
             self.run = self.run + 1 if agrees else 0
             self._begun = self._begun or agrees
             self.at += self._begun
+            self._seen = min(self._seen + 1, _MEMORY)
+            self.kept += (agrees - self.kept) / self._seen
         self._reply.extend(tokens)
         self._matches.follow(self._reply)
         if self.run < _SURE and len(self._matches.places):
@@ -86,7 +90,8 @@ class PredictionDrafter(Copier):
         copied = aligned.expected[aligned.at : aligned.at + most]
         if not copied:
             return []
-        return [Guess(self.name, tuple(copied), aligned.run, kind="prediction")]
+        kept = (aligned.kept,) * len(copied)
+        return [Guess(self.name, tuple(copied), aligned.run, kept, kind="prediction")]
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
         return Draft.chain(guess.tokens[:length], self.name)

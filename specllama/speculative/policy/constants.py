@@ -33,12 +33,12 @@ FRESH_S = 120.0  # so old they are of these minutes: machines warm up and slow d
 
 # Weights and their variances, see ``Acceptance``: bias, three features, the text. A draft model's
 # confidence means roughly what it says; long matches copy well, and where a sentence or a line ends
-# a quotation often does. What sets a text apart matters for models; of a copy its match says more. What
-# a caller expects mostly comes, and where it does not, hardly any of it does: that is the text's.
+# a quotation often does. What sets a text apart matters for models; of a copy its match says more, and
+# of what a caller expects its match, and how much of it came so far.
 PRIOR = {
     "draft": ([-0.3, 0.5, 0.5, 0.0, 0.0], [1.0, 0.25, 0.25, 0.25, 0.5]),
     "copy": ([-1.0, 1.4, 0.8, -2.5, 0.0], [1.0, 0.25, 0.25, 0.25, 0.0]),
-    "prediction": ([-1.0, 2.0, 0.0, 0.0, 0.0], [0.5, 0.25, 0.01, 0.25, 4.0]),
+    "prediction": ([-1.5, 2.0, 0.8, 0.0, 0.0], [1.0, 0.25, 0.25, 0.25, 0.0]),
 }
 MEAN = 0.75  # acceptance of a guess behind an accepted one, before any was seen
 CERTAIN = 6.0  # log odds: what is surer is not told apart

@@ -108,6 +108,7 @@ def test_auto_drafts_with_copies_and_the_best_paying_source(
     assert [source.name for source in mixed.sources] == [
         "suffix",
         "ngram",
+        "prediction",
         *([paid] if paid else []),
     ]
     assert mixed.paid == paid
@@ -116,9 +117,9 @@ def test_auto_drafts_with_copies_and_the_best_paying_source(
 def test_drafters_are_made_of_what_the_pair_has() -> None:
     target, draft = FakeContext(FakeTable()), FakeContext(FakeTable())
     assert target.max_leaves > 1
-    plain = ["suffix", "ngram", "mixed", "lookahead"]
+    plain = ["suffix", "ngram", "prediction", "mixed", "lookahead"]
     assert list(Drafters(target).all()) == plain
-    assert list(Drafters(target, draft).all()) == ["draft", *plain[:3], "tree", "merged", plain[3]]
+    assert list(Drafters(target, draft).all()) == ["draft", *plain[:4], "tree", "merged", plain[4]]
     lacking = Drafters(target, reasons={"mtp": "no NextN"})
     assert lacking.drafter("mtp") is lacking.drafter("unheard of") is None
     assert lacking.facts.own == {"mtp": "no NextN"}

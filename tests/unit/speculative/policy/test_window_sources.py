@@ -6,6 +6,7 @@ virtual clock by what it costs on a measured machine. Everything between is the 
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ import pytest
 from engines import FakeContext, fake_info, loaded
 from replay import VirtualClock
 from table_model import FakeTable, FakeVocab
-from traces import MEASURED, Script, Talk, V, talk
+from traces import CPU, MEASURED, Script, Talk, V, fresh, talk
 
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
@@ -24,10 +25,11 @@ from specllama.engine.profiles import Profile, band
 from specllama.events import Finished, PrefillProgress, RoundDone
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
-from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.lookahead import LookaheadDrafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
+from specllama.speculative.drafting.prediction import PredictionDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
 from specllama.speculative.policy.policy import Policy
 from specllama.speculative.window import Window
@@ -257,3 +259,54 @@ def test_reasons_make_sense_to_people(monkeypatch: pytest.MonkeyPatch) -> None:
                 bench.reply(spoken)
             for reason in bench.reasons:
                 assert not re.search(r"-\d|\bnan\b|\binf\b|credit|time of 0\.0", reason), reason
+
+
+# -- what a caller expects ------------------------------------------------------------------------
+
+
+class Given(PredictionDrafter):
+    """For a reply of which something is expected, whoever asks for it."""
+
+    def __init__(self, prediction: Sequence[int]) -> None:
+        super().__init__()
+        self._prediction = prediction
+
+    def start(self, request: Request) -> None:
+        super().start(dataclasses.replace(request, prediction=self._prediction))
+
+
+class Editing(Bench):
+    """Replies of which ``expected`` makes what is expected."""
+
+    def __init__(self, expected: str, costs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__("mixed", costs, monkeypatch)
+        wide = (6.3 + 0.4 * i for i in range(1, 60))
+        self.verify, self._expected, self._rng = [*CPU, *wide], expected, random.Random(2)
+
+    def window(self, params: GenerateParams) -> Window:
+        return super().window(params.replace(draft_max=15))  # as where wide passes are exact
+
+    def proposers(self, spoken: Talk) -> dict[str, Drafter]:
+        old = list(spoken.reply)
+        if self._expected == "edited":
+            old[200] = 1 + old[200] % 50
+        elif self._expected == "wrong":
+            old = fresh(self._rng, len(old))
+        else:
+            old = []
+        return {"mixed": MixedDrafter([SuffixDrafter(), NgramDrafter(), Given(old)])}
+
+
+def test_an_edited_text_is_written_in_a_fraction_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And quite another text costs less than a hundredth."""
+    rng, speed = random.Random(5), {}
+    spoken = [talk(rng, [("new", 360, 0.0), ("quote", 24, 0.0)]) for _ in range(6)]
+    for expected in ("nothing", "edited", "wrong"):
+        bench = Editing(expected, "measured", monkeypatch)
+        for one in spoken:
+            bench.reply(one)
+        speed[expected] = bench.speed()
+    assert speed["edited"] > 2.5
+    assert speed["wrong"] > 0.99 * speed["nothing"]
