@@ -121,8 +121,8 @@ def test_openai_expects_an_output(server: Serving, openai: Any) -> None:
                 assert (told.accepted_prediction_tokens > 6) is (content != "quite another text")
                 if content in (text, parts):
                     assert told.accepted_prediction_tokens > usage.completion_tokens // 2
+        asked["prediction"] = {"type": "content", "content": [{"type": "image_url"}]}
         with pytest.raises(openai.BadRequestError) as refused:
-            asked["prediction"] = {"type": "content", "content": [{"type": "image_url"}]}
             client.chat.completions.create(**asked)
         assert refused.value.param == "prediction.content"
 

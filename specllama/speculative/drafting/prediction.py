@@ -18,7 +18,7 @@ from specllama.history import History
 from specllama.speculative.drafting.drafter import Copier, Request
 from specllama.speculative.drafting.method import Method, always
 from specllama.speculative.matches import Matches
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
+from specllama.speculative.types import Draft, Guess, Room, Verdict
 
 _WORD = 8  # tokens of a match that the caller's word is worth, before anything was written
 _SURE = 16  # tokens in a row that agree, from which on no other place is looked for

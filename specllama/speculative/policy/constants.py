@@ -33,8 +33,8 @@ FRESH_S = 120.0  # so old they are of these minutes: machines warm up and slow d
 
 # Weights and their variances, see ``Acceptance``: bias, three features, the text. A draft model's
 # confidence means roughly what it says; long matches copy well, and where a sentence or a line ends
-# a quotation often does. What sets a text apart matters for models; of a copy its match says more, and
-# of what a caller expects its match, and how much of it came so far.
+# a quotation often does. What sets a text apart matters for models; of a copy its match says more,
+# and of what a caller expects its match, and how much of it came so far.
 PRIOR = {
     "draft": ([-0.3, 0.5, 0.5, 0.0, 0.0], [1.0, 0.25, 0.25, 0.25, 0.5]),
     "copy": ([-1.0, 1.4, 0.8, -2.5, 0.0], [1.0, 0.25, 0.25, 0.25, 0.0]),
