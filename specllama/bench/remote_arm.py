@@ -6,6 +6,7 @@ chat template. Times are those of the client, from the request on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urldefrag, urlsplit
@@ -19,6 +20,7 @@ from specllama.remote.opening import open_remote
 from specllama.settings.params import PROPOSERS, GenerateParams
 
 LONG = 24  # tokens of a reply whose pace tells something: an event may hold a whole round
+Count = Callable[[str], int]
 # what changes nothing at temperature 0, and is refused by some engines while they draft
 IDLE: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
@@ -29,6 +31,7 @@ class RemoteArm:
     Args:
         params: sampling; temperature, seed and length come from the task.
         speculation: on or off, where a request can say so; None leaves it to the server.
+        count: tokens of a text, for replies that the server does not count.
     """
 
     def __init__(
@@ -38,12 +41,14 @@ class RemoteArm:
         *,
         speculation: bool | None = None,
         name: str = "",
+        count: Count | None = None,
     ) -> None:
         state = {None: "", False: " plain", True: " drafting"}[speculation]
         self.name = name or engine.kind.title + state
         self.engine = engine
         self._params = params.replace(from_card=())
         self._speculation = speculation
+        self._count = count
 
     def run(self, task: Task, repetition: int) -> RunFigures:
         """Asked alone: where the answer does not tell of its drafting, the counters do."""
@@ -61,19 +66,22 @@ class RemoteArm:
             task.prompt.content, params, stream=True, speculation=self._speculation, counted=alone
         )
         first_s, draft = answered.first_s or answered.seconds, answered.draft
+        text, tokens = answered.reasoning + answered.text, answered.tokens
+        if tokens is None:
+            tokens = 0 if self._count is None else self._count(text)
         return RunFigures(
             arm=self.name,
             prompt=task.prompt.id,
             slice=task.prompt.slice,
             temperature=task.temperature,
             repetition=repetition,
-            tokens=answered.tokens or 0,
-            decode_s=answered.seconds - first_s if (answered.tokens or 0) >= LONG else 0.0,
+            tokens=tokens,
+            decode_s=answered.seconds - first_s if tokens >= LONG else 0.0,
             total_s=answered.seconds,
             ttft_s=first_s,
             drafted=None if draft is None else draft.drafted,
             accepted=None if draft is None else draft.accepted,
-            text=answered.reasoning + answered.text,
+            text=text,
         )
 
     def close(self) -> None:
@@ -114,7 +122,9 @@ def load_arm(text: str, params: GenerateParams, key: str = "") -> RemoteArm:
     return RemoteArm(engine, params, speculation=speculation, name=text)
 
 
-def remote_arms(server: Address, params: GenerateParams, *, ignore_eos: bool) -> list[RemoteArm]:
+def remote_arms(
+    server: Address, params: GenerateParams, *, ignore_eos: bool, count: Count | None = None
+) -> list[RemoteArm]:
     """An arm for a server; two, plain and drafting, where a request can switch it.
 
     Raises:
@@ -129,4 +139,4 @@ def remote_arms(server: Address, params: GenerateParams, *, ignore_eos: bool) ->
             "compare whole replies: --no-ignore-eos",
         )
     ways = (False, True) if engine.switches else (None,)
-    return [RemoteArm(engine, params, speculation=way) for way in ways]
+    return [RemoteArm(engine, params, speculation=way, count=count) for way in ways]

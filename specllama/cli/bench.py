@@ -413,12 +413,19 @@ def _remote(
     urls: Sequence[str], engine: Engine | ForeignEngine, base: GenerateParams, *, ignore_eos: bool
 ) -> list[RemoteArm]:
     from specllama.bench.remote_arm import remote_arms
+    from specllama.engine.engine import Engine
+
+    vocab = engine.vocab if isinstance(engine, Engine) else None
+
+    def count(text: str) -> int:
+        asked = {"add_special": False, "parse_special": False, "after_text": True}
+        return 0 if vocab is None else len(vocab.tokenize(text, **asked))
 
     params = base.on_card(engine.info.target.card)  # servers know no card
     return [
         arm
         for url in urls
-        for arm in remote_arms(server_address(url), params, ignore_eos=ignore_eos)
+        for arm in remote_arms(server_address(url), params, ignore_eos=ignore_eos, count=count)
     ]
 
 

@@ -249,6 +249,8 @@ class ForeignEngine:
                 heard.reasoning += thought
                 heard.text += said
                 yield thought, said
+        if self.kind.pieces and asked.stream and asked.speculate:
+            heard.tokens = None
         self.version = self.version or self.kind.version_of(heard.fingerprint)
         if not heard.finish and not cancel.is_set():
             raise EngineError(

@@ -32,6 +32,7 @@ from specllama.models.refs import resolve_pair
 from specllama.remote.foreign import ForeignEngine
 from specllama.remote.opening import open_remote
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.told import Told
 
 READY_S = 600.0
 GREEDY = GenerateParams(
@@ -92,14 +93,15 @@ def _answers(url: str) -> bool:
         return False
 
 
-def plain_texts(prompts: Sequence[BenchPrompt]) -> list[str]:
+def plain_replies(prompts: Sequence[BenchPrompt]) -> list[Finished]:
     """What the bundled target writes to each prompt, undrafted."""
     with Engine.load(*resolve_pair("tiny"), EngineOptions()) as engine:
-        ends = [list(engine.generate(prompt.content, GREEDY))[-1] for prompt in prompts]
-    return [end.text.strip() for end in ends if isinstance(end, Finished)]
+        return [Told.of(engine.generate(prompt.content, GREEDY)).end for prompt in prompts]
 
 
-def asked(way: Way, engine: ForeignEngine, prompts: Sequence[BenchPrompt], texts: list[str]) -> Row:
+def asked(
+    way: Way, engine: ForeignEngine, prompts: Sequence[BenchPrompt], plain: Sequence[Finished]
+) -> Row:
     """Every prompt once, streamed, one after another."""
     before = engine.counters()
     switch = True if way.switched and engine.switches else None
@@ -120,9 +122,11 @@ def asked(way: Way, engine: ForeignEngine, prompts: Sequence[BenchPrompt], texts
             tokens = sum(answer.tokens or 0 for answer in answers)
             behind = max(len(answers) + passes + counters[0] - tokens, 0)
     seconds = sum(answer.seconds - (answer.first_s or 0.0) for answer in answers)
-    decoded = sum(max((answer.tokens or 0) - 1, 0) for answer in answers)
-    same = sum(a.text.strip() == text for a, text in zip(answers, texts, strict=True))
-    return Row(way.name, engine.name, 0.0, same, len(texts), decoded / seconds, replies, counters,
+    pairs = list(zip(answers, plain, strict=True))
+    lengths = [len(own.token_ids) if a.tokens is None else a.tokens for a, own in pairs]
+    decoded = sum(max(length - 1, 0) for length in lengths)
+    same = sum(a.text.strip() == own.text.strip() for a, own in pairs)
+    return Row(way.name, engine.name, 0.0, same, len(pairs), decoded / seconds, replies, counters,
                behind)  # fmt: skip
 
 
@@ -173,12 +177,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="specllama-engines-") as home:
         os.environ["SPECLLAMA_HOME"] = home
         prompts = load_prompts()[: chosen.count]
-        place, texts, rows = Place.make(), plain_texts(prompts), []
+        place, plain, rows = Place.make(), plain_replies(prompts), []
         for way in ways:
             try:
                 with started(way, place, chosen.port) as (url, ready_s):
                     with open_remote(url) as engine:
-                        row = asked(way, engine, prompts, texts)
+                        row = asked(way, engine, prompts, plain)
                     row.ready_s, row.bench, row.prove = ready_s, benched(url), proved(url)
             except (RuntimeError, SpecllamaError) as error:
                 print(f"{way.name:13} {error}", flush=True)

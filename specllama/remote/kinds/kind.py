@@ -97,6 +97,7 @@ class Kind:
         constraints: of "json_schema", "grammar", "regex", those that ``body`` can spell.
         continues: body fields for going on with a reply; None where it cannot.
         switches: whether a request can turn its speculation on and off.
+        pieces: a stream that drafts counts its pieces as tokens, so its count is not taken.
         counters: what it counts for all clients, where it tells.
         figures_hint: how a server is started that tells its counters.
         refuses: sampling fields that it refuses while it drafts.
@@ -115,6 +116,7 @@ class Kind:
     constraints: frozenset[str] = frozenset({"json_schema"})
     continues: Mapping[str, Any] | None = None
     switches: bool = False
+    pieces: bool = False
     counters: Callable[[Look], Counters | None] | None = None
     figures_hint: str = ""
     refuses: tuple[str, ...] = ()

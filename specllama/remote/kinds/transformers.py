@@ -54,4 +54,5 @@ KIND = Kind(
     },
     constraints=frozenset(),
     switches=True,
+    pieces=True,
 )

@@ -59,6 +59,13 @@ def test_a_reply_that_is_not_counted_or_short_has_no_speed(tokens: int | None) -
     assert run(Scripted(answered(tokens))).speed is None
 
 
+def test_a_reply_that_is_not_counted_is_counted_by_our_tokenizer() -> None:
+    task = Task(PROMPT, 0.0, 64, 7, False)
+    for told, tokens in ((None, 30), (41, 41)):
+        arm = RemoteArm(Scripted(answered(told)), GenerateParams(), count=lambda text: 30)
+        assert arm.run(task, 0).tokens == tokens
+
+
 def test_what_is_not_told_is_not_known() -> None:
     told, silent = run(Scripted(answered(draft=Drafted(8, 4)))), run(Scripted(answered()))
     assert (silent.drafted, silent.accepted) == (None, None)

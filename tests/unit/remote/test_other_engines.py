@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import threading
 from collections import Counter
 from typing import Any
@@ -39,11 +40,14 @@ def generated(engine: ForeignEngine, params: GenerateParams = PLAIN, **more: Any
     return Told.of(engine.generate(TURNS, params, **more))
 
 
-def test_every_kind_has_a_script_and_ten_versions_are_there() -> None:
+def test_every_kind_has_a_script_and_ten_versions_are_recorded() -> None:
     kinds = Counter(script(name)["kind"] for name in SCRIPTS)
     assert {*kinds, "specllama"} == set(KINDS)
-    assert len(SCRIPTS) >= 10
-    assert all(script(name)["made"].startswith(("recorded", "shaped")) for name in SCRIPTS)
+    made = [script(name)["made"] for name in SCRIPTS]
+    assert all(words.startswith(("recorded from ", "shaped")) for words in made)
+    recorded = {found[1] for words in made
+                if (found := re.match(r"recorded from (.+?\d[\w.]*)", words))}  # fmt: skip
+    assert len(recorded) >= 10, recorded
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -201,6 +205,30 @@ def test_a_refusal_is_one_clear_line(name: str, status: int) -> None:
         assert caught.value.hint or status in (400, 413, 422)
 
 
+REFUSALS = [(name, what) for name in SCRIPTS for what in script(name).get("refusals", ())]
+
+
+@pytest.mark.parametrize(("name", "what"), REFUSALS)
+def test_what_an_engine_really_refused_is_one_clear_line(name: str, what: str) -> None:
+    with running(name) as server, opened(server) as engine:
+        server.script["errors"] = {engine.kind.chat: server.script["refusals"][what]}
+        with pytest.raises(SpecllamaError) as caught:
+            generated(engine)
+        assert "\n" not in caught.value.message
+        assert engine.kind.title in caught.value.message
+        if what == "a prompt that is too long" and server.script["refusals"][what][0] == 400:
+            assert isinstance(caught.value, PromptTooLong)
+
+
+def test_a_stream_that_counts_pieces_is_not_believed() -> None:
+    """transformers says 36 of 41 tokens when prompt lookup is on and the reply is streamed."""
+    with running("transformers-5.23.0-lookup") as server, opened(server) as engine:
+        assert engine.ask(TURNS, GREEDY, stream=True, speculation=True).tokens is None
+        assert engine.ask(TURNS, GREEDY, speculation=True).tokens == 41
+    with running("transformers-5.23.0-plain") as server, opened(server) as engine:
+        assert engine.ask(TURNS, GREEDY, stream=True, speculation=False).tokens == 41
+
+
 def test_a_prompt_that_is_too_long_is_that() -> None:
     words = "This model's maximum context length is 1024 tokens. However, you requested 2000."
     with running("vllm-0.32.0-plain") as server, opened(server) as engine:
@@ -293,6 +321,14 @@ def test_speculation_is_switched_where_a_request_can() -> None:
     for name in ("vllm-0.32.0-draft", "lmstudio-0.4.1", "openai"):
         with running(name) as server, opened(server) as engine:
             assert not engine.switches
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if "tools" in script(name)])
+def test_a_recorded_call_of_a_tool_is_read(name: str) -> None:
+    told = script(name)
+    told["stream"] = dict.fromkeys(told["stream"], told["tools"])
+    with running(told) as server, opened(server) as engine:
+        assert '{"name": "look", "arguments": {"at":' in generated(engine).text
 
 
 def test_calls_of_tools_are_shown_as_a_model_writes_them() -> None:
