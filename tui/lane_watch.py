@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from specllama.errors import SpecllamaError
-from specllama.remote.board import Board, BoardLine, ServerWatch
+from specllama.errors import EngineDied, SpecllamaError
+from specllama.remote.board import BoardLine, ServerWatch
 
 AGAIN_S = 2.0  # between two attempts to reach a server
+SILENT_S = 60.0  # until one that tells nothing is asked again: it may be started otherwise by then
 
 Opened = Callable[[], tuple[ServerWatch, Iterator[dict[str, Any]]]]
 
@@ -27,19 +29,23 @@ class LaneWatch:
     def __init__(self, server: str, opened: Opened) -> None:
         self.server, self.state = server, server
         self._opened = opened
-        self._board: ServerWatch = Board()
+        self._board: ServerWatch | None = None
+        self._why = ""  # nothing was heard
         self._guard = threading.Lock()
         self._left = threading.Event()
         threading.Thread(target=self._listen, name="specllama-lanes", daemon=True).start()
 
     def lines(self, width: int) -> list[BoardLine]:
+        """What was heard last; before that, why nothing is."""
         with self._guard:
+            if self._board is None:
+                return [BoardLine(line, "over") for line in textwrap.wrap(self._why, width)]
             return self._board.lines(width)
 
     @property
     def legend(self) -> str:
         with self._guard:
-            return " ".join(self._board.legend.split())
+            return "" if self._board is None else " ".join(self._board.legend.split())
 
     def close(self) -> None:
         """Hear nothing more; a server says something every second, so the thread ends soon."""
@@ -48,6 +54,7 @@ class LaneWatch:
     def _listen(self) -> None:
         """A server that went away is asked again."""
         while not self._left.is_set():
+            wait_s = AGAIN_S
             try:
                 board, events = self._opened()
                 for event in events:
@@ -57,6 +64,11 @@ class LaneWatch:
                         self._board = board
                         board.take(event)
                     self.state = self.server
-            except SpecllamaError as error:
+            except EngineDied as error:
                 self.state = f"{error.message}; trying again"
-            self._left.wait(AGAIN_S)
+            except SpecllamaError as error:
+                self.state, wait_s = self.server, SILENT_S
+                why = ": ".join(filter(None, (error.message, error.hint)))
+                with self._guard:
+                    self._board, self._why = None, f"{why}."
+            self._left.wait(wait_s)

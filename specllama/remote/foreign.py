@@ -123,7 +123,7 @@ class ForeignEngine:
             sleep(EVERY_S)
         raise EngineError(
             f"{self.name} at {self.address.name} tells no figures of its drafting or its queue",
-            self.kind.figures_hint or "a reply may tell some: specllama chat --remote URL",
+            self.kind.figures_hint or "in chat, what a reply tells stands below it",
         )
 
     def count_tokens(self, prompt: str | Sequence[Message]) -> int:

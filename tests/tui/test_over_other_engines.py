@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 from other_engines import running, script
+from text_pages import read_pages, settled, write_pages
 
+from specllama.remote import foreign
 from specllama.remote.address import Address
 from specllama.settings.params import GenerateParams
 
 TEXT = script("vllm-0.32.0-draft")["tells"]["text"]
 PARAMS = GenerateParams(from_card=("min_p", "temperature", "top_k", "top_p"))
+
+KEPT = Path(__file__).parent / "__snapshots__" / "scenes"
+SIZES = ((60, 16), (80, 24), (120, 36))
 
 
 def over(url: str, **more: Any) -> dict[str, Any]:
@@ -56,3 +63,36 @@ async def test_a_reply_of_another_engine_is_stored_with_its_name(start: Any) -> 
             record = d.app.chat.records[1]
             assert record.finished is not None
             assert record.finished.tokens == 7
+
+
+@pytest.mark.usefixtures("one_machine")
+@pytest.mark.parametrize("name", ["vllm-0.32.0-draft", "mlx-lm-0.32.2-draft"])
+async def test_every_size(
+    name: str, start: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chat, its figures (F12) and the counters (F10): of one that tells all, and of one that
+    tells nothing. After looking: ``pytest tests/tui --snapshot-update``."""
+    ticks = itertools.count()
+    monkeypatch.setattr(foreign, "perf_counter", lambda: next(ticks) * 0.05)
+    monkeypatch.setattr(foreign, "EVERY_S", 3600.0)  # one look
+    kept = KEPT / f"over-{name}.txt"
+    draws_anew = request.config.option.update_snapshots
+    pages, drawn = {} if draws_anew else read_pages(kept), {}
+    with running(name) as server:
+        async with start(**over(server.url, size=SIZES[0])) as d:
+            await d.say("What is a draft model?")
+            for place, key, back in (("chat", "", ""), ("figures", "f12", "f12"),
+                                     ("counters", "f10", "escape")):  # fmt: skip
+                for width, height in SIZES:
+                    await d.pilot.resize_terminal(width, height)
+                    if key:
+                        await d.pilot.press(key)
+                    d.app.clear_notifications()
+                    page = f"{place}-{width}x{height}"
+                    drawn[page] = shown = await settled(d.app, d.pilot, pages.get(page))
+                    if back:
+                        await d.pilot.press(back)
+                    if not draws_anew:
+                        assert shown == pages[page]
+    if draws_anew:
+        write_pages(kept, drawn)

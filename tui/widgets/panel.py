@@ -139,7 +139,7 @@ class Drawing:
         pairs = [(a, n) for a, n in found.depths if n]
         if not pairs:
             if found.engine:
-                yield Section("Guesses kept", "", [Content(self.g.text(found.kept_words))])
+                yield Section("Guesses kept", self.g.text(found.kept_words))
             return
         lines = [
             self.bar(f"guess {i}", a, n, f"{a / n:.0%} of {n}", self.ink.good)
