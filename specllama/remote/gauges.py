@@ -63,10 +63,12 @@ class Gauges:
         at, now = self._looks[-1]
         then_at, then = next(look for look in self._looks if look[0] >= at - LATELY_S)
         speed = _grown(then.generated, now.generated)
-        head = [f"{self.title}: {_shown(now.running)} running", f"{_shown(now.waiting)} waiting"]
+        head = f"{_shown(now.running)} running, {_shown(now.waiting)} waiting"
         if speed is not None and at > then_at:
-            head.append(f"{speed / (at - then_at):.0f} tok/s")
-        yield BoardLine(", ".join(head), "head")
+            head += f", {speed / (at - then_at):.0f} tok/s"
+        whole = f"{self.title}: {head}"
+        for text in [whole] if len(whole) <= width else [self.title, head]:
+            yield BoardLine(text, "head")
         drafted, accepted = (_grown(getattr(then, name), getattr(now, name))
                              for name in ("drafted", "accepted"))  # fmt: skip
         passes = _grown(then.drafts, now.drafts)

@@ -46,7 +46,7 @@ class Look:
     def __init__(self, address: Address) -> None:
         self.address = address
         self.locked = False
-        self._echo = "specllama-look"
+        self._echo = "5bec11a0-10cc-4000-8000-000000000000"  # some take UUIDs only
         self._seen: dict[str, tuple[int, dict[str, str], bytes]] = {}
         self._http = address.client(LOOK_S)
         self._http.headers["x-request-id"] = self._echo

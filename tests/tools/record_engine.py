@@ -107,11 +107,11 @@ class Recorder:
         return server
 
 
-def read_by_hand(stream: str) -> dict[str, Any]:
+def read_by_hand(stream: str, kind: str) -> dict[str, Any]:
     """What an answer tells, read without our client: text, tokens, finish, what was drafted."""
     out: dict[str, Any] = {"text": "", "tokens": None, "drafted": None, "finish": ""}
-    lines = [line[5:].strip() for line in stream.splitlines() if line.startswith("data:")]
-    for line in lines or [stream]:
+    events = [line.removeprefix("data:").strip() for line in stream.splitlines()]
+    for line in events:
         if not line.startswith("{"):
             continue
         chunk = json.loads(line)
@@ -119,25 +119,30 @@ def read_by_hand(stream: str) -> dict[str, Any]:
             said = choice.get("delta") or choice.get("message") or {}
             out["text"] += said.get("content") or choice.get("text") or ""
             out["finish"] = choice.get("finish_reason") or out["finish"]
+        if "done" in chunk:  # Ollama's own way
+            out["text"] += chunk["message"]["content"]
+            out["finish"] = chunk.get("done_reason", "")
+            out["tokens"] = chunk.get("eval_count", out["tokens"])
         if (usage := chunk.get("usage")) and usage.get("completion_tokens") is not None:
             out["tokens"] = usage["completion_tokens"]
         timings = chunk.get("timings") or {}
-        if "draft_n" in timings:
+        if "draft_n" in timings and "done" not in chunk:
             out["drafted"] = [timings["draft_n"], timings["draft_n_accepted"]]
-        if told := (chunk.get("metrics") or {}).get("speculative_decoding"):
+        told = (chunk.get("metrics") or {}).get("speculative_decoding")
+        if told and kind == "vllm":
             out["drafted"] = [told["num_draft_tokens"], told["num_accepted_draft_tokens"]]
-        if "cache_n" in timings:
+        if "cache_n" in timings and "done" not in chunk:
             out["cached"] = timings["cache_n"]
     return out
 
 
-def record(url: str, *, draft: bool | None, model: str | None) -> dict[str, Any]:
+def record(url: str, as_kind: str, *, draft: bool | None, model: str | None) -> dict[str, Any]:
     """The script, without what says where it was made."""
     recorder = Recorder(url)
     proxy = recorder.serve()
     here = f"http://127.0.0.1:{proxy.server_address[1]}"
     wish = GREEDY.replace(seed=1)
-    with open_remote(here, model=model) as engine:
+    with open_remote(here, as_kind, model) as engine:
         kind, raw = engine.kind, engine.kind.raw
         for stream in (True, False):
             engine.ask(TURNS, wish, stream=stream, speculation=draft)
@@ -154,13 +159,13 @@ def record(url: str, *, draft: bool | None, model: str | None) -> dict[str, Any]
     for path, body, status, text in recorder.posted:
         if status != 200:
             continue
-        if body.get("max_tokens") == _LISTED:
+        if _LISTED in (body.get("max_tokens"), body.get("options", {}).get("num_predict")):
             if '"top_logprobs"' in text:
                 said["logprobs"] = text
         else:
             said["stream" if body.get("stream") else "whole"][path] = text
-    tells = read_by_hand(said["stream"][kind.chat])
-    whole = read_by_hand(said["whole"][kind.chat])
+    tells = read_by_hand(said["stream"][kind.chat], kind.name)
+    whole = read_by_hand(said["whole"][kind.chat], kind.name)
     tells |= {f"whole_{name}": whole[name] for name in ("text", "tokens")
               if whole[name] != tells[name]}  # fmt: skip
     if whole["drafted"] != tells["drafted"]:
@@ -219,10 +224,11 @@ def main() -> None:
     )
     parser.add_argument("--draft", action="store_true", help="ask it to draft, in the request")
     parser.add_argument("--model", help="of several, which")
+    parser.add_argument("--kind", default="auto", help="what it is asked as")
     parser.add_argument("--hide", action="append", default=[], metavar="FOLDER",
                         help="is written as MODELS")  # fmt: skip
     asked = parser.parse_args()
-    script = record(asked.url, draft=asked.draft or None, model=asked.model)
+    script = record(asked.url, asked.kind, draft=asked.draft or None, model=asked.model)
     text = json.dumps({"made": f"recorded from {asked.made}", **script}, indent=1)
     for folder in asked.hide:
         text = text.replace(folder, "MODELS")
