@@ -415,12 +415,7 @@ def _remote(
     from specllama.bench.remote_arm import remote_arms
     from specllama.engine.engine import Engine
 
-    vocab = engine.vocab if isinstance(engine, Engine) else None
-
-    def count(text: str) -> int:
-        asked = {"add_special": False, "parse_special": False, "after_text": True}
-        return 0 if vocab is None else len(vocab.tokenize(text, **asked))
-
+    count = engine.count_tokens if isinstance(engine, Engine) else None
     params = base.on_card(engine.info.target.card)  # servers know no card
     return [
         arm
