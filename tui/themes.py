@@ -16,46 +16,24 @@ from textual.theme import Theme
 
 from specllama.interface import MethodInfo
 
-# Used where a theme (one of Textual's own, or a user's) does not define them.
-VARIABLES = {
-    "source-draft": "#5aa9e6",
-    "source-ngram": "#e6b450",
-    "source-suffix": "#d98fd0",
-    "source-medusa": "#7fc8a9",
-    "source-eagle3": "#f08a5d",
-    "source-dflash": "#ef8fae",
-    "source-mtp": "#9a8cf0",
-    "source-lookahead": "#65c3ba",
-    "source-self": "#b5c46a",
-    "ghost": "#c0606a",
-    "muted": "#8390a0",
+# Where a theme (Textual's own, or a user's) does not define a colour: ours on dark, on light,
+# and among the terminal's own. A new method has a row here, or the draft model's colour.
+_COLOURS = {
+    "source-draft": ("#5aa9e6", "#1565a8", "ansi_cyan"),
+    "source-ngram": ("#e6b450", "#8a5a00", "ansi_yellow"),
+    "source-suffix": ("#d98fd0", "#98328a", "ansi_magenta"),
+    "source-medusa": ("#7fc8a9", "#1f7a55", "ansi_green"),
+    "source-eagle3": ("#f08a5d", "#b3450f", "ansi_bright_red"),
+    "source-dflash": ("#ef8fae", "#a8265a", "ansi_bright_magenta"),
+    "source-mtp": ("#9a8cf0", "#5a45c4", "ansi_bright_blue"),
+    "source-lookahead": ("#65c3ba", "#1c746c", "ansi_bright_cyan"),
+    "source-self": ("#b5c46a", "#5d6b12", "ansi_bright_green"),
+    "ghost": ("#c0606a", "#a83a46", "ansi_red"),
+    "muted": ("#8390a0", "#65707c", "ansi_default"),
 }
-LIGHT_VARIABLES = {
-    "source-draft": "#1565a8",
-    "source-ngram": "#8a5a00",
-    "source-suffix": "#98328a",
-    "source-medusa": "#1f7a55",
-    "source-eagle3": "#b3450f",
-    "source-dflash": "#a8265a",
-    "source-mtp": "#5a45c4",
-    "source-lookahead": "#1c746c",
-    "source-self": "#5d6b12",
-    "ghost": "#a83a46",
-    "muted": "#65707c",
-}
-ANSI_VARIABLES = {
-    "source-draft": "ansi_cyan",
-    "source-ngram": "ansi_yellow",
-    "source-suffix": "ansi_magenta",
-    "source-medusa": "ansi_green",
-    "source-eagle3": "ansi_bright_red",
-    "source-dflash": "ansi_bright_magenta",
-    "source-mtp": "ansi_bright_blue",
-    "source-lookahead": "ansi_bright_cyan",
-    "source-self": "ansi_bright_green",
-    "ghost": "ansi_red",
-    "muted": "ansi_default",
-}
+VARIABLES, LIGHT_VARIABLES, ANSI_VARIABLES = (
+    {name: of_look[i] for name, of_look in _COLOURS.items()} for i in range(3)
+)
 
 DARK = Theme(
     name="specllama",
