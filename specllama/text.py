@@ -207,6 +207,21 @@ def sanitize_line(text: str) -> str:
     return text.translate(_VISIBLE_IN_LINE)
 
 
+def number_of(n: int, what: str, form: str = "") -> str:
+    """ "1 token", "2 tokens" """
+    return f"{n:{form}} {what}{'s' if n != 1 else ''}"
+
+
+def percent(part: float | None) -> str:
+    """Of a part in 0..1; "–" where it is not known."""
+    return "–" if part is None else f"{part:.0%}"
+
+
+def rate(speed: float | None) -> str:
+    """Tokens a second; "–" where they are not known."""
+    return "–" if speed is None else f"{speed:.{1 if speed < 100 else 0}f}"
+
+
 def encodable(text: str) -> str:
     """Replace lone surrogates (from arguments, file names, JSON), so that UTF-8 encoding works."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import io
 import json
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from fakes import Reply, ScriptedEngine
@@ -29,6 +30,19 @@ sys.dont_write_bytecode = False
 # A busy machine must not fail a property.
 settings.register_profile("specllama", deadline=None)
 settings.load_profile("specllama")
+
+
+def pytest_configure() -> None:
+    """A test that ends its process (llama.cpp gives up, say) tells where; else all is lost."""
+    real, stderr = os._exit, os.dup(2)  # what a test writes to 2 is captured
+
+    def leave(code: int) -> NoReturn:
+        if test := os.environ.get("PYTEST_CURRENT_TEST"):
+            os.write(stderr, f"os._exit({code}) in {test}\n".encode())
+            faulthandler.dump_traceback(stderr)
+        real(code)
+
+    os._exit = leave
 
 
 def pytest_collection_finish() -> None:

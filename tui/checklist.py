@@ -18,7 +18,7 @@ from specllama.models import memory
 from specllama.paths import checks_file
 from specllama.store.checks import Check, day, newest, rests_on, unreadable
 from specllama.store.rounds import list_runs
-from specllama.text import sanitize_line
+from specllama.text import number_of, sanitize_line
 from specllama.tui.themes import Glyphs, Ink
 
 State = Literal["holds", "fails", "again", "open"]
@@ -74,7 +74,7 @@ def checklist(info: EngineInfo, tabs: Sequence[str], *, logging: bool) -> list[C
         else:
             out.append(_checked(item, check, now_s, key))
     if skipped := unreadable():
-        lines = f"{skipped} damaged line{'s' if skipped != 1 else ''}"
+        lines = number_of(skipped, "damaged line")
         words = f"{lines} in {sanitize_line(str(checks_file()))} skipped: make those checks again"
         out.append(ChecklistLine("Kept checks", "fails", words))
     return [*out, _memory(info), _log(logging)]

@@ -26,13 +26,14 @@ from specllama.store.document import (
 )
 from specllama.store.rounds import circumstances
 from specllama.store.run_document import provenance, reply_parts, settings
+from specllama.text import rate
 from specllama.tui.checklist import ChecklistLine
 from specllama.tui.coins import RecordedCoins
 from specllama.tui.race import Advice
 from specllama.tui.record import Record, fate_of
 from specllama.tui.themes import UNICODE
 from specllama.tui.widgets import walk
-from specllama.tui.widgets.stats_strip import duration, rate
+from specllama.tui.widgets.stats_strip import duration
 
 BEFORE = 600  # letters of the text before a round
 TABS = {"race": "Plain and drafted", "sweep": "Draft lengths", "methods": "Methods"}

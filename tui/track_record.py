@@ -16,6 +16,7 @@ from specllama.errors import SpecllamaError
 from specllama.events import Payoff, RoundDone
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.store.rounds import RunRecord, list_runs, read_run
+from specllama.text import number_of
 from specllama.verdict import SINGLES, TimedRound, judge, words
 
 NEWEST = 40  # logs that are read
@@ -68,7 +69,7 @@ class TrackRecord:
             said = f"{1000 / median(steps):.0f} tok/s" if len(steps) >= SINGLES else ""
         n, raced = achieved.replies, achieved.raced
         counts = [f"{n} {'reply' if n == 1 else 'replies'}"] if n or not raced else []
-        counts += [f"{raced} raced run{'s' if raced != 1 else ''}"] if raced else []
+        counts += [number_of(raced, "raced run")] if raced else []
         return f"{said} ({', '.join(counts)})" if said else ""
 
 

@@ -23,6 +23,7 @@ from specllama.bench.speed_model import SpeedModel
 from specllama.events import Answer, Payoff
 from specllama.interface import Prompt
 from specllama.store.checks import Finding
+from specllama.text import number_of
 from specllama.verdict import ROUNDS_UNTIL_OFF, Interval, counted, lead
 
 TOO_SHORT = "the reply was too short"
@@ -268,7 +269,7 @@ def way_words(way: Way) -> str:
     ratio = ratio_words(way.verdict)
     found = f"{speed}{ratio} of plain" if ratio else TOO_SHORT
     off = ", drafting stays off" if way.verdict.answer == "off" else ""
-    return f"F4, {way.pairs} pair{'s' if way.pairs != 1 else ''}: {found}{off}"
+    return f"F4, {number_of(way.pairs, 'pair')}: {found}{off}"
 
 
 def _short(verdict: Payoff) -> str:

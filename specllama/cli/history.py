@@ -14,6 +14,7 @@ from specllama.cli.asking import confirm, yes_option
 from specllama.cli.listing import Column, json_option, listing, number, picked, show_path, when
 from specllama.errors import UsageError
 from specllama.paths import data_dir, sessions_file
+from specllama.text import number_of
 
 if TYPE_CHECKING:
     from specllama.store.sessions import SessionStore
@@ -94,7 +95,7 @@ def rm(ids: tuple[str, ...], every: bool, typed: bool, yes: bool) -> None:
     with stored() as store:
         chosen = [one.id for one in store.summaries(limit=2**31)] if every else []
         chosen = chosen or list(dict.fromkeys(store.find(one) for one in ids))
-        what = f"{len(chosen)} conversation" + ("" if len(chosen) == 1 else "s")
+        what = number_of(len(chosen), "conversation")
         what += " and what was typed" if typed else ""
         if not yes:
             confirm(f"delete {what} for good?", default=False)

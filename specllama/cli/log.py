@@ -21,14 +21,14 @@ from specllama.cli.listing import (
     show_table,
 )
 from specllama.cli.log_delete import rm, texts
-from specllama.cli.printer import MEASURE, percent, rate, round_glyphs, statistics_line
+from specllama.cli.printer import MEASURE, round_glyphs, statistics_line
 from specllama.errors import StoreError, UsageError
 from specllama.events import Payoff, RoundDone
 from specllama.paths import rounds_dir
 from specllama.stats import SpecStats
 from specllama.store import summary
 from specllama.store.rounds import LoggedTurn, RunRecord, find_run, iter_lines, list_runs, read_run
-from specllama.text import sanitize_line
+from specllama.text import number_of, percent, rate, sanitize_line
 from specllama.verdict import by_source, details, judge, lead, words
 
 EPILOG = """\b
@@ -417,5 +417,5 @@ def _number(value: float | None, digits: int = 1) -> str:
 
 def _say_skipped(record: RunRecord) -> None:
     if record.skipped:
-        lines = "line" if record.skipped == 1 else "lines"
-        diagnostics.warn(f"{record.run}: {record.skipped} damaged or unknown {lines} skipped")
+        lines = number_of(record.skipped, "damaged or unknown line")
+        diagnostics.warn(f"{record.run}: {lines} skipped")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from specllama.cli import diagnostics, output
 from specllama.events import Event, Finished, RoundDone
 from specllama.replies.figures import ReplyFigures
-from specllama.text import WordCount
+from specllama.text import WordCount, number_of, rate
 from specllama.told import news
 from specllama.verdict import words
 
@@ -110,23 +110,10 @@ class Printer:
         diagnostics.write("\n\n" if self.thoughts == "show" else "\n")
 
 
-def rate(speed: float | None) -> str:
-    """Tokens a second."""
-    return "–" if speed is None else f"{speed:.{1 if speed < 100 else 0}f}"
-
-
-def percent(part: float | None) -> str:
-    return "–" if part is None else f"{part:.0%}"
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
-
-
 def statistics_line(end: Finished) -> str:
     """One line for people: speed, latency, and how the reply ended if cut short."""
     times = end.timings
-    parts = ["– tokens" if end.tokens is None else _count(end.tokens, "token")]
+    parts = ["– tokens" if end.tokens is None else number_of(end.tokens, "token")]
     if times.tok_per_s is not None:
         parts.append(f"{rate(times.tok_per_s)} tok/s")
     parts.append(f"first token {times.ttft_ms:.0f} ms")
@@ -134,7 +121,7 @@ def statistics_line(end: Finished) -> str:
     if end.engine and figures is not None:
         parts += [f"guesses kept: {figures.kept_words}", end.engine]
     else:
-        parts.append(f"{_count(end.rounds, 'round')} ({end.proposer})")
+        parts.append(f"{number_of(end.rounds, 'round')} ({end.proposer})")
     if "seed" not in end.unknown:
         parts.append(f"seed {end.seed}")
     if end.near_ties:

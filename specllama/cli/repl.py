@@ -14,7 +14,7 @@ from specllama import signals
 from specllama.cancel import Cancel
 from specllama.cli import diagnostics
 from specllama.cli.lines import Lines, open_lines
-from specllama.cli.printer import Printer, percent
+from specllama.cli.printer import Printer
 from specllama.errors import SpecllamaError, UsageError
 from specllama.events import Event
 from specllama.replies import attach
@@ -22,6 +22,7 @@ from specllama.session import Session
 from specllama.settings.config import apply_text
 from specllama.store.sessions import SessionStore
 from specllama.store.summary import told_elsewhere
+from specllama.text import percent
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "help": ("", "Show these commands."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Literal, Protocol
@@ -58,6 +58,15 @@ class WatchedLane:
 class BoardLine:
     text: str
     kind: Literal["head", "columns", "live", "over"]
+
+
+def fitted(lines: Iterable[BoardLine], width: int) -> list[BoardLine]:
+    """Lines of others' texts as a terminal of this width can show them."""
+    return [
+        BoardLine(text if len(text) <= width else f"{text[: width - 3]}...", line.kind)
+        for line in lines
+        for text in (sanitize_line(line.text),)
+    ]
 
 
 class ServerWatch(Protocol):
@@ -143,12 +152,7 @@ class Board:
 
     def lines(self, width: int, height: int = 100) -> list[BoardLine]:
         """The table, fitted to the width and height of a terminal."""
-        found = [
-            BoardLine(text if len(text) <= width else f"{text[: width - 3]}...", line.kind)
-            for line in self._lines(width)
-            for text in (sanitize_line(line.text),)
-        ]
-        return found[:height]
+        return fitted(self._lines(width), width)[:height]
 
     def _lines(self, width: int) -> Iterator[BoardLine]:
         head = [f"{self.model}: {self.running} of {self.lanes} lanes", f"{self.waiting} waiting",

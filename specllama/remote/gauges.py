@@ -9,9 +9,8 @@ from itertools import pairwise
 from time import monotonic
 from typing import Any
 
-from specllama.remote.board import BoardLine
+from specllama.remote.board import BoardLine, fitted
 from specllama.remote.figures import Counters
-from specllama.text import sanitize_line
 
 LEGEND = """
 Another engine tells sums over all of its requests. "of late" is the last 30 seconds. A guess is
@@ -49,12 +48,7 @@ class Gauges:
 
     def lines(self, width: int, height: int = 100) -> list[BoardLine]:
         """All of it, fitted to the width and height of a terminal."""
-        found = [
-            BoardLine(text if len(text) <= width else f"{text[: width - 3]}...", line.kind)
-            for line in self._lines(width)
-            for text in (sanitize_line(line.text),)
-        ]
-        return found[:height]
+        return fitted(self._lines(width), width)[:height]
 
     def _lines(self, width: int) -> Iterator[BoardLine]:
         if not self._looks:

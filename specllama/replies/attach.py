@@ -21,6 +21,7 @@ from pathlib import Path
 
 from specllama.errors import UsageError
 from specllama.files import MOST_BYTES, read_file
+from specllama.text import number_of
 
 CHARS_PER_TOKEN = 4  # of English; for an estimate that is named as such
 MOST_BYTES_PER_TOKEN = 12  # no text has more on average: a file beyond it cannot fit
@@ -177,7 +178,7 @@ def summary(text: str, tokens: int | None = None) -> str:
 
 def tokens_of(n: int) -> str:
     """ "2,850 tokens" """
-    return f"{n:,} token{'s' if n != 1 else ''}"
+    return number_of(n, "token", ",")
 
 
 def paths(begun: str) -> list[str]:

@@ -14,7 +14,7 @@ from textual.widgets.option_list import Option
 
 from specllama.errors import SpecllamaError
 from specllama.store.sessions import SessionStore, SessionSummary
-from specllama.text import sanitize_line
+from specllama.text import number_of, sanitize_line
 from specllama.tui.screens.base import Page
 from specllama.tui.widgets.keys import Keys
 
@@ -91,7 +91,7 @@ class SessionsScreen(Page):
         mine = summary.id == self.current
         when = age(max(0.0, time.time() - summary.updated_s))
         mark = f"{self.glyphs.bullet} " if mine else "  "
-        count = f"{summary.messages} message{'s' if summary.messages != 1 else ''}"
+        count = number_of(summary.messages, "message")
         return Content.assemble(
             (mark, ink.accent),
             (sanitize_line(summary.title), "bold"),

@@ -18,6 +18,7 @@ from specllama.events import Event
 from specllama.session import Session
 from specllama.settings.params import GenerateParams
 from specllama.store.tree import StoredMessage
+from specllama.text import number_of
 from specllama.tui import advice
 from specllama.tui.bridge import Drained, FlushPace, RunningTurn, processor
 from specllama.tui.loader import EngineLoader, loading_words
@@ -38,7 +39,7 @@ UNNAMED = "assistant"  # who wrote a reply, before any model is loaded
 
 def interrupted(tokens: int | None = None) -> str:
     """Below a reply that an error, or the end of the app, cut short."""
-    after = f" after {tokens} token{'s' if tokens != 1 else ''}" if tokens else ""
+    after = f" after {number_of(tokens, 'token')}" if tokens else ""
     return f"interrupted{after}: C continues, R writes it again"
 
 

@@ -14,14 +14,14 @@ from textual.widgets import Collapsible, Markdown, Static
 
 from specllama.events import Finished, RoundDone
 from specllama.replies import attach
-from specllama.text import WordCount, sanitize, sanitize_line
+from specllama.text import WordCount, number_of, rate, sanitize, sanitize_line
 from specllama.tui.messages import TurnAction
 from specllama.tui.reading import PlainGuard, parser
 from specllama.tui.record import Record
 from specllama.tui.themes import Glyphs
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.drafted import DraftedView
-from specllama.tui.widgets.stats_strip import MEASURE, duration, rate
+from specllama.tui.widgets.stats_strip import MEASURE, duration
 from specllama.verdict import TimedRound, by_source, details, lead
 
 FOLD_CHARS = 3000
@@ -165,7 +165,7 @@ class UserMessage(MessageView):
             lines = text.count("\n") + (not text.endswith("\n"))
             said.append((f"\n{glyphs.accepted} ", self.ink.accent))
             said.append((sanitize_line(name), "bold"))
-            words = f"  {attach.size(text)}, {lines:,} line{'s' if lines != 1 else ''}"
+            words = f"  {attach.size(text)}, {number_of(lines, 'line', ',')}"
             said.append((words, muted))
         return Content.assemble(*said)
 
@@ -352,7 +352,7 @@ class AssistantMessage(MessageView):
     def _thought_name(self) -> str:
         words = self._count.words
         verb = "thinking" if self.live and not self.text else "thought"
-        count = f"{words:,} word{'s' if words != 1 else ''}"
+        count = number_of(words, "word", ",")
         return f" {self.glyphs.dot} ".join((verb, count, "Tab, then t unfolds it"))
 
     def action_thought(self) -> None:

@@ -13,9 +13,9 @@ from specllama.bench.paired import ratio_words
 from specllama.bench.prompts import SLICES
 from specllama.events import Payoff
 from specllama.interface import EngineInfo
-from specllama.text import sanitize_line
+from specllama.text import rate, sanitize_line
 from specllama.tui.themes import Glyphs, Ink
-from specllama.tui.widgets.stats_strip import duration, rate
+from specllama.tui.widgets.stats_strip import duration
 from specllama.verdict import details
 
 NAME = 9  # cells in front of a bar

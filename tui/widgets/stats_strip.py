@@ -12,7 +12,7 @@ from textual.widget import Widget
 
 from specllama.events import Payoff, PrefillProgress
 from specllama.replies.figures import ReplyFigures
-from specllama.text import sanitize_line
+from specllama.text import percent, rate, sanitize_line
 from specllama.tui import legend
 from specllama.tui.record import Record
 from specllama.tui.widgets.base import Inked
@@ -65,16 +65,6 @@ class StripState:
     def loses(self) -> bool:
         """Whether drafting is surely slower than plain decoding, yet still on."""
         return self.speculate and self.verdict is not None and self.verdict.answer == "slower"
-
-
-def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.0f}%"
-
-
-def rate(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
 def duration(ms: float | None) -> str:

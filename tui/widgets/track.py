@@ -13,10 +13,10 @@ from textual.widget import Widget
 from specllama.bench.experiment import DRAFTED, PLAIN, RaceBoard, Run
 from specllama.events import RoundDone
 from specllama.stats import SpecStats
-from specllama.text import sanitize
+from specllama.text import rate, sanitize
 from specllama.tui.record import is_special
 from specllama.tui.widgets.base import Inked
-from specllama.tui.widgets.stats_strip import duration, rate
+from specllama.tui.widgets.stats_strip import duration
 
 FRAMES = 12  # a second
 

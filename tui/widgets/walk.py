@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from textual.content import Content
 
 from specllama.events import Chances, RoundDone
-from specllama.text import sanitize
+from specllama.text import number_of, sanitize
 from specllama.tui.coins import Toss
 from specllama.tui.record import depth_of, fate_of, is_special
 from specllama.tui.themes import Glyphs, Ink
@@ -271,7 +271,7 @@ def cost(done: RoundDone) -> str:
         return ""
     took, plain = done.took_ms, done.plain_ms * len(done.emitted)
     gain = f"saved {duration(plain - took)}" if plain > took else f"lost {duration(took - plain)}"
-    written = _count(len(done.emitted), "token")
+    written = number_of(len(done.emitted), "token")
     return f"{duration(took)} for {written}; plain {duration(plain)}: {gain}."
 
 
@@ -309,20 +309,16 @@ def caption(done: RoundDone, stage: int, glyphs: Glyphs) -> str:
         if not n:
             return "No draft: the target takes one plain step."
         who = glyphs.label(done.source)
-        return f"{who[0].upper()}{who[1:]} proposes {_count(n, 'token')}."
+        return f"{who[0].upper()}{who[1:]} proposes {number_of(n, 'token')}."
     if stage == 1:
-        rows = _count(n + 1, "row")
+        rows = number_of(n + 1, "row")
         return f"The target checks all of them in one pass of {rows}, and accepts {done.accepted}."
     if words := cost(done):
         return words
     kept = len(done.emitted)
     rolled = n - done.accepted
-    back = f", {_count(rolled, 'row')} rolled back" if rolled else ""
-    return f"{_count(kept, 'token')} committed for the price of one target pass{back}."
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+    back = f", {number_of(rolled, 'row')} rolled back" if rolled else ""
+    return f"{number_of(kept, 'token')} committed for the price of one target pass{back}."
 
 
 def _tree_order(done: RoundDone) -> list[int]:
