@@ -208,11 +208,15 @@ class EngineArm:
 
     def answer(self, task: Task) -> Run:
         """An answer with whatever is in the cache and known."""
-        params = self._params.choose("temperature", task.temperature).replace(
-            max_tokens=task.max_tokens,
-            seed=task.seed,
-            ignore_eos=task.ignore_eos,
-            min_speculative_tokens=0,
+        params = (
+            task.prompt.bound(self._params)
+            .choose("temperature", task.temperature)
+            .replace(
+                max_tokens=task.max_tokens,
+                seed=task.seed,
+                ignore_eos=task.ignore_eos,
+                min_speculative_tokens=0,
+            )
         )
         run = Run(self.name, task.prompt.content, params)
         ask(self._logged or self._engine, run)

@@ -12,6 +12,7 @@ from specllama.errors import UsageError
 from specllama.files import read_file
 from specllama.interface import Message
 from specllama.paths import bundled_dir
+from specllama.settings.params import GenerateParams
 
 SLICES = ("chat", "code", "rag", "json")
 Half = Literal["tune", "bench"]
@@ -19,23 +20,37 @@ Half = Literal["tune", "bench"]
 
 @dataclass(frozen=True, slots=True)
 class BenchPrompt:
-    """One prompt: a conversation, or raw text when ``messages`` is empty."""
+    """One prompt: a conversation, or raw text when ``messages`` is empty.
+
+    ``schema`` is the JSON schema of its reply, "" where nothing constrains it.
+    """
 
     id: str
     slice: str
     messages: tuple[Message, ...] = ()
     text: str = ""
+    schema: str = ""
 
     @property
     def content(self) -> str | tuple[Message, ...]:
         return self.messages or self.text
+
+    def bound(self, params: GenerateParams) -> GenerateParams:
+        """The parameters of a request for its reply."""
+        return params.replace(json_schema=self.schema) if self.schema else params
+
+
+def schema_prompts() -> list[BenchPrompt]:
+    """The bundled 16 whose replies have to fit a JSON schema, among them calls of tools."""
+    return load_prompts(bundled_dir() / "schemas.jsonl")
 
 
 def load_prompts(path: Path | None = None) -> list[BenchPrompt]:
     """Prompts of a file, or the bundled 200 (50 of each slice, slices alternating).
 
     A ``.jsonl`` line is an object with ``messages`` (role, content) or ``prompt`` text, and
-    optionally ``id`` and ``slice``; in any other file each non-empty line is a user message.
+    optionally ``id``, ``slice`` and a JSON ``schema``; in any other file each non-empty line is a
+    user message.
 
     Raises:
         UsageError: the file is missing, empty or malformed; the message names the line.
@@ -81,10 +96,11 @@ def _structured(line: str, n: int, source: Path) -> BenchPrompt:
     try:
         data = json.loads(line)
         name, kind = str(data.get("id", n)), str(data.get("slice", "own"))
+        schema = json.dumps(data["schema"]) if "schema" in data else ""
         if "messages" in data:
             messages = tuple(Message(str(m["role"]), str(m["content"])) for m in data["messages"])
-            return BenchPrompt(id=name, slice=kind, messages=messages)
-        return BenchPrompt(id=name, slice=kind, text=str(data["prompt"]))
+            return BenchPrompt(name, kind, messages, schema=schema)
+        return BenchPrompt(name, kind, text=str(data["prompt"]), schema=schema)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(
             f"{source.name} line {n} is not a prompt ({error})",

@@ -180,7 +180,7 @@ def prove(
         engine.reset()
         references: list[tuple[GenerateParams, ProofReply]] = []
         for temperature in temperatures:
-            params = wish_of(base, temperature, max_tokens, seed + n, window)
+            params = wish_of(prompt.bound(base), temperature, max_tokens, seed + n, window)
             plain = finish(engine, prompt, params)
             params = params.replace(prediction=edited(plain.reply.text))
             references.append((params, plain))

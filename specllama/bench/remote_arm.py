@@ -56,7 +56,7 @@ class RemoteArm:
 
     def answer(self, task: Task, repetition: int, *, alone: bool = False) -> RunFigures:
         chosen = {"temperature": task.temperature} | ({} if task.temperature else IDLE)
-        params = self._params.replace(
+        params = task.prompt.bound(self._params).replace(
             sampling=replace(self._params.sampling, **chosen),
             max_tokens=task.max_tokens,
             seed=task.seed,

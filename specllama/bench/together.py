@@ -47,7 +47,7 @@ def prove_together(
     asked = [
         _Sent(
             prompt,
-            wish_of(base, temperature, max_tokens, seed + n, window).replace(
+            wish_of(prompt.bound(base), temperature, max_tokens, seed + n, window).replace(
                 proposer=proposer, draft_max=width
             ),
         )

@@ -85,7 +85,11 @@ command.add_command(bench_load.command, "load")
 @command.command("run", cls=GroupedCommand, epilog=RUN_EPILOG)
 @prompts_option
 @click.option(
-    "--slice", "slices", multiple=True, help="Only prompts of these kinds: chat, code, rag, json."
+    "--slice",
+    "slices",
+    multiple=True,
+    help="Only prompts of these kinds: chat, code, rag, json; or schema: replies that have to fit "
+    "a JSON schema.",
 )
 @click.option("-n", "--count", default=8, show_default=True, help="Number of prompts.")
 @length_option(128, least=2)
@@ -486,12 +490,13 @@ def _tell_apart(arms: list[Arm]) -> None:
 
 
 def _chosen(path: Path | None, slices: tuple[str, ...], count: int) -> list[BenchPrompt]:
-    from specllama.bench.prompts import half, load_prompts
+    from specllama.bench.prompts import half, load_prompts, schema_prompts
     from specllama.errors import UsageError
 
     prompts = load_prompts(path)
     if path is None:  # tune learns on the others
         prompts = half(prompts, "bench")
+        prompts += schema_prompts() if slices else []
     if slices:
         have = sorted({prompt.slice for prompt in prompts})
         unknown = [s for s in slices if s not in have]

@@ -137,7 +137,7 @@ def command(
     pair does not have is skipped, with the reason. Only unexplained differences end with status 1.
     --against proves another server: its greedy texts, and the law that its replies follow.
     """
-    from specllama.bench.prompts import load_prompts
+    from specllama.bench.prompts import load_prompts, schema_prompts
     from specllama.bench.proof import probe_stated_rows, prove, random_pauses
     from specllama.bench.together import prove_together
     from specllama.cli.prove_views import ProofWatch
@@ -158,6 +158,8 @@ def command(
         widths = widths or _usual(settings, window, engine.info.exact_rows)
         wanted = _wanted(proposers or _as_set(settings, "proposer", but="none"))
         names, skipped = _methods(engine, wanted, len(chosen), quiet=as_json)
+        if prompts is None and "forced" in names:  # it drafts where something constrains a reply
+            chosen = [*chosen, *schema_prompts()[: max(count // 10, 1)]]
         if pauses_ms:
             stack.enter_context(random_pauses(engine, pauses_ms, seed=seed))
         drafting = len(names) * len(widths)

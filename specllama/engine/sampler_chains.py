@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from specllama.backend.base import Vocab
 from specllama.grammar.guide import Guides
@@ -64,7 +64,11 @@ class SamplerChains:
             if self._guides is None:
                 n, vocab = self._vocab.n_tokens, self._vocab
                 self._guides = Guides(
-                    [vocab.piece(t) for t in range(n)], [t for t in range(n) if vocab.is_eog(t)]
+                    [vocab.piece(t) for t in range(n)],
+                    [t for t in range(n) if vocab.is_eog(t)],
+                    partial(
+                        vocab.tokenize, add_special=False, parse_special=False, after_text=True
+                    ),
                 )
 
     def _guide(self, params: GenerateParams) -> Constraint:

@@ -61,6 +61,10 @@ class ThoughtLimit:
         other._reader = self._reader and self._reader.fork()
         return other
 
+    def ahead(self, most: int, habits: dict[bytes, dict[bytes, float]]) -> list[tuple[int, float]]:
+        left = () if self._forced is None else self._closing[self._forced :]
+        return [(token, 1.0) for token in left[:most]]
+
     def _look(self) -> None:
         """Force the end where the budget is used up, but not within a character."""
         thinking = self._reader is not None and self._reader.thinking

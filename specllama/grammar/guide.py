@@ -18,6 +18,8 @@ import numpy.typing as npt
 
 from specllama.arrays import IntArray
 from specllama.errors import UsageError
+from specllama.grammar.ahead import Ahead, Spelling, text_ahead
+from specllama.grammar.layout import Habits, Layout
 from specllama.grammar.source import Kind, Source, source_of
 
 _ALONE = 32  # up to one token in so many is looked at by itself, more of them by a mask of all
@@ -25,6 +27,8 @@ _BACK = 16  # tokens
 _MASKS = 8  # kept: of the places that drafts and the target ask about in turn
 _NO_TEXT = b"\xff"  # never in a text; llguidance marks special tokens with it
 _STACK = 256 << 20  # reserved, not used
+_TAIL = 48  # bytes of a text that decide how what follows is cut into tokens
+_WORD = 8  # bytes of text that a token may stand for, on average
 # readings that are open at a time: of a grammar each character is a step, of JSON each lexeme
 _OPEN = {"grammar": 1000, "schema": 5000, "regex": 1000}
 _LIMITS: dict[str, Any] = {
@@ -75,11 +79,19 @@ class Guides:
     Args:
         pieces: the bytes of every token; a token without any is never allowed.
         ends: tokens that end a text.
+        tokenize: a text in the middle of another one; None: nothing is said of what comes next.
     """
 
-    def __init__(self, pieces: Sequence[bytes], ends: Iterable[int]) -> None:
+    def __init__(
+        self,
+        pieces: Sequence[bytes],
+        ends: Iterable[int],
+        tokenize: Callable[[str], Sequence[int]] | None = None,
+    ) -> None:
         self._library = _library()
         self.n_tokens = len(pieces)
+        self.pieces = pieces
+        self.spelling = tokenize and Spelling(pieces, tokenize)
         self.ends = np.zeros(self.n_tokens, np.bool_)
         self.ends[list(ends)] = True
         tokens = [
@@ -87,7 +99,7 @@ class Guides:
             for piece, end in zip(pieces, self.ends.tolist(), strict=True)
         ]
         # a token of its own that ends texts: whether a text may end is asked of the matcher
-        words: Any = _Words([*tokens, b""])
+        words: Any = _Words([*tokens, b"", *map(_byte, range(256))], self.n_tokens)
         self._tokenizer = self._library.LLTokenizer(words, eos_token=[self.n_tokens])
 
     def guide(self, source: Source) -> Guide:
@@ -148,9 +160,8 @@ class Guide:
     def fork(self) -> Guide:
         return Guide(self._walk, self._place)
 
-    def forced(self) -> bytes:
-        """The bytes that alone can come next; b"" where there is a choice."""
-        return self._walk.forced(self._place)
+    def ahead(self, most: int, habits: Habits) -> Ahead:
+        return self._walk.ahead(self._place, most, habits)
 
 
 class _Walk:
@@ -168,6 +179,7 @@ class _Walk:
         self._anchor, self._behind = self._fresh.deep_copy(), self.root
         self._matcher, self._at = self._fresh.deep_copy(), self.root
         self._masks: OrderedDict[_Place, npt.NDArray[np.bool_]] = OrderedDict()
+        self._read, self._layout, self._tail = self.root, Layout(), b""  # of the text up to there
 
     def some(self, place: _Place, tokens: Sequence[int]) -> npt.NDArray[np.bool_]:
         matcher, ends, n = self._go(place), self.guides.ends, self.guides.n_tokens
@@ -204,11 +216,22 @@ class _Walk:
             found = place.after[token] = _Place(place.depth + 1, place, token)
         return found
 
-    def forced(self, place: _Place) -> bytes:
-        matcher = self._go(place)
-        forced: bytes = matcher.compute_ff_bytes()
-        self._check(place)
-        return forced
+    def ahead(self, place: _Place, most: int, habits: Habits) -> Ahead:
+        if place.stuck or self.guides.spelling is None:
+            return []
+        matcher = self._go(place).deep_copy()  # what fails in it is no reason to end the reply
+        read = _between(self._read, place)
+        if read is None:
+            self._layout, self._tail = Layout(), b""
+            read = _between(self.root, place) or []
+        for token in read:
+            piece = self.guides.pieces[token]
+            self._layout.read(piece, habits)
+            self._tail = (self._tail + piece)[-_TAIL:]
+        self._read = place
+        single = self.guides.n_tokens + 1
+        text = text_ahead(matcher, single, self._layout.copy(), habits, _WORD * most)
+        return self.guides.spelling.tokens(self._tail, text, most)
 
     def _go(self, place: _Place) -> Any:
         """The matcher, at this place."""
@@ -258,14 +281,20 @@ def _between(before: _Place, place: _Place) -> list[int] | None:
     return tokens[::-1] if here is before else None
 
 
+def _byte(value: int) -> bytes:
+    """A token of its own for each byte, which no reply holds: it tells whether the byte fits."""
+    one = bytes((value,))
+    return b"" if one == _NO_TEXT else one
+
+
 class _Words:
     """Tokens as llguidance takes them. Nothing is tokenized: texts are judged by their bytes."""
 
     is_tokenizer_wrapper = True
 
-    def __init__(self, tokens: list[bytes]) -> None:
+    def __init__(self, tokens: list[bytes], end: int) -> None:
         self.tokens = tokens
-        self.eos_token_id = len(tokens) - 1
+        self.eos_token_id = end
         self.bos_token_id = None
         self.special_token_ids = [self.eos_token_id]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 FILES = {
     "draft": "draft_model",
+    "forced": "forced",
     "suffix": "suffix",
     "ngram": "ngram",
     "prediction": "prediction",

@@ -53,6 +53,18 @@ class Constraint(Protocol):
 
     def fork(self) -> Constraint: ...
 
+    def ahead(
+        self, most: int, habits: dict[bytes, dict[bytes, float]]
+    ) -> Sequence[tuple[int, float]]:
+        """At most ``most`` tokens that follow where one way on is left, and how likely each is
+        behind the others; a token of -1 ends the text. A hint for drafts: nothing depends on it.
+
+        Args:
+            habits: how texts were laid out. The caller keeps it for as long as one may learn from
+                another; what it holds is the constraint's own.
+        """
+        ...
+
 
 class SamplerChain:
     """The user's sampler settings plus the state they need, positioned before one token.

@@ -51,11 +51,11 @@ def test_free_sources(n: int) -> None:
     sources: list[Copier] = [SuffixDrafter(reader=reader), NgramDrafter(reader=reader)]
     for source in sources:
         source.start(Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=lambda t: False))
-    text = History(tokens[:n])
+    text, chain = History(tokens[:n]), SamplerChain(SamplingParams())
 
     def ask() -> None:
         for source in sources:
-            source.guesses(text, 15)
+            source.guesses(text, chain, 15)
 
     first = took(ask)
     rounds = []

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from specllama.speculative.drafting.drafter import Copier
 from specllama.speculative.drafting.method import Method, always
+from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Guess, Room
 
 LINE_BREAK = 8  # of the vocabulary that this is shown with
@@ -16,7 +17,7 @@ class RepeatDrafter(Copier):
 
     name = "repeat"
 
-    def guesses(self, tokens: Sequence[int], most: int) -> list[Guess]:
+    def guesses(self, tokens: Sequence[int], chain: SamplerChain, most: int) -> list[Guess]:
         ends = [i + 1 for i, token in enumerate(tokens) if token == LINE_BREAK]
         if len(ends) < 2:
             return []

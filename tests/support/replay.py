@@ -164,7 +164,7 @@ class _Model(Recorded):
 class _Copies(Recorded, Copier):
     name = "ngram"
 
-    def guesses(self, tokens: Sequence[int], most: int) -> Sequence[Guess]:
+    def guesses(self, tokens: Sequence[int], chain: SamplerChain, most: int) -> Sequence[Guess]:
         (spot,) = self.spots(tokens, 1)
         if spot.copy is None:
             return ()

@@ -63,6 +63,12 @@ class NotTwice:
     def fork(self) -> NotTwice:
         return NotTwice(self.last, self.dead)
 
+    def ahead(self, most: int, habits: dict[bytes, dict[bytes, float]]) -> list[tuple[int, float]]:
+        """Small numbers in turn, where the last one was small: some of them wrong, or forbidden."""
+        if not 0 <= self.last < 3:
+            return []
+        return [((self.last + 1 + i) % 3, 0.5 if i % 2 else 1.0) for i in range(most)]
+
 
 @dataclasses.dataclass
 class Setup:

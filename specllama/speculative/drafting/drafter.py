@@ -137,14 +137,17 @@ class Copier(Drafter):
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         yield from ()
-        guesses = self.guesses(tokens, room.n)
+        guesses = self.guesses(tokens, chain, room.n)
         if not guesses:
             return EMPTY_DRAFT
         which, length = room.judge.pick(guesses)
         return self.send(guesses[which], length, room)
 
-    def guesses(self, tokens: Sequence[int], most: int) -> Sequence[Guess]:
-        """What might follow ``tokens``, at most ``most`` tokens each, the likeliest first."""
+    def guesses(self, tokens: Sequence[int], chain: SamplerChain, most: int) -> Sequence[Guess]:
+        """What might follow ``tokens``, at most ``most`` tokens each, the likeliest first.
+
+        ``chain`` is the target's, as for ``draft``.
+        """
         raise NotImplementedError
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:

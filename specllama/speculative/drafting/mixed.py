@@ -74,7 +74,7 @@ class MixedDrafter(Drafter):
             yield from source.read_prompt(tokens, n)
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
-        guesses, owners = self._guesses(tokens, room)
+        guesses, owners = self._guesses(tokens, chain, room)
         which, length = room.judge.pick(guesses) if guesses else (0, 0)
         if length == 0:
             for source in self._paid:
@@ -85,12 +85,14 @@ class MixedDrafter(Drafter):
                 which, length = room.judge.pick(guesses)
         return owners[which].send(guesses[which], length, room) if length else EMPTY_DRAFT
 
-    def _guesses(self, tokens: Sequence[int], room: Room) -> tuple[list[Guess], list[Copier]]:
+    def _guesses(
+        self, tokens: Sequence[int], chain: SamplerChain, room: Room
+    ) -> tuple[list[Guess], list[Copier]]:
         """Every different guess of a source, and whose it is."""
         guesses: list[Guess] = []
         owners: list[Copier] = []
         for source in self._copiers:
-            for guess in source.guesses(tokens, room.n):
+            for guess in source.guesses(tokens, chain, room.n):
                 if room.judge.weighs or guess.match_length >= CALM or not self._paid:
                     guesses.append(guess)
                     owners.append(source)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from specllama.speculative.drafting.copying import TextFollower
 from specllama.speculative.drafting.drafter import Copier, Request
 from specllama.speculative.drafting.method import Method, always
+from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
 
 LONG_MATCH = 32  # beyond this a longer match says nothing more
@@ -41,7 +42,7 @@ class NgramDrafter(Copier):
         super().start(request)
         self._hits = {n: [0, 0] for n in self._sizes}
 
-    def guesses(self, tokens: Sequence[int], most: int) -> list[Guess]:
+    def guesses(self, tokens: Sequence[int], chain: SamplerChain, most: int) -> list[Guess]:
         """The continuation of the best match, up to the end of a turn; [] without a match."""
         self._last_size = 0
         if most <= 0:

@@ -126,14 +126,14 @@ class SuffixDrafter(Copier):
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         if room.judge.weighs:
             return (yield from super().draft(tokens, chain, room))
-        guesses = self.guesses(tokens, room.n)
+        guesses = self.guesses(tokens, chain, room.n)
         if not guesses:
             return EMPTY_DRAFT
         grown = [(*self._grow(guess, 0, room), guess.match_length) for guess in guesses]
         draft, _, self._used = max(grown, key=lambda way: way[1])
         return draft
 
-    def guesses(self, tokens: Sequence[int], most: int) -> list[Guess]:
+    def guesses(self, tokens: Sequence[int], chain: SamplerChain, most: int) -> list[Guess]:
         """The most frequent continuation of the longest match, here and in earlier texts.
 
         An earlier text is asked only where it matches longer. Shorter matches are left out: the

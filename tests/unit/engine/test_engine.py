@@ -32,6 +32,7 @@ from specllama.interface import Message
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.forced import ForcedDrafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 
@@ -101,6 +102,7 @@ def make(
     )
     draft = ChainDrafter(draft_context(other, n_ctx=draft_ctx), n_vocab=V, batch=64)
     proposers: dict[str, Drafter] = {
+        "forced": ForcedDrafter(),
         "ngram": NgramDrafter(),
         "draft": draft,
         "mixed": MixedDrafter([NgramDrafter(n_min=3), draft]),
@@ -120,7 +122,7 @@ def plain(p: GenerateParams) -> GenerateParams:
     return p.replace(speculate=False)
 
 
-PROPOSERS = ("draft", "ngram", "mixed")
+PROPOSERS = ("draft", "forced", "ngram", "mixed")
 
 
 # -- one text per seed ---------------------------------------------------------------------------
@@ -654,6 +656,9 @@ class OnlyLetters:
     def fork(self) -> OnlyLetters:
         return OnlyLetters(self.last)
 
+    def ahead(self, most: int, habits: Any) -> list[tuple[int, float]]:
+        return [(1 + (self.last + i) % 26, 0.5) for i in range(most)]
+
 
 @pytest.mark.parametrize("proposer", PROPOSERS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -697,6 +702,9 @@ class Letters(OnlyLetters):
 
     def fork(self) -> Letters:
         return Letters(self.left)
+
+    def ahead(self, most: int, habits: Any) -> list[tuple[int, float]]:
+        return [(-1, 1.0)] if not self.left else []
 
 
 @pytest.mark.parametrize("proposer", PROPOSERS)

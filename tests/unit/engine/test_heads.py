@@ -30,14 +30,14 @@ def test_every_method_is_listed_with_a_reason_or_without(tmp_path: Path) -> None
     assert not ways["mtp"].available
     bare = {way.name: way for way in survey(target)}
     free = [name for name, way in bare.items() if way.available]
-    assert free == ["suffix", "ngram", "prediction", "mixed", "lookahead", "self"]
+    assert free == ["forced", "suffix", "ngram", "prediction", "mixed", "lookahead", "self"]
     assert all(way.available or way.reason for way in bare.values())
 
 
 def test_targets_that_take_chains_only_have_no_trees(tmp_path: Path) -> None:
     target = read_header(write_mamba(tmp_path / "mamba.gguf"))
     have = {way.name for way in survey(target, draft=True) if way.available}
-    assert have == {"draft", "mixed", "ngram", "suffix", "prediction"}
+    assert have == {"draft", "forced", "mixed", "ngram", "suffix", "prediction"}
 
 
 def test_a_named_head_must_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

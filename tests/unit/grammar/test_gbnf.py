@@ -271,14 +271,6 @@ def test_the_end_is_a_token_that_changes_nothing() -> None:
         g.accept(END)
 
 
-def test_forced_bytes_are_told() -> None:
-    g = guide("grammar", 'root ::= "yes" | "no"')
-    assert g.forced() == b""
-    g.accept(ord("y"))
-    assert g.forced() == b"es"
-    assert takes(guide("grammar", 'root ::= "yes"'), "yes")
-
-
 def test_a_draft_that_runs_into_a_limit_does_not_end_the_reply() -> None:
     """A matcher is of no more use then; the text before goes on with a new one."""
     g = guide("grammar", 'root ::= r\nr ::= [a-z] r | [a-z] | "-"')

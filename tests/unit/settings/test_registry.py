@@ -106,6 +106,7 @@ def test_auto_drafts_with_copies_and_the_best_paying_source(
     mixed = Drafters(target, made=dict(made)).drafter("mixed")
     assert isinstance(mixed, MixedDrafter)
     assert [source.name for source in mixed.sources] == [
+        "forced",
         "suffix",
         "ngram",
         "prediction",
@@ -117,9 +118,9 @@ def test_auto_drafts_with_copies_and_the_best_paying_source(
 def test_drafters_are_made_of_what_the_pair_has() -> None:
     target, draft = FakeContext(FakeTable()), FakeContext(FakeTable())
     assert target.max_leaves > 1
-    plain = ["suffix", "ngram", "prediction", "mixed", "lookahead"]
+    plain = ["forced", "suffix", "ngram", "prediction", "mixed", "lookahead"]
     assert list(Drafters(target).all()) == plain
-    assert list(Drafters(target, draft).all()) == ["draft", *plain[:4], "tree", "merged", plain[4]]
+    assert list(Drafters(target, draft).all()) == ["draft", *plain[:5], "tree", "merged", plain[5]]
     lacking = Drafters(target, reasons={"mtp": "no NextN"})
     assert lacking.drafter("mtp") is lacking.drafter("unheard of") is None
     assert lacking.facts.own == {"mtp": "no NextN"}

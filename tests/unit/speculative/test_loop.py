@@ -33,6 +33,7 @@ from specllama.errors import ContextFull, EngineError
 from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter, Request
+from specllama.speculative.drafting.forced import ForcedDrafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.effects import Steps, run_alone
@@ -128,6 +129,10 @@ PROPOSERS: dict[str, Callable[[Setup, list[int]], Drafter]] = {
     "draft same": lambda s, truth: draft_model(s, 1.0),
     "ngram": lambda s, truth: NgramDrafter(n_min=1),
     "mixed": lambda s, truth: MixedDrafter([NgramDrafter(n_min=2), draft_model(s, 0.7)]),
+    "forced": lambda s, truth: ForcedDrafter(),
+    "forced and others": lambda s, truth: MixedDrafter(
+        [ForcedDrafter(), NgramDrafter(n_min=2), draft_model(s, 0.7)]
+    ),
     "random tree": lambda s, truth: RandomTree(truth),
     "always right": lambda s, truth: Cheat(truth),
     "always wrong": lambda s, truth: Cheat(truth, shift=1),
@@ -252,7 +257,10 @@ def test_the_texts_differ_between_seeds_and_drafts_are_really_accepted() -> None
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("grammar", [False, True])
 @pytest.mark.parametrize("case", ["plain", "truncated", "penalties"])
-def test_the_whole_loop_is_exact(rule: VerifyRule, grammar: bool, case: str) -> None:
+@pytest.mark.parametrize("beside", [[], [ForcedDrafter]])
+def test_the_whole_loop_is_exact(
+    rule: VerifyRule, grammar: bool, case: str, beside: list[Callable[[], Drafter]]
+) -> None:
     """Draft model, loop and sampler chain together, over all outcomes of their coins."""
     sampling = {
         "plain": FULL,
@@ -268,7 +276,8 @@ def test_the_whole_loop_is_exact(rule: VerifyRule, grammar: bool, case: str) -> 
         tokens = list(prompt)
         target = FakeContext(table, n_ctx=16)
         target.forward(tokens[:-1], outputs="none")
-        proposer = ChainDrafter(FakeContext(other, n_ctx=16), n_vocab=3)
+        model = ChainDrafter(FakeContext(other, n_ctx=16), n_vocab=3)
+        proposer = MixedDrafter([*(make() for make in beside), model]) if beside else model
         proposer.start(Request(seed=0, rule=rule_of(rule), coins=oracle, is_eog=is_eog))
         loop = Rounds(
             target=target,

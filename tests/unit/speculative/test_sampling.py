@@ -192,6 +192,9 @@ class Mask:
         other.accepted = self.accepted.copy()
         return other
 
+    def ahead(self, most: int, habits: object) -> list[tuple[int, float]]:
+        return []
+
 
 def random_row(seed: int, n: int = 50, scale: float = 3.0) -> Row:
     return (np.random.default_rng(seed).standard_normal(n) * scale).astype(np.float32)

@@ -54,7 +54,7 @@ def test_it_joins_what_auto_drafts_with(shown: dict[str, Any]) -> None:
     plain, auto = (shown["replies"][f"{name} 0.7"] for name in ("none", "auto"))
     assert auto["tokens"] == plain["tokens"]
     assert auto["proposer"] == "mixed"
-    assert shown["mixed"] == ["suffix", "ngram", "prediction", "repeat"]
+    assert shown["mixed"] == ["forced", "suffix", "ngram", "prediction", "repeat"]
 
 
 def test_it_is_booked_and_logged_under_its_own_name(shown: dict[str, Any]) -> None:

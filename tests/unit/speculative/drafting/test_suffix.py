@@ -61,6 +61,9 @@ def test_what_follows_many_places_is_counted_at_the_newest() -> None:
     assert [token for token, _, _ in state(text, [1]).followers()] == [3, 2]
 
 
+CHAIN = SamplerChain(FULL)  # which copies do not ask
+
+
 # -- what is drafted ----------------------------------------------------------------------------
 
 
@@ -140,7 +143,7 @@ def test_branches_beside_a_copy_are_asked_for(worth: float) -> None:
     assert ((-1, 6) in beside) is (worth < 0.3)
     assert draft.is_chain is (worth > 1.0)
     copy = started(SuffixDrafter(), 4)
-    guess = copy.guesses(text, 8)[0]
+    guess = copy.guesses(text, CHAIN, 8)[0]
     assert copy.send(guess, 2, room) == draft
     alone = copy.send(guess, 2, Room(8))
     assert alone.tokens == (4, 8)
@@ -181,9 +184,9 @@ def test_past_texts_are_copied_from() -> None:
 def test_an_earlier_text_is_asked_only_where_it_matches_longer() -> None:
     proposer = started(SuffixDrafter(past=[[18, 11, 12, 13, 19]]))
     here = [11, 12, 13, 17, 15, 16]
-    as_long = proposer.guesses([*here, 11, 12, 13], 1)
+    as_long = proposer.guesses([*here, 11, 12, 13], CHAIN, 1)
     assert [(g.source, g.tokens, g.match_length) for g in as_long] == [("suffix", (17,), 3)]
-    longer = proposer.guesses([*here, 18, 11, 12, 13], 1)
+    longer = proposer.guesses([*here, 18, 11, 12, 13], CHAIN, 1)
     assert [(g.source, g.tokens, g.match_length) for g in longer] == [
         (PAST, (19,), 4),
         ("suffix", (17,), 3),
@@ -193,7 +196,7 @@ def test_an_earlier_text_is_asked_only_where_it_matches_longer() -> None:
 def test_what_an_edit_replaced_can_still_be_copied() -> None:
     proposer = started(SuffixDrafter())
     drafted(proposer, [1, 2, 3, 31, 32, 33, 34, 35])
-    guesses = proposer.guesses([1, 2, 3, 40, 31, 32], 2)
+    guesses = proposer.guesses([1, 2, 3, 40, 31, 32], CHAIN, 2)
     assert [(g.source, g.tokens) for g in guesses] == [(PAST, (33, 34))]
 
 
