@@ -20,6 +20,7 @@ from specllama.interface import MethodInfo
 # and among the terminal's own. A new method has a row here, or the draft model's colour.
 _COLOURS = {
     "source-draft": ("#5aa9e6", "#1565a8", "ansi_cyan"),
+    "source-forced": ("#c49a6c", "#70451a", "ansi_bright_yellow"),
     "source-ngram": ("#e6b450", "#8a5a00", "ansi_yellow"),
     "source-suffix": ("#d98fd0", "#98328a", "ansi_magenta"),
     "source-medusa": ("#7fc8a9", "#1f7a55", "ansi_green"),

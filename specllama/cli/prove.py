@@ -133,6 +133,9 @@ def command(
     plain one. The two warm ways write 8 tokens; where passes are bit-exact, all logprobs must be
     equal as well. --parallel writes all replies at the same time instead.
 
+    Of the shipped prompts, some whose replies have to fit a JSON schema are added for the method
+    forced, which drafts nothing elsewhere; a line of your own prompts may hold a "schema".
+
     The plain text of a prompt and temperature is computed once, for all methods. A method that this
     pair does not have is skipped, with the reason. Only unexplained differences end with status 1.
     --against proves another server: its greedy texts, and the law that its replies follow.

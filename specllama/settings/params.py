@@ -232,8 +232,8 @@ class GenerateParams:
     )
     proposer: str = speculation(
         "auto",
-        "Method of drafting. auto is mixed: copies of the text compete with the draft model or "
-        "head of the pair.",
+        "Method of drafting. auto is mixed: forced text and copies of the text compete with the "
+        "draft model or head of the pair.",
         choices=PROPOSERS,
     )
     draft_max: int | None = speculation(
