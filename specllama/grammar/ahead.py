@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from specllama.grammar.layout import WHITE, Habits, Layout
+from specllama.grammar.layout import WHITE, Habits, JsonLayout
 
 Ahead = list[tuple[int, float]]
 """Tokens, and how likely each is that goes on behind the others."""
@@ -24,7 +24,7 @@ _LAST = 0.5  # a token that may hold more than what is known
 
 
 @dataclass(slots=True)
-class Text:
+class Forced:
     """What follows for certain but for the white space in it.
 
     Attributes:
@@ -45,7 +45,7 @@ class Text:
         return found
 
 
-def text_ahead(matcher: Any, single: int, layout: Layout, habits: Habits, most: int) -> Text:
+def text_ahead(matcher: Any, single: int, layout: JsonLayout, habits: Habits, most: int) -> Forced:
     """About ``most`` bytes that follow.
 
     Args:
@@ -53,7 +53,7 @@ def text_ahead(matcher: Any, single: int, layout: Layout, habits: Habits, most: 
         single: the first of 256 tokens of a byte each.
         layout: of the text before.
     """
-    text = Text()
+    text = Forced()
     while len(text.data) < most and not matcher.is_error():
         new: bytes = matcher.compute_ff_bytes()
         if not new:
@@ -86,8 +86,8 @@ def _next(matcher: Any, single: int) -> tuple[bytes, bytes]:
     return found.translate(None, WHITE), bytes(byte for byte in found if byte in WHITE)
 
 
-class Spelling:
-    """Texts in tokens, as the vocabulary itself cuts them.
+class Cutter:
+    """Cuts texts into tokens, as the vocabulary itself does.
 
     Args:
         pieces: the bytes of every token.
@@ -97,7 +97,7 @@ class Spelling:
     def __init__(self, pieces: Sequence[bytes], tokenize: Callable[[str], Sequence[int]]) -> None:
         self._pieces, self._tokenize = pieces, tokenize
 
-    def tokens(self, before: bytes, text: Text, most: int) -> Ahead:
+    def tokens(self, before: bytes, text: Forced, most: int) -> Ahead:
         """At most ``most`` tokens of a text behind another one."""
         found: Ahead = []
         at = 0

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from specllama.arrays import IntArray
 from specllama.errors import UsageError
-from specllama.grammar.ahead import Ahead, Spelling, text_ahead
-from specllama.grammar.layout import Habits, Layout
+from specllama.grammar.ahead import Ahead, Cutter, text_ahead
+from specllama.grammar.layout import Habits, JsonLayout
 from specllama.grammar.source import Kind, Source, source_of
 
 _ALONE = 32  # up to one token in so many is looked at by itself, more of them by a mask of all
@@ -91,7 +91,7 @@ class Guides:
         self._library = _library()
         self.n_tokens = len(pieces)
         self.pieces = pieces
-        self.spelling = tokenize and Spelling(pieces, tokenize)
+        self.spelling = tokenize and Cutter(pieces, tokenize)
         self.ends = np.zeros(self.n_tokens, np.bool_)
         self.ends[list(ends)] = True
         tokens = [
@@ -179,7 +179,11 @@ class _Walk:
         self._anchor, self._behind = self._fresh.deep_copy(), self.root
         self._matcher, self._at = self._fresh.deep_copy(), self.root
         self._masks: OrderedDict[_Place, npt.NDArray[np.bool_]] = OrderedDict()
-        self._read, self._layout, self._tail = self.root, Layout(), b""  # of the text up to there
+        self._read, self._layout, self._tail = (
+            self.root,
+            JsonLayout(),
+            b"",
+        )  # of the text up to there
 
     def some(self, place: _Place, tokens: Sequence[int]) -> npt.NDArray[np.bool_]:
         matcher, ends, n = self._go(place), self.guides.ends, self.guides.n_tokens
@@ -222,7 +226,7 @@ class _Walk:
         matcher = self._go(place).deep_copy()  # what fails in it is no reason to end the reply
         read = _between(self._read, place)
         if read is None:
-            self._layout, self._tail = Layout(), b""
+            self._layout, self._tail = JsonLayout(), b""
             read = _between(self.root, place) or []
         for token in read:
             piece = self.guides.pieces[token]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from copy import copy
 
 Habits = dict[bytes, dict[bytes, float]]
-"""What white space stood in a place (see ``Layout``), and how often; what is longer ago counts
+"""What white space stood in a place (see ``JsonLayout``), and how often; what is longer ago counts
 less. Behind a line break stands what the line is indented further than the one before, or a ``-``
 for each byte less."""
 
@@ -23,7 +23,7 @@ _PRIOR = 0.5  # times that what is usual elsewhere counts
 _LONGEST = 64  # white space of a schema is no longer
 
 
-class Layout:
+class JsonLayout:
     """Reads a text byte by byte."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Layout:
         self._quoted = self._escaped = False
         self._own: Habits = {}  # of this text
 
-    def copy(self) -> Layout:
+    def copy(self) -> JsonLayout:
         return copy(self)
 
     def read(self, text: bytes, habits: Habits | None = None) -> None:

@@ -1,8 +1,8 @@
 """Several sources compete for every round: copies of the text, and one source that costs time.
 
-The window sees everything that the free sources would write, learns from all of it, sent or not, and
-picks what should gain most for its time. The source that costs time (a draft model, or a head of
-the target) is asked where no copy promises as much. Where it stays out, the best copy that still
+The window sees everything that the free sources would write, learns from all of it, sent or not,
+and picks what should gain most for its time. The source that costs time (a draft model, or a head
+of the target) is asked where no copy promises as much. Where it stays out, the best copy that still
 pays is sent.
 
 The choice depends on the text so far and on what earlier rounds taught, never on a token sampled
@@ -124,8 +124,8 @@ METHOD = Method(
     label="Mixed",
     short="mixed",
     letter="",
-    blurb="Forced text, suffix and n-gram copies compete with the draft model (or a head of the target). "
-    "Each round uses the one that should save the most time.",
+    blurb="Forced text, suffix and n-gram copies compete with the draft model (or a head of the "
+    "target). Each round uses the one that should save the most time.",
     cost="of its sources",
     why_not=always,
     open=_open,

@@ -14,7 +14,7 @@ import pytest
 from specllama.errors import UsageError
 from specllama.grammar.ahead import END
 from specllama.grammar.guide import Guide, Guides
-from specllama.grammar.layout import Habits, Layout
+from specllama.grammar.layout import Habits, JsonLayout
 from specllama.grammar.source import Kind, source_of
 
 WORDS = [b'{"', b'":', b' "', b'",', b"name", b"na", b"me", b'"}', b"\n  ", b" [", b"true", b"}"]
@@ -170,8 +170,8 @@ def test_the_layout_of_json_is_found_out(style: Any) -> None:
     value = {"a": [1, 2], "b": {"c": "x: [y, {", "d": [{"e": True}, {"e": None}]}, "f": 1.5}
     text = json.dumps(value, **style).encode()
     habits: Habits = {}
-    Layout().read(text, habits)
-    layout, at, right = Layout(), 0, 0
+    JsonLayout().read(text, habits)
+    layout, at, right = JsonLayout(), 0, 0
     quoted = False
     while at < len(text):
         end = at
