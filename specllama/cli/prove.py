@@ -29,6 +29,7 @@ from specllama.settings.params import WINDOWS, GenerateParams, WindowKind
 from specllama.speculative.drafting.method import methods
 
 if TYPE_CHECKING:
+    from specllama.bench.prompts import BenchPrompt
     from specllama.bench.proof import Case, RowProbe
     from specllama.cli.prove_views import ProofWatch
     from specllama.engine.engine import Engine
@@ -140,29 +141,21 @@ def command(
     pair does not have is skipped, with the reason. Only unexplained differences end with status 1.
     --against proves another server: its greedy texts, and the law that its replies follow.
     """
-    from specllama.bench.prompts import load_prompts, schema_prompts
     from specllama.bench.proof import probe_stated_rows, prove, random_pauses
     from specllama.bench.together import prove_together
     from specllama.cli.prove_views import ProofWatch
 
-    if count < 1:
-        raise click.BadParameter("give at least 1", param_hint="-n")
-    loaded = load_prompts(prompts)
-    if not 0 <= skip < len(loaded):
-        raise click.BadParameter(f"there are {len(loaded)} prompts", param_hint="--skip")
-    chosen = loaded[skip : skip + count]
     settings = resolve(flags)
     base = settings.generate_params()
+    wanted = _wanted(proposers or _as_set(settings, "proposer", but="none"))
+    chosen = _chosen(prompts, skip, count, bound="forced" in wanted)
     temperatures = temperatures or _as_set(settings, "temperature") or (0.0, 0.7, 1.0)
     window = window or settings.given("window") or "fixed"
     with contextlib.ExitStack() as stack:
         say_settings(settings)
         engine = stack.enter_context(_opened(settings, parallel, quiet=as_json))
         widths = widths or _usual(settings, window, engine.info.exact_rows)
-        wanted = _wanted(proposers or _as_set(settings, "proposer", but="none"))
         names, skipped = _methods(engine, wanted, len(chosen), quiet=as_json)
-        if prompts is None and "forced" in names:  # it drafts where something constrains a reply
-            chosen = [*chosen, *schema_prompts()[: max(count // 10, 1)]]
         if pauses_ms:
             stack.enter_context(random_pauses(engine, pauses_ms, seed=seed))
         drafting = len(names) * len(widths)
@@ -273,6 +266,19 @@ class Proof:
             "rows_differ": any(probe.difference > 0.0 for probe in self.probes),
             "rows": {str(probe.rows): probe.difference for probe in self.probes},
         }
+
+
+def _chosen(path: Path | None, skip: int, count: int, *, bound: bool) -> list[BenchPrompt]:
+    """Prompts to prove with; ``bound``: of the shipped ones also some that constrain the reply."""
+    from specllama.bench.prompts import load_prompts, schema_prompts
+
+    if count < 1:
+        raise click.BadParameter("give at least 1", param_hint="-n")
+    loaded = load_prompts(path)
+    if not 0 <= skip < len(loaded):
+        raise click.BadParameter(f"there are {len(loaded)} prompts", param_hint="--skip")
+    further = schema_prompts()[: max(count // 10, 1)] if bound and path is None else []
+    return [*loaded[skip : skip + count], *further]
 
 
 def _opened(settings: Settings, parallel: int, *, quiet: bool) -> Engine:

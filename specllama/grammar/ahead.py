@@ -16,7 +16,7 @@ import numpy as np
 from specllama.grammar.layout import WHITE, Habits, JsonLayout
 
 Ahead = list[tuple[int, float]]
-"""Tokens, and how likely each is that goes on behind the others."""
+"""Tokens, and how likely each is after the others."""
 
 END = -1  # in place of a token: the text ends here
 _FREE = ord("~")  # stands only where any text may
@@ -98,7 +98,7 @@ class Cutter:
         self._pieces, self._tokenize = pieces, tokenize
 
     def tokens(self, before: bytes, text: Forced, most: int) -> Ahead:
-        """At most ``most`` tokens of a text behind another one."""
+        """At most ``most`` tokens of a text, as they follow another one."""
         found: Ahead = []
         at = 0
         for token in self._cut(before, text.data):
@@ -114,7 +114,7 @@ class Cutter:
         return found[:most]
 
     def _cut(self, before: bytes, text: bytes) -> Sequence[int]:
-        """Tokens of ``text``, cut as behind ``before``, if none of them reaches back into it."""
+        """Tokens of ``text``, cut as after ``before`` if none of them reaches back into it."""
         whole = before + text
         begin = next((i for i, byte in enumerate(whole) if byte & 0xC0 != 0x80), 0)
         ids = self._tokenize(whole[begin:].decode("utf-8", "ignore"))

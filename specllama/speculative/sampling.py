@@ -57,7 +57,7 @@ class Constraint(Protocol):
         self, most: int, habits: dict[bytes, dict[bytes, float]]
     ) -> Sequence[tuple[int, float]]:
         """At most ``most`` tokens that follow where one way on is left, and how likely each is
-        behind the others; a token of -1 ends the text. A hint for drafts: nothing depends on it.
+        after the others; a token of -1 ends the text. A hint for drafts: nothing depends on it.
 
         Args:
             habits: how texts were laid out. The caller keeps it for as long as one may learn from

@@ -203,8 +203,10 @@ def test_all_ways_to_draft_in_one_command_and_what_is_missing_is_skipped() -> No
     assert "skipped mtp" in err
     assert summary["cases"] == len(lines) == summary["identical"]
     assert summary["finished"]
-    n = len(proved - {"none"})
-    same = {"cold": n, "behind": n + 1, "turns": n}
+    forced = [line for line in lines if line["proposer"] == "forced" and line["accepted"]]
+    assert {line["slice"] for line in forced} == {"schema"}, "it has a prompt of its own"
+    n = 2 * len(proved - {"none"})
+    same = {"cold": n, "behind": n + 2, "turns": n}
     assert summary["ways"] == {w: {"cases": k, "identical": k} for w, k in same.items()}
 
 
