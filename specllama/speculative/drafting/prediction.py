@@ -18,6 +18,7 @@ from specllama.history import History
 from specllama.speculative.drafting.drafter import Copier, Request
 from specllama.speculative.drafting.method import Method, always
 from specllama.speculative.matches import Matches
+from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Guess, Room, Verdict
 
 _WORD = 8  # tokens of a match that the caller's word is worth, before anything was written
@@ -78,7 +79,7 @@ class PredictionDrafter(Copier):
         self._aligned = Aligned(request.prediction) if len(request.prediction) else None
         self._new = []
 
-    def guesses(self, tokens: Sequence[int], most: int) -> list[Guess]:
+    def guesses(self, tokens: Sequence[int], chain: SamplerChain, most: int) -> list[Guess]:
         """The expected text from where the reply stands in it; [] without one."""
         aligned, new = self._aligned, self._new
         if aligned is None or most <= 0:

@@ -38,12 +38,15 @@ def expecting(prediction: Sequence[int], **more: object) -> PredictionDrafter:
     return drafter
 
 
+CHAIN = SamplerChain(FULL)  # which copies do not ask
+
+
 def guesses(reply: Sequence[int], old: Sequence[int], most: int = 8) -> list[tuple[int, int]]:
     """(place in the reply, guesses that are right) of every pass that writes it."""
     drafter, text, found = expecting(old), [9, 9, 9], []
     at = 0
     while at < len(reply):
-        told = drafter.guesses(text, most) if at else []
+        told = drafter.guesses(text, CHAIN, most) if at else []
         guess = told[0].tokens if told else ()
         right = next(
             (i for i, (a, b) in enumerate(zip(guess, reply[at:], strict=False)) if a != b),
@@ -60,18 +63,18 @@ def guesses(reply: Sequence[int], old: Sequence[int], most: int = 8) -> list[tup
 
 def test_the_first_token_is_guessed_at_once() -> None:
     drafter = expecting([5, 6, 7])
-    [guess] = drafter.guesses([1, 2, 3], 8)
+    [guess] = drafter.guesses([1, 2, 3], CHAIN, 8)
     assert guess.tokens == (5, 6, 7)
     assert guess.match_length > 1, "the caller's word stands for a match"
-    assert drafter.guesses([1, 2, 3], 2)[0].tokens == (5, 6)
-    assert drafter.guesses([1, 2, 3], 0) == []
+    assert drafter.guesses([1, 2, 3], CHAIN, 2)[0].tokens == (5, 6)
+    assert drafter.guesses([1, 2, 3], CHAIN, 0) == []
 
 
 def test_without_a_prediction_nothing_is_guessed() -> None:
-    assert expecting([]).guesses([1, 2], 8) == []
+    assert expecting([]).guesses([1, 2], CHAIN, 8) == []
     told = expecting([4, 5])
     told.start(Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=is_eog))
-    assert told.guesses([1, 2], 8) == [], "that of the reply before is gone"
+    assert told.guesses([1, 2], CHAIN, 8) == [], "that of the reply before is gone"
 
 
 NEW = [50, 51, 52]  # tokens that the old text lacks
@@ -114,17 +117,17 @@ def test_a_thought_is_no_part_of_the_reply() -> None:
     drafter = expecting([5, 6, 7], thinking=lambda: thinking)
     for text in ([1, 8], [1, 8, 6]):
         drafter.commit(text, EMPTY_DRAFT, Verdict((), text[-1], "plain"))
-        assert drafter.guesses(text, 8) == []
+        assert drafter.guesses(text, CHAIN, 8) == []
     thinking = False
     drafter.commit([1, 8, 6, 9], EMPTY_DRAFT, Verdict((), 9, "plain"))
-    assert drafter.guesses([1, 8, 6, 9], 8)[0].tokens == (5, 6, 7), "it has not begun"
+    assert drafter.guesses([1, 8, 6, 9], CHAIN, 8)[0].tokens == (5, 6, 7), "it has not begun"
 
 
 def test_a_wrong_one_is_soon_believed_no_more() -> None:
     here = InText(Acceptance("prediction"))
 
     def likely(drafter: PredictionDrafter, text: Sequence[int]) -> float:
-        [guess] = drafter.guesses(text, 1)
+        [guess] = drafter.guesses(text, CHAIN, 1)
         return here.predict(match_features(guess.match_length, 0, guess.shares[0]))
 
     right, wrong = expecting(OLD), expecting(OLD)
@@ -234,5 +237,5 @@ def test_every_outcome_has_its_weight(rule: VerifyRule, grammar: bool) -> None:
 
 def test_a_guess_says_whose_it_is() -> None:
     assert Guess("suffix", (1,), 1).kind == "copy"
-    [guess] = expecting([5]).guesses([1], 4)
+    [guess] = expecting([5]).guesses([1], CHAIN, 4)
     assert (guess.source, guess.kind) == ("prediction", "prediction")
