@@ -86,7 +86,15 @@ def test_it_has_nothing_but_what_the_protocols_ask_for(pair: tuple[Path, Path]) 
 
 
 def test_it_takes_chains_only_and_says_so(engine: Engine) -> None:
-    assert set(engine.drafters) == {"none", "draft", "forced", "suffix", "ngram", "mixed"}
+    assert set(engine.drafters) == {
+        "none",
+        "draft",
+        "forced",
+        "suffix",
+        "ngram",
+        "prediction",
+        "mixed",
+    }
     with pytest.raises(PairIncompatible, match="chains only"):
         alone(engine, "who", asked("tree"))
 
