@@ -449,7 +449,7 @@ def footer_lines(widget: Inked, done: Finished, record: Record) -> list[list[Pie
     if done.engine:
         figures.append((sanitize_line(done.engine), ink.muted))
     if done.near_ties:
-        figures.append((f"{done.near_ties} near-ties", ink.warn))
+        figures.append((f"same text up to rounding: {done.near_ties} near-ties", ink.warn))
     if (verdict := done.verdict) is None:
         return [figures]
     rest = details(verdict) + sources(record, glyphs)

@@ -45,6 +45,8 @@ class TopBar(Inked, Widget):
         """What drafting does to the text here; how that was found out is the doctor's."""
         if exactness.startswith("bitwise"):
             return self.glyphs.text("same text ✓"), self.ink.good
+        if exactness.startswith("near-ties possible"):
+            return "same text up to rounding", self.ink.muted
         return sanitize_line(exactness), self.ink.muted
 
     def render(self) -> Content:
