@@ -237,6 +237,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
   max-width: 860px; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; width: 100%; margin: 1rem 0;
   font-variant-numeric: tabular-nums; }
+@media (max-width: 40rem) { table { display: block; overflow-x: auto; } }
 th, td { padding: .25rem .5rem; border-bottom: 1px solid var(--line); text-align: right; }
 th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left; }
 th { color: var(--soft); font-weight: 600; }
