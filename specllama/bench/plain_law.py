@@ -178,6 +178,8 @@ class OwnLaw:
         """By how much the first token of one continuation leads that of the other, in logits."""
         vocab = self._engine.vocab
         ids = list(self._engine.encode(prompt.content)[0])
+        if self._ends and not (plain and other):
+            return self._lead_of_end(ids, shared, plain or other)
         texts = [
             vocab.tokenize(shared + rest, add_special=False, parse_special=False, after_text=True)
             for rest in (plain, other)
@@ -189,6 +191,18 @@ class OwnLaw:
             return None
         row = self._rows(self._engine, ids, a[: at + 1])[at]
         return abs(float(row[a[at]]) - float(row[b[at]]))
+
+    def _lead_of_end(self, prompt: Sequence[int], shared: str, rest: str) -> float | None:
+        """Between the end of a reply and the likeliest token that ``rest`` may begin with. One
+        reply ended here, so a token begins here in the other, however the whole would be split."""
+        vocab = self._engine.vocab
+        ids = vocab.tokenize(shared, add_special=False, parse_special=False, after_text=True)
+        if len(prompt) + len(ids) >= self._engine.target.n_ctx:
+            return None
+        row = self._rows(self._engine, prompt, [*ids, self._ends[0]])[-1]
+        pieces = ((token, vocab.piece(token)) for token in range(vocab.n_tokens))
+        begin = [token for token, piece in pieces if piece and rest.encode().startswith(piece)]
+        return abs(float(row[self._ends].max() - row[begin].max())) if begin else None
 
     def _tokens(self, answer: Answered) -> tuple[list[int], ReadAs, str]:
         vocab = self._engine.vocab

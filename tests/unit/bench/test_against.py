@@ -137,6 +137,19 @@ def test_our_engine_scores_the_gap_where_the_server_lists_nothing() -> None:
     assert gap == pytest.approx(abs(float(row[a]) - float(row[b])), abs=1e-5)
 
 
+def test_where_one_reply_ends_its_end_is_scored_however_the_other_would_be_split() -> None:
+    with engine_over(TABLE) as engine:
+        law, vocab = OwnLaw(engine, listed=False), engine.vocab
+        shared = own_answer(engine, PROMPTS[0], pure(BASE, 0.0)).text[:3]
+        ids = vocab.tokenize(shared, add_special=False, parse_special=False)
+        row = TABLE.row([*engine.encode(PROMPTS[0].content)[0], *ids])
+        ends = [float(row[t]) for t in range(vocab.n_tokens) if vocab.is_eog(t)]
+        [first] = vocab.tokenize("z", add_special=False, parse_special=False)
+        for plain, other in (("", "zx"), ("zx", "")):
+            gap = law.lead(PROMPTS[0], BASE, shared, plain, other)
+            assert gap == pytest.approx(abs(max(ends) - float(row[first])), abs=1e-5)
+
+
 def test_white_space_at_the_ends_is_no_silent_equality() -> None:
     cases = texts(TableServer(TABLE, spoil=lambda n, text: f"{text} "), TableServer(TABLE))
     assert {case.outcome for case in cases if case.arm == SPECULATIVE} == {"white space"}
