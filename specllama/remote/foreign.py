@@ -109,7 +109,8 @@ class ForeignEngine:
         return found
 
     def watch(self) -> tuple[ServerWatch, Iterator[dict[str, Any]]]:
-        """What shows this server, and its events from now on."""
+        """What shows this server, and its events from now on: these come over connections of their
+        own, so that the engine may be closed meanwhile."""
         return Gauges(f"{self.name} at {self.address.name}"), self._looks()
 
     def _looks(self) -> Iterator[dict[str, Any]]:

@@ -48,4 +48,5 @@ def watched(address: Address) -> tuple[ServerWatch, Iterator[dict[str, Any]]]:
     Raises:
         SpecllamaError: as ``open_remote``; the events, when nobody answers any more.
     """
-    return open_remote(address, model=address.model or "any").watch()
+    with open_remote(address, model=address.model or "any") as engine:
+        return engine.watch()

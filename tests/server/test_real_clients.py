@@ -29,9 +29,10 @@ RULES = (
 )
 
 
-# some of them leave their sockets to the collector of garbage
+# some of these libraries leave their sockets, and nothing else, to the collector of garbage
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+    "ignore:unclosed <s(ocket|sl):ResourceWarning",
+    r"ignore:Exception ignored in. <s(ocket|sl):pytest.PytestUnraisableExceptionWarning",
 )
 
 
