@@ -239,11 +239,11 @@ class Lane(Context, Protocol):
         """Hidden states that passes left, by position; follows every rollback."""
         ...
 
-    def exact_prefix(self, keep: int, n: int) -> int:
+    def exact_prefix(self, keep: int, n: int, begin: int = 0) -> int:
         """How many of the first ``keep`` tokens are reusable bit for bit in a text of ``n`` tokens:
-        a fresh reading would leave the same cells and read the rest in the same parts. Where the
-        parts of a pass change rounding anyway: how many can be reused at all
-        (``reusable_prefix``)."""
+        a fresh reading would leave the same cells and read the rest in the same parts. The first
+        ``begin`` tokens are not read, they stay as they were written. Where the parts of a pass
+        change rounding anyway: how many can be reused at all (``reusable_prefix``)."""
         ...
 
     def branches(self, parents: Sequence[int], reopen: int = 0) -> int:
@@ -274,7 +274,7 @@ class Blob(Protocol):
         """Memory that it takes."""
         ...
 
-    def exact_prefix(self, keep: int, n: int) -> int:
+    def exact_prefix(self, keep: int, n: int, begin: int = 0) -> int:
         """See ``Lane.exact_prefix``."""
         ...
 

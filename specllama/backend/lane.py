@@ -51,7 +51,7 @@ class Home(Pool, Protocol):
         """See ``Lane.reusable_prefix``."""
         ...
 
-    def exact_prefix(self, lane: CellLane, keep: int, n: int) -> int:
+    def exact_prefix(self, lane: CellLane, keep: int, n: int, begin: int) -> int:
         """See ``Lane.exact_prefix``."""
         ...
 
@@ -84,20 +84,20 @@ class CachedTree:
         return np.flatnonzero(~stays)
 
 
-def exact_prefix(tiled: Sequence[tuple[int, int]], keep: int, n: int) -> int:
+def exact_prefix(tiled: Sequence[tuple[int, int]], keep: int, n: int, begin: int = 0) -> int:
     """See ``base.Lane.exact_prefix``, where long texts are read in tiles.
 
-    A text of so many tokens is read in tiles up to its last token, or not at all if it is short.
+    What follows ``begin`` is read in tiles up to its last token, or not at all if it is short.
     """
-    end = 0
-    if n - 1 < TILE:
-        return min(keep, tiled[0][0]) if tiled else keep
-    for begin, until in tiled:
-        if begin > end:
+    if n - 1 - begin < TILE:
+        return min([keep, *(first for first, until in tiled if until > begin)])
+    end = begin
+    for first, until in tiled:
+        if first > end:
             break
-        end = until
+        end = max(end, until)
     keep = min(keep, end)
-    return n - 1 - TILE if 0 < n - 1 - keep < TILE else keep
+    return max(n - 1 - TILE, begin) if 0 < n - 1 - keep < TILE else keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ class Parked:
     tiled: Sequence[tuple[int, int]] = ()  # cells that were read in tiles, from and to
     tiles: bool = False  # whether that decides from where a text goes on
 
-    def exact_prefix(self, keep: int, n: int) -> int:
-        return exact_prefix(self.tiled, keep, n) if self.tiles else keep
+    def exact_prefix(self, keep: int, n: int, begin: int = 0) -> int:
+        return exact_prefix(self.tiled, keep, n, begin) if self.tiles else keep
 
     @property
     def n_bytes(self) -> int:
@@ -154,8 +154,8 @@ class CellLane:
         if self.closed:
             raise EngineError("the lane is closed")
 
-    def exact_prefix(self, keep: int, n: int) -> int:
-        return self.pool.exact_prefix(self, keep, n)
+    def exact_prefix(self, keep: int, n: int, begin: int = 0) -> int:
+        return self.pool.exact_prefix(self, keep, n, begin)
 
     def rows_at(self, past: int) -> int:
         return self.pool.rows_at(past)

@@ -101,9 +101,9 @@ class CellPool(CellBooks):
     def reusable_prefix(self, lane: CellLane, keep: int) -> int:
         return keep
 
-    def exact_prefix(self, lane: CellLane, keep: int, n: int) -> int:
-        kernels = self.kernels
-        return exact_prefix(lane.tiled, keep, n) if kernels.tiles and kernels.any_parts else keep
+    def exact_prefix(self, lane: CellLane, keep: int, n: int, begin: int) -> int:
+        tiles = self.kernels.tiles and self.kernels.any_parts
+        return exact_prefix(lane.tiled, keep, n, begin) if tiles else keep
 
     # -- lanes --
 

@@ -40,7 +40,7 @@ class ParkedWhole(Parked):
 
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
 
-    def exact_prefix(self, keep: int, n: int) -> int:
+    def exact_prefix(self, keep: int, n: int, begin: int = 0) -> int:
         if keep == len(self.tokens):
             return keep
         found = self.checkpoints.before(keep)
@@ -63,7 +63,7 @@ class ForgettingPool(CellPool):
         one = super().park(lane)
         return ParkedWhole(one.tokens, one.state, one.hidden, one.need, one.tiled, one.tiles)
 
-    def exact_prefix(self, lane: CellLane, keep: int, n: int) -> int:
+    def exact_prefix(self, lane: CellLane, keep: int, n: int, begin: int) -> int:
         return self.reusable_prefix(lane, keep)
 
     def reusable_prefix(self, lane: CellLane, keep: int) -> int:

@@ -16,6 +16,7 @@ from specllama.backend.base import Out
 from specllama.backend.kernels import TILE
 from specllama.cancel import Cancel
 from specllama.engine.loaded import Loaded
+from specllama.engine.pace import part
 from specllama.engine.prompting import Prepared
 from specllama.engine.reply import ReplyBuilder
 from specllama.engine.seating import Seat, Seats
@@ -34,7 +35,7 @@ from specllama.events import (
     TextDelta,
     Timings,
 )
-from specllama.history import common_prefix
+from specllama.history import History, common_prefix
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import booked
@@ -141,6 +142,8 @@ class Ready:
 
     Attributes:
         clock: runs since the request came.
+        stable: of a message that is still being typed, how many tokens of the prompt stand, which
+            are only read; None writes a reply.
     """
 
     params: GenerateParams
@@ -148,6 +151,7 @@ class Ready:
     prepared: Prepared
     chain: SamplerChain
     clock: Clock
+    stable: int | None = None
 
 
 class Conversation:
@@ -162,7 +166,8 @@ class Conversation:
         self._slot = slot = seat.slot
         self._drafter = seat.drafter
         self._target = slot.target
-        self._tokens = slot.history
+        self._ahead = ready.stable is not None
+        self._tokens = History() if self._ahead else slot.history
         self._piece = loaded.prompting.vocab.piece
         self._ready = ready
         self._params = ready.params
@@ -177,7 +182,7 @@ class Conversation:
         """Events of a request."""
         prepared, seat = self._ready.prepared, self._seat
         self._reply = ReplyBuilder(self._params, self._loaded.prompting.vocab, prepared.reader)
-        self._tokens.replace(prepared.ids)
+        self._tokens.replace(prepared.ids[: seat.until] if self._ahead else prepared.ids)
         self._clock.reading()
         self._started = self._start(seat.cached)
         yield self._started
@@ -194,6 +199,10 @@ class Conversation:
         reason: FinishReason = "cancelled"
         message: str | None = None
         try:
+            if self._ahead:
+                yield from self._read_ahead()
+                yield self._finished("length", None)
+                return
             row = yield from self._read_prompt()
             rounds = yield from self._begin(self._ready.chain)
             reason = yield from self._write(rounds, row)
@@ -207,6 +216,8 @@ class Conversation:
     def settle(self) -> int:
         """However it ended: how many tokens of the target's lane are committed text."""
         self._window.finish()
+        if self._ahead:
+            return len(self._target.tokens)
         keep = common_prefix(self._target.tokens, self._tokens)
         if self._stats.rounds and keep > self._started.prompt_n:
             self._slot.reply_end = keep
@@ -243,6 +254,14 @@ class Conversation:
         assert rows is not None  # the last token of a prompt is always read
         row: Row = rows[0]
         return row
+
+    def _read_ahead(self) -> EventSteps[None]:
+        """Read what is typed so far and not in the cache."""
+        done, total = self._started.cached_n, self._started.prompt_n
+        while done < total:
+            self._go_on()
+            done, _ = yield from self._read(self._tokens, done, row=False)
+            yield PrefillProgress(done=done, total=total, cached=self._started.cached_n)
 
     def _begin(self, chain: SamplerChain) -> EventSteps[Rounds]:
         """What drafts, judges and decides how far to draft."""
@@ -331,17 +350,15 @@ class Conversation:
 
         With ``row`` also the row after the last of all, once it is there.
         """
-        size, left = self._target.n_batch, len(ids) - row - done
+        size = self._target.n_batch
         if size >= 2 * TILE:
-            size = min(self._seats.chunk(), size)
-            if size < left < size + TILE:  # what is left is read in tiles, too
-                size = left if left < 2 * TILE else left - TILE
-        part = ids[done : done + size]
-        end = done + len(part)
+            size = part(len(ids) - row - done, min(self._seats.chunk(), size))
+        tokens = ids[done : done + size]
+        end = done + len(tokens)
         last = row and end == len(ids)
         out: Out = yield Pass(
             self._target,
-            part,
+            tokens,
             "last" if last else "none",
             on_shared=lambda shared: self._read_among_others(done),
         )

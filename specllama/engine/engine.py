@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from specllama.backend.base import Lane, Vocab
 from specllama.cancel import Cancel, StopFlag
@@ -40,6 +41,14 @@ _TWO_THREADS = (
 )
 
 
+class _Ahead(NamedTuple):
+    """A request that is only read."""
+
+    id: int
+    ids: list[int]
+    cancel: Cancel
+
+
 class Engine:
     """Generates text from one loaded target, drafting with what is available.
 
@@ -56,6 +65,7 @@ class Engine:
         self._closed = False
         self._using = threading.RLock()
         self._generating: int | None = None  # the thread of a ``generate`` that goes on
+        self._ahead: _Ahead | None = None  # what is read ahead now, or was last
 
     @classmethod
     def load(
@@ -103,8 +113,9 @@ class Engine:
 
     @property
     def free(self) -> bool:
-        """Whether it has fewer requests than lanes."""
-        return len(self._scheduler) < len(self._slots)
+        """Whether it has fewer requests than lanes; reading ahead gives way to any."""
+        reading = self._ahead is not None and self._ahead.id in self._scheduler
+        return len(self._scheduler) - reading < len(self._slots)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -272,14 +283,18 @@ class Engine:
         n_ctx = self.target.n_ctx
         require_size(prompt, n_ctx, loaded.prompting.vocab)
         require_going(cancel)
-        prepared = loaded.prompting.prepare(prompt, params, n_ctx=n_ctx, cancel=cancel)
+        prompting = loaded.prompting
+        prepared = prompting.prepare(prompt, params, n_ctx=n_ctx, cancel=cancel)
         require_room(len(prepared.ids), n_ctx)
         require_going(cancel)
+        stable = prompting.stable(prompt, params, prepared.ids) if params.ahead else None
+        if (ahead := self._ahead) is not None and prepared.ids[: len(ahead.ids)] != ahead.ids:
+            ahead.cancel.set()  # it reads another text
         self._require_tokens(params.sampling.logit_bias)
         seed = params.seed if params.seed is not None else secrets.randbelow(SEED_DRAWN)
         chain = loaded.chains.chain(params, seed, prepared.ids, prepared.limit)
         clock.tokenized()
-        return Ready(params, seed, prepared, chain, clock)
+        return Ready(params, seed, prepared, chain, clock, stable)
 
     def _require_tokens(self, ids: Iterable[int]) -> None:
         n = self.vocab.n_tokens
@@ -288,6 +303,9 @@ class Engine:
 
     def begin(self, ready: Ready, *, cancel: Cancel | None = None) -> int:
         """As ``submit``, for a request that is prepared.
+
+        One whose message is still being typed (``GenerateParams.ahead``) is only read, as far as it
+        stands, until another begins: that goes on from there, with the same text as ever.
 
         Raises:
             EngineError: the engine is closed, or every slot is taken.
@@ -309,10 +327,17 @@ class Engine:
 
     def _begin(self, ready: Ready, cancel: Cancel) -> int:
         self._require_free()
-        ids, id = ready.prepared.ids, next(self._ids)
+        ids, id, stable = ready.prepared.ids, next(self._ids), ready.stable
+        if self._ahead is not None:
+            self._scheduler.end(self._ahead.id)
+            self._ahead = None
 
         def seated() -> Running:
-            seat = self._seats.seat(id, ids, ready.params, cancel)
+            if stable is None:
+                seat = self._seats.seat(id, ids, ready.params, cancel)
+            else:
+                seat = self._seats.seat_ahead(id, ids, stable, ready.params, cancel)
+                self._ahead = _Ahead(id, ids[: seat.until], cancel)
             one = Conversation(self._loaded, self._seats, seat, ready, cancel)
             lane, unread = seat.slot.target, len(ids) - seat.cached
             return Running(id, one.run(), one.settle, lane, cancel, unread)

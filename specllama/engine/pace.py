@@ -10,6 +10,14 @@ _WAIT = 3.0  # passes of those who write that reading a part of a prompt may tak
 _DRIFT = 0.25  # weight of the newest time
 
 
+def part(left: int, most: int) -> int:
+    """How many of ``left`` tokens of a prompt are read next, at most ``most``: what is left then is
+    read in tiles, too."""
+    if most >= 2 * TILE and most < left < most + TILE:
+        return left if left < 2 * TILE else left - TILE
+    return most
+
+
 class Pace:
     """Times of passes: of short ones, in which texts are written, and of prompts, by token."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from specllama.backend.base import Vocab
 from specllama.cancel import Cancel
@@ -12,6 +13,7 @@ from specllama.engine.bounds import require_going, require_size
 from specllama.engine.encoding import encode_segments
 from specllama.engine.thought_limit import ThoughtLimit
 from specllama.errors import UsageError
+from specllama.history import common_prefix
 from specllama.interface import Message, Prompt, ToolSyntax
 from specllama.replies.chat import Rendered, render
 from specllama.replies.marks import Marks, derive
@@ -19,6 +21,7 @@ from specllama.replies.switches import switch
 from specllama.replies.thoughts import Reader, Spelling, reader
 from specllama.settings.params import GenerateParams, template_arguments
 
+_WORD = 24  # characters of the longest word that is waited for
 _PROBE = "tool_that_nobody_has"
 # what a template tells the model of calls, or writes of earlier ones; the first that is found
 _LOOKS: dict[ToolSyntax, re.Pattern[str]] = {
@@ -33,6 +36,14 @@ _LOOKS: dict[ToolSyntax, re.Pattern[str]] = {
     "json": re.compile(r"<tool_call>(?:\s|\\n)*\{\s*\\?[\"']name"),
     "llama": re.compile(r"\{\"name\": function name, \"parameters\""),
 }
+
+
+def _ended(text: str) -> int:
+    """Where the last word of a text ends that is surely complete; of a text without spaces, some
+    characters before its end."""
+    at = max(len(text) - _WORD, 0)
+    begun = re.search(r"\s+\S*\Z", text[at:])
+    return at if begun is None else at + begun.start()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +134,12 @@ class Prompting:
         return self.vocab.tokenize(
             text, add_special=False, parse_special=False, after_text=after_text
         )
+
+    def stable(self, prompt: Prompt, params: GenerateParams, ids: Sequence[int]) -> int:
+        """How many of its tokens stay, whatever follows what is typed of its last message."""
+        *before, last = cast(Sequence[Message], prompt)
+        ended = replace(last, content=last.content[: _ended(last.content)])
+        return common_prefix(ids, self.prepare([*before, ended], params).ids)
 
     def _mixed(self, parts: Sequence[int | str]) -> list[int]:
         ids: list[int] = []

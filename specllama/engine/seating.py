@@ -10,6 +10,11 @@ there has it read again.
 
 What an idle lane holds is parked in memory before another conversation takes the lane, or its
 cells. So does a draft model.
+
+While a message is typed, its conversation is read ahead (``seat_ahead``) in the only lane, in such
+parts that the message's own request goes on from the cells it would have made itself. That takes
+nothing away: what another text has to make room for is put aside, and comes back unless the next
+request goes on from what was read.
 """
 
 from __future__ import annotations
@@ -23,7 +28,8 @@ from typing import cast
 from specllama.backend.base import Blob, Context, Lane, Pool
 from specllama.cancel import Cancel
 from specllama.engine.loaded import Loaded
-from specllama.engine.pace import CHUNK, Pace
+from specllama.backend.kernels import TILE
+from specllama.engine.pace import CHUNK, Pace, part
 from specllama.engine.slot import Slot
 from specllama.errors import EngineError, PoolFull
 from specllama.history import common_prefix
@@ -32,6 +38,7 @@ from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.drafter import Drafter
 
 _WORTH = 16  # fewer tokens are as soon read as found
+_PRICE = 4  # tokens read ahead for each that need not be read later, at most
 
 
 @dataclass(eq=False, slots=True)
@@ -56,6 +63,7 @@ class Seat:
         cached: the first tokens of its prompt, which the lane holds and nothing reads again.
         again: tokens after those that the lane held, and the drafter needs read again.
         said: why less is drafted than was asked for, or "".
+        until: how many tokens of the prompt are read ahead, those cached among them.
     """
 
     slot: Slot
@@ -63,6 +71,7 @@ class Seat:
     cached: int
     again: int
     said: str
+    until: int = 0
 
 
 class Seats:
@@ -87,6 +96,7 @@ class Seats:
         self._most_bytes = loaded.kv_ram
         self._free_memory = free_memory
         self._lot: list[_Parked] = []  # the oldest first
+        self._aside: _Parked | None = None  # what the lane held before another text was read ahead
         self._taken: dict[int, tuple[Slot, Cancel]] = {}
         self._stop = loaded.stop
         self._obeying = ExitStack()
@@ -104,6 +114,7 @@ class Seats:
         for slot in self._slots:
             slot.reset()
         self._lot.clear()
+        self._aside = None
 
     def close(self) -> None:
         self._closed = True
@@ -122,9 +133,10 @@ class Seats:
             UsageError, PairIncompatible: as ``Slot.drafter_for``; no lane was touched.
         """
         free, scope = self.free, params.scope
+        self._take_back(ids, scope, over=True)
         nearest = max(free, key=lambda slot: self._usable(slot, ids, scope))
         keep = self._usable(nearest, ids, scope)
-        tail = len(nearest.target.tokens) - keep
+        tail, settled = nearest.settled - keep, nearest.settled
         elsewhere, _ = self._longest(ids, nearest, scope)
         stays = (tail < _WORTH or not self._most_bytes) and keep >= elsewhere
         empty = (one for one in free if not one.target.tokens)
@@ -151,11 +163,108 @@ class Seats:
         if cached < known:  # from where a fresh reading goes on
             cached = slot.target.exact_prefix(cached, len(ids))
             self._cut(slot, cached)
-        slot.goes_on(cached, len(ids))
-        free.remove(slot)
+        slot.goes_on(min(cached, settled) if stays else cached, len(ids))
+        slot.ahead = None
+        self._take(id, slot, cancel)
+        return Seat(slot, drafter, cached, known - cached, said)
+
+    def _take(self, id: int, slot: Slot, cancel: Cancel) -> None:
+        self.free.remove(slot)
         self._taken[id] = slot, cancel
         self._obey()
-        return Seat(slot, drafter, cached, known - cached, said)
+
+    # -- reading ahead --
+
+    def seat_ahead(
+        self, id: int, ids: Sequence[int], stable: int, params: GenerateParams, cancel: Cancel
+    ) -> Seat:
+        """Take the only slot to read a prompt that is still being typed; its first ``stable`` tokens
+        stand.
+
+        What is read are cells that the whole prompt would make itself, if it goes on so.
+
+        Raises:
+            UsageError, PairIncompatible: as ``Slot.drafter_for``.
+        """
+        [slot] = self._slots
+        drafter, _ = slot.drafter_for(params, self._info)
+        scope, begun = params.scope, ids[: stable + 1]
+        self._take_back(begun, scope, over=False)
+        keep = self._usable(slot, begun, scope)
+        any_parts = self._pool.kernels.any_parts
+        end = stable if any_parts else self._whole_parts(keep, stable, stable + 1)
+        if self._pays(slot, ids, scope, keep, end) and self._may_read(slot, drafter, begun, keep):
+            ahead = min(slot.settled, keep)
+            if keep < slot.settled and self._aside is None:
+                self._put_aside(slot, keep)
+            self._cut(slot, keep)
+            slot.target.capture(drafter.needs)
+            slot.ahead = ahead
+            if slot.reply_end > keep:
+                slot.reply_end = 0
+        else:
+            keep = end = min(common_prefix(slot.target.tokens, ids), stable)
+        self._take(id, slot, cancel)
+        return Seat(slot, drafter, keep, 0, "", end)
+
+    def _pays(self, slot: Slot, ids: Sequence[int], scope: str, keep: int, end: int) -> bool:
+        """Whether reading from ``keep`` to ``end`` spares whoever reads a prompt enough of it."""
+        kernels, last = self._pool.kernels, len(ids) - 1
+        begin = slot.reply_end if slot.reply_end <= keep else 0
+        left = last - end
+        if kernels.tiles and kernels.any_parts and last - begin >= TILE:
+            if end - keep < TILE:  # it would not be a tile
+                return False
+            left = max(left, TILE)
+        spared = last - self._usable(slot, ids, scope) - left
+        return spared > 0 and end - keep <= _PRICE * spared
+
+    def _may_read(self, slot: Slot, drafter: Drafter, begun: Sequence[int], keep: int) -> bool:
+        """Whether a text can be read ahead behind the first ``keep`` tokens of a slot."""
+        if self._pool.forgets or drafter.reusable(begun, keep) < keep:
+            return False
+        if keep >= slot.settled or self._aside is not None:
+            return True
+        target, free = self._info.target, self._free_memory()
+        size = target.kv_bytes * slot.settled // max(target.n_ctx, 1)
+        return drafter.needs == "nothing" and not 0 < free < SPARE + size
+
+    def _put_aside(self, slot: Slot, keep: int) -> None:
+        """Keep what a slot holds for whoever goes on from it; its first ``keep`` tokens stay."""
+        lane = slot.target
+        lane.rollback(slot.settled)
+        blob = self._pool.park(lane)
+        self._aside = _Parked(blob, slot.inexact_from, slot.read, slot.reply_end, slot.scope, ())
+        if keep:
+            self._pool.resume(blob, lane)
+
+    def _take_back(self, ids: Sequence[int], scope: str, *, over: bool) -> None:
+        """Give the lane back what it held, unless a prompt goes on from what was read ahead;
+        ``over``: nothing goes on from what it held any more."""
+        if (aside := self._aside) is None:
+            return
+        [slot] = self._slots
+        before, now = self._usable(aside, ids, scope), self._usable(slot, ids, scope)
+        same = self._pool.kernels.any_parts or before == slot.ahead
+        if now > before and same and not 0 < aside.reply_end <= before:
+            self._aside = None if over else aside
+            return
+        self._aside = None
+        slot.target.rollback(0)
+        self._pool.resume(aside.blob, slot.target)
+        slot.ahead, slot.scope = None, aside.scope
+        slot.read, slot.reply_end = aside.read, aside.reply_end
+        slot.inexact_from = aside.inexact_from
+
+    def _whole_parts(self, at: int, until: int, n: int) -> int:
+        """Up to where whoever reads a prompt of ``n`` tokens from ``at`` on reads in whole parts, at
+        most ``until``."""
+        size = min(CHUNK, self._pool.n_batch)
+        while at + size <= until and n - 1 - at >= size == part(n - 1 - at, size):
+            at += size
+        return at
+
+    # -- leaving, and what stays --
 
     def release(self, id: int, keep: int) -> None:
         """A conversation is over; its lane keeps its first ``keep`` tokens for others."""
@@ -188,8 +297,11 @@ class Seats:
             return 0
         held = place.blob if isinstance(place, _Parked) else place.target
         known = min(common_prefix(held.tokens, ids), len(ids) - 1)
-        goes_on = known == len(held.tokens) == place.reply_end
-        return known if goes_on else held.exact_prefix(known, len(ids))
+        ahead = None if isinstance(place, _Parked) else place.ahead
+        if ahead is not None and known > ahead and not self._pool.kernels.any_parts:
+            known = self._whole_parts(ahead, known, len(ids))
+        begin = place.reply_end if place.reply_end <= known else 0
+        return held.exact_prefix(known, len(ids), begin)
 
     def _longest(
         self, ids: Sequence[int], but: Slot, scope: str
@@ -206,6 +318,8 @@ class Seats:
 
     def _empty(self, slot: Slot, keep: int = 0) -> None:
         """Park what a lane holds; where that cannot be, ``keep`` of it stays."""
+        slot.target.rollback(slot.settled)
+        slot.ahead = None
         if self._most_bytes and len(slot.target.tokens) >= _WORTH:
             try:
                 blob = self._pool.park(slot.target)

@@ -28,6 +28,7 @@ class Slot:
             from something, or the lane holds another text by now.
         reply_end: tokens of the conversation that ended here last, its reply included; 0 while the
             next one runs, and where only a prompt was read.
+        ahead: tokens that stood here before some were read ahead; None where none were.
         inexact_from: the position from which the cache may differ from that of single steps by
             rounding; None if nowhere.
     """
@@ -37,6 +38,7 @@ class Slot:
         self.drafters: dict[str, Drafter] = {"none": Drafter(), **drafters}
         self.history = History()  # the text of the present request, and of the last one until then
         self.read = self.reply_end = 0
+        self.ahead: int | None = None
         self.scope = ""  # of the request whose text the lanes hold
         self.inexact_from: int | None = None
 
@@ -86,11 +88,18 @@ class Slot:
         lanes = [lane for drafter in self.drafters.values() for lane in drafter.lanes]
         return [cast(Context, lane) for lane in dict.fromkeys(lanes)]
 
+    @property
+    def settled(self) -> int:
+        """How much of what the target holds was not read ahead."""
+        held = len(self.target.tokens)
+        return held if self.ahead is None else min(self.ahead, held)
+
     def reset(self) -> None:
         """Forget every text, so that the next prompt is read afresh."""
         self.target.rollback(0)
         self.truncated(0)
         self.read = 0
+        self.ahead = None
         for lane in self.beside:
             lane.rollback(0)
         for drafter in self.drafters.values():

@@ -203,6 +203,8 @@ class GenerateParams:
             others; None does not.
         scope: whose caches it may go on from: those of requests with the same one.
         prediction: what the reply is expected to be, to draft from; no text depends on it.
+        ahead: only read the conversation, whose last message is still being typed, as far as it
+            stands; see ``Engine.begin``.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -298,6 +300,7 @@ class GenerateParams:
     chances: int | None = setting(None, within=(0, CHANCES_LIMIT))
     scope: str = ""
     prediction: str = ""
+    ahead: bool = False
 
     def __post_init__(self) -> None:
         check(self)

@@ -133,7 +133,7 @@ class CountLane:
     def rows_at(self, past: int) -> int:
         return self.max_rows
 
-    def exact_prefix(self, keep: int, n: int) -> int:
+    def exact_prefix(self, keep: int, n: int, begin: int = 0) -> int:
         return keep
 
     def capture(self, need: HiddenNeed) -> None:
@@ -153,7 +153,7 @@ class Kept:
     tokens: Sequence[int]
     n_bytes: int = 0
 
-    def exact_prefix(self, keep: int, n: int) -> int:
+    def exact_prefix(self, keep: int, n: int, begin: int = 0) -> int:
         return keep
 
 
