@@ -105,6 +105,7 @@ class EngineInfo:
         exact_trees: whether the rows of branches do, too.
         widths: rows of the passes that return any, where they are kept to some; see ``--exact``.
         lanes: conversations that it writes at once.
+        reads_ahead: whether it reads a message that is still being typed.
     """
 
     target: ModelInfo
@@ -121,6 +122,7 @@ class EngineInfo:
     measured: str = ""
     methods: tuple[MethodInfo, ...] = ()
     lanes: int = 1
+    reads_ahead: bool = False
 
     def is_exact(self, rows: int, *, line: bool) -> bool:
         """Whether each row of a pass equals a single step; ``line``: the pass has no branches."""

@@ -176,6 +176,12 @@ class Session:
             raise UsageError("the message is empty")
         return self._ask(text, self._tree.leaf, cancel)
 
+    def upcoming(self, text: str, index: int | None = None) -> list[Message]:
+        """What the engine will be sent with ``text`` as the next message, or another version of
+        message ``index``."""
+        head = [Message("system", self.system)] if self.system else []
+        return _answered([*head, *self.messages[:index], Message("user", text)])
+
     def retry(
         self,
         index: int | None = None,

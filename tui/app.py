@@ -91,6 +91,7 @@ class SpecllamaApp(PagedApp):
         session_id: str | None = None,
         system: str | None = None,
         log_rounds: bool = True,
+        read_ahead: str = "auto",
         host_class: Callable[[EngineFactory], HostLike] = EngineHost,
         factory_for: Callable[[str, str | None], EngineFactory] | None = None,
         server: Address | None = None,
@@ -125,6 +126,7 @@ class SpecllamaApp(PagedApp):
         self.downloads = Downloads(self.post_message)
         self._chat: ChatScreen | None = None
         self._session_id = session_id
+        self._read_ahead = read_ahead
         self._pace = pace or FlushPace.for_this_machine()
         self._asked_to_quit = -QUIT_WITHIN_S
 
@@ -149,6 +151,7 @@ class SpecllamaApp(PagedApp):
             self._pace,
             self.downloads,
             self.copy_text,
+            self._read_ahead,
         )
         self.push_screen(self._chat)
         if self.leave_on_signals:
@@ -405,11 +408,13 @@ def run(
     system: str | None = None,
     log_rounds: bool = True,
     server: Address | None = None,
+    read_ahead: str = "auto",
 ) -> int:
     """Run the app; returns the exit code, non-zero when it crashed.
 
     Args:
         server: whose engine is used, instead of loading a model.
+        read_ahead: when a message is read while it is typed, see ``ReadingAhead``.
 
     Raises:
         UsageError: standard input or standard error is not a terminal (the app draws on the
@@ -428,6 +433,7 @@ def run(
         system=system,
         log_rounds=log_rounds,
         server=server,
+        read_ahead=read_ahead,
     )
     if sys.platform != "win32":
         from specllama.tui import pasting

@@ -24,10 +24,42 @@ def is_special(text: str) -> bool:
 
 
 @dataclass(slots=True)
+class ReadAhead:
+    """What was read before a message was sent, in tokens and seconds.
+
+    Attributes:
+        begin: tokens of the prompt that were in the cache before. end: those that are now.
+        read: how many were read. in_vain: of these, how many are not those of the prompt.
+        read_s: what reading them took.
+    """
+
+    begin: int = -1
+    end: int = 0
+    read: int = 0
+    in_vain: int = 0
+    read_s: float = 0.0
+
+    @property
+    def stands(self) -> int:
+        return self.end - max(self.begin, 0)
+
+    @property
+    def in_vain_s(self) -> float:
+        return self.read_s * self.in_vain / self.read if self.read else 0.0
+
+    def goes_on(self, cached: int) -> None:
+        """The next prompt goes on from its first ``cached`` tokens."""
+        if self.begin < 0:
+            self.begin = self.end = cached
+        self.in_vain += max(self.end - max(cached, self.begin), 0)
+        self.begin, self.end = min(self.begin, cached), cached
+
+
+@dataclass(slots=True)
 class Record:
     """``starts`` says which request each stretch of rounds answers, from which round on, and
     ``ends`` how each of them ended, by its number, 0 being one whose start is not known; ``live``
-    that the reply is still being written."""
+    that the reply is still being written; ``ahead`` what was read while its question was typed."""
 
     title: str = ""
     starts: list[tuple[int, Started]] = field(default_factory=list)
@@ -35,6 +67,7 @@ class Record:
     ends: dict[int, Finished] = field(default_factory=dict)
     stats: SpecStats = field(default_factory=SpecStats)
     live: bool = False
+    ahead: ReadAhead | None = None
     _figures: tuple[object, int, ReplyFigures | None] = field(default=((), 0, None), init=False)
 
     def add(self, rounds: Iterable[RoundDone]) -> None:

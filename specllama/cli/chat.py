@@ -62,6 +62,13 @@ In a plain chat, /help lists the commands; a \\ at the end of a line or a pair o
     group="Output",
     help="Keep nothing: no conversation, no round log, no typed lines. Implies --plain.",
 )
+@grouped(
+    "--read-ahead",
+    type=click.Choice(["auto", "on", "off"]),
+    default=None,
+    group="Output",
+    help="Read a message while it is typed in the terminal app; auto does not on battery power.",
+)
 @grouped("-q", "--quiet", is_flag=True, group="Output", help="Show no statistics after a reply.")
 def command(
     plain: bool,
@@ -141,4 +148,5 @@ def _terminal_app(settings: Settings, resume: str | None, server: Address | None
         system=settings["system"] or None,
         log_rounds=settings["log"],
         server=server,
+        read_ahead=settings["read-ahead"],
     )

@@ -46,6 +46,13 @@ class HostLike(EngineLike, Protocol):
 
     def start(self) -> EngineInfo: ...
 
+    def read_ahead(
+        self, conversation: Sequence[Message], params: GenerateParams, on_message: OnMessage
+    ) -> None:
+        """Have a conversation read whose last message is still being typed, until anything else
+        is asked; ``on_message`` hears how far, from another thread."""
+        ...
+
     def switch(self, factory: EngineFactory) -> EngineInfo: ...
 
 
@@ -209,6 +216,12 @@ class EngineHost:
         child = self._healthy()
         request_id = child.ask(on_message, "generate", whose, prompt, params)
         return lambda: child.cancel(request_id)
+
+    def read_ahead(
+        self, conversation: Sequence[Message], params: GenerateParams, on_message: OnMessage
+    ) -> None:
+        if self.ready:
+            self.send(conversation, params.replace(ahead=True), on_message)
 
     def ask(self, method: str, *args: Any, on_message: OnMessage, whose: str = "") -> None:
         """Call a method of the child's engine that answers and changes nothing."""

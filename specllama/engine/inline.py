@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from specllama.cancel import Cancel
+from specllama.engine.process import OnMessage
 from specllama.engine.serving import EngineFactory
 from specllama.errors import EngineDied, SpecllamaError
 from specllama.events import Event
@@ -49,6 +50,11 @@ class InlineHost:
 
     def start(self) -> EngineInfo:
         return self._started().info
+
+    def read_ahead(
+        self, conversation: Sequence[Message], params: GenerateParams, on_message: OnMessage
+    ) -> None:
+        """A server reads what it is sent; nothing is read ahead."""
 
     def switch(self, factory: EngineFactory) -> EngineInfo:
         before, old = self.factory, self.engine

@@ -77,6 +77,7 @@ def load(
         has_chat_template=opened.template is not None,
         methods=methods(drafters[0].facts),
         lanes=lanes,
+        reads_ahead=lanes == 1 and not pool.forgets,
     )
     return Loaded(
         info=info,

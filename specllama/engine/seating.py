@@ -26,9 +26,9 @@ from functools import partial
 from typing import cast
 
 from specllama.backend.base import Blob, Context, Lane, Pool
+from specllama.backend.kernels import TILE
 from specllama.cancel import Cancel
 from specllama.engine.loaded import Loaded
-from specllama.backend.kernels import TILE
 from specllama.engine.pace import CHUNK, Pace, part
 from specllama.engine.slot import Slot
 from specllama.errors import EngineError, PoolFull
@@ -178,8 +178,8 @@ class Seats:
     def seat_ahead(
         self, id: int, ids: Sequence[int], stable: int, params: GenerateParams, cancel: Cancel
     ) -> Seat:
-        """Take the only slot to read a prompt that is still being typed; its first ``stable`` tokens
-        stand.
+        """Take the only slot to read a prompt that is still being typed, and of which the first
+        ``stable`` tokens stand.
 
         What is read are cells that the whole prompt would make itself, if it goes on so.
 
@@ -257,7 +257,7 @@ class Seats:
         slot.inexact_from = aside.inexact_from
 
     def _whole_parts(self, at: int, until: int, n: int) -> int:
-        """Up to where whoever reads a prompt of ``n`` tokens from ``at`` on reads in whole parts, at
+        """Up to where a request of ``n`` tokens that reads from ``at`` on reads in whole parts, at
         most ``until``."""
         size = min(CHUNK, self._pool.n_batch)
         while at + size <= until and n - 1 - at >= size == part(n - 1 - at, size):

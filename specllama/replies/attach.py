@@ -1,11 +1,12 @@
-"""Files in a message: ``@name`` where it is typed, and the file's text below in a fenced block.
-
-    Summarise @notes.md
+"""Files in a message: ``@name`` where it is typed, and the file's text above in a fenced block.
 
     ```notes.md
     the text, exactly
     ```
 
+    Summarise @notes.md
+
+So a file can be read while the rest is typed. Messages of earlier versions have it below.
 A name may begin with ``~``, and is quoted if it has spaces: ``@"my notes.md"``. ``@@`` is an @ that
 names no file.
 """
@@ -120,9 +121,9 @@ def read(name: str, n_ctx: int = 0) -> str:
 
 
 def attach(typed: str, files: Mapping[str, str]) -> str:
-    """The message: what was typed, and a block for each file, in this order."""
+    """The message: a block for each file, and what was typed, in this order."""
     blocks = [_block(name, text) for name, text in files.items()]
-    return "\n\n".join([_ESCAPED.sub("@", typed), *blocks])
+    return "\n\n".join([*blocks, _ESCAPED.sub("@", typed)])
 
 
 def again(message: str) -> tuple[str, dict[str, str]]:
@@ -135,7 +136,20 @@ def again(message: str) -> tuple[str, dict[str, str]]:
 
 
 def split(message: str) -> tuple[str, dict[str, str]]:
-    """What was typed, and the attached files: blocks at the end whose names the text mentions."""
+    """What was typed, and the attached files: blocks above it whose names the text mentions."""
+    rests, files = [message], {}
+    while (block := _BLOCK.match(rests[-1])) and rests[-1].startswith("\n\n", block.end()):
+        files[block[2]] = block[3]
+        rests.append(rests[-1][block.end() + 2 :])
+    for n in range(len(rests) - 1, 0, -1):
+        names = {_label(mention.name) for mention in mentions(rests[n])}
+        if names.issuperset(list(files)[:n]):
+            return rests[n], dict(list(files.items())[:n])
+    return _split_below(message)
+
+
+def _split_below(message: str) -> tuple[str, dict[str, str]]:
+    """The same of a message of earlier versions."""
     for m in _BLOCK.finditer(message):
         typed, rest = message[: m.start()], message[m.start() :]
         names = {_label(mention.name) for mention in mentions(typed)}

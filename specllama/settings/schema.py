@@ -41,6 +41,12 @@ class AppOptions:
     )
     system: str | None = setting(None, "System prompt.", "Output")
     log: bool = setting(True, "Write a round log (see specllama log).", "Output")
+    read_ahead: str = setting(
+        "auto",
+        "Read a message while it is typed in the terminal app; auto does not on battery power.",
+        choices=("auto", "on", "off"),
+        flag=False,
+    )
     model_dirs: tuple[str, ...] = setting(
         (), "More folders in which to look for model files.", flag=False
     )

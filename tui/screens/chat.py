@@ -14,6 +14,7 @@ from textual.widgets import Footer, Static
 
 from specllama.bench.experiment import RaceBoard
 from specllama.errors import UsageError
+from specllama.events import Started
 from specllama.interface import EngineInfo
 from specllama.replies import attach
 from specllama.session import Session
@@ -35,6 +36,7 @@ from specllama.tui.messages import (
     TurnAction,
 )
 from specllama.tui.next_reply import NextReply
+from specllama.tui.reading_ahead import ReadingAhead
 from specllama.tui.screens.turn import UNNAMED, TurnScreen, unfinished
 from specllama.tui.sending import Sending
 from specllama.tui.state import VIEWS, DraftFile, Preferences, PromptHistory
@@ -81,6 +83,7 @@ class ChatScreen(TurnScreen):
         pace: FlushPace,
         downloads: Downloads,
         copy: Callable[[str], object],
+        read_ahead: str,
     ) -> None:
         super().__init__(session, loader, pace)
         self.downloads = downloads
@@ -92,6 +95,7 @@ class ChatScreen(TurnScreen):
         self.sending = Sending(self, self.editing, self.show_sidebar)
         self.next_reply = NextReply(self)
         self.copying = Copying(self, copy)
+        self.ahead = ReadingAhead(self, read_ahead)
         self._loaded: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
@@ -199,6 +203,14 @@ class ChatScreen(TurnScreen):
             self.post_message(ActionAsked(command.action))
             return
         await self.sending.submit(event.text[event.text.startswith("//") :])
+
+    @on(Prompt.Changed)
+    def _typed(self) -> None:
+        self.ahead.typed(self.editing.index)
+
+    def begun(self, started: Started) -> None:
+        if self.live is not None:
+            self.live.record.ahead = self.ahead.sent(started)
 
     async def turn_ended(self, failed: bool) -> None:
         self.show_sidebar()

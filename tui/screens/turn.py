@@ -14,7 +14,7 @@ from textual.timer import Timer
 
 from specllama.cancel import Cancel
 from specllama.errors import EngineDied, SpecllamaError
-from specllama.events import Event
+from specllama.events import Event, Started
 from specllama.session import Session
 from specllama.settings.params import GenerateParams
 from specllama.store.tree import StoredMessage
@@ -70,6 +70,10 @@ class TurnScreen(Inked, Screen[None]):
         self._question: UserMessage | None = None  # what the running turn was asked
         self._before: list[int] | None = None  # the path before a turn that adds to it
         self._known: dict[tuple[str | None, int], Record] = {}  # by conversation and number
+
+    def begun(self, started: Started) -> None:
+        """The engine has taken the turn's request."""
+        raise NotImplementedError
 
     async def turn_ended(self, failed: bool) -> None:
         """A turn is over, and none is queued after it."""
@@ -302,6 +306,7 @@ class TurnScreen(Inked, Screen[None]):
         before = record.stats.emitted
         record.take(batch)
         if batch.started is not None:
+            self.begun(batch.started)
             if self._before is not None:
                 live.show_version(*self.session.version(live.index))
             strip.n_ctx = batch.started.n_ctx

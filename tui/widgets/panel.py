@@ -195,6 +195,10 @@ class Drawing:
         ]
         words = [(f"{name} {duration(ms)}", style) for name, ms, style, _ in parts]
         lines = [Content.assemble(*cells).truncate(self.width), *self.parts(words)] if parts else []
+        if (ahead := record.ahead) is not None:
+            vain = f", {ahead.in_vain} in vain ({duration(ahead.in_vain_s * 1e3)})"
+            said = f"{ahead.read} tokens were read while you typed{vain if ahead.in_vain else ''}."
+            lines += self.words(said)
         yield Section("First token after", duration(took.total), lines)
 
     def room(self, record: Record | None, info: EngineInfo | None, free: int) -> Iterator[Section]:

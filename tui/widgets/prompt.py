@@ -209,6 +209,12 @@ class Prompt(TextArea):
             self.pastes[f"@{name}"] = attach.read(name, self.n_ctx)
         return self.pastes[f"@{name}"]
 
+    @property
+    def naming(self) -> bool:
+        """Whether the name of a file is being typed."""
+        at = self._cursor
+        return "@" in self.text and any(m.end == at for m in attach.mentions(self.text))
+
     def _show_attached(self) -> None:
         """A chip for every file that is mentioned, but not for the name that is being typed."""
         text = self.text

@@ -52,6 +52,17 @@ def test_a_message_keeps_the_text_exactly_and_can_be_taken_apart(text: str) -> N
     assert again["notes.md"].removesuffix("\n") == text.removesuffix("\n")
 
 
+def test_a_message_of_an_earlier_version_has_its_files_below() -> None:
+    message = "Compare @a.md\nand @b.md\n\n```a.md\nx\n```\n\n```b.md\ny\n```"
+    assert attach.split(message) == ("Compare @a.md\nand @b.md", {"a.md": "x\n", "b.md": "y\n"})
+
+
+def test_a_block_that_was_typed_first_is_no_file() -> None:
+    typed = "```sh\nls\n```\n\nWhat does @a.md say?"
+    message = attach.attach(typed, {"a.md": "x"})
+    assert attach.split(message) == (typed, {"a.md": "x\n"})
+
+
 def test_only_blocks_that_are_mentioned_are_files() -> None:
     for message in ("look\n\n```python\nx\n```", "@a.md\n\n```a.md\nx\n```\n\nand more", "@a.md"):
         assert attach.split(message) == (message, {})
@@ -59,7 +70,7 @@ def test_only_blocks_that_are_mentioned_are_files() -> None:
 
 def test_what_has_to_be_typed_again() -> None:
     message = attach.attach("@@types/node and @a.md, @anna", {"a.md": "x"})
-    assert message.startswith("@types/node and @a.md, @anna\n\n```a.md\nx\n```")
+    assert message == "```a.md\nx\n```\n\n@types/node and @a.md, @anna"
     assert attach.again(message) == ("@@types/node and @a.md, @anna", {"a.md": "x\n"})
 
 

@@ -1,0 +1,55 @@
+"""Whether this machine runs on its battery now."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+_SUPPLIES = Path("/sys/class/power_supply")
+_HOLDS_S = 20.0  # how long an answer holds
+
+_asked: tuple[float, bool] = (-_HOLDS_S, False)
+
+
+def on_battery() -> bool:
+    """Whether it does; False where the system does not say."""
+    global _asked
+    now = time.monotonic()
+    if now - _asked[0] >= _HOLDS_S:
+        _asked = now, _on_battery()
+    return _asked[1]
+
+
+def _on_battery() -> bool:
+    try:
+        if sys.platform == "darwin":
+            said = subprocess.run(
+                ["pmset", "-g", "batt"], capture_output=True, text=True, timeout=1, check=False
+            )
+            return "'Battery Power'" in said.stdout
+        if sys.platform == "win32":
+            from ctypes import byref, create_string_buffer, windll
+
+            status = create_string_buffer(12)  # its first byte: 0 on battery, 1 plugged in
+            return bool(windll.kernel32.GetSystemPowerStatus(byref(status))) and not status.raw[0]
+        return discharging(_SUPPLIES)
+    except (OSError, subprocess.SubprocessError):
+        return False
+
+
+def discharging(supplies: Path) -> bool:
+    """Whether a battery of the machine itself, not of a mouse, feeds it (Linux)."""
+    for one in supplies.glob("*"):
+        kind, status, scope = (_word(one / name) for name in ("type", "status", "scope"))
+        if (kind, status) == ("Battery", "Discharging") and scope != "Device":
+            return True
+    return False
+
+
+def _word(path: Path) -> str:
+    try:
+        return path.read_text("utf-8").strip()
+    except (OSError, ValueError):
+        return ""

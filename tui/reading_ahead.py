@@ -1,0 +1,111 @@
+"""Reading while a message is typed: the engine is told what stands so far, whenever it is idle.
+
+A word that ends, a pause, a paste or a file is told. The engine reads it as far as the message's
+own request would read the same (``Engine.begin``), and stops for anything else that is asked. What
+is read and then deleted is work in vain: beyond as many tokens as stand, and some more, nothing is
+read until the message is sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from textual.timer import Timer
+
+from specllama.errors import UsageError
+from specllama.events import Started
+from specllama.interface import Message
+from specllama.models.power import on_battery
+from specllama.told import news
+from specllama.tui.bridge import Clock, monotonic
+from specllama.tui.record import ReadAhead
+from specllama.tui.screens.turn import TurnScreen
+
+PAUSE_S = 0.4  # without a key
+PASTED = 40  # characters that come at once
+IN_VAIN = 256  # tokens that may be read for nothing, in addition to as many as stand
+SHARE = 10  # told no more often than this many times what rendering and tokenizing takes
+
+
+class ReadingAhead:
+    """Tells the engine of a screen's prompt.
+
+    Args:
+        when: "on", "off" or "auto": unless the machine runs on its battery.
+    """
+
+    def __init__(self, screen: TurnScreen, when: str, clock: Clock = monotonic) -> None:
+        self._screen, self._when, self._clock = screen, when, clock
+        self._timer: Timer | None = None
+        self._chars = 0  # of the prompt, when it was looked at last
+        self._told: list[Message] = []  # what was told last
+        self._told_s = self._takes_s = 0.0  # when, and what preparing that took
+        self.now = ReadAhead()
+
+    def typed(self, index: int | None) -> None:
+        """The prompt has changed; it will be message ``index``, the next one if None."""
+        screen = self._screen
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer = None
+        info = screen.loader.info
+        if self._when == "off" or info is None or not info.reads_ahead:
+            return
+        text = screen.prompt.full_text
+        before, self._chars = self._chars, len(text)
+        wait = PAUSE_S
+        if len(text) - before >= PASTED or text[-1:].isspace():
+            wait = self._told_s + SHARE * self._takes_s - self._clock()
+        if wait > 0:
+            self._timer = screen.set_timer(wait, lambda: self._read(index))
+        else:
+            self._read(index)
+
+    def _read(self, index: int | None) -> None:
+        screen, now = self._screen, self.now
+        if screen.busy or not screen.loader.ready or now.in_vain > now.stands + IN_VAIN:
+            return
+        if self._when == "auto" and on_battery():
+            return
+        messages = self._messages(index)
+        if messages is None or messages == self._told:
+            return
+        self._told, self._told_s = messages, self._clock()
+        screen.loader.host.read_ahead(messages, screen.session.params, self._heard)
+
+    def _messages(self, index: int | None) -> list[Message] | None:
+        """The conversation with what is typed so far; None where that is not yet to be read."""
+        screen, prompt = self._screen, self._screen.prompt
+        text = prompt.full_text
+        if not text or (text.startswith("/") and not text.startswith("//")):
+            return None
+        if prompt.naming:
+            return None
+        try:
+            text = prompt.with_files(text[text.startswith("//") :])
+        except UsageError:
+            return None
+        return screen.session.upcoming(text, index)
+
+    def _heard(self, said: tuple[str, Any]) -> None:
+        """From the host's reader thread: how far it got."""
+        kind, events = said
+        for event in events if kind == "events" else ():
+            new, now = news(event), self.now
+            if new.started is not None:
+                self._takes_s = new.started.tokenize_ms / 1e3
+                if new.started.cached_n < new.started.prompt_n:
+                    now.goes_on(new.started.cached_n)
+            if new.prefill is not None:
+                now.read += new.prefill.done - now.end
+                now.end = new.prefill.done
+            if new.finished is not None:
+                now.read_s += new.finished.timings.prefill_ms / 1e3
+
+    def sent(self, started: Started) -> ReadAhead | None:
+        """A request has begun: what was read ahead for it, or before it in vain."""
+        now, self.now, self._told, self._chars = self.now, ReadAhead(), [], 0
+        if not now.read:
+            return None
+        now.goes_on(started.cached_n)
+        return now
