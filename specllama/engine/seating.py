@@ -246,7 +246,7 @@ class Seats:
         [slot] = self._slots
         before, now = self._usable(aside, ids, scope), self._usable(slot, ids, scope)
         same = self._pool.kernels.any_parts or before == slot.ahead
-        if now > before and same and not 0 < aside.reply_end <= before:
+        if now > before and same:
             self._aside = None if over else aside
             return
         self._aside = None

@@ -126,6 +126,9 @@ class FakeTable:
         return found
 
 
+IN_A_TILE = 1 << 16  # of a cell: what a tile makes of a token differs from what a step does
+
+
 class FakeCache:
     """A KV cache of llama.cpp in miniature, over a table instead of a model.
 
@@ -192,7 +195,7 @@ class FakeCache:
         for i in range(n) if several else ():
             for s in batch.sequences[i, 1 : batch.n_sequences[i]]:
                 self._owners[cells[i]] |= np.uint64(1 << int(s))
-        self._displaced[cells] = cells - batch.position[:n] if tiled else 0
+        self._displaced[cells] = cells - batch.position[:n] + IN_A_TILE if tiled else 0
         if self._by_four:
             self._displaced[cells[: n // 4 * 4]] += 1
         self.passes.append(n)

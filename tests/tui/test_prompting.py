@@ -117,7 +117,7 @@ async def test_a_file_is_completed_shown_and_sent(start: Any, folder: Path) -> N
         await press(d, *"now", "enter")
         await d.until(lambda: len(d.texts) == 2)
         await d.idle()
-        said = "Read @notes.md now\n\n```notes.md\nDrafts guess.\nTargets check.\n```"
+        said = "```notes.md\nDrafts guess.\nTargets check.\n```\n\nRead @notes.md now"
         assert d.texts[0] == ("user", said)
         assert d.engine.requests[0].prompt[-1].content == said
         assert "notes.md  29 bytes, 2 lines" in d.shown
