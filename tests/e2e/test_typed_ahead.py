@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import bundled_pair
 
 from specllama.engine.engine import Engine
 from specllama.events import Event, Finished, RoundDone, Started
 from specllama.interface import Message
-from specllama.settings.params import GenerateParams, SamplingParams
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.e2e
 WORDS = (Path(__file__).parents[2] / "README.md").read_text("utf-8").split()
@@ -21,9 +20,11 @@ WORDS = (Path(__file__).parents[2] / "README.md").read_text("utf-8").split()
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Engine]]:
-    homes = (tmp_path_factory.mktemp("home") for _ in range(2))
-    with bundled_pair(next(homes)) as ahead, bundled_pair(next(homes)) as once:
-        yield ahead, once
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("home")))
+        options = EngineOptions(threads=1)
+        with Engine.load("tiny", None, options) as a, Engine.load("tiny", None, options) as b:
+            yield a, b
 
 
 def typed(rng: random.Random, message: str) -> Iterator[str]:
