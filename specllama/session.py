@@ -176,12 +176,6 @@ class Session:
             raise UsageError("the message is empty")
         return self._ask(text, self._tree.leaf, cancel)
 
-    def upcoming(self, text: str, index: int | None = None) -> list[Message]:
-        """What the engine will be sent with ``text`` as the next message, or another version of
-        message ``index``."""
-        head = [Message("system", self.system)] if self.system else []
-        return _answered([*head, *self.messages[:index], Message("user", text)])
-
     def retry(
         self,
         index: int | None = None,
@@ -471,6 +465,13 @@ def _newest_that_fit(
                 if engine.count_tokens(_answered([*head, *kept, *tail])) <= room:
                     return kept
     return []
+
+
+def upcoming(session: Session, text: str, index: int | None = None) -> list[Message]:
+    """What the engine will be sent with ``text`` as the next message, or another version of message
+    ``index``."""
+    head = [Message("system", session.system)] if session.system else []
+    return _answered([*head, *session.messages[:index], Message("user", text)])
 
 
 def _answered(messages: Sequence[Message]) -> list[Message]:

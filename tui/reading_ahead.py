@@ -16,6 +16,7 @@ from specllama.errors import UsageError
 from specllama.events import Started
 from specllama.interface import Message
 from specllama.models.power import on_battery
+from specllama.session import upcoming
 from specllama.told import news
 from specllama.tui.bridge import Clock, monotonic
 from specllama.tui.record import ReadAhead
@@ -85,7 +86,7 @@ class ReadingAhead:
             text = prompt.with_files(text[text.startswith("//") :])
         except UsageError:
             return None
-        return screen.session.upcoming(text, index)
+        return upcoming(screen.session, text, index)
 
     def _heard(self, said: tuple[str, Any]) -> None:
         """From the host's reader thread: how far it got."""

@@ -136,7 +136,7 @@ class Prompting:
         )
 
     def stable(self, prompt: Prompt, params: GenerateParams, ids: Sequence[int]) -> int:
-        """How many of its tokens stay, whatever follows what is typed of its last message."""
+        """How many of a conversation's tokens stay if its last message goes on."""
         *before, last = cast(Sequence[Message], prompt)
         ended = replace(last, content=last.content[: _ended(last.content)])
         return common_prefix(ids, self.prepare([*before, ended], params).ids)

@@ -208,7 +208,7 @@ class Seats:
         return Seat(slot, drafter, keep, 0, "", end)
 
     def _pays(self, slot: Slot, ids: Sequence[int], scope: str, keep: int, end: int) -> bool:
-        """Whether reading from ``keep`` to ``end`` spares whoever reads a prompt enough of it."""
+        """Whether reading from ``keep`` to ``end`` spares the prompt's own request enough."""
         kernels, last = self._pool.kernels, len(ids) - 1
         begin = slot.reply_end if slot.reply_end <= keep else 0
         left = last - end
@@ -220,7 +220,7 @@ class Seats:
         return spared > 0 and end - keep <= _PRICE * spared
 
     def _may_read(self, slot: Slot, drafter: Drafter, begun: Sequence[int], keep: int) -> bool:
-        """Whether a text can be read ahead behind the first ``keep`` tokens of a slot."""
+        """Whether a text can be read ahead after the first ``keep`` tokens of a slot."""
         if self._pool.forgets or drafter.reusable(begun, keep) < keep:
             return False
         if keep >= slot.settled or self._aside is not None:
@@ -230,7 +230,7 @@ class Seats:
         return drafter.needs == "nothing" and not 0 < free < SPARE + size
 
     def _put_aside(self, slot: Slot, keep: int) -> None:
-        """Keep what a slot holds for whoever goes on from it; its first ``keep`` tokens stay."""
+        """Keep what a slot holds for a request that goes on from it; its first ``keep`` tokens stay."""
         lane = slot.target
         lane.rollback(slot.settled)
         blob = self._pool.park(lane)

@@ -321,5 +321,5 @@ def test_a_file_goes_with_the_next_message(cli, tmp_path: Path) -> None:
     result = cli("chat", stdin=b'/read "my notes.md"\nSum up\nAnd again\n')
     assert result.code == 0, result.err
     assert "my notes.md: 14 bytes, about 3 tokens; it goes with your next message" in result.err
-    said = '@"my notes.md" Sum up\n\n```my notes.md\nDrafts guess.\n```'
+    said = '```my notes.md\nDrafts guess.\n```\n\n@"my notes.md" Sum up'
     assert questions(cli) == [said, "And again"]

@@ -134,7 +134,7 @@ async def test_folders_spaces_and_quotes(start: Any, folder: Path) -> None:
         assert d.app.chat.prompt.text == '@"more files/a b.txt" '
         await press(d, "enter")
         await d.until(lambda: len(d.texts) == 2)
-        assert d.texts[0][1].endswith("````more files/a b.txt\n```\ncode\n```\n````")
+        assert d.texts[0][1].startswith("````more files/a b.txt\n```\ncode\n```\n````")
 
 
 async def test_read_attaches_a_file(start: Any, folder: Path) -> None:
