@@ -230,7 +230,7 @@ class Seats:
         return drafter.needs == "nothing" and not 0 < free < SPARE + size
 
     def _put_aside(self, slot: Slot, keep: int) -> None:
-        """Keep what a slot holds for a request that goes on from it; its first ``keep`` tokens stay."""
+        """Keep what a slot holds for a later request; its first ``keep`` tokens stay."""
         lane = slot.target
         lane.rollback(slot.settled)
         blob = self._pool.park(lane)
