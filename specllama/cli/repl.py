@@ -191,9 +191,10 @@ class Repl:
                 for name in ("emitted", "accepted", "drafted")
             )
             most = "≤ " if elsewhere[-1].draft_at_most else ""
+            of = "not told" if told["drafted"] is None else f"{kept} of {most}{drafted}"
             diagnostics.say(
                 f"{len(self.session.messages)} messages; {tokens} tokens by {elsewhere[-1].engine}"
-                f"\n{kept} of {most}{drafted} guesses kept"
+                f"\nguesses kept: {of}"
             )
         if elsewhere and not stats.rounds:
             return
