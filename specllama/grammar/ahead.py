@@ -19,6 +19,7 @@ Ahead = list[tuple[int, float]]
 """Tokens, and how likely each is after the others."""
 
 END = -1  # in place of a token: the text ends here
+_SPACE = ord(" ")
 _FREE = ord("~")  # stands only where any text may
 _LAST = 0.5  # a token that may hold more than what is known
 
@@ -80,6 +81,11 @@ def text_ahead(matcher: Any, single: int, layout: JsonLayout, habits: Habits, mo
 
 def _next(matcher: Any, single: int) -> tuple[bytes, bytes]:
     """Bytes that may come next: visible ones, and white space."""
+    if matcher.validate_tokens([single + _SPACE]):  # a mask of all tokens takes longer
+        spaced = matcher.deep_copy()
+        spaced.consume_tokens([single + _SPACE])
+        if forced := spaced.compute_ff_bytes():
+            return forced[:1], b" "
     mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)[single >> 3 :]
     bits = np.unpackbits(mask, bitorder="little")[single & 7 :][:256]
     found = bytes(bits.nonzero()[0].tolist())
