@@ -20,6 +20,7 @@ Ahead = list[tuple[int, float]]
 
 END = -1  # in place of a token: the text ends here
 _SPACE = ord(" ")
+_DIGIT = ord("0")  # a number may go on
 _FREE = ord("~")  # stands only where any text may
 _LAST = 0.5  # a token that may hold more than what is known
 
@@ -81,7 +82,8 @@ def text_ahead(matcher: Any, single: int, layout: JsonLayout, habits: Habits, mo
 
 def _next(matcher: Any, single: int) -> tuple[bytes, bytes]:
     """Bytes that may come next: visible ones, and white space."""
-    if matcher.validate_tokens([single + _SPACE]):  # a mask of all tokens takes longer
+    fits = matcher.validate_tokens
+    if fits([single + _SPACE]) and not fits([single + _DIGIT]):  # a mask of all takes longer
         spaced = matcher.deep_copy()
         spaced.consume_tokens([single + _SPACE])
         if forced := spaced.compute_ff_bytes():

@@ -28,7 +28,8 @@ _MASKS = 8  # kept: of the places that drafts and the target ask about in turn
 _NO_TEXT = b"\xff"  # never in a text; llguidance marks special tokens with it
 _STACK = 256 << 20  # reserved, not used
 _TAIL = 48  # bytes of a text that decide how what follows is cut into tokens
-_WORD = 5  # bytes of text that a token may stand for, on average
+_WORD = 8  # bytes of text that a token may stand for, on average
+_MOST = 64  # bytes that are looked ahead: each takes time
 # readings that are open at a time: of a grammar each character is a step, of JSON each lexeme
 _OPEN = {"grammar": 1000, "schema": 5000, "regex": 1000}
 _LIMITS: dict[str, Any] = {
@@ -234,7 +235,7 @@ class _Walk:
             self._tail = (self._tail + piece)[-_TAIL:]
         self._read = place
         single = self.guides.n_tokens + 1
-        text = text_ahead(matcher, single, self._layout.copy(), habits, _WORD * most)
+        text = text_ahead(matcher, single, self._layout.copy(), habits, min(_WORD * most, _MOST))
         if not text.data and not text.over:
             return []
         return self.guides.spelling.tokens(self._tail, text, most)

@@ -74,6 +74,7 @@ def said(it: Guide, habits: Habits | None = None, most: int = 40) -> list[str]:
         ("schema", {"const": True}, "", ["true", "END"]),
         ("schema", {"type": "string"}, '"ab', []),
         ("schema", {"type": "integer"}, "12", []),
+        ("schema", {"type": "array", "items": {"type": "integer"}, "minItems": 2}, "[12", []),
         ("schema", PERSON, "", ["{"]),
         ("schema", PERSON, '{"', ["name", '":', ' "']),
         ("schema", PERSON, '{"name": "x', []),
