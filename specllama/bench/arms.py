@@ -170,6 +170,7 @@ class EngineArm:
         begin: the profile that each repetition starts from; what is learnt lasts for that
             repetition only. None learns into the engine's own profile.
         logs: a folder for round logs like those of a user's replies; None writes none.
+        expects: what each task's reply is predicted to be.
     """
 
     def __init__(
@@ -180,7 +181,9 @@ class EngineArm:
         *,
         begin: Callable[[], Profile] | None = None,
         logs: Path | None = None,
+        expects: Callable[[Task], str] | None = None,
     ) -> None:
+        self._expects, self._prediction = expects, ""
         self._logged = None if logs is None else Logged(engine, command="bench", folder=logs)
         self._begin = begin
         self._repetition: int | None = None
@@ -200,6 +203,7 @@ class EngineArm:
 
     def run(self, task: Task, repetition: int) -> RunFigures:
         engine = self._engine
+        self._prediction = self._expects(task) if self._expects else ""
         if isinstance(engine, Engine):
             engine.reset()
         self._know(repetition)
@@ -216,6 +220,7 @@ class EngineArm:
                 seed=task.seed,
                 ignore_eos=task.ignore_eos,
                 min_speculative_tokens=0,
+                prediction=self._prediction,
             )
         )
         run = Run(self.name, task.prompt.content, params)

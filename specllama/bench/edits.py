@@ -1,6 +1,18 @@
-"""Replies as they were before an edit: what a caller expects of them."""
+"""What a caller expects of a reply: the model's own text before an edit, or quite another one.
+
+A small model cannot rewrite a file that it is given. So the reply is what it writes by itself, and
+the old text is that reply with a word changed: the measure of how an edit is followed, not of a
+model that edits.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from specllama.bench.arms import EngineArm, Task
+
+Expected = Literal["edited", "wrong"]
 
 
 def edited(text: str, every: int = 16) -> str:
@@ -9,3 +21,24 @@ def edited(text: str, every: int = 16) -> str:
     for at in range(min(every, len(words)) // 2, len(words), every):
         words[at] = "otherwise"
     return " ".join(words)
+
+
+def expecting(what: Expected, plain: EngineArm, tasks: Sequence[Task]) -> Callable[[Task], str]:
+    """A prediction of each task's reply: that of ``plain`` with one word changed, or the reply to
+    the next prompt. Each text is written once, when it is first asked for."""
+    texts: dict[tuple[str, float], str] = {}
+
+    def written(task: Task) -> str:
+        key = task.prompt.id, task.temperature
+        if key not in texts:
+            texts[key] = plain.answer(task).end.text
+        return texts[key]
+
+    def found(task: Task) -> str:
+        if what == "edited":
+            text = written(task)
+            return edited(text, len(text) + 1)
+        alike = [one for one in tasks if one.temperature == task.temperature]
+        return written(alike[(alike.index(task) + 1) % len(alike)])
+
+    return found

@@ -32,6 +32,7 @@ from specllama.settings.params import PROPOSERS
 
 if TYPE_CHECKING:
     from specllama.bench.arms import Arm, Task
+    from specllama.bench.edits import Expected
     from specllama.bench.load import LoadRow
     from specllama.bench.prompts import BenchPrompt
     from specllama.bench.remote_arm import RemoteArm
@@ -124,6 +125,14 @@ command.add_command(bench_load.command, "load")
     "repeatable.",
 )
 @click.option(
+    "--prediction",
+    "predictions",
+    multiple=True,
+    type=click.Choice(["edited", "wrong"]),
+    help="Add an arm that is told what to expect: the reply with one word changed, or the reply to "
+    "another prompt; repeatable.",
+)
+@click.option(
     "--against",
     "peers",
     multiple=True,
@@ -166,6 +175,7 @@ def run(
     ignore_eos: bool,
     proposers: tuple[str, ...],
     lengths: tuple[int, ...],
+    predictions: tuple[Expected, ...],
     peers: tuple[str, ...],
     clients: tuple[int, ...],
     useless_draft: bool,
@@ -222,12 +232,14 @@ def run(
         # replies are logged as a user's are: the log costs time
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specllama-bench-")))
         arms, tried = _arms(engine, base, proposers, lengths, start, logs)
+        tasks = tasks_of(chosen, temperatures, max_tokens, seed, ignore_eos=ignore_eos)
         arms += _peers(programs, engine, base, lengths)
         arms += (remote := _remote(urls, engine, base, ignore_eos=ignore_eos))
+        told = base.replace(proposer=proposers[0])
+        arms += _expecting(predictions, engine, told, start, logs, tasks)
         for arm in arms:
             stack.callback(arm.close)
         _tell_apart(arms)
-        tasks = tasks_of(chosen, temperatures, max_tokens, seed, ignore_eos=ignore_eos)
         result = _measured(arms, tasks, repetitions)
         result.load = _load(remote, tasks, clients, repetitions)
         facts |= {"prompts": [p.id for p in chosen], "against": [arm.to_dict() for arm in remote]}
@@ -293,6 +305,33 @@ def _arms(
             arms.append(EngineArm(f"{named}fixed {k}", engine, fixed, logs=logs))
             tried["length"].append(arms[-1])
     return arms, tried
+
+
+def _expecting(
+    predictions: Sequence[Expected],
+    engine: Engine | ForeignEngine,
+    params: GenerateParams,
+    start: Start,
+    logs: Path,
+    tasks: Sequence[Task],
+) -> list[Arm]:
+    """Arms whose replies are expected to be something."""
+    from specllama.bench.arms import EngineArm
+    from specllama.bench.edits import expecting
+
+    plain = EngineArm("plain", engine, params.replace(speculate=False))
+    return [
+        EngineArm(
+            f"{what} {state}".strip(),
+            engine,
+            params,
+            begin=begin,
+            logs=logs,
+            expects=expecting(what, plain, tasks),
+        )
+        for what in predictions
+        for state, begin in start.items()
+    ]
 
 
 @command.command("compare")

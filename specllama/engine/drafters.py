@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specllama.settings import methods
 from specllama.speculative.drafting.copying import TextFollower
 from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.library import Library
 from specllama.speculative.drafting.method import Facts, find
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Drafters:
 
     target: Lane
     draft: LaneView | Drafter | None = None
-    past: Iterable[Sequence[int]] = ()
+    library: Library = field(default_factory=Library)
     remember: Callable[[Sequence[int]], None] | None = None
     parts: Mapping[str, Any] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 
-from specllama.backend.base import OpenedPair, Opener
+from specllama.backend.base import OpenedPair, Opener, Vocab
 from specllama.cancel import StopFlag
 from specllama.engine.drafters import Drafters
 from specllama.engine.loaded import Loaded
@@ -23,15 +23,18 @@ from specllama.interface import EngineInfo
 from specllama.models.refs import resolve_pair
 from specllama.settings.params import EngineOptions
 from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.library import Library
 from specllama.speculative.drafting.translate import join_vocabularies
 from specllama.speculative.effects import LaneView
 from specllama.store.corpus import Corpus
+from specllama.store.texts import read_texts
 
 logger = logging.getLogger("specllama.engine.loading")
 
 BACKENDS = {  # by what a target's file name ends with: who opens it
     ".gguf": "specllama.engine.open_gguf:open_pair",
 }
+GIVEN_TOKENS = 2**19  # of the texts that a user names: 6 MiB, sorted in a second or two
 PAST_TOKENS = 32768  # of kept texts, read when a model is loaded
 
 
@@ -53,7 +56,7 @@ def load(
     try:
         pools = [pool] if opened.draft is None else [pool, opened.draft.pool]
         lanes = min(options.parallel, *(one.lanes for one in pools))
-        drafters = _drafters(opened, lanes)
+        drafters = _drafters(opened, lanes, options.draft_from)
         slots = tuple(Slot(made.target, made.all()) for made in drafters)
     except BaseException:
         opened.close()
@@ -98,9 +101,10 @@ def _opener(path: Path) -> Opener:
     return opener
 
 
-def _drafters(opened: OpenedPair, slots: int) -> list[Drafters]:
+def _drafters(opened: OpenedPair, slots: int, given: Sequence[str]) -> list[Drafters]:
     """What each slot drafts with."""
-    past, remember = _corpus(opened.vocabulary) if opened.vocabulary else ((), None)
+    kept, remember = _corpus(opened.vocabulary) if opened.vocabulary else ((), None)
+    library = Library([*_given(given, opened.target.vocab), *kept])
 
     def beside() -> LaneView | Drafter | None:
         if opened.draft is None:
@@ -112,9 +116,31 @@ def _drafters(opened: OpenedPair, slots: int) -> list[Drafters]:
 
     own = opened.own()
     return [
-        Drafters(opened.target.pool.open(), beside(), past, remember, own.parts, own.reasons)
+        Drafters(opened.target.pool.open(), beside(), library, remember, own.parts, own.reasons)
         for _ in range(slots)
     ]
+
+
+def _given(names: Sequence[str], vocab: Vocab) -> list[list[int]]:
+    """The texts that the user names, oldest first, as far as there is room for them.
+
+    Raises:
+        UsageError: a name is neither a file nor a folder.
+    """
+    if not names:
+        return []
+    texts, without = read_texts(names)
+    found: list[list[int]] = []
+    left = GIVEN_TOKENS
+    for text in reversed(texts):
+        ids = vocab.tokenize(text, add_special=False, parse_special=False)
+        if len(ids) > left:
+            break
+        found.append(ids)
+        left -= len(ids)
+    said = f"drafting from {len(found)} of {len(texts)} texts, {GIVEN_TOKENS - left:,} tokens"
+    logger.info("%s", f"{said}; left out: {without}" if without else said)
+    return found[::-1]
 
 
 def _corpus(

@@ -28,7 +28,7 @@ from specllama.settings.schema import BY_NAME, DEFAULTS, ENGINE_PARTS, SCHEMA
 from specllama.settings.setting import Setting
 
 PROJECT_FILE = "specllama.toml"
-PERSONAL = ("rpc", "keep-texts")  # where texts go, or stay: only the user decides that
+PERSONAL = ("rpc", "keep-texts", "draft-from")  # where texts go, stay or come from: the user's
 CARD = "the model's card"
 
 

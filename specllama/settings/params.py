@@ -464,6 +464,11 @@ class EngineOptions:
         "Most branches in a token tree; 1 allows chains only.",
         within=(1, 256),
     )
+    draft_from: tuple[str, ...] = speculation(
+        (),
+        "Copy drafts from this file, or from the texts of this folder, as well; repeatable.",
+        metavar="FILE|FOLDER",
+    )
     keep_texts: bool = speculation(
         False,
         "Keep texts on disk, as token ids, so that the suffix method can copy from them in later "

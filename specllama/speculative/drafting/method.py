@@ -6,7 +6,7 @@ Types of drafters are named, never imported: asking for a label loads that metho
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -16,6 +16,7 @@ from specllama.speculative.types import Booking
 if TYPE_CHECKING:
     from specllama.speculative.drafting.copying import TextFollower
     from specllama.speculative.drafting.drafter import Drafter
+    from specllama.speculative.drafting.library import Library
     from specllama.speculative.effects import LaneView
 
 Cost = Literal["free", "draft model", "own", "of its sources"]
@@ -56,13 +57,13 @@ class Kit(Protocol):
         draft: its lane of the draft model, in the target's tokens; a drafter where that has to
             translate; None without a draft model.
         reader: reads the text, once for all that copy from it.
-        past: earlier texts to copy from. remember: told every text that ended.
+        library: texts that were given, to copy from. remember: told every text that ended.
     """
 
     target: Any
     draft: LaneView | Drafter | None
     reader: TextFollower
-    past: Iterable[Sequence[int]]
+    library: Library
     remember: Callable[[Sequence[int]], None] | None
 
     def own(self, method: str) -> Any:

@@ -14,12 +14,13 @@ it takes trees.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specllama.history import Follower, History
 from specllama.speculative.drafting.copying import TextFollower
 from specllama.speculative.drafting.drafter import Copier, Drafter, Request
+from specllama.speculative.drafting.library import BREAK, Library
 from specllama.speculative.drafting.method import Kit, Method, always
 from specllama.speculative.effects import Steps, run_alone
 from specllama.speculative.matches import Matches
@@ -27,7 +28,6 @@ from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import ROOT, BestFirst
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict, Willing
 
-BREAK = -1  # stands between texts; never proposed
 PAST = "suffix-past"  # guesses that continue as an earlier text did
 _COUNTED = 32  # places of a match whose continuations are counted, the newest: bounds the work
 _OVERLAP = 64  # tokens before an edit that are read again, so that matches can reach back
@@ -43,11 +43,11 @@ _PRIOR = 4.0
 class State:
     """Places of a text where one string ends. What may follow is what followed there."""
 
-    text: History
+    text: Sequence[int]
     places: list[int]  # of the string's last token, ascending, each with a token after it
 
     @staticmethod
-    def at(text: History, places: Sequence[int]) -> State:
+    def at(text: Sequence[int], places: Sequence[int]) -> State:
         """The newest of ``places`` that anything follows."""
         end = len(text) - 1
         return State(text, [place for place in places[-_COUNTED:] if place < end])
@@ -91,10 +91,10 @@ class SuffixDrafter(Copier):
     """Drafts by copying, in proportion to what the past says.
 
     Args:
-        past: earlier texts in the same tokens, oldest first, to copy from.
+        library: texts that were given, to copy from.
         reader: of the text, to share with other copying sources.
         remember: told every text that ended (replaced by another, or closed).
-        most: tokens of earlier texts kept; beyond it only ``past`` is.
+        most: tokens kept of what edits replaced; beyond it only ``library`` is.
     """
 
     name = "suffix"
@@ -102,12 +102,12 @@ class SuffixDrafter(Copier):
     def __init__(
         self,
         *,
-        past: Iterable[Sequence[int]] = (),
+        library: Library | None = None,
         remember: Callable[[Sequence[int]], None] | None = None,
         most: int = 1 << 16,
         reader: TextFollower | None = None,
     ) -> None:
-        self._given = [tuple(text) for text in past]
+        self._library = library or Library()
         self._remember = remember
         self._most = most
         self._tested: list[list[float]] = [[0.0, 0.0] for _ in _RELIABLE]  # [hits, expected]
@@ -117,7 +117,7 @@ class SuffixDrafter(Copier):
         self._reader = reader or TextFollower()
         self._seen = Follower()
         self._text: list[int] = []  # a copy of what was read, to remember it when it is gone
-        self._past = Matches(self._kept())
+        self._past = Matches(History())
 
     def start(self, request: Request) -> None:
         super().start(request)
@@ -144,13 +144,17 @@ class SuffixDrafter(Copier):
         if most <= 0:
             return []
         self._follow(tokens)
-        here, there = self._reader.matches, self._past
-        found = [(self.name, here)] if here.longest else []
-        if there.longest > here.longest:
-            found.insert(0, (PAST, there))
-        for source, matches in found:
-            length = matches.longest
-            state = State.at(matches.within, matches.at_least(length, _COUNTED + 1))
+        here, gone = self._reader.matches, self._past
+        text: Sequence[int] = self._library.text
+        places, longest = self._library.find(tokens, _COUNTED + 1)
+        if gone.longest >= longest:
+            text, longest = gone.within, gone.longest
+            places = gone.at_least(longest, _COUNTED + 1)
+        found = [(PAST, text, places, longest)] if longest > here.longest else []
+        if length := here.longest:
+            found.append((self.name, here.within, here.at_least(length, _COUNTED + 1), length))
+        for source, text, places, length in found:
+            state = State.at(text, places)
             guess = self._continue(state, source, length, most)
             if guess is not None:
                 self._states.setdefault(guess, state)
@@ -208,17 +212,13 @@ class SuffixDrafter(Copier):
             gone = (*self._text[max(keep - _OVERLAP, 0) :], BREAK)
             past = self._past.within
             if len(past) + len(gone) > self._most:
-                past = self._kept()
+                past = History()
             else:
                 past.extend(gone)
             self._past = Matches(past)
             del self._text[keep:]
         self._text += text[len(self._text) :]
         self._past.follow(text)
-
-    def _kept(self) -> History:
-        """What earlier runs left."""
-        return History(token for text in self._given for token in (*text, BREAK))
 
     def _ended(self) -> None:
         if self._remember is not None and self._text:
@@ -241,7 +241,7 @@ class SuffixDrafter(Copier):
     def forget(self) -> None:
         self.close()
         self._tested = [[0.0, 0.0] for _ in _RELIABLE]
-        self._past = Matches(self._kept())
+        self._past = Matches(History())
 
     def close(self) -> None:
         self._ended()
@@ -316,7 +316,7 @@ class _CopyAlone(Willing):
 
 
 def _open(kit: Kit) -> Drafter:
-    return SuffixDrafter(past=kit.past, remember=kit.remember, reader=kit.reader)
+    return SuffixDrafter(library=kit.library, remember=kit.remember, reader=kit.reader)
 
 
 METHOD = Method(

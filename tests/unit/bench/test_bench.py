@@ -26,6 +26,7 @@ from specllama.bench.arms import (
     slowest_stretch,
 )
 from specllama.bench.breakdown import breakdown, parts_of, what_drafting_took
+from specllama.bench.edits import Expected, expecting
 from specllama.bench.energy import EnergyMeter
 from specllama.bench.measure import PassCosts, measure_costs
 from specllama.bench.peer_server import StartedServer
@@ -43,6 +44,7 @@ from specllama.interface import Message, ModelInfo
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
+from specllama.speculative.drafting.prediction import PredictionDrafter
 from specllama.speculative.policy.costs import Costs
 from specllama.store.document import html, markdown
 from specllama.verdict import TimedRound, judge
@@ -62,7 +64,11 @@ def engine() -> Engine:
             target=FakeContext(table),
             vocab=FakeVocab(),
             info=fake_info(),
-            drafters={"ngram": NgramDrafter(), "draft": ChainDrafter(draft, n_vocab=64)},
+            drafters={
+                "ngram": NgramDrafter(),
+                "prediction": PredictionDrafter(),
+                "draft": ChainDrafter(draft, n_vocab=64),
+            },
         )
     )
 
@@ -77,6 +83,25 @@ def both(engine: Engine, **changes: Any) -> list[EngineArm]:
         EngineArm("plain", engine, GenerateParams(speculate=False)),
         EngineArm("specllama", engine, spec),
     ]
+
+
+@pytest.mark.parametrize("what", ["edited", "wrong"])
+def test_an_arm_may_be_told_what_to_expect(engine: Engine, what: Expected) -> None:
+    params = GenerateParams(proposer="prediction", window="fixed", draft_max=8)
+    plain, asked = both(engine)[0], tasks(n=40)
+    expects = expecting(what, plain, asked)
+    arms = [plain, EngineArm(what, engine, params, expects=expects)]
+    result = compare(arms, asked, repetitions=1)
+    told, before = result.summary(what, "all"), result.summary("plain", "all")
+    assert told.equal == told.compared == len(asked)
+    assert told.accepted is not None
+    if what == "edited":
+        assert expects(asked[0]) != plain.answer(asked[0]).end.text
+        assert told.accepted > before.tokens / 10
+    else:
+        assert expects(asked[0]) == plain.answer(asked[len(asked) // len(PROMPTS)]).end.text
+        assert told.drafted is not None
+        assert told.accepted < told.drafted
 
 
 def test_arms_take_turns_and_write_the_same_text(engine: Engine) -> None:

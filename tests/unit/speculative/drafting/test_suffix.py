@@ -16,8 +16,9 @@ from specllama.history import History
 from specllama.settings.params import VerifyRule
 from specllama.speculative.drafting.backoff import Backoff
 from specllama.speculative.drafting.drafter import Request
+from specllama.speculative.drafting.library import BREAK, Library
 from specllama.speculative.drafting.ngram import NgramDrafter
-from specllama.speculative.drafting.suffix import BREAK, PAST, State, SuffixDrafter
+from specllama.speculative.drafting.suffix import PAST, State, SuffixDrafter
 from specllama.speculative.effects import run_alone
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import MATCH, RandomCoins
@@ -177,12 +178,33 @@ def test_edited_texts_are_followed_and_ended_ones_remembered() -> None:
 
 def test_past_texts_are_copied_from() -> None:
     past = [[20, 21, 22, 23, 24, 25, 26]]
-    assert drafted(started(SuffixDrafter(past=past)), [1, 20, 21, 22]).tokens[:2] == (23, 24)
-    assert BREAK not in drafted(started(SuffixDrafter(past=past)), [1, 25, 26]).tokens
+    assert drafted(started(SuffixDrafter(library=Library(past))), [1, 20, 21, 22]).tokens[:2] == (
+        23,
+        24,
+    )
+    assert BREAK not in drafted(started(SuffixDrafter(library=Library(past))), [1, 25, 26]).tokens
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 3), max_size=90), max_size=3),
+    st.lists(st.integers(1, 3), min_size=1, max_size=90),
+)
+def test_a_library_finds_the_longest_end(texts: list[list[int]], end: list[int]) -> None:
+    library = Library(texts)
+    whole = [token for text in texts for token in (*text, BREAK)]
+    assert list(library.text) == whole
+    longest = max((n for n in range(65) if n <= len(end) and occurrences(whole, end[-n:])),
+                  default=0) if whole else 0  # fmt: skip
+    places, length = library.find(end, 4)
+    assert length == longest
+    if length:
+        assert places == [i - 1 for i in occurrences(whole, end[-length:])][-4:]
+    else:
+        assert places == []
 
 
 def test_an_earlier_text_is_asked_only_where_it_matches_longer() -> None:
-    proposer = started(SuffixDrafter(past=[[18, 11, 12, 13, 19]]))
+    proposer = started(SuffixDrafter(library=Library([[18, 11, 12, 13, 19]])))
     here = [11, 12, 13, 17, 15, 16]
     as_long = proposer.guesses([*here, 11, 12, 13], CHAIN, 1)
     assert [(g.source, g.tokens, g.match_length) for g in as_long] == [("suffix", (17,), 3)]
@@ -201,7 +223,7 @@ def test_what_an_edit_replaced_can_still_be_copied() -> None:
 
 
 def test_what_was_seen_can_be_forgotten() -> None:
-    proposer = started(SuffixDrafter(past=[[20, 21, 22, 23, 24]]))
+    proposer = started(SuffixDrafter(library=Library([[20, 21, 22, 23, 24]])))
     drafted(proposer, [1, 2, 3, 4, 5, 6])
     proposer.forget()
     assert not len(drafted(proposer, [9, 2, 3, 4]))

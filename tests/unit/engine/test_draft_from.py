@@ -1,0 +1,37 @@
+"""The texts that a user names: read in the target's tokens, once, up to a bound, and said."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from table_model import FakeVocab
+
+from specllama.engine import loading
+from specllama.errors import UsageError
+from specllama.speculative.drafting.library import Library
+
+
+def test_they_are_read_up_to_the_bound_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    vocab, ids = FakeVocab(), {}
+    for name in ("one", "two"):
+        text = f"the rain of {name}"
+        (tmp_path / name).write_text(text, "utf-8")
+        ids[name] = vocab.tokenize(text, add_special=False, parse_special=False)
+    (tmp_path / "image").write_bytes(b"\0")
+    with caplog.at_level(logging.INFO, "specllama"):
+        found = loading._given([str(tmp_path)], vocab)
+    assert sorted(found) == sorted(ids.values())
+    assert "drafting from 2 of 2 texts" in caplog.text
+    assert "left out: 1 no text" in caplog.text
+    places, length = Library(found).find(ids["one"], 4)
+    assert length == len(ids["one"])
+    assert len(places) == 1
+    monkeypatch.setattr(loading, "GIVEN_TOKENS", len(found[-1]))
+    assert loading._given([str(tmp_path)], vocab) == found[-1:]
+    assert loading._given([], vocab) == []
+    with pytest.raises(UsageError, match="no such file or folder"):
+        loading._given([str(tmp_path / "three")], vocab)
