@@ -18,7 +18,7 @@ from specllama.engine.prompting import Prompting
 from specllama.engine.sampler_chains import SamplerChains
 from specllama.engine.slot import Slot
 from specllama.errors import StoreError
-from specllama.events import Event
+from specllama.events import Event, Notice
 from specllama.interface import EngineInfo
 from specllama.models.refs import resolve_pair
 from specllama.settings.params import EngineOptions
@@ -56,7 +56,10 @@ def load(
     try:
         pools = [pool] if opened.draft is None else [pool, opened.draft.pool]
         lanes = min(options.parallel, *(one.lanes for one in pools))
-        drafters = _drafters(opened, lanes, options.draft_from)
+        given, said = _given(options.draft_from, vocab)
+        if said and on_progress is not None:
+            on_progress(Notice(said, topic="texts"))
+        drafters = _drafters(opened, lanes, given)
         slots = tuple(Slot(made.target, made.all()) for made in drafters)
     except BaseException:
         opened.close()
@@ -101,10 +104,10 @@ def _opener(path: Path) -> Opener:
     return opener
 
 
-def _drafters(opened: OpenedPair, slots: int, given: Sequence[str]) -> list[Drafters]:
+def _drafters(opened: OpenedPair, slots: int, given: Iterable[Sequence[int]]) -> list[Drafters]:
     """What each slot drafts with."""
     kept, remember = _corpus(opened.vocabulary) if opened.vocabulary else ((), None)
-    library = Library([*_given(given, opened.target.vocab), *kept])
+    library = Library([*given, *kept])
 
     def beside() -> LaneView | Drafter | None:
         if opened.draft is None:
@@ -121,14 +124,14 @@ def _drafters(opened: OpenedPair, slots: int, given: Sequence[str]) -> list[Draf
     ]
 
 
-def _given(names: Sequence[str], vocab: Vocab) -> list[list[int]]:
-    """The texts that the user names, oldest first, as far as there is room for them.
+def _given(names: Sequence[str], vocab: Vocab) -> tuple[list[list[int]], str]:
+    """The texts that the user names, oldest first, as far as there is room; and what to say of it.
 
     Raises:
         UsageError: a name is neither a file nor a folder.
     """
     if not names:
-        return []
+        return [], ""
     texts, without = read_texts(names)
     found: list[list[int]] = []
     left = GIVEN_TOKENS
@@ -139,8 +142,7 @@ def _given(names: Sequence[str], vocab: Vocab) -> list[list[int]]:
         found.append(ids)
         left -= len(ids)
     said = f"drafting from {len(found)} of {len(texts)} texts, {GIVEN_TOKENS - left:,} tokens"
-    logger.info("%s", f"{said}; left out: {without}" if without else said)
-    return found[::-1]
+    return found[::-1], f"{said}; left out: {without}" if without else said
 
 
 def _corpus(
