@@ -207,8 +207,7 @@ def run(
     template; its time to the first token is that of a prompt that it may have in its cache. Where
     a request can switch its drafting, it has two arms. Its texts are compared at temperature 0.
 
-    With --server the arms run there, in one process with its other clients: each method has one
-    arm, and the server goes on learning.
+    With --server the arms run there: each method has one arm, and the server goes on learning.
     """
     from specllama.bench.arms import tasks_of
     from specllama.bench.checked import of_comparison
@@ -229,14 +228,12 @@ def run(
         ours = None if server is None else server_address(server, "specllama")
         engine = stack.enter_context(loading.opened(settings, ours, quiet=as_json))
         start, facts = _start(engine, base.window, useless_draft=useless_draft)
-        # replies are logged as a user's are: the log costs time
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specllama-bench-")))
         arms, tried = _arms(engine, base, proposers, lengths, start, logs)
         tasks = tasks_of(chosen, temperatures, max_tokens, seed, ignore_eos=ignore_eos)
         arms += _peers(programs, engine, base, lengths)
         arms += (remote := _remote(urls, engine, base, ignore_eos=ignore_eos))
-        told = base.replace(proposer=proposers[0])
-        arms += _expecting(predictions, engine, told, start, logs, tasks)
+        arms += _expecting(predictions, engine, base, proposers, start, logs, tasks)
         for arm in arms:
             stack.callback(arm.close)
         _tell_apart(arms)
@@ -310,16 +307,18 @@ def _arms(
 def _expecting(
     predictions: Sequence[Expected],
     engine: Engine | ForeignEngine,
-    params: GenerateParams,
+    base: GenerateParams,
+    proposers: Sequence[str],
     start: Start,
     logs: Path,
     tasks: Sequence[Task],
 ) -> list[Arm]:
-    """Arms whose replies are expected to be something."""
+    """Arms whose replies are expected to be something, by the first of the proposers."""
     from specllama.bench.arms import EngineArm
     from specllama.bench.edits import expecting
 
-    plain = EngineArm("plain", engine, params.replace(speculate=False))
+    params = base.replace(proposer=proposers[0])
+    plain = EngineArm("plain", engine, base.replace(speculate=False))
     return [
         EngineArm(
             f"{what} {state}".strip(),
