@@ -199,6 +199,11 @@ def _say_again(before: Callable[[Any], Any]) -> Callable[[Any], Any]:
         else:
             before(lost)
             return
-        threading.Timer(_AGAIN_S, _thread.interrupt_main, (number,)).start()
+        # a Timer's start() waits for its thread: on a busy machine the signal would come within it
+        _thread.start_new_thread(again, (number,))
+
+    def again(number: signal.Signals) -> None:
+        time.sleep(_AGAIN_S)
+        _thread.interrupt_main(number)
 
     return hook
