@@ -261,6 +261,7 @@ class Conversation:
         while done < total:
             self._go_on()
             done, _ = yield from self._read(self._tokens, done, row=False)
+            self._clock.read()
             yield PrefillProgress(done=done, total=total, cached=self._started.cached_n)
 
     def _begin(self, chain: SamplerChain) -> EventSteps[Rounds]:
