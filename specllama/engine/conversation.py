@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from specllama import verdict
 from specllama.arrays import Row, Rows
 from specllama.backend.base import Out
-from specllama.backend.kernels import TILE
 from specllama.cancel import Cancel
 from specllama.engine.loaded import Loaded
 from specllama.engine.pace import part
@@ -351,9 +350,7 @@ class Conversation:
 
         With ``row`` also the row after the last of all, once it is there.
         """
-        size = self._target.n_batch
-        if size >= 2 * TILE:
-            size = part(len(ids) - row - done, min(self._seats.chunk(), size))
+        size = part(len(ids) - row - done, self._seats.chunk(), self._target.n_batch)
         tokens = ids[done : done + size]
         end = done + len(tokens)
         last = row and end == len(ids)

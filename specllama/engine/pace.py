@@ -10,12 +10,15 @@ _WAIT = 3.0  # passes of those who write that reading a part of a prompt may tak
 _DRIFT = 0.25  # weight of the newest time
 
 
-def part(left: int, most: int) -> int:
-    """How many of ``left`` tokens of a prompt are read next, at most ``most``: what is left then is
-    read in tiles, too."""
-    if most >= 2 * TILE and most < left < most + TILE:
+def part(left: int, chunk: int, n_batch: int) -> int:
+    """How many of ``left`` tokens of a prompt are read next, about ``chunk``: where passes have
+    room for tiles, what is left then is read in tiles, too."""
+    if n_batch < 2 * TILE:
+        return n_batch
+    size = min(chunk, n_batch)
+    if size < left < size + TILE:
         return left if left < 2 * TILE else left - TILE
-    return most
+    return size
 
 
 class Pace:

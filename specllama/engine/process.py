@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -69,11 +69,10 @@ class Child:
             name="specllama-engine",
             daemon=True,
         )
-        # a module in the user's folder must not stand in for one of Python's
-        os.environ["PYTHONSAFEPATH"] = "1"
-        _ensure_resource_tracker()
         try:
-            self.process.start()
+            with _safe_path():
+                _ensure_resource_tracker()
+                self.process.start()
         except BaseException:
             ours.close()
             with contextlib.suppress(OSError):
@@ -298,6 +297,20 @@ def last_words(log: Path) -> str:
 def _printable(line: str) -> str:
     cleaned = "".join(ch if ch.isprintable() else "·" for ch in line)
     return cleaned if len(cleaned) <= 300 else cleaned[:299] + "…"
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """No module in the user's folder stands in for one of Python's in what is started meanwhile."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("PYTHONSAFEPATH", None)
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _ensure_resource_tracker() -> None:

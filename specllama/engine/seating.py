@@ -259,8 +259,8 @@ class Seats:
     def _whole_parts(self, at: int, until: int, n: int) -> int:
         """Up to where a request of ``n`` tokens that reads from ``at`` on reads in whole parts, at
         most ``until``."""
-        size = min(CHUNK, self._pool.n_batch)
-        while at + size <= until and n - 1 - at >= size == part(n - 1 - at, size):
+        size = min(CHUNK, n_batch := self._pool.n_batch)
+        while at + size <= until and n - 1 - at >= size == part(n - 1 - at, CHUNK, n_batch):
             at += size
         return at
 

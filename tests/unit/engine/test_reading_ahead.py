@@ -203,11 +203,12 @@ def test_exact_prefix_behind_what_was_written() -> None:
         assert exact_prefix(tiled, keep, n, begin) == found
 
 
-def test_parts_leave_nothing_that_is_too_short_for_a_tile() -> None:
+@pytest.mark.parametrize("chunk", [64, 100, 128, 256, 512])  # others that write want short ones
+def test_parts_leave_nothing_that_is_too_short_for_a_tile(chunk: int) -> None:
     for left in range(1, 700):
         at, sizes = left, []
         while at > 0:
-            sizes.append(min(part(at, 256), at))
+            sizes.append(min(part(at, chunk, 256), at))
             at -= sizes[-1]
         assert sum(sizes) == left
         assert left < TILE or min(sizes) >= TILE
