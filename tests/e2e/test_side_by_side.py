@@ -70,6 +70,19 @@ def submit(engine: Engine, prompt: str, params: GenerateParams) -> int:
     return engine.submit(prompt, params)
 
 
+def test_blocks_of_several_lengths_are_drafted_side_by_side(three: Engine) -> None:
+    """DSpark's graph ends the process where a pass holds blocks of two lengths."""
+    for longest in (2, 3, 4):
+        params = asked("dflash", longest, 0.0).replace(draft_max=longest)
+        submit(three, load_prompts()[longest].content, params)
+    drafted = 0
+    while len(three._scheduler):
+        for _, event in three.step():
+            assert not isinstance(event, Exception), event
+            drafted += event.draft_n if isinstance(event, Finished) else 0
+    assert drafted > 0
+
+
 @pytest.mark.parametrize("rows", [65, 7, 2], ids=["plenty", "scarce", "not one each"])
 def test_no_text_depends_on_its_neighbours(
     alone: Engine, three: Engine, monkeypatch: pytest.MonkeyPatch, rows: int

@@ -59,6 +59,7 @@ class DflashPool(HeadPool):
             masked=facts.kind != "dflash2",
             logits=facts.kind != "dflash2",
             layers=facts.layers,
+            alike=facts.kind == "dspark",
         )
         super().__init__(model, params, graph, lanes=lanes)
         ll.llama_set_causal_attn(self.handle, facts.causal)

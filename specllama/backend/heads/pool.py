@@ -51,6 +51,8 @@ class HeadGraph:
         features: width of the target's states that an encoder makes states of; 0 without one.
         layers: of the target, whose inputs are read; () for other states.
         borrows: its cells are those of the target's cache.
+        alike: lanes that draft in one pass have the same number of tokens in it: the graph asserts
+            it (dflash.cpp, of DSpark).
     """
 
     reads: int
@@ -62,6 +64,7 @@ class HeadGraph:
     features: int = 0
     layers: tuple[int, ...] = ()
     borrows: bool = False
+    alike: bool = False
 
 
 class _StateBatch(Batch):
@@ -107,7 +110,9 @@ class HeadPart:
         """What parts of one pass of the library have in common."""
         part = self.part
         head = part.head if self.tree is not None else 0
-        return part.outputs == "states", len(part.tokens) > 0, part.states is not None, head
+        n = len(part.tokens)
+        size = n if self.lane.pool.graph.alike else 0
+        return part.outputs == "states", n > 0, part.states is not None, size, head
 
 
 class HeadPool:
