@@ -296,7 +296,7 @@ def estimate_model(
 
 def _has_cells_only(header: GgufHeader) -> bool:
     """Whether several conversations can share its cache."""
-    return not (header.is_recurrent or header.is_hybrid or header.sliding_window)
+    return not (header.is_recurrent or header.is_hybrid)
 
 
 def estimate_head(header: GgufHeader, target: GgufHeader, *, n_ctx: int) -> ModelMemory:

@@ -39,6 +39,7 @@ from specllama.settings.hardware import CpuOptions
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: what of a sequence's state is no set of cells
 _ABORTED = 2  # llama_decode's word for a pass that the abort callback ended
 _CONTEXT_PAD = 256
+_SIZE = 8  # bytes of the length before each piece of a state
 
 _KV_TYPES = {
     "auto": ll.GGML_TYPE_F16,
@@ -136,9 +137,12 @@ class LlamaCache:
         self._planes = int(ll.llama_n_rs_seq(self._ctx))  # 0 for models of which it keeps none
         self.choice: ThreadChoice | None = None
         self._threads_now = settings.threads
+        # llama.cpp leaves what has left a window out of a state. In pieces as long as a window
+        # nothing has: each is that of a further sequence, which holds it for a moment.
+        self._piece, self._aside = _piece(model, settings), shape.sequences
         # After a rewrite llama.cpp looks for room from the first cell on and would take cells that
         # have left a sliding window, unless a second sequence holds them until the next pass.
-        self._pin, self._pinned = shape.sequences, False
+        self._pin, self._pinned = shape.sequences + 1, False
         self._n_vocab = model.vocab.n_tokens
         self.batch = Batch(shape.n_batch, shape.max_leaves)
         self._native = native(self.batch)
@@ -184,8 +188,7 @@ class LlamaCache:
             self.compute_with(prompts if n >= TILE else settings.threads)
         status = int(ll.llama_decode(self._ctx, self._native))
         if self._pinned:
-            self.remove(self._pin, 0)
-            self._pinned = False
+            self._let_go()
         if status != 0:
             raise decode_error(status, self.shape.n_ctx)
         if choice is not None and n < TILE:
@@ -225,7 +228,21 @@ class LlamaCache:
         ll.llama_memory_seq_cp(self._memory, sequence, to, begin, end)
 
     def remove(self, sequence: int, begin: int) -> bool:
-        return bool(ll.llama_memory_seq_rm(self._memory, sequence, begin, -1))
+        done = bool(ll.llama_memory_seq_rm(self._memory, sequence, begin, -1))
+        if self._pinned:
+            self._let_go()
+            self._hold()
+        return done
+
+    def _hold(self) -> None:
+        """Keep what has left a window from being taken again until the next pass."""
+        for sequence in range(self.shape.sequences):
+            self.copy(sequence, self._pin, -1, -1)
+        self._pinned = True
+
+    def _let_go(self) -> None:
+        ll.llama_memory_seq_rm(self._memory, self._pin, 0, -1)
+        self._pinned = False
 
     def keep(self, sequence: int) -> None:
         ll.llama_memory_seq_keep(self._memory, sequence)
@@ -241,12 +258,40 @@ class LlamaCache:
         return int(ll.llama_memory_seq_pos_max(self._memory, sequence)) + 1
 
     def state(self, sequence: int) -> bytes:
+        if not self._piece:
+            return self._state(sequence)
+        pieces: list[bytes] = []
+        first = max(self.begin(sequence), 0)
+        for begin in range(first - first % self._piece, self.end(sequence), self._piece):
+            self.copy(sequence, self._aside, begin, begin + self._piece)
+            pieces.append(piece := self._state(self._aside))
+            self.remove(self._aside, 0)
+            if not piece:
+                return b""
+        return b"".join(len(piece).to_bytes(_SIZE) + piece for piece in pieces)
+
+    def _state(self, sequence: int) -> bytes:
         size = int(ll.llama_state_seq_get_size_ext(self._ctx, sequence, 0))
         buffer = (ctypes.c_uint8 * max(size, 1))()
         n = int(ll.llama_state_seq_get_data_ext(self._ctx, buffer, size, sequence, 0))
         return bytes(memoryview(buffer)[:n])
 
     def restore(self, sequence: int, state: bytes) -> bool:
+        if not self._piece:
+            return self._restore(sequence, state)
+        at = 0
+        while at < len(state):
+            begin = at + _SIZE
+            at = begin + int.from_bytes(state[at:begin])
+            done = self._restore(self._aside, state[begin:at])
+            if done:
+                self.copy(self._aside, sequence, -1, -1)
+            self.remove(self._aside, 0)
+            if not done:
+                return False
+        return True
+
+    def _restore(self, sequence: int, state: bytes) -> bool:
         buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
         return bool(ll.llama_state_seq_set_data_ext(self._ctx, buffer, len(state), sequence, 0))
 
@@ -277,9 +322,7 @@ class LlamaCache:
         written = int(ll.llama_state_get_data(self._ctx, buffer, size))
         done = 0 < written == int(ll.llama_state_set_data(self._ctx, buffer, written))
         if done and self.model.has_windows:
-            for sequence in range(self.shape.sequences):
-                self.copy(sequence, self._pin, -1, -1)
-            self._pinned = True
+            self._hold()
         return done
 
     def beside(self, shape: Shape) -> LlamaCache:
@@ -309,9 +352,9 @@ def _params(model: LlamaModel, shape: Shape, settings: CacheSettings) -> Any:
     params.n_ubatch = min(rows, shape.n_batch)
     # of a sequence's last n_rs_seq + 1 tokens llama.cpp asserts that they fit
     params.n_rs_seq = max(min(planes(shape.max_rows), params.n_ubatch - 2), 0)
-    params.n_seq_max = shape.sequences
-    params.kv_unified = shape.sequences > 1  # cells for all, which sequences can share
-    params.n_outputs_max = max(shape.max_rows, shape.sequences)
+    params.n_seq_max = shape.sequences + (_piece(model, settings) > 0)
+    params.kv_unified = params.n_seq_max > 1  # cells for all, which sequences can share
+    params.n_outputs_max = max(shape.max_rows, params.n_seq_max)
     params.n_threads = params.n_threads_batch = settings.threads
     params.flash_attn_type = _FLASH[settings.flash]
     params.type_k, params.type_v = _KV_TYPES[kv_k], _KV_TYPES[kv_v]
@@ -323,6 +366,11 @@ def _params(model: LlamaModel, shape: Shape, settings: CacheSettings) -> Any:
     if settings.watch is not None:
         params.cb_eval = settings.watch.function
     return params
+
+
+def _piece(model: LlamaModel, settings: CacheSettings) -> int:
+    """Tokens of a piece of a lane's state; 0 where it is taken as a whole."""
+    return model.window if settings.swa_full and model.can_roll_back else 0
 
 
 def native(batch: Batch) -> Any:

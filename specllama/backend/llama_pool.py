@@ -1,7 +1,7 @@
 """Pools of llama.cpp: several conversations over one model, or one over a running state.
 
-Models with full attention take as many lanes as they are made for, those with sliding windows or a
-running state (see ``running``) one.
+Models with attention take as many lanes as they are made for, those with a running state (see
+``running``), and those of which only the windows are kept, one.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from typing import Any
 
 import llama_cpp as ll
 
-from specllama.backend.base import Lane
 from specllama.backend.cache import Shape
-from specllama.backend.lane import CellLane, Parked
+from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_cache import CacheSettings, LlamaCache
 from specllama.backend.pool import CellPool
 from specllama.backend.running import ForgettingPool, RunningPool
 from specllama.backend.threads import ThreadChoice
 from specllama.backend.watch import Watch
-from specllama.errors import EngineError, UsageError
+from specllama.errors import UsageError
 from specllama.settings.params import EngineOptions
 
 
@@ -39,15 +38,12 @@ class LlamaPool(CellPool):
             shape,
             model.vocab.n_tokens,
             self._llama.kernels,
-            # the rows of a draft model are not compared, and GPUs compute them in other orders
-            in_order=settings.any_width and model.gpu_layers == 0 and not self.forgets,
+            # the rows of a draft model are not compared, and GPUs compute them in other orders;
+            # of cells that a lane's window has left llama.cpp takes those below the last one again
+            in_order=((settings.any_width and model.gpu_layers == 0) or model.has_windows)
+            and not self.forgets,
         )
         model.adopt(self)
-
-    def park(self, lane: Lane) -> Parked:
-        if self.model.has_windows and not self.forgets:
-            raise EngineError("what has left its windows is not part of a lane's state")
-        return super().park(lane)
 
     @property
     def handle(self) -> Any:
@@ -158,7 +154,7 @@ def open_pool(
 ) -> LlamaPool:
     """A pool of a loaded model.
 
-    Models with sliding windows take one lane, those with a running state chains only, too.
+    Models with a running state, and with windows that alone are kept, take one lane and chains.
 
     Args:
         any_width: see ``CacheSettings``.
@@ -173,8 +169,6 @@ def open_pool(
     if kind is not LlamaPool:
         lanes = max_leaves = 1
         max_rows = max_rows if any_width else 1  # a draft model steps, and keeps no planes
-    if model.has_windows:
-        lanes = 1  # what has left a window is not part of a lane's state
     rows = max(max_rows, lanes)
     shape = Shape(
         n_ctx=n_ctx,
@@ -184,7 +178,7 @@ def open_pool(
         n_batch=max(options.batch(on_gpu=model.gpu_layers != 0), rows),
     )
     most = int(ll.llama_max_parallel_sequences())
-    if shape.sequences + model.has_windows > most:
+    if shape.sequences + 2 * model.has_windows > most:
         raise UsageError(
             f"{lanes} conversations and {max_leaves} branches need {shape.sequences} sequences, "
             f"llama.cpp has {most}",

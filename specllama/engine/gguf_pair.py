@@ -55,7 +55,7 @@ class Pair:
         notes = [f"the model's card: not followed: {text}" for text in card.left_out]
         states = running_state.line(self.target, self.options.max_rows)
         plan = [] if self.plan is None else self.plan.lines()
-        several = [self._sharing()] if self.options.parallel > 1 else []
+        several = [self._sharing()] if self._lanes > 1 else []
         return [self.length.line(), *several, *([states] if states else []), *plan, *notes]
 
     def _sharing(self) -> str:
@@ -66,9 +66,17 @@ class Pair:
         idle = min(most, max(free - need.required - memory.SPARE, 0)) if free else most
         apart = f" {reading / 1e6:.1f} MB to read prompts beside them," if reading else ""
         return (
-            f"conversations: {self.options.parallel} at once share the context;{apart} "
+            f"conversations: {self._lanes} at once share the context;{apart} "
             f"up to {idle / 1e6:.1f} MB for what idle ones hold (--kv-ram)"
         )
+
+    @property
+    def _lanes(self) -> int:
+        """Conversations that the target takes at once."""
+        header, options = self.target, self.options
+        alone = header.is_recurrent or header.is_hybrid
+        windows_only = header.sliding_window and not options.swa_full
+        return 1 if alone or windows_only else options.parallel
 
     @property
     def on_gpu(self) -> bool:
@@ -119,7 +127,7 @@ class Pair:
             self.target,
             self.draft,
             n_ctx=n_ctx,
-            parallel=options.parallel,
+            parallel=self._lanes,
             branches=options.max_leaves,
             type_k=options.kv_type_k,
             type_v=options.kv_type_v,

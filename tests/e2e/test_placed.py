@@ -163,11 +163,12 @@ def test_windows_alone_write_the_same_text(write: Write, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("full", [False, True])
 def test_conversations_take_turns_beside_windows(tmp_path: Path, full: bool) -> None:
-    """One lane: a text that others parked goes on as a whole, or is read again."""
+    """A text that others parked goes on as a whole, or is read again; where all cells are kept, as
+    from any place of it."""
     model = ggufs.write_windows(tmp_path / "w.gguf", context=2048)
     options = EngineOptions(n_ctx=2048, n_batch=64, threads=1, swa_full=full, check_memory=False)
-    heads = [[3 + i * i % 200 for i in range(n)] for n in (300, 260)]
-    tails = [(7, 8, 9), (40, 41)]
+    heads = [[3 + i * i % 200 for i in range(n)] for n in (300, 260, 280)]
+    tails = [(7, 8, 9), (40, 41), (50,)]
 
     def reply(engine: Engine, prompt: list[int]) -> Finished:
         params = GenerateParams(seed=3, max_tokens=30, ignore_eos=True, proposer="none")
@@ -185,14 +186,14 @@ def test_conversations_take_turns_beside_windows(tmp_path: Path, full: bool) -> 
             alone.reset()
             expected.append(list(turns(alone, head, tail)))
     with Engine.load(model, None, replace(options, parallel=2)) as engine:
-        assert engine.info.lanes == 1
-        both = [turns(engine, head, tail) for head, tail in zip(heads, tails, strict=True)]
-        mixed = [[next(replies) for replies in both] for _ in range(2)]
+        assert engine.info.lanes == 1 + full
+        each = [turns(engine, head, tail) for head, tail in zip(heads, tails, strict=True)]
+        mixed = [[next(replies) for replies in each] for _ in range(2)]
+        assert engine.figures().parked_bytes > 0
     for i, (first, second) in enumerate(expected):
         assert mixed[0][i].token_ids == first.token_ids
-        if not full:
-            assert mixed[1][i].token_ids == second.token_ids
-            assert mixed[1][i].cached_n == second.cached_n > len(heads[i])
+        assert mixed[1][i].token_ids == second.token_ids
+        assert mixed[1][i].cached_n == second.cached_n > len(heads[i])
 
 
 def test_a_window_that_is_gone_is_read_again(tmp_path: Path) -> None:
