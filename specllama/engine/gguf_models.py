@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from specllama.backend import llama
@@ -28,7 +28,7 @@ from specllama.models.memory import kv_bytes
 from specllama.models.nextn import why_not
 from specllama.replies.card import read_card
 from specllama.settings.hardware import Adapter
-from specllama.settings.params import EngineOptions
+from specllama.settings.params import DRAFT_MAX, EngineOptions
 from specllama.store.corpus import tokenizer_key
 
 logger = logging.getLogger("specllama.engine.gguf_models")
@@ -156,24 +156,11 @@ def _load_as(
         closing.callback(model.close)
         return model
 
-    def measure(repack: bool) -> Speed:
-        batch = options.batch(on_gpu=False)
-        with ExitStack() as once:
-            model = open_model(pair.target, "target", repack, once)
-            pool = open_pool(
-                model,
-                lanes=1,
-                n_ctx=batch + options.max_rows,
-                max_rows=options.max_rows,
-                threads=threads,
-                options=options,
-                flash=options.flash_attn,
-                max_leaves=1,
-            )
-            return speed(pool, batch)
+    def target_as(repack: bool, closing: ExitStack) -> llama.LlamaModel:
+        return open_model(pair.target, "target", repack, closing)
 
-    repack = pair.on_gpu or repacks(pair, measure, on_progress)
-    model = open_model(pair.target, "target", repack, closing)
+    repack = pair.on_gpu or _repacks(pair, target_as, options, threads, on_progress)
+    model = target_as(repack, closing)
     pool = open_pool(
         model,
         lanes=options.parallel,
@@ -200,6 +187,44 @@ def _load_as(
         any_width=False,  # nothing asks a draft model for that
     )
     return target, _Model(pair.draft, model, pool, pair.draft_options)
+
+
+def _repacks(
+    pair: Pair,
+    open_as: Callable[[bool, ExitStack], llama.LlamaModel],
+    options: EngineOptions,
+    threads: int,
+    report: Report,
+) -> bool:
+    """Whether the target's weights are to be repacked: measured, where it has not been yet."""
+    batch = options.batch(on_gpu=False)
+    alone = replace(options, exact="off")
+
+    @contextmanager
+    def opened(repack: bool) -> Iterator[tuple[llama.LlamaModel, LlamaPool]]:
+        with ExitStack() as closing:
+            model = open_as(repack, closing)
+            pool = open_pool(
+                model,
+                lanes=1,
+                n_ctx=batch + options.max_rows,
+                max_rows=options.max_rows,
+                threads=threads,
+                options=options,
+                flash=options.flash_attn,
+                max_leaves=options.max_leaves,
+            )
+            yield model, pool
+
+    def measure(repack: bool) -> Speed:
+        with opened(repack) as (_, pool):
+            return speed(pool, batch)
+
+    def bitwise(repack: bool) -> bool:
+        with opened(repack) as (model, pool):
+            return exactness_of(pair.target, model, pool, alone, report).rows > DRAFT_MAX
+
+    return repacks(pair, measure, bitwise, report)
 
 
 def _warm_up(pool: LlamaPool) -> None:

@@ -1,9 +1,10 @@
-"""Which layout of a model's weights is faster here: measured once for a file, a build, a machine.
+"""Which layout of a model's weights is taken here: measured once for a file, a build, a machine.
 
-On a CPU, llama.cpp rearranges ("repacks") weights of some types for wide products. Whether that
-helps depends on the type, the processor and on what is done: prompts may be read slower and
-replies written faster. A later measurement never changes the choice: rows of the two layouts
-differ in their last bits.
+On a CPU, llama.cpp rearranges ("repacks") weights of some types for wide products. In one of the
+two layouts a pass of several rows may compute them as single steps would, in the other not (Q4_K
+only as stored, IQ4_NL only repacked): the exact one is taken. Where both are exact or neither is,
+the faster one is: prompts may be read slower repacked, and replies written faster. A later
+measurement never changes the choice: rows of the two layouts differ in their last bits.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("specllama.engine.repacking")
 
-SCHEMA = "specllama.layouts.v1"
-WAITING = "measuring which layout of the weights is faster here; once for this model"
+SCHEMA = "specllama.layouts.v2"
+WAITING = "measuring which layout of the weights is exact and fast here; once for this model"
 READ, WRITTEN = 1000, 200  # tokens of the turn that decides
 LEAST_BYTES = 64 << 20  # weights below that lie in caches, and a load takes longer than is gained
 EQUAL = 0.98  # a layout that takes this part of the time is not worth leaving llama.cpp's own for
@@ -56,30 +57,37 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class Layouts(msgspec.Struct, frozen=True):
-    """What was measured of both layouts."""
+    """What was measured of both layouts.
+
+    Attributes:
+        repack: which one is taken. exact: because rows of wide passes are bitwise in it alone.
+    """
 
     stored: Speed
     repacked: Speed
-
-    @property
-    def repack(self) -> bool:
-        return self.stored.turn_s > EQUAL * self.repacked.turn_s
+    repack: bool
+    exact: bool = False
 
     def __str__(self) -> str:
         a, b = self.repacked, self.stored
+        why = ", the layout in which passes are bitwise" if self.exact else ""
         return (
-            f"repacked, {a.read:.0f} tok/s are read and {a.written:.1f} written; as stored, "
-            f"{b.read:.0f} and {b.written:.1f}"
+            f"{'repacked' if self.repack else 'as stored'}{why}: repacked, {a.read:.0f} tok/s are "
+            f"read and {a.written:.1f} written; as stored, {b.read:.0f} and {b.written:.1f}"
         )
 
 
 def repacks(
-    pair: Pair, measure: Callable[[bool], Speed], report: Callable[[Event], None] | None
+    pair: Pair,
+    measure: Callable[[bool], Speed],
+    bitwise: Callable[[bool], bool],
+    report: Callable[[Event], None] | None,
 ) -> bool:
     """Whether to load the target of a pair with its weights repacked.
 
     Args:
         measure: loads the target, repacked or as stored, and tells its speed.
+        bitwise: whether its passes of every width compute a row alike.
         report: hears that it is being measured.
     """
     if pair.options.repack != "auto":
@@ -90,7 +98,11 @@ def repacks(
     def both() -> Layouts:
         if report is not None:
             report(Notice(WAITING, topic="layout"))
-        return Layouts(stored=measure(False), repacked=measure(True))
+        stored, repacked = measure(False), measure(True)
+        faster = stored.turn_s > EQUAL * repacked.turn_s
+        if bitwise(faster) or not bitwise(not faster):
+            return Layouts(stored, repacked, faster)
+        return Layouts(stored, repacked, not faster, exact=True)
 
     found = verdicts.kept(SCHEMA, _key(pair), Layouts, both)
     logger.info("weights of %s: %s", pair.target.path.name, found)
@@ -105,8 +117,8 @@ def line(pair: Pair) -> str:
         return "as llama.cpp lays them out; another layout would gain nothing"
     found = verdicts.known(SCHEMA, _key(pair), Layouts)
     if found is None:
-        return "repacked or as stored, whichever is faster: measured when the model is first loaded"
-    return f"{'repacked' if found.repack else 'as stored'}: {found}"
+        return "repacked or as stored: measured when the model is first loaded"
+    return str(found)
 
 
 def _has_choice(pair: Pair) -> bool:

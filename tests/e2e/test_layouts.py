@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +11,15 @@ from specllama.engine import repacking
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import PairKey
 from specllama.events import Finished
+from specllama.models.quantize import prepare, run
 from specllama.models.refs import bundled
-from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.params import DRAFT_MAX, EngineOptions, GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.e2e
 
 
-def load(**options: Any) -> Engine:
-    target, draft = bundled("tiny-target"), bundled("tiny-draft")
+def load(target: Path | None = None, **options: Any) -> Engine:
+    target, draft = target or bundled("tiny-target"), bundled("tiny-draft")
     return Engine.load(target, draft, EngineOptions(threads=1, n_ctx=512, **options))
 
 
@@ -40,6 +42,27 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with load() as first, load() as again:
         assert first.info.target.repacked is again.info.target.repacked
     assert len(measured) == 2  # one load of each layout
+
+
+@pytest.fixture(scope="module")
+def q4_k_m(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("layouts") / "tiny-q4_k_m.gguf"
+    run(prepare(bundled("tiny-target"), path, "q4_k_m", requantize=True, threads=1))
+    return path
+
+
+def test_a_file_that_is_exact_in_one_layout_is_loaded_in_it(
+    q4_k_m: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On x86, Q4_K rounds wide passes where it is repacked."""
+    exact = set()
+    for repack in ("on", "off"):
+        with load(q4_k_m, repack=repack) as engine:
+            if engine.info.exact_rows > DRAFT_MAX:
+                exact.add(engine.info.target.repacked)
+    monkeypatch.setattr(repacking, "LEAST_BYTES", 0)
+    with load(q4_k_m) as engine:
+        assert not exact or engine.info.target.repacked in exact
 
 
 @pytest.mark.parametrize("repack", ["on", "off"])
