@@ -128,7 +128,13 @@ def context_length(header: GgufHeader, asked: int | None = None) -> int:
 
 
 def kv_bytes(
-    header: GgufHeader, n_ctx: int, *, type_k: str = "f16", type_v: str = "f16", max_rows: int = 1
+    header: GgufHeader,
+    n_ctx: int,
+    *,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    max_rows: int = 1,
+    lanes: int = 1,
 ) -> int:
     """The KV cache of ``n_ctx`` tokens, and the running states of layers without attention.
 
@@ -137,6 +143,7 @@ def kv_bytes(
 
     Args:
         max_rows: of a pass; some models keep a state for each of the last ones.
+        lanes: conversations at once; with a running state each has cells of its own.
 
     Raises:
         UsageError: an unknown cache type.
@@ -158,7 +165,7 @@ def kv_bytes(
     if not header.one_kv_type:  # there V is a view of K
         per_head += header.value_length * KV_BYTES[type_v]
     cells = int(padded_ctx(n_ctx) * sum(heads) * per_head)
-    return cells + running_state.kept_bytes(header, max_rows)
+    return (cells + running_state.kept_bytes(header, max_rows)) * _apart(header, lanes)
 
 
 @lru_cache(maxsize=1)
@@ -198,12 +205,14 @@ def compute_bytes(
     n_outputs: int = PASS_ROWS,
     flash_attn: bool = True,
     on_cpu: bool = True,
+    lanes: int = 1,
 ) -> int:
     """The buffer of the widest pass: the largest of attention scores, feed-forward and output.
 
     Args:
         n_ubatch: rows of a prefill pass.
         n_outputs: rows of a pass whose scores are wanted (drafts + 1).
+        lanes: as for ``kv_bytes``.
     """
     cells = padded_ctx(n_ctx)
     rows = min(n_ubatch, cells)
@@ -220,7 +229,7 @@ def compute_bytes(
     scratch = rows * max(hidden, width) * 34 // 32 if on_cpu else 0
     # states that a layer computes, its planes among them
     layers = sum(running_state.recurrent_layers(header))
-    states = running_state.kept_bytes(header, n_outputs) // max(layers, 1)
+    states = running_state.kept_bytes(header, n_outputs) // max(layers, 1) * lanes
     return mask + max(attention, feed_forward, logits) + scratch + states
 
 
@@ -257,28 +266,32 @@ def estimate_model(
     n_ubatch: int = PASS_TOKENS,
     n_outputs: int = PASS_ROWS,
     flash_attn: bool = True,
+    lanes: int = 1,
     reads_apart: bool = False,
 ) -> ModelMemory:
     """Memory of one model; ``n_ctx`` as in ``context_length``.
 
     Args:
-        n_ctx: of all conversations together, which share the cache.
+        n_ctx: of all conversations together, which share the cache; of each one of those that
+            keep a running state.
+        lanes: conversations at once.
         reads_apart: several conversations may go on, so that prompts are read in a second cache.
 
     Raises:
         UsageError: an unknown cache type.
     """
     n_ctx = padded_ctx(context_length(header, n_ctx))
-    kv = kv_bytes(header, n_ctx, type_k=type_k, type_v=type_v, max_rows=n_outputs)
+    kv = kv_bytes(header, n_ctx, type_k=type_k, type_v=type_v, max_rows=n_outputs, lanes=lanes)
     state = running_state.state_bytes(header)
 
     def buffer(rows: int) -> int:
         return compute_bytes(
-            header, n_ctx, n_ubatch=n_ubatch, n_outputs=rows, flash_attn=flash_attn
+            header, n_ctx, n_ubatch=n_ubatch, n_outputs=rows, flash_attn=flash_attn, lanes=lanes
         )
 
     compute = buffer(n_outputs)
-    reading = kv + compute if reads_apart and _has_cells_only(header) else 0
+    apart = _apart(header, lanes)
+    reading = kv + compute if reads_apart and apart == 1 < lanes else 0
     if not why_not(header):  # the context that runs the NextN block
         compute += buffer(TREE_ROWS)
     return ModelMemory(
@@ -290,13 +303,13 @@ def estimate_model(
         tokenizer=tokenizer_bytes(header),
         n_ctx=n_ctx,
         reading=reading,
-        checkpoints=state * running_state.checkpoints(state),
+        checkpoints=state * running_state.checkpoints(state) * apart,
     )
 
 
-def _has_cells_only(header: GgufHeader) -> bool:
-    """Whether several conversations can share its cache."""
-    return not (header.is_recurrent or header.is_hybrid)
+def _apart(header: GgufHeader, lanes: int) -> int:
+    """How many caches some conversations at once take."""
+    return lanes if header.is_recurrent or header.is_hybrid else 1
 
 
 def estimate_head(header: GgufHeader, target: GgufHeader, *, n_ctx: int) -> ModelMemory:
@@ -330,7 +343,8 @@ def estimate_pair(
         UsageError: an unknown cache type.
         PairIncompatible, BadGguf: one of ``heads`` is no head.
     """
-    first = estimate_model(target, n_ctx=n_ctx, reads_apart=parallel > 1, **options)
+    options["lanes"] = parallel
+    first = estimate_model(target, n_ctx=n_ctx, reads_apart=True, **options)
     second = None
     if draft is not None:
         draft_ctx = min(first.n_ctx, padded_ctx(draft.context_length or first.n_ctx))

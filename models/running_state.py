@@ -22,7 +22,16 @@ WITH_PLANES = frozenset(
         "kimi-k3", "bailingmoe3", "deepseek4", "glm5-next",
     }
 )  # fmt: skip
-
+# those of which llama.cpp was seen to compute several texts in one pass. It ends the process with
+# plamo2 (ggml.c:1797, a view beyond its tensor), and with repacked weights of kimi-k3, kimi-linear,
+# bailingmoe3 and minimax-01 (repack.cpp:4674, ``GGML_ASSERT(ne13 == 1)``); rwkv* were not tried
+TOGETHER = frozenset(
+    {
+        "qwen35", "qwen35moe", "qwen3next", "qwen4exp", "nemotron_h", "nemotron_h_moe", "lfm2",
+        "lfm2moe", "deepseek4", "glm5-next", "mamba", "mamba2", "jamba", "granitehybrid",
+        "falcon-h1",
+    }
+)  # fmt: skip
 
 CHECKPOINTS = 8  # copies of the state that are kept of a text
 CHECKPOINT_BYTES = 256 << 20  # of all of them, but there are always two

@@ -316,12 +316,18 @@ class Pool(Passes, Protocol):
 
     @property
     def lanes(self) -> int:
-        """Most lanes at once; 1 for models that keep a running state."""
+        """Most lanes at once."""
         ...
 
     @property
     def forgets(self) -> bool:
         """Whether a cut may find what came before it gone: a text goes on from where it can."""
+        ...
+
+    @property
+    def alike(self) -> int | None:
+        """Where only parts of one length share a pass of the library: the most guesses that each
+        may have then. None where lengths may differ."""
         ...
 
     @property

@@ -14,11 +14,12 @@ class Shape:
     """How large a pool is.
 
     Attributes:
-        n_ctx: most tokens of a lane, and of all lanes together.
+        n_ctx: most tokens of a lane, and of all lanes together unless they are apart.
         lanes: most conversations at once.
         max_rows: most rows with logits in a pass.
         max_leaves: most branches of a token tree; 1 takes chains only.
         n_batch: most tokens in a pass.
+        apart: every lane has ``n_ctx`` cells of its own.
     """
 
     n_ctx: int
@@ -26,10 +27,19 @@ class Shape:
     max_rows: int = 1
     max_leaves: int = 1
     n_batch: int = 512
+    apart: bool = False
+
+    @property
+    def judged(self) -> bool:
+        """Whether a pass returns more than a row of each lane: those of a draft model do not."""
+        return self.max_rows > self.lanes
 
     @property
     def sequences(self) -> int:
-        """Ids that lanes and leaves take, and the two that the pool keeps to itself."""
+        """Ids that lanes and leaves take, and the two that a pool of shared cells keeps to
+        itself."""
+        if self.apart:
+            return self.lanes
         return (
             self.lanes + self.max_leaves - 1 + (2 if self.lanes > 1 or self.max_leaves > 1 else 0)
         )

@@ -35,7 +35,7 @@ class CellBooks:
         self.cells = Cells(cache.n_cells, in_order=in_order)
         n = shape.sequences
         self._free = list(range(n - 1, -1, -1))  # sequence ids, the lowest last
-        if n > 1:
+        if n > 1 and not shape.apart:
             self._ghost, self._spare = self._free.pop(0), self._free.pop(0)
         self._lanes: list[CellLane] = []
         self._decided: list[CellLane] = []

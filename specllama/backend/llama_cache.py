@@ -153,7 +153,7 @@ class LlamaCache:
 
     @property
     def n_cells(self) -> int:
-        return int(ll.llama_n_ctx_seq(self._ctx))
+        return int(ll.llama_n_ctx_seq(self._ctx)) * (self.shape.lanes if self.shape.apart else 1)
 
     @property
     def handle(self) -> Any:
@@ -346,14 +346,17 @@ def _params(model: LlamaModel, shape: Shape, settings: CacheSettings) -> Any:
         )
     params = ll.llama_context_default_params()
     params.n_ctx = -(-shape.n_ctx // _CONTEXT_PAD) * _CONTEXT_PAD
+    if shape.apart:
+        params.n_ctx *= shape.lanes
     params.n_batch = shape.n_batch
     # a pass whose rows are judged is never divided
     rows = max(shape.max_rows, settings.n_ubatch or shape.n_batch)
     params.n_ubatch = min(rows, shape.n_batch)
     # of a sequence's last n_rs_seq + 1 tokens llama.cpp asserts that they fit
-    params.n_rs_seq = max(min(planes(shape.max_rows), params.n_ubatch - 2), 0)
+    params.n_rs_seq = max(min(planes(shape.max_rows), params.n_ubatch - 2), 0) * shape.judged
     params.n_seq_max = shape.sequences + (_piece(model, settings) > 0)
-    params.kv_unified = params.n_seq_max > 1  # cells for all, which sequences can share
+    # cells for all, which sequences can share
+    params.kv_unified = params.n_seq_max > 1 and not shape.apart
     params.n_outputs_max = max(shape.max_rows, params.n_seq_max)
     params.n_threads = params.n_threads_batch = settings.threads
     params.flash_attn_type = _FLASH[settings.flash]

@@ -1,7 +1,7 @@
-"""Pools of llama.cpp: several conversations over one model, or one over a running state.
+"""Pools of llama.cpp: several conversations over one model.
 
-Models with attention take as many lanes as they are made for, those with a running state (see
-``running``), and those of which only the windows are kept, one.
+Models with attention take lanes that share cells, those with a running state (see ``running``)
+lanes with cells of their own, and those of which only the windows are kept one lane.
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ def open_pool(
 ) -> LlamaPool:
     """A pool of a loaded model.
 
-    Models with a running state, and with windows that alone are kept, take one lane and chains.
+    Models with a running state, and with windows that alone are kept, take chains, the latter one
+    lane.
 
     Args:
         any_width: see ``CacheSettings``.
@@ -167,8 +168,9 @@ def open_pool(
     elif model.has_windows and not options.swa_full:
         kind = SlidingWindowPool
     if kind is not LlamaPool:
-        lanes = max_leaves = 1
+        max_leaves = 1
         max_rows = max_rows if any_width else 1  # a draft model steps, and keeps no planes
+        lanes = lanes if kind is LlamaRunningPool else 1
     rows = max(max_rows, lanes)
     shape = Shape(
         n_ctx=n_ctx,
@@ -176,6 +178,7 @@ def open_pool(
         max_rows=rows,
         max_leaves=min(max_leaves, rows),
         n_batch=max(options.batch(on_gpu=model.gpu_layers != 0), rows),
+        apart=kind is LlamaRunningPool and lanes > 1,
     )
     most = int(ll.llama_max_parallel_sequences())
     if shape.sequences + 2 * model.has_windows > most:

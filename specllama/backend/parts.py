@@ -140,10 +140,16 @@ def require_tokens(tokens: Sequence[int], n_vocab: int) -> None:
         raise EngineError(f"a token is outside the vocabulary of {n_vocab}")
 
 
-def lay(sizes: Sequence[int]) -> list[slice | Places]:
-    """The rows in the batch of each of some pieces: every first token, then every second one."""
+def lay(sizes: Sequence[int], *, in_turn: bool = False) -> list[slice | Places]:
+    """The rows in the batch of each of some pieces: every first token, then every second one.
+
+    Args:
+        in_turn: one piece after the other instead.
+    """
     if len(sizes) == 1:
         return [slice(0, sizes[0])]
+    if in_turn:
+        return list(np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]))
     nth = np.concatenate([np.arange(size) for size in sizes])
     piece = np.repeat(np.arange(len(sizes)), sizes)
     at = np.empty(len(nth), np.int64)

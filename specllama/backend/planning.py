@@ -151,6 +151,7 @@ def plan_offload(
     type_k: str = "f16",
     type_v: str = "f16",
     swa_full: bool = True,
+    lanes: int = 1,
     acceptance: float | None = None,
 ) -> OffloadPlan:
     """Decide what of target and draft goes to the GPUs.
@@ -161,7 +162,7 @@ def plan_offload(
     taken as asked, with a warning if it will not fit.
 
     Args:
-        found: all devices; the CPU among them is ignored.
+        found: all devices; the CPU among them is ignored. lanes: conversations at once.
         n_ctx: context length; None takes the engine's default.
         acceptance: of drafted tokens, if it was measured.
 
@@ -172,6 +173,7 @@ def plan_offload(
     context = memory.padded_ctx(memory.context_length(target, n_ctx))
     kv = {"type_k": type_k, "type_v": type_v}
     buffers: dict[str, Any] = {"n_ubatch": n_ubatch, "flash_attn": flash_attn}
+    on_gpu: dict[str, Any] = {"on_cpu": False, "lanes": lanes}
     own = chosen_devices(place, found)
     drafts_own = chosen_devices(draft_place, found) if draft_place.names else own
     devices = (*own, *(device for device in drafts_own if device not in own))
@@ -179,11 +181,11 @@ def plan_offload(
 
     def sizes(header: GgufHeader) -> list[int]:
         """With KV, by layer; the output layer last."""
-        every = layer_bytes(header, context, max_rows=n_outputs, **kv)
+        *every, last = layer_bytes(header, context, max_rows=n_outputs, lanes=lanes, **kv)
         if not swa_full and header.block_count:
             saved = saved_bytes(header, context, n_ubatch=n_ubatch, **kv) // header.block_count
-            every = [max(size - saved, 0) for size in every[:-1]] + every[-1:]
-        return every
+            every = [max(size - saved, 0) for size in every]
+        return [*every, last]
 
     def model(role: str, header: GgufHeader, asked: str, options: PlaceOptions) -> _Placed:
         outputs = n_outputs if role == "target" else branches
@@ -196,16 +198,14 @@ def plan_offload(
             sizes=without_moved(sizes(header), header, options.moves),
             experts=without_moved(expert_weights(header), header, options.moves, experts=True),
             moves=checked_moves(options, header, on),
-            buffer=memory.compute_bytes(
-                header, context, n_outputs=outputs, on_cpu=False, **buffers
-            ),
+            buffer=memory.compute_bytes(header, context, n_outputs=outputs, **on_gpu, **buffers),
             pipelining=memory.pipelining_bytes(header, context, **buffers),
             devices=tuple(device.name for device in devices),
             usable=tuple(device in on for device in devices),
         )
 
-    first = model("target", target, gpu_layers, place)
     warnings: list[str] = []
+    first = model("target", target, gpu_layers, place)
     if draft is None:
         return OffloadPlan(_place(first, free, warnings), None, devices, tuple(warnings))
     second = model("draft", draft, draft_gpu_layers, draft_place)

@@ -58,6 +58,10 @@ class CellPool(CellBooks):
         )
 
     @property
+    def alike(self) -> int | None:
+        return None
+
+    @property
     def pads(self) -> int:
         """Most guesses of a pass that can be given up each time."""
         return self.shape.max_rows - 1
@@ -331,7 +335,7 @@ class CellPool(CellBooks):
         sizes = [len(piece.tokens) for piece in pieces]
         n = sum(sizes)
         self._fit(n)
-        at = lay(sizes)
+        at = lay(sizes, in_turn=self.shape.apart)
         batch = self.cache.batch
         for piece, rows in zip(pieces, at, strict=True):
             piece.write(batch, rows)

@@ -1,4 +1,4 @@
-"""Pools whose cut may find what came before it gone: one lane, and what is gone is read again.
+"""Pools whose cut may find what came before it gone: what is gone is read again.
 
 A running state (recurrent and hybrid models) is not a set of cells, but what a model made of all
 tokens so far. Two things set it back:
@@ -14,12 +14,19 @@ alike where the same prompt is answered again.
 
 A draft model guesses in passes of one row, which leave no planes: a checkpoint is taken where it
 has read the text so far, before the first guess.
+
+Several lanes have cells of their own each, as if every one were alone. llama.cpp computes those
+together whose parts of a pass are equally long and whose sequences follow each other (llama-batch
+``split_equal``), and may then move the state of any other lane, but not its planes. So parts are
+padded to one length where planes can take the pads back; those that still differ have passes of
+their own, after the one that several share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Protocol, cast
 
 from specllama.backend.base import Blob, Lane, Part
@@ -52,11 +59,11 @@ class ParkedWhole(Parked):
 
 
 class ForgettingPool(CellPool):
-    """A pool of one lane that may have to read again what it held."""
+    """A pool that may have to read again what a lane held."""
 
     forgets: ClassVar[bool] = True
 
-    def fork(self, lane: Any, keep: int, into: Any = None) -> CellLane:
+    def fork(self, lane: Lane, keep: int, into: Lane | None = None) -> CellLane:
         raise EngineError("this model's cache cannot be shared")
 
     def park(self, lane: Lane) -> ParkedWhole:
@@ -75,12 +82,12 @@ class ForgettingPool(CellPool):
 
     def _undo(self, pieces: Sequence[PassPart], error: BaseException) -> None:
         self.settle()
-        (piece,) = pieces
-        self._set_back(piece.lane, replay=not isinstance(error, Cancelled))
+        for piece in pieces:
+            self._set_back(piece.lane, replay=not isinstance(error, Cancelled))
 
     def _cut(self, lane: CellLane, keep: int) -> None:
         lane.n_cells = keep
-        lane.tiled.clear()  # not asked for: one lane shares nothing
+        lane.tiled.clear()  # not asked for: no lane shares cells
         self._set_back(lane)
 
     def _set_back(self, lane: CellLane, *, replay: bool = True) -> None:
@@ -88,7 +95,7 @@ class ForgettingPool(CellPool):
         text, keep = list(lane.tokens), len(lane.tokens)
         at = self._restored(lane, keep)
         if at == 0:
-            self.cache.clear()
+            self.cache.remove(lane.sequence, 0)
         self.cells.drop(lane.places[at:keep])
         lane.n_cells = at
         lane.tokens.cut(at)
@@ -98,8 +105,16 @@ class ForgettingPool(CellPool):
                 end = min(i + self.n_batch, keep)
                 CellPool._pass(self, [PassPart(lane, text[i:end], "none")])
         except BaseException:
-            self._lose()
+            self._give_up_all(lane)
             raise
+
+    def _give_up_all(self, lane: CellLane) -> None:
+        """Its text is lost."""
+        self.cache.remove(lane.sequence, 0)
+        self.cells.drop(lane.places[: lane.n_cells])
+        lane.n_cells = 0
+        lane.tokens.clear()
+        lane.hidden.clear()
 
 
 class RunningCache(Cache, Protocol):
@@ -125,6 +140,39 @@ class RunningCache(Cache, Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Running:
+    """What is known of the state of one lane.
+
+    Attributes:
+        passing: for the last pass, or the last guesses.
+        goes_on: the last pass read a text that goes on.
+        depth: tokens that planes can take back now.
+        guesses: of a draft model: what comes next may be guesses.
+    """
+
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    passing: Checkpoint | None = None
+    goes_on: bool = False
+    depth: int = 0
+    guesses: bool = False
+
+    def before(self, keep: int) -> Checkpoint | None:
+        """The last checkpoint within the first ``keep`` tokens."""
+        found, passing = self.checkpoints.before(keep), self.passing
+        if passing is None or passing.length > keep:
+            return found
+        return passing if found is None or found.length < passing.length else found
+
+    def forget(self, keep: int) -> None:
+        self.checkpoints.cut(keep)
+        if self.passing is not None and self.passing.length > keep:
+            self.passing = None
+
+    def passed(self, depth: int, *, reading: bool, guesses: bool) -> None:
+        self.depth, self.goes_on, self.guesses = depth, reading, guesses
+
+
 class RunningPool(ForgettingPool):
     """The pool of a model with a running state."""
 
@@ -132,28 +180,48 @@ class RunningPool(ForgettingPool):
 
     def seat(self, lane: CellLane) -> None:
         super().seat(lane)
-        self.checkpoints = Checkpoints()
-        self._passing: Checkpoint | None = None  # for the last pass, or the last guesses
-        self._goes_on = False  # the last pass read a text that goes on
-        self._depth = 0  # tokens that planes can take back now
-        self._guesses = False  # of a draft model: what comes next may be guesses
+        self._of[lane.sequence] = _Running()
+
+    @cached_property
+    def _of(self) -> dict[int, _Running]:
+        """By the lane's sequence, which is always the same."""
+        return {}
+
+    def checkpoints(self, lane: CellLane) -> Checkpoints:
+        """Those of a lane's text."""
+        return self._of[lane.sequence].checkpoints
 
     # -- out of the cache, and in again --
 
     def park(self, lane: Lane) -> ParkedWhole:
-        kept, self.checkpoints = self.checkpoints, Checkpoints()
+        mine = self._of[self._mine(lane).sequence]
+        kept, mine.checkpoints = mine.checkpoints, Checkpoints()
         try:
             return replace(super().park(lane), checkpoints=kept)
         except BaseException:
-            self.checkpoints = kept
+            mine.checkpoints = kept
             raise
 
     def resume(self, blob: Blob, into: Lane | None = None) -> CellLane:
         lane = super().resume(blob, into)
-        self.checkpoints = cast(ParkedWhole, blob).checkpoints.copy()
-        self._passing, self._depth = None, 0
-        self._goes_on = self._guesses = False
+        kept = cast(ParkedWhole, blob).checkpoints.copy()
+        self._of[lane.sequence] = _Running(kept)
         return lane
+
+    def fork(self, lane: Lane, keep: int, into: Lane | None = None) -> CellLane:
+        mine = self._mine(lane)
+        if not keep:
+            return self.open() if into is None else self._emptied(into)
+        self.settle()
+        state = self.cache.state(mine.sequence) if mine.n_cells else b""
+        if mine.n_cells and not state:
+            raise EngineError("the library does not give the state of a lane away")
+        blob = ParkedWhole(
+            list(mine.tokens), state, mine.hidden, mine.need, checkpoints=self.checkpoints(mine)
+        )
+        new = self.resume(blob, into)
+        new.rollback(keep)
+        return new
 
     # -- going back --
 
@@ -161,41 +229,42 @@ class RunningPool(ForgettingPool):
     def pads(self) -> int:
         return self.cache.planes
 
+    @property
+    def alike(self) -> int | None:
+        return self.cache.planes
+
     def reusable_prefix(self, lane: CellLane, keep: int) -> int:
         if keep == len(lane.tokens):
             return keep
+        mine = self._of[lane.sequence]
         # where rows are judged, the next text is read from where it is read without drafts
-        found = self._before(keep) if self._drafts else self.checkpoints.before(keep)
+        found = mine.checkpoints.before(keep) if self.shape.judged else mine.before(keep)
         return 0 if found is None else found.length
 
     def decided(self, lane: CellLane) -> None:
         super().decided(lane)
-        if lane.n_cells - len(lane.tokens) > self._depth:
+        deeper = lane.n_cells - len(lane.tokens) > self._of[lane.sequence].depth
+        if deeper and self.lanes == 1:  # others may still look at the rows of the last pass
             self.settle()  # reading again takes time, which is the caller's
 
-    def _before(self, keep: int) -> Checkpoint | None:
-        """The last checkpoint within the first ``keep`` tokens."""
-        found, passing = self.checkpoints.before(keep), self._passing
-        if passing is None or passing.length > keep:
-            return found
-        return passing if found is None or found.length < passing.length else found
-
     def _cut(self, lane: CellLane, keep: int) -> None:
-        free = lane.n_cells - keep <= self._depth
-        self._depth = 0
+        mine = self._of[lane.sequence]
+        free = lane.n_cells - keep <= mine.depth
+        mine.depth = 0
         if free:
             CellPool._cut(self, lane, keep)
         else:
             super()._cut(lane, keep)
-        self._forget(keep)
+        mine.forget(keep)
 
     def _restored(self, lane: CellLane, keep: int) -> int:
-        found, self._depth, self._goes_on = self._before(keep), 0, False
+        mine = self._of[lane.sequence]
+        found, mine.depth, mine.goes_on = mine.before(keep), 0, False
         if found is None or not self._restore(lane.sequence, found):
-            self._forget(0)
+            mine.forget(0)
             return 0
         at = found.length
-        self._forget(at)
+        mine.forget(at)
         lane.hidden.cut(at)
         if found.hidden is not None and lane.hidden.first >= at:
             lane.hidden.add(at - 1, found.hidden)
@@ -209,15 +278,14 @@ class RunningPool(ForgettingPool):
             and cache.end(sequence) == n
         )
 
-    def _forget(self, keep: int) -> None:
-        self.checkpoints.cut(keep)
-        if self._passing is not None and self._passing.length > keep:
-            self._passing = None
+    def _give_up_all(self, lane: CellLane) -> None:
+        super()._give_up_all(lane)
+        self._of[lane.sequence] = _Running()
 
     def _lose(self) -> None:
         super()._lose()
-        self._forget(0)
-        self._depth = 0
+        for sequence in self._of:
+            self._of[sequence] = _Running()
 
     # -- passes --
 
@@ -225,15 +293,16 @@ class RunningPool(ForgettingPool):
         n = len(part.tokens)
         if n > 1:
             return part.outputs == "all" and n <= 1 + self.cache.planes and super()._is_step(part)
-        return not self._guesses and super()._is_step(part)
+        lane = cast(CellLane, part.lane)
+        return super()._is_step(part) and not self._of[lane.sequence].guesses
 
     def _step(self, part: Part) -> Any:
         rows = super()._step(part)
-        self._passed(self.cache.batch.n, reading=False)
+        self._passed(cast(CellLane, part.lane), self.cache.batch.n, reading=False)
         return rows
 
     def _read_first(self, piece: PassPart) -> bool:
-        least = TAIL if self._drafts else 1
+        least = 1 if self.shape.judged else TAIL
         if piece.outputs == "last" and len(piece.tokens) > least:
             if len(piece.tokens) > TAIL:
                 before = PassPart(piece.lane, piece.tokens[:-TAIL], "none")
@@ -244,42 +313,87 @@ class RunningPool(ForgettingPool):
         return super()._read_first(piece)
 
     def _pass(self, pieces: Sequence[PassPart], *, tiled: bool = False) -> None:
-        (piece,) = pieces
-        lane, n, reads = piece.lane, len(piece.tokens), piece.outputs == "none"
-        if reads and n > 1:
-            newest = self.checkpoints.before(lane.n_cells)
-            behind = lane.n_cells - (0 if newest is None else newest.length)
-            if not self._goes_on or behind >= SPREAD:
-                self._keep_state(lane)
-        elif self._guesses or (piece.outputs == "all" and n > 1 + self.cache.planes):
-            self._keep_passing(lane)
+        if len(pieces) == 1:
+            self._pass_at_once(pieces, tiled=tiled)
+            return
+        self._pad(pieces)
+        groups = alike(pieces)
+        for together in groups:
+            self._pass_at_once(together, tiled=tiled)
+            for piece in together:
+                if piece.rows is not None and len(groups) > 1:  # the next pass takes their place
+                    piece.rows = piece.rows.copy()
+        for piece in pieces:
+            if piece.pads:
+                piece.lane.rollback(len(piece.lane.tokens) - piece.pads)
+
+    def _pad(self, pieces: Sequence[PassPart]) -> None:
+        """Make them equally long, where planes take back what is too much."""
+        most = max(len(piece.tokens) for piece in pieces)
+        longest = max(piece.past for piece in pieces) + most
+        exact = self.kernels.exact_rows
+        widest = min(self.max_rows, exact) if exact > 1 else self.max_rows
+        fits = most * len(pieces) <= widest and longest <= self.n_ctx
+        if fits and most <= 1 + self.cache.planes:
+            for piece in pieces:
+                if (more := most - len(piece.tokens)) and piece.outputs == "all":
+                    piece.pad(more)
+
+    def _pass_at_once(self, pieces: Sequence[PassPart], *, tiled: bool) -> None:
+        planes = self.cache.planes
+        for piece in pieces:
+            lane, n, mine = piece.lane, len(piece.tokens), self._of[piece.lane.sequence]
+            if piece.outputs == "none" and n > 1:
+                newest = mine.checkpoints.before(lane.n_cells)
+                behind = lane.n_cells - (0 if newest is None else newest.length)
+                if not mine.goes_on or behind >= SPREAD:
+                    self._keep_state(lane)
+            elif mine.guesses or (piece.outputs == "all" and n > 1 + planes):
+                self._keep_passing(lane)
         super()._pass(pieces, tiled=tiled)
-        self._passed(n, reading=reads)
+        if len(pieces) > 1:
+            for other in self._of.values():
+                other.depth = 0
+        for piece in pieces:
+            self._passed(piece.lane, len(piece.tokens), reading=piece.outputs == "none")
 
-    def _passed(self, n: int, *, reading: bool) -> None:
-        self._goes_on = reading
-        self._guesses = self._drafts and n > 1
-        self._depth = min(self.cache.planes, n - 1) if n <= self.cache.undivided else 0
-
-    @property
-    def _drafts(self) -> bool:
-        """Whether this is a draft model's: no pass is judged."""
-        return self.shape.max_rows == 1
+    def _passed(self, lane: CellLane, n: int, *, reading: bool) -> None:
+        whole = self.cache.batch.n <= self.cache.undivided
+        self._of[lane.sequence].passed(
+            min(self.cache.planes, n - 1) if whole else 0,
+            reading=reading,
+            guesses=n > 1 and not self.shape.judged,
+        )
 
     def _keep_passing(self, lane: CellLane) -> None:
         """Take the checkpoint for what is not known to stay; it gives way to the next one."""
-        old = self._passing
+        mine = self._of[lane.sequence]
+        old = mine.passing
         if lane.n_cells and (old is None or old.length != lane.n_cells):
             state = self.cache.save_running(lane.sequence, None if old is None else old.state)
-            self._passing = Checkpoint(lane.n_cells, state) if len(state) else None
+            mine.passing = Checkpoint(lane.n_cells, state) if len(state) else None
 
     def _keep_state(self, lane: CellLane) -> None:
         """Leave a checkpoint here, unless there is one."""
-        newest = self.checkpoints.before(lane.n_cells)
+        kept = self.checkpoints(lane)
+        newest = kept.before(lane.n_cells)
         if lane.n_cells and (newest is None or newest.length < lane.n_cells):
             n, state = lane.n_cells, self.cache.save_running(lane.sequence)
             hidden = lane.hidden.rows(n - 1, n)
             if len(state):
-                self.checkpoints.add(
-                    Checkpoint(n, state, None if hidden is None else hidden.copy())
-                )
+                kept.add(Checkpoint(n, state, None if hidden is None else hidden.copy()))
+
+
+def alike(pieces: Sequence[PassPart]) -> list[list[PassPart]]:
+    """The passes of some parts: first the one that most lanes share, then one for each other."""
+    first, *others = sorted(pieces, key=lambda piece: piece.lane.sequence)
+    runs = [[first]]
+    for piece in others:
+        last = runs[-1][-1]
+        follows = piece.lane.sequence == last.lane.sequence + 1
+        if follows and len(piece.tokens) == len(last.tokens):
+            runs[-1].append(piece)
+        else:
+            runs.append([piece])
+    shared = max(runs, key=len)
+    return [shared, *([piece] for run in runs if run is not shared for piece in run)]

@@ -182,8 +182,9 @@ def _needs(extra: str) -> str:
 def _ready(service: Any, url: str, parallel: int) -> None:
     gc.freeze()  # what was loaded stays: a search for garbage would stop all threads for it
     diagnostics.note(f"{service.model} is served at {url}")
-    if service.queue.lanes < parallel:
-        diagnostics.note("this model writes one reply at a time: further requests wait")
+    if (lanes := service.queue.lanes) < parallel:
+        at_once = "one reply at a time" if lanes == 1 else f"{lanes} replies at once"
+        diagnostics.note(f"this model writes {at_once}: further requests wait")
 
 
 def _addresses(given: Sequence[str]) -> tuple[str, ...]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from specllama.backend import devices, placement, planning, rpc
@@ -36,6 +35,7 @@ class Pair:
         length: of the context, and why it was chosen.
         options: as they were given.
         plan: what goes to the GPUs; None when there is none, or none is wanted.
+        lanes: conversations that it takes at once.
     """
 
     target: GgufHeader
@@ -44,6 +44,7 @@ class Pair:
     length: context.Length
     options: EngineOptions
     plan: placement.OffloadPlan | None = None
+    lanes: int = 1
 
     @property
     def n_ctx(self) -> int:
@@ -55,28 +56,41 @@ class Pair:
         notes = [f"the model's card: not followed: {text}" for text in card.left_out]
         states = running_state.line(self.target, self.options.max_rows)
         plan = [] if self.plan is None else self.plan.lines()
-        several = [self._sharing()] if self._lanes > 1 else []
+        several = [self._sharing()] if self.lanes > 1 or self.lanes < self.most_lanes else []
         return [self.length.line(), *several, *([states] if states else []), *plan, *notes]
 
     def _sharing(self) -> str:
         """What several conversations take."""
+        if self.keeps_states:
+            fewer = " (more would take too much memory)" if self.lanes < self.most_lanes else ""
+            return f"conversations: {self.lanes} at once{fewer}, each with a context of its own"
         need, free = self.need(self.n_ctx), memory.available_memory()
         reading = sum(part.reading for part in need.parts)
         most = self.options.kv_ram << 20
         idle = min(most, max(free - need.required - memory.SPARE, 0)) if free else most
         apart = f" {reading / 1e6:.1f} MB to read prompts beside them," if reading else ""
         return (
-            f"conversations: {self._lanes} at once share the context;{apart} "
+            f"conversations: {self.lanes} at once share the context;{apart} "
             f"up to {idle / 1e6:.1f} MB for what idle ones hold (--kv-ram)"
         )
 
     @property
-    def _lanes(self) -> int:
-        """Conversations that the target takes at once."""
-        header, options = self.target, self.options
-        alone = header.is_recurrent or header.is_hybrid
-        windows_only = header.sliding_window and not options.swa_full
-        return 1 if alone or windows_only else options.parallel
+    def keeps_states(self) -> bool:
+        """Whether a model of it keeps a running state."""
+        return _keeps_state(self.target) or (self.draft is not None and _keeps_state(self.draft))
+
+    @property
+    def most_lanes(self) -> int:
+        """Conversations that it could take at once, had it the memory."""
+        options = self.options
+        windows_only = self.target.sliding_window and not options.swa_full
+        # passes that states share have other widths than a conversation's own
+        fixed = _keeps_state(self.target) and options.exact != "off"
+        alone = any(
+            _keeps_state(one) and one.architecture not in running_state.TOGETHER
+            for one in (self.target, *((self.draft,) if self.draft else ()))
+        )
+        return 1 if windows_only or fixed or alone else options.parallel
 
     @property
     def on_gpu(self) -> bool:
@@ -84,8 +98,8 @@ class Pair:
 
     def resolved(self, *, apart: bool = False) -> EngineOptions:
         """The options of the target, every "auto" decided; see ``EngineOptions.resolved``."""
-        one = self.target.one_kv_type
-        return self.options.resolved(on_gpu=self.on_gpu, one_kv_type=one, apart=apart)
+        one, options = self.target.one_kv_type, replace(self.options, parallel=self.lanes)
+        return options.resolved(on_gpu=self.on_gpu, one_kv_type=one, apart=apart)
 
     @property
     def draft_options(self) -> EngineOptions:
@@ -114,8 +128,8 @@ class Pair:
             while shorter < self.n_ctx and memory.fits(self.need(shorter)):
                 shorter *= 2
             ways = [f"-c {shorter // 2}"] if shorter > _SHORT else []
-            alone = replace(self, options=replace(self.options, parallel=1))
-            if self.options.parallel > 1 and memory.fits(alone.need(self.n_ctx)):
+            alone = replace(self, lanes=1)
+            if self.lanes > 1 and memory.fits(alone.need(self.n_ctx)):
                 ways.append("--parallel 1")
             hint = f"what fits: {' or '.join(ways)}" if ways else error.hint
             raise DoesNotFit(error.message, hint) from None
@@ -127,7 +141,7 @@ class Pair:
             self.target,
             self.draft,
             n_ctx=n_ctx,
-            parallel=self._lanes,
+            parallel=self.lanes,
             branches=options.max_leaves,
             type_k=options.kv_type_k,
             type_v=options.kv_type_v,
@@ -200,15 +214,18 @@ def with_context(pair: Pair) -> Pair:
     accepted = None
     if pair.draft is not None and any(device.kind != "cpu" for device in found):
         accepted = measured_acceptance(pair.target, pair.draft)
-    plan_for = partial(_offload, pair, found, accepted)
+    pair = replace(pair, lanes=1 if pair.keeps_states else pair.most_lanes)
 
-    def with_length(length: context.Length) -> Pair:
-        return replace(pair, length=length, plan=plan_for(length.tokens))
+    def plan_for(pair: Pair, n_ctx: int) -> placement.OffloadPlan | None:
+        return _offload(pair, found, accepted, n_ctx)
 
-    short = context.LEAST
-    if options.n_ctx is not None or pair.target.context_length <= short:
-        return with_length(context.choose(options.n_ctx, pair.target, lambda n: True, ""))
-    at_least = replace(pair, plan=plan_for(short))
+    def with_length(pair: Pair, length: context.Length) -> Pair:
+        return replace(pair, length=length, plan=plan_for(pair, length.tokens))
+
+    if options.n_ctx is not None or pair.target.context_length <= context.LEAST:
+        asked = context.choose(options.n_ctx, pair.target, lambda n: True, "")
+        return _with_lanes(with_length(pair, asked), plan_for)
+    at_least = _with_lanes(with_length(pair, context.LEAST_LENGTH), plan_for)
 
     def need(n_ctx: int) -> int:
         return at_least.need(n_ctx).required
@@ -218,7 +235,7 @@ def with_context(pair: Pair) -> Pair:
     def fits(n_ctx: int) -> bool:
         if at_least.plan is None:
             return in_ram(n_ctx)
-        longer = plan_for(n_ctx)
+        longer = plan_for(at_least, n_ctx)
         if longer is None or not longer.as_good_as(at_least.plan):
             return False
         return in_ram(n_ctx) if at_least.plan.uses_ram else True
@@ -226,7 +243,31 @@ def with_context(pair: Pair) -> Pair:
     limit = "more would take over half of the memory that the weights leave free"
     if at_least.plan is not None:
         limit = "more would push weights off the GPU, or take over half of the free RAM"
-    return with_length(context.choose(None, pair.target, fits, limit))
+    return with_length(at_least, context.choose(None, pair.target, fits, limit))
+
+
+def _keeps_state(header: GgufHeader) -> bool:
+    return header.is_recurrent or header.is_hybrid
+
+
+def _with_lanes(pair: Pair, plan_for: Callable[[Pair, int], placement.OffloadPlan | None]) -> Pair:
+    """The pair with as many conversations at once as were asked for. Where each takes states and a
+    context of its own: as many as take no more than half of the memory that one leaves free, and
+    nothing from its place on the GPUs."""
+    one = pair.need(pair.n_ctx).required
+    free = memory.available_memory()
+    for lanes in range(pair.most_lanes, pair.lanes, -1):
+        more = replace(pair, lanes=lanes)
+        more = replace(more, plan=plan_for(more, pair.n_ctx))
+        if more.plan is not None and pair.plan is not None:
+            if not more.plan.as_good_as(pair.plan):
+                continue
+            if not more.plan.uses_ram:
+                return more
+        room = context.SHARE * (free * memory.MARGIN - one)
+        if not free or more.need(pair.n_ctx).required - one <= room:
+            return more
+    return pair
 
 
 def _offload(
@@ -261,5 +302,6 @@ def _offload(
         type_k=options.kv_type_k,
         type_v=options.kv_type_v,
         swa_full=options.swa_full,
+        lanes=pair.lanes,
         acceptance=accepted,
     )

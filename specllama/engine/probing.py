@@ -125,7 +125,7 @@ def _measure(
     pool = open_pool(
         model,
         n_ctx=CELLS,
-        lanes=COPIES + 2,
+        lanes=1 if target.forgets else COPIES + 2,
         max_rows=max(target.max_rows, NARROW[-1]),
         threads=target.kernels.threads,
         options=options,
@@ -144,7 +144,7 @@ def _measure(
             report(Notice(WAITING, topic="exactness"))
 
     def fill(copies: int) -> None:
-        if not pool.kernels.any_width:
+        if pool.forgets or not pool.kernels.any_width:
             raise EngineError("cells that no row sees tell nothing of this attention")
         twin = pool.fork(lane, lane.n_past)
         copy = pool.park(twin)

@@ -126,7 +126,7 @@ class Scheduler:
         answers: Iterable[tuple[Running, object]]
         offering = [one for one in together if isinstance(one.effect, Offer)]
         if offering:
-            answers = zip(offering, _granted(pool, together), strict=True)
+            answers = zip(offering, _granted(self._target, together), strict=True)
         else:
             answers = self._passed(pool, together)
             if len(asking) > 1:
@@ -360,7 +360,7 @@ def _room(pool: Passes, asking: list[Running]) -> list[Running]:
     return together
 
 
-def _granted(pool: Passes, together: Sequence[Running]) -> list[int]:
+def _granted(pool: Pool, together: Sequence[Running]) -> list[int]:
     """How many guesses of every offer go into the pass of these conversations."""
     offers = [one.effect for one in together if isinstance(one.effect, Offer)]
     if len(together) == 1:
@@ -371,4 +371,8 @@ def _granted(pool: Passes, together: Sequence[Running]) -> list[int]:
     # attention is dearest to the longest text
     bids = [offer.bidder.bid(offer) for offer in offers]
     v = max((bid.passes(tokens + left) for bid in bids), key=lambda v: v[-1])
-    return allocate(bids, v, taken=tokens)[0]
+    given, _ = allocate(bids, v, taken=tokens)
+    if pool.alike is None:
+        return given
+    each = min(-(-sum(given) // len(together)), pool.alike)
+    return [min(each, offer.size) for offer in offers]

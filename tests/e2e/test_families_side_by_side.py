@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from ggufs import write_windows
+from ggufs import write_mamba, write_windows
 from ggufs_gemma4 import write_gemma4
+from ggufs_nextn import write_nextn
 
+from specllama.backend.pool import CellPool
 from specllama.engine.engine import Engine
 from specllama.events import Finished
 from specllama.models.quantize import prepare, run
@@ -18,11 +20,13 @@ from specllama.settings.params import EngineOptions, GenerateParams, SamplingPar
 
 pytestmark = pytest.mark.e2e
 
-FAMILIES: dict[str, Callable[[Path], Path]] = {
+FAMILIES: dict[str, Callable[..., Path]] = {
     "windows": write_windows,
     "gemma4": write_gemma4,
+    "qwen35": write_nextn,
+    "mamba": write_mamba,
 }
-METHODS = ("none", "ngram", "suffix", "draft")
+METHODS = ("none", "ngram", "draft", "suffix", "mtp")
 LANES = 3
 OPTIONS = EngineOptions(n_ctx=1024, threads=1, check_memory=False)
 
@@ -74,8 +78,9 @@ def target(
     folder = tmp_path_factory.mktemp("family")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(folder))
-        whole = FAMILIES[request.param](folder / "whole.gguf")
-        run(prepare(whole, folder / "q4_0.gguf", "q4_0", pure=True))
+        write = FAMILIES[request.param]
+        run(prepare(write(folder / "whole.gguf"), folder / "q4_0.gguf", "q4_0", pure=True))
+        write(folder / "draft.gguf", seed=2)
         yield folder / "q4_0.gguf"
 
 
@@ -100,9 +105,9 @@ def alone(target: Path) -> Iterator[Callable[[Talk], list[tuple[int, ...]]]]:
 
 
 def several(target: Path, n_ctx: int = 1024) -> Engine:
-    """Its draft model is what it was quantized from, and often right."""
+    """Its draft model is another random one, and wrong most of the time."""
     options = replace(OPTIONS, n_ctx=n_ctx, parallel=LANES)
-    return Engine.load(target, target.with_name("whole.gguf"), options)
+    return Engine.load(target, target.with_name("draft.gguf"), options)
 
 
 def write(
@@ -131,11 +136,18 @@ def write(
     return cut
 
 
-def talks_of(rng: random.Random, n: int) -> list[Talk]:
+def talks_of(engine: Engine, rng: random.Random, n: int) -> list[Talk]:
+    methods = [method for method in METHODS if method in engine.drafters]
     return [
-        Talk(rng.randrange(5), rng.randrange(3), rng.choice((0.0, 0.8)), METHODS[i % len(METHODS)])
+        Talk(rng.randrange(5), rng.randrange(3), rng.choice((0.0, 0.8)), methods[i % len(methods)])
         for i in range(n)
     ]
+
+
+def pool_of(engine: Engine) -> CellPool:
+    found = engine.target.pool
+    assert isinstance(found, CellPool)
+    return found
 
 
 def test_each_writes_what_it_writes_alone(
@@ -143,8 +155,9 @@ def test_each_writes_what_it_writes_alone(
 ) -> None:
     """Two turns, parked in between, with drafts, rejects and cancelled neighbours."""
     rng = random.Random(0)
-    talks = talks_of(rng, 24)
     with several(target) as engine:
+        talks = talks_of(engine, rng, 24)
+        alike = pool_of(engine).alike
         assert engine.info.lanes == LANES
         cut = write(engine, talks, rng, cancels=0.01)
         assert engine.figures().parked_bytes > 0
@@ -153,21 +166,24 @@ def test_each_writes_what_it_writes_alone(
     for talk, event in cut:
         whole = alone(talk)[len(talk.said)]
         assert event.token_ids == whole[: len(event.token_ids)]
-    assert sum(done.draft_n - done.draft_n_accepted for talk in talks for done in talk.said) > 20
-    assert sum(done.draft_n_accepted for talk in talks for done in talk.said) > 20
+    said = [done for talk in talks for done in talk.said]
+    accepted, drafted = sum(x.draft_n_accepted for x in said), sum(x.draft_n for x in said)
+    assert accepted > 0
+    assert drafted - accepted > 20 or alike == 0
     second = [talk.said[1] for talk in talks if len(talk.said) > 1]
-    assert len(second) > 12
+    assert len(second) > 8
     assert sum(done.cached_n > 40 for done in second) > len(second) // 2
 
 
 def test_where_cells_run_out_the_youngest_waits(
     target: Path, alone: Callable[[Talk], list[tuple[int, ...]]]
 ) -> None:
-    """It is parked in the midst of its reply, and goes on as if nothing had been."""
+    """It is parked in the midst of its reply, and goes on as if nothing had been; beside running
+    states each has cells of its own."""
     talks = [Talk(4, seed, 0.8, method, 1) for seed, method in enumerate(METHODS[:LANES])]
     with several(target, 512) as engine:
         write(engine, talks, random.Random(1))
-        assert engine.figures().preemptions > 0
+        assert (engine.figures().preemptions > 0) is not pool_of(engine).shape.apart
     for talk in talks:
         assert talk.said[0].token_ids == alone(talk)[0]
 
@@ -175,7 +191,7 @@ def test_where_cells_run_out_the_youngest_waits(
 def test_conversations_share_passes(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """None waits for another."""
     with several(target) as engine:
-        cache = engine.target.pool.cache  # type: ignore[attr-defined]
+        cache = pool_of(engine).cache
         ran: list[int] = []
         decode = cache.decode
 

@@ -178,7 +178,7 @@ def test_it_drafts_for_others_and_for_itself(
             plain = written(pair, second, "none", temperature)
             assert written(pair, second, "draft", temperature).token_ids == plain.token_ids
     with Engine.load(other, own, dataclasses.replace(OPTIONS, parallel=2)) as pair:
-        assert pair.info.lanes == 1
+        assert pair.info.lanes == 2
 
 
 def test_what_the_header_says_of_the_memory(engine: Engine) -> None:
@@ -229,9 +229,9 @@ def _saved(engine: Engine) -> Any:
 
 @pytest.mark.parametrize("proposer", ["none", "ngram"])
 def test_conversations_that_take_turns_are_not_read_again(engine: Engine, proposer: str) -> None:
-    """Each goes on as it would alone, though another had the only lane in between."""
-    heads = [FIRST, [200 + i % 11 for i in range(150)]]
-    tails = [[20, 21, 22], [30, 31]]
+    """Each goes on as it would alone, though others had its lane in between."""
+    heads = [FIRST, [200 + i % 11 for i in range(150)], [80 + i % 9 for i in range(150)]]
+    tails = [[20, 21, 22], [30, 31], [40]]
 
     def turns(one: Engine, head: list[int], tail: list[int]) -> Iterator[Finished]:
         first = written(one, head, proposer, 0.8)

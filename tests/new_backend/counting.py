@@ -164,6 +164,7 @@ class CountPool:
     ghosts = held = compactions = free_leaves = 0
     room = 10_000
     forgets = False
+    alike = None
 
     def __init__(self, counts: Counts, lanes: int, stop: StopFlag) -> None:
         self.kernels = Kernels(exact_rows=self.max_rows)

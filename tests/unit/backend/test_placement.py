@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import sketches
+from ggufs_nextn import write_nextn
 
 from specllama.backend import expected, placement, planning
 from specllama.backend.devices import Device
@@ -19,8 +20,8 @@ from specllama.engine import gguf_pair
 from specllama.engine.measured import ENOUGH_TESTED, measured_acceptance
 from specllama.engine.profiles import PairKey, Profile
 from specllama.errors import DoesNotFit, SpecllamaError, UsageError
-from specllama.models import context, memory
-from specllama.models.gguf import GgufHeader
+from specllama.models import context, memory, running_state
+from specllama.models.gguf import GgufHeader, read_header
 from specllama.settings.hardware import PlaceOptions
 from specllama.settings.params import EngineOptions
 
@@ -55,6 +56,24 @@ def within(plan: OffloadPlan) -> bool:
         sum(one.bytes[i] for one in placed) <= card.free * planning.USABLE
         for i, card in enumerate(plan.gpus)
     )
+
+
+def test_states_of_several_conversations_take_half_of_what_one_leaves_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    header = read_header(write_nextn(tmp_path / "h.gguf"))
+    options = {"n_ctx": 512, "parallel": 4, "gpu_layers": "0"}
+    pair = planned(monkeypatch, header, None, [], 64.0, **options)
+    assert pair.lanes == pair.resolved().parallel == 4
+    one, three = (dataclasses.replace(pair, lanes=n).need(512).required for n in (1, 3))
+    room = (one + (three - one) / context.SHARE) / memory.MARGIN
+    for free, lanes in ((room * 1.01, 3), (room * 0.99, 2), (one, 1)):
+        pair = planned(monkeypatch, header, None, [], free / GB, **options)
+        assert pair.lanes == pair.resolved().parallel == lanes
+        assert any("more would take too much memory" in line for line in pair.lines())
+    assert planned(monkeypatch, header, None, [], 64.0, exact="on", **options).lanes == 1
+    monkeypatch.setattr(running_state, "TOGETHER", frozenset({"mamba"}))
+    assert planned(monkeypatch, header, None, [], 64.0, **options).lanes == 1
 
 
 def test_8b_on_8_gb(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from running import RunningFakePool
 from table_model import FakeTable
 
-from specllama.backend.base import Blob, Outputs
+from specllama.backend.base import Blob, Outputs, Part
 from specllama.backend.checkpoints import Checkpoint, Checkpoints
 from specllama.backend.lane import CellLane
+from specllama.backend.parts import PassPart
 from specllama.backend.running import SPREAD, TAIL, RunningPool
 from specllama.errors import Cancelled, EngineError
 from specllama.history import common_prefix
@@ -77,12 +79,99 @@ def test_every_row_is_that_of_its_text(planes: int, seed: int) -> None:
     assert play(planes, seed) == 0
 
 
+def play_together(planes: int, seed: int, steps: int = 70) -> tuple[int, RunningFakePool]:
+    """Ragged passes of several lanes, cuts, parked and forked texts: rows that are wrong."""
+    rng = random.Random(seed)
+    pool = RunningFakePool(TABLE, planes=planes, lanes=4)
+    lanes = [pool.open() for _ in range(4)]
+    parked: list[Blob] = []
+    wrong = 0
+    for _ in range(steps):
+        some = rng.sample(lanes, rng.randrange(1, 5))
+        if rng.random() < 0.1:
+            one, other = rng.sample(lanes, 2)
+            parked.append(pool.park(one))
+            if rng.random() < 0.5:
+                keep = rng.randrange(len(other.tokens) + 1)
+                pool.fork(other, keep, one)
+                assert list(one.tokens) == list(other.tokens)[:keep]
+            else:
+                pool.resume(rng.choice(parked), one)
+        reads = rng.random() < 0.2
+        outputs: Outputs = "none" if reads else "all"
+        parts = [
+            Part(lane, [rng.randrange(1, 64) for _ in range(rng.choice((1, 1, 2, 3, 8)))], outputs)
+            for lane in some
+        ]
+        past = [len(lane.tokens) for lane in some]
+        for part, begin, out in zip(parts, past, pool.run(parts), strict=True):
+            assert len(part.lane.tokens) == begin + len(part.tokens)
+            for i, row in enumerate(out.rows):
+                wrong += not np.array_equal(row, TABLE.row(part.lane.tokens[: begin + 1 + i]))
+            if rng.random() < 0.6:
+                part.lane.rollback(len(part.lane.tokens) - rng.randrange(len(part.tokens) + 1))
+        if rng.random() < 0.1:
+            lane = rng.choice(lanes)
+            lane.rollback(rng.randrange(len(lane.tokens) + 1))
+        if rng.random() < 0.2:
+            assert all(lane.n_past == len(lane.tokens) for lane in lanes)
+    return wrong, pool
+
+
+@pytest.mark.parametrize("planes", [0, 3, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_lanes_share_passes_and_nothing_else(planes: int, seed: int) -> None:
+    wrong, pool = play_together(planes, seed)
+    assert wrong == 0
+    assert pool.fake.shared > 10
+
+
+def test_planes_of_a_state_that_was_moved_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: a pass of others may move a state, and its planes stay behind."""
+    at_once = RunningPool._pass_at_once
+
+    def keeps(self: RunningPool, pieces: Sequence[PassPart], *, tiled: bool) -> None:
+        before = {sequence: one.depth for sequence, one in self._of.items()}
+        at_once(self, pieces, tiled=tiled)
+        mine = {piece.lane.sequence for piece in pieces}
+        for sequence in self._of.keys() - mine:
+            self._of[sequence].depth = before[sequence]
+
+    monkeypatch.setattr(RunningPool, "_pass_at_once", keeps)
+    assert any(play_together(8, seed)[0] for seed in range(8))
+
+
+def test_parts_are_made_alike_where_planes_take_the_rest_back() -> None:
+    for planes, passes in ((4, [12]), (0, [1, 4, 1])):
+        pool = RunningFakePool(TABLE, planes=planes, lanes=3)
+        lanes = [pool.open() for _ in range(3)]
+        parts = [Part(lane, [5] * n, "all") for lane, n in zip(lanes, (1, 4, 1), strict=True)]
+        rows = [len(out.rows) for out in pool.run(parts)]
+        assert rows == [1, 4, 1]
+        assert pool.fake.passes == passes
+        assert [len(lane.tokens) for lane in lanes] == [1, 4, 1]
+        assert all(is_right(lane) for lane in lanes)
+
+
+def test_a_part_that_fails_leaves_the_other_texts() -> None:
+    pool = RunningFakePool(TABLE, planes=2, lanes=3)
+    lanes = [pool.open() for _ in range(3)]
+    for n, lane in enumerate(lanes):
+        lane.forward([3 + n] * 50, outputs="last")
+    pool.fake.broken = EngineError("no")
+    with pytest.raises(EngineError):
+        pool.run([Part(lane, [1, 2], "all") for lane in lanes[:2]])
+    for n, lane in enumerate(lanes):
+        assert list(lane.tokens) == [3 + n] * 50
+        assert is_right(lane)
+
+
 def test_planes_that_were_never_written_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: a short pass leaves the planes of an older one, and llama.cpp says so to
     nobody."""
 
-    def forgotten(self: RunningPool, n: int, *, reading: bool) -> None:
-        self._goes_on, self._depth = reading, self.cache.planes
+    def forgotten(self: RunningPool, lane: CellLane, n: int, *, reading: bool) -> None:
+        self._of[lane.sequence].passed(self.cache.planes, reading=reading, guesses=False)
 
     monkeypatch.setattr(RunningPool, "_passed", forgotten)
     assert sum(play(8, seed) for seed in range(8)) > 0
@@ -160,18 +249,18 @@ def test_a_turn_goes_on_from_where_the_last_one_differs() -> None:
     lane.forward(prompt[256:], outputs="last")
     for token in reply:
         lane.forward([token], outputs="all")
-    assert pool.checkpoints.lengths == [500 - TAIL]
+    assert pool.checkpoints(lane).lengths == [500 - TAIL]
     assert lane.reusable_prefix(540) == 540  # nothing of it is cut
     assert lane.reusable_prefix(499) == 500 - TAIL  # the same prompt again
     lane.forward([4] * 50, outputs="last")
     # where the reply ended, and before the end of the new prompt
-    assert pool.checkpoints.lengths == [500 - TAIL, 540, 590 - TAIL]
+    assert pool.checkpoints(lane).lengths == [500 - TAIL, 540, 590 - TAIL]
     lane.forward([5], outputs="all")
     lane.forward([4] * 20, outputs="last")
-    assert pool.checkpoints.lengths == [500 - TAIL, 540, 590 - TAIL, 591]
+    assert pool.checkpoints(lane).lengths == [500 - TAIL, 540, 590 - TAIL, 591]
     assert lane.reusable_prefix(595) == 591  # another message in place of the last
     lane.rollback(530)
-    assert pool.checkpoints.lengths == [500 - TAIL]
+    assert pool.checkpoints(lane).lengths == [500 - TAIL]
     assert is_right(lane)
 
 
@@ -193,14 +282,14 @@ def test_a_reply_ends_where_the_next_text_begins_to_be_read() -> None:
     lane.forward([3] * 40, outputs="last")
     lane.forward([5], outputs="all")
     lane.forward([4] * 200, outputs="last")
-    assert pool.checkpoints.lengths == [40 - TAIL, 41, 241 - TAIL]
+    assert pool.checkpoints(lane).lengths == [40 - TAIL, 41, 241 - TAIL]
 
 
 def test_a_long_text_leaves_some_on_its_way() -> None:
     pool, lane = opened(4)
     for _ in range(14):
         lane.forward([3] * 256, outputs="none")
-    gaps = np.diff([0, *pool.checkpoints.lengths])
+    gaps = np.diff([0, *pool.checkpoints(lane).lengths])
     assert len(gaps) == 14 * 256 // SPREAD - (14 * 256 % SPREAD == 0)
     assert (gaps >= SPREAD).all()
 
@@ -242,7 +331,7 @@ def test_a_lane_that_closes_leaves_nothing() -> None:
     lane.close()
     again = pool.open()
     assert again.reusable_prefix(0) == 0
-    assert pool.checkpoints.lengths == []
+    assert pool.checkpoints(again).lengths == []
     again.forward([4] * 3, outputs="all")
     assert is_right(again)
 

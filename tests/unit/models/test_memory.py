@@ -78,8 +78,12 @@ def test_several_conversations_share_a_cache_and_read_in_a_second_one(
     assert three.target.reading == one.target.kv + one.target.compute
     assert three.required - one.required >= three.target.reading
     assert three.target.kv == one.target.kv
-    alone = read_header(ggufs.write_mamba(tmp_path / "m.gguf"))  # takes one conversation
-    assert memory.estimate_pair(alone, None, parallel=3).target.reading == 0
+    windows = read_header(ggufs.write_windows(tmp_path / "w.gguf"))
+    assert memory.estimate_pair(windows, None, parallel=3).target.reading > 0
+    running = read_header(ggufs.write_mamba(tmp_path / "m.gguf"))  # each has states of its own
+    one, three = (memory.estimate_pair(running, None, parallel=n).target for n in (1, 3))
+    assert (one.reading, three.reading) == (0, 0)
+    assert (three.kv, three.checkpoints) == (3 * one.kv, 3 * one.checkpoints)
 
 
 def test_the_defaults_are_those_of_the_engine() -> None:
