@@ -4,8 +4,8 @@
 ``generate`` is these for one. Everything a request decides is visible in its events; nothing is
 printed.
 
-An engine is for one thread at a time: a call during that of another is refused. ``cancel``
-and ``abort`` may come from any.
+An engine is for one thread at a time: a call during that of another is refused. ``cancel``,
+``abort`` and ``close`` may come from any.
 """
 
 from __future__ import annotations
@@ -151,11 +151,13 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._seats.close()
-        self._loaded.close()
+        """Free the models, from any thread: what is running ends first, as in ``abort``."""
+        self.abort()
+        with self._using:
+            if not self._closed:
+                self._closed = True
+                self._seats.close()
+                self._loaded.close()
 
     def abort(self) -> None:
         """Stop whatever pass is running, from any thread; all requests end as cancelled."""
@@ -320,8 +322,6 @@ class Engine:
         return self._begin(self.prepare(prompt, params), cancel)
 
     def _require_free(self) -> None:
-        if self._closed:
-            raise EngineError("the engine is closed")
         if not self.free:
             raise EngineError("the engine is busy with another request")
 
@@ -359,11 +359,14 @@ class Engine:
     def _alone(self) -> Iterator[None]:
         """
         Raises:
-            EngineError: another thread is in a call, or in the middle of a ``generate``.
+            EngineError: another thread is in a call, or in the middle of a ``generate``; or the
+                engine is closed.
         """
         if not self._using.acquire(blocking=False):
             raise EngineError(*_TWO_THREADS)
         try:
+            if self._closed:
+                raise EngineError("the engine is closed")
             if self._generating not in (None, threading.get_ident()):
                 raise EngineError(*_TWO_THREADS)
             yield

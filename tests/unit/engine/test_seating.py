@@ -316,6 +316,36 @@ def test_an_engine_is_for_one_thread_at_a_time() -> None:
     assert isinstance(said[0], list)
 
 
+def test_an_engine_is_closed_from_any_thread_when_its_pass_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its memory must not go while a pass is in it."""
+    engine = engine_of(1)
+    order: list[str] = []
+    step, close = engine._scheduler.step, engine._seats.close
+    closing = threading.Thread(target=engine.close)
+
+    def slow() -> Any:
+        closing.start()
+        closing.join(0.05)
+        assert engine._loaded.stop.is_set()
+        order.append("pass")
+        return step()
+
+    monkeypatch.setattr(engine._seats, "close", lambda: (order.append("close"), close()))
+    events = engine.generate([1, 2, 3], params(1))
+    monkeypatch.setattr(engine._scheduler, "step", slow)
+    next(events)
+    closing.join()
+    assert order == ["pass", "close"]
+    with pytest.raises(EngineError, match="closed"):
+        next(events)
+    with pytest.raises(EngineError, match="closed"):
+        engine.step()
+    engine.close()
+    assert order == ["pass", "close"]
+
+
 def read_by_draft(engine: Engine, ids: list[int], asked: GenerateParams) -> int:
     """Tokens that the draft model evaluates for this request, others not counted."""
     pool: Any = engine._slots[0].beside[0].pool
