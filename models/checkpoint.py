@@ -10,6 +10,7 @@ from typing import Any
 from specllama.errors import CannotLoad, ModelUnavailable
 from specllama.models.gguf_writer import Tensor
 from specllama.models.safetensors import read_safetensors
+from specllama.paths import pip_install
 
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 4 << 20
@@ -64,6 +65,6 @@ def read_tensors(path: Path) -> Mapping[str, Tensor]:
         raise CannotLoad(
             f"{path.name} is a pickle, which can run code when it is opened; "
             "reading it safely needs PyTorch",
-            "pip install torch, or take the .safetensors file of the same heads",
+            f"{pip_install('torch')}, or take the .safetensors file of the same heads",
         ) from None
     return read_pickled(path)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from specllama.settings.params import EngineOptions as EngineOptions
     from specllama.settings.params import GenerateParams as GenerateParams
     from specllama.settings.params import SamplingParams as SamplingParams
+    from specllama.store.sessions import SessionStore as SessionStore
 
 _EXPORTS = {
     "Cancel": "specllama.cancel",
@@ -35,6 +36,7 @@ _EXPORTS = {
     "Message": "specllama.interface",
     "SamplingParams": "specllama.settings.params",
     "Session": "specllama.session",
+    "SessionStore": "specllama.store.sessions",
     "SpecllamaError": "specllama.errors",
 }
 __all__ = ["__version__", *_EXPORTS]

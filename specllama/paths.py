@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import shlex
+import sys
 import tempfile
 from pathlib import Path
 
@@ -148,6 +151,17 @@ def _close(path: Path, mode: int) -> None:
     with contextlib.suppress(OSError):
         if path.stat().st_mode & 0o077:
             path.chmod(mode)
+
+
+def pip_install(words: str) -> str:
+    """The shell command that installs into the environment that runs this, whichever tool made it:
+    uv puts no pip into one, and the pip of the PATH may be another environment's."""
+    windows = sys.platform == "win32"
+    python = f'& "{sys.executable}"' if windows else shlex.quote(sys.executable)
+    if importlib.util.find_spec("pip") is None:
+        return f"uv pip install --python {python.removeprefix('& ')} {words}"
+    active = os.environ.get("VIRTUAL_ENV") == sys.prefix
+    return f"{'pip' if active else f'{python} -m pip'} install {words}"
 
 
 def bundled_dir() -> Path:

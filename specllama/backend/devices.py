@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from specllama import paths
 from specllama.errors import EngineError
 from specllama.models import memory
 
@@ -244,13 +245,22 @@ def library_files() -> list[str]:
     return [f"{file.name} {stat.st_size} {stat.st_mtime_ns}" for file, stat in found]
 
 
-def build_command(switch: str) -> str:
+# where the binding says which wheels it has ready: CPU, CUDA, Metal, ROCm, Vulkan
+WHEELS_PAGE = "https://llama-cpp-python.readthedocs.io/en/latest/#supported-backends"
+
+
+def build_command(switch: str = "") -> str:
     """The command that builds the binding again, with a switch of llama.cpp."""
     version = importlib.metadata.version("llama-cpp-python")
-    return (
-        f'CMAKE_ARGS="-D{switch}=on" pip install --force-reinstall --no-cache-dir '
-        f"--no-binary llama-cpp-python llama-cpp-python=={version}"
+    command = paths.pip_install(
+        "--force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python "
+        f"llama-cpp-python=={version}"
     )
+    if not switch:
+        return command
+    if sys.platform == "win32":  # for PowerShell
+        return f'$env:CMAKE_ARGS="-D{switch}=on"; {command}'
+    return f'CMAKE_ARGS="-D{switch}=on" {command}'
 
 
 def gpu_build_command(found: Sequence[Device]) -> tuple[str, str] | None:

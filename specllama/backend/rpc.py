@@ -121,9 +121,7 @@ def serve(
         raise UsageError(f"there is no device {sorted(missing)[0]!r}", f"there is {known}")
     try:
         host = socket.gethostbyname(host)  # llama.cpp wants digits
-        with socket.socket() as taken:
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            taken.bind((host, port))
+        socket.create_server((host, port)).close()
     except OSError as error:
         raise UsageError(
             f"cannot listen at {host}:{port}: {error.strerror or error}", "choose another --port"

@@ -17,6 +17,7 @@ import numpy as np
 
 from specllama.backend.devices import library_folder
 from specllama.errors import CannotLoad
+from specllama.paths import pip_install
 
 _CONTEXT = ll.llama_context_p_ctypes
 _FLOATS = ctypes.POINTER(ctypes.c_float)
@@ -92,7 +93,7 @@ def function(name: str) -> Any:
             return _typed(library[symbol], arguments, result)
     raise CannotLoad(
         f"the installed llama.cpp has no {name}",
-        "install the pinned binding: pip install llama-cpp-python==0.3.36",
+        f"install the pinned binding: {pip_install('llama-cpp-python==0.3.36')}",
     )
 
 

@@ -28,6 +28,7 @@ from specllama.cli.options import (
     temperatures_option,
 )
 from specllama.cli.progress import Meter, Redrawn
+from specllama.paths import pip_install
 from specllama.settings.params import PROPOSERS
 
 if TYPE_CHECKING:
@@ -400,7 +401,7 @@ def scale(
         from specllama.models.scale import scale_pair
     except ImportError as error:
         raise SpecllamaError(
-            f"scaling needs the package {error.name}", f"pip install {error.name}"
+            f"scaling needs the package {error.name}", pip_install(f"{error.name}")
         ) from None
     target_path, draft_path = resolve_pair(target or "tiny", draft)
     if draft_path is None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specllama.errors import UsageError
+from specllama.paths import pip_install
 from specllama.store.summary import Position, Slice
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -82,7 +83,7 @@ def save_png(
         from matplotlib.figure import Figure
     except ImportError:
         raise UsageError(
-            "charts as PNG need matplotlib", "pip install matplotlib, or leave out --png"
+            "charts as PNG need matplotlib", f"{pip_install('matplotlib')}, or leave out --png"
         ) from None
     figure = Figure(figsize=(9, 6.5), layout="constrained")
     FigureCanvasAgg(figure)

@@ -121,7 +121,8 @@ def _native(workers: str) -> list[DoctorLine]:
                 "bad",
                 "llama.cpp",
                 f"the native library does not load: {error}",
-                "pip install --force-reinstall --no-cache-dir llama-cpp-python==0.3.36",
+                f"build it again: {devices.build_command()}; wheels that are ready: "
+                f"{devices.WHEELS_PAGE}",
             )
         ]
     wanted = [f for f in build.features if f.startswith(("AVX", "NEON", "SVE", "AMX", "DOTPROD"))]
@@ -147,7 +148,7 @@ def _native(workers: str) -> list[DoctorLine]:
                 "warn",
                 "GPU",
                 f"{advice[0]} here, but this build of llama.cpp cannot use it",
-                f"build it with: {advice[1]}",
+                f"build it with: {advice[1]}; wheels that are ready: {devices.WHEELS_PAGE}",
             )
         )
     elif not devices.gpus(found):
@@ -165,7 +166,7 @@ def _machine() -> list[DoctorLine]:
     cores, load = physical_cores(), 0.0
     try:
         load = os.getloadavg()[0]
-    except OSError:
+    except (OSError, AttributeError):  # Windows has none
         pass
     checks = [
         DoctorLine("ok", "CPU", f"{cpu_name()}, {cores} cores for llama.cpp (-t {cores})"),

@@ -30,6 +30,7 @@ from specllama.cli.options import (
     sharing_options,
 )
 from specllama.errors import SpecllamaError, UsageError
+from specllama.paths import pip_install
 from specllama.remote.address import KEY_VARIABLE
 from specllama.settings.hardware import is_loopback
 from specllama.settings.params import PROPOSERS
@@ -122,7 +123,7 @@ def command(
         if importlib.util.find_spec(needed) is None:
             raise SpecllamaError(
                 f"serve needs {needed}, which is not installed",
-                f"install what it needs with: pip install {_needs('serve')}",
+                f"install what it needs with: {pip_install(_needs('serve'))}",
             )
     from specllama.engine.host import EngineHost, LoadEngine
     from specllama.server.access_log import AccessLog

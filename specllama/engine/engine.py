@@ -166,7 +166,8 @@ class Engine:
 
     def reset(self) -> None:
         """Forget every text, so that the next request reads its prompt afresh."""
-        self._seats.reset()
+        with self._alone():
+            self._seats.reset()
 
     # -- prompts --
 

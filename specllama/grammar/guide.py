@@ -21,6 +21,7 @@ from specllama.errors import UsageError
 from specllama.grammar.ahead import Ahead, Cutter, text_ahead
 from specllama.grammar.layout import Habits, JsonLayout
 from specllama.grammar.source import Kind, Source, source_of
+from specllama.paths import pip_install
 
 _ALONE = 32  # up to one token in so many is looked at by itself, more of them by a mask of all
 _BACK = 16  # tokens
@@ -64,7 +65,7 @@ def _library() -> Any:
     except ImportError:
         raise UsageError(
             "grammars and JSON schemas need llguidance, which is not installed",
-            "python -m pip install llguidance",
+            pip_install("llguidance"),
         ) from None
     return llguidance
 
