@@ -30,7 +30,7 @@ ARGS    ?=
 PYVER   ?= 3.12
 export OUT
 
-.PHONY: gpu-check gpu-pack chat test schemas families archs devices engines lint types check screenshots gallery walk recordings clean
+.PHONY: gpu-check gpu-pack chat test share dist schemas families archs devices engines lint types check screenshots gallery walk recordings clean
 
 chat: $(STAMP)
 	$(BIN)/specllama chat
@@ -139,6 +139,15 @@ speed: $(VENV)/.installed-dev
 	  $(addprefix --proposer ,$(METHODS)) --out speed-methods
 	$(BIN)/specllama bench table speed-methods.json speed-auto.json
 	$(BIN)/specllama bench table speed-auto.json --temperature 1
+
+# the manual page and the completions that the wheel installs, as the command line tells them
+share: $(VENV)/.installed-test
+	$(BIN)/python tests/tools/shared_files.py
+
+# what a release is: dist/*.tar.gz, and the wheel that is built from it
+dist: $(VENV)/.installed-dev
+	rm -rf dist
+	$(BIN)/python -m build
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from shared_files import SHARE, files
 
 import specllama
 
@@ -20,6 +23,12 @@ FOLDERS = {"specllama": "specllama", "specllama.tui": "tui", "specllama.models":
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
 MAX_WHEEL_BYTES = 12 * 10**6
+MAX_SDIST_BYTES = 16 * 10**6
+# What a checkout has at its top, and the source archive has, too.
+TRACKED = (
+    *("specllama", "tui", "models", "share", "tests", ".github", ".ci"),
+    *("pyproject.toml", "MANIFEST.in", "Makefile", "README.md", "CHANGELOG.md", "LICENSE"),
+)
 # What the checkout has for those who make the product, and the wheel has not.
 WORKSHOP = ("specllama/models/recipe/",)
 
@@ -72,7 +81,27 @@ def test_the_source_archive_has_what_the_readme_links_to() -> None:
 def test_the_page_of_the_package_names_who_and_where() -> None:
     project = PROJECT["project"]
     assert project["authors"]
-    assert any(line.startswith("Operating System ::") for line in project["classifiers"])
+    # what was tried and what was only read stands in install.md
+    systems = {line for line in project["classifiers"] if line.startswith("Operating System ::")}
+    assert systems == {"Operating System :: POSIX :: Linux"}
+
+
+def test_an_index_can_follow_the_links_of_the_readme_once_the_project_has_an_address() -> None:
+    """Without one, relative links are right: they work in a checkout, the one place there is."""
+    links = re.findall(r"\]\((?!#)([^)]+)\)", (ROOT / "README.md").read_text("utf-8"))
+    relative = [link for link in links if not link.startswith("https://")]
+    assert bool(relative) != bool(PROJECT["project"].get("urls"))
+
+
+def test_no_page_installs_what_a_stranger_could_register() -> None:
+    """The name is registered with no index yet: ``pip install specllama`` is whoever takes it."""
+    pages = [ROOT / "README.md", *(ROOT / ".github").glob("*.md"), *sources().values()]
+    tools = r"(?:pip|pipx|uv|uvx)(?: tool| pip)?(?: install| run)?(?: -\S+)*"
+    named = re.compile(rf"""\b{tools} ["'`]?specllama\b(?![-_/.]\S)""")
+    assert named.search("uv tool install specllama")
+    assert named.search('pip install -U "specllama[serve]"')
+    found = {page.name: named.findall(page.read_text("utf-8")) for page in pages}
+    assert {name: lines for name, lines in found.items() if lines} == {}
 
 
 def test_what_ships_names_no_machine() -> None:
@@ -91,24 +120,42 @@ def _can_build() -> bool:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the source archive unpacks to."""
     if not _can_build():
         pytest.skip("needs setuptools 77 or newer")
     # A copy, so that no build folder is left behind and development links play no part.
     tree = tmp_path_factory.mktemp("tree")
-    ignore = shutil.ignore_patterns("__pycache__", "*.pyc", "*.egg-info")
-    for folder in ("tui", "models"):
-        shutil.copytree(ROOT / folder, tree / folder, ignore=ignore)
-    shutil.copytree(
-        ROOT / "specllama",
-        tree / "specllama",
-        ignore=lambda path, names: {
-            *ignore(path, names),
-            *(["tui", "models"] if Path(path) == ROOT / "specllama" else []),
-        },
+    junk = shutil.ignore_patterns("__pycache__", "*.pyc", "*.egg-info")
+
+    def ignored(path: str, names: list[str]) -> set[str]:
+        linked = {"tui", "models"} if Path(path) == ROOT / "specllama" else set[str]()
+        return set(junk(path, names)) | linked
+
+    for name in TRACKED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tree / name, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, tree / name)
+    (tree / "specllama" / "junk.pyc").touch()
+    program = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "out"], cwd=tree, capture_output=True, text=True, timeout=60
     )
-    for file in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / file, tree / file)
+    assert done.returncode == 0, done.stderr
+    (archive,) = (tree / "out").glob("*.tar.gz")
+    assert archive.stat().st_size < MAX_SDIST_BYTES
+    with tarfile.open(archive) as file:
+        file.extractall(tree / "unpacked", filter="data")
+    (folder,) = (tree / "unpacked").iterdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """Built from the source archive, as those do whose platform finds no wheel."""
+    tree = tmp_path_factory.mktemp("wheel") / "tree"
+    shutil.copytree(sdist, tree)
     out = tree / "out"
     done = subprocess.run(
         [
@@ -121,16 +168,36 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     )
     assert done.returncode == 0, done.stderr
     (file_,) = out.glob("*.whl")
+    assert file_.name == f"specllama-{specllama.__version__}-py3-none-any.whl"
     assert file_.stat().st_size < MAX_WHEEL_BYTES
     return zipfile.ZipFile(file_)
 
 
+def test_the_source_archive_is_the_checkout(sdist: Path) -> None:
+    """With tests and pages: who packages it for a system can try it."""
+
+    def within(root: Path) -> set[Path]:
+        paths = (path for name in TRACKED for path in [root / name, *(root / name).rglob("*")])
+        found = {path.relative_to(root) for path in paths if path.is_file()}
+        return {path for path in found if path.suffix != ".pyc" and not made_here & {*path.parents}}
+
+    made_here = {Path("specllama/tui"), Path("specllama/models"), Path("specllama.egg-info")}
+    assert within(ROOT) == within(sdist)
+    made = {"PKG-INFO", "setup.cfg", "specllama.egg-info"}
+    assert {path.name for path in sdist.iterdir()} - {*TRACKED} == made
+
+
 def test_the_wheel_holds_everything_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     names = {name for name in wheel.namelist() if not name.endswith("/")}
-    assert {name.split("/")[0] for name in names} == {
-        "specllama",
-        f"specllama-{specllama.__version__}.dist-info",
+    stem = f"specllama-{specllama.__version__}"
+    tops = {name.split("/")[0] for name in names}
+    assert tops == {"specllama", f"{stem}.dist-info", f"{stem}.data"}
+    shared = {
+        f"{stem}.data/data/{path.relative_to(ROOT)}"
+        for path in (ROOT / "share").rglob("*")
+        if path.is_file()
     }
+    assert {name for name in names if name.startswith(f"{stem}.data/")} == shared
     code = {name for name in names if name.endswith(".py")}
     assert code == set(sources())
     wanted = {"specllama/py.typed", "specllama/models/catalog.toml"}
@@ -143,6 +210,29 @@ def test_the_wheel_holds_everything_and_nothing_else(wheel: zipfile.ZipFile) -> 
         assert found, f"{folder}/{pattern}"
         wanted |= {f"specllama/{folder}/{path.name}" for path in found}
     assert wanted <= names
+
+
+def test_what_is_shared_is_current() -> None:
+    """The manual page and the completions; ``make share`` writes them again."""
+    written = {path: path.read_text("utf-8") for path in SHARE.rglob("*") if path.is_file()}
+    assert written == files()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_with_the_file_of_the_wheel(tmp_path: Path) -> None:
+    program = tmp_path / "specllama"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m specllama "$@"\n')
+    program.chmod(0o755)
+    script = SHARE / "bash-completion" / "completions" / "specllama"
+    words = f'source "{script}"; COMP_WORDS=(specllama hu); COMP_CWORD=1'
+    done = subprocess.run(
+        ["bash", "-c", f'{words}; _specllama_completion specllama; echo "${{COMPREPLY[@]}}"'],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.stdout.strip() == "hub", done.stderr
 
 
 def test_the_workshop_stays_out_of_the_wheel(wheel: zipfile.ZipFile) -> None:
