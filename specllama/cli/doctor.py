@@ -17,6 +17,7 @@ from specllama.cli.options import (
     settings_options,
     sharing_options,
 )
+from specllama.paths import pip_install
 from specllama.settings.config import Settings
 from specllama.settings.params import EngineOptions
 
@@ -97,7 +98,7 @@ def _versions() -> list[DoctorLine]:
             "bad" if bad else "ok",
             "packages",
             ", ".join(found),
-            "in specllama's folder: pip install --force-reinstall ." if bad else "",
+            f"in specllama's folder: {pip_install('--force-reinstall .')}" if bad else "",
         ),
     ]
 
