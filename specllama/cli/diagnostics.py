@@ -13,7 +13,6 @@ from enum import IntEnum
 import click
 
 from specllama.errors import SpecllamaError
-from specllama.paths import pip_install
 from specllama.signals import Interrupted
 from specllama.text import sanitize, sanitize_line
 
@@ -114,6 +113,8 @@ def explain(error: BaseException) -> tuple[int, str, str | None]:
         hint = "free some memory (ulimit -v shows a limit), or see: specllama doctor"
         return Exit.CANNOT_LOAD, f"llama.cpp cannot be loaded: {why}", hint
     if isinstance(error, ImportError):
+        from specllama.paths import pip_install
+
         again = pip_install("--force-reinstall .")
         hint = f"install specllama again, in its folder: {again}"
         return Exit.FAILED, f"a part of specllama cannot be imported: {error}", hint
