@@ -122,6 +122,7 @@ async def _run(
         server.should_exit = True
         server.force_exit = True
         await asyncio.to_thread(service.queue.host.close)
+        await asyncio.gather(load, return_exceptions=True)  # one that was cut off is no news
         await serving
         for connection in list(server.server_state.connections):
             connection.transport.abort()  # a socket outlives its event loop otherwise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 import time
@@ -286,3 +287,20 @@ def test_clients_take_turns() -> None:
     for whose, work in (("a", 1), ("a", 2), ("a", 3), ("b", 4), ("c", 5), ("b", 6)):
         turns.put(whose, work)
     assert [turns.pop() for _ in range(6)] == [1, 4, 5, 2, 6, 3]
+
+
+class Slow:
+    """Loads for ever."""
+
+    def __call__(self, progress: Callable[[Event], None], /) -> ScriptedEngine:
+        time.sleep(600)
+        raise AssertionError
+
+
+def test_a_server_that_is_stopped_while_it_loads_says_nothing_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with serving(Slow(), wait=False) as server:
+        assert server.http.get("/health").status_code == 503
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
