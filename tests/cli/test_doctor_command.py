@@ -43,6 +43,7 @@ def test_a_gpu_without_support_names_the_command(
     check = run(capsys)["GPU"]
     assert check["status"] == "warn"
     assert "CMAKE_ARGS=x" in check["advice"]
+    assert check["advice"].endswith(devices.WHEELS_PAGE)
 
 
 def test_a_library_that_does_not_load(
