@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from ggufs import write_windows
 from pool_machine import Alone, Machine
 
-from specllama.backend import llama_pool
+from specllama.backend import llama_cache, llama_pool
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_pool import LlamaPool, open_pool
 from specllama.models.refs import bundled
@@ -38,7 +39,7 @@ def pool(model: LlamaModel, options: EngineOptions, **more: Any) -> LlamaPool:
 def play(model: LlamaModel, options: EngineOptions, seed: int, *, long: bool) -> Machine:
     tried, one = pool(model, options), pool(model, options, lanes=1)
     rng = random.Random(seed)
-    tokens = [rng.randrange(300, 4000) for _ in range(200)]
+    tokens = [rng.randrange(5, min(tried.n_vocab, 4000)) for _ in range(200)]
     machine = Machine(tried, Alone(one), tokens, long=long)
     try:
         for _ in range(80):
@@ -58,6 +59,30 @@ def test_every_row_is_that_of_its_lane_alone(
     machine = play(model, options, seed, long=True)
     print(f"{machine.rows} rows, {machine.wrong} differ")
     assert machine.wrong == 0
+
+
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
+    path = tmp_path_factory.mktemp("windows") / "m.gguf"
+    loaded = LlamaModel(write_windows(path, window=24, quant="Q4_0"), pre="gpt-2", gpu_layers="0")
+    yield loaded
+    loaded.close()
+
+
+@pytest.mark.parametrize("seed", range(RUNS))
+def test_windows_are_whole_wherever_a_text_goes_on(windows: LlamaModel, seed: int) -> None:
+    """Forked, parked, cut and compacted: cells that a window has left are still there."""
+    assert play(windows, ALIKE, seed, long=True).wrong == 0
+
+
+def test_a_state_without_what_left_the_windows_is_caught(
+    windows: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: llama.cpp's own state of a lane lacks it."""
+    monkeypatch.setattr(llama_cache, "_piece", lambda model, settings: 0)
+    with pytest.raises(AssertionError):
+        for seed in range(6):
+            assert play(windows, ALIKE, seed, long=True).wrong == 0
 
 
 def test_a_pool_that_frees_its_cells_is_caught(
