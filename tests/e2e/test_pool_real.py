@@ -80,9 +80,14 @@ def test_a_state_without_what_left_the_windows_is_caught(
 ) -> None:
     """Negative control: llama.cpp's own state of a lane lacks it."""
     monkeypatch.setattr(llama_cache, "_piece", lambda model, settings: 0)
-    with pytest.raises(AssertionError):
-        for seed in range(6):
-            assert play(windows, ALIKE, seed, long=True).wrong == 0
+
+    def spoiled(seed: int) -> bool:
+        try:
+            return play(windows, ALIKE, seed, long=True).wrong > 0
+        except AssertionError:  # the library knows of another end
+            return True
+
+    assert any(spoiled(seed) for seed in range(6))
 
 
 def test_a_pool_that_frees_its_cells_is_caught(
