@@ -139,8 +139,7 @@ class Seats:
         tail, settled = nearest.settled - keep, nearest.settled
         elsewhere, _ = self._longest(ids, nearest, scope)
         stays = (tail < _WORTH or not self._most_bytes) and keep >= elsewhere
-        empty = (one for one in free if not one.target.tokens)
-        slot = nearest if stays else next(empty, free[-1])
+        slot = nearest if stays else self._place(free)
         drafter, said = slot.drafter_for(params, self._info)
         if stays:
             self._cut(slot, keep)
@@ -167,6 +166,12 @@ class Seats:
         slot.ahead = None
         self._take(id, slot, cancel)
         return Seat(slot, drafter, cached, known - cached, said)
+
+    def _place(self, free: Sequence[Slot]) -> Slot:
+        """Where a text goes that goes on from none in a slot."""
+        if self._pool.alike is not None and self._most_bytes:  # lanes share passes with neighbours
+            return min(free, key=self._slots.index)
+        return next((one for one in free if not one.target.tokens), free[-1])
 
     def _take(self, id: int, slot: Slot, cancel: Cancel) -> None:
         self.free.remove(slot)

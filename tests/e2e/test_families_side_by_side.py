@@ -188,6 +188,30 @@ def test_where_cells_run_out_the_youngest_waits(
         assert talk.said[0].token_ids == alone(talk)[0]
 
 
+def test_two_of_three_lanes_share_passes(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a conversation begins: lanes of running states share them with neighbours only."""
+    with several(target) as engine:
+        cache = pool_of(engine).cache
+        ran: list[int] = []
+        decode = cache.decode
+
+        def counted(*, tiled: bool) -> None:
+            ran.append(cache.batch.n)
+            decode(tiled=tiled)
+
+        monkeypatch.setattr(cache, "decode", counted)
+        running = begun = 0
+        while begun < 12 or running:
+            while begun < 12 and running < 2:
+                prompt = [20 + (7 * begun + i * i) % 150 for i in range(24)]
+                talk = Talk(0, begun, 0.8, "none", 1)
+                engine.submit(prompt, talk.params.replace(max_tokens=12 + 5 * (begun % 3)))
+                running, begun = running + 1, begun + 1
+            for _, event in engine.step():
+                running -= isinstance(event, Finished)
+    assert ran.count(2) > 3 * ran.count(1)
+
+
 def test_conversations_share_passes(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """None waits for another."""
     with several(target) as engine:
