@@ -128,7 +128,7 @@ def test_what_a_server_takes_is_told(cli, monkeypatch: pytest.MonkeyPatch, tmp_p
     one, four = (
         gguf_pair.Pair(
             sketches.qwen_30b_a3b(), None, False, context.Length(8192, 8192),
-            EngineOptions(parallel=n),
+            EngineOptions(parallel=n), lanes=n,
         ).need(8192).required
         for n in (1, 4)
     )  # fmt: skip
