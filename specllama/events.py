@@ -20,10 +20,11 @@ NO_GUESS = "no guess"  # the reason of a round for which no source had one
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``ends``: the request has no event after it."""
+    """``ends``: the request has no event after it; ``followed``: one comes at once."""
 
     type: ClassVar[str] = "event"
     ends: ClassVar[bool] = False
+    followed: ClassVar[bool] = False
 
     def to_dict(self) -> dict[str, Any]:
         """What ``unknown`` names is null; see ``Finished``."""
@@ -101,6 +102,7 @@ class TextDelta(Event):
     """New text. Held back while a stop string or a UTF-8 sequence may still complete."""
 
     type: ClassVar[str] = "text_delta"
+    followed: ClassVar[bool] = True
     text: str
 
 
@@ -109,6 +111,7 @@ class ReasoningDelta(Event):
     """New text of the thought that comes before the answer; held back in the same way."""
 
     type: ClassVar[str] = "reasoning_delta"
+    followed: ClassVar[bool] = True
     text: str
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from specllama.settings.params import DRAFT_MAX
 
 ZONE = 256  # cells in whose multiples attention is computed (llama-kv-cache.cpp get_n_kv)
+GROUP = 16  # rows that products of wide passes take at once (ggml-cpu/arch/x86/repack.cpp)
+LACKING = 3  # so many rows cost less than what is left over costs row by row (measured)
 TILE = 64  # tokens of a pass from which attention is tiled (ggml-cpu/common.h GGML_FA_TILE_Q)
 
 

@@ -27,7 +27,7 @@ from specllama.backend.base import Blob, Lane, Out, Part
 from specllama.backend.cache import Cache, Shape
 from specllama.backend.cell_books import CellBooks
 from specllama.backend.cells import Places
-from specllama.backend.kernels import TILE, ZONE, Kernels
+from specllama.backend.kernels import GROUP, LACKING, TILE, ZONE, Kernels
 from specllama.backend.lane import CellLane, Parked, exact_prefix
 from specllama.backend.parts import PassPart, lay, pick, require_tokens
 from specllama.backend.reading import ReadingRoom
@@ -291,8 +291,8 @@ class CellPool(CellBooks):
         those of a later pass over the same text, or whose hidden state is given away of passes that
         return every row.
         """
-        n, tiled = len(piece.tokens), self.kernels.tiles and len(piece.tokens) >= TILE
-        fixed = bool(self.kernels.widths)
+        n, fixed = len(piece.tokens), bool(self.kernels.widths)
+        tiled = self.kernels.tiles and n - (piece.outputs == "last") >= TILE
         if piece.laid is not None:
             return False
         apart = tiled or fixed or piece.lane.need == "final_hidden"
@@ -305,7 +305,7 @@ class CellPool(CellBooks):
             if self.cells.has_ghosts and self.cells.held == piece.lane.n_cells:
                 self.compact()
             if self.cells.tail == piece.lane.n_cells or not self.cells.in_order:
-                self._pass([piece], tiled=True)
+                self._read_tiled(piece)
             else:
                 self._read_apart(piece)
             return True
@@ -313,6 +313,18 @@ class CellPool(CellBooks):
             self._pass([piece])
             return True
         return False
+
+    def _read_tiled(self, piece: PassPart) -> None:
+        """Read a text in tiles, and a few guesses where it nearly fills its last group of rows.
+        They are given up at once, and change no bit of the others."""
+        n = len(piece.tokens)
+        room = min(self.n_batch - n, self.n_ctx - piece.past - n, self.cells.room - n)
+        if 0 < (lacks := -n % GROUP) <= min(LACKING, room) and not self.forgets:
+            piece.pad(lacks)
+        self._pass([piece], tiled=True)
+        if piece.pads:
+            piece.lane.rollback(len(piece.lane.tokens) - piece.pads)
+            self.settle()
 
     def _run_padded(self, pieces: Sequence[PassPart]) -> None:
         """One pass, of a width that passes are kept to."""

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from specllama import verdict
 from specllama.arrays import Row, Rows
-from specllama.backend.base import Out
+from specllama.backend.base import Out, Outputs
+from specllama.backend.kernels import TILE
 from specllama.cancel import Cancel
 from specllama.engine.loaded import Loaded
 from specllama.engine.pace import part
@@ -353,13 +354,18 @@ class Conversation:
         size = part(len(ids) - row - done, self._seats.chunk(), self._target.n_batch)
         tokens = ids[done : done + size]
         end = done + len(tokens)
-        last = row and end == len(ids)
-        out: Out = yield Pass(
-            self._target,
-            tokens,
-            "last" if last else "none",
-            on_shared=lambda shared: self._read_among_others(done),
-        )
+        last, pool = row and end == len(ids), self._target.pool
+        parts: list[tuple[Sequence[int], Outputs]] = [(tokens, "last" if last else "none")]
+        if last and len(tokens) > TILE and pool.kernels.tiles and pool.lanes > 1:
+            # they are two passes in any case, and others can share the second one
+            parts = [(tokens[:-1], "none"), (tokens[-1:], "last")]
+        for tokens, outputs in parts:
+            out: Out = yield Pass(
+                self._target,
+                tokens,
+                outputs,
+                on_shared=lambda shared: self._read_among_others(done),
+            )
         rows = out.rows.copy()  # another conversation's pass may come before it is drawn from
         yield from self._drafter.read_prompt(self._tokens, end)
         return end, rows

@@ -22,7 +22,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specllama.cancel import Cancel
 from specllama.engine.process import Child, OnMessage
@@ -32,6 +32,9 @@ from specllama.errors import EngineError, SpecllamaError
 from specllama.events import Event, Notice
 from specllama.interface import EngineInfo, EngineLike, Message, Prompt, Stepped
 from specllama.settings.params import EngineOptions, GenerateParams
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class HostLike(EngineLike, Protocol):
@@ -77,7 +80,8 @@ class EngineHost:
     conversation survives the death of its engine. ``on_event`` receives LoadProgress from the
     reader thread. A child that ends no pass for long is ended, see ``pulse``; ``patience_s``: after
     so long, whatever a pass takes on this machine. ``on_death`` is called by another thread when a
-    child that was ready has ended by itself.
+    child that was ready has ended by itself. ``loop`` takes what a child says, if it is set before
+    the start; else a thread does.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class EngineHost:
     ) -> None:
         self.on_death: Callable[[], object] = lambda: None
         self.patience_s = patience_s
+        self.loop: asyncio.SelectorEventLoop | None = None
         self.factory = factory
         self.on_event = on_event
         self.close_grace_s = close_grace_s
@@ -149,6 +154,7 @@ class EngineHost:
                     self.on_event,
                     patience_s=self.patience_s,
                     on_death=lambda: self.on_death(),
+                    loop=self.loop,
                 )
                 self._child = child
                 self._starts += 1

@@ -13,15 +13,18 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specllama.engine.pulse import Part, Pulse, Watchdog
 from specllama.engine.serving import EngineFactory, OnEvent, serve
 from specllama.errors import EngineDied, EngineError, EngineStuck, SpecllamaError
 from specllama.interface import EngineInfo
+
+if TYPE_CHECKING:
+    import asyncio
 
 REAP_S = 5.0
 STILL_S = 1.0  # one that is to end and does not get on for so long is not waited for
@@ -33,7 +36,11 @@ OnMessage = Callable[[tuple[str, Any]], object]
 
 
 class Child:
-    """One process from spawn to exit, seen from the parent."""
+    """One process from spawn to exit, seen from the parent.
+
+    What it says is taken by a thread, and from when it is ready by an event loop where there is
+    ``loop``: a processor that computes is interrupted less often so.
+    """
 
     def __init__(
         self,
@@ -42,6 +49,7 @@ class Child:
         *,
         patience_s: float | None = None,
         on_death: Callable[[], object] = lambda: None,
+        loop: asyncio.SelectorEventLoop | None = None,
     ) -> None:
         self.info: EngineInfo | None = None
         self.death: SpecllamaError | None = None
@@ -56,6 +64,9 @@ class Child:
         self._outbox: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._reap_lock = threading.Lock()
         self._stopping = False
+        self._loop = loop
+        self._taking = threading.Lock()
+        self._refused: SpecllamaError | None = None  # why it could not load
         fd, log = tempfile.mkstemp(prefix="specllama-engine-", suffix=".log")
         os.close(fd)
         self._log = Path(log)
@@ -181,31 +192,66 @@ class Child:
             return self.process.exitcode is not None
 
     def _read(self) -> None:
-        refused: SpecllamaError | None = None
+        """A thread of its own."""
         try:
+            while self.info is None or self._loop is None:
+                self._take()
+            with contextlib.suppress(RuntimeError):  # the loop is over
+                add = self._loop.add_reader
+                self._loop.call_soon_threadsafe(add, self._conn, self._take_in_loop)
+            wait([self.process.sentinel])
             while True:
-                kind, request_id, payload = self._conn.recv()
-                if kind == "ready":
-                    self.info = payload
-                    self._ready.set()
-                elif kind == "failed":
-                    refused = payload
-                elif kind == "progress":
-                    if self._on_event is not None:
-                        self._on_event(payload)
-                else:
-                    self._answer(request_id, kind, payload)
+                self._take()
         except (EOFError, OSError):
             pass
         finally:
-            self._bury(refused)
+            self._bury()
 
-    def _bury(self, refused: SpecllamaError | None) -> None:
+    def _take(self) -> None:
+        """Take what it says next.
+
+        Raises:
+            EOFError, OSError: it says no more.
+        """
+        with self._taking:
+            kind, request_id, payload = self._conn.recv()
+            if kind == "ready":
+                self.info = payload
+                self._ready.set()
+            elif kind == "failed":
+                self._refused = payload
+            elif kind == "progress":
+                if self._on_event is not None:
+                    self._on_event(payload)
+            else:
+                self._answer(request_id, kind, payload)
+
+    def _take_in_loop(self) -> None:
+        try:
+            self._take()
+        except (EOFError, OSError):
+            assert self._loop is not None
+            self._loop.remove_reader(self._conn)
+
+    def _let_go(self) -> None:
+        """Close the connection, which a loop must not find closed."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is over
+                self._loop.call_soon_threadsafe(self._close_in_loop)
+                return
+        self._conn.close()
+
+    def _close_in_loop(self) -> None:
+        assert self._loop is not None
+        self._loop.remove_reader(self._conn)
+        self._conn.close()
+
+    def _bury(self) -> None:
         if not self._reap(REAP_S) and not self._stopping:
             self.process.kill()
             self._reap(REAP_S)
-        if refused is not None:
-            self.death = refused
+        if self._refused is not None:
+            self.death = self._refused
         elif self._stopping:
             self.death = EngineError("the engine was closed")
         elif self.stuck is not None:
@@ -232,8 +278,7 @@ class Child:
         if not self._stopping and self.info is not None:
             self._on_death()
         self._writer.join()  # the child has gone, so no send waits for it
-        with contextlib.suppress(OSError):
-            self._conn.close()
+        self._let_go()
         with contextlib.suppress(OSError):
             self._log.unlink()
 

@@ -40,7 +40,9 @@ class EngineFactory(Protocol):
 class Link:
     """The child's end of the pipe. If the parent is gone, the child ends at once.
 
-    One thread writes: the others leave here what they have to say, and go on.
+    Threads leave here what they have to say, and go on. A thread of its own writes it; the one that
+    makes passes writes its events itself, unless some were written a moment ago: to wake a thread
+    takes a processor longer than to write, and the passes need all of them.
 
     Attributes:
         requests, constrained, calls: what waits for the thread that takes it.
@@ -53,6 +55,8 @@ class Link:
         self._lock = threading.Lock()
         self._cancels: dict[int, Cancel] = {}  # of the requests that were not answered yet
         self._said: list[tuple[str, int, Any]] = []
+        self._writing = threading.Lock()
+        self._wrote_s = 0.0  # when events were written last
         self._something = threading.Event()
         self._urgent = threading.Event()
         self._sending_s: dict[int, float] = {}  # by request
@@ -70,10 +74,19 @@ class Link:
         self.send("progress", 0, event)
 
     def event(self, request_id: int, event: Event) -> None:
-        """Send soon, together with those that follow closely."""
+        """Send with the next ``flush``."""
         with self._lock:
             self._said.append(("event", request_id, event))
-        self._something.set()
+
+    def flush(self) -> None:
+        """Send what is left here: at once, or soon together with what follows closely."""
+        if time.monotonic() - self._wrote_s < GATHER_S or not self._writing.acquire(blocking=False):
+            self._something.set()
+            return
+        try:
+            self._send_all()
+        finally:
+            self._writing.release()
 
     def end(self, request_id: int, error: Exception | None = None) -> None:
         """The request is over; ``error``: what ended it."""
@@ -91,29 +104,36 @@ class Link:
 
     def write(self) -> None:
         """A thread of its own: pickles and writes while the engine computes."""
-        while True:
+        going_on = True
+        while going_on:
             self._something.wait()
+            self._urgent.wait(self._wrote_s + GATHER_S - time.monotonic())
             self._something.clear()
             self._urgent.clear()
-            with self._lock:
-                said, self._said = self._said, []
-            for kind, request_id, payload in _gathered(said):
-                if kind == "over":
-                    return
-                begin = time.thread_time()
-                if kind == "events":
-                    payload = [self._billed(request_id, event) for event in payload]
-                try:
-                    self._conn.send((kind, request_id, payload))
-                except OSError:
-                    os._exit(1)
-                if kind == "events":
-                    spent_s = time.thread_time() - begin
-                    self._sending_s[request_id] = self._sending_s.get(request_id, 0.0) + spent_s
-                else:
-                    self._sending_s.pop(request_id, None)
-            # The first event goes at once; those that follow closely go together.
-            self._urgent.wait(GATHER_S)
+            with self._writing:
+                going_on = self._send_all()
+
+    def _send_all(self) -> bool:
+        """Write what was left here; whether more may come."""
+        with self._lock:
+            said, self._said = self._said, []
+        for kind, request_id, payload in _gathered(said):
+            if kind == "over":
+                return False
+            begin = time.thread_time()
+            if kind == "events":
+                payload = [self._billed(request_id, event) for event in payload]
+                self._wrote_s = time.monotonic()
+            try:
+                self._conn.send((kind, request_id, payload))
+            except OSError:
+                os._exit(1)
+            if kind == "events":
+                spent_s = time.thread_time() - begin
+                self._sending_s[request_id] = self._sending_s.get(request_id, 0.0) + spent_s
+            else:
+                self._sending_s.pop(request_id, None)
+        return True
 
     def _billed(self, request_id: int, event: Event) -> Event:
         """The last event with what sending those before it took of a processor."""
@@ -291,14 +311,18 @@ def _pump(engine: Stepped, link: Link, pulse: Pulse) -> None:
             for request_id in running.values():
                 link.end(request_id)
             running.clear()
+        whole = True
         for id, said in steps:
             request_id = running[id]
             if isinstance(said, Exception):
                 link.end(running.pop(id), said)
                 continue
             link.event(request_id, said)
+            whole = whole and not said.followed
             if said.ends:
                 link.end(running.pop(id))
+        if whole:
+            link.flush()
 
 
 def _unbegun(info: EngineInfo, params: GenerateParams) -> tuple[Event, Event]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -154,6 +155,7 @@ class RequestQueue:
         self._asked: set[asyncio.Future[Any]] = set()
         self._waiting = Turns[QueuedReply]()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0  # that of the loop
         self._starting: asyncio.Task[None] | None = None
         self._suspects: dict[str, Suspect] = {}
         self._deaths = 0
@@ -178,7 +180,9 @@ class RequestQueue:
 
     async def start(self) -> EngineInfo:
         """Load; raises what ``EngineHost.start`` raises."""
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self.host.loop = loop if isinstance(loop, asyncio.SelectorEventLoop) else None
         self.host.on_death = lambda: self._soon(self._died)
         info = await asyncio.to_thread(self.host.start)
         self.lanes = min(self.lanes, info.lanes)
@@ -307,6 +311,9 @@ class RequestQueue:
     def _soon(self, call: Callable[..., object], *args: Any) -> None:
         """From any thread: call it in the loop."""
         assert self._loop is not None
+        if threading.get_ident() == self._thread:
+            self._loop.call_soon(call, *args)  # which needs not be woken
+            return
         with contextlib.suppress(RuntimeError):  # the loop is over, and so is its listener
             self._loop.call_soon_threadsafe(call, *args)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specllama.arrays import HiddenNeed, Row
-from specllama.backend import attention, llama_pool
+from specllama.backend import attention, llama_pool, pool
 from specllama.backend.attention import can_switch
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
@@ -106,6 +106,20 @@ def test_a_tiled_prompt_does_not_depend_on_how_it_was_cut(model: LlamaModel) -> 
         rows.append(c.forward([5], outputs="last")[0].copy())
     assert np.array_equal(rows[0], rows[1])
     assert np.array_equal(rows[0], rows[2])
+
+
+@pytest.mark.parametrize("n", [78, 159])
+def test_guesses_that_fill_a_pass_leave_no_trace(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    """A prompt leaves the cells, bit for bit, that it leaves without them."""
+    c = context(model)
+    filled = read(c, text(n))
+    cells = c.pool.cache.state(c.sequence)
+    monkeypatch.setattr(pool, "LACKING", 0)
+    c.rollback(0)
+    assert np.array_equal(read(c, text(n)), filled)
+    assert c.pool.cache.state(c.sequence) == cells
 
 
 @pytest.mark.parametrize("types", [("bf16", "f16"), ("q8_0", "f16"), ("q8_0", "q8_0")])

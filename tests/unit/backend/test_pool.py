@@ -85,6 +85,34 @@ def test_long_reads_that_ignore_where_cells_lie_are_caught(
     assert play(machine, 1, 80).wrong > 0
 
 
+@pytest.mark.parametrize(("n", "widths"), [
+    (TILE - 1, [63]), (TILE, [64]), (TILE + 1, [64, 1]), (TILE + 14, [80, 1]), (TILE + 13, [76, 1]),
+    (160, [160, 1]),
+])  # fmt: skip
+def test_a_nearly_full_group_of_rows_is_filled_and_given_up(n: int, widths: list[int]) -> None:
+    """Products take 16 rows at once: 159 rows of a prompt of 160 tokens go as 160."""
+    p = pool(tiles=True, n_ctx=200)
+    a = p.open()
+    text = [1 + i % 5 for i in range(n)]
+    row = a.forward(text, outputs="last")[0].copy()
+    assert p.fake.passes == widths
+    assert (a.tokens, p.cells.held, p.cells.tail, a.n_past) == (text, n, n, n)
+    assert a.tiled == ([(0, n - 1)] if n > TILE else [])
+    expected = TABLE.row(text)
+    if n > TILE:  # what tiles leave shows in it
+        a.rollback(0)
+        a.forward(text[:-1], outputs="none")
+        expected = a.forward(text[-1:], outputs="last")[0]
+    np.testing.assert_array_equal(row, expected)
+
+
+def test_no_guess_is_added_where_there_is_no_room_for_it() -> None:
+    p = pool(tiles=True, n_ctx=159)
+    a = p.open()
+    a.forward([1] * 159, outputs="none")
+    assert (p.fake.passes, len(a.tokens)) == ([159], 159)
+
+
 # -- room ---------------------------------------------------------------------------------------
 
 

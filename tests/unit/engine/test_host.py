@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import AbortingRecipe, Reply, ScriptedEngine, ScriptedRecipe, engine_info
@@ -150,6 +152,40 @@ def test_a_killed_child_is_one_error_and_the_next_request_works(after: int) -> N
         assert isinstance(again[0], Notice)
         assert isinstance(again[-1], Finished)
         assert host.pid != first
+
+
+def test_an_event_loop_takes_what_a_child_says_until_it_dies() -> None:
+    """In its own thread, and from each further child as from the first."""
+
+    async def ask(host: EngineHost, *, kill: bool) -> str:
+        ended = asyncio.Event()
+        await asyncio.to_thread(host.start)
+        kinds: list[tuple[str, int]] = []
+        loop = asyncio.get_running_loop()
+
+        def on_message(message: tuple[str, Any]) -> None:
+            kind, _ = message
+            kinds.append((kind, threading.get_ident()))
+            if kill and kind == "events":
+                os.kill(host.pid or 0, signal.SIGKILL)
+            if kind != "events":
+                loop.call_soon_threadsafe(ended.set)
+
+        host.send("Hi", PARAMS, on_message)
+        await ended.wait()
+        assert {thread for kind, thread in kinds if kind == "events"} == {threading.get_ident()}
+        return kinds[-1][0]
+
+    async def twice() -> list[str]:
+        with EngineHost(ScriptedRecipe((Reply(LONG, delay_s=0.002),))) as host:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, asyncio.SelectorEventLoop)
+            host.loop = loop
+            said = [await ask(host, kill=kill) for kill in (True, False, True, False)]
+            await asyncio.to_thread(host.close)
+            return said
+
+    assert asyncio.run(twice()) == ["error", "end", "error", "end"]
 
 
 def test_abort_on_load_names_the_signal_and_repeats_the_last_words() -> None:

@@ -1,4 +1,4 @@
-"""What has to be compiled waits apart: a request without a grammar does not wait for it."""
+"""A child's end of the pipe: what waits for whom, and who writes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from multiprocessing import Pipe
 
 import pytest
 
+from specllama.engine import serving
 from specllama.engine.serving import Link
+from specllama.events import TextDelta
 from specllama.settings.params import GenerateParams
 
 
@@ -39,4 +41,30 @@ def test_constrained_requests_wait_apart(monkeypatch: pytest.MonkeyPatch) -> Non
     assert link.calls.get() == (4, "figures", ())
     parent.close()
     thread.join()
+    child.close()
+
+
+def test_events_are_written_by_the_thread_that_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To wake another one would cost more; only what follows closely waits for it."""
+    monkeypatch.setattr(serving, "GATHER_S", 3600.0)
+    parent, child = Pipe()
+    link = Link(child)
+    link.event(1, TextDelta("a"))
+    link.event(2, TextDelta("x"))
+    link.event(1, TextDelta("b"))
+    link.flush()
+    assert parent.recv() == ("events", 1, [TextDelta("a"), TextDelta("b")])
+    assert parent.recv() == ("events", 2, [TextDelta("x")])
+    link.event(1, TextDelta("c"))
+    link.flush()
+    assert not parent.poll()
+    writing = threading.Thread(target=link.write)
+    writing.start()
+    link.event(1, TextDelta("d"))
+    link.end(1)
+    assert parent.recv() == ("events", 1, [TextDelta("c"), TextDelta("d")])
+    assert parent.recv() == ("end", 1, None)
+    link.close(writing)
+    assert not writing.is_alive()
+    parent.close()
     child.close()
