@@ -8,12 +8,12 @@ so nothing has to be rebuilt. The parent never imports llama_cpp.
     parent                                   child
     generate() ── ("generate", id, …) ─────► command thread ─► request thread: prepare
                                                     main thread: begin, step, step, …
-               ◄─ ("events", id, [Event, …]) ◄── event thread ◄─────┘
+               ◄─ ("events", id, [Event, …]) ◄──────────────┘ or, soon after others, event thread
     ask()      ── ("call", id, …) ─────────► command thread ─► call thread
     cancel     ── ("cancel", id) ──────────► command thread sets the request's Cancel
 
-The parent's reader thread always drains the pipe, so a slow screen never slows the decoder. The
-child ends itself when the pipe closes: a dead parent leaves nothing behind.
+A thread of the parent, or its event loop, always drains the pipe, so a slow screen never slows the
+decoder. The child ends itself when the pipe closes: a dead parent leaves nothing behind.
 """
 
 from __future__ import annotations

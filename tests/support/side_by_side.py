@@ -20,16 +20,25 @@ TABLE = FakeTable(V, seed=3, sharpness=2.0, eog_bias=-4.0)
 DRAFT = FakeTable(V, seed=4, sharpness=2.0, of=TABLE, agreement=0.7)
 
 
-def engine_of(slots: int, *, in_order: bool = True, rows: int = 65, leaves: int = 16) -> Engine:
+def engine_of(
+    slots: int,
+    *,
+    in_order: bool = True,
+    rows: int = 65,
+    leaves: int = 16,
+    tiles: bool = False,
+) -> Engine:
     """Conversations share a pool of the target and one of the draft model.
 
     Args:
         in_order: False frees the target's cells instead of leaving ghosts.
         rows, leaves: most that a pass of the target takes.
+        tiles: long prompts are read in tiles.
     """
     pool = FakePool(
-        TABLE, n_ctx=160, lanes=slots, in_order=in_order, max_rows=rows, max_leaves=leaves
-    )
+        TABLE, n_ctx=160, lanes=slots, in_order=in_order, max_rows=rows, max_leaves=leaves,
+        tiles=tiles,
+    )  # fmt: skip
     beside = FakePool(DRAFT, n_ctx=160, lanes=slots, in_order=False, by_order=False)
 
     def parts() -> tuple[Lane, dict[str, Drafter]]:
@@ -58,7 +67,7 @@ def params(
     )
 
 
-def alone(prompt: Sequence[int], asked: GenerateParams) -> tuple[int, ...]:
-    *_, last = engine_of(1).generate(list(prompt), asked)
+def alone(prompt: Sequence[int], asked: GenerateParams, *, tiles: bool = False) -> tuple[int, ...]:
+    *_, last = engine_of(1, tiles=tiles).generate(list(prompt), asked)
     assert isinstance(last, Finished)
     return last.token_ids

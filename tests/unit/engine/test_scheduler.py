@@ -53,6 +53,22 @@ def test_conversations_share_passes() -> None:
     assert len(pool.fake.passes) < 30
 
 
+def test_the_row_of_a_prompt_comes_from_a_pass_that_others_share() -> None:
+    engine = engine_of(2, tiles=True)
+    pool = engine.target.pool
+    assert isinstance(pool, FakePool)
+    asked, prompt = params("none", 2, ends=False), [1 + i % 5 for i in range(100)]
+    engine.submit([1, 2, 3], params("none", 1, ends=False))
+    while len(pool.fake.passes) < 4:
+        engine.step()
+    id = engine.submit(prompt, asked)
+    texts = {}
+    while events := engine.step():
+        texts |= {id: event.token_ids for id, event in events if isinstance(event, Finished)}
+    assert pool.fake.passes[4:7] == [1, 2, 2], "the prompt itself is read apart"
+    assert texts[id] == alone(prompt, asked, tiles=True)
+
+
 def test_a_third_has_to_wait() -> None:
     engine = engine_of(2)
     first, _ = engine.submit([1, 2], params("none", 1)), engine.submit([3], params("none", 2))
