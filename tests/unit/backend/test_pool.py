@@ -106,6 +106,17 @@ def test_a_nearly_full_group_of_rows_is_filled_and_given_up(n: int, widths: list
     np.testing.assert_array_equal(row, expected)
 
 
+def test_guesses_that_fill_a_pass_leave_no_states() -> None:
+    p = pool(tiles=True, n_ctx=200)
+    a = p.open()
+    a.capture((1, 2, 3))
+    a.forward([1 + i % 5 for i in range(159)], outputs="none")
+    assert p.fake.passes == [160]
+    assert (kept := a.hidden.rows(0, 159)) is not None
+    assert len(kept) == 159
+    assert a.hidden.rows(0, 160) is None
+
+
 def test_no_guess_is_added_where_there_is_no_room_for_it() -> None:
     p = pool(tiles=True, n_ctx=159)
     a = p.open()
