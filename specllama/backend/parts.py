@@ -12,6 +12,7 @@ from specllama.backend.base import Outputs
 from specllama.backend.batch import Batch
 from specllama.backend.cache import Cache
 from specllama.backend.cells import Places
+from specllama.backend.kernels import GROUP, LACKING
 from specllama.backend.lane import CachedTree, CellLane
 from specllama.backend.layout import Layout
 from specllama.errors import EngineError
@@ -73,6 +74,17 @@ class PassPart:
         self.pads = n
         if self.laid is not None:
             self.laid = self.lane.grown([*self.parents, *range(end - 1, end + n - 1)])
+
+    def fill(self, room: int) -> None:
+        """Pad it where it nearly fills its last group of rows; ``room``: most that it may have."""
+        n = len(self.tokens)
+        if 0 < (lacks := -n % GROUP) <= min(LACKING, room - n):
+            self.pad(lacks)
+
+    def drop_pads(self) -> None:
+        """After the pass: the lane's text is without them. Those of a tree are rejected with it."""
+        if self.pads and self.laid is None:
+            self.lane.rollback(len(self.lane.tokens) - self.pads)
 
     def write(self, batch: Batch, rows: slice | Places) -> None:
         """Lay its tokens into the batch."""

@@ -27,7 +27,7 @@ from specllama.backend.base import Blob, Lane, Out, Part
 from specllama.backend.cache import Cache, Shape
 from specllama.backend.cell_books import CellBooks
 from specllama.backend.cells import Places
-from specllama.backend.kernels import GROUP, LACKING, TILE, ZONE, Kernels
+from specllama.backend.kernels import TILE, ZONE, Kernels
 from specllama.backend.lane import CellLane, Parked, exact_prefix
 from specllama.backend.parts import PassPart, lay, pick, require_tokens
 from specllama.backend.reading import ReadingRoom
@@ -199,8 +199,7 @@ class CellPool(CellBooks):
         self.settle()
         past = [len(piece.lane.tokens) for piece in pieces]
         try:
-            together = [piece for piece in pieces if not self._read_first(piece)]
-            if together:
+            if together := [piece for piece in pieces if not self._read_first(piece)]:
                 self._run_padded(together)
         except BaseException:
             for piece, n in zip(pieces, past, strict=True):
@@ -288,8 +287,7 @@ class CellPool(CellBooks):
         """Read what has to be read in a pass of its own; whether that was all of it.
 
         Text in tiles or beside passes of fixed widths, and all before a last row whose bits must be
-        those of a later pass over the same text, or whose hidden state is given away of passes that
-        return every row.
+        those of a later pass over the same text, or whose hidden state only passes of rows give.
         """
         n, fixed = len(piece.tokens), bool(self.kernels.widths)
         tiled = self.kernels.tiles and n - (piece.outputs == "last") >= TILE
@@ -305,7 +303,11 @@ class CellPool(CellBooks):
             if self.cells.has_ghosts and self.cells.held == piece.lane.n_cells:
                 self.compact()
             if self.cells.tail == piece.lane.n_cells or not self.cells.in_order:
-                self._read_tiled(piece)
+                room = min(self.n_batch, self.n_ctx - piece.past, self.cells.room)
+                piece.fill(0 if self.forgets else room)
+                self._pass([piece], tiled=True)
+                piece.drop_pads()
+                self.settle()
             else:
                 self._read_apart(piece)
             return True
@@ -313,18 +315,6 @@ class CellPool(CellBooks):
             self._pass([piece])
             return True
         return False
-
-    def _read_tiled(self, piece: PassPart) -> None:
-        """Read a text in tiles, and a few guesses where it nearly fills its last group of rows.
-        They are given up at once, and change no bit of the others."""
-        n = len(piece.tokens)
-        room = min(self.n_batch - n, self.n_ctx - piece.past - n, self.cells.room - n)
-        if 0 < (lacks := -n % GROUP) <= min(LACKING, room) and not self.forgets:
-            piece.pad(lacks)
-        self._pass([piece], tiled=True)
-        if piece.pads:
-            piece.lane.rollback(len(piece.lane.tokens) - piece.pads)
-            self.settle()
 
     def _run_padded(self, pieces: Sequence[PassPart]) -> None:
         """One pass, of a width that passes are kept to."""
@@ -338,8 +328,7 @@ class CellPool(CellBooks):
         for piece in pieces:
             piece.outputs = "all"  # how many rows come out chooses kernels, too
         self._pass(pieces)
-        if longest.pads and longest.laid is None:
-            longest.lane.rollback(len(longest.lane.tokens) - longest.pads)
+        longest.drop_pads()
 
     def _pass(self, pieces: Sequence[PassPart], *, tiled: bool = False) -> None:
         """One pass of the library."""
@@ -386,8 +375,7 @@ class CellPool(CellBooks):
         tiled: bool,
     ) -> None:
         """Enter a pass into the books."""
-        batch = self.cache.batch
-        n = batch.n
+        batch, n = self.cache.batch, self.cache.batch.n
         order = np.cumsum(batch.output[:n], dtype=np.int64) - 1 if len(pieces) > 1 else None
         total = pieces[0].n_rows if order is None else int(order[-1]) + 1
         given = self.cache.rows(total)

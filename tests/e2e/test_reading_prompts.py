@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specllama.arrays import HiddenNeed, Row
-from specllama.backend import attention, llama_pool, pool
+from specllama.backend import attention, llama_pool, parts
 from specllama.backend.attention import can_switch
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
@@ -116,7 +116,7 @@ def test_guesses_that_fill_a_pass_leave_no_trace(
     c = context(model)
     filled = read(c, text(n))
     cells = c.pool.cache.state(c.sequence)
-    monkeypatch.setattr(pool, "LACKING", 0)
+    monkeypatch.setattr(parts, "LACKING", 0)
     c.rollback(0)
     assert np.array_equal(read(c, text(n)), filled)
     assert c.pool.cache.state(c.sequence) == cells
