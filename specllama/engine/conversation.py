@@ -356,7 +356,8 @@ class Conversation:
         end = done + len(tokens)
         last, pool = row and end == len(ids), self._target.pool
         parts: list[tuple[Sequence[int], Outputs]] = [(tokens, "last" if last else "none")]
-        if last and len(tokens) > TILE and pool.kernels.tiles and pool.lanes > 1:
+        shares = pool.lanes > 1 and pool.kernels.tiles and not pool.forgets
+        if last and len(tokens) > TILE and shares:
             # they are two passes in any case, and others can share the second one
             parts = [(tokens[:-1], "none"), (tokens[-1:], "last")]
         for tokens, outputs in parts:
