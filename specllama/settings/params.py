@@ -360,7 +360,8 @@ class EngineOptions:
         flash_attn, kv_type_k, kv_type_v: on CPUs, the rows of flash attention need not depend on
             the width of a pass.
         max_rows: the widest target pass that will be asked for (drafts + 1).
-        parallel: conversations that can be written at once, in one context that they share.
+        parallel: conversations that can be written at once, in one context that they share; with a
+            running state in one each, and as many as memory allows.
         kv_ram: MiB for what conversations left in a context that others have to share.
         exact: "on" takes the widths that cost least, a number is the most rows of a pass.
     """
