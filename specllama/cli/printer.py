@@ -67,7 +67,7 @@ class Printer:
 
     def _one(self, event: Event) -> None:
         if self.as_json:
-            output.json_line(event.to_dict())
+            output.event_line(event)
         new = news(event)
         if new.reasoning:
             self._think(new.reasoning)

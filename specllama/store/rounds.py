@@ -35,7 +35,7 @@ from specllama.interface import EngineInfo, EngineLike, Message, ModelInfo, Prom
 from specllama.paths import private_folder, rounds_dir
 from specllama.replies.figures import ReplyFigures
 from specllama.settings.params import GenerateParams
-from specllama.store.codec import encode, params_to_dict
+from specllama.store.codec import encode, encode_event, params_to_dict
 from specllama.told import Told, news
 
 SCHEMA = "specllama.rounds.v1"
@@ -124,15 +124,17 @@ class RoundLog:
             return None
         if name == "start":
             self._turn += 1
-        line: dict[str, Any] = {**event.to_dict(), "type": name, "turn": max(self._turn, 0)}
-        if name == "start":
-            line["time_s"] = round(time.time(), 3)
-            line["params"] = params_to_dict(params or self._params)
+        turn = max(self._turn, 0)
         try:
             if self._fd is None:
                 self._fd = open_for_append(self.path)
-                self._append(self._header)
-            self._append(line)
+                self._append(encode(self._header))
+            if name == "start":
+                now, used = round(time.time(), 3), params_to_dict(params or self._params)
+                told = {**event.to_dict(), "type": name, "turn": turn}
+                self._append(encode({**told, "time_s": now, "params": used}))
+            else:
+                self._append(encode_event(event, name, turn=turn))
             if event.ends:
                 os.fsync(self._fd)
         except OSError as error:
@@ -153,9 +155,9 @@ class RoundLog:
             except OSError as error:
                 self.failure = self.failure or error.strerror
 
-    def _append(self, line: dict[str, Any]) -> None:
+    def _append(self, line: bytes) -> None:
         assert self._fd is not None
-        data = encode(line) + b"\n"
+        data = line + b"\n"
         if os.write(self._fd, data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

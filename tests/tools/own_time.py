@@ -1,0 +1,112 @@
+"""Our own time between two passes of the target, where it is spent: beside real passes.
+
+    python tests/tools/own_time.py [-m MODEL] [--child] -- --json --temperature 0 -n 96 "..."
+
+Runs ``specllama run`` with these words (with ``--child``: a reply of the app's engine process) and
+prints, in milliseconds, the time from the end of a pass to the beginning of the next one: median,
+tenth and ninetieth of a hundred. Standard output of the command goes to a file and is thrown away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from specllama.backend import llama_cache
+from specllama.cli import invoke
+from specllama.engine.host import EngineHost, LoadEngine
+from specllama.events import Event
+from specllama.interface import Stepped
+from specllama.settings.params import GenerateParams, SamplingParams
+
+ASK = "Tell me a long story about a fox and a crow."
+REPORT = "OWN_TIME_REPORT"
+
+
+def watch() -> list[float]:
+    """The gaps in milliseconds, as they come."""
+    gaps: list[float] = []
+    ended = 0.0
+    decode = llama_cache.ll.llama_decode
+
+    def timed(*args: Any) -> Any:
+        nonlocal ended
+        begun = perf_counter()
+        if ended:
+            gaps.append(1e3 * (begun - ended))
+        try:
+            return decode(*args)
+        finally:
+            ended = perf_counter()
+
+    llama_cache.ll.llama_decode = timed
+    return gaps
+
+
+def report(gaps: list[float]) -> str:
+    steps = gaps[8:-1]  # behind the prompt, and the first rounds, which load what they need
+    low, *_, high = statistics.quantiles(steps, n=10)
+    return f"{statistics.median(steps):.3f} ({low:.3f} to {high:.3f}) ms, {len(steps)} times"
+
+
+class Watched(LoadEngine):
+    """In the child: writes the figures to a file when that ends."""
+
+    def __call__(self, progress: Callable[[Event], None], /) -> Stepped:
+        gaps = watch()
+        engine = LoadEngine.__call__(self, progress)
+        close = engine.close
+
+        def closed() -> None:
+            Path(os.environ[REPORT]).write_text(report(gaps))
+            close()
+
+        engine.close = closed  # type: ignore[method-assign]
+        return engine
+
+
+def by_child(model: str, tokens: int, temperature: float) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[REPORT] = str(Path(folder) / "figures")
+        params = GenerateParams(
+            seed=1,
+            max_tokens=tokens,
+            speculate=False,
+            sampling=SamplingParams(temperature=temperature),
+        )
+        with EngineHost(Watched(model)) as host:
+            host.start()
+            for _ in host.generate(ASK, params):
+                pass
+        return Path(os.environ[REPORT]).read_text()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("-m", "--model", default="tiny")
+    parser.add_argument("--child", action="store_true")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("words", nargs="*", help="further options of run")
+    asked = parser.parse_args()
+    if asked.child:
+        print(by_child(asked.model, asked.tokens, asked.temperature))
+        return
+    gaps, out = watch(), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    words = ["run", "-m", asked.model, "-d", "none", "--no-spec", "--seed", "1"]
+    words += ["-n", str(asked.tokens), "--temperature", str(asked.temperature)]
+    sys.argv = ["specllama", *words, *asked.words, ASK]
+    invoke()
+    os.write(out, f"{report(gaps)}\n".encode())
+
+
+if __name__ == "__main__":
+    main()
