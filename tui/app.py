@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -160,6 +161,9 @@ class SpecllamaApp(PagedApp):
         self.call_after_refresh(self._begin)
 
     def _begin(self) -> None:
+        if self.leave_on_signals:  # the process is the app's: what it consists of is not garbage
+            gc.collect()
+            gc.freeze()  # looking through it again and again is a tenth of what a reply costs
         if self._server is not None:
             from specllama.remote.opening import watched
             from specllama.tui.lane_watch import LaneWatch

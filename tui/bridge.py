@@ -3,11 +3,13 @@
 A turn runs in a thread because the engine blocks. The thread only fills a ``RunningTurn``; the
 screen drains it from a timer, at most ten times a second (five on small machines, where the screen
 takes cycles from the model), and less often if flushes are expensive: the screen has a budget of
-processor time. So its cost does not depend on the speed of the model.
+processor time. So its cost does not depend on the speed of the model. There, the figures rest for a
+second or two while the text flows.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -19,6 +21,8 @@ from specllama.errors import EngineError, SpecllamaError
 from specllama.events import Event, Finished
 from specllama.told import Told
 
+Clock = Callable[[], float]
+monotonic: Clock = time.perf_counter
 SMOOTHING = 0.3  # weight of the newest flush in the cost of a flush
 
 
@@ -88,6 +92,7 @@ class RunningTurn:
 @dataclass(slots=True)
 class FlushPace:
     """How often to flush: every ``base_s``, or less often to stay within ``share`` of one core.
+    The strip is not drawn twice within ``figures_s``, the panel not within twice as long.
 
     A flush costs more as the reply grows (lists and tables are laid out anew), so the period
     follows the cost, smoothed: one code block must not slow the next ten flushes.
@@ -97,6 +102,7 @@ class FlushPace:
     longest_s: float = 0.8
     share: float = 0.5
     period_s: float = 0.0
+    figures_s: float = 0.0
     _cost_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -106,7 +112,7 @@ class FlushPace:
     def for_this_machine() -> FlushPace:
         """With one or two cores, the model needs every core that the screen would use."""
         few = (os.cpu_count() or 1) <= 2
-        return FlushPace(0.2, share=0.035) if few else FlushPace(0.1, share=0.2)
+        return FlushPace(0.2, share=0.035, figures_s=1.0) if few else FlushPace(0.1, share=0.2)
 
     def observe(self, took_s: float) -> float:
         """Learn what a flush cost in processor seconds; returns the pause before the next."""
@@ -115,8 +121,25 @@ class FlushPace:
         return self.period_s
 
 
-Clock = Callable[[], float]
-monotonic: Clock = time.perf_counter
+@dataclass(slots=True)
+class Rest:
+    """What is drawn with a flush, but not again within ``for_s``; and then once more."""
+
+    for_s: float
+    clock: Clock = monotonic
+    _stale: bool = False
+    _drawn_s: float = -math.inf
+
+    def over(self, grown: bool) -> bool:
+        """Whether it is to be drawn now; ``grown``: there is something new."""
+        self._stale = self._stale or grown
+        now = self.clock()
+        if not self._stale or now - self._drawn_s < self.for_s:
+            return False
+        self._stale, self._drawn_s = False, now
+        return True
+
+
 # A flush is judged by the processor time it took: on a busy machine wall time would blame the
 # screen for what others do, and slow it down for nothing.
 processor: Clock = time.thread_time

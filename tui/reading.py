@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from markdown_it import MarkdownIt
 
 NESTING = 12
@@ -12,6 +14,7 @@ DEEP_INDENT = " " * 40
 DEEP_WEIGHT = 20  # a line indented this deeply costs about as much as this many table cells
 
 
+@cache
 def parser() -> MarkdownIt:
     """Markdown as Textual reads it, made safe against bombs: shallow nesting, HTML as text."""
     return MarkdownIt("gfm-like", {"maxNesting": NESTING, "html": False})

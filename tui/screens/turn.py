@@ -20,10 +20,12 @@ from specllama.settings.params import GenerateParams
 from specllama.store.tree import StoredMessage
 from specllama.text import number_of
 from specllama.tui import advice
-from specllama.tui.bridge import Drained, FlushPace, RunningTurn, processor
+from specllama.tui.bridge import Drained, FlushPace, Rest, RunningTurn, processor
 from specllama.tui.loader import EngineLoader, loading_words
 from specllama.tui.messages import EngineFailed, EngineGone, EngineReady, RecordGrew, TurnWoke
+from specllama.tui.painting import LeanCompositor
 from specllama.tui.record import Record
+from specllama.tui.screens.base import Page
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.message import AssistantMessage, UserMessage
 from specllama.tui.widgets.panel import LivePanel
@@ -65,6 +67,9 @@ class TurnScreen(Inked, Screen[None]):
         self.live: AssistantMessage | None = None  # the reply that is being written
         self._timer: Timer | None = None
         self._used_by_last: float | None = None  # processor seconds at the flush before
+        self._strip_rest, self._panel_rest = Rest(pace.figures_s), Rest(2 * pace.figures_s)
+        self._compositor = LeanCompositor()
+        self._held = self._owed = False  # painting waits; something is to be painted
         self._after_turn: Callable[[], None] | None = None
         self._prompt_n = 0
         self._question: UserMessage | None = None  # what the running turn was asked
@@ -129,6 +134,11 @@ class TurnScreen(Inked, Screen[None]):
         return record
 
     def refresh_strip(self) -> None:
+        self.refresh_figures()
+        self.query_one(LivePanel).refresh()
+
+    def refresh_figures(self) -> None:
+        """All but the panel's."""
         strip = self.strip
         strip.busy = self.busy
         strip.on_full = self.session.params.on_full
@@ -138,10 +148,9 @@ class TurnScreen(Inked, Screen[None]):
             row = self.query_one(RoundsRow)
             row.clear()
             row.extend(record.rounds if record is not None else ())
+        self.query_one(RoundsRow).refresh()
         self.query_one(StatsStrip).refresh()
-        panel = self.query_one(LivePanel)
-        panel.refresh()
-        self.set_class(panel.record() is None, "-new")
+        self.set_class(record is None, "-new")
         keys = "Esc stops, Enter waits its turn" if self.busy else "Enter sends, Ctrl+J new line"
         if keys != self.prompt.border_subtitle:  # setting it draws the prompt anew
             self.prompt.border_subtitle = keys
@@ -266,6 +275,20 @@ class TurnScreen(Inked, Screen[None]):
         self.refresh_strip()
         self._schedule()
 
+    # ------------------------------------------------------------------ painting
+
+    def _compositor_refresh(self) -> None:
+        if self._held:  # new text changes sizes, and then what depends on them: painted at once
+            self._owed = True
+        else:
+            super()._compositor_refresh()
+
+    def _paint(self) -> None:
+        self._held = False
+        if self._owed:
+            self._owed = False
+            self._compositor_refresh()
+
     def _schedule(self) -> None:
         if self._timer is not None:
             self._timer.stop()
@@ -284,10 +307,17 @@ class TurnScreen(Inked, Screen[None]):
             return
         batch = turn.drain()
         if batch:
-            await self._show(batch)
+            self._held = True
+            with self.app.batch_update():
+                await self._show(batch)
         if batch.ended:
+            self._paint()
             await self._ended(batch)
             return
+        if self._strip_rest.over(bool(batch)):
+            self.refresh_figures()
+        if self._panel_rest.over(bool(batch)):
+            self.query_one(LivePanel).refresh()
         # From flush to flush: layout and drawing happen some time after the flush itself.
         now = processor()
         if self._used_by_last is not None:
@@ -296,6 +326,7 @@ class TurnScreen(Inked, Screen[None]):
         self.call_after_refresh(self._flushed)
 
     def _flushed(self) -> None:
+        self.call_after_refresh(self._paint)  # what the new sizes changed is laid out by then
         if self.turn is not None:
             self._schedule()
 
@@ -331,13 +362,13 @@ class TurnScreen(Inked, Screen[None]):
             elif notice.message:
                 strip.reason = notice.message
         await live.stream(batch.text, batch.rounds, batch.reasoning)
-        self.refresh_strip()
         if batch.rounds:
             self._tell_screens(record)
 
     def _tell_screens(self, record: Record) -> None:
         for screen in self.app.screen_stack:
-            screen.post_message(RecordGrew(record))
+            if isinstance(screen, Page):  # Textual's own, below all, would draw everything anew
+                screen.post_message(RecordGrew(record))
 
     async def _ended(self, batch: Drained) -> None:
         live, turn = self.live, self.turn

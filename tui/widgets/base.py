@@ -15,6 +15,7 @@ class InkedApp(App[int]):
     """An app whose widgets draw with inks and glyphs. Any app may host the widgets (tests do)."""
 
     glyph_choice = "auto"
+    _glyphs: tuple[str, tuple[MethodInfo, ...], Glyphs] | None = None
 
     @property
     def methods(self) -> tuple[MethodInfo, ...]:
@@ -23,7 +24,10 @@ class InkedApp(App[int]):
 
     @property
     def glyphs(self) -> Glyphs:
-        return glyphs_for(self.glyph_choice, self.methods)
+        choice, methods, known = self.glyph_choice, self.methods, self._glyphs
+        if known is None or known[0] != choice or known[1] is not methods:  # every line asks
+            known = self._glyphs = choice, methods, glyphs_for(choice, methods)
+        return known[2]
 
     @property
     def ink(self) -> Ink:

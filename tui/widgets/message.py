@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.geometry import Size
+from textual.reactive import Reactive
 from textual.widget import Widget
 from textual.widgets import Collapsible, Markdown, Static
 
@@ -16,11 +17,12 @@ from specllama.events import Finished, RoundDone
 from specllama.replies import attach
 from specllama.text import WordCount, number_of, rate, sanitize, sanitize_line
 from specllama.tui.messages import TurnAction
-from specllama.tui.reading import PlainGuard, parser
+from specllama.tui.reading import PlainGuard
 from specllama.tui.record import Record
 from specllama.tui.themes import Glyphs
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.drafted import DraftedView
+from specllama.tui.widgets.growing import GrowingMarkdown
 from specllama.tui.widgets.stats_strip import MEASURE, duration
 from specllama.verdict import TimedRound, by_source, details, lead
 
@@ -170,7 +172,13 @@ class UserMessage(MessageView):
         return Content.assemble(*said)
 
 
+class Body(Vertical):
+    virtual_size = Reactive(Size(0, 0), repaint=False)
+
+
 class AssistantMessage(MessageView):
+    virtual_size = Reactive(Size(0, 0), repaint=False)
+
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("t", "thought", "Thought", id="turn.thought", show=False),
     ]
@@ -216,8 +224,7 @@ class AssistantMessage(MessageView):
 
     def compose(self) -> ComposeResult:
         yield Static(self.heading(), classes="name")
-        with Vertical(classes="body"):
-            pass
+        yield Body(classes="body")
         yield FootLine(self._foot())
 
     def heading(self) -> Content:
@@ -246,7 +253,7 @@ class AssistantMessage(MessageView):
         self._thought = self._box = None
         # Markdown must start empty: a widget made with text and then appended to garbles an
         # open code fence.
-        self._markdown = Markdown(parser_factory=parser, open_links=False)
+        self._markdown = GrowingMarkdown()
         await body.mount(self._markdown)
         await self._think(self.reasoning)
         await self._put(self.text)

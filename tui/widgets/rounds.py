@@ -51,8 +51,8 @@ class RoundsRow(Inked, Widget):
         self.refresh()
 
     def extend(self, rounds: Iterable[RoundDone]) -> None:
+        """Shown with the next ``refresh``."""
         self._rounds.extend(rounds)
-        self.refresh()
 
     def render(self) -> Content:
         width = self.content_size.width

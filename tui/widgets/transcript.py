@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from textual.containers import VerticalScroll
 from textual.content import Content
+from textual.geometry import Size
+from textual.reactive import Reactive
 from textual.widget import Widget
 from textual.widgets import Button, Static
 
@@ -46,6 +48,8 @@ class Transcript(VerticalScroll, can_focus=False):
     Transcript.-empty { align-vertical: middle; }
     Transcript > #earlier { width: auto; min-width: 20; height: 1; border: none; margin: 0 0 1 1; }
     """
+
+    virtual_size = Reactive(Size(0, 0), repaint=False)
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
