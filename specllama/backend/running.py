@@ -324,8 +324,7 @@ class RunningPool(ForgettingPool):
                 if piece.rows is not None and len(groups) > 1:  # the next pass takes their place
                     piece.rows = piece.rows.copy()
         for piece in pieces:
-            if piece.pads:
-                piece.lane.rollback(len(piece.lane.tokens) - piece.pads)
+            piece.drop_pads()
 
     def _pad(self, pieces: Sequence[PassPart]) -> None:
         """Make them equally long, where planes take back what is too much."""
