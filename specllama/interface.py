@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 from specllama.cancel import Cancel
 from specllama.events import Event
@@ -89,6 +90,8 @@ class MethodInfo:
     short: str = ""
     letter: str = ""
 
+
+SlotAction = Literal["save", "restore", "erase"]
 
 # how calls look in a chat template that is given tools: "" where it has no place for them, "json"
 # as Hermes and Qwen 3 write them, or a name in ``server.spellings``
@@ -219,6 +222,14 @@ class Stepped(EngineLike, Protocol):
 
     def watched(self, beat: Callable[[], object]) -> None:
         """From now on call ``beat`` before every pass."""
+        ...
+
+    def keep(self) -> None:
+        """Nothing runs: have what requests left written to disk, where they want it."""
+        ...
+
+    def slot(self, action: SlotAction, index: int, path: Path | None = None) -> tuple[int, int]:
+        """Save, restore or erase what an idle slot holds: tokens and bytes."""
         ...
 
     def step(self) -> list[tuple[int, Event | Exception]]:

@@ -75,6 +75,11 @@ def profiles_dir() -> Path:
     return data_dir() / "profiles"
 
 
+def states_dir() -> Path:
+    """States of conversations, to go on from without reading them again."""
+    return data_dir() / "states"
+
+
 def private_folder(folder: Path) -> Path:
     """Create a folder for what a person wrote, closed to everybody else; returns it.
 

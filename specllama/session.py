@@ -352,7 +352,7 @@ class Session:
             )
 
         try:
-            for event in self._events(params, cancel, begun):
+            for event in self._events(owned(self, params), cancel, begun):
                 new = told.take(event)
                 for done in new.rounds:
                     self.stats.observe(done)
@@ -465,6 +465,11 @@ def _newest_that_fit(
                 if engine.count_tokens(_answered([*head, *kept, *tail])) <= room:
                     return kept
     return []
+
+
+def owned(session: Session, params: GenerateParams) -> GenerateParams:
+    """The same for a request of this conversation: what it leaves is kept if that is."""
+    return params.replace(owner=session.id or "" if session._store.keeps else "")
 
 
 def upcoming(session: Session, text: str, index: int | None = None) -> list[Message]:

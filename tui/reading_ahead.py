@@ -16,7 +16,7 @@ from specllama.errors import UsageError
 from specllama.events import Started
 from specllama.interface import Message
 from specllama.models.power import on_battery
-from specllama.session import upcoming
+from specllama.session import owned, upcoming
 from specllama.told import news
 from specllama.tui.bridge import Clock, monotonic
 from specllama.tui.record import ReadAhead
@@ -72,7 +72,8 @@ class ReadingAhead:
         if messages is None or messages == self._told:
             return
         self._told, self._told_s = messages, self._clock()
-        screen.loader.host.read_ahead(messages, screen.session.params, self._heard)
+        params = owned(screen.session, screen.session.params)
+        screen.loader.host.read_ahead(messages, params, self._heard)
 
     def _messages(self, index: int | None) -> list[Message] | None:
         """The conversation with what is typed so far; None where that is not yet to be read."""

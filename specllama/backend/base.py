@@ -372,6 +372,14 @@ class Pool(Passes, Protocol):
         """Carry out what lanes decided since the last pass (every pass does that first)."""
         ...
 
+    def copied(self, lane: Lane) -> Blob:
+        """What a lane holds, outside the pool; the lane stays as it is.
+
+        Raises:
+            EngineError: the library does not give its state away.
+        """
+        ...
+
     def park(self, lane: Lane) -> Blob:
         """Take what a lane holds out of the pool; it is empty then.
 
@@ -406,11 +414,16 @@ class Pool(Passes, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A model and its pool. ``info`` is what to show people."""
+    """A model and its pool. ``info`` is what to show people.
+
+    ``key`` names everything by which cells of the pool would be others, where they are kept on
+    disk; "" keeps none.
+    """
 
     pool: Pool
     vocab: Vocab
     info: ModelInfo
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,11 +431,12 @@ class Own:
     """What drafts for one target only, by method.
 
     ``parts`` are for the methods to use (``Kit.own``), ``reasons`` say why one that was looked
-    for is not there.
+    for is not there, ``keys`` name the files of heads as ``Opened.key`` does those of a model.
     """
 
     parts: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

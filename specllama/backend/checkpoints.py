@@ -7,6 +7,7 @@ most what lies between two of them again.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,9 @@ class Checkpoints:
         new = Checkpoints()
         new._all = list(self._all)
         return new
+
+    def __iter__(self) -> Iterator[Checkpoint]:
+        return iter(self._all)
 
     @property
     def lengths(self) -> list[int]:

@@ -292,7 +292,7 @@ class LlamaCache:
         return True
 
     def _restore(self, sequence: int, state: bytes) -> bool:
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        buffer = readable(state)
         return bool(ll.llama_state_seq_set_data_ext(self._ctx, buffer, len(state), sequence, 0))
 
     # -- a running state, see ``running.RunningCache`` --
@@ -313,8 +313,8 @@ class LlamaCache:
         return into if n == size else b""
 
     def restore_running(self, sequence: int, state: Any) -> bool:
-        size = len(state)
-        return bool(ll.llama_state_seq_set_data_ext(self._ctx, state, size, sequence, _PARTIAL))
+        size, buffer = len(state), readable(state)
+        return bool(ll.llama_state_seq_set_data_ext(self._ctx, buffer, size, sequence, _PARTIAL))
 
     def rewrite(self) -> bool:
         size = int(ll.llama_state_get_size(self._ctx))
@@ -374,6 +374,14 @@ def _params(model: LlamaModel, shape: Shape, settings: CacheSettings) -> Any:
 def _piece(model: LlamaModel, settings: CacheSettings) -> int:
     """Tokens of a piece of a lane's state; 0 where it is taken as a whole."""
     return model.window if settings.swa_full and model.can_roll_back else 0
+
+
+def readable(state: Any) -> Any:
+    """Bytes as llama.cpp reads them; without a copy where they may be written to."""
+    if isinstance(state, ctypes.Array):
+        return state
+    kind = ctypes.c_uint8 * len(state)
+    return kind.from_buffer_copy(state) if memoryview(state).readonly else kind.from_buffer(state)
 
 
 def native(batch: Batch) -> Any:

@@ -140,18 +140,18 @@ class CellPool(CellBooks):
             raise ValueError(f"the lane still holds {len(mine.tokens)} tokens")
         return mine
 
-    def park(self, lane: Lane) -> Parked:
+    def copied(self, lane: Lane) -> Parked:
         mine = self._mine(lane)
         self.settle()
         state = self.cache.state(mine.sequence) if mine.n_cells else b""
         if mine.n_cells and not state:
             raise EngineError("the library does not give the state of a lane away")
-        parked = Parked(
-            list(mine.tokens), state, mine.hidden, mine.need, tuple(mine.tiled),
-            self.kernels.tiles and self.kernels.any_parts,
-        )  # fmt: skip
-        mine.hidden = type(mine.hidden)()
-        mine.rollback(0)
+        tiles = self.kernels.tiles and self.kernels.any_parts
+        return Parked([*mine.tokens], state, mine.hidden.copy(), mine.need, (*mine.tiled,), tiles)
+
+    def park(self, lane: Lane) -> Parked:
+        parked = self.copied(lane)
+        lane.rollback(0)
         self.settle()
         return parked
 

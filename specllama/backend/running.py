@@ -66,8 +66,8 @@ class ForgettingPool(CellPool):
     def fork(self, lane: Lane, keep: int, into: Lane | None = None) -> CellLane:
         raise EngineError("this model's cache cannot be shared")
 
-    def park(self, lane: Lane) -> ParkedWhole:
-        one = super().park(lane)
+    def copied(self, lane: Lane) -> ParkedWhole:
+        one = super().copied(lane)
         return ParkedWhole(one.tokens, one.state, one.hidden, one.need, one.tiled, one.tiles)
 
     def exact_prefix(self, lane: CellLane, keep: int, n: int, begin: int) -> int:
@@ -193,14 +193,9 @@ class RunningPool(ForgettingPool):
 
     # -- out of the cache, and in again --
 
-    def park(self, lane: Lane) -> ParkedWhole:
+    def copied(self, lane: Lane) -> ParkedWhole:
         mine = self._of[self._mine(lane).sequence]
-        kept, mine.checkpoints = mine.checkpoints, Checkpoints()
-        try:
-            return replace(super().park(lane), checkpoints=kept)
-        except BaseException:
-            mine.checkpoints = kept
-            raise
+        return replace(super().copied(lane), checkpoints=mine.checkpoints.copy())
 
     def resume(self, blob: Blob, into: Lane | None = None) -> CellLane:
         lane = super().resume(blob, into)
@@ -212,14 +207,7 @@ class RunningPool(ForgettingPool):
         mine = self._mine(lane)
         if not keep:
             return self.open() if into is None else self._emptied(into)
-        self.settle()
-        state = self.cache.state(mine.sequence) if mine.n_cells else b""
-        if mine.n_cells and not state:
-            raise EngineError("the library does not give the state of a lane away")
-        blob = ParkedWhole(
-            list(mine.tokens), state, mine.hidden, mine.need, checkpoints=self.checkpoints(mine)
-        )
-        new = self.resume(blob, into)
+        new = self.resume(self.copied(mine), into)
         new.rollback(keep)
         return new
 

@@ -13,6 +13,7 @@ from specllama.cli import completing, diagnostics, loading
 from specllama.cli.history import stored
 from specllama.cli.options import (
     GroupedCommand,
+    disk_option,
     grouped,
     remote_options,
     resolve,
@@ -69,6 +70,7 @@ In a plain chat, /help lists the commands; a \\ at the end of a line or a pair o
     group="Output",
     help="Read a message while it is typed in the terminal app; auto does not on battery power.",
 )
+@disk_option
 @grouped("-q", "--quiet", is_flag=True, group="Output", help="Show no statistics after a reply.")
 def command(
     plain: bool,
@@ -91,7 +93,7 @@ def command(
             raise UsageError(
                 "--unstored keeps nothing, so there is nothing for --resume to continue"
             )
-        settings = settings.with_flags({"log": False, "keep-texts": False})
+        settings = settings.with_flags({"log": False, "keep-texts": False, "kv-disk": "off"})
     params = settings.generate_params()
     if not (plain or unstored) and _can_draw():
         return _terminal_app(settings, resume, server)

@@ -14,6 +14,7 @@ from specllama.cli.asking import confirm, yes_option
 from specllama.cli.listing import Column, json_option, listing, number, picked, show_path, when
 from specllama.errors import UsageError
 from specllama.paths import data_dir, sessions_file
+from specllama.store import states
 from specllama.text import number_of
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ def rm(ids: tuple[str, ...], every: bool, typed: bool, yes: bool) -> None:
             store.delete(one)
         if every or ids:
             store.purge(-1.0)  # negative age: what was deleted this moment, too
+    if every:
+        states.forget("*")  # what a server's clients left, too
     if typed:
         for path in _typed():
             path.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ from specllama.remote.address import KEY_VARIABLE, Address
 from specllama.settings.config import PROJECT_FILE, Settings, load_settings
 from specllama.settings.hardware import endpoints, is_loopback
 from specllama.settings.params import THINK, GenerateParams
-from specllama.settings.schema import ENGINE_PARTS, SCHEMA
+from specllama.settings.schema import BY_NAME, ENGINE_PARTS, SCHEMA
 from specllama.settings.setting import Setting
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -173,6 +173,11 @@ def sharing_options(parallel: int) -> Callable[[Decorated], Decorated]:
 
     return decorate
 
+
+disk_option = grouped(
+    "--kv-disk", default=None, metavar=BY_NAME["kv-disk"].metavar, group="Output",
+    help=BY_NAME["kv-disk"].help,
+)  # fmt: skip
 
 LOADING = (
     "model",

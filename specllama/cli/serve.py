@@ -22,6 +22,7 @@ from specllama.cli.options import (
     LOADING,
     REPLYING,
     GroupedCommand,
+    disk_option,
     grouped,
     read_text,
     resolve,
@@ -62,6 +63,7 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
 @grouped("--port", type=click.IntRange(0, 65535), default=8484, show_default=True, group="Server",
          help="Port to listen on; 0 takes a free one.")  # fmt: skip
 @sharing_options(PARALLEL)
+@disk_option
 @grouped("--alias", metavar="NAME", group="Server", help="Name of the model in responses.")
 @grouped("--api-key-file", type=click.Path(path_type=Path), group="Server",
          help=f"File of client keys, one per line; {KEY_VARIABLE} adds one.")  # fmt: skip
@@ -86,6 +88,9 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
 @grouped("--slots/--no-slots", default=True, show_default=True, group="Server",
          help="Show every client what is being written, in /slots, /specllama/events "
          "and `specllama top`.")  # fmt: skip
+@grouped("--slot-save-path", type=click.Path(file_okay=False, path_type=Path), group="Server",
+         metavar="FOLDER",
+         help="Where POST /slots/ID?action=save and restore keep what slots hold.")  # fmt: skip
 @grouped("--drain", type=click.FloatRange(0), default=30.0, show_default=True, group="Server",
          metavar="SECONDS",
          help="Time that running replies get to finish when the server stops.")  # fmt: skip
@@ -110,6 +115,7 @@ def command(
     experiment: str | None,
     expose_text: bool,
     slots: bool,
+    slot_save_path: Path | None,
     drain: float,
     access_log: bool,
     quiet: bool,
@@ -158,6 +164,7 @@ def command(
         experiment=_shares(experiment),
         expose_text=expose_text,
         slots=slots,
+        slot_folder=slot_save_path,
         log=AccessLog().put if access_log and not quiet else None,
     )
     stop = Event()

@@ -188,6 +188,8 @@ class Conversation:
         yield self._started
         for notice in prepared.notices:
             yield Notice(message=notice, level="warning", topic="template")
+        if seat.lost:
+            yield Notice(message=seat.lost, level="warning", topic="state")
         if seat.said:
             yield Notice(message=seat.said, topic="routing")
         if seat.again > _SAID_AGAIN:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from specllama.backend.base import Lane, Vocab
 from specllama.cancel import Cancel, StopFlag
+from specllama.engine import named_slots
 from specllama.engine.bounds import require_going, require_room, require_size, require_text
 from specllama.engine.conversation import Clock, Conversation, Ready
 from specllama.engine.infilling import infilled
@@ -30,7 +31,14 @@ from specllama.engine.scheduler import Running, Scheduler
 from specllama.engine.seating import Seats
 from specllama.errors import EngineError, UsageError
 from specllama.events import Event
-from specllama.interface import EngineFigures, EngineInfo, Message, Prompt, ToolSyntax
+from specllama.interface import (
+    EngineFigures,
+    EngineInfo,
+    Message,
+    Prompt,
+    SlotAction,
+    ToolSyntax,
+)
 from specllama.settings.params import SEED_DRAWN, EngineOptions, GenerateParams
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.sampling import SamplerChain
@@ -163,6 +171,27 @@ class Engine:
         """Stop whatever pass is running, from any thread; all requests end as cancelled."""
         self._loaded.stop.set()
         self._scheduler.cancel(range(next(self._ids)))
+
+    def keep(self) -> None:
+        """Have what conversations left written to disk, where they want it; returns at once."""
+        with self._alone():
+            self._seats.keep()
+
+    def slot(self, action: SlotAction, index: int, path: Path | None = None) -> tuple[int, int]:
+        """Save what a slot holds to a file, restore it from one, or erase it: tokens and bytes.
+
+        Raises:
+            UsageError: there is no such slot.
+            EngineError, StoreError: it is writing a reply, or the file cannot be used.
+        """
+        if not 0 <= index < len(self._slots):
+            raise UsageError(f"there is no slot {index}, but 0 to {len(self._slots) - 1}")
+        with self._alone():
+            slot, seats = self._slots[index], self._seats
+            if path is None:
+                return named_slots.erase(seats, slot)
+            act = named_slots.save if action == "save" else named_slots.restore
+            return act(seats, slot, path)
 
     def reset(self) -> None:
         """Forget every text, so that the next request reads its prompt afresh."""
@@ -404,3 +433,6 @@ class Engine:
         finally:
             self._generating = before
             self.drop(id)
+            with self._using:
+                if not (self._closed or len(self._scheduler)):
+                    self._seats.keep()

@@ -20,6 +20,7 @@ from specllama.engine.gguf_pair import Pair
 from specllama.engine.heads import open_own
 from specllama.engine.probing import exactness_of
 from specllama.engine.repacking import Speed, repacks, speed
+from specllama.engine.state_keys import state_key
 from specllama.errors import CannotLoad
 from specllama.events import Event, LoadProgress
 from specllama.interface import ModelInfo
@@ -47,7 +48,9 @@ class _Model:
 
     @property
     def shown(self) -> Opened:
-        return Opened(self.pool, self.model.vocab, self._info)
+        kept = self.options.kv_disk != "off"
+        key = state_key(self.header, self.model, self.pool, self.options) if kept else ""
+        return Opened(self.pool, self.model.vocab, self._info, key)
 
     @property
     def _info(self) -> ModelInfo:

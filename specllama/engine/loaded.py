@@ -9,6 +9,7 @@ from specllama.cancel import StopFlag
 from specllama.engine.profiles import Windows
 from specllama.engine.prompting import Prompting
 from specllama.engine.sampler_chains import SamplerChains
+from specllama.engine.shelf import Shelf
 from specllama.engine.slot import Slot
 from specllama.interface import EngineInfo
 
@@ -29,6 +30,7 @@ class Loaded:
         windows: the draft window of a request.
         stop: what every pass looks at; the cancel of a request that runs alone sets it.
         kv_ram: bytes for parked texts.
+        shelf: what is on disk; None keeps nothing there.
         close: frees the models.
     """
 
@@ -39,4 +41,5 @@ class Loaded:
     windows: Windows
     stop: StopFlag = field(default_factory=StopFlag)
     kv_ram: int = 0
+    shelf: Shelf | None = None
     close: Callable[[], None] = _nothing

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 
-from specllama.backend.base import OpenedPair, Opener, Vocab
+from specllama.backend.base import OpenedPair, Opener, Own, Vocab
 from specllama.cancel import StopFlag
 from specllama.engine.drafters import Drafters
 from specllama.engine.loaded import Loaded
@@ -16,17 +16,20 @@ from specllama.engine.methods import methods
 from specllama.engine.profiles import Windows, open_profile
 from specllama.engine.prompting import Prompting
 from specllama.engine.sampler_chains import SamplerChains
+from specllama.engine.shelf import Shelf, StateKeys
 from specllama.engine.slot import Slot
 from specllama.errors import StoreError
 from specllama.events import Event, Notice
 from specllama.interface import EngineInfo
 from specllama.models.refs import resolve_pair
-from specllama.settings.params import EngineOptions
+from specllama.settings.params import EngineOptions, disk_bytes
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.library import Library
 from specllama.speculative.drafting.translate import join_vocabularies
 from specllama.speculative.effects import LaneView
 from specllama.store.corpus import Corpus
+from specllama.store.sessions import is_stored
+from specllama.store.states import States
 from specllama.store.texts import read_texts
 
 logger = logging.getLogger("specllama.engine.loading")
@@ -59,7 +62,8 @@ def load(
         given, said = _given(options.draft_from, vocab)
         if said and on_progress is not None:
             on_progress(Notice(said, topic="texts"))
-        drafters = _drafters(opened, lanes, given)
+        own = opened.own()
+        drafters = _drafters(opened, own, lanes, given)
         slots = tuple(Slot(made.target, made.all()) for made in drafters)
     except BaseException:
         opened.close()
@@ -93,6 +97,7 @@ def load(
         windows=Windows(open_profile(info), info),
         stop=stop,
         kv_ram=options.kv_ram << 20 if options.parallel > 1 else 0,
+        shelf=_shelf(opened, own, options.kv_disk),
         close=opened.close,
     )
 
@@ -104,7 +109,19 @@ def _opener(path: Path) -> Opener:
     return opener
 
 
-def _drafters(opened: OpenedPair, slots: int, given: Iterable[Sequence[int]]) -> list[Drafters]:
+def _shelf(opened: OpenedPair, own: Own, kv_disk: str) -> Shelf | None:
+    """Where conversations are kept on disk; None where they are not."""
+    if not opened.target.key or kv_disk == "off":
+        return None
+    draft = opened.draft
+    beside = [(draft.pool, draft.key)] if draft is not None and draft.key else []
+    keys = StateKeys(opened.target.key, beside, own.keys)
+    return Shelf(States(keys.target, most=disk_bytes(kv_disk)), keys, is_stored)
+
+
+def _drafters(
+    opened: OpenedPair, own: Own, slots: int, given: Iterable[Sequence[int]]
+) -> list[Drafters]:
     """What each slot drafts with."""
     kept, remember = _corpus(opened.vocabulary) if opened.vocabulary else ((), None)
     library = Library([*given, *kept])
@@ -117,7 +134,6 @@ def _drafters(opened: OpenedPair, slots: int, given: Iterable[Sequence[int]]) ->
             return join_vocabularies(lane, opened.target.vocab, opened.draft.vocab)
         return lane
 
-    own = opened.own()
     return [
         Drafters(opened.target.pool.open(), beside(), library, remember, own.parts, own.reasons)
         for _ in range(slots)

@@ -75,7 +75,7 @@ def _found(
     try:
         return verdicts.kept(
             SCHEMA,
-            _key(header, model, target, options),
+            kernel_key(header, model, target, options),
             Exactness,
             lambda: _measure(model, target, options, report),
         )
@@ -84,7 +84,7 @@ def _found(
         return Exactness(why_not=str(error))
 
 
-def _key(
+def kernel_key(
     header: GgufHeader, model: LlamaModel, target: LlamaPool, options: EngineOptions
 ) -> dict[str, Any]:
     """Everything that chooses kernels."""

@@ -25,34 +25,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-from specllama.backend.base import Blob, Context, Lane, Pool
+from specllama.backend.base import Context, Lane
 from specllama.backend.kernels import TILE
 from specllama.cancel import Cancel
 from specllama.engine.loaded import Loaded
 from specllama.engine.pace import CHUNK, Pace, part
+from specllama.engine.parked import ParkedText, copied, parked
 from specllama.engine.slot import Slot
-from specllama.errors import EngineError, PoolFull
+from specllama.errors import EngineError, PoolFull, SpecllamaError, StoreError
 from specllama.history import common_prefix
 from specllama.models.memory import SPARE, available_memory
-from specllama.settings.params import GenerateParams
+from specllama.settings.params import SERVER, GenerateParams
 from specllama.speculative.drafting.drafter import Drafter
 
 _WORTH = 16  # fewer tokens are as soon read as found
+_AGAIN = "what was kept of this text on disk cannot be used, it is read again"
+_OTHER = f"{_AGAIN}: it is of other files, another build or other settings"
 _PRICE = 4  # tokens read ahead for each that need not be read later, at most
-
-
-@dataclass(eq=False, slots=True)
-class _Parked:
-    blob: Blob
-    inexact_from: int | None  # see ``Slot.inexact_from``
-    read: int  # see ``Slot``
-    reply_end: int
-    scope: str
-    beside: Sequence[tuple[Pool, Blob]]  # of its drafters' lanes
-
-    @property
-    def n_bytes(self) -> int:
-        return self.blob.n_bytes + sum(blob.n_bytes for _, blob in self.beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +53,7 @@ class Seat:
         again: tokens after those that the lane held, and the drafter needs read again.
         said: why less is drafted than was asked for, or "".
         until: how many tokens of the prompt are read ahead, those cached among them.
+        lost: why what was kept of the text on disk is read again, or "".
     """
 
     slot: Slot
@@ -72,14 +62,15 @@ class Seat:
     again: int
     said: str
     until: int = 0
+    lost: str = ""
 
 
 class Seats:
     """The places of an engine: which are taken, and what the others hold.
 
-    Parked texts take ``kv_ram`` bytes at most; the oldest are forgotten first, so they are where
-    the machine runs out of memory. A cancel stops the running pass for the only conversation that
-    is seated; others share it.
+    Parked texts take ``kv_ram`` bytes at most; the oldest leave first, so they do where the machine
+    runs out of memory. What requests with an owner leave is written to disk (``shelf``). A cancel
+    stops the running pass for the only conversation that is seated; others share it.
 
     Args:
         free_memory: bytes that the machine has left; 0 if they are not known.
@@ -94,9 +85,11 @@ class Seats:
         self._slots = loaded.slots
         self._pool = loaded.slots[0].target.pool
         self._most_bytes = loaded.kv_ram
+        self.shelf = loaded.shelf
         self._free_memory = free_memory
-        self._lot: list[_Parked] = []  # the oldest first
-        self._aside: _Parked | None = None  # what the lane held before another text was read ahead
+        self._lot: list[ParkedText] = []  # the oldest first
+        self._fetched: list[ParkedText] = []  # from disk, for the request that takes its seat now
+        self._aside: ParkedText | None = None  # what the lane held before it read ahead
         self._taken: dict[int, tuple[Slot, Cancel]] = {}
         self._stop = loaded.stop
         self._obeying = ExitStack()
@@ -118,8 +111,18 @@ class Seats:
 
     def close(self) -> None:
         self._closed = True
+        if self.shelf is not None:
+            with suppress(SpecllamaError):  # what is lost is read again
+                for slot in self.free:
+                    slot.target.rollback(slot.settled)
+                    slot.ahead = None
+                self.keep()
+            for one in (*self._lot, *([] if self._aside is None else [self._aside])):
+                self._drop(one)
         for slot in self._slots:
             slot.close()
+        if self.shelf is not None:
+            self.shelf.close()
 
     def chunk(self) -> int:
         """How many tokens of a prompt are read at once."""
@@ -134,17 +137,21 @@ class Seats:
         """
         free, scope = self.free, params.scope
         self._take_back(ids, scope, over=True)
-        nearest = max(free, key=lambda slot: self._usable(slot, ids, scope))
+        lost = self._fetch(ids, params)
+        named = [slot for slot in free if self._slots.index(slot) == params.slot]
+        nearest = max(named or free, key=lambda slot: self._usable(slot, ids, scope))
         keep = self._usable(nearest, ids, scope)
         tail, settled = nearest.settled - keep, nearest.settled
         elsewhere, _ = self._longest(ids, nearest, scope)
         stays = (tail < _WORTH or not self._most_bytes) and keep >= elsewhere
-        slot = nearest if stays else self._place(free)
+        slot = nearest if stays or named else self._place(free)
         drafter, said = slot.drafter_for(params, self._info)
         if stays:
+            if tail >= _WORTH and (slot.owner != params.owner or slot.owner == SERVER):
+                self._shelve(slot)
             self._cut(slot, keep)
         else:
-            self._empty(slot, keep if slot is nearest else 0)
+            self.empty(slot, keep if slot is nearest else 0)
         if slot.scope != scope:
             slot.scope = scope
             for lane in slot.beside:
@@ -164,8 +171,9 @@ class Seats:
             self._cut(slot, cached)
         slot.goes_on(min(cached, settled) if stays else cached, len(ids))
         slot.ahead = None
+        slot.owner, slot.unkept = params.owner, False
         self._take(id, slot, cancel)
-        return Seat(slot, drafter, cached, known - cached, said)
+        return Seat(slot, drafter, cached, known - cached, said, lost=lost)
 
     def _place(self, free: Sequence[Slot]) -> Slot:
         """Where a text goes that goes on from none in a slot."""
@@ -174,6 +182,7 @@ class Seats:
         return next((one for one in free if not one.target.tokens), free[-1])
 
     def _take(self, id: int, slot: Slot, cancel: Cancel) -> None:
+        self._fetched.clear()
         self.free.remove(slot)
         self._taken[id] = slot, cancel
         self._obey()
@@ -195,6 +204,7 @@ class Seats:
         drafter, _ = slot.drafter_for(params, self._info)
         scope, begun = params.scope, ids[: stable + 1]
         self._take_back(begun, scope, over=False)
+        lost = self._reopen(slot, begun, params)
         keep = self._usable(slot, begun, scope)
         any_parts = self._pool.kernels.any_parts
         end = stable if any_parts else self._whole_parts(keep, stable, stable + 1)
@@ -210,7 +220,7 @@ class Seats:
         else:
             keep = end = min(common_prefix(slot.target.tokens, ids), stable)
         self._take(id, slot, cancel)
-        return Seat(slot, drafter, keep, 0, "", end)
+        return Seat(slot, drafter, keep, 0, "", end, lost)
 
     def _pays(self, slot: Slot, ids: Sequence[int], scope: str, keep: int, end: int) -> bool:
         """Whether reading from ``keep`` to ``end`` spares the prompt's own request enough."""
@@ -239,7 +249,11 @@ class Seats:
         lane = slot.target
         lane.rollback(slot.settled)
         blob = self._pool.park(lane)
-        self._aside = _Parked(blob, slot.inexact_from, slot.read, slot.reply_end, slot.scope, ())
+        self._aside = ParkedText(
+            blob, slot.inexact_from, slot.read, slot.reply_end, slot.scope, slot.owner,
+            unkept=slot.unkept,
+        )  # fmt: skip
+        slot.unkept = False
         if keep:
             self._pool.resume(blob, lane)
 
@@ -252,7 +266,9 @@ class Seats:
         before, now = self._usable(aside, ids, scope), self._usable(slot, ids, scope)
         same = self._pool.kernels.any_parts or before == slot.ahead
         if now > before and same:
-            self._aside = None if over else aside
+            if over:
+                self._drop(aside)
+                self._aside = None
             return
         self._aside = None
         slot.target.rollback(0)
@@ -260,6 +276,7 @@ class Seats:
         slot.ahead, slot.scope = None, aside.scope
         slot.read, slot.reply_end = aside.read, aside.reply_end
         slot.inexact_from = aside.inexact_from
+        slot.owner, slot.unkept = aside.owner, aside.unkept
 
     def _whole_parts(self, at: int, until: int, n: int) -> int:
         """Up to where a request of ``n`` tokens that reads from ``at`` on reads in whole parts, at
@@ -278,6 +295,8 @@ class Seats:
         self.free.insert(0, slot)
         if not self._closed:
             slot.target.rollback(min(keep, len(slot.target.tokens)))
+            if slot.ahead is None:
+                slot.unkept = bool(slot.owner) and len(slot.target.tokens) >= _WORTH
 
     def _obey(self) -> None:
         self._obeying.close()
@@ -290,30 +309,89 @@ class Seats:
         slot = next((slot for slot in reversed(self.free) if slot.target.tokens), None)
         if slot is None:
             return False
-        self._empty(slot)
+        self.empty(slot)
         for lane in slot.beside:
             lane.rollback(0)
         return True
 
-    def _usable(self, place: Slot | _Parked, ids: Sequence[int], scope: str) -> int:
+    # -- on disk, and from there --
+
+    def keep(self) -> None:
+        """Have what idle lanes hold written to disk, where that is wanted and was not done."""
+        for slot in self.free:
+            if slot.ahead is None:
+                self._shelve(slot)
+
+    def _shelve(self, slot: Slot) -> None:
+        """See ``keep``; the lane stays as it is."""
+        if not slot.unkept or self.shelf is None:
+            return
+        slot.unkept = False
+        target, free = self._info.target, self._free_memory()
+        size = target.kv_bytes * len(slot.target.tokens) // max(target.n_ctx, 1)
+        if not 0 < free < SPARE + size:
+            with suppress(EngineError):  # the library does not give it away
+                self.shelf.put(copied(slot))
+
+    def _drop(self, one: ParkedText) -> None:
+        """Forget a parked text; where it is to be kept, it goes to disk."""
+        if one.unkept and self.shelf is not None:
+            self.shelf.put(one)
+
+    def _fetch(self, ids: Sequence[int], params: GenerateParams) -> str:
+        """Bring a text from disk that holds more of a prompt than any that is here; why what was
+        kept of it cannot be used, or ""."""
+        self._fetched.clear()
+        if self.shelf is None or not params.owner:
+            return ""
+        held, _ = self._longest(ids, None, params.scope)
+        usable = partial(self._usable, ids=ids, scope=params.scope)
+        longest = self._slots[0].target.n_ctx
+        found = self.shelf.best(params.scope, usable, held + _WORTH, longest)
+        if found is None:
+            other = held < _WORTH and self.shelf.elsewhere(params.owner)
+            return _OTHER if other else self.shelf.trouble()
+        try:
+            self._fetched = [self.shelf.take(found)]
+        except StoreError as error:
+            return f"{_AGAIN}: {error.message}"
+        return ""
+
+    def _reopen(self, slot: Slot, begun: Sequence[int], params: GenerateParams) -> str:
+        """Give the only slot a text from disk that is to be read on ahead; see ``_fetch``."""
+        safe = slot.owner or len(slot.target.tokens) < _WORTH
+        if self._aside is not None or slot.ahead is not None or not safe:
+            return ""
+        lost = self._fetch(begun, params)
+        for source in self._fetched:
+            self.empty(slot)
+            slot.scope, slot.owner = params.scope, params.owner
+            for lane in slot.beside:
+                self._follow(lane, begun, params.scope)
+            self._fill(slot, begun, params.scope)
+            held = len(slot.target.tokens)
+            slot.reply_end = source.reply_end if source.reply_end <= held else 0
+        return lost
+
+    def _usable(self, place: Slot | ParkedText, ids: Sequence[int], scope: str) -> int:
         """How many tokens of a prompt need not be read where this is held; its last one gives the
         first row."""
         if place.scope != scope:
             return 0
-        held = place.blob if isinstance(place, _Parked) else place.target
+        held = place.blob if isinstance(place, ParkedText) else place.target
         known = min(common_prefix(held.tokens, ids), len(ids) - 1)
-        ahead = None if isinstance(place, _Parked) else place.ahead
+        ahead = None if isinstance(place, ParkedText) else place.ahead
         if ahead is not None and known > ahead and not self._pool.kernels.any_parts:
             known = self._whole_parts(ahead, known, len(ids))
         begin = place.reply_end if place.reply_end <= known else 0
         return held.exact_prefix(known, len(ids), begin)
 
     def _longest(
-        self, ids: Sequence[int], but: Slot, scope: str
-    ) -> tuple[int, Slot | _Parked | None]:
+        self, ids: Sequence[int], but: Slot | None, scope: str
+    ) -> tuple[int, Slot | ParkedText | None]:
         """Where most tokens of a prompt need not be read, in another slot or parked."""
         others = (slot for slot in self._slots if slot is not but)
-        places: list[Slot | _Parked] = [*others, *self._lot]
+        places: list[Slot | ParkedText] = [*others, *self._lot, *self._fetched]
         found = ((self._usable(place, ids, scope), place) for place in places)
         return max(found, key=lambda one: one[0], default=(0, None))
 
@@ -321,36 +399,38 @@ class Seats:
         slot.target.rollback(keep)
         slot.truncated(keep)
 
-    def _empty(self, slot: Slot, keep: int = 0) -> None:
+    def empty(self, slot: Slot, keep: int = 0) -> None:
         """Park what a lane holds; where that cannot be, ``keep`` of it stays."""
         slot.target.rollback(slot.settled)
         slot.ahead = None
         if self._most_bytes and len(slot.target.tokens) >= _WORTH:
             try:
-                blob = self._pool.park(slot.target)
-                beside = _parked(slot.beside)
-                self._keep(
-                    _Parked(blob, slot.inexact_from, slot.read, slot.reply_end, slot.scope, beside)
-                )
+                self._keep(parked(slot))
                 keep = 0
             except EngineError:  # the library does not give it away
                 slot.target.rollback(keep)
         else:
+            self._shelve(slot)
             slot.target.rollback(keep := 0)
+        slot.unkept = False
         slot.truncated(keep)
         slot.read = 0
 
-    def _keep(self, parked: _Parked) -> None:
-        tokens = parked.blob.tokens
+    def _keep(self, text: ParkedText) -> None:
+        tokens = text.blob.tokens
         self._lot = [
             other
             for other in self._lot
-            if other.scope != parked.scope
+            if other.scope != text.scope
             or common_prefix(other.blob.tokens, tokens) < len(other.blob.tokens)
         ]
-        self._lot.append(parked)
+        self._lot.append(text)
+        self._trim()
+
+    def _trim(self) -> None:
+        """The oldest leave until the others take no more memory than they may."""
         while self._lot and (self.n_bytes > self._most_bytes or 0 < self._free_memory() < SPARE):
-            del self._lot[0]
+            self._drop(self._lot.pop(0))
 
     def _fill(self, slot: Slot, ids: Sequence[int], scope: str) -> bool:
         """Give an empty lane the longest beginning of a prompt that is held anywhere; False where
@@ -363,8 +443,9 @@ class Seats:
                 self._pool.fork(source.target, keep, slot.target)
             else:
                 self._pool.resume(source.blob, slot.target)
+                slot.holds(source.blob.tokens, source.heads)
                 slot.target.rollback(keep)
-                if len(source.blob.tokens) - keep < _WORTH:
+                if source in self._lot and len(source.blob.tokens) - keep < _WORTH:
                     self._lot.remove(source)
         except PoolFull:
             return False
@@ -379,29 +460,29 @@ class Seats:
     def _follow(self, lane: Context, ids: Sequence[int], scope: str) -> None:
         """Give a draft model's lane the longest beginning of a prompt that is held anywhere; how
         far that is the text its drafter finds out."""
-        pool = lane.pool
-        if pool is None:
-            return
         slots = [slot for slot in self._slots if slot.scope == scope]
-        others = [other for slot in slots for other in slot.beside if other.pool is pool]
-        lot = [one for one in self._lot if one.scope == scope]
-        blobs = [blob for one in lot for whose, blob in one.beside if whose is pool]
-        sources: list[tuple[Sequence[int], Callable[..., object]]] = [
-            *((one.tokens, partial(pool.fork, cast(Lane, one), len(one.tokens))) for one in others),
-            *((blob.tokens, partial(pool.resume, blob)) for blob in blobs),
-        ]
-        held, give = max(sources, key=lambda source: common_prefix(source[0], ids))
-        if common_prefix(held, ids) > common_prefix(lane.tokens, ids):
-            lane.rollback(0)
-            with suppress(EngineError, PoolFull):  # what it lacks it reads itself
-                give(into=lane)
+        lot = [one for one in (*self._lot, *self._fetched) if one.scope == scope]
+        follow(lane, ids, slots, lot)
 
 
-def _parked(lanes: Sequence[Context]) -> list[tuple[Pool, Blob]]:
-    """What draft models' lanes held, where it can be taken."""
-    found: list[tuple[Pool, Blob]] = []
-    for lane in lanes:
-        if lane.pool is not None and lane.tokens:
-            with suppress(EngineError):
-                found.append((lane.pool, lane.pool.park(cast(Lane, lane))))
-    return found
+def follow(
+    lane: Context, ids: Sequence[int], slots: Sequence[Slot], lot: Sequence[ParkedText]
+) -> None:
+    """Give a draft model's lane the longest beginning of a prompt that other lanes hold, or that is
+    parked."""
+    pool = lane.pool
+    if pool is None:
+        return
+    others = [other for slot in slots for other in slot.beside if other.pool is pool]
+    blobs = [blob for one in lot for whose, blob in one.beside if whose is pool]
+    sources: list[tuple[Sequence[int], Callable[..., object]]] = [
+        *((one.tokens, partial(pool.fork, cast(Lane, one), len(one.tokens))) for one in others),
+        *((blob.tokens, partial(pool.resume, blob)) for blob in blobs),
+    ]
+    if not sources:
+        return
+    held, give = max(sources, key=lambda source: common_prefix(source[0], ids))
+    if common_prefix(held, ids) > common_prefix(lane.tokens, ids):
+        lane.rollback(0)
+        with suppress(EngineError, PoolFull):  # what it lacks it reads itself
+            give(into=lane)

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 from specllama.cancel import Cancel
@@ -20,9 +21,10 @@ from specllama.engine.pulse import PARTS, Pulse
 from specllama.engine.turns import Turns
 from specllama.errors import Cancelled, EngineError, SpecllamaError
 from specllama.events import Event, Finished, Started
-from specllama.interface import EngineInfo, EngineLike, Stepped
+from specllama.interface import EngineInfo, EngineLike, SlotAction, Stepped
 from specllama.settings.params import GenerateParams
 
+KEEP_S = 0.5  # without a request, before what the last ones left is written to disk
 OnEvent = Callable[[Event], None]
 
 SWITCH_S = 0.0005
@@ -165,6 +167,8 @@ class Link:
                     cancel.set()
                 self.closing = True
                 self.ready.put(None)
+            elif verb == "slot":
+                self.ready.put((request_id, SlotWork(*args[1:])))
             else:
                 self._cancels[request_id] = Cancel()  # one that is sent before its turn counts
                 whose, *rest = args
@@ -291,11 +295,14 @@ def _pump(engine: Stepped, link: Link, pulse: Pulse) -> None:
     while True:
         while engine.free and not (running and link.ready.empty()):
             pulse.rests("passes")
-            work = link.ready.get()
+            work = _next(engine, link)
             pulse.works("passes")
             if work is None:
                 break
             request_id, ready = work
+            if isinstance(ready, SlotWork):
+                ready.do(engine, link, request_id)
+                continue
             try:
                 id = engine.begin(ready, cancel=link.cancel_of(request_id))
             except Exception as error:
@@ -323,6 +330,30 @@ def _pump(engine: Stepped, link: Link, pulse: Pulse) -> None:
                 link.end(running.pop(id))
         if whole:
             link.flush()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SlotWork:
+    """What is done with a slot between passes, see ``Engine.slot``."""
+
+    action: SlotAction
+    index: int
+    path: Path | None
+
+    def do(self, engine: Stepped, link: Link, request_id: int) -> None:
+        try:
+            link.send("result", request_id, engine.slot(self.action, self.index, self.path))
+        except Exception as error:
+            link.end(request_id, error)
+
+
+def _next(engine: Stepped, link: Link) -> tuple[int, Any] | None:
+    """What is prepared next; while nothing is, the engine keeps what it has to."""
+    try:
+        return link.ready.get(timeout=KEEP_S)
+    except queue.Empty:
+        engine.keep()
+    return link.ready.get()
 
 
 def _unbegun(info: EngineInfo, params: GenerateParams) -> tuple[Event, Event]:

@@ -11,7 +11,7 @@ from specllama.errors import PairIncompatible, SpecllamaError, UsageError
 from specllama.history import History
 from specllama.interface import EngineInfo
 from specllama.settings.params import GenerateParams
-from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.drafter import Drafter, Held
 from specllama.speculative.drafting.method import HINTS, Facts, find, methods
 from specllama.speculative.rules import rule_of
 
@@ -31,6 +31,8 @@ class Slot:
         ahead: tokens that stood here before some were read ahead; None where none were.
         inexact_from: the position from which the cache may differ from that of single steps by
             rounding; None if nowhere.
+        owner: of the text that it holds, see ``GenerateParams.owner``.
+        unkept: that text is to be kept on disk, and is not there yet.
     """
 
     def __init__(self, target: Lane, drafters: Mapping[str, Drafter]) -> None:
@@ -41,6 +43,8 @@ class Slot:
         self.ahead: int | None = None
         self.scope = ""  # of the request whose text the lanes hold
         self.inexact_from: int | None = None
+        self.owner = ""
+        self.unkept = False
 
     def drafter_for(self, params: GenerateParams, info: EngineInfo) -> tuple[Drafter, str]:
         """The drafter of a request, and what to say about it: mostly why nothing is drafted.
@@ -100,10 +104,17 @@ class Slot:
         self.truncated(0)
         self.read = 0
         self.ahead = None
+        self.unkept = False
         for lane in self.beside:
             lane.rollback(0)
         for drafter in self.drafters.values():
             drafter.forget()
+
+    def holds(self, text: Sequence[int], heads: Mapping[str, Held]) -> None:
+        """The target's lane was given a text that was parked; ``heads``: what drafters knew."""
+        self.history.replace(text)
+        for name, held in heads.items():
+            self.drafters[name].hold(held, self.history)
 
     def close(self) -> None:
         for drafter in self.drafters.values():

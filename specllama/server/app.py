@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from specllama.errors import SpecllamaError
-from specllama.server import anthropic, direct, live, lmstudio, native, ollama, openai
+from specllama.server import anthropic, direct, live, lmstudio, native, ollama, openai, slot_files
 from specllama.server.dialect import openai_error
 from specllama.server.exchange import Json
 from specllama.server.guard import Guard
@@ -49,7 +49,7 @@ def make_app(service: Service) -> Starlette:
         ("GET /metrics", metrics),
         *(
             row
-            for family in (openai, anthropic, native, ollama, lmstudio, live, direct)
+            for family in (openai, anthropic, native, slot_files, ollama, lmstudio, live, direct)
             for row in family.rows(service)
         ),
     ]

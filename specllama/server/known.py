@@ -89,7 +89,7 @@ REFUSED: Mapping[str, Refused] = {
 HARMLESS = frozenset(
     {
         # where and how it is computed: no text depends on it
-        "cache_prompt", "id_slot", "n_keep", "n_discard", "cache_salt", "priority", "request_id",
+        "cache_prompt", "n_keep", "n_discard", "cache_salt", "priority", "request_id",
         "keep_alive", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap",
         "use_mlock", "low_vram", "vocab_only", "f16_kv", "num_keep", "service_tier",
         "store", "prompt_cache_key", "kv_transfer_params", "guided_decoding_backend",

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, Protocol
 
@@ -26,9 +27,9 @@ from specllama.engine.process import OnMessage
 from specllama.engine.turns import Turns
 from specllama.errors import EngineDied, EngineStuck, SpecllamaError
 from specllama.events import Event
-from specllama.interface import EngineFigures, EngineInfo, Prompt, ToolSyntax
+from specllama.interface import EngineFigures, EngineInfo, Prompt, SlotAction, ToolSyntax
 from specllama.server.refusals import Refusal, ended_engine, loading, shutting_down
-from specllama.settings.params import GenerateParams
+from specllama.settings.params import SERVER, GenerateParams
 
 logger = logging.getLogger("specllama.server")
 
@@ -263,6 +264,19 @@ class RequestQueue:
             raise loading()
         if not self.host.ready:
             await asyncio.to_thread(self.host.start)
+        call = partial(self.host.ask, method, *args, whose=client)
+        return await self._answer(call)
+
+    async def slot(self, action: SlotAction, index: int, path: Path | None) -> tuple[int, int]:
+        """See ``Engine.slot``; raises as ``ask`` does."""
+        found: tuple[int, int]
+        if not self.ready:
+            raise loading()
+        found = await self._answer(partial(self.host.slot, action, index, path))
+        return found
+
+    async def _answer(self, call: Callable[..., None]) -> Any:
+        """What the engine answers to a call."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
 
@@ -277,8 +291,7 @@ class RequestQueue:
 
         if self.cut:
             raise shutting_down()
-        later = partial(self._soon, on_message)
-        self.host.ask(method, *args, on_message=later, whose=client)
+        call(on_message=partial(self._soon, on_message))
         self._asked.add(answer)
         try:
             return await answer
@@ -361,7 +374,7 @@ class RequestQueue:
         try:
             # prompts are cached for each API key apart: how much was cached tells no one else
             scope = queued.client if queued.client.startswith("key ") else ""
-            params = queued.params.replace(scope=scope)
+            params = queued.params.replace(scope=scope, owner=SERVER)
             queued.stop = self.host.send(queued.prompt, params, on_message, whose=queued.client)
         except Exception as error:
             self._soon(self._on_message, queued, "error", error)

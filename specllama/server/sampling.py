@@ -120,6 +120,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     guided_grammar: str | None = None
     guided_regex: str | None = None
     prediction: Prediction | None = None
+    id_slot: int | None = None  # of llama-server
     specllama: Speculation | None = None
 
 
@@ -178,7 +179,7 @@ def params_of(body: Sampling, base: GenerateParams, **more: Any) -> GeneratePara
         seed = base.seed if body.seed is None else body.seed
         if seed is None or seed == -1:  # as llama-server and Ollama write "any"
             seed = secrets.randbelow(SEED_DRAWN)
-        changes.update(sampling=sampling, seed=seed)
+        changes.update(sampling=sampling, seed=seed, slot=body.id_slot)
         if body.stop is not None:
             stop = [body.stop] if isinstance(body.stop, str) else body.stop
             changes["stop"] = tuple(filter(None, stop))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
@@ -46,6 +47,7 @@ class Service:
         params: of requests that say nothing else.
         experiment: (arm, share) of requests, by conversation; shares add up to 100.
         slots: clients are told what is being written, their own and others'.
+        slot_folder: where clients have slots written to; None lets them not.
         log: takes a line for each request.
     """
 
@@ -56,6 +58,7 @@ class Service:
     experiment: tuple[tuple[str, int], ...] = ()
     expose_text: bool = False
     slots: bool = True
+    slot_folder: Path | None = None
     log: Callable[[str], object] | None = None
     started: int = field(default_factory=now)
     metrics: Metrics = field(init=False)

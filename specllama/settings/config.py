@@ -28,7 +28,8 @@ from specllama.settings.schema import BY_NAME, DEFAULTS, ENGINE_PARTS, SCHEMA
 from specllama.settings.setting import Setting
 
 PROJECT_FILE = "specllama.toml"
-PERSONAL = ("rpc", "keep-texts", "draft-from")  # where texts go, stay or come from: the user's
+# where texts go, stay or come from: the user's
+PERSONAL = ("rpc", "keep-texts", "kv-disk", "draft-from")
 CARD = "the model's card"
 
 

@@ -202,6 +202,8 @@ class GenerateParams:
         chances: tell how likely each token was to the target, before any sampler, and so many
             others; None does not.
         scope: whose caches it may go on from: those of requests with the same one.
+        owner: whose conversation it is, by which what it leaves is kept on disk; "" keeps nothing.
+        slot: which of an engine's places it takes if that is free; None takes the best.
         prediction: what the reply is expected to be, to draft from; no text depends on it.
         ahead: only read the conversation, whose last message is still being typed, as far as it
             stands; see ``Engine.begin``.
@@ -299,6 +301,8 @@ class GenerateParams:
     spelled: bool = False
     chances: int | None = setting(None, within=(0, CHANCES_LIMIT))
     scope: str = ""
+    owner: str = ""
+    slot: int | None = None
     prediction: str = ""
     ahead: bool = False
 
@@ -347,6 +351,24 @@ class GenerateParams:
         value = getattr(SamplingParams(), name) if value is None else value
         sampling = dataclasses.replace(self.sampling, **{name: value})  # type: ignore[arg-type]
         return self.replace(sampling=sampling, from_card=tuple(sorted(left)))
+
+
+SERVER = "server"  # the owner of what a server's clients leave
+
+
+def disk_bytes(text: str) -> int | None:
+    """Bytes that a size on disk means, "8G", "500M" or MiB without a unit; None for "auto".
+
+    Raises:
+        UsageError: it is none of these, nor "off".
+    """
+    if text == "auto":
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if text != "off" and found is None:
+        raise UsageError(f"kv-disk must be a size such as 8G or 500M, or off, got {text!r}")
+    units = {"k": 10, "": 20, "m": 20, "g": 30, "t": 40}
+    return 0 if found is None else int(float(found[1]) * (1 << units[found[2]]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,6 +506,14 @@ class EngineOptions:
     max_rows: int = setting(DRAFT_MAX_LIMIT + 1, within=(1, 4096))
     parallel: int = setting(1, within=(1, 64))
     kv_ram: int = setting(1024, within=(0, 2**24))
+    kv_disk: str = setting(
+        "auto",
+        "Keep what conversations left on disk, up to this size (8G, 500M), so that they reopen "
+        "without being read again; off keeps nothing. auto: 4G, or a tenth of what is free.",
+        "Output",
+        metavar="SIZE|off",
+        flag=False,
+    )
 
     def batch(self, *, on_gpu: bool) -> int:
         """Prompt tokens per pass. On a CPU a pass can be cancelled only between its operations, and
@@ -540,6 +570,7 @@ class EngineOptions:
             if layers not in ("auto", "all") and not layers.isdigit():
                 raise UsageError(f"{name} must be auto, all or a count, got {layers!r}")
         endpoints(self.rpc)
+        disk_bytes(self.kv_disk)
         for adapter in self.loras:
             Adapter.read(adapter)
         if self.cpu.strict and not self.cpu.allowed:

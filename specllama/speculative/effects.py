@@ -97,6 +97,15 @@ class HeadPlace(Protocol):
         """Of the target, whose inputs it is made to read; () for other states."""
         ...
 
+    def copied(self) -> bytes:
+        """What it holds, without nodes; b"" where the library does not give it away."""
+        ...
+
+    def restore(self, state: memoryview, first: int, end: int) -> bool:
+        """Hold what ``copied`` gave, from ``first`` to ``end``; False, and nothing, where the
+        library refuses."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -77,6 +77,8 @@ def _encodable(value: Any) -> Any:
 
 def params_to_dict(params: GenerateParams) -> dict[str, Any]:
     ready: dict[str, Any] = json_ready(params)
+    for name in ("owner", "slot"):  # no log and no other machine needs them
+        del ready[name]
     return ready
 
 

@@ -25,12 +25,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specllama.errors import StoreError, UsageError
+from specllama.errors import SpecllamaError, StoreError, UsageError
 from specllama.paths import private_file, private_folder, sessions_file
+from specllama.store import states
 from specllama.store.tree import START, StoredMessage, Tree
 
 logger = logging.getLogger("specllama.store")
 
+_NOWHERE = Path(":memory:")
 _SPACE = "' ' || char(9, 10, 13)"
 # Append only; a database is at version n once the first n have run.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -160,7 +162,12 @@ class SessionStore:
         """A store in memory: nothing in it outlives the process."""
         connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
         _prepare(connection)
-        return cls(connection, Path(":memory:"), ())
+        return cls(connection, _NOWHERE, ())
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what is written here outlives the process."""
+        return self._writing and self.path != _NOWHERE
 
     @classmethod
     def peek(cls, path: Path | None = None) -> SessionStore:
@@ -298,8 +305,10 @@ class SessionStore:
         )
 
     def delete(self, session: str) -> None:
-        """Hide a session; ``undelete`` brings it back."""
+        """Hide a session; ``undelete`` brings it back. Its states are deleted for good."""
         self._write(("UPDATE sessions SET deleted_s = ? WHERE id = ?", time.time(), session))
+        if self.keeps:
+            states.forget(session)
 
     def undelete(self, session: str | None = None) -> str | None:
         """Bring back a deleted session, by default the one deleted last; returns its id."""
@@ -482,6 +491,15 @@ class _Write:
         """Whether both put the same message: session and number are its first values."""
         mine, theirs = self.statements[0], older.statements[0]
         return bool(self.session) and mine[:3] == theirs[:3] and mine[0].startswith(_PUT)
+
+
+def is_stored(session: str, path: Path | None = None) -> bool:
+    """Whether a conversation is there, and not deleted; False where that cannot be told."""
+    with suppress(SpecllamaError, sqlite3.Error), SessionStore.peek(path) as store:
+        return bool(
+            store._rows("SELECT 1 FROM sessions WHERE id = ? AND deleted_s IS NULL", (session,))
+        )
+    return False
 
 
 def _is_locked(error: sqlite3.Error) -> bool:

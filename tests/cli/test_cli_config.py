@@ -68,6 +68,8 @@ def test_every_field_that_should_be_is_a_setting() -> None:
                 "chances",
                 "spelled",
                 "scope",
+                "owner",
+                "slot",
                 "ahead",
                 "prediction",
             },

@@ -206,8 +206,11 @@ class CountPool:
     def settle(self) -> None:
         pass
 
+    def copied(self, lane: Lane) -> Blob:
+        return Kept(list(lane.tokens))
+
     def park(self, lane: Lane) -> Blob:
-        kept = Kept(list(lane.tokens))
+        kept = self.copied(lane)
         lane.rollback(0)
         return kept
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from specllama.cancel import Cancel
 from specllama.events import Event
@@ -23,6 +24,12 @@ class OneAtATime:
     @property
     def free(self) -> bool:
         return self._events is None
+
+    def keep(self) -> None:
+        """It has nothing to keep."""
+
+    def slot(self, action: str, index: int, path: Path | None = None) -> tuple[int, int]:
+        raise NotImplementedError
 
     def tool_syntax(self) -> ToolSyntax:
         return ""

@@ -432,7 +432,9 @@ def open_pair(
             lanes=max(options.parallel, 4), in_order=of is None, by_order=of is None,
         )  # fmt: skip
         info = fake_model(n_ctx, table.n_vocab, str(path))
-        return table, Opened(pool, FakeVocab(table.n_vocab), info)
+        # kept on disk where a test says so: others share a folder
+        key = "" if options.kv_disk in ("auto", "off") else path.stem
+        return table, Opened(pool, FakeVocab(table.n_vocab), info, key)
 
     table, first = opened(target, None)
     return OpenedPair(

@@ -26,7 +26,7 @@ from specllama.backend.batch import Batch
 from specllama.backend.kernels import Kernels
 from specllama.backend.layout import Layout
 from specllama.backend.llama import LlamaModel
-from specllama.backend.llama_cache import decode_error, native, require_running
+from specllama.backend.llama_cache import decode_error, native, readable, require_running
 from specllama.backend.llama_log import last_words, recent
 from specllama.backend.symbols import function
 from specllama.backend.symbols import rows as view
@@ -459,6 +459,29 @@ class HeadLane:
             self.pool.give_back(self.opened)
             ll.llama_memory_seq_rm(self.pool.memory, self.sequence, self.end, -1)
         self.tree, self.opened = Layout(), []
+
+    # -- out of the cache, and in again --
+
+    def copied(self) -> bytes:
+        self.drop()
+        if self.end == self.first or self.pool.graph.borrows:
+            return b""
+        handle, sequence = self.pool.handle, self.sequence
+        size = int(ll.llama_state_seq_get_size_ext(handle, sequence, 0))
+        buffer = (ctypes.c_uint8 * size)()
+        n = int(ll.llama_state_seq_get_data_ext(handle, buffer, size, sequence, 0))
+        return bytes(memoryview(buffer)[:n])
+
+    def restore(self, state: memoryview, first: int, end: int) -> bool:
+        self.drop()
+        self._clear(0)
+        pool, buffer = self.pool, readable(state)
+        done = ll.llama_state_seq_set_data_ext(pool.handle, buffer, len(state), self.sequence, 0)
+        if not done or self.n_past != end:
+            self._clear(0)
+            return False
+        self.first, self.end = first, end
+        return True
 
     def close(self) -> None:
         self.rollback(0)

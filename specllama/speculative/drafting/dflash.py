@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from specllama.arrays import Row
 from specllama.backend.base import Out
 from specllama.errors import ContextFull
-from specllama.history import Follower
+from specllama.history import Follower, History
 from specllama.speculative.drafting.blocks import Block, Markov, Places
-from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.drafter import Drafter, Held
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.drafting.states import HeadDrafter, Stated
 from specllama.speculative.effects import HeadPlace, Keep, Pass, Steps
@@ -130,6 +130,13 @@ class DflashDrafter(HeadDrafter):
     def forget(self) -> None:
         """Begin without any memory of a text."""
         self._held = 0
+
+    def held(self) -> Held:
+        return self._cells(known) if (known := min(self._held, self._of.kept)) else {}
+
+    def hold(self, held: Held, text: History) -> None:
+        self._held = self._take_cells(held)
+        self._of.follow(self._target.tokens)
 
 
 def _open(kit: Kit) -> Drafter:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
 
 from specllama.arrays import HiddenNeed, Row
 from specllama.errors import EngineError
+from specllama.history import History
 from specllama.speculative.effects import LaneView, Steps
 from specllama.speculative.rules import Coins, Rule
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
+
+Held = Mapping[str, npt.NDArray[Any]]  # what a drafter knows of a text, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,14 @@ class Drafter:
 
     def forget(self) -> None:
         """Forget every text, its lanes were emptied: what follows is drafted as in a new engine."""
+
+    def held(self) -> Held:
+        """A copy of what it knows of its text and its lanes do not hold; {} where that is nothing,
+        or is made of the text at once."""
+        return {}
+
+    def hold(self, held: Held, text: History) -> None:
+        """Know again what ``held`` gave. Other lanes hold that text by now, and nothing else."""
 
     def close(self) -> None:
         """The engine is closed."""

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from specllama.arrays import Row
 from specllama.backend.base import HiddenRows, Out
-from specllama.history import Follower
-from specllama.speculative.drafting.drafter import Drafter
+from specllama.history import Follower, History
+from specllama.speculative.drafting.drafter import Drafter, Held
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.drafting.states import Stated, StateDrafter
 from specllama.speculative.effects import HeadPlace, Pass, Steps
@@ -67,6 +69,22 @@ class EagleDrafter(StateDrafter):
     def begin(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:
         yield from self._fuse()
         return (yield from super().begin(tokens, room))
+
+    def held(self) -> Held:
+        end = min(self._fused.end, self._of.kept)
+        fused = self._fused.rows(first := self._fused.first, end)
+        if fused is None:
+            return {}
+        return {**super().held(), "fused": fused.copy(), "first": np.array([first])}
+
+    def hold(self, held: Held, text: History) -> None:
+        if "at" in held:
+            super().hold(held, text)
+        else:
+            self.forget()
+        self._fused.clear(first := int(held["first"][0]))
+        self._fused.add(first, held["fused"])
+        self._of.follow(self._target.tokens)
 
 
 def _open(kit: Kit) -> Drafter:

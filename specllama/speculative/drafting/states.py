@@ -15,8 +15,9 @@ import numpy as np
 from specllama.arrays import Row, Rows
 from specllama.backend.base import Out
 from specllama.errors import ContextFull, EngineError
-from specllama.history import Follower
+from specllama.history import Follower, History
 from specllama.speculative.drafting.draft_tree import MayBranch
+from specllama.speculative.drafting.drafter import Held
 from specllama.speculative.effects import HeadPlace, Keep, LaneView, Pass, Steps
 from specllama.speculative.tree import ROOT, Path
 from specllama.speculative.types import Room
@@ -47,6 +48,18 @@ class HeadDrafter(MayBranch):
     @property
     def width(self) -> int:
         return self._lane.max_rows if self.request.leaves > 1 else 1
+
+    def _cells(self, known: int) -> Held:
+        """A copy of what the lane holds, and how many tokens of the text it knows so."""
+        state = self._lane.copied()
+        at = (self._lane.first, self._lane.end, known) if state else (0, 0, 0)
+        return {"cells": np.frombuffer(state, np.uint8), "at": np.array(at, np.int64)}
+
+    def _take_cells(self, held: Held) -> int:
+        """Give the lane such a copy; how many tokens of the text it knows so."""
+        first, end, known = held["at"].tolist()
+        cells = held["cells"].data
+        return int(known) if len(cells) and self._lane.restore(cells, first, end) else 0
 
     def close(self) -> None:
         self._lane.close()
@@ -173,3 +186,12 @@ class StateDrafter(HeadDrafter):
     def forget(self) -> None:
         """Begin without any memory of a text."""
         self._begin_anew(0)
+
+    def held(self) -> Held:
+        return {} if self._anew else self._cells(min(self._held, self._seen.kept))
+
+    def hold(self, held: Held, text: History) -> None:
+        self.forget()
+        if known := self._take_cells(held):
+            self._seen.follow(text)
+            self._held, self._anew = known, False

@@ -1,0 +1,129 @@
+"""A parked lane as plain values and bytes, and back: what a file can hold of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from specllama.arrays import HiddenNeed, Rows
+from specllama.backend.base import Blob
+from specllama.backend.checkpoints import Checkpoint, Checkpoints
+from specllama.backend.hidden import HiddenRows
+from specllama.backend.lane import Parked
+from specllama.backend.running import ParkedWhole
+
+Bytes = bytes | bytearray | memoryview
+
+
+class RowsAbout(msgspec.Struct, frozen=True, array_like=True):
+    """Of hidden states by position: the first one, how many, how wide."""
+
+    first: int = 0
+    n: int = 0
+    width: int = 0
+
+
+class About(msgspec.Struct, frozen=True, array_like=True):
+    """What a parked lane is without its bytes; see ``Parked``.
+
+    Attributes:
+        tokens: 32-bit integers.
+        whole: (length, width of its hidden state or 0) of each copy of a running state; None of a
+            lane that has none.
+    """
+
+    tokens: bytes
+    hidden: RowsAbout
+    need: str | tuple[int, ...]
+    tiled: tuple[tuple[int, int], ...]
+    tiles: bool
+    whole: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def text(self) -> list[int]:
+        text: list[int] = np.frombuffer(self.tokens, "<i4").tolist()
+        return text
+
+
+def pack(blob: Blob) -> tuple[About, list[Bytes]] | None:
+    """A parked lane as two things, what it is and its bytes; None of a kind that is not known."""
+    if not isinstance(blob, Parked):
+        return None
+    hidden, states = pack_rows(blob.hidden)
+    parts: list[Bytes] = [blob.state, states]
+    whole: list[tuple[int, int]] | None = None
+    if isinstance(blob, ParkedWhole):
+        whole = []
+        for one in blob.checkpoints:
+            row = None if one.hidden is None else np.ascontiguousarray(one.hidden, np.float32)
+            whole.append((one.length, 0 if row is None else row.shape[1]))
+            parts += [memoryview(one.state).cast("B"), b"" if row is None else _bytes(row)]
+    about = About(
+        tokens=np.asarray(blob.tokens, "<i4").tobytes(),
+        hidden=hidden,
+        need=blob.need,
+        tiled=tuple(blob.tiled),
+        tiles=blob.tiles,
+        whole=None if whole is None else tuple(whole),
+    )
+    return about, parts
+
+
+def unpack(about: About, parts: Sequence[Bytes]) -> Parked:
+    """What ``pack`` was given.
+
+    Raises:
+        ValueError, IndexError: the parts do not fit what stands beside them.
+    """
+    state, hidden = parts[0], unpack_rows(about.hidden, parts[1])
+    need: HiddenNeed = about.need  # type: ignore[assignment]
+    common = (about.text, state, hidden, need, about.tiled, about.tiles)
+    if about.whole is None:
+        return Parked(*common)  # type: ignore[arg-type]
+    kept = Checkpoints()
+    for i, (length, width) in enumerate(about.whole):
+        row = _rows(parts[3 + 2 * i], 1, width) if width else None
+        kept.add(Checkpoint(length, bytearray(parts[2 + 2 * i]), row))
+    return ParkedWhole(*common, checkpoints=kept)  # type: ignore[arg-type]
+
+
+def outline(about: About) -> Parked:
+    """A parked lane without its bytes: how much of a text it holds."""
+    none = (about.text, b"", HiddenRows(), "nothing", about.tiled, about.tiles)
+    if about.whole is None:
+        return Parked(*none)  # type: ignore[arg-type]
+    kept = Checkpoints()
+    for length, _ in about.whole:
+        kept.add(Checkpoint(length, b""))
+    return ParkedWhole(*none, checkpoints=kept)  # type: ignore[arg-type]
+
+
+def n_parts(about: About) -> int:
+    """How many parts ``pack`` gives of a lane."""
+    return 2 if about.whole is None else 2 + 2 * len(about.whole)
+
+
+def pack_rows(hidden: HiddenRows) -> tuple[RowsAbout, Bytes]:
+    first, end = hidden.first, hidden.end
+    rows = hidden.rows(first, end)
+    if rows is None:
+        return RowsAbout(first), b""
+    return RowsAbout(first, end - first, rows.shape[1]), _bytes(rows.copy())
+
+
+def unpack_rows(about: RowsAbout, data: Bytes) -> HiddenRows:
+    hidden = HiddenRows()
+    hidden.clear(about.first)
+    if about.n:
+        hidden.add(about.first, _rows(data, about.n, about.width))
+    return hidden
+
+
+def _bytes(rows: Rows) -> memoryview:
+    return rows.data.cast("B")
+
+
+def _rows(data: Bytes, n: int, width: int) -> Rows:
+    return np.frombuffer(data, np.float32).reshape(n, width).copy()

@@ -1,0 +1,79 @@
+"""What a conversation left, outside the pools: its cells, and what drafters know of its text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import cast
+
+from specllama.backend.base import Blob, Lane, Pool
+from specllama.engine.slot import Slot
+from specllama.errors import EngineError
+from specllama.speculative.drafting.drafter import Held
+
+
+@dataclass(eq=False, slots=True)
+class ParkedText:
+    """A text that was held by a slot, see there.
+
+    Attributes:
+        beside: of its drafters' lanes.
+        heads: what drafters know beside their lanes, by name.
+        unkept: it is to be kept on disk, and is not there yet.
+    """
+
+    blob: Blob
+    inexact_from: int | None
+    read: int
+    reply_end: int
+    scope: str
+    owner: str = ""
+    beside: Sequence[tuple[Pool, Blob]] = ()
+    heads: Mapping[str, Held] = field(default_factory=dict)
+    unkept: bool = False
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that it takes."""
+        arrays = (array.nbytes for held in self.heads.values() for array in held.values())
+        return self.blob.n_bytes + sum(blob.n_bytes for _, blob in self.beside) + sum(arrays)
+
+
+def copied(slot: Slot) -> ParkedText:
+    """What a slot holds, which stays as it is.
+
+    Raises:
+        EngineError: the library does not give it away.
+    """
+    return _outside(slot, lambda pool, lane: pool.copied(lane))
+
+
+def parked(slot: Slot) -> ParkedText:
+    """What a slot holds, taken out of it.
+
+    Raises:
+        EngineError: the library does not give it away; it stays.
+    """
+    return _outside(slot, lambda pool, lane: pool.park(lane))
+
+
+def _outside(slot: Slot, give: Callable[[Pool, Lane], Blob]) -> ParkedText:
+    heads = {name: held for name, one in slot.drafters.items() if (held := one.held())}
+    blob = give(slot.target.pool, slot.target)
+    beside: list[tuple[Pool, Blob]] = []
+    for lane in slot.beside:
+        if lane.pool is not None and lane.tokens:
+            with suppress(EngineError):
+                beside.append((lane.pool, give(lane.pool, cast(Lane, lane))))
+    return ParkedText(
+        blob,
+        slot.inexact_from,
+        slot.read,
+        slot.reply_end,
+        slot.scope,
+        slot.owner,
+        beside,
+        heads,
+        slot.unkept,
+    )

@@ -1,0 +1,358 @@
+"""The states on disk of an engine's conversations: found by their text, written by a thread.
+
+A text belongs to an owner: a conversation of the store, which has one text at a time, or a server,
+which has many. What an engine knows of a text is as good as new where the same files, build and
+settings made it (``StateKeys``): the state of a target stands in the folder of its key, those of
+draft models and heads carry theirs, so that another draft model costs its own state alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from specllama.backend import packed
+from specllama.backend.base import Blob, Pool
+from specllama.engine.parked import ParkedText
+from specllama.errors import StoreError
+from specllama.files import DAMAGE
+from specllama.history import common_prefix
+from specllama.settings.params import SERVER
+from specllama.store import states
+from specllama.store.states import Bytes, StateFile, States
+
+logger = logging.getLogger("specllama.engine.shelf")
+
+_SHARED = 8  # a text is worth its bytes where one token in so many is of use
+_CLOSE_S = 10.0  # for what is still to be written when the engine is closed
+
+
+@dataclass(frozen=True, slots=True)
+class StateKeys:
+    """Names of everything by which a state would be another: files, build, machine, settings.
+
+    Attributes:
+        target: of its cells. pools: of the cells of draft models. heads: by method.
+    """
+
+    target: str
+    pools: Sequence[tuple[Pool, str]] = ()
+    heads: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, pool: Pool) -> str | None:
+        return next((key for one, key in self.pools if one is pool), None)
+
+    def pool(self, key: str) -> Pool | None:
+        return next((one for one, its in self.pools if its == key), None)
+
+
+class _Array(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    """The head of a file; ``sizes`` are those of all its parts, in order."""
+
+    key: str
+    scope: str
+    inexact_from: int | None
+    read: int
+    reply_end: int
+    target: packed.About
+    beside: tuple[tuple[str, packed.About], ...]
+    heads: tuple[tuple[str, str, tuple[_Array, ...]], ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A text on disk, or on its way there.
+
+    Attributes:
+        outline: it without its bytes, or whole.
+        found: where it lies; None while it is still to be written.
+    """
+
+    outline: ParkedText
+    found: StateFile | None = None
+
+
+class Shelf:
+    """What is on disk for one engine. Its thread asks, and another one writes.
+
+    Args:
+        keys: of what is loaded.
+        owned: whether an owner is still there; what it left is deleted else.
+        most: bytes on disk, see ``States``.
+    """
+
+    def __init__(
+        self, there: States, keys: StateKeys, owned: Callable[[str], bool] = lambda owner: True
+    ) -> None:
+        self._states, self._keys, self._owned = there, keys, owned
+        self._outlines: dict[bytes, tuple[str, ParkedText]] = {}  # by head: scope, and the text
+        self._waiting: list[ParkedText] = []  # to be written, the next one in front
+        self._change = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._trouble = self._told = ""  # why a text was not written, and what was said of that
+
+    # -- finding --
+
+    def kept(self, scope: str) -> list[Kept]:
+        """All texts of a scope."""
+        with self._change:
+            some = [Kept(one) for one in self._waiting if one.scope == scope]
+        there: dict[bytes, tuple[str, ParkedText]] = {}
+        for found in self._states.found():
+            if (known := self._outlines.get(found.head) or _outline(found)) is not None:
+                there[found.head] = known
+                if known[0] == _hidden(scope):
+                    known[1].scope = scope
+                    some.append(Kept(known[1], found))
+        self._outlines = there
+        return some
+
+    def best(
+        self, scope: str, usable: Callable[[ParkedText], int], least: int, longest: int
+    ) -> Kept | None:
+        """The text of a scope of which most tokens are of use, and no fewer than ``least``; it fits
+        into ``longest`` tokens."""
+        found: Kept | None = None
+        for kept in self.kept(scope):
+            n, size = usable(kept.outline), len(kept.outline.blob.tokens)
+            if n >= least and size <= min(_SHARED * n, longest):
+                least, found = n + 1, kept
+        return found
+
+    def take(self, kept: Kept) -> ParkedText:
+        """A text with all that belongs to it, ready to be given to lanes.
+
+        Raises:
+            StoreError: it is damaged, which deletes it, or gone.
+        """
+        if kept.found is None:
+            return kept.outline
+        try:
+            return self._taken(kept.found, kept.outline.scope)
+        except StoreError:
+            states.delete(kept.found)
+            raise
+
+    def _taken(self, found: StateFile, scope: str) -> ParkedText:
+        try:
+            head = msgspec.msgpack.decode(found.head, type=_Head)
+            if head.key != self._keys.target:
+                raise StoreError(f"{found.path.name} is of other files, build or settings")
+            return self._whole(head, scope, states.read(found, head.sizes))
+        except DAMAGE as error:
+            raise StoreError(f"{found.path.name} cannot be read: {error}") from None
+
+    # -- files that a client names --
+
+    def export(self, text: ParkedText, path: Path) -> int:
+        """Write a text to a file of its own; returns its bytes.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        whole = _packed(text, self._keys)
+        if whole is None:
+            raise StoreError("cells of this model cannot be written to a file")
+        try:
+            states.write(path, *whole)
+            return path.stat().st_size
+        except OSError as error:
+            raise StoreError(f"cannot write {path}: {error.strerror or error}") from None
+
+    def fetch(self, path: Path) -> tuple[ParkedText, int]:
+        """The text of such a file, and its bytes.
+
+        Raises:
+            StoreError: there is none, or not for what is loaded.
+        """
+        try:
+            found = states.opened(path)
+            return self._taken(found, ""), path.stat().st_size
+        except (OSError, ValueError) as error:
+            said = error.strerror if isinstance(error, OSError) else str(error)
+            raise StoreError(f"cannot read {path}: {said}") from None
+
+    def _whole(self, head: _Head, scope: str, parts: Sequence[memoryview]) -> ParkedText:
+        at = 0
+
+        def blob(about: packed.About) -> Blob:
+            nonlocal at
+            begin, at = at, at + packed.n_parts(about)
+            return packed.unpack(about, parts[begin:at])
+
+        target, beside, heads = blob(head.target), [], {}
+        for key, about in head.beside:
+            one, pool = blob(about), self._keys.pool(key)
+            if pool is not None:
+                beside.append((pool, one))
+        for name, key, arrays in head.heads:
+            held = {
+                array.name: np.frombuffer(part, array.kind).reshape(array.shape)
+                for array, part in zip(arrays, parts[at:], strict=False)
+            }
+            at += len(arrays)
+            if self._keys.heads.get(name) == key:
+                heads[name] = held
+        numbers = head.inexact_from, head.read, head.reply_end
+        return ParkedText(target, *numbers, scope, beside=beside, heads=heads)
+
+    def elsewhere(self, owner: str) -> bool:
+        """Whether an owner's text was written for other files, another build or settings."""
+        return owner != SERVER and self._states.elsewhere(owner)
+
+    # -- writing --
+
+    def put(self, text: ParkedText) -> None:
+        """Have a text written; of its owner, it takes the place of those that it goes on from."""
+        with self._change:
+            if self._closing:
+                return
+            self._waiting = [one for one in self._waiting if not _replaces(text, one)]
+            self._waiting.append(text)
+            self._change.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._write, name="specllama-states", daemon=True
+            )
+            self._thread.start()
+
+    def trouble(self) -> str:
+        """Why a text was not written, "" if all were; said once."""
+        before, self._told = self._told, self._trouble
+        return "" if before == self._told else self._told
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until all is written."""
+        with self._change:
+            return self._change.wait_for(lambda: not self._waiting, timeout_s)
+
+    def close(self) -> None:
+        """Write what waits, and nothing more."""
+        with self._change:
+            self._closing = True
+            self._change.notify_all()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
+
+    def _write(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._waiting or self._closing)
+                if not self._waiting:
+                    return
+                text = self._waiting[0]
+            try:
+                self._keep(text)
+            except OSError as error:
+                self._trouble = f"cannot keep a conversation's state: {error.strerror or error}"
+                logger.warning("%s", self._trouble)
+            except Exception:
+                logger.exception("cannot keep a conversation's state")
+            with self._change:
+                if self._waiting and self._waiting[0] is text:
+                    del self._waiting[0]
+                self._change.notify_all()
+
+    def _is_owned(self, owner: str) -> bool:
+        return owner == SERVER or self._owned(owner)
+
+    def _keep(self, text: ParkedText) -> None:
+        whole = _packed(text, self._keys)
+        if whole is None or not self._is_owned(text.owner):
+            return
+        head, parts = whole
+        owner, tokens = text.owner, text.blob.tokens
+        name = "text"
+        if owner == SERVER:
+            digest = hashlib.blake2b(np.asarray(tokens, "<i4").tobytes(), digest_size=8)
+            name = f"{_hidden(text.scope)}{digest.hexdigest()}"
+        if not self._states.write(owner, name, head, parts):
+            return
+        if owner != SERVER:
+            if not self._is_owned(owner):  # it was deleted meanwhile
+                self._states.forget(owner)
+            return
+        for found in self._states.found():
+            known = _outline(found)
+            if found.owner == owner and known is not None and found.head != head:
+                scope, other = known
+                if scope == _hidden(text.scope) and _begins(other.blob.tokens, tokens):
+                    states.delete(found)
+
+
+def _replaces(new: ParkedText, old: ParkedText) -> bool:
+    if new.owner != old.owner or new.scope != old.scope:
+        return False
+    return new.owner != SERVER or _begins(old.blob.tokens, new.blob.tokens)
+
+
+def _begins(beginning: Sequence[int], text: Sequence[int]) -> bool:
+    return common_prefix(beginning, text) == len(beginning)
+
+
+def _hidden(scope: str) -> str:
+    """A scope's name in files."""
+    return hashlib.blake2b(scope.encode(), digest_size=8).hexdigest() if scope else ""
+
+
+def _packed(text: ParkedText, keys: StateKeys) -> tuple[bytes, list[Bytes]] | None:
+    """A text as a head and parts; None of a target that cannot be packed."""
+    target = packed.pack(text.blob)
+    if target is None:
+        return None
+    about, parts = target
+    beside: list[tuple[str, packed.About]] = []
+    for pool, blob in text.beside:
+        key, one = keys.of(pool), packed.pack(blob)
+        if key is not None and one is not None:
+            beside.append((key, one[0]))
+            parts += one[1]
+    heads: list[tuple[str, str, tuple[_Array, ...]]] = []
+    for name, held in text.heads.items():
+        if (key := keys.heads.get(name)) is not None:
+            arrays = {array: np.ascontiguousarray(held[array]) for array in held}
+            heads.append((name, key, tuple(_described(n, a) for n, a in arrays.items())))
+            parts += [a.data.cast("B") if a.size else b"" for a in arrays.values()]
+    head = _Head(
+        keys.target,
+        _hidden(text.scope),
+        text.inexact_from,
+        text.read,
+        text.reply_end,
+        about,
+        tuple(beside),
+        tuple(heads),
+        tuple(len(part) for part in parts),
+    )
+    return msgspec.msgpack.encode(head), parts
+
+
+def _described(name: str, array: Any) -> _Array:
+    return _Array(name, array.dtype.str, array.shape)
+
+
+def _outline(found: StateFile) -> tuple[str, ParkedText] | None:
+    """(scope, text) of a file; None of one that another version wrote."""
+    try:
+        head = msgspec.msgpack.decode(found.head, type=_Head)
+        blob = packed.outline(head.target)
+    except DAMAGE:
+        return None
+    text = ParkedText(blob, head.inexact_from, head.read, head.reply_end, "", found.owner)
+    return head.scope, text

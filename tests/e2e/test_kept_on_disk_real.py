@@ -1,0 +1,100 @@
+"""States on disk with llama.cpp: a conversation that reopens writes what it writes going on, with
+caches of every kind and whatever drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from ggufs import write_llama, write_mamba, write_windows
+from ggufs_nextn import write_nextn
+
+from specllama.engine.engine import Engine
+from specllama.events import Finished, Notice, Started
+from specllama.paths import states_dir
+from specllama.settings.params import SERVER, EngineOptions, GenerateParams, SamplingParams
+
+pytestmark = pytest.mark.e2e
+
+OPTIONS = EngineOptions(n_ctx=1024, threads=1, check_memory=False, kv_disk="1G")
+KINDS: dict[str, tuple[Callable[[Path], Path], Sequence[str]]] = {
+    "tiny": (lambda path: Path("tiny"), ("none", "draft", "mixed", "eagle3", "medusa", "tree")),
+    "f16": (lambda path: write_llama(path, quant="F16"), ("none", "ngram")),
+    "windows": (write_windows, ("none", "ngram")),
+    "qwen35": (lambda path: write_nextn(path, "qwen35"), ("none", "mtp", "ngram")),
+    "qwen3next": (lambda path: write_nextn(path, "qwen3next"), ("none", "ngram")),
+    "mamba": (write_mamba, ("none", "ngram")),
+}
+
+
+@dataclass(frozen=True)
+class Said:
+    ids: tuple[int, ...]
+    cached: int
+    drafted: int
+    told: tuple[str, ...]
+    near_ties: int
+
+
+def write(engine: Engine, prompt: list[int], method: str, temperature: float, turn: int) -> Said:
+    params = GenerateParams(
+        sampling=SamplingParams(temperature=temperature),
+        proposer=method,
+        ignore_eos=True,
+        window="fixed",
+        seed=7 + turn,
+        draft_max=4,
+        max_tokens=30,
+        owner=SERVER,
+    )
+    events = list(engine.generate(prompt, params))
+    [started] = [event for event in events if isinstance(event, Started)]
+    done = events[-1]
+    assert isinstance(done, Finished)
+    told = tuple(event.message for event in events if isinstance(event, Notice))
+    return Said(done.token_ids, started.cached_n, done.draft_n, told, done.near_ties)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield request.param
+
+
+def opened(kind: str, folder: Path, kv_disk: str = "1G") -> Engine:
+    path = folder / f"{kind}.gguf"
+    target = path if path.exists() else KINDS[kind][0](path)
+    draft = "tiny-draft" if kind == "tiny" else None
+    return Engine.load(target, draft, replace(OPTIONS, kv_disk=kv_disk))
+
+
+def test_a_conversation_reopens_as_if_it_had_gone_on(
+    kind: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("files")
+    asked = [(method, t) for method in KINDS[kind][1] for t in (0.0, 0.8)]
+    texts = {
+        one: [20 + (i * i + 3 * n) % 90 for i in range(n, 150 + n)] for n, one in enumerate(asked)
+    }
+    first: dict[tuple[str, float], Said] = {}
+    on: dict[tuple[str, float], Said] = {}
+    with opened(kind, folder, kv_disk="off") as engine:
+        for one in asked:
+            first[one] = write(engine, texts[one], *one, 0)
+            texts[one] += [*first[one].ids, 31, 32, 33]
+            on[one] = write(engine, texts[one], *one, 1)
+    with opened(kind, folder) as engine:
+        for one in asked:
+            assert write(engine, texts[one][:150], *one, 0).ids == first[one].ids
+    assert len(list(states_dir().glob("*/*.state"))) == len(asked)
+    with opened(kind, folder) as engine:
+        for one in asked:
+            said = write(engine, texts[one], *one, 1)
+            assert said.ids == on[one].ids, one
+            assert said.cached == on[one].cached > 150, one
+            assert said.near_ties == on[one].near_ties, one
+            assert not [text for text in said.told if "again" in text], one
+            assert (said.drafted > 0) is (one[0] != "none") or not on[one].drafted, one
