@@ -356,11 +356,27 @@ def estimate_pair(
     return PairMemory(first, second, beside)
 
 
+_beside = 0  # see ``leave``
+
+
+def leave(beside: int) -> None:
+    """From now on count this many bytes as taken in this process: weights that other engines map
+    and read in every pass, which the system calls available all the same."""
+    global _beside
+    _beside = beside
+
+
 def available_memory() -> int:
-    """Bytes available without swapping: MemAvailable, within the cgroup's limit if there is one.
+    """Bytes available without swapping: MemAvailable, within the cgroup's limit if there is one,
+    without what is left to other engines. At least 1.
 
     0 if the system does not say.
     """
+    available = _available()
+    return max(available - _beside, 1) if available else 0
+
+
+def _available() -> int:
     available = _meminfo("MemAvailable") or _windows_memory()[1] or _from_sysconf()
     for limit_file, used_file in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
@@ -434,4 +450,6 @@ def require_fit(memory: PairMemory | ModelMemory, available: int | None = None) 
             f"this needs about {memory.required / 1e9:.1f} GB of memory,"
             f" {free / 1e9:.1f} GB are free",
             "choose a smaller context (-c) or quantisation; see also: specllama hub pairs --fits",
+            needed=memory.required,
+            free=free,
         )

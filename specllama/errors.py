@@ -87,7 +87,16 @@ class UnsupportedModel(CannotLoad):
 
 
 class DoesNotFit(CannotLoad):
-    pass
+    """Args:
+    needed, free: bytes of memory; 0 where they are not known.
+    """
+
+    def __init__(
+        self, message: str, hint: str | None = None, *, needed: int = 0, free: int = 0
+    ) -> None:
+        super().__init__(message, hint)
+        self.needed = needed
+        self.free = free
 
 
 class ContextFull(SpecllamaError):

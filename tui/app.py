@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import os
 import signal
 import sys
@@ -93,6 +94,7 @@ class SpecllamaApp(PagedApp):
         system: str | None = None,
         log_rounds: bool = True,
         read_ahead: str = "auto",
+        idle_s: float = math.inf,
         host_class: Callable[[EngineFactory], HostLike] = EngineHost,
         factory_for: Callable[[str, str | None], EngineFactory] | None = None,
         server: Address | None = None,
@@ -127,7 +129,7 @@ class SpecllamaApp(PagedApp):
         self.downloads = Downloads(self.post_message)
         self._chat: ChatScreen | None = None
         self._session_id = session_id
-        self._read_ahead = read_ahead
+        self._read_ahead, self._idle_s = read_ahead, idle_s
         self._pace = pace or FlushPace.for_this_machine()
         self._asked_to_quit = -QUIT_WITHIN_S
 
@@ -153,6 +155,7 @@ class SpecllamaApp(PagedApp):
             self.downloads,
             self.copy_text,
             self._read_ahead,
+            self._idle_s,
         )
         self.push_screen(self._chat)
         if self.leave_on_signals:
@@ -413,12 +416,14 @@ def run(
     log_rounds: bool = True,
     server: Address | None = None,
     read_ahead: str = "auto",
+    idle_s: float = math.inf,
 ) -> int:
     """Run the app; returns the exit code, non-zero when it crashed.
 
     Args:
         server: whose engine is used, instead of loading a model.
         read_ahead: when a message is read while it is typed, see ``ReadingAhead``.
+        idle_s: at rest for so long, the model is unloaded, see ``Resting``.
 
     Raises:
         UsageError: standard input or standard error is not a terminal (the app draws on the
@@ -438,6 +443,7 @@ def run(
         log_rounds=log_rounds,
         server=server,
         read_ahead=read_ahead,
+        idle_s=idle_s,
     )
     if sys.platform != "win32":
         from specllama.tui import pasting

@@ -2,9 +2,9 @@
 
 A turn runs in a thread because the engine blocks. The thread only fills a ``RunningTurn``; the
 screen drains it from a timer, at most ten times a second (five on small machines, where the screen
-takes cycles from the model), and less often if flushes are expensive: the screen has a budget of
-processor time. So its cost does not depend on the speed of the model. There, the figures rest for a
-second or two while the text flows.
+takes cycles from the model), and less often if flushes are expensive or the machine runs on its
+battery: the screen has a budget of processor time. So its cost does not depend on the speed of the
+model. There, the figures rest for a second or two while the text flows.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from specllama.cancel import Cancel
 from specllama.errors import EngineError, SpecllamaError
 from specllama.events import Event, Finished
+from specllama.models.power import on_battery
 from specllama.told import Told
 
 Clock = Callable[[], float]
 monotonic: Clock = time.perf_counter
+BATTERY = 2  # times as long between flushes where the machine runs on its battery
 SMOOTHING = 0.3  # weight of the newest flush in the cost of a flush
 
 
@@ -101,6 +103,7 @@ class FlushPace:
     base_s: float
     longest_s: float = 0.8
     share: float = 0.5
+    on_battery: Callable[[], bool] = lambda: False
     period_s: float = 0.0
     figures_s: float = 0.0
     _cost_s: float = 0.0
@@ -112,12 +115,15 @@ class FlushPace:
     def for_this_machine() -> FlushPace:
         """With one or two cores, the model needs every core that the screen would use."""
         few = (os.cpu_count() or 1) <= 2
-        return FlushPace(0.2, share=0.035, figures_s=1.0) if few else FlushPace(0.1, share=0.2)
+        base_s, share, figures_s = (0.2, 0.035, 1.0) if few else (0.1, 0.2, 0.0)
+        return FlushPace(base_s, share=share, figures_s=figures_s, on_battery=on_battery)
 
     def observe(self, took_s: float) -> float:
         """Learn what a flush cost in processor seconds; returns the pause before the next."""
         self._cost_s += SMOOTHING * (took_s - self._cost_s)
-        self.period_s = min(self.longest_s, max(self.base_s, self._cost_s / self.share))
+        period_s = max(self.base_s, self._cost_s / self.share)
+        saving = BATTERY if self.on_battery() else 1
+        self.period_s = min(self.longest_s, period_s * saving)
         return self.period_s
 
 

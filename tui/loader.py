@@ -61,6 +61,7 @@ class EngineLoader:
         info: of the engine that was loaded last.
         ready: the wanted pair is loaded.
         failed: the last load failed, or what was loaded died; ``load`` tries again.
+        resting: why the pair was unloaded, "" where it was not; ``load`` loads it again.
         progress: of the load that is running.
     """
 
@@ -76,6 +77,7 @@ class EngineLoader:
         self.info: EngineInfo | None = None
         self.server = server
         self.ready = self.failed = False
+        self.resting = ""
         self.progress: LoadProgress | Notice | None = None
         self._recipe_for = recipe_for
         self._post = post
@@ -126,6 +128,7 @@ class EngineLoader:
                 self.progress = message.progress
             case EngineReady():
                 self.info, self.ready, self.failed, self.progress = message.info, True, False, None
+                self.resting = ""
             case EngineFailed(kept=True):
                 self.wanted = self._before  # its recipe is the host's again
                 self.load()
@@ -135,6 +138,11 @@ class EngineLoader:
                     # There is nothing to go back to: the next try loads what was chosen last.
                     self.host.factory = self._recipe_for(*self.wanted)
 
+    def rest(self, why: str) -> None:
+        """Free the memory of the pair until it is loaded again, or something is asked of it."""
+        self.ready, self.resting = False, why
+        threading.Thread(target=self.host.unload, name="specllama-unload", daemon=True).start()
+
     def close(self) -> None:
         self.host.close()
 
@@ -142,6 +150,7 @@ class EngineLoader:
 
     def _begin(self, recipe: EngineFactory | None) -> None:
         self.ready = self.failed = False
+        self.resting = ""
         self._loads += 1
         self._post(EngineLoading())
         threading.Thread(

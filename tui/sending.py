@@ -50,7 +50,7 @@ class Sending:
                 return
             screen.query_one(Waiting).put(text)
             screen.prompt.sent()
-            if loader.failed:
+            if loader.failed or loader.resting:
                 loader.load()
             return
         screen.prompt.sent()

@@ -31,6 +31,8 @@ SUMMARIES = {
     "bench": "Measure speed with and without speculation.",
     "serve": "Answer clients over HTTP, many at once.",
     "rpc-worker": "Lend this machine's GPU or CPU to another one.",
+    "ps": "List the models that a running server has loaded.",
+    "stop": "Unload a model of a running server.",
     "top": "Show what a running server is doing.",
     "quantize": "Make a model file smaller.",
     "convert": "Turn published draft heads into loadable files.",
@@ -49,15 +51,12 @@ SHORT = {
     "search": ("hub", "search"),
 }
 ELSEWHERE = {
-    "ps": "nothing runs in the background: a model is loaded by the command that uses it and freed"
-    " when that ends; to list the models on disk: specllama hub ls",
-    "stop": "nothing runs in the background: Ctrl-C stops a reply",
     "create": "to keep settings of your own: specllama config set, or specllama.toml in the folder",
     "push": "models can only be pulled; to make a file smaller: specllama quantize",
     "help": "see specllama --help, and COMMAND --help",
 }
 
-_KEEPS_NOTHING = ("completion", "doctor", "top", "rpc-worker", "quantize", "convert")
+_KEEPS_NOTHING = ("completion", "doctor", "top", "ps", "stop", "rpc-worker", "quantize", "convert")
 
 EPILOG = """\b
 Examples:

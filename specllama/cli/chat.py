@@ -23,6 +23,7 @@ from specllama.cli.options import (
 from specllama.errors import UsageError
 from specllama.remote.address import Address
 from specllama.settings.config import Settings
+from specllama.settings.duration import seconds
 from specllama.store.sessions import SessionStore
 
 EPILOG = """\b
@@ -71,6 +72,13 @@ In a plain chat, /help lists the commands; a \\ at the end of a line or a pair o
     help="Read a message while it is typed in the terminal app; auto does not on battery power.",
 )
 @disk_option
+@grouped(
+    "--idle-unload",
+    metavar="TIME",
+    group="Output",
+    help="Unload the model when nothing was typed or written for so long, in the terminal app; "
+    "never keeps it.  [default: 10m]",
+)
 @grouped("-q", "--quiet", is_flag=True, group="Output", help="Show no statistics after a reply.")
 def command(
     plain: bool,
@@ -151,4 +159,5 @@ def _terminal_app(settings: Settings, resume: str | None, server: Address | None
         log_rounds=settings["log"],
         server=server,
         read_ahead=settings["read-ahead"],
+        idle_s=seconds(settings["idle-unload"]),
     )

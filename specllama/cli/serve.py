@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from specllama import signals
-from specllama.cli import diagnostics, loading
+from specllama.cli import completing, diagnostics, loading
 from specllama.cli.options import (
     LOADING,
     REPLYING,
@@ -42,6 +42,8 @@ EPILOG = """\b
 Examples:
   specllama serve                            the bundled pair at http://127.0.0.1:8484
   specllama serve -m qwen3-8b --parallel 8   eight conversations at once
+  specllama serve -m qwen3-8b -m gemma3-4b   two models: requests name one, loaded when needed
+  specllama serve --on-demand                every model on this machine, loaded when needed
   specllama serve --host 0.0.0.0 --api-key-file keys.txt
   specllama serve --experiment auto=50,none=50    half of the conversations undrafted
 
@@ -57,14 +59,38 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
 
 
 @click.command("serve", cls=GroupedCommand, epilog=EPILOG)
-@settings_options(only=(*LOADING, *REPLYING))
+@settings_options(only=(*(n for n in LOADING if n not in ("model", "draft-model")), *REPLYING))
+@grouped("-d", "--draft-model", multiple=True, metavar="REF", group="Model",
+         shell_complete=completing.models,
+         help="Draft model, named in the same ways; none loads none. Of several models: one for "
+         "each, in their order; auto is the one that belongs to it.")  # fmt: skip
+@grouped("-m", "--model", multiple=True, metavar="REF", group="Model",
+         shell_complete=completing.models,
+         help="Target: a path, user/repo[:quant], a catalogue name, or a folder of models. "
+         "Repeatable: requests name one of them, and the first is loaded at once.")  # fmt: skip
+@grouped("--on-demand", is_flag=True, group="Model",
+         help="Serve every other model on this machine, too: a request that names one loads "
+         "it.")  # fmt: skip
+@grouped(
+    "--models-max",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    group="Model",
+    help="Most models that are loaded at once; 0: as many as fit.  [default: 0]",
+)
+@grouped("--idle-unload", metavar="TIME", group="Model",
+         help="Unload a model when no request named it for so long, such as 10m; 0 does at once, "
+         "never keeps it.  [default: 10m]")  # fmt: skip
 @grouped("--host", default="127.0.0.1", show_default=True, group="Server",
          help="Address to listen on. Any address but loopback needs a key.")  # fmt: skip
 @grouped("--port", type=click.IntRange(0, 65535), default=8484, show_default=True, group="Server",
          help="Port to listen on; 0 takes a free one.")  # fmt: skip
 @sharing_options(PARALLEL)
 @disk_option
-@grouped("--alias", metavar="NAME", group="Server", help="Name of the model in responses.")
+@grouped("--alias", metavar="NAME", group="Server", multiple=True,
+         help="Name of the model in responses. Of several: one for each, in their "
+         "order.")  # fmt: skip
 @grouped("--api-key-file", type=click.Path(path_type=Path), group="Server",
          help=f"File of client keys, one per line; {KEY_VARIABLE} adds one.")  # fmt: skip
 @grouped("--insecure", is_flag=True, group="Server",
@@ -105,7 +131,11 @@ def command(
     port: int,
     parallel: int,
     kv_ram: int,
-    alias: str | None,
+    alias: Sequence[str],
+    model: Sequence[str],
+    draft_model: Sequence[str],
+    on_demand: bool,
+    models_max: int,
     api_key_file: Path | None,
     insecure: bool,
     allow_host: Sequence[str],
@@ -124,21 +154,18 @@ def command(
     """Answer clients over HTTP.
 
     Several conversations share the passes of one engine; each writes what it would write alone.
+    Of several models each has an engine of its own, loaded when a request names it.
     """
-    for needed in ("starlette", "uvicorn"):
-        if importlib.util.find_spec(needed) is None:
-            raise SpecllamaError(
-                f"serve needs {needed}, which is not installed",
-                f"install what it needs with: {pip_install(_needs('serve'))}",
-            )
-    from specllama.engine.host import EngineHost, LoadEngine
+    _require_installed()
+    from specllama.cli.served import Serves
     from specllama.server.access_log import AccessLog
     from specllama.server.guard import Access, hosts_of
-    from specllama.server.request_queue import RequestQueue
     from specllama.server.running import bind, run, url_of
     from specllama.server.service import Service
 
-    settings = resolve(flags)
+    settings = resolve(
+        {**flags, "model": [*model, None][0], "draft_model": [*draft_model, None][0]}
+    )
     if not quiet:
         say_project(settings)
     keys = _keys(api_key_file)
@@ -147,7 +174,7 @@ def command(
             f"any program that reaches {host} could use this server",
             "give --api-key-file, or --insecure if that is meant",
         )
-    model = loading.model_of(settings, quiet=quiet)
+    usual = loading.model_of(settings, quiet=quiet or on_demand)
     options = replace(settings.engine_options(), parallel=parallel, kv_ram=kv_ram)
     if options.keep_texts and len(keys) > 1:
         raise UsageError(
@@ -155,12 +182,16 @@ def command(
             "give --no-keep-texts, or one key",
         )
     said = None if quiet else loading.LoadingLine(shown=False, quiet=False)
-    engine = EngineHost(LoadEngine(model, settings["draft-model"], options), on_event=said)
+    serves = Serves(options, settings.generate_params(), queue, settings["idle-unload"], said)
     service = Service(
-        RequestQueue(engine, lanes=parallel, most=queue),
-        alias or _name(model),
+        serves.opened(
+            model or (usual,),
+            draft_model or tuple(filter(None, [settings["draft-model"]])),
+            alias,
+            on_demand=on_demand,
+            most=models_max,
+        ),
         Access(hosts_of(host, allow_host), tuple(cors_origin), keys, proxies=_addresses(proxy)),
-        settings.generate_params(),
         experiment=_shares(experiment),
         expose_text=expose_text,
         slots=slots,
@@ -173,10 +204,21 @@ def command(
             service,
             listening,
             stop=stop,
-            ready=lambda: _ready(service, url_of(listening), parallel),
+            ready=lambda: _ready(service, url_of(listening), parallel, on_demand),
             drain_s=drain,
+            load=bool(model) or not on_demand,
         )
     return diagnostics.Exit.OK
+
+
+def _require_installed() -> None:
+    """Raises SpecllamaError: a package is missing."""
+    for needed in ("starlette", "uvicorn"):
+        if importlib.util.find_spec(needed) is None:
+            raise SpecllamaError(
+                f"serve needs {needed}, which is not installed",
+                f"install what it needs with: {pip_install(_needs('serve'))}",
+            )
 
 
 def _needs(extra: str) -> str:
@@ -187,12 +229,17 @@ def _needs(extra: str) -> str:
     return " ".join(f'"{one.split(";")[0].strip()}"' for one in needed)
 
 
-def _ready(service: Any, url: str, parallel: int) -> None:
+def _ready(service: Any, url: str, parallel: int, on_demand: bool) -> None:
     gc.freeze()  # what was loaded stays: a search for garbage would stop all threads for it
-    diagnostics.note(f"{service.model} is served at {url}")
-    if (lanes := service.queue.lanes) < parallel:
+    models = service.models
+    names = list(models.all)
+    several = f"{', '.join(names[:8])}{' …' if len(names) > 8 else ''}"
+    more = " and, when a request names it, any other model here" if on_demand else ""
+    verb = "is" if len(names) == 1 and not more else "are"
+    diagnostics.note(f"{several}{more} {verb} served at {url}")
+    if models.loaded and (lanes := models.first.queue.lanes) < parallel:
         at_once = "one reply at a time" if lanes == 1 else f"{lanes} replies at once"
-        diagnostics.note(f"this model writes {at_once}: further requests wait")
+        diagnostics.note(f"{models.first.name} writes {at_once}: further requests wait")
 
 
 def _addresses(given: Sequence[str]) -> tuple[str, ...]:
@@ -224,9 +271,3 @@ def _shares(text: str | None) -> tuple[tuple[str, int], ...]:
     if arms and sum(share for _, share in arms) != 100:
         raise UsageError("the shares of an experiment add up to 100")
     return tuple(arms)
-
-
-def _name(model: str) -> str:
-    """What a reference is called by clients: without a folder or an ending."""
-    path = Path(model)
-    return path.stem if path.suffix == ".gguf" else model

@@ -132,7 +132,7 @@ class Pair:
             if self.lanes > 1 and memory.fits(alone.need(self.n_ctx)):
                 ways.append("--parallel 1")
             hint = f"what fits: {' or '.join(ways)}" if ways else error.hint
-            raise DoesNotFit(error.message, hint) from None
+            raise DoesNotFit(error.message, hint, needed=error.needed, free=error.free) from None
 
     def need(self, n_ctx: int) -> memory.PairMemory:
         """RAM that the pair takes with a context of N tokens."""

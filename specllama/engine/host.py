@@ -59,18 +59,29 @@ class HostLike(EngineLike, Protocol):
 
     def switch(self, factory: EngineFactory) -> EngineInfo: ...
 
+    def unload(self) -> None:
+        """Free the memory of what is loaded until the next ``start`` or request."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class LoadEngine:
-    """The real engine: a target, perhaps a draft model, and how to load them."""
+    """The real engine: a target, perhaps a draft model, and how to load them.
+
+    Attributes:
+        beside: bytes of memory that it leaves to other engines, see ``memory.leave``.
+    """
 
     target: str
     draft: str | None = None
     options: EngineOptions = field(default_factory=EngineOptions)
+    beside: int = 0
 
     def __call__(self, progress: OnEvent, /) -> Stepped:
         from specllama.engine.engine import Engine
+        from specllama.models import memory
 
+        memory.leave(self.beside)
         return Engine.load(self.target, self.draft, self.options, on_progress=progress)
 
 
@@ -168,12 +179,12 @@ class EngineHost:
         If the new one cannot be loaded, the old recipe is restored, and the next request loads it.
         """
         before = self.factory
-        self._drop()
+        self.unload()
         self.factory = factory
         try:
             return self.start()
         except SpecllamaError:
-            self._drop()
+            self.unload()
             self.factory = before
             raise
 
@@ -259,9 +270,10 @@ class EngineHost:
     def close(self) -> None:
         """Ask, then terminate, then kill. Idempotent, callable from any thread, also mid-load."""
         self._closed = True
-        self._drop()
+        self.unload()
 
-    def _drop(self) -> None:
+    def unload(self) -> None:
+        """The same until the next ``start``: nothing of the model stays in memory."""
         with self._guard:
             child, self._child = self._child, None
         if child is not None:

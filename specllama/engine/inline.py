@@ -79,6 +79,11 @@ class InlineHost:
         with self._alive() as engine:
             return engine.count_tokens(prompt)
 
+    def unload(self) -> None:
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            engine.close()
+
     def close(self) -> None:
         if self.engine is not None:
             self.engine.close()

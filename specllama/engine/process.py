@@ -61,6 +61,7 @@ class Child:
         self._listeners: dict[int, tuple[str, OnMessage]] = {}  # with what was asked
         self._ready = threading.Event()
         self._gone = threading.Event()
+        self._asked = threading.Event()  # something was; the watchdog may have slept until then
         self._outbox: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._reap_lock = threading.Lock()
         self._stopping = False
@@ -120,6 +121,7 @@ class Child:
         """
         request_id = next(self._ids)
         self._listeners[request_id] = verb, on_message
+        self._asked.set()
         self._outbox.put((verb, request_id, whose, *args))
         if self.death is not None:
             self._answer(request_id, "error", self.death)
@@ -175,6 +177,10 @@ class Child:
         """A thread of its own: end a child that does not get on."""
         watchdog = Watchdog(self._pulse, monotonic)
         while not self._gone.wait(watchdog.every_s):
+            if not (self._listeners or self._stopping):
+                self._asked.wait()  # at rest there is nothing to look for
+                self._asked.clear()
+                continue
             if self._stopping or (found := watchdog.stuck()) is None:
                 continue
             part, request_id, still_s = found
@@ -275,6 +281,7 @@ class Child:
                 error = EngineStuck(self.stuck.message, self.stuck.hint, culprit=True)
             self._answer(request_id, "error", error)
         self._gone.set()
+        self._asked.set()
         if not self._stopping and self.info is not None:
             self._on_death()
         self._writer.join()  # the child has gone, so no send waits for it

@@ -129,7 +129,7 @@ def checked(answer: httpx2.Response) -> httpx2.Response:
         error = answer.json()["error"]
     except (ValueError, KeyError, TypeError):
         raise EngineError(f"the server answered {answer.status_code}", _START) from None
-    raise error_of(error)
+    raise error_of({"message": error} if isinstance(error, str) else error)  # Ollama's is a text
 
 
 def error_of(error: dict[str, Any]) -> SpecllamaError:

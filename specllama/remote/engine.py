@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from time import sleep
 from typing import Any
 
@@ -23,6 +23,7 @@ from specllama.remote.kinds.kind import Found
 from specllama.settings.params import GenerateParams
 from specllama.store.codec import params_to_dict
 
+_STOP_S = 5.0  # the connection that carries a stop is not closed under it
 _LOADING_S = 0.5  # between two looks at a server that loads its model
 
 
@@ -41,7 +42,9 @@ class RemoteEngine(ForeignEngine):
         self._here = address.client()
         try:
             with self.address.spoken():
-                while code_of(answer := self._here.get(self.address.at("info"))) == "loading":
+                where = self.address.at("info")
+                named = {"load": "true", **({"model": address.model} if address.model else {})}
+                while code_of(answer := self._here.get(where, params=named)) == "loading":
                     sleep(_LOADING_S)
                 self._info = msgspec.convert(checked(answer).json(), EngineInfo)
         except BaseException:
@@ -62,7 +65,7 @@ class RemoteEngine(ForeignEngine):
 
     def count_tokens(self, prompt: str | Sequence[Message]) -> int:
         with self.address.spoken():
-            answer = self._here.post(self.address.at("count"), json=_asked(prompt))
+            answer = self._here.post(self.address.at("count"), json=self._question(prompt))
             return int(checked(answer).json()["tokens"])
 
     def generate(
@@ -70,17 +73,25 @@ class RemoteEngine(ForeignEngine):
     ) -> Iterator[Event]:
         """See ``EngineLike.generate``."""
         id = uuid.uuid4().hex
-        body = {**_asked(prompt), "params": params_to_dict(params), "id": id}
+        body = {**self._question(prompt), "params": params_to_dict(params), "id": id}
         cancel = cancel or Cancel()
+        stopping: list[threading.Thread] = []
 
         def stop() -> None:  # the caller need not wait
-            threading.Thread(target=self._stop, args=(id,), daemon=True).start()
+            stopping.append(threading.Thread(target=self._stop, args=(id,), daemon=True))
+            stopping[-1].start()
+
+        def stopped() -> None:
+            for thread in stopping:
+                thread.join(_STOP_S)
 
         with (
+            ExitStack() as over,
             self.address.spoken(),
             self._here.stream("POST", self.address.at("generate"), json=body) as answer,
         ):
             checked(answer)
+            over.callback(stopped)
             with cancel.calling(stop):
                 for told in events_of(answer.iter_bytes()):
                     if told.get("type") == "error":
@@ -91,11 +102,12 @@ class RemoteEngine(ForeignEngine):
         with suppress(httpx2.HTTPError, RuntimeError):  # the client may be closed by now
             self._here.post(self.address.at("stop"), json={"id": id})
 
-
-def _asked(prompt: Prompt) -> dict[str, Any]:
-    if isinstance(prompt, str):
-        return {"text": prompt}
-    turns = [one for one in prompt if isinstance(one, Message)]
-    if turns:
-        return {"messages": [{**turn.to_dict(), "seams": turn.seams} for turn in turns]}
-    return {"ids": list(prompt)}
+    def _question(self, prompt: Prompt) -> dict[str, Any]:
+        named = {"model": self.address.model} if self.address.model else {}
+        if isinstance(prompt, str):
+            return {**named, "text": prompt}
+        turns = [one for one in prompt if isinstance(one, Message)]
+        if turns:
+            told = [{**turn.to_dict(), "seams": turn.seams} for turn in turns]
+            return {**named, "messages": told}
+        return {**named, "ids": list(prompt)}

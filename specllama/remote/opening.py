@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from specllama.remote.address import Address
-from specllama.remote.board import ServerWatch
+from specllama.remote.board import Board, ServerWatch
 from specllama.remote.engine import RemoteEngine
 from specllama.remote.foreign import ForeignEngine
 from specllama.remote.known import AUTO, recognise
@@ -48,5 +48,10 @@ def watched(address: Address) -> tuple[ServerWatch, Iterator[dict[str, Any]]]:
     Raises:
         SpecllamaError: as ``open_remote``; the events, when nobody answers any more.
     """
-    with open_remote(address, model=address.model or "any") as engine:
+    look = Look(address)
+    with closing(look):
+        kind, found = recognise(look, address.kind)
+    if kind.name == "specllama":  # all its models at once, and none is loaded for it
+        return Board(), address.events()
+    with ForeignEngine(replace(address, model=address.model or "any"), kind, found) as engine:
         return engine.watch()

@@ -331,7 +331,9 @@ def rows(service: Service) -> list[Row]:
     return [
         (
             "POST /v1/messages",
-            service.writes(MessagesRequest, parse, lambda *_: MessagesDialect(service.model)),
+            service.writes(
+                MessagesRequest, parse, lambda body, job, model: MessagesDialect(model.name)
+            ),
         ),
         ("POST /v1/messages/count_tokens", service.counts(MessagesRequest, counted)),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -13,10 +14,21 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from specllama.errors import SpecllamaError
-from specllama.server import anthropic, direct, live, lmstudio, native, ollama, openai, slot_files
+from specllama.server import (
+    anthropic,
+    direct,
+    live,
+    lmstudio,
+    native,
+    ollama,
+    openai,
+    router,
+    slot_files,
+)
 from specllama.server.dialect import openai_error
 from specllama.server.exchange import Json
 from specllama.server.guard import Guard
+from specllama.server.patience import answered
 from specllama.server.refusals import Refusal, loading, refusal, restarting
 from specllama.server.service import Handler, Row, Service
 
@@ -27,13 +39,16 @@ def make_app(service: Service) -> Starlette:
     """The ASGI application of a server; the model may still be loading."""
 
     async def health(request: Request) -> Response:
-        if not service.queue.ready:
-            raise restarting() if service.queue.loaded else loading()
+        if not service.models.begun:
+            raise loading()
+        if not all(model.queue.host.ready for model in service.models.loaded):
+            raise restarting()
         return Json({"status": "ok"})
 
     async def metrics(request: Request) -> Response:
+        figures = {one.name: await one.queue.figures() for one in service.models.loaded}
         return PlainTextResponse(
-            service.metrics.text(await service.queue.figures()),
+            service.metrics.text(figures, [one.queue for one in service.models.all.values()]),
             media_type="text/plain; version=0.0.4; charset=utf-8",
             headers={"Process-Start-Time-Unix": str(service.started)},
         )
@@ -49,7 +64,17 @@ def make_app(service: Service) -> Starlette:
         ("GET /metrics", metrics),
         *(
             row
-            for family in (openai, anthropic, native, slot_files, ollama, lmstudio, live, direct)
+            for family in (
+                router,
+                openai,
+                anthropic,
+                native,
+                slot_files,
+                ollama,
+                lmstudio,
+                live,
+                direct,
+            )
             for row in family.rows(service)
         ),
     ]
@@ -74,7 +99,7 @@ def _route(where: str, handler: Handler) -> Route:
 
     async def handle(request: Request) -> Response:
         try:
-            return await handler(request)
+            return await answered(request, asyncio.ensure_future(handler(request)), spelled)
         except Exception as error:
             if not isinstance(error, (Refusal, SpecllamaError)):
                 logger.exception("%s failed", request.url.path)

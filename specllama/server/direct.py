@@ -45,7 +45,6 @@ class DirectRequest(msgspec.Struct):
 
 
 def rows(service: Service) -> list[Row]:
-    queue = service.queue
     # by client and id, so that no client ends the replies of another
     going: WeakValueDictionary[tuple[str, str], Exchange] = WeakValueDictionary()
 
@@ -55,12 +54,19 @@ def rows(service: Service) -> list[Row]:
         return None if found is None or found.over else found
 
     async def info(request: Request) -> Response:
-        return Json(dataclasses.asdict(service.info))
+        """Of the engine; who only looks for what is here does not have it loaded."""
+        model = await service.named(request)
+        if "load" in request.query_params:
+            (await service.models.use(model))()
+        if model.known_info is None:
+            return Json({"target": dataclasses.asdict(model.target)})
+        return Json(dataclasses.asdict(model.known_info))
 
     async def count(request: Request) -> Response:
         body = await service.read(request, DirectRequest)
         client = request.state.client
         prompt = await service.aside(request, body.prompt)
+        queue = (await service.model(request)).queue
         return Json({"tokens": await queue.ask("count_tokens", prompt, client=client)})
 
     async def generate(request: Request) -> Response:
@@ -68,10 +74,11 @@ def rows(service: Service) -> list[Row]:
         params = params_from_dict(body.params)
         prompt = await service.aside(request, body.prompt)
         client = request.state.client
+        model = await service.model(request)
         if named(request, body.id) is not None:
             raise Refusal(409, f"id: {body.id[:80]!r} is being written", code="id_in_use")
         exchange = Exchange(
-            queue,
+            model.queue,
             Job((prompt,), params, stream=True, client=client, asked=request.state.asked),
         )
 

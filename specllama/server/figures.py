@@ -166,3 +166,11 @@ def finish_reason(reply: Reply) -> str:
     """OpenAI's words for why it ended; whatever was called, a reply that was cut says so."""
     reason = "stop" if reply.finished is None else _REASONS[reply.finished.reason]
     return "tool_calls" if reply.calls and reason != "length" else reason
+
+
+def short(n: int) -> str:
+    """A number of parameters, as Ollama and LM Studio write it."""
+    size, unit = next(
+        ((size, unit) for size, unit in ((1e9, "B"), (1e6, "M")) if n >= size), (1e3, "K")
+    )
+    return f"{n / size:.1f}{unit}"

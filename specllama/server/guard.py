@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from email.utils import formatdate
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -167,7 +168,8 @@ class Guard:
     """Wraps the app in ``Access``: answers preflights and adds the headers of every response.
 
     Who asks stands in ``request.state.client``, what the request is called in
-    ``request.state.id``, what it has the server hold in ``request.state.load``.
+    ``request.state.id``, what it has the server hold in ``request.state.load``, and what is done
+    when it is answered, or left, in ``request.state.until_over``.
 
     Args:
         spelled: an error for a client that asked under this path.
@@ -212,6 +214,7 @@ class Guard:
                 status = message["status"]
                 more = MutableHeaders(scope=message)
                 more["X-Request-Id"] = state["id"]
+                more["Date"] = formatdate(usegmt=True)
                 if unread:  # what is left of the body would be taken for the next request
                     more["Connection"] = "close"
                 if origin is not None and refused is None:
@@ -226,8 +229,10 @@ class Guard:
         if refused is None and self._traffic.closing and scope["method"] == "POST":
             refused = shutting_down()
         try:
-            with self._traffic.request(client, long=scope["method"] == "POST") as load:
-                state["load"] = load
+            with (
+                self._traffic.request(client, long=scope["method"] == "POST") as state["load"],
+                contextlib.ExitStack() as state["until_over"],
+            ):
                 await self._answered(refused, scope, hear, answer)
         finally:
             if self._log is not None and not (status < 400 and scope["path"] in _UNTOLD):

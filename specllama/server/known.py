@@ -1,6 +1,7 @@
 """Fields that other servers know and that would change a text: refused by name, never dropped.
 
-A field of a request is one of three kinds. It is *honoured*: it stands in the request's struct. It
+A field of a request is one of three kinds. It is *honoured*: it stands in the request's struct, or
+in ``naming``. It
 is *refused*: it stands in ``REFUSED``, and a value that asks for anything is answered 501. Or it is
 *harmless*: whatever it says, the text is the same, and it is passed over.
 """
@@ -90,10 +91,9 @@ HARMLESS = frozenset(
     {
         # where and how it is computed: no text depends on it
         "cache_prompt", "n_keep", "n_discard", "cache_salt", "priority", "request_id",
-        "keep_alive", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap",
+        "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap",
         "use_mlock", "low_vram", "vocab_only", "f16_kv", "num_keep", "service_tier",
         "store", "prompt_cache_key", "kv_transfer_params", "guided_decoding_backend",
-        "draft_model", "ttl",
         # of samplers that are off
         "mirostat_tau", "mirostat_eta", "dynatemp_exponent", "adaptive_decay", "penalize_nl",
         "penalize_newline",
@@ -108,16 +108,20 @@ HARMLESS = frozenset(
 _Fields = dict[str, msgspec.Raw]
 
 
-def refuse_known(body: bytes, kind: type) -> None:
-    """Raises Refusal: a field that is known, and not offered here, asks for something.
+def refuse_known(body: bytes, kind: type) -> Mapping[str, msgspec.Raw]:
+    """The fields of a body.
 
     Args:
         kind: the struct that a request of this route is; its fields are honoured.
+
+    Raises:
+        Refusal: a field that is known, and not offered here, asks for something.
     """
     fields = msgspec.json.decode(body, type=_Fields)
     _refuse(fields, kind)
     if "options" in fields and "options" in getattr(kind, "__struct_fields__", ()):  # of Ollama
         _refuse(msgspec.json.decode(fields["options"], type=_Fields | None) or {}, kind)
+    return fields
 
 
 def _refuse(fields: _Fields, kind: type) -> None:

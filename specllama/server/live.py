@@ -34,7 +34,7 @@ class Live:
         self._ids = itertools.count(1)
         self._numbers: dict[QueuedReply, int] = {}
         self._watching: dict[asyncio.Event, deque[dict[str, Any]]] = {}
-        service.queue.watchers.append(self)
+        service.models.watch(self)
 
     def sent(self, queued: QueuedReply) -> None:
         self._numbers[queued] = next(self._ids)
@@ -60,8 +60,9 @@ class Live:
         return told
 
     def _tell(self, queued: QueuedReply, told: dict[str, Any]) -> None:
-        queue = self._service.queue
+        queue = queued.place.queue
         told = {
+            "model": queue.name,
             "lane": self._numbers.get(queued, 0),
             "slice": queued.label,
             "arm": queued.arm,
@@ -75,28 +76,33 @@ class Live:
 
     async def _figures(self) -> dict[str, Any]:
         """What is going on now, and what the engine says of itself."""
-        queue = self._service.queue
-        told = {"type": "figures", "running": len(queue.running), "waiting": queue.n_waiting}
-        engine = await queue.figures()
-        if engine is None:
+        queues = [model.queue for model in self._service.models.all.values()]
+        told = {
+            "type": "figures",
+            "running": sum(len(queue.running) for queue in queues),
+            "waiting": sum(queue.n_waiting for queue in queues),
+        }
+        found = [await queue.figures() for queue in queues]
+        engines = [engine for engine in found if engine is not None]
+        if not engines:
             return told
-        rows, seconds = engine.pass_rows, engine.pass_seconds
         return {
             **told,
-            **{name: getattr(engine, name) for name in _TOLD},
-            "passes": seconds.count,
-            "pass_rows": rows.sum,
-            "pass_seconds": seconds.sum,
+            **{name: sum(getattr(engine, name) for engine in engines) for name in _TOLD},
+            "passes": sum(engine.pass_seconds.count for engine in engines),
+            "pass_rows": sum(engine.pass_rows.sum for engine in engines),
+            "pass_seconds": sum(engine.pass_seconds.sum for engine in engines),
         }
 
     async def frames(self) -> AsyncIterator[bytes]:
         something, backlog = asyncio.Event(), deque[dict[str, Any]](maxlen=_MOST)
         self._watching[something] = backlog
         try:
-            queue, look = self._service.queue, 0.0
-            yield encode("sse", [Frame({"type": "hello", "model": self._service.model,
-                                        "lanes": queue.lanes})])  # fmt: skip
-            while not queue.closing:
+            models, look = self._service.models, 0.0
+            lanes = sum(model.queue.lanes for model in models.loaded) or models.first.queue.lanes
+            names = ", ".join(model.name for model in models.loaded) or models.first.name
+            yield encode("sse", [Frame({"type": "hello", "model": names, "lanes": lanes})])
+            while not self._service.traffic.closing:
                 if monotonic() >= look:
                     look = monotonic() + LOOK_S
                     yield encode("sse", [Frame(await self._figures())])

@@ -18,6 +18,7 @@ from specllama.server.figures import so_far
 from specllama.server.likelihood import in_chat, pieces
 from specllama.server.refusals import not_offered, wrong
 from specllama.server.sampling import Sampling, most_chances, params_of
+from specllama.server.served import ServedModel
 from specllama.server.service import Row, Service
 from specllama.server.turns import ToolSpec, Turn, messages_of, tools_of
 from specllama.settings.params import GenerateParams
@@ -147,8 +148,8 @@ def rows(service: Service) -> list[Row]:
 def _replies(service: Service) -> list[Row]:
     """What is written by the model."""
 
-    def spelled(body: NativeCompletion, job: Job) -> NativeDialect:
-        return NativeDialect(body, service.model, job.params)
+    def spelled(body: NativeCompletion, job: Job, model: ServedModel) -> NativeDialect:
+        return NativeDialect(body, model.name, job.params)
 
     completion = service.writes(NativeCompletion, parse, spelled)
 
@@ -157,9 +158,10 @@ def _replies(service: Service) -> list[Row]:
         others = [(extra.filename or "tmp", extra.text) for extra in body.input_extra or ()]
         body.prompt = body.prompt or ""
         before = body.input_prefix + body.prompt
-        job = await service.aside(request, parse, body, service.base)
-        job = await service.infilled(job, before, body.input_suffix, others)
-        return await service.answer(request, job, spelled(body, job))
+        model = await service.model(request)
+        job = await service.parsed(request, model, body, parse)
+        job = await model.infilled(job, before, body.input_suffix, others)
+        return await service.answer(request, model, job, spelled(body, job, model))
 
     return [
         ("POST /completion", completion),
@@ -170,13 +172,13 @@ def _replies(service: Service) -> list[Row]:
 
 def _texts(service: Service) -> list[Row]:
     """Texts without decoding: their tokens, and prompts from templates."""
-    queue = service.queue
 
     async def tokenize(request: Request) -> Response:
         body = await service.read(request, TokenizeRequest)
+        model = await service.model(request)
         if body.prompt is not None or body.messages is not None:
-            return await counted(body, request)
-        client = request.state.client
+            return await counted(model, body, request)
+        queue, client = model.queue, request.state.client
         special = bool(body.add_special), body.parse_special is not False
         ids = await queue.ask("tokenize", body.content or "", *special, client=client)
         if not body.with_pieces:
@@ -184,11 +186,11 @@ def _texts(service: Service) -> list[Row]:
         pieces = await queue.ask("pieces", ids, client=client)
         return await service.aside(request, _told, ids, pieces)
 
-    async def counted(body: TokenizeRequest, request: Request) -> Response:
+    async def counted(model: ServedModel, body: TokenizeRequest, request: Request) -> Response:
         """vLLM's answer."""
-        client = request.state.client
+        queue, client = model.queue, request.state.client
         if body.messages is not None:
-            text = await rendered(body.messages, body.tools, request)
+            text = await rendered(model, body.messages, body.tools, request)
             special = bool(body.add_special_tokens)
         else:
             text, special = body.prompt or "", body.add_special_tokens is not False
@@ -197,29 +199,33 @@ def _texts(service: Service) -> list[Row]:
         if body.return_token_strs:
             pieces = await queue.ask("pieces", ids, client=client)
             strings = [piece.decode("utf-8", "replace") for piece in pieces]
-        n_ctx = service.info.target.n_ctx
+        n_ctx = model.info.target.n_ctx
         told = {"count": len(ids), "max_model_len": n_ctx, "tokens": ids, "token_strs": strings}
         return Json(told)
 
-    async def rendered(turns: list[Turn], specs: list[ToolSpec] | None, request: Request) -> str:
+    async def rendered(
+        model: ServedModel, turns: list[Turn], specs: list[ToolSpec] | None, request: Request
+    ) -> str:
         def whole() -> Job:
             messages, tools = tuple(messages_of(turns)), tools_of(specs)
-            return service.equipped(Job((messages,), service.base, tools=tools))
+            return model.equipped(Job((messages,), model.base, tools=tools))
 
         job = await service.aside(request, whole)
         client = request.state.client
-        prompt: str = await queue.ask("render", job.prompts[0], job.params, client=client)
+        prompt: str = await model.queue.ask("render", job.prompts[0], job.params, client=client)
         return prompt
 
     async def detokenize(request: Request) -> Response:
         body = await service.read(request, DetokenizeRequest)
-        pieces = await queue.ask("pieces", body.tokens or [], client=request.state.client)
+        model = await service.model(request)
+        pieces = await model.queue.ask("pieces", body.tokens or [], client=request.state.client)
         text = b"".join(pieces).decode("utf-8", "replace")
         return Json({"content": text, "prompt": text})  # llama-server's name for it, and vLLM's
 
     async def template(request: Request) -> Response:
         body = await service.read(request, TemplateRequest)
-        prompt = await rendered(body.messages, body.tools, request)
+        model = await service.model(request)
+        prompt = await rendered(model, body.messages, body.tools, request)
         return Json({"prompt": prompt})
 
     return [
@@ -231,18 +237,18 @@ def _texts(service: Service) -> list[Row]:
 
 def _about(service: Service) -> list[Row]:
     """What there is, and how busy it is."""
-    queue = service.queue
 
     async def props(request: Request) -> Response:
-        info = service.info
-        template, bos, eos = await queue.ask("template")
-        params = settings(service.base)
+        model = await service.named(request)
+        info, queue = model.info, model.queue
+        template, bos, eos = await queue.template()
+        params = settings(model.base)
         return Json(
             {
                 "default_generation_settings": {"n_ctx": info.target.n_ctx, "params": params},
                 "total_slots": queue.lanes,
                 "model_path": info.target.path,
-                "model_alias": service.model,
+                "model_alias": model.name,
                 "model_ftype": info.target.quantization,
                 "chat_template": template,
                 "chat_template_caps": {},
@@ -254,7 +260,7 @@ def _about(service: Service) -> list[Row]:
                 "endpoint_metrics": True,
                 "endpoint_props": False,
                 "ui": False,
-                "is_sleeping": False,
+                "is_sleeping": not queue.loaded,
                 "exactness": info.exactness,
                 "methods": [{"name": m.name, "available": m.available} for m in info.methods],
             }
@@ -262,7 +268,9 @@ def _about(service: Service) -> list[Row]:
 
     async def slots(request: Request) -> Response:
         service.require_slots()
-        common = {"n_ctx": service.info.target.n_ctx, "speculative": True}
+        model = await service.named(request)
+        queue = model.queue
+        common = {"n_ctx": model.info.target.n_ctx, "speculative": True}
 
         def shown(params: GenerateParams) -> dict[str, Any]:
             told = settings(params)
@@ -281,7 +289,8 @@ def _about(service: Service) -> list[Row]:
         return Json({"version": __version__})
 
     async def load(request: Request) -> Response:
-        return Json({"server_load": len(queue.running) + queue.n_waiting})
+        queues = [model.queue for model in service.models.all.values()]
+        return Json({"server_load": sum(len(one.running) + one.n_waiting for one in queues)})
 
     return [
         ("GET /props", props),

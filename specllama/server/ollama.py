@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
+import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -21,8 +23,9 @@ from specllama.models.gguf import read_header
 from specllama.server.chat_completions import think_of
 from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply, Wire
 from specllama.server.exchange import Json
-from specllama.server.figures import finish_reason, metrics, timings
+from specllama.server.figures import finish_reason, metrics, short, timings
 from specllama.server.likelihood import chances_of, in_chat
+from specllama.server.naming import Naming
 from specllama.server.refusals import Refusal, not_offered, wrong
 from specllama.server.sampling import (
     Prediction,
@@ -32,6 +35,7 @@ from specllama.server.sampling import (
     params_of,
     schema_text,
 )
+from specllama.server.served import ServedModel
 from specllama.server.service import Row, Service, refuses
 from specllama.server.tools import ToolUse
 from specllama.server.turns import ToolSpec, Turn, messages_of, tools_of
@@ -184,9 +188,9 @@ class OllamaDialect(Dialect):
             "metrics": metrics([reply]),
         }
 
-    def loaded(self) -> dict[str, Any]:
-        """The answer to nothing: clients have a model loaded so, which it is."""
-        return self._line("", "", done=True, done_reason="load")
+    def idle(self, reason: str) -> dict[str, Any]:
+        """The answer to nothing: clients have a model loaded or unloaded so."""
+        return self._line("", "", done=True, done_reason=reason)
 
     def failed(self, refusal: Refusal) -> Iterable[Frame]:
         yield Frame(error_of(refusal))
@@ -196,14 +200,6 @@ def _logprobs(rounds: Iterable[RoundDone]) -> dict[str, Any]:
     """Of the tokens, where they were asked for."""
     found = chances_of(rounds)
     return {"logprobs": in_chat(found)} if found else {}
-
-
-def _short(n: int) -> str:
-    """A number of parameters, as Ollama writes it."""
-    size, unit = next(
-        ((size, unit) for size, unit in ((1e9, "B"), (1e6, "M")) if n >= size), (1e3, "K")
-    )
-    return f"{n / size:.1f}{unit}"
 
 
 def _digest(target: ModelInfo) -> str:
@@ -262,60 +258,76 @@ def rows(service: Service) -> list[Row]:
     return found
 
 
+def _details(target: ModelInfo) -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": target.architecture,
+        "families": [target.architecture],
+        "parameter_size": short(target.n_params),
+        "quantization_level": target.quantization,
+    }
+
+
+def _card(model: ServedModel) -> dict[str, Any]:
+    target = model.target
+    return {
+        "name": model.name,
+        "model": model.name,
+        "size": target.file_bytes,
+        "digest": target.sha256 or _digest(target),
+        "details": _details(target),
+    }
+
+
+def _running(model: ServedModel) -> dict[str, Any]:
+    """A model that is loaded; what Ollama does not tell stands at the end."""
+    info, left_s = model.info, model.left_s
+    until = _time(time.time() + left_s) if left_s < math.inf else _time(2**31)
+    more = {
+        "expires_at": until,
+        "size": model.holds or info.target.file_bytes,
+        "size_vram": 0,
+        "context_length": info.target.n_ctx,
+        "draft_model": model.draft,
+        "running": len(model.queue.running),
+        "idle_seconds": round(model.idle_for_s, 1),
+        "keep_alive_seconds": None if model.keep_s == math.inf else model.keep_s,
+    }
+    return {**_card(model), **more}
+
+
 def _about_model(service: Service) -> list[Row]:
-    """What is told of the one model."""
-
-    def details() -> dict[str, Any]:
-        target = service.info.target
-        return {
-            "parent_model": "",
-            "format": "gguf",
-            "family": target.architecture,
-            "families": [target.architecture],
-            "parameter_size": _short(target.n_params),
-            "quantization_level": target.quantization,
-        }
-
-    def card() -> dict[str, Any]:
-        target = service.info.target
-        return {
-            "name": service.model,
-            "model": service.model,
-            "modified_at": _time(service.started),
-            "size": target.file_bytes,
-            "digest": target.sha256 or _digest(target),
-            "details": details(),
-        }
+    """What is told of models."""
+    since = _time(service.started)
 
     async def version(request: Request) -> Response:
         return Json({"version": VERSION, "specllama": __version__})
 
     async def tags(request: Request) -> Response:
-        return Json({"models": [card()]})
+        cards = [{**_card(one), "modified_at": since} for one in await service.models.look()]
+        return Json({"models": cards})
 
     async def running(request: Request) -> Response:
-        target = service.info.target
-        more = {"expires_at": _time(2**31), "size_vram": 0, "context_length": target.n_ctx}
-        return Json({"models": [{**card(), **more}]})
+        return Json({"models": [_running(one) for one in service.models.loaded]})
 
     async def show(request: Request) -> Response:
         body = await service.read(request, ShowRequest)
-        if (name := body.model or body.name or "").removesuffix(":latest") != service.model:
-            raise Refusal(404, f"model {name[:128]!r} not found", code="model_not_found")
-        target = service.info.target
-        template, _, _ = await service.queue.ask("template")
+        model = await service.models.listed(body.model or body.name or "")
+        target = model.target
+        template, _, _ = await model.queue.template()
         about = await asyncio.to_thread(_about, target)
-        parameters = _parameters(service.base, target.n_ctx)
+        parameters = _parameters(model.base, target.n_ctx) if model.state == "loaded" else []
         return Json(
             {
                 "license": str(about.get("general.license") or ""),
-                "modelfile": _modelfile(service.model, template, parameters),
+                "modelfile": _modelfile(model.name, template, parameters),
                 "parameters": "\n".join(parameters),
                 "template": template,
-                "details": details(),
+                "details": _details(target),
                 "model_info": about,
-                "capabilities": ["completion", "tools", *["thinking"] * service.queue.thinks],
-                "modified_at": _time(service.started),
+                "capabilities": ["completion", "tools", *["thinking"] * model.queue.thinks],
+                "modified_at": since,
             }
         )
 
@@ -327,36 +339,50 @@ def _about_model(service: Service) -> list[Row]:
     ]
 
 
+def _fits(asked: _Asked, model: ServedModel) -> None:
+    """Raises Refusal: thoughts, or more context, are asked for than there are."""
+    if asked.think not in (None, False) and not model.queue.thinks:
+        raise wrong("think", f"{model.name!r} does not support thinking")
+    wanted, there = (asked.options or Options()).num_ctx or 0, model.info.target.n_ctx
+    if wanted > there:
+        said = f"options.num_ctx: {wanted} tokens; this server was started with {there} (-c)"
+        raise wrong("options.num_ctx", said)
+
+
 def _replies(service: Service) -> list[Row]:
     """What is written by the model."""
 
-    def fits(asked: _Asked) -> None:
-        """Raises Refusal: thoughts, or more context, are asked for than there are."""
-        if asked.think not in (None, False) and not service.queue.thinks:
-            raise wrong("think", f"{service.model!r} does not support thinking")
-        wanted, there = (asked.options or Options()).num_ctx or 0, service.info.target.n_ctx
-        if wanted > there:
-            said = f"options.num_ctx: {wanted} tokens; this server was started with {there} (-c)"
-            raise wrong("options.num_ctx", said)
+    async def nothing(request: Request, chat: bool) -> Response:
+        """No text is asked for: the model is loaded, or unloaded where it is not to stay."""
+        asked: Naming = request.state.naming
+        model = await service.models.named(asked.model)
+        if asked.keep_s == 0:
+            service.models.unload_later(model)
+        else:
+            await service.model(request)
+        reason = "unload" if asked.keep_s == 0 else "load"
+        return Json(OllamaDialect(model.name, chat=chat).idle(reason))
 
     async def chat(request: Request) -> Response:
         body = await service.read(request, OllamaChat)
-        fits(body)
         if not body.messages:
-            return Json(OllamaDialect(service.model, chat=True).loaded())
-        job = await service.aside(request, parse_chat, body, service.base)
-        return await service.answer(request, job, OllamaDialect(service.model, chat=True))
+            return await nothing(request, True)
+        model = await service.model(request)
+        _fits(body, model)
+        job = await service.parsed(request, model, body, parse_chat)
+        return await service.answer(request, model, job, OllamaDialect(model.name, chat=True))
 
     async def generate(request: Request) -> Response:
         body = await service.read(request, GenerateRequest)
-        fits(body)
         if body.images:
             raise not_offered("images", "models here read text only", "images")
         if not body.prompt:
-            return Json(OllamaDialect(service.model, chat=False).loaded())
-        job = await service.aside(request, parse_generate, body, service.base)
+            return await nothing(request, False)
+        model = await service.model(request)
+        _fits(body, model)
+        job = await service.parsed(request, model, body, parse_generate)
         if body.suffix:
-            job = await service.infilled(job, body.prompt, body.suffix)
-        return await service.answer(request, job, OllamaDialect(service.model, chat=False))
+            job = await model.infilled(job, body.prompt, body.suffix)
+        return await service.answer(request, model, job, OllamaDialect(model.name, chat=False))
 
     return [("POST /api/chat", chat), ("POST /api/generate", generate)]

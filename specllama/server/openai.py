@@ -16,9 +16,10 @@ from specllama.server.completions import parse as parse_completion
 from specllama.server.details import ending
 from specllama.server.dialect import Job
 from specllama.server.exchange import Json
-from specllama.server.refusals import Refusal
 from specllama.server.responses import ResponsesDialect, ResponsesRequest
 from specllama.server.responses import parse as parse_responses
+from specllama.server.router import status
+from specllama.server.served import ServedModel
 from specllama.server.service import Row, Service, refuses
 
 NOT_OFFERED = {
@@ -35,24 +36,27 @@ NOT_OFFERED = {
 }
 
 
-def model_card(service: Service) -> dict[str, Any]:
-    """The model, in OpenAI's words and in Anthropic's."""
-    target = service.info.target
+def model_card(model: ServedModel, started: int) -> dict[str, Any]:
+    """A model, in OpenAI's words, Anthropic's and llama-server's."""
+    target = model.target
+    n_ctx = target.n_ctx or target.n_ctx_train  # of one that was not loaded yet
     return {
-        "id": service.model,
+        "id": model.name,
         "object": "model",
-        "created": service.started,
+        "created": started,
         "owned_by": "specllama",
         "type": "model",
-        "display_name": service.model,
-        "created_at": datetime.fromtimestamp(service.started, UTC).isoformat(),
-        "max_input_tokens": target.n_ctx,
-        "max_model_len": target.n_ctx,
-        "context_length": target.n_ctx,
+        "display_name": model.name,
+        "created_at": datetime.fromtimestamp(started, UTC).isoformat(),
+        "path": target.path,
+        "status": status(model),
+        "max_input_tokens": n_ctx,
+        "max_model_len": n_ctx,
+        "context_length": n_ctx,
         "meta": {
             "vocab_type": None,
             "n_vocab": target.n_vocab,
-            "n_ctx": target.n_ctx,
+            "n_ctx": n_ctx,
             "n_ctx_train": target.n_ctx_train,
             "n_params": target.n_params,
             "size": target.file_bytes,
@@ -62,37 +66,33 @@ def model_card(service: Service) -> dict[str, Any]:
 
 def rows(service: Service) -> list[Row]:
     async def models(request: Request) -> Response:
-        more = {"has_more": False, "first_id": service.model, "last_id": service.model}
-        return Json({"object": "list", "data": [model_card(service)], **more})
+        cards = [model_card(one, service.started) for one in await service.models.look()]
+        more = {"has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+        return Json({"object": "list", "data": cards, **more})
 
     async def model(request: Request) -> Response:
-        wanted = request.path_params["id"]
-        if wanted != service.model:
-            raise Refusal(
-                404, f"there is no model {wanted!r} here, only {service.model!r}",
-                code="model_not_found", param="model",
-            )  # fmt: skip
-        return Json(model_card(service))
+        found = await service.models.listed(request.path_params["id"])
+        return Json(model_card(found, service.started))
 
     async def chat(request: Request) -> Response:
-        body, job = await service.job(request, ChatRequest, parse_chat)
+        body, job, model = await service.job(request, ChatRequest, parse_chat)
         verbose = None
         if body.verbose:
-            equipped = await service.aside(request, service.equipped, job)
-            prompt = await service.queue.ask(
+            equipped = await service.aside(request, model.equipped, job)
+            prompt = await model.queue.ask(
                 "render", equipped.prompts[0], equipped.params, client=request.state.client
             )
-            verbose = partial(ending, model=service.model, params=equipped.params, prompt=prompt)
-        return await service.answer(request, job, ChatDialect(body, service.model, verbose))
+            verbose = partial(ending, model=model.name, params=equipped.params, prompt=prompt)
+        return await service.answer(request, model, job, ChatDialect(body, model.name, verbose))
 
     async def completions(request: Request) -> Response:
-        body, job = await service.job(request, CompletionRequest, parse_completion)
+        body, job, model = await service.job(request, CompletionRequest, parse_completion)
         if body.suffix:
-            job = await service.infilled(job, str(body.prompt), body.suffix)
-        return await service.answer(request, job, CompletionDialect(body, service.model))
+            job = await model.infilled(job, str(body.prompt), body.suffix)
+        return await service.answer(request, model, job, CompletionDialect(body, model.name))
 
-    def respond(body: ResponsesRequest, job: Job) -> ResponsesDialect:
-        return ResponsesDialect(body, service.model, job.params)
+    def respond(body: ResponsesRequest, job: Job, model: ServedModel) -> ResponsesDialect:
+        return ResponsesDialect(body, model.name, job.params)
 
     counted = {"object": "response.input_tokens"}
     count_chat = service.counts(ChatRequest, parse_chat, **counted)

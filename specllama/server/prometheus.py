@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 
 from specllama.events import Event, Finished, RoundDone
@@ -50,9 +50,7 @@ OTHER = "other"
 class Metrics:
     """Counts what happens to requests; a ``Watcher``."""
 
-    def __init__(self, queue: RequestQueue, model: str) -> None:
-        self._queue = queue
-        self._model = model
+    def __init__(self) -> None:
         self._counts: dict[str, dict[Labels, float]] = {
             name: defaultdict(float) for name in COUNTERS
         }
@@ -60,7 +58,6 @@ class Metrics:
         self._first: dict[QueuedReply, float] = {}
         self._longest = 0  # tokens of a text
         self._slices: dict[str, None] = {}  # in use, the longest unused first
-        queue.watchers.append(self)
 
     def slice(self, label: str) -> str:
         """Under which label a request of this one is counted.
@@ -145,7 +142,7 @@ class Metrics:
 
     def _labels(self, queued: QueuedReply, more: dict[str, str]) -> Labels:
         label = queued.label if queued.label in self._slices or not queued.label else OTHER
-        told = {"model_name": self._model, "slice": label, "arm": queued.arm, **more}
+        told = {"model_name": queued.place.queue.name, "slice": label, "arm": queued.arm, **more}
         return tuple(told.items())
 
     def _add(self, name: str, queued: QueuedReply, n: float, **more: str) -> None:
@@ -160,17 +157,22 @@ class Metrics:
 
     # -- what is shown --
 
-    def text(self, engine: EngineFigures | None) -> str:
-        """``engine``: what it says of itself, if it can be asked.
+    def text(
+        self, engines: Mapping[str, EngineFigures | None], queues: Sequence[RequestQueue]
+    ) -> str:
+        """What was counted.
 
         What is not known is left out: a counter that falls to 0 means a restart to its readers.
-        """
-        told = self._engine(engine) if engine is not None else ()
-        passes = engine.pass_rows.count if engine is not None else None
-        return "\n".join([*self._lines(), *told, *self._llama(passes)]) + "\n"
 
-    def _lines(self) -> Iterator[str]:
-        here: Labels = (("model_name", self._model),)
+        Args:
+            engines: what those that are loaded say of themselves, if they can be asked.
+        """
+        known = {name: engine for name, engine in engines.items() if engine is not None}
+        told = _engines(known) if known else ()
+        passes = sum(engine.pass_rows.count for engine in known.values()) if known else None
+        return "\n".join([*self._lines(queues), *told, *self._llama(passes, queues)]) + "\n"
+
+    def _lines(self, queues: Sequence[RequestQueue]) -> Iterator[str]:
         for name, help_text in COUNTERS.items():
             yield from _head(name, "counter", help_text)
             for labels, value in self._counts[name].items():
@@ -179,16 +181,12 @@ class Metrics:
             yield from _head(name, "histogram", help_text)
             for labels, spread in self._spread[name].items():
                 yield from _spread(name, labels, spread)
-        for name, help_text, value in (
-            ("num_requests_running", "Requests that are being written.", len(self._queue.running)),
-            ("num_requests_waiting", "Requests that wait for a lane.", self._queue.n_waiting),
-        ):
-            yield from _head(name, "gauge", help_text)
-            yield _line(name, here, value)
-        yield from _head("engine_restarts_total", "counter", "Engines that were started again.")
-        yield _line("engine_restarts_total", here, self._queue.restarts)
+        for name, kind, help_text, value_of in _OF_QUEUES:
+            yield from _head(name, kind, help_text)
+            for queue in queues:
+                yield _line(name, _of(queue.name), value_of(queue))
 
-    def _llama(self, passes: int | None) -> Iterator[str]:
+    def _llama(self, passes: int | None, queues: Sequence[RequestQueue]) -> Iterator[str]:
         """The figures that llama-server has, under its names."""
 
         def sum_of(name: str) -> float:
@@ -216,8 +214,10 @@ class Metrics:
              "Tokens of prompts read in a second."),
             ("predicted_tokens_seconds", "gauge", wrote / wrote_s if wrote_s else 0,
              "Tokens written in a second."),
-            ("requests_processing", "gauge", len(self._queue.running), "Requests being written."),
-            ("requests_deferred", "gauge", self._queue.n_waiting, "Requests that wait."),
+            ("requests_processing", "gauge", sum(len(queue.running) for queue in queues),
+             "Requests being written."),
+            ("requests_deferred", "gauge", sum(queue.n_waiting for queue in queues),
+             "Requests that wait."),
             ("n_busy_slots_per_decode", "gauge", rounds / passes if passes else passes,
              "Conversations that share a pass, on average."),
         ):  # fmt: skip
@@ -225,25 +225,43 @@ class Metrics:
                 yield from _head(name, kind, help_text, LLAMA_PREFIX)
                 yield _line(name, (), value, LLAMA_PREFIX)
 
-    def _engine(self, figures: EngineFigures) -> Iterator[str]:
-        here: Labels = (("model_name", self._model),)
-        yield from _head("kv_cells", "gauge", "Cells of the target's cache.")
+
+_OF_QUEUES: tuple[tuple[str, str, str, Callable[[RequestQueue], float]], ...] = (
+    ("num_requests_running", "gauge", "Requests that are being written.",
+     lambda queue: len(queue.running)),
+    ("num_requests_waiting", "gauge", "Requests that wait for a lane.",
+     lambda queue: queue.n_waiting),
+    ("engine_restarts_total", "counter", "Engines that were started again.",
+     lambda queue: queue.restarts),
+    ("model_loaded", "gauge", "Whether the model is loaded.", lambda queue: queue.loaded),
+)  # fmt: skip
+
+
+def _of(model: str) -> Labels:
+    return (("model_name", model),)
+
+
+def _engines(found: Mapping[str, EngineFigures]) -> Iterator[str]:
+    """What engines say of themselves, by model."""
+    yield from _head("kv_cells", "gauge", "Cells of the target's cache.")
+    for model, figures in found.items():
         for state in ("live", "dead", "free"):
-            yield _line("kv_cells", (*here, ("state", state)), getattr(figures, state))
-        for name, kind, help_text, value in (
-            ("kv_compactions_total", "counter", "Compactions of it.", figures.compactions),
-            ("preemptions_total", "counter", "Requests parked for lack of cells.",
-             figures.preemptions),
-            ("kv_parked_bytes", "gauge", "Memory of idle texts.", figures.parked_bytes),
-        ):  # fmt: skip
-            yield from _head(name, kind, help_text)
-            yield _line(name, here, value)
-        for name, help_text, spread in (
-            ("pass_rows", "Tokens of a pass of the target.", figures.pass_rows),
-            ("pass_seconds", "Time of a pass of the target.", figures.pass_seconds),
-        ):
-            yield from _head(name, "histogram", help_text)
-            yield from _spread(name, here, spread)
+            yield _line("kv_cells", (*_of(model), ("state", state)), getattr(figures, state))
+    for name, kind, help_text, field in (
+        ("kv_compactions_total", "counter", "Compactions of it.", "compactions"),
+        ("preemptions_total", "counter", "Requests parked for lack of cells.", "preemptions"),
+        ("kv_parked_bytes", "gauge", "Memory of idle texts.", "parked_bytes"),
+    ):
+        yield from _head(name, kind, help_text)
+        for model, figures in found.items():
+            yield _line(name, _of(model), getattr(figures, field))
+    for name, help_text in (
+        ("pass_rows", "Tokens of a pass of the target."),
+        ("pass_seconds", "Time of a pass of the target."),
+    ):
+        yield from _head(name, "histogram", help_text)
+        for model, figures in found.items():
+            yield from _spread(name, _of(model), getattr(figures, name))
 
 
 def _head(name: str, kind: str, help_text: str, prefix: str = PREFIX) -> tuple[str, str]:

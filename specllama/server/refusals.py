@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from specllama.errors import (
     ContextFull,
+    DoesNotFit,
     EngineDied,
     PromptTooLong,
     SpecllamaError,
@@ -86,6 +87,8 @@ def refusal(error: BaseException, fields: Mapping[str, str] | None = None) -> Re
         first = _FIRST.match(error.message)
         name = first[1].rstrip("-") if first is not None else ""
         return Refusal(400, error.message, param=(fields or {}).get(name))
+    if isinstance(error, DoesNotFit):
+        return does_not_fit("", error, {})
     if isinstance(error, EngineDied):
         return ended_engine(error.message)
     if isinstance(error, ContextFull):
@@ -107,6 +110,29 @@ def restarting() -> Refusal:
 
 def shutting_down() -> Refusal:
     return Refusal(503, "the server is shutting down", "unavailable_error", "shutting_down")
+
+
+def no_such_model(name: str, there: Sequence[str]) -> Refusal:
+    said = f"model {name[:128]!r} not found; there are: {', '.join(there[:8])}"
+    more = f" and {len(there) - 8} more" if len(there) > 8 else ""
+    return Refusal(404, said + more, code="model_not_found", param="model")
+
+
+def does_not_fit(name: str, error: DoesNotFit, held: Mapping[str, int]) -> Refusal:
+    """A model that has no room.
+
+    Args:
+        name: "" where there is one model.
+        held: bytes that other models have, by their names.
+    """
+    said = f"{name}: {error.message}" if name else error.message
+    if held:
+        told = ", ".join(f"{who} {n / 1e9:.1f} GB" for who, n in held.items())
+        said = f"{said}; held by other models here: {told}"
+    said = said if error.hint is None else f"{said}; {error.hint}"
+    details = {"needed_bytes": error.needed, "free_bytes": error.free, "held_bytes": dict(held)}
+    never = {"x-should-retry": "false"}
+    return Refusal(507, said, "insufficient_memory_error", "does_not_fit", "model", never, details)
 
 
 def loading() -> Refusal:

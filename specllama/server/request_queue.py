@@ -135,6 +135,7 @@ class RequestQueue:
     """The requests of one engine.
 
     Args:
+        name: what the model is called in answers.
         lanes: how many the engine is to take at once; it may take fewer.
         most: how many requests of one client may wait.
 
@@ -142,8 +143,9 @@ class RequestQueue:
         places: of the requests that were let in and are not over.
     """
 
-    def __init__(self, host: EngineHost, *, lanes: int, most: int = 64) -> None:
+    def __init__(self, host: EngineHost, name: str, *, lanes: int, most: int = 64) -> None:
         self.host = host
+        self.name = name
         self.lanes = lanes
         self.most = most
         self.watchers: list[Watcher] = []
@@ -164,6 +166,7 @@ class RequestQueue:
         self.loaded = False
         self.tool_syntax: ToolSyntax = ""
         self.thinks = False
+        self._template: tuple[str, str, str] = "", "", ""
 
     @property
     def ready(self) -> bool:
@@ -191,6 +194,11 @@ class RequestQueue:
         self.tool_syntax = await self.ask("tool_syntax")
         self.thinks = await self.ask("thinks")
         return info
+
+    async def unload(self) -> None:
+        """End the engine, in which nothing is going on, until ``start``."""
+        self.loaded = False
+        await asyncio.to_thread(self.host.unload)
 
     def admit(self, client: str) -> Place:
         """Let a request in.
@@ -307,6 +315,13 @@ class RequestQueue:
         except (SpecllamaError, TimeoutError):
             return None
         return found
+
+    async def template(self) -> tuple[str, str, str]:
+        """Of chats, with the texts that begin and end one; those of before where the model is not
+        loaded, or none."""
+        if self.loaded:
+            self._template = await self.ask("template")
+        return self._template
 
     def cut_off(self) -> None:
         """Nothing is waited for any more, and all who wait hear so."""

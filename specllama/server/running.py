@@ -9,11 +9,11 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Event
+from threading import Event, Thread
 
 import uvicorn
 
-from specllama.errors import SpecllamaError, UsageError
+from specllama.errors import UsageError
 from specllama.server.app import make_app
 from specllama.server.connections import protocol
 from specllama.server.service import Service
@@ -51,10 +51,20 @@ def url_of(listening: socket.socket) -> str:
 
 
 class _Server(uvicorn.Server):
+    """Wakes for requests alone: ``end`` is awaited, not looked for ten times a second."""
+
+    def __init__(self, config: uvicorn.Config, end: asyncio.Event) -> None:
+        super().__init__(config)
+        self._end = end
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are the command line's."""
         yield
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self._end.wait()
 
 
 def run(
@@ -64,13 +74,17 @@ def run(
     stop: Event,
     ready: Callable[[], None],
     drain_s: float = DRAIN_S,
+    load: bool = True,
 ) -> None:
     """Serve until ``stop`` is set, then let what is being written end, for so long.
 
+    Args:
+        load: the first model at once.
+
     Raises:
-        SpecllamaError: the model cannot be loaded.
+        SpecllamaError, Refusal: that model cannot be loaded.
     """
-    asyncio.run(_run(service, listening, stop, ready, drain_s))
+    asyncio.run(_run(service, listening, stop, ready, drain_s, load))
 
 
 async def _run(
@@ -79,6 +93,7 @@ async def _run(
     stop: Event,
     ready: Callable[[], None],
     drain_s: float,
+    load: bool,
 ) -> None:
     config = uvicorn.Config(
         make_app(service),
@@ -90,45 +105,58 @@ async def _run(
         access_log=False,
         log_config=None,
         server_header=False,
+        date_header=False,  # the guard's: uvicorn's is made anew every second
         timeout_keep_alive=75,
         h11_max_incomplete_event_size=64 << 10,
     )
     # its warnings are of clients that speak no HTTP, and advise packages that would not help
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    server = _Server(config)
+    end = asyncio.Event()
+    server = _Server(config, end)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
-    load = asyncio.create_task(service.queue.start())
-    failed: SpecllamaError | None = None
+    stopped = _awaited(stop)
+    begun = asyncio.create_task(service.models.begin(load=load))
+    failed: BaseException | None = None
     try:
-        while not stop.is_set() and not serving.done():
-            if load.done() and not load.cancelled() and failed is None:
-                try:
-                    load.result()
-                except SpecllamaError as error:
-                    failed = error
-                    break
-                if not server.started:
-                    await asyncio.sleep(_LOOK_S)
-                    continue
-                ready()
-                break
-            await asyncio.sleep(_LOOK_S)
-        while not stop.is_set() and not serving.done() and failed is None:
-            await asyncio.sleep(_LOOK_S)
+        await asyncio.wait({serving, stopped, begun}, return_when=asyncio.FIRST_COMPLETED)
+        if begun.done() and (failed := begun.exception()) is None:
+            while not (server.started or serving.done()):
+                await asyncio.sleep(_LOOK_S)
+            ready()
+            await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
         await _drained(service, drain_s)
     finally:
         # who did not take the last word by now is cut off, and that is no news
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        end.set()
         server.should_exit = True
         server.force_exit = True
-        await asyncio.to_thread(service.queue.host.close)
-        await asyncio.gather(load, return_exceptions=True)  # one that was cut off is no news
+        await service.models.close()
+        await asyncio.gather(begun, return_exceptions=True)  # one that was cut off is no news
         await serving
         for connection in list(server.server_state.connections):
             connection.transport.abort()  # a socket outlives its event loop otherwise
         await asyncio.sleep(0)  # the loop closes them in its next round
     if failed is not None:
         raise failed
+
+
+def _awaited(stop: Event) -> asyncio.Future[None]:
+    """Is done when another thread, or a signal, sets ``stop``."""
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[None] = loop.create_future()
+
+    def told() -> None:
+        if not stopped.done():
+            stopped.set_result(None)
+
+    def wait() -> None:
+        stop.wait()
+        with contextlib.suppress(RuntimeError):  # the loop is over
+            loop.call_soon_threadsafe(told)
+
+    Thread(target=wait, name="specllama-stop", daemon=True).start()
+    return stopped
 
 
 def _connections(service: Service) -> int:
@@ -148,13 +176,16 @@ def _connections(service: Service) -> int:
 
 async def _drained(service: Service, seconds: float) -> None:
     """Let requests end; those that are left then hear that they are cut off."""
-    queue, traffic = service.queue, service.traffic
-    queue.closing = traffic.closing = True
+    queues, traffic = [model.queue for model in service.models.all.values()], service.traffic
+    for queue in queues:
+        queue.closing = True
+    traffic.closing = True
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     while traffic.requests and loop.time() < until:
         await asyncio.sleep(_LOOK_S)
-    queue.cut_off()
+    for queue in queues:
+        queue.cut_off()
     traffic.cut_off()
     until = loop.time() + _LAST_S
     while traffic.requests and loop.time() < until:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -12,18 +12,18 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from specllama.errors import PromptTooLong, UsageError
-from specllama.interface import EngineInfo, Message
+from specllama.interface import Message
 from specllama.server.aside import Aside
 from specllama.server.dialect import Dialect, Job, now
 from specllama.server.exchange import Json, answer, scribe
 from specllama.server.guard import Access, read_body
 from specllama.server.known import refuse_known
+from specllama.server.models import Models
+from specllama.server.naming import Naming, naming_of
 from specllama.server.prometheus import Metrics
-from specllama.server.refusals import Refusal, loading, malformed, not_offered
-from specllama.server.request_queue import RequestQueue
+from specllama.server.refusals import Refusal, malformed, not_offered
 from specllama.server.sampling import Sampling, numbered, words_of
-from specllama.server.tools import equipped
+from specllama.server.served import ServedModel
 from specllama.server.traffic import Traffic
 from specllama.settings.params import GenerateParams
 
@@ -43,18 +43,14 @@ class Service:
     """One server.
 
     Attributes:
-        model: what the model is called in answers.
-        params: of requests that say nothing else.
         experiment: (arm, share) of requests, by conversation; shares add up to 100.
         slots: clients are told what is being written, their own and others'.
         slot_folder: where clients have slots written to; None lets them not.
         log: takes a line for each request.
     """
 
-    queue: RequestQueue
-    model: str
+    models: Models
     access: Access = field(default_factory=Access)
-    params: GenerateParams = field(default_factory=GenerateParams)
     experiment: tuple[tuple[str, int], ...] = ()
     expose_text: bool = False
     slots: bool = True
@@ -66,26 +62,35 @@ class Service:
     _aside: Aside = field(default_factory=Aside)
 
     def __post_init__(self) -> None:
-        self.metrics = Metrics(self.queue, self.model)
+        self.metrics = Metrics()
+        self.models.watch(self.metrics)
         self.traffic = Traffic(self.access.bodies)
-
-    @property
-    def info(self) -> EngineInfo:
-        """Raises Refusal while the model is loading."""
-        if not self.queue.loaded:
-            raise loading()
-        return self.queue.host.info
-
-    @property
-    def base(self) -> GenerateParams:
-        """Of requests that say nothing else, as clients are shown them: nothing is left to the
-        model's card, so that what a request says wins over it."""
-        return self.params.on_card(self.info.target.card).replace(from_card=())
 
     def require_slots(self) -> None:
         """Raises Refusal: what is being written is not told."""
         if not self.slots:
             raise not_offered("what is being written", "this server was started with --no-slots")
+
+    async def named(self, request: Request) -> ServedModel:
+        """The model that the query of a request names, loaded or not.
+
+        Raises:
+            Refusal: there is none of this name.
+        """
+        return await self.models.named(request.query_params.get("model"))
+
+    async def model(self, request: Request) -> ServedModel:
+        """The model that the body of a request names, in use until the request is answered.
+
+        Raises:
+            Refusal, SpecllamaError: there is none of this name, or it cannot be loaded.
+        """
+        asked: Naming = request.state.naming
+        model = await self.models.named(asked.model)
+        request.state.waits_for = model
+        request.state.until_over.callback(await self.models.use(model, asked.keep_s))
+        request.state.waits_for = None
+        return model
 
     async def read(self, request: Request, kind: type[Body]) -> Body:
         """The body of a request, of this type.
@@ -94,15 +99,10 @@ class Service:
             Refusal: it is not, or too large.
         """
         body = await read_body(request, self.access.body)
-        most = _VALUES + (self.info.target.n_ctx if self.queue.loaded else 0)
-        path = request.url.path.encode()
-        read, request.state.asked = await self.aside(request, _decoded, body, kind, most, path)
-        if isinstance(read, Sampling) and read.logit_bias:
-            bias, n_vocab, client = read.logit_bias, self.info.target.n_vocab, request.state.client
-            words = await self.aside(request, words_of, bias, n_vocab)
-            ids = await self.queue.ask("tokens_of", words, client=client) if words else []
-            spelled = dict(zip(words, ids, strict=True))
-            read.logit_bias = await self.aside(request, numbered, bias, spelled)
+        most, path = _VALUES + self.models.longest, request.url.path.encode()
+        read, request.state.naming, request.state.asked = await self.aside(
+            request, _decoded, body, kind, most, path
+        )
         return read
 
     async def aside(
@@ -115,26 +115,51 @@ class Service:
 
     async def job(
         self, request: Request, kind: type[Body], parse: Callable[[Body, GenerateParams], Job]
-    ) -> tuple[Body, Job]:
-        """A request of this kind, and what it asks for.
+    ) -> tuple[Body, Job, ServedModel]:
+        """A request of this kind, what it asks for, and of which model.
 
         Raises:
-            Refusal: it is none, or asks for what there is not.
+            Refusal, SpecllamaError: it is none, or asks for what there is not.
         """
         body = await self.read(request, kind)
-        return body, await self.aside(request, parse, body, self.base)
+        model = await self.model(request)
+        return body, await self.parsed(request, model, body, parse), model
+
+    async def parsed(
+        self,
+        request: Request,
+        model: ServedModel,
+        body: Body,
+        parse: Callable[[Body, GenerateParams], Job],
+    ) -> Job:
+        """What a body asks for of a model.
+
+        Raises:
+            Refusal, SpecllamaError: what there is not.
+        """
+        sampling = getattr(body, "options", body)
+        if isinstance(sampling, Sampling) and sampling.logit_bias:
+            bias, client = sampling.logit_bias, request.state.client
+            words = await self.aside(request, words_of, bias, model.target.n_vocab)
+            ids = await model.queue.ask("tokens_of", words, client=client) if words else []
+            spelled = dict(zip(words, ids, strict=True))
+            sampling.logit_bias = await self.aside(request, numbered, bias, spelled)
+        job = await self.aside(request, parse, body, model.base)
+        if request.state.naming.undrafted:
+            job = replace(job, params=job.params.replace(speculate=False))
+        return job
 
     def writes(
         self,
         kind: type[Body],
         parse: Callable[[Body, GenerateParams], Job],
-        dialect: Callable[[Body, Job], Dialect],
+        dialect: Callable[[Body, Job, ServedModel], Dialect],
     ) -> Handler:
         """Answers a request of this kind by what the model writes."""
 
         async def handle(request: Request) -> Response:
-            body, job = await self.job(request, kind, parse)
-            return await self.answer(request, job, dialect(body, job))
+            body, job, model = await self.job(request, kind, parse)
+            return await self.answer(request, model, job, dialect(body, job, model))
 
         return handle
 
@@ -147,66 +172,27 @@ class Service:
         """Answers it by how many tokens its prompt has; ``more`` goes with that."""
 
         async def handle(request: Request) -> Response:
-            _, job = await self.job(request, kind, parse)
-            job = await self.aside(request, self._fitting, job)
+            _, job, model = await self.job(request, kind, parse)
+            job = await self.aside(request, model.fitting, job)
             client = request.state.client
-            n = await self.queue.ask("count_tokens", job.prompts[0], job.params, client=client)
+            n = await model.queue.ask("count_tokens", job.prompts[0], job.params, client=client)
             return Json({**more, "input_tokens": n})
 
         return handle
 
-    async def infilled(
-        self, job: Job, before: str, after: str, others: Sequence[tuple[str, str]] = ()
-    ) -> Job:
-        """The same for a prompt whose reply fills a gap.
-
-        Raises:
-            Refusal: the model fills in none.
-        """
-        limit = job.params.max_tokens
-        try:
-            prompt = await self.queue.ask("infill", before, after, others, limit)
-        except UsageError as error:
-            raise not_offered("a gap", error.message, "suffix") from None
-        return replace(job, prompts=(tuple(prompt),))
-
-    async def answer(self, request: Request, job: Job, dialect: Dialect) -> Response:
+    async def answer(
+        self, request: Request, model: ServedModel, job: Job, dialect: Dialect
+    ) -> Response:
         """See ``exchange.answer``; books the request under its client, slice and arm."""
         label = self.metrics.slice(request.headers.get("x-specllama-slice", "")[:64])
         client, asked = request.state.client, request.state.asked
         job = replace(job, client=client, asked=asked, label=label)
-        job = await self.aside(request, self._prepared, job)
-        return await answer(request, self.queue, job, dialect, scribe(self._aside, client))
+        job = await self.aside(request, self._prepared, model, job)
+        return await answer(request, model.queue, job, dialect, scribe(self._aside, client))
 
-    def _prepared(self, job: Job) -> Job:
+    def _prepared(self, model: ServedModel, job: Job) -> Job:
         arm, params = self._assigned(job)
-        return self._fitting(replace(job, params=params, arm=arm))
-
-    def _fitting(self, job: Job) -> Job:
-        """What the engine is sent.
-
-        Raises:
-            PromptTooLong: a prompt of so many parts is not even sent there.
-        """
-        job = self.equipped(job)
-        n_ctx = self.info.target.n_ctx
-        parts = (len(prompt) for prompt in job.prompts if not isinstance(prompt, str))
-        most = max(parts, default=0)
-        if most > n_ctx:
-            raise PromptTooLong(
-                f"the prompt of {most} parts exceeds the available context size of {n_ctx}",
-                n_prompt=most,
-                n_ctx=n_ctx,
-            )
-        return job
-
-    def equipped(self, job: Job) -> Job:
-        """With what the model has to know of the tools that it may call."""
-        if job.tools is None:
-            return job
-        messages = [turn for turn in job.prompts[0] if isinstance(turn, Message)]
-        messages, params = equipped(messages, job.params, job.tools, self.queue.tool_syntax)
-        return replace(job, prompts=(tuple(messages),), params=params)
+        return model.fitting(replace(job, params=params, arm=arm))
 
     def _assigned(self, job: Job) -> tuple[str, GenerateParams]:
         """The arm of the experiment, by a hash of the conversation's beginning."""
@@ -232,8 +218,8 @@ def _beginning(part: str | int | Message) -> str | int:
     )
 
 
-def _decoded(body: bytes, kind: type[Body], most: int, path: bytes) -> tuple[Body, str]:
-    """A body as what it is, and by what it is known when it comes again.
+def _decoded(body: bytes, kind: type[Body], most: int, path: bytes) -> tuple[Body, Naming, str]:
+    """A body as what it is, which model it names, and by what it is known when it comes again.
 
     Raises:
         Refusal: it is no such body, or has more than ``most`` values.
@@ -242,12 +228,12 @@ def _decoded(body: bytes, kind: type[Body], most: int, path: bytes) -> tuple[Bod
         raise Refusal(413, f"a request has at most {most} values", code="too_large")
     try:
         read = msgspec.json.decode(body, type=kind)
-        refuse_known(body, kind)
+        fields = refuse_known(body, kind)
     except msgspec.DecodeError as error:
         raise malformed(str(error)) from None
     except (RecursionError, UnicodeDecodeError):
         raise Refusal(400, "the body cannot be read") from None
-    return read, hashlib.sha256(path + b"\0" + body).hexdigest()
+    return read, naming_of(fields), hashlib.sha256(path + b"\0" + body).hexdigest()
 
 
 def _marks(body: bytes) -> int:

@@ -32,8 +32,9 @@ def rows(service: Service) -> list[Row]:
         if folder is None:
             raise not_offered("slots on disk", "this server was started without --slot-save-path")
         id, action = request.path_params["id"], request.query_params.get("action", "")
-        if not (id.isascii() and id.isdecimal() and int(id) < service.queue.lanes):
-            raise wrong("id_slot", f"Invalid slot ID: 0 to {service.queue.lanes - 1}")
+        queue = (await service.named(request)).queue
+        if not (id.isascii() and id.isdecimal() and int(id) < queue.lanes):
+            raise wrong("id_slot", f"Invalid slot ID: 0 to {queue.lanes - 1}")
         if action not in ("save", "restore", "erase"):
             raise wrong("action", "Invalid action: save, restore or erase")
         name = ""
@@ -41,10 +42,11 @@ def rows(service: Service) -> list[Row]:
             name = (await service.read(request, SlotRequest)).filename
             if not _NAME.fullmatch(name):
                 raise wrong("filename", "Invalid filename: a plain name, without a folder")
+            queue = (await service.model(request)).queue
         path = folder / name if name else None
         begin = perf_counter()
         try:
-            tokens, n_bytes = await service.queue.slot(cast(SlotAction, action), int(id), path)
+            tokens, n_bytes = await queue.slot(cast(SlotAction, action), int(id), path)
         except EngineDied:
             raise
         except SpecllamaError as error:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from specllama.errors import UsageError
+from specllama.settings.duration import seconds
 from specllama.settings.hardware import CpuOptions, PlaceOptions, RopeOptions
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.settings.setting import Group, Setting, check, declared, setting
@@ -47,12 +49,23 @@ class AppOptions:
         choices=("auto", "on", "off"),
         flag=False,
     )
+    idle_unload: str = setting(
+        "10m",
+        "Free a model's memory when nothing was asked of it for so long, in serve and in the "
+        "terminal app; the next message loads it again. never keeps it.",
+        metavar="TIME",
+        flag=False,
+    )
     model_dirs: tuple[str, ...] = setting(
         (), "More folders in which to look for model files.", flag=False
     )
 
     def __post_init__(self) -> None:
         check(self)
+        try:
+            seconds(self.idle_unload)
+        except UsageError as error:
+            raise UsageError(f"idle-unload: {error.message}", error.hint) from None
 
 
 # fields of EngineOptions with settings of their own

@@ -79,7 +79,7 @@ def test_what_loads_a_pair(
 ) -> None:
     def serve(service: Any, listening: Any, **more: Any) -> None:
         listening.close()
-        service.queue.host.factory(lambda event: None)
+        service.models.first.queue.host.factory(lambda event: None)
 
     def opener(path: Path) -> Any:
         return lambda target, draft, *more: asked.extend([target, draft]) or far()

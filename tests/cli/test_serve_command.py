@@ -36,7 +36,7 @@ def test_what_a_load_measures_is_said(
 
     def run(service: Any, listening: socket.socket, **more: Any) -> None:
         listening.close()
-        hear = service.queue.host.on_event
+        hear = service.models.first.queue.host.on_event
         if hear is not None:
             hear(Notice("measuring whether passes are exact", topic="exactness"))
 

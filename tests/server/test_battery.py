@@ -186,9 +186,9 @@ def test_whoever_closes_half_of_a_connection_has_left(server: Serving) -> None:
     asked = json.dumps({**LONG, "stream": True}).encode()
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as line:
         line.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(asked) + asked)
-        _until(lambda: bool(server.service.queue.running))
+        _until(lambda: bool(server.queue.running))
         line.shutdown(socket.SHUT_WR)
-        _until(lambda: not server.service.queue.running)
+        _until(lambda: not server.queue.running)
 
 
 @pytest.mark.parametrize(
@@ -258,14 +258,14 @@ def test_a_request_that_ends_the_engine_twice_is_refused(tmp_path: Path) -> None
             heard: list[httpx2.Response] = []
             ask = threading.Thread(target=lambda: heard.append(server.post(CHAT, unseeded)))  # noqa: B023
             ask.start()
-            _until(lambda: bool(server.service.queue.running))
+            _until(lambda: bool(server.queue.running))
             time.sleep(0.1)
             os.kill(server.host.pid or 0, signal.SIGKILL)
             ask.join()
             assert heard[0].json()["error"]["code"] == "engine_died"
             assert heard[0].headers["x-should-retry"] == "false"
             assert server.post(CHAT, HELLO).status_code == 200
-        assert server.service.queue.restarts == 2
+        assert server.queue.restarts == 2
         refused = server.post(CHAT, unseeded)
         assert refused.status_code == 500
         assert refused.headers["x-should-retry"] == "false"

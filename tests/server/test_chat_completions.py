@@ -146,7 +146,7 @@ def test_under_load_every_reply_is_the_one_of_the_request_alone(
                 *_, last = alone.generate(prompt, params)
                 assert isinstance(last, Finished)
                 assert (text, n) == (last.text, len(last.token_ids))
-    wait_until(lambda: not server.service.queue.running)
+    wait_until(lambda: not server.queue.running)
 
 
 def test_whoever_leaves_frees_the_lane(server: Serving) -> None:
@@ -158,7 +158,7 @@ def test_whoever_leaves_frees_the_lane(server: Serving) -> None:
             next(answer.iter_lines())
     with pytest.raises(httpx2.ReadTimeout):
         server.post("/v1/chat/completions", long, timeout=0.05)
-    wait_until(lambda: not server.service.queue.running and not server.service.queue.n_waiting)
+    wait_until(lambda: not server.queue.running and not server.queue.n_waiting)
     assert server.chat()["choices"]
 
 
@@ -249,7 +249,7 @@ def test_a_full_queue(tmp_path: Any) -> None:
         threads = [threading.Thread(target=ask) for _ in range(LANES + 2)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: server.service.queue.n_waiting == 2)
+        wait_until(lambda: server.queue.n_waiting == 2)
         refused = server.post("/v1/chat/completions", body())
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) >= 1

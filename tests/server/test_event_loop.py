@@ -43,7 +43,7 @@ class Probe:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, server: Serving) -> None:
         self.longest = 0.0
-        loop = server.service.queue._loop
+        loop = server.queue._loop
         inner = asyncio.events.Handle._run
 
         def run(handle: Any) -> None:

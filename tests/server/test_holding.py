@@ -189,14 +189,14 @@ def test_one_request_is_one_place_in_the_queue(tmp_path: Path) -> None:
         answer = server.post("/v1/completions", body)
         assert answer.status_code == 200
         assert len(answer.json()["choices"]) == 20
-        assert not server.service.queue.places
-        assert server.service.queue.n_waiting == 0
+        assert not server.queue.places
+        assert server.queue.n_waiting == 0
 
 
 def test_a_client_that_waits_often_leaves_places_for_others(tmp_path: Path) -> None:
     keys = ("first", "second")
     with serving(table(tmp_path), access=Access(keys=keys), most=1) as server:
-        queue, lanes = server.service.queue, server.service.queue.lanes
+        queue, lanes = server.queue, server.queue.lanes
         queue.lanes = 0  # as if all were taken
 
         def ask(key: str) -> int:
@@ -218,7 +218,7 @@ def test_none_of_the_replies_to_a_request_is_lost_when_the_server_is_to_end(
 ) -> None:
     """Further ones begin when the first has read the prompt: that may be after the signal."""
     with serving(table(tmp_path)) as server:
-        queue = server.service.queue
+        queue = server.queue
         lanes, queue.lanes = queue.lanes, 0
         body = {**HELLO, "n": 3, "seed": 2}
         with beside(lambda: server.post(CHAT, body)) as found:
@@ -266,7 +266,7 @@ def test_whoever_is_cut_off_by_the_end_hears_so(
         ]
         for thread in threads:
             thread.start()
-        queue = server.service.queue
+        queue = server.queue
         until(
             lambda: len(queue.running) == queue.lanes and queue.n_waiting == len(asks) - queue.lanes
         )
@@ -301,7 +301,7 @@ def test_ids_are_of_the_client_that_gave_them(tmp_path: Path) -> None:
             answer = server.post("/specllama/stop", {"id": id}, headers=key)
             return bool(answer.json()["stopped"])
 
-        queue, path = server.service.queue, "/specllama/generate"
+        queue, path = server.queue, "/specllama/generate"
         lanes, queue.lanes = queue.lanes, 0  # replies wait, so that they can be stopped
         body = {**long, "id": "one"}
         with (
@@ -342,7 +342,7 @@ def test_only_a_named_proxy_says_who_asks(
         def ended(self, queued: QueuedReply, error: Any) -> None: ...
 
     with serving(table(tmp_path), access=Access(proxies=proxies)) as server:
-        server.service.queue.watchers.append(Watch())
+        server.queue.watchers.append(Watch())
         assert server.post(CHAT, HELLO, headers={"x-forwarded-for": "9.9.9.9"}).status_code == 200
     assert asked == [client]
 

@@ -115,7 +115,7 @@ def test_options_of_ollama_are_looked_at_too(server: Serving) -> None:
         answer = server.post("/api/chat", asked)
         assert answer.status_code == 501
         assert name in answer.json()["error"]
-    most = server.service.info.target.n_ctx
+    most = server.host.info.target.n_ctx
     for n, status in ((most, 200), (most + 1, 400)):
         asked = {"messages": TURNS, "stream": False, "options": {"num_ctx": n, "num_predict": 2}}
         answer = server.post("/api/chat", asked)

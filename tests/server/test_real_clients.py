@@ -14,7 +14,13 @@ from typing import Any
 import pydantic
 import pytest
 from scripted_server import Rule, Rules
-from servers import Serving, serving
+from servers import Serving, served, serving, table
+
+from specllama.engine.host import EngineHost
+from specllama.server.models import Models
+from specllama.server.request_queue import RequestQueue
+from specllama.server.served import ServedModel
+from specllama.server.service import Service
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"town": "Ulm"}}</tool_call>'
 SEED = {"seed": 1}
@@ -166,7 +172,7 @@ def test_openais_responses_call_tools_think_and_parse(scripted: Serving, openai:
 
 def test_who_hears_429_asks_again(scripted: Serving, openai: Any) -> None:
     asked: Any = {"model": "x", "messages": turns("slowly")}
-    queue = scripted.service.queue
+    queue = scripted.queue
 
     def until(said: Any) -> None:
         end = time.monotonic() + 10
@@ -254,6 +260,36 @@ def test_ollama(server: Serving, ollama: Any) -> None:
     assert client.show("table").capabilities
     with pytest.raises(ollama.ResponseError):
         client.pull("x")
+
+
+def test_ollama_with_two_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ollama: Any
+) -> None:
+    """Loaded by name, kept for as long as it says, unloaded by ``keep_alive=0``."""
+    monkeypatch.setenv("SPECLLAMA_HOME", str(tmp_path / "home"))
+    models = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        recipe = table(tmp_path / name)
+        queue = RequestQueue(EngineHost(recipe, close_grace_s=1.0), name, lanes=2)
+        models.append(ServedModel(queue, recipe=recipe))
+    with served(Service(Models(models))) as server:
+        client = ollama.Client(host=server.url)
+        assert [model.model for model in client.list().models] == ["first", "second"]
+        assert [model.model for model in client.ps().models] == ["first"]
+        reply = client.generate("second", "the rain", options={"num_predict": 4}, keep_alive="5m")
+        assert (reply.model, reply.done) == ("second", True)
+        assert [model.model for model in client.ps().models] == ["first", "second"]
+        assert client.ps().models[1].expires_at.tzinfo is not None
+        gone = client.generate("second", keep_alive=0)
+        assert (gone.done, gone.done_reason) == (True, "unload")
+        end = time.monotonic() + 20
+        while len(client.ps().models) > 1:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        assert client.chat("first", keep_alive=-1).done_reason == "load"
+        with pytest.raises(ollama.ResponseError, match="'third' not found"):
+            client.generate("third", "the rain")
 
 
 def test_ollama_calls_tools_thinks_and_parses(scripted: Serving, ollama: Any) -> None:

@@ -127,7 +127,7 @@ def test_why_a_server_does_not_serve(tmp_path: Path) -> None:
         with pytest.raises(EngineError, match="the key is missing or wrong") as caught:
             RemoteEngine(Address(server.url, "shut"))
         assert caught.value.hint == "give one of its keys as SPECLLAMA_API_KEY"
-        server.service.queue.lanes = 0  # as if all were taken
+        server.queue.lanes = 0  # as if all were taken
         with RemoteEngine(Address(server.url, "open")) as engine:
             with pytest.raises(
                 EngineError, match="at most 0 requests of one client wait"

@@ -315,7 +315,7 @@ def test_whoever_stopped_reading_costs_the_others_nothing(
             line.sendall(f"{head}Content-Length: {len(asked)}\r\n\r\n".encode() + asked)
         assert server.chat()["choices"]
         end = time.monotonic() + 200  # a second on an idle machine
-        while server.service.queue.running:
+        while server.queue.running:
             assert time.monotonic() < end
             time.sleep(0.05)
 
@@ -336,7 +336,7 @@ def test_a_killed_engine_is_one_error_a_request_and_one_restart(tmp_path: Path) 
         threads = [threading.Thread(target=ask), threading.Thread(target=stream)]
         for thread in threads:
             thread.start()
-        while len(server.service.queue.running) < 2 or len(said) < 3:
+        while len(server.queue.running) < 2 or len(said) < 3:
             time.sleep(0.01)
         os.kill(server.host.pid or 0, signal.SIGKILL)
         for thread in threads:
@@ -346,7 +346,7 @@ def test_a_killed_engine_is_one_error_a_request_and_one_restart(tmp_path: Path) 
         assert answer.json()["error"]["code"] == "engine_died"
         assert json.loads(said[-1][6:])["error"]["code"] == "engine_died"
         assert server.post(CHAT, HELLO).status_code == 200
-        assert server.service.queue.restarts == 1
+        assert server.queue.restarts == 1
 
 
 def test_a_model_that_does_not_load_ends_the_server() -> None:
@@ -417,7 +417,7 @@ def test_figures_for_prometheus(tmp_path: Path) -> None:
         # what the engine's process counts
         cells = {s: float(values[f'specllama:kv_cells{{model_name="table",state="{s}"}}'])
                  for s in ("live", "dead", "free")}  # fmt: skip
-        assert sum(cells.values()) == server.service.info.target.n_ctx
+        assert sum(cells.values()) == server.host.info.target.n_ctx
         assert cells["live"] >= reply["usage"]["prompt_tokens"]
         passes = found["specllama:pass_seconds_count"]
         assert passes == found["specllama:pass_rows_count"] > 1
@@ -426,7 +426,7 @@ def test_figures_for_prometheus(tmp_path: Path) -> None:
         pid = server.host.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        while server.service.queue.ready:
+        while server.queue.ready:
             time.sleep(0.01)
         gone = server.http.get("/metrics").text
         assert "kv_cells" not in gone
@@ -534,7 +534,7 @@ def test_every_round_can_be_watched_without_its_text(server: Serving) -> None:
     assert lane.proposer == "draft"
     head, context, _, names, line = [line.text for line in board.lines(100)]
     assert head.startswith("table: 0 of 4 lanes, 0 waiting, ")
-    assert f"of {server.service.info.target.n_ctx} cells in use, " in context
+    assert f"of {server.host.info.target.n_ctx} cells in use, " in context
     assert line.split()[1:3] == ["draft", str(lane.tokens)]
     assert line.endswith("done")
     lane.over = False

@@ -107,13 +107,13 @@ def test_a_stuck_engine_is_replaced_and_its_request_refused(
     assert health.json()["error"]["code"] == "restarting"
     gate.touch()
     until(lambda: server.http.get("/health").status_code == 200)  # though nothing was asked
-    assert server.service.queue.restarts == 1
+    assert server.queue.restarts == 1
     assert server.host.pid not in (first, None)
     again = server.post(CHAT, asking(text))
     assert again.status_code == 500
     assert again.headers["x-should-retry"] == "false"
     assert "did not survive" in again.json()["error"]["message"]
-    assert server.service.queue.restarts == 1, "it was not tried again"
+    assert server.queue.restarts == 1, "it was not tried again"
     assert server.post(CHAT, asking("the rain")).status_code == 200
 
 
@@ -127,7 +127,7 @@ def test_who_was_only_there_may_ask_again(server: Serving) -> None:
     threads = [threading.Thread(target=ask, args=(text,)) for text in ("hang", "the rain")]
     for thread in threads:
         thread.start()
-        until(lambda: bool(server.service.queue.running))
+        until(lambda: bool(server.queue.running))
         time.sleep(0.2)
     for thread in threads:
         thread.join()
@@ -137,7 +137,7 @@ def test_who_was_only_there_may_ask_again(server: Serving) -> None:
 
 def test_who_was_there_is_tried_alone(server: Serving) -> None:
     """Two requests come again and again together, as clients repeat them: only one is at fault."""
-    queue = server.service.queue
+    queue = server.queue
     together: list[int] = []
 
     def both() -> list[int]:
@@ -168,7 +168,7 @@ def test_who_was_there_is_tried_alone(server: Serving) -> None:
 
 def test_two_replies_to_one_request_are_one_death(server: Serving) -> None:
     body = {"prompt": ["hang", "hang"], "max_tokens": 4}
-    queue = server.service.queue
+    queue = server.queue
     answers: list[httpx2.Response] = []
 
     def ask() -> None:
@@ -190,7 +190,7 @@ def test_health_and_calls_go_on_beside_a_stuck_pass(gate: Path) -> None:
                 httpx2.post(server.url + CHAT, json=asking("hang"), timeout=30)
 
         threading.Thread(target=ask, daemon=True).start()
-        until(lambda: bool(server.service.queue.running))
+        until(lambda: bool(server.queue.running))
         assert server.http.get("/health").status_code == 200
         assert server.post("/tokenize", {"content": "four"}).json() == {"tokens": [4]}
         begin = time.monotonic()

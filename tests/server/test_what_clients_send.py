@@ -15,7 +15,8 @@ from servers import Serving, serving
 from specllama.events import Finished
 from specllama.remote.address import Address, events_of
 from specllama.remote.engine import RemoteEngine
-from specllama.server.ollama import _about, _short
+from specllama.server.figures import short
+from specllama.server.ollama import _about
 from specllama.settings.params import GenerateParams
 
 CALLS = {
@@ -335,7 +336,7 @@ def test_ollamas_command_line_finds_what_it_prints(scripted: Serving) -> None:
     ("n", "said"), [(7_300_000, "7.3M"), (8_030_000_000, "8.0B"), (512, "0.5K")]
 )
 def test_parameters_are_counted_in_ollamas_words(n: int, said: str) -> None:
-    assert _short(n) == said
+    assert short(n) == said
 
 
 def test_what_ollama_shows_of_a_file() -> None:

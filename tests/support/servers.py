@@ -15,8 +15,10 @@ from table_model import LoadTable
 
 from specllama.engine.host import EngineFactory, EngineHost, LoadEngine
 from specllama.server.guard import Access
+from specllama.server.models import Models
 from specllama.server.request_queue import RequestQueue
 from specllama.server.running import bind, run, url_of
+from specllama.server.served import ServedModel
 from specllama.server.service import Service
 from specllama.settings.params import EngineOptions, GenerateParams
 
@@ -31,6 +33,15 @@ class Serving:
     service: Service
     host: EngineHost
     http: httpx2.Client
+
+    @property
+    def models(self) -> Models:
+        return self.service.models
+
+    @property
+    def queue(self) -> RequestQueue:
+        """Of the first model."""
+        return self.models.first.queue
 
     def post(self, path: str, body: Any, **more: Any) -> httpx2.Response:
         return self.http.post(path, json=body, **more)
@@ -82,11 +93,17 @@ def serving(
     **more: Any,
 ) -> Iterator[Serving]:
     host = EngineHost(factory, close_grace_s=1.0, patience_s=patience_s)
-    service = Service(
-        RequestQueue(host, lanes=LANES, most=most),
-        "table", access or Access(), params or GenerateParams(),
-        **more,
-    )  # fmt: skip
+    queue = RequestQueue(host, "table", lanes=LANES, most=most)
+    models = Models([ServedModel(queue, params or GenerateParams())])
+    with served(Service(models, access or Access(), **more), wait=wait, drain_s=drain_s) as running:
+        yield running
+
+
+@contextmanager
+def served(
+    service: Service, *, wait: bool = True, drain_s: float = 2.0, load: bool = True
+) -> Iterator[Serving]:
+    """A running server."""
     listening = bind("127.0.0.1", 0)
     stop, ready = threading.Event(), threading.Event()
     url = url_of(listening)
@@ -94,7 +111,7 @@ def serving(
 
     def serve() -> None:
         try:
-            run(service, listening, stop=stop, ready=ready.set, drain_s=drain_s)
+            run(service, listening, stop=stop, ready=ready.set, drain_s=drain_s, load=load)
         except BaseException as error:
             failed.append(error)
             ready.set()
@@ -106,7 +123,7 @@ def serving(
         if failed:
             raise failed[0]
         with httpx2.Client(base_url=url, timeout=30) as http:
-            yield Serving(url, service, host, http)
+            yield Serving(url, service, service.models.first.queue.host, http)
     finally:
         stop.set()
         thread.join(20)

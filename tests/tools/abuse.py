@@ -108,7 +108,7 @@ def dead_readers(server: Serving, n: int) -> Iterator[None]:
 def state(server: Serving) -> dict[str, float]:
     """What must not grow; waits until nothing goes on."""
     _idle(server)
-    queue = server.service.queue
+    queue = server.queue
     told, pid = server.http.get("/metrics").text, server.host.pid
     cells = re.search(r'kv_cells{[^}]*"live"} (\d+)', told)
     parked = re.search(r"kv_parked_bytes{[^}]*} (\d+)", told)
@@ -123,14 +123,14 @@ def state(server: Serving) -> dict[str, float]:
 
 
 def _idle(server: Serving, seconds: float = 120.0) -> None:
-    queue, until = server.service.queue, time.monotonic() + seconds
+    queue, until = server.queue, time.monotonic() + seconds
     while (queue.running or queue.n_waiting) and time.monotonic() < until:
         time.sleep(0.05)
 
 
 def _tasks(server: Serving) -> int:
     """Of the server's event loop, once they had time to end."""
-    loop = server.service.queue._loop
+    loop = server.queue._loop
     assert loop is not None
     time.sleep(0.3)
     return len(asyncio.all_tasks(loop))

@@ -39,7 +39,9 @@ from specllama.interface import Message as Turn
 from specllama.interface import Prompt
 from specllama.server import running
 from specllama.server.guard import Access
+from specllama.server.models import Models
 from specllama.server.request_queue import RequestQueue
+from specllama.server.served import ServedModel
 from specllama.server.service import Service
 from specllama.settings.params import GenerateParams
 
@@ -157,9 +159,9 @@ def main() -> None:
     parser.add_argument("--record", type=Path)
     given = parser.parse_args()
     rules = tuple(Rule(**rule) for rule in json.loads(given.script.read_text("utf-8")))
+    queue = RequestQueue(EngineHost(Rules(rules)), given.alias, lanes=1, most=given.queue)
     service = Service(
-        RequestQueue(EngineHost(Rules(rules)), lanes=1, most=given.queue),
-        given.alias,
+        Models([ServedModel(queue)]),
         Access(keys=tuple(given.key)),
     )
     if given.record is not None:

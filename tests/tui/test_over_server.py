@@ -206,7 +206,7 @@ async def test_the_bundled_pair_over_a_server(
             await begun(d)
             d.app.chat.action_stop()
             await d.idle()
-            await d.until(lambda: not server.service.queue.running)
+            await d.until(lambda: not server.queue.running)
             assert d.app.session.interrupted
             [_, (_, first)] = d.texts
             await d.pilot.press("ctrl+r")

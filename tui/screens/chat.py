@@ -37,6 +37,7 @@ from specllama.tui.messages import (
 )
 from specllama.tui.next_reply import NextReply
 from specllama.tui.reading_ahead import ReadingAhead
+from specllama.tui.resting import Resting
 from specllama.tui.screens.turn import UNNAMED, TurnScreen, unfinished
 from specllama.tui.sending import Sending
 from specllama.tui.state import VIEWS, DraftFile, Preferences, PromptHistory
@@ -84,6 +85,7 @@ class ChatScreen(TurnScreen):
         downloads: Downloads,
         copy: Callable[[str], object],
         read_ahead: str,
+        idle_s: float,
     ) -> None:
         super().__init__(session, loader, pace)
         self.downloads = downloads
@@ -96,6 +98,7 @@ class ChatScreen(TurnScreen):
         self.next_reply = NextReply(self)
         self.copying = Copying(self, copy)
         self.ahead = ReadingAhead(self, read_ahead)
+        self.resting = Resting(self, idle_s)
         self._loaded: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
@@ -206,6 +209,7 @@ class ChatScreen(TurnScreen):
 
     @on(Prompt.Changed)
     def _typed(self) -> None:
+        self.resting.typed()
         self.ahead.typed(self.editing.index)
 
     def begun(self, started: Started) -> None:
@@ -213,6 +217,7 @@ class ChatScreen(TurnScreen):
             self.live.record.ahead = self.ahead.sent(started)
 
     async def turn_ended(self, failed: bool) -> None:
+        self.resting.used()
         self.show_sidebar()
         if failed:
             self.sending.take_back_queue()
@@ -377,6 +382,7 @@ class ChatScreen(TurnScreen):
             self.refresh_strip()
 
     async def engine_ready(self, info: EngineInfo) -> None:
+        self.resting.used()
         self.session.engine = self.loader.host
         self.prompt.count_with(self.loader.host.count_tokens)
         if (pair := files_of(info)) != self._loaded:

@@ -401,7 +401,8 @@ class TurnScreen(Inked, Screen[None]):
                 "The context is full, so the reply stops here.",
                 "Ctrl+N starts a new chat; F8 can drop the oldest turns instead (when full: shift)",
             )
-        if batch.error is None and self.loader.failed:  # started again for this request
+        if batch.error is None and (self.loader.failed or self.loader.resting):
+            # started again for this request
             self.post_message(EngineReady(self.loader.host.info))
         if batch.error is None and (death := self.loader.host.death) is not None:
             self.post_message(EngineGone(death))  # behind the reply's last word

@@ -38,6 +38,8 @@ class TopBar(Inked, Widget):
             return f"{glyphs.ring} no model: F6", ink.warn
         if loader.failed:
             return f"{glyphs.ring} {'no server' if loader.server else 'not loaded'}", ink.bad
+        if loader.resting:
+            return f"{glyphs.ring} {loader.resting}", ink.muted
         words = "connecting" if loader.server else loading_words(loader.progress)
         return f"{glyphs.ring} {words}", ink.warn
 

@@ -1,0 +1,72 @@
+"""``specllama ps``: which models a running server has loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specllama.cli.listing import Column, context, json_option, listing, number, size
+from specllama.cli.options import server_address
+from specllama.cli.top import URL
+from specllama.remote.address import Address, checked
+from specllama.settings.duration import told
+
+EPILOG = """\b
+Examples:
+  specllama ps                          the models of the server at http://127.0.0.1:8484
+  specllama ps http://box:11434         of another server that knows Ollama's /api/ps
+  specllama stop qwen3-8b               unload one of them
+"""
+
+key_option = click.option(
+    "--api-key-file", type=click.Path(path_type=Path), metavar="FILE",
+    help="Read the key of that server from a file; else SPECLLAMA_API_KEY holds it.",
+)  # fmt: skip
+
+
+def loaded(server: Address) -> list[dict[str, Any]]:
+    """The models that a server has loaded, in Ollama's words.
+
+    Raises:
+        SpecllamaError: no server answers, or it does not let us in.
+    """
+    with server.spoken(), server.client(30.0, keep=False) as http:
+        models: list[dict[str, Any]] = checked(http.get(f"{server.url}/api/ps")).json()["models"]
+        return models
+
+
+def _left(model: Mapping[str, Any]) -> str:
+    """How long it stays."""
+    if "keep_alive_seconds" in model and model["keep_alive_seconds"] is None:
+        return "never"
+    if model.get("running"):
+        return "in use"
+    ends = datetime.fromisoformat(str(model["expires_at"]))
+    return told((ends - datetime.now(UTC)).total_seconds())
+
+
+def _idle(model: Mapping[str, Any]) -> str:
+    return told(model["idle_seconds"]) if "idle_seconds" in model else ""
+
+
+@click.command("ps", epilog=EPILOG)
+@click.argument("url", default=URL)
+@key_option
+@json_option
+def command(url: str, api_key_file: Path | None, as_json: bool) -> None:
+    """List the models that a running server has loaded."""
+    models = loaded(server_address(url, key_file=api_key_file))
+    columns = [
+        Column("model", "name"),
+        Column("draft", lambda one: one.get("draft_model") or ""),
+        number("memory", lambda one: size(one.get("size") or 0)),
+        number("context", lambda one: context(one.get("context_length") or 0)),
+        number("replies", lambda one: one.get("running", "")),
+        number("idle for", _idle),
+        Column("unloaded in", _left),
+    ]
+    listing(as_json, "models", models, columns, empty="no model is loaded")

@@ -1,0 +1,134 @@
+"""Which models ``serve`` answers with: named ones, those of a folder, all that are here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specllama.engine.host import EngineHost, LoadEngine
+from specllama.engine.serving import OnEvent
+from specllama.errors import UsageError
+from specllama.models import library
+from specllama.models.refs import NO_DRAFT, parse_hub
+from specllama.models.sidecars import kind_of_name
+from specllama.models.summaries import Summaries
+from specllama.server.models import Models
+from specllama.server.request_queue import RequestQueue
+from specllama.server.served import ServedModel
+from specllama.settings.duration import seconds
+from specllama.settings.params import EngineOptions, GenerateParams
+
+OWN_DRAFT = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Serves:
+    """How models are loaded and asked that a command line names.
+
+    Attributes:
+        params: of requests that say nothing else.
+        waiting: most requests of one client that may wait for a model.
+        idle_unload: how long a model stays loaded unused.
+        on_event: hears of loads.
+    """
+
+    options: EngineOptions
+    params: GenerateParams
+    waiting: int
+    idle_unload: str
+    on_event: OnEvent | None
+
+    def made(self, ref: str, draft: str | None = None, alias: str | None = None) -> ServedModel:
+        recipe = LoadEngine(ref, draft, self.options)
+        queue = RequestQueue(
+            EngineHost(recipe, on_event=self.on_event),
+            alias or name_of(ref),
+            lanes=self.options.parallel,
+            most=self.waiting,
+        )
+        return ServedModel(
+            queue,
+            self.params,
+            recipe,
+            also=frozenset({ref, name_of(ref), Path(ref).name}),
+            usual_s=seconds(self.idle_unload),
+            on_event=self.on_event,
+        )
+
+    def opened(
+        self,
+        refs: Sequence[str],
+        drafts: Sequence[str],
+        aliases: Sequence[str],
+        *,
+        on_demand: bool,
+        most: int,
+    ) -> Models:
+        """The models of a server.
+
+        Raises:
+            UsageError: drafts or names do not go with the models; a folder has no models.
+        """
+        named = list(_unfolded(refs))
+        for flag, given in (("--draft-model", drafts), ("--alias", aliases)):
+            if len(given) > len(named) or (len(given) not in (0, 1) and len(given) != len(named)):
+                raise UsageError(
+                    f"{flag} is given {len(given)} times, for {len(named)} models",
+                    f"give one for each, in the order of --model; {OWN_DRAFT} and {NO_DRAFT} are "
+                    "drafts, too"
+                    if flag == "--draft-model"
+                    else None,
+                )
+        chosen = [None if draft == OWN_DRAFT else draft for draft in drafts]
+        chosen += [None] * (len(named) - len(chosen))
+        names = [*aliases, *[None] * (len(named) - len(aliases))]
+        served: dict[str, ServedModel] = {}
+        for ref, draft, alias in zip(named, chosen, names, strict=True):
+            model = self.made(ref, draft, alias)
+            if model.name in served:  # files of one name in two folders
+                model = self.made(ref, draft, ref)
+            served[model.name] = model
+        more = self._more(named) if on_demand else None
+        return Models(list(served.values()), most=most, more=more)
+
+    def _more(self, named: Sequence[str]) -> Callable[[], Iterator[ServedModel]]:
+        def more() -> Iterator[ServedModel]:
+            for model in _models_of(library.scan()):
+                if model.ref not in named and str(model.path) not in named:
+                    yield self.made(model.ref)
+
+        return more
+
+
+def _unfolded(refs: Sequence[str]) -> Iterator[str]:
+    """References, with a folder of several models as these.
+
+    Raises:
+        UsageError: there are none in a folder.
+    """
+    for ref in refs:
+        folder = Path(os.path.expanduser(ref))
+        if parse_hub(ref) is not None or not folder.is_dir():
+            yield ref
+            continue
+        found = [str(model.path) for model in _models_of(library.scan_folder(folder))]
+        if not found:
+            raise UsageError(f"{folder} is a folder without a GGUF model in it")
+        yield from sorted(found)
+
+
+def _models_of(found: Sequence[library.LocalModel]) -> list[library.LocalModel]:
+    """Those that can be loaded: whole ones, and no heads, whatever they are called."""
+    summaries = Summaries()
+    whole = [model for model in found if model.complete and not kind_of_name(model.path.name)]
+    models = [model for model in whole if summaries.get(model.path).usable]
+    summaries.save()
+    return models
+
+
+def name_of(ref: str) -> str:
+    """What a reference is called by clients: without a folder or an ending."""
+    path = Path(ref)
+    return path.stem if path.suffix == ".gguf" else ref

@@ -1,0 +1,308 @@
+"""The models of a server: loaded when a request names one, unloaded when none has for long.
+
+One load at a time, so that each finds the memory that is really free. A model that does not fit
+makes the others leave that have been idle longest, then those in use: these end what they write,
+while new requests for them wait until the load is over, so that no model waits for ever. What would
+not fit even alone is refused with the figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
+
+from specllama.errors import DoesNotFit, SpecllamaError
+from specllama.events import Event
+from specllama.models.memory import MARGIN
+from specllama.server.refusals import Refusal, does_not_fit, loading, no_such_model
+from specllama.server.request_queue import Watcher
+from specllama.server.served import ServedModel
+from specllama.told import news
+
+LOOK_S = 5.0  # between two looks for models that came meanwhile
+
+Hearer = Callable[[ServedModel], object]
+
+
+class Models:
+    """The models of one server.
+
+    Args:
+        served: the first is meant where a request names none.
+        most: how many are loaded at once; 0: as many as there is memory for.
+        more: those that are here now, some of them known by their names.
+
+    Attributes:
+        all: by name.
+        begun: those that are loaded at once are; no request is taken before.
+        alone: there is one, which requests may call whatever they like.
+        hearers: are told of every model whose state or progress changed, in the event loop.
+    """
+
+    def __init__(
+        self,
+        served: Sequence[ServedModel],
+        *,
+        most: int = 0,
+        more: Callable[[], Iterable[ServedModel]] | None = None,
+    ) -> None:
+        self.first = served[0]
+        self.most = most
+        self.alone = len(served) == 1 and more is None
+        self.all: dict[str, ServedModel] = {}
+        self.begun = False
+        self.hearers: set[Hearer] = set()
+        self._more = more
+        self._looked_s = -math.inf
+        self._watchers: list[Watcher] = []
+        self._turn = asyncio.Lock()  # to load or to unload
+        self._tasks: set[asyncio.Task[None]] = set()
+        for model in served:
+            self._add(model)
+
+    def _add(self, model: ServedModel) -> None:
+        self.all[model.name] = model
+        model.queue.watchers += self._watchers
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell it of the requests of all models, also of those to come."""
+        self._watchers.append(watcher)
+        for model in self.all.values():
+            model.queue.watchers.append(watcher)
+
+    @property
+    def loaded(self) -> list[ServedModel]:
+        return [model for model in self.all.values() if model.queue.loaded]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest context that is loaded."""
+        return max((model.info.target.n_ctx for model in self.loaded), default=0)
+
+    async def look(self) -> list[ServedModel]:
+        """All models, with those that came meanwhile, and what their files say."""
+        if self._more is not None and monotonic() - self._looked_s >= LOOK_S:
+            self._looked_s = monotonic()
+            for model in await asyncio.to_thread(list, self._more()):
+                if model.name not in self.all:
+                    self._add(model)
+        models = list(self.all.values())
+        for model in models:
+            if not model.known:
+                await asyncio.to_thread(model.look)
+        return models
+
+    async def named(self, name: str | None) -> ServedModel:
+        """The model that a request names; the first where it names none.
+
+        Raises:
+            Refusal: there is none of this name.
+        """
+        if not name or self.alone:
+            return self.first
+        return self._called(name) or await self.listed(name)
+
+    async def listed(self, name: str) -> ServedModel:
+        """The model of this very name, for who asks about it.
+
+        Raises:
+            Refusal: there is none.
+        """
+        await self.look()
+        if (found := self._called(name)) is None:
+            raise no_such_model(name, list(self.all))
+        return found
+
+    def _called(self, name: str) -> ServedModel | None:
+        return next((model for model in self.all.values() if model.is_called(name)), None)
+
+    # -- loaded, in use, unloaded --
+
+    async def begin(self, *, load: bool) -> None:
+        """Take requests, once the first model is loaded if it is to be.
+
+        Raises:
+            Refusal, SpecllamaError: it cannot be loaded.
+        """
+        if load:
+            await self.load(self.first)
+        self.begun = True
+
+    async def use(self, model: ServedModel, keep_s: float | None = None) -> Callable[[], None]:
+        """Have it loaded, and in use until what this returns is called.
+
+        Args:
+            keep_s: how long it stays loaded unused, from now on; None changes nothing.
+
+        Raises:
+            Refusal, SpecllamaError: it cannot be loaded, or the first one still is.
+        """
+        if not self.begun:
+            raise loading()
+        while not model.queue.loaded or model.leaving:
+            await self.load(model)
+        model.uses += 1
+        model.unused.clear()
+        model.wake(keep_s)
+        return lambda: self._used(model)
+
+    def _used(self, model: ServedModel) -> None:
+        model.uses -= 1
+        if not model.uses:
+            model.unused.set()
+            self.keep(model)
+
+    def keep(self, model: ServedModel, keep_s: float | None = None) -> None:
+        """It has just been used: unload it when it has not been for so long."""
+        model.idle_s = monotonic()
+        model.wake(keep_s)
+        if model.keep_s < math.inf and not model.uses and model.queue.loaded:
+            loop = asyncio.get_running_loop()
+            model.timer = loop.call_later(model.keep_s, self._begin, self._expire, model)
+
+    def _begin(self, work: Callable[[ServedModel], object], model: ServedModel) -> None:
+        task = asyncio.ensure_future(work(model))  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _expire(self, model: ServedModel) -> None:
+        async with self._turn:
+            if not model.uses and model.left_s <= 0:
+                await self._unload(model)
+
+    async def load(self, model: ServedModel) -> None:
+        """Load it unless it is loaded; requests that come meanwhile wait for the same load.
+
+        Raises:
+            Refusal, SpecllamaError: it cannot be loaded.
+        """
+        if model.loading is None:
+            model.loading = asyncio.ensure_future(self._load(model))
+            model.loading.add_done_callback(_heard)
+        await asyncio.shield(model.loading)
+
+    def load_later(self, model: ServedModel) -> None:
+        """The same, without waiting for it; why it failed stands in ``failed``."""
+        self._begin(self._tried, model)
+
+    async def _tried(self, model: ServedModel) -> None:
+        with contextlib.suppress(Refusal, SpecllamaError):
+            await self.load(model)
+
+    async def _load(self, model: ServedModel) -> None:
+        self._tell(model)
+        try:
+            async with self._turn:
+                if model.leaving:
+                    await model.unused.wait()
+                    await self._unload(model)
+                if not model.queue.loaded:
+                    await self._loaded(model)
+        except Exception as error:
+            model.failed = str(error)
+            raise
+        finally:
+            model.loading = None
+            self._tell(model)
+
+    async def _loaded(self, model: ServedModel) -> None:
+        self._follow(model)
+        model.failed, model.progress = "", 0.0
+        while self.most and len(self.loaded) >= self.most:
+            await self._make_room(self.loaded)
+        while True:
+            others = self.loaded
+            if model.recipe is not None:
+                beside = sum(other.maps for other in others)
+                model.queue.host.factory = dataclasses.replace(model.recipe, beside=beside)
+            try:
+                await model.queue.start()
+                break
+            except DoesNotFit as error:
+                if not others:
+                    raise
+                held = sum(other.holds for other in others)
+                if error.needed > (error.free + held) * MARGIN:
+                    raise does_not_fit(model.name, error, _held(others)) from None
+                await self._make_room(others)
+        await asyncio.to_thread(model.weigh)
+        model.keep_s = model.usual_s
+        self.keep(model)
+
+    async def _make_room(self, others: Sequence[ServedModel]) -> None:
+        """Unload the one that has been idle longest, or that ends its replies first."""
+        idle = [other for other in others if not other.uses]
+        if idle:
+            await self._unload(min(idle, key=lambda other: other.idle_s))
+            return
+        one = others[0]
+        one.leaving = True
+        await one.unused.wait()
+        await self._unload(one)
+
+    async def unload(self, model: ServedModel) -> None:
+        """Unload it when what it writes is over; one that is being loaded at once."""
+        model.leaving = model.queue.loaded
+        if model.loading is not None and not model.queue.loaded:
+            await asyncio.to_thread(model.queue.host.unload)
+        await model.unused.wait()
+        async with self._turn:
+            if model.leaving:
+                await self._unload(model)
+
+    def unload_later(self, model: ServedModel) -> None:
+        """The same, without waiting for it."""
+        model.leaving = model.queue.loaded
+        self._begin(self.unload, model)
+
+    async def _unload(self, model: ServedModel) -> None:
+        model.wake(None)
+        try:
+            await model.queue.unload()
+        finally:
+            model.leaving = False
+            model.holds = model.maps = 0
+            self._tell(model)
+
+    async def close(self) -> None:
+        """End all engines."""
+        for model in self.all.values():
+            model.wake(None)
+            await asyncio.to_thread(model.queue.host.close)
+
+    # -- who hears of it --
+
+    def _tell(self, model: ServedModel) -> None:
+        for hear in list(self.hearers):
+            hear(model)
+
+    def _follow(self, model: ServedModel) -> None:
+        """Hear from its process how far the load is."""
+        loop = asyncio.get_running_loop()
+        host, before = model.queue.host, model.on_event
+
+        def on_event(event: Event) -> None:
+            if before is not None:
+                before(event)
+            if (load := news(event).load) is not None:
+                loop.call_soon_threadsafe(self._progress, model, load.fraction)
+
+        host.on_event = on_event
+
+    def _progress(self, model: ServedModel, fraction: float) -> None:
+        model.progress = fraction
+        self._tell(model)
+
+
+def _held(models: Iterable[ServedModel]) -> dict[str, int]:
+    return {model.name: model.holds for model in models}
+
+
+def _heard(load: asyncio.Future[None]) -> None:
+    """An error that no request waits for any more is no news: lists tell of it."""
+    if not load.cancelled():
+        load.exception()

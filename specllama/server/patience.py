@@ -1,0 +1,105 @@
+"""A stream that begins while its model is still being loaded, and says how far that is.
+
+Clients that want a stream hear something within seconds, or they give up. Server-sent events have
+comments for that, which every client passes over; our own front ends get the engine's event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from specllama.errors import SpecllamaError
+from specllama.events import LoadProgress
+from specllama.server.dialect import Frame
+from specllama.server.exchange import HEAD_S, encode
+from specllama.server.refusals import Refusal, refusal
+from specllama.server.served import ServedModel
+
+TELL_S = 1.0  # between two words of how far it is
+OWN = "/specllama/generate"
+
+Spelled = Callable[[str, Refusal], dict[str, Any]]
+
+
+async def answered(request: Request, work: asyncio.Future[Response], spelled: Spelled) -> Response:
+    """The response that ``work`` makes; a stream that waits for a load begins before it is there.
+
+    Raises:
+        Exception: what ended the work, where no stream has begun.
+    """
+    try:
+        await asyncio.wait({work}, timeout=HEAD_S)
+        if not work.done():
+            model: ServedModel | None = getattr(request.state, "waits_for", None)
+            if model is not None and _streams(request):
+                return Loading(request, work, model, spelled)
+        return await work
+    except BaseException:
+        work.cancel()
+        raise
+
+
+def _streams(request: Request) -> bool:
+    """Whether the answer is to be a stream of events."""
+    path = request.url.path
+    events = not path.startswith("/api/") or path.startswith("/api/v0/")
+    return path == OWN or (events and bool(request.state.naming.stream))
+
+
+class Loading(Response):
+    """A stream whose words are of the load, and then those of the response that comes of it."""
+
+    def __init__(
+        self, request: Request, work: asyncio.Future[Response], model: ServedModel, spelled: Spelled
+    ) -> None:
+        super().__init__(
+            media_type="text/event-stream; charset=utf-8",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
+        del self.headers["content-length"]
+        self._path, self._work, self._model = request.url.path, work, model
+        self._spelled = spelled
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(begun)
+        try:
+            async for words in self._words():
+                await send({"type": "http.response.body", "body": words, "more_body": True})
+            response = await self._work
+        except Exception as error:
+            if not isinstance(error, (SpecllamaError, Refusal)):
+                raise
+            body = self._failed(refusal(error))
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+            return
+        finally:
+            self._work.cancel()
+
+        async def go_on(message: Message) -> None:
+            if message["type"] != "http.response.start":
+                await send(message)
+
+        await response(scope, receive, go_on)
+
+    async def _words(self) -> AsyncIterator[bytes]:
+        model = self._model
+        while not self._work.done():
+            if self._path == OWN:
+                told = LoadProgress("target", model.target.path, model.progress)
+                yield encode("sse", [Frame(told.to_dict())])
+            else:
+                yield f": loading {model.name} {model.progress:.0%}\n\n".encode()
+            await asyncio.wait({self._work}, timeout=TELL_S)
+
+    def _failed(self, refused: Refusal) -> bytes:
+        told = self._spelled(self._path, refused)
+        if self._path == OWN:
+            told = {"type": "error", **told}
+        return encode("sse", [Frame(told, "error" if told.get("type") == "error" else "")])

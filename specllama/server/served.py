@@ -1,0 +1,240 @@
+"""One model that requests may name: its engine, if it is loaded, and how it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import Literal
+
+from specllama.engine.host import LoadEngine
+from specllama.engine.serving import OnEvent
+from specllama.errors import PromptTooLong, SpecllamaError, UsageError
+from specllama.interface import EngineInfo, Message, ModelInfo
+from specllama.models import memory
+from specllama.models.gguf import read_header
+from specllama.models.refs import resolve
+from specllama.models.summaries import Summaries
+from specllama.server.dialect import Job
+from specllama.server.refusals import loading, not_offered
+from specllama.server.request_queue import RequestQueue
+from specllama.server.tools import equipped
+from specllama.settings.params import EngineOptions, GenerateParams
+
+State = Literal["loaded", "loading", "unloaded"]
+
+
+@dataclass(eq=False, slots=True)
+class ServedModel:
+    """One model of a server.
+
+    Attributes:
+        queue: of its requests; it takes some while the engine is loaded.
+        params: of requests that say nothing else.
+        recipe: how it is loaded; None where the queue's host knows it alone.
+        also: further names by which requests may call it.
+        usual_s: how long it stays loaded unused, unless a request says otherwise;
+            infinity: until room is needed.
+        on_event: hears of its loads, from another thread.
+        keep_s: how long it stays now.
+        uses: requests that are being answered.
+        idle_s: when the last of them ended, by ``monotonic``.
+        leaving: it is unloaded as soon as it is unused.
+        progress: how much of it is loaded, 0 to 1.
+        holds: bytes of memory that its engine needs, 0 where that is not known; ``maps``: those of
+            them that the system calls available.
+        failed: why the last load came to nothing.
+    """
+
+    queue: RequestQueue
+    params: GenerateParams = field(default_factory=GenerateParams)
+    recipe: LoadEngine | None = None
+    also: frozenset[str] = frozenset()
+    usual_s: float = math.inf
+    on_event: OnEvent | None = None
+    keep_s: float = math.inf
+    uses: int = 0
+    idle_s: float = 0.0
+    leaving: bool = False
+    progress: float = 0.0
+    holds: int = 0
+    maps: int = 0
+    failed: str = ""
+    loading: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+    unused: asyncio.Event = field(default_factory=asyncio.Event)
+    _told: ModelInfo | None = None
+
+    def __post_init__(self) -> None:
+        self.unused.set()
+
+    @property
+    def name(self) -> str:
+        return self.queue.name
+
+    @property
+    def state(self) -> State:
+        if self.queue.loaded:
+            return "loaded"
+        return "unloaded" if self.loading is None else "loading"
+
+    @property
+    def idle_for_s(self) -> float:
+        """How long it has been unused."""
+        return 0.0 if self.uses else monotonic() - self.idle_s
+
+    @property
+    def left_s(self) -> float:
+        """How long it stays unused; infinity: until room is needed."""
+        return self.keep_s - self.idle_for_s
+
+    @property
+    def known(self) -> bool:
+        """Whether ``target`` says what it can; see ``look``."""
+        return self.recipe is None or self._told is not None or self.queue.loaded
+
+    def wake(self, keep_s: float | None) -> None:
+        """It is in use, or not to be waited for any more; ``keep_s``: how long it stays later."""
+        if keep_s is not None:
+            self.keep_s = keep_s
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def is_called(self, name: str) -> bool:
+        return name in (self.name, f"{self.name}:latest") or name in self.also
+
+    @property
+    def known_info(self) -> EngineInfo | None:
+        """Of the engine, also when it is not loaded any more; None where it never was."""
+        with contextlib.suppress(SpecllamaError):
+            return self.queue.host.info
+        return None
+
+    @property
+    def info(self) -> EngineInfo:
+        """The same.
+
+        Raises:
+            Refusal: it never was loaded.
+        """
+        if (info := self.known_info) is None:
+            raise loading()
+        return info
+
+    @property
+    def target(self) -> ModelInfo:
+        """What lists tell of it, loaded or not."""
+        if (info := self.known_info) is not None:
+            return info.target
+        return self._told or ModelInfo.elsewhere(self.name, 0)
+
+    @property
+    def draft(self) -> str | None:
+        """The name of its draft model, where one is loaded."""
+        draft = self.info.draft
+        return None if draft is None else draft.name
+
+    def look(self) -> None:
+        """Find out what its file says, without loading it. Slow the first time."""
+        if self.recipe is None:
+            return
+        self._told = ModelInfo.elsewhere(self.name, 0)  # where it cannot be read
+        with contextlib.suppress(SpecllamaError, OSError):
+            path, summaries = resolve(self.recipe.target), Summaries()
+            found = summaries.get(path)
+            summaries.save()
+            self._told = ModelInfo(
+                path=str(path),
+                name=found.name,
+                architecture=found.architecture,
+                quantization=found.quantization,
+                n_params=found.n_params,
+                file_bytes=found.file_bytes,
+                n_ctx=0,
+                n_ctx_train=found.context_length,
+                n_vocab=found.vocab_size,
+                kv_bytes=0,
+                gpu_layers=0,
+            )
+
+    def weigh(self) -> None:
+        """Find out what the engine that was just loaded needs."""
+        options = EngineOptions() if self.recipe is None else self.recipe.options
+        self.holds, self.maps = holdings(self.info, options)
+
+    @property
+    def base(self) -> GenerateParams:
+        """Of requests that say nothing else, as clients are shown them: nothing is left to the
+        model's card, so that what a request says wins over it."""
+        return self.params.on_card(self.info.target.card).replace(from_card=())
+
+    def fitting(self, job: Job) -> Job:
+        """What the engine is sent.
+
+        Raises:
+            PromptTooLong: a prompt of so many parts is not even sent there.
+        """
+        job = self.equipped(job)
+        n_ctx = self.info.target.n_ctx
+        parts = (len(prompt) for prompt in job.prompts if not isinstance(prompt, str))
+        most = max(parts, default=0)
+        if most > n_ctx:
+            raise PromptTooLong(
+                f"the prompt of {most} parts exceeds the available context size of {n_ctx}",
+                n_prompt=most,
+                n_ctx=n_ctx,
+            )
+        return job
+
+    def equipped(self, job: Job) -> Job:
+        """With what the model has to know of the tools that it may call."""
+        if job.tools is None:
+            return job
+        messages = [turn for turn in job.prompts[0] if isinstance(turn, Message)]
+        messages, params = equipped(messages, job.params, job.tools, self.queue.tool_syntax)
+        return replace(job, prompts=(tuple(messages),), params=params)
+
+    async def infilled(
+        self, job: Job, before: str, after: str, others: Sequence[tuple[str, str]] = ()
+    ) -> Job:
+        """The same for a prompt whose reply fills a gap.
+
+        Raises:
+            Refusal: the model fills in none.
+        """
+        limit = job.params.max_tokens
+        try:
+            prompt = await self.queue.ask("infill", before, after, others, limit)
+        except UsageError as error:
+            raise not_offered("a gap", error.message, "suffix") from None
+        return replace(job, prompts=(tuple(prompt),))
+
+
+def holdings(info: EngineInfo, options: EngineOptions) -> tuple[int, int]:
+    """Bytes that a loaded engine needs, and those of them that stay mapped from its files.
+
+    An estimate from the headers; (0, 0) where they cannot be read.
+    """
+    try:
+        target = read_header(info.target.path)
+        draft = None if info.draft is None else read_header(info.draft.path)
+        type_k, _, type_v = info.target.kv_types.partition("/")
+        need = memory.estimate_pair(
+            target,
+            draft,
+            n_ctx=info.target.n_ctx,
+            parallel=info.lanes,
+            type_k=type_k,
+            type_v=type_v,
+            flash_attn=info.flash_attn,
+        )
+    except (SpecllamaError, OSError):
+        return 0, 0
+    repacked = info.target.repacked
+    mapped = sum(part.weights - part.repacked * repacked for part in need.parts)
+    in_ram = 1 - info.target.gpu_layers / (target.block_count + 1)
+    return need.required, int(mapped * in_ram) if options.use_mmap else 0
