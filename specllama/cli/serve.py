@@ -174,7 +174,6 @@ def command(
             f"any program that reaches {host} could use this server",
             "give --api-key-file, or --insecure if that is meant",
         )
-    usual = loading.model_of(settings, quiet=quiet or on_demand)
     options = replace(settings.engine_options(), parallel=parallel, kv_ram=kv_ram)
     if options.keep_texts and len(keys) > 1:
         raise UsageError(
@@ -185,12 +184,12 @@ def command(
     serves = Serves(options, settings.generate_params(), queue, settings["idle-unload"], said)
     service = Service(
         serves.opened(
-            model or (usual,),
+            model or (loading.model_of(settings, quiet=quiet or on_demand),),
             draft_model or tuple(filter(None, [settings["draft-model"]])),
             alias,
             on_demand=on_demand,
             most=models_max,
-        ),
+        ),  # fmt: skip
         Access(hosts_of(host, allow_host), tuple(cors_origin), keys, proxies=_addresses(proxy)),
         experiment=_shares(experiment),
         expose_text=expose_text,
