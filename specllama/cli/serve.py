@@ -182,14 +182,10 @@ def command(
         )
     said = None if quiet else loading.LoadingLine(shown=False, quiet=False)
     serves = Serves(options, settings.generate_params(), queue, settings["idle-unload"], said)
+    refs = model or (loading.model_of(settings, quiet=quiet or on_demand),)
+    drafts = draft_model or tuple(filter(None, [settings["draft-model"]]))
     service = Service(
-        serves.opened(
-            model or (loading.model_of(settings, quiet=quiet or on_demand),),
-            draft_model or tuple(filter(None, [settings["draft-model"]])),
-            alias,
-            on_demand=on_demand,
-            most=models_max,
-        ),  # fmt: skip
+        serves.opened(refs, drafts, alias, on_demand=on_demand, most=models_max),
         Access(hosts_of(host, allow_host), tuple(cors_origin), keys, proxies=_addresses(proxy)),
         experiment=_shares(experiment),
         expose_text=expose_text,
