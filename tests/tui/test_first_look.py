@@ -75,7 +75,7 @@ async def test_the_first_chat_of_the_bundled_pair_shows_drafting(start: Any) -> 
         await d.pilot.press("ctrl+n")
         await d.until(lambda: not d.texts)
         await d.say("Hello")
-        assert d.engine.requests[1].params == GenerateParams()
+        assert d.engine.requests[1].params == GenerateParams(owner=d.app.session.id)
         assert "demonstration" not in d.shown
 
 
