@@ -30,7 +30,7 @@ ARGS    ?=
 PYVER   ?= 3.12
 export OUT
 
-.PHONY: gpu-check gpu-pack chat test share dist schemas families archs devices engines lint types check screenshots gallery walk recordings clean
+.PHONY: gpu-check gpu-pack chat test share dist schemas families archs devices engines lint types check pictures screenshots gallery walk clean
 
 chat: $(STAMP)
 	$(BIN)/specllama chat
@@ -120,11 +120,15 @@ walk: $(VENV)/.installed-test
 	mkdir -p build
 	SPECLLAMA_WALK=$(CURDIR)/build/walk.cast $(BIN)/python -m pytest -q tests/tui/test_newcomer.py
 
-# measures anew (some minutes, on an idle machine), then draws; a pair of your own:
-#   make recordings PAIR="-m target.gguf -d draft.gguf"
-recordings: $(VENV)/.installed-dev
+# every picture: measures anew (some minutes, on an idle machine), then draws. PAIR is a pair that
+# drafting helps:   make pictures PAIR="-m target.gguf -d draft.gguf" WHERE="what ran, and on what"
+QUESTION ?= What is speculative decoding?
+WHERE    ?= the bundled pair
+pictures: $(VENV)/.installed-dev
 	PYTHONPATH=tests $(BIN)/python -m pictures.recordings $(PICTURES)/data/tune.json tune $(PAIR) $(TUNE)
 	PYTHONPATH=tests $(BIN)/python -m pictures.recordings $(PICTURES)/data/bench.json bench run $(PAIR) $(BENCH)
+	PYTHONPATH=tests $(BIN)/python -m pictures.animation $(PICTURES)/data/moving-race.json "$(WHERE)" "$(QUESTION)" \
+	  $(PAIR) --temperature 0 --seed 7
 	PYTHONPATH=tests $(BIN)/python -m pictures.screenshots $(PICTURES) $(PAIR)
 
 # measures anew how fast whole replies are, for README and benchmarks.md (an hour, on an idle

@@ -50,7 +50,7 @@ class Recording:
                 str(data["command"]), int(data["columns"]), [str(line) for line in data["lines"]]
             )
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UsageError(f"{path} is no recording: {error}", "make recordings") from None
+            raise UsageError(f"{path} is no recording: {error}", "make pictures") from None
 
 
 def record(arguments: list[str], columns: int = COLUMNS) -> Recording:

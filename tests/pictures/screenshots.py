@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pictures.animation import MovingRace, animated
 from pictures.recordings import Recording, picture
 from textual.pilot import Pilot
 from textual.widgets import Static
@@ -291,7 +292,9 @@ def draw_recordings(folder: Path) -> list[Path]:
     drawn: list[Path] = []
     for path in sorted((folder / "data").glob("*.json")):
         target = folder / f"{path.stem}.svg"
-        target.write_text(picture(Recording.load(path)), "utf-8")
+        moves = path.stem.startswith("moving")
+        svg = animated(MovingRace.load(path)) if moves else picture(Recording.load(path))
+        target.write_text(svg, "utf-8")
         drawn.append(target)
     return drawn
 
