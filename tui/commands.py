@@ -51,7 +51,7 @@ class ActionCommands(Provider):
 
 class MethodCommands(Provider):
     async def search(self, query: str) -> Hits:
-        from specllama.tui.screens.methods import choices
+        from specllama.tui.widgets.methods import choices
 
         matcher = self.matcher(query)
         app = cast(PaletteApp, self.app)

@@ -17,11 +17,11 @@ from specllama.tui.demo import DemoEngine
 from specllama.tui.screens import inspector
 from specllama.tui.screens.help import HelpScreen
 from specllama.tui.screens.inspector import InspectorScreen, RunPicker, read_log
-from specllama.tui.screens.methods import MethodsScreen
 from specllama.tui.screens.race import RaceScreen
 from specllama.tui.screens.sessions import SessionsScreen, age
 from specllama.tui.screens.settings import FIELDS, SettingsScreen
 from specllama.tui.state import Preferences
+from specllama.tui.widgets.methods import MethodList
 
 
 async def opened(d: Driver, key: str, screen: type) -> Any:
@@ -190,9 +190,9 @@ async def test_methods_are_switched_live_and_missing_ones_say_why(start: Any) ->
     engine = ScriptedEngine(["Ok."], info=engine_info(methods=methods))
     async with start(recipe=Recipe(engine)) as d:
 
-        async def choose(name: str) -> MethodsScreen:
-            screen = await opened(d, "f5", MethodsScreen)
-            options = screen.query_one(OptionList)
+        async def choose(name: str) -> RaceScreen:
+            screen = await opened(d, "f5", RaceScreen)
+            options = screen.query_one(MethodList)
             options.highlighted = options.get_option_index(name)
             await d.pilot.press("enter")
             await d.pilot.pause()
@@ -465,7 +465,9 @@ async def test_help_names_every_action(start: Any) -> None:
 async def test_a_function_key_replaces_the_page_on_top(start: Any) -> None:
     async with start("Ok.") as d:
         await opened(d, "f4", RaceScreen)
-        await opened(d, "f5", MethodsScreen)
+        screen = await opened(d, "f5", RaceScreen)
+        assert screen.tab == "methods"
+        await opened(d, "f3", InspectorScreen)
         assert len(d.app.screen_stack) == 3
         await d.pilot.press("escape")
         await d.until(lambda: d.app.screen is d.app.chat)
