@@ -253,9 +253,6 @@ ACTIONS: tuple[Action, ...] = (
         "editor",
     ),
     Action(
-        "chat.rounds", "", "toggle_rounds", "Rounds row", "Show or hide the row of rounds", "rounds"
-    ),
-    Action(
         "chat.panel",
         "f12",
         "toggle_panel",
