@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from textual.screen import Screen
+from textual.widgets import OptionList
 
 from specllama.interface import Message
 from specllama.settings.params import EngineOptions, GenerateParams
@@ -20,6 +21,7 @@ from specllama.tui.looks import ThemedApp
 from specllama.tui.record import Record
 from specllama.tui.screens.base import Page
 from specllama.tui.screens.chat import ChatScreen
+from specllama.tui.widgets.sidebar import Sidebar
 
 if TYPE_CHECKING:
     from specllama.tui.exports import Export
@@ -71,8 +73,18 @@ def show(app: PagedApp, screen: Screen[Any], then: Callable[[Any], None] | None 
 def _help(app: PagedApp) -> None:
     from specllama.tui.screens.help import HelpScreen
 
-    focus = getattr(app.focused, "HELP", "") if app.focused is not None else ""
-    show(app, HelpScreen(getattr(app.screen, "HELP", "") or "", focus or "", app.prefs.keys))
+    here, focus = app.screen, app.focused
+    if isinstance(here, HelpScreen):
+        return
+    keys = [
+        (app.get_key_display(one.binding), one.binding.description)
+        for one in here.active_bindings.values()
+        if one.node is not app and one.enabled and one.binding.description
+    ]
+    texts = [getattr(one, "HELP", "") or "" for one in (here, focus) if one is not None]
+    server = bool(app.chat.loader.server)
+    of_page = None if here is app.chat else keys
+    show(app, HelpScreen(texts, of_page, app.prefs.keys, server=server))
 
 
 def inspect(app: PagedApp, record: Record | None = None) -> None:
@@ -97,7 +109,7 @@ def inspect(app: PagedApp, record: Record | None = None) -> None:
 def _tells_no_rounds(app: PagedApp) -> bool:
     """Whether another engine writes here; that is then said."""
     if (loader := app.chat.loader).foreign and loader.info is not None:
-        words = f"{loader.info.device} does not tell its rounds: F10 shows what it counts"
+        words = f"{loader.info.device} does not tell its rounds: F6 shows what it counts"
         app.notify(words, markup=False)
     return loader.foreign
 
@@ -172,6 +184,10 @@ def _sessions(app: PagedApp) -> None:
     from specllama.tui.screens.sessions import SessionsScreen
 
     store, session = app.chat.store, app.chat.session
+    sidebar = app.chat.query_one(Sidebar)
+    if app.screen is app.chat and sidebar.display and not sidebar.has_focus_within:
+        sidebar.query_one(OptionList).focus()
+        return
 
     def chosen(found: str | None) -> None:
         if found is not None:
@@ -201,6 +217,7 @@ def _settings(app: PagedApp) -> None:
             if loader.possible:
                 app.action_reload()
         app.save_prefs()
+        chat.show_sidebar()
         app.glyph_choice = app.prefs.glyphs
         app.theme = app.prefs.theme
         app.redraw()

@@ -241,22 +241,6 @@ class ChatScreen(TurnScreen):
             self.toggle_class("-figures")
             self.query_one(PanelTabs).refresh()
 
-    def action_sidebar(self) -> None:
-        """Into the list of conversations, or hide it from there; where it has no room, its page."""
-        if not self.is_current:
-            return
-        if self.size.width < SIDEBAR:
-            self.post_message(ActionAsked("show('sessions')"))
-            return
-        inside = self.query_one(Sidebar).has_focus_within
-        self.prefs.show_sidebar = not inside
-        self._save_prefs()
-        self.show_sidebar()
-        if inside:
-            self.prompt.focus()
-        else:
-            self.query_one("#conversations").focus()
-
     def _save_prefs(self) -> None:
         cast(ThemedApp, self.app).save_prefs()
 
@@ -406,7 +390,7 @@ class ChatScreen(TurnScreen):
             name = sanitize_line(self.loader.info.target.name)
             next_step = f"back to {name}: the conversation continues with it"
         else:
-            next_step = "/reload or your next message tries again"
+            next_step = "your next message tries again"
             if not self.loader.server:
                 next_step = f"F6 chooses another pair; {next_step}"
             self.sending.take_back_queue()

@@ -99,6 +99,9 @@ class MessageView(Inked, Vertical, can_focus=True):
         Binding("i", "turn('inspect')", "Inspect", id="turn.inspect"),
         Binding("d", "turn('view')", "As drafted", id="turn.view", show=False),
         Binding("u,ctrl+z", "turn('undo')", "Undo", id="turn.undo", show=False),
+        Binding("left", "app.ask('version(-1)')", "Former version", show=False),
+        Binding("right", "app.ask('version(1)')", "Later version", show=False),
+        Binding("question_mark", "app.show('help')", "Keys", show=False),
         Binding("up,k", "app.focus_previous", "Up", show=False),
         Binding("down,j", "app.focus_next", "Down", show=False),
     ]
