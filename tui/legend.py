@@ -50,5 +50,5 @@ def colours(glyphs: Glyphs, ink: Ink) -> list[Entry]:
         (f"1.3{times}", ink.verdict("faster"), "surely faster than plain; a round that won time"),
         (f"0.8{times}", ink.verdict("slower"), "surely slower than plain; a round that lost time"),
         (f"1.0{times}", ink.verdict("unsure"), "not sure yet, or drafting is off"),
-        ("ctx", ink.warn, "the context is nearly full"),
+        ("80%", ink.warn, "the context is nearly full"),
     ]

@@ -79,7 +79,8 @@ def _help(app: PagedApp) -> None:
     keys = [
         (app.get_key_display(one.binding), one.binding.description)
         for one in here.active_bindings.values()
-        if one.node is not app and one.enabled and one.binding.description
+        if one.node is not app and one.enabled and not one.binding.system
+        if one.binding.description and not one.binding.action.startswith(("app.focus", "screen."))
     ]
     texts = [getattr(one, "HELP", "") or "" for one in (here, focus) if one is not None]
     server = bool(app.chat.loader.server)

@@ -126,7 +126,8 @@ async def test_retry_without_drafts_keeps_the_seed_and_another_key_takes_a_new_o
         assert (first.speculate, second.speculate) == (True, False)
         seed = d.app.store.get(d.app.session.id).messages[-1].stats["seed"]
         assert second.seed == seed
-        await d.pilot.press("alt+r")
+        await d.type("/retry new")
+        await d.pilot.press("enter")
         await d.until(lambda: len(d.engine.requests) == 3)
         await d.idle()
         assert d.engine.requests[2].params.seed is None
@@ -229,7 +230,7 @@ async def test_escape_leaves_editing_and_restores_what_was_being_written(start: 
     async with start("One.") as d:
         await d.say("question")
         await d.type("half a thought")
-        await d.pilot.press("ctrl+up")
+        await d.pilot.press("shift+tab", "up", "e")
         await d.until(lambda: d.app.chat.prompt.text == "question")
         await d.pilot.press("escape")
         await d.until(lambda: d.app.chat.prompt.text == "half a thought")
@@ -534,7 +535,7 @@ async def test_copying_takes_the_source_not_the_picture(
         d.app.chat.query(AssistantMessage).last().focus()
         await d.pilot.press("x")
         await d.until(lambda: len(copied) == 2)
-        await d.type("/copyall")
+        await d.type("/copy chat")
         await d.pilot.press("enter")
         await d.until(lambda: len(copied) == 3)
     assert copied[0].endswith("more **bold**")

@@ -28,8 +28,8 @@ async def test_the_help_page_explains_every_sign_and_letter(start: Any) -> None:
                 assert f"{d.app.glyphs.source(method.name)} {method.short}" in page
         for words in (
             "surely faster than plain",
-            "alt+left /before",
-            "ctrl+b /sidebar",
+            "/retry new takes another one",
+            "left right the version before",
             "the truth lies between in 9 of 10 cases",
         ):
             assert words in page
