@@ -143,12 +143,12 @@ class Ink:
 
 def ink_for(theme: Theme) -> Ink:
     muted = "dim" if theme.ansi else "$muted"
-    unread = "strike dim $ghost" if theme.ansi else "strike $muted"
+    fainter = "strike dim $ghost" if theme.ansi else "strike $ghost"
     return Ink(
         muted=muted,
         strong="bold",
         target="bold $foreground" if not theme.ansi else "bold",
-        ghosts=("strike $ghost", unread, f"strike {muted}"),
+        ghosts=("strike $ghost", fainter, f"strike {muted}"),
         rejected="$ghost",
         good="$success",
         bad="bold $error",
