@@ -301,7 +301,8 @@ class RaceScreen(Page):
         self._show()
         self.set_focus(None if tab == "race" else self.query_one(f"#{tab}"))
         self.refresh_bindings()
-        if tab == "race" and self.info is not None and self.board.plain("race") is None:
+        new = self.board.plain("race") is None and not self.racing.busy
+        if tab == "race" and self.info is not None and new:
             self.action_run()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
