@@ -95,10 +95,10 @@ class TopScreen(Page):
             return
         ways = outcome.ways(self.board, "lanes")
         offer = race_tables.offer(self.info)
-        table = race_tables.lanes(ways, offer, self.glyphs, self.ink)
+        table = race_tables.lanes(ways, offer, self.glyphs, self.ink, self.size.width)
         if ways:
             gain = race_tables.together(ways, self.glyphs, self.ink)
-            table = Content("\n").join([table, gain])
+            table = Content("\n").join([gain, table])
         self.query_one("#lanes-raced", Static).update(table)
 
     def _draw(self) -> None:
@@ -119,3 +119,4 @@ class TopScreen(Page):
     def on_resize(self) -> None:
         super().on_resize()
         self._draw()
+        self._show_raced()

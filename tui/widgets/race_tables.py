@@ -125,7 +125,7 @@ def offer(info: EngineInfo) -> str:
     return f"R races {several} replies at once, each way, among what others ask."
 
 
-def lanes(ways: Sequence[Way], offer: str, glyphs: Glyphs, ink: Ink) -> Content:
+def lanes(ways: Sequence[Way], offer: str, glyphs: Glyphs, ink: Ink, width: int) -> Content:
     """Conversations at once; ``offer``: what R would do."""
     if not ways:
         return Content.assemble((offer, ink.muted))
@@ -144,7 +144,7 @@ def lanes(ways: Sequence[Way], offer: str, glyphs: Glyphs, ink: Ink) -> Content:
                 (f"{gain:>8}", ink.muted),
                 f"{rate(one.speed):>8}{rate(each):>8}  ",
                 (f"{same:<6}", ink.muted if one.same == one.of else ink.warn),
-                _said(one.verdict, glyphs, ink),
+                _said(one.verdict, glyphs, ink, brief=width < 88),
             )
         )
     legend = (
@@ -166,9 +166,7 @@ def together(ways: Sequence[Way], glyphs: Glyphs, ink: Ink) -> Content:
     return Content.assemble((glyphs.text(words), ink.accent))
 
 
-def _said(one: Payoff, glyphs: Glyphs, ink: Ink) -> Content:
-    kept = [part for part in details(one) if "kept" in part]
-    rest = "".join(f" {glyphs.dot} {part}" for part in kept)
-    return Content.assemble(
-        (glyphs.text(outcome.said(one)), ink.verdict(one.answer)), (rest, ink.muted)
-    )
+def _said(one: Payoff, glyphs: Glyphs, ink: Ink, *, brief: bool) -> Content:
+    said = (glyphs.text(ratio_words(one) if brief else outcome.said(one)), ink.verdict(one.answer))
+    kept = [part for part in details(one) if "kept" in part and not brief]
+    return Content.assemble(said, ("".join(f" {glyphs.dot} {part}" for part in kept), ink.muted))
