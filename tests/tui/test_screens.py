@@ -461,7 +461,7 @@ async def test_help_names_nine_keys_and_twenty_commands(start: Any) -> None:
             assert len([row for row in rows if row.strip()]) == most
         for action in ACTIONS:
             listed = action.slash and action.slash != "lanes"
-            assert (f" /{action.slash} " in text) == bool(listed)
+            assert (f"/{action.slash}  " in text) == bool(listed)
         await d.pilot.press("escape")
 
 
