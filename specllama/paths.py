@@ -55,11 +55,6 @@ def rounds_dir() -> Path:
     return data_dir() / "rounds"
 
 
-def checks_file() -> Path:
-    """What was checked of each pair (JSON Lines)."""
-    return data_dir() / "checks.jsonl"
-
-
 def sessions_file() -> Path:
     """The SQLite file of stored conversations."""
     return data_dir() / "sessions.db"

@@ -299,6 +299,21 @@ def lead(verdict: Payoff, measure: str) -> str:
     return f"Unsure: {found}"
 
 
+def brief(verdict: Payoff, measure: str) -> str:
+    """The same in a word and a ratio to plain decoding: "LOSES 0.25× (0.14–0.36)"."""
+    match verdict.answer:
+        case "unknown":
+            return f"NOT KNOWN YET: {measure}"
+        case "off":
+            return "OFF: a guess costs more than it saves"
+    word = {"faster": "PAYS", "slower": "LOSES"}.get(verdict.answer, "UNSURE")
+    low, high = _times(verdict.low), _times(verdict.high)
+    found = f"{word} {_times(verdict.ratio)}× ({low}–{high})"
+    if word == "UNSURE" and is_stale(verdict):
+        found += f", plain was measured {_ago(verdict.plain_age_s)} earlier"
+    return found
+
+
 def is_stale(verdict: Payoff) -> bool:
     """Whether the machine may have changed since the plain steps that drafting is compared with."""
     return verdict.plain_age_s is not None and verdict.plain_age_s > STALE_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -29,29 +30,21 @@ class PaletteApp(Protocol):
 
 class ActionCommands(Provider):
     async def discover(self) -> Hits:
-        for action in ACTIONS:
-            yield DiscoveryHit(
-                action.label,
-                partial(_ask, self.app, action.action),
-                help=_help(action.keys, action.help),
-            )
+        for label, action, help in _entries():
+            yield DiscoveryHit(label, partial(_ask, self.app, action), help=help)
 
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
-        for action in ACTIONS:
-            score = max(matcher.match(action.label), 0.8 * matcher.match(action.help))
+        for label, action, help in _entries():
+            score = max(matcher.match(label), 0.8 * matcher.match(help))
             if score > 0:
-                yield Hit(
-                    score,
-                    matcher.highlight(action.label),
-                    partial(_ask, self.app, action.action),
-                    help=_help(action.keys, action.help),
-                )
+                asked = partial(_ask, self.app, action)
+                yield Hit(score, matcher.highlight(label), asked, help=help)
 
 
 class MethodCommands(Provider):
     async def search(self, query: str) -> Hits:
-        from specllama.tui.screens.methods import choices
+        from specllama.tui.widgets.methods import choices
 
         matcher = self.matcher(query)
         app = cast(PaletteApp, self.app)
@@ -82,5 +75,9 @@ def _ask(app: App[Any], action: str) -> None:
     app.post_message(ActionAsked(action))
 
 
-def _help(keys: str, text: str) -> str:
-    return f"{text} ({keys})" if keys else text
+def _entries() -> Iterator[tuple[str, str, str]]:
+    """Label, action and help of everything there is, and of every word that may follow it."""
+    for one in ACTIONS:
+        yield one.label, one.action, f"{one.help} ({one.keys})" if one.keys else one.help
+        for word in one.words:
+            yield f"{one.label}: {word}", f"{one.action}('{word}')", one.help

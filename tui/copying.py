@@ -21,18 +21,17 @@ class Copying:
     def code(self, index: int) -> None:
         self._copy_code(self._screen.session.messages[index].content)
 
-    def action_copy_reply(self) -> None:
+    def action_copy(self, what: str = "") -> None:
+        """The last reply, its last code block, or the conversation."""
         reply = self._last_reply()
-        if reply is None:
+        if what == "chat":
+            self._copy(self._screen.session.export("md"))
+        elif what == "code":
+            self._copy_code(reply or "")
+        elif reply is None:
             self._screen.notify("There is no reply to copy yet", timeout=2)
         else:
             self._copy(reply)
-
-    def action_copy_code(self) -> None:
-        self._copy_code(self._last_reply() or "")
-
-    def action_copy_chat(self) -> None:
-        self._copy(self._screen.session.export("md"))
 
     def _copy_code(self, text: str) -> None:
         blocks = code_blocks(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from specllama.bench import outcome
@@ -27,7 +27,6 @@ from specllama.store.document import (
 from specllama.store.rounds import circumstances
 from specllama.store.run_document import provenance, reply_parts, settings
 from specllama.text import rate
-from specllama.tui.checklist import ChecklistLine
 from specllama.tui.coins import RecordedCoins
 from specllama.tui.race import Advice
 from specllama.tui.record import Record, fate_of
@@ -38,9 +37,6 @@ from specllama.tui.widgets.stats_strip import duration
 BEFORE = 600  # letters of the text before a round
 TABS = {"race": "Plain and drafted", "sweep": "Draft lengths", "methods": "Methods"}
 RUN_HEADS = ("run", "first token", "tok/s", "tokens", "kept", "refused", "same text", "verdict")
-KIND_HEADS = ("text", "plain tok/s", "drafted tok/s", "wait p50", "wait p95", "verdict")
-COMPANY_HEADS = ("at once", "plain tok/s", "over one", "drafted tok/s", "same text", "verdict")
-STATES = {"holds": "yes", "fails": "no", "again": "test again", "open": "not yet"}
 GUESS_HEADS = ("guess", "text", "behind", "sure", "q", "p", "verdict", "why", "likeliest there")
 
 
@@ -119,13 +115,9 @@ def of_conversation(
 
 
 def race(
-    board: RaceBoard,
-    prompt: Prompt | None,
-    lines: Sequence[ChecklistLine],
-    advice: Advice | None,
-    under: Circumstances,
+    board: RaceBoard, prompt: Prompt | None, advice: Advice | None, under: Circumstances
 ) -> Document:
-    """All tabs that were run, and the list of what was checked."""
+    """All tabs that were run."""
     parts: list[Part] = []
     if raced := outcome.ways(board, "race"):
         word, sentence = outcome.answer(raced[0])
@@ -136,10 +128,6 @@ def race(
         parts += [Heading("Question"), Quote(asked)]
     for tab, title in TABS.items():
         parts += _tab(board, tab, title)
-    parts += [*_kinds(board), *_companies(board)]
-    if lines:
-        rows = [(line.title, STATES[line.state], line.words) for line in lines]
-        parts += [Heading("Checked"), Table(("what", "holds", "how"), rows)]
     return Document("Does drafting pay?", [*parts, *under.parts()])
 
 
@@ -176,36 +164,6 @@ def _run(run: Run, speed: float | None, same: str, verdict: str) -> list[str]:
         same,
         verdict,
     ]
-
-
-def _kinds(board: RaceBoard) -> list[Part]:
-    rows = [
-        (
-            way.run.group,
-            rate(way.plain),
-            rate(way.speed),
-            duration(way.wait_ms(0.5)),
-            duration(way.wait_ms(0.95)),
-            outcome.said(way.verdict),
-        )
-        for way in outcome.ways(board, "slices")
-    ]
-    return [Heading("Kinds of text"), Table(KIND_HEADS, rows)] if rows else []
-
-
-def _companies(board: RaceBoard) -> list[Part]:
-    rows = [
-        (
-            str(way.run.lanes),
-            rate(way.plain),
-            "" if way.gain is None else f"{way.gain:.2f}×",
-            rate(way.speed),
-            f"{way.same} of {way.of}",
-            outcome.said(way.verdict),
-        )
-        for way in outcome.ways(board, "lanes")
-    ]
-    return [Heading("Conversations at once"), Table(COMPANY_HEADS, rows)] if rows else []
 
 
 # ---- a round

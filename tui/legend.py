@@ -16,6 +16,7 @@ def rounds(glyphs: Glyphs, ink: Ink, sources: Iterable[str]) -> list[Entry]:
         *((glyphs.source(name), ink.source(name), glyphs.label(name)) for name in names),
         (glyphs.accepted, ink.source(next(iter(names), "draft")), "kept"),
         (glyphs.rejected, ink.rejected, "refused"),
+        (glyphs.untested, ink.muted, "unread"),
         (glyphs.target, ink.target, "target"),
     ]
 
@@ -24,12 +25,12 @@ def signs(glyphs: Glyphs, ink: Ink) -> list[Entry]:
     """Every sign of the row of rounds and of replies as drafted, but for the letters."""
     return [
         (glyphs.accepted, ink.source("draft"), "a guess that was kept, in its source's colour"),
-        (glyphs.rejected, ink.rejected, "a guess that was refused, or unread behind one"),
+        (glyphs.rejected, ink.rejected, "a guess that was refused"),
+        (glyphs.untested, ink.muted, "a guess behind a refused one, which was not read"),
         (glyphs.target, ink.target, "the target's own token, which ends every round"),
         ("word", f"underline {ink.source('draft')}", "F2: guessed and kept"),
         ("word", ink.target, "F2: the target's own"),
         ("word", ink.ghosts[0], "F2: guessed and refused"),
-        (glyphs.spark([0.2, 0.6, 1.0]), ink.accent, "how much of each round's guesses was kept"),
     ]
 
 
@@ -49,5 +50,5 @@ def colours(glyphs: Glyphs, ink: Ink) -> list[Entry]:
         (f"1.3{times}", ink.verdict("faster"), "surely faster than plain; a round that won time"),
         (f"0.8{times}", ink.verdict("slower"), "surely slower than plain; a round that lost time"),
         (f"1.0{times}", ink.verdict("unsure"), "not sure yet, or drafting is off"),
-        ("ctx", ink.warn, "the context is nearly full"),
+        ("80%", ink.warn, "the context is nearly full"),
     ]

@@ -25,11 +25,18 @@ class ThemedApp(InkedApp):
         super().__init__()
         self.glyph_choice = self.prefs.glyphs
         self._told: set[str] = set()
+        self._given = ""  # a theme that the terminal asks for, not the user
         self._plain = PlainSigns()
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         theme = self.get_theme(self.theme) if self.theme else None
         return themes.variable_defaults(theme)
+
+    def get_css_variables(self) -> dict[str, str]:
+        variables = super().get_css_variables()
+        if not self.current_theme.ansi:
+            variables = self.theme_variables = themes.readable(variables)
+        return variables
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         filters = super().get_line_filters()
@@ -42,9 +49,11 @@ class ThemedApp(InkedApp):
     def choose_looks(self) -> None:
         for theme in themes.THEMES:
             self.register_theme(theme)
-        self.theme = (
-            self.prefs.theme if self.prefs.theme in self.available_themes else themes.DEFAULT_THEME
-        )
+        known = self.prefs.theme in self.available_themes
+        self.theme = self.prefs.theme if known else themes.DEFAULT_THEME
+        few = self.console.color_system == "standard" and not self.is_headless
+        if few and self.theme == themes.DEFAULT_THEME:  # ours would be rounded to white
+            self.theme = self._given = themes.FEW_COLOURS
         self.theme_changed_signal.subscribe(self, self._theme_changed)
         # Over SSH every animated frame is traffic.
         if self.prefs.animation == "none" or (
@@ -53,7 +62,7 @@ class ThemedApp(InkedApp):
             self.animation_level = "none"
 
     def _theme_changed(self, theme: Theme) -> None:
-        if self.prefs.theme != theme.name:
+        if theme.name not in (self.prefs.theme, self._given):
             self.prefs.theme = theme.name
             self.save_prefs()
         self.redraw()

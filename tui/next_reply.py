@@ -32,7 +32,7 @@ class NextReply:
         params = self._screen.session.params
         self._screen.set_params(params.replace(speculate=not params.speculate))
         state = "off" if params.speculate else "on"
-        self._screen.notify(f"Speculation is {state} from the next reply on", timeout=2)
+        self._screen.notify(f"Drafting is {state} from the next reply on", timeout=2)
 
     def action_think(self, how: str = "") -> None:
         params = self._screen.session.params

@@ -6,14 +6,13 @@ The keymap names them. A page is imported when it is opened, so that the first f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from textual.screen import Screen
+from textual.widgets import OptionList
 
-from specllama.bench.experiment import TOGETHER
 from specllama.interface import Message
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.text import sanitize_line
@@ -22,6 +21,7 @@ from specllama.tui.looks import ThemedApp
 from specllama.tui.record import Record
 from specllama.tui.screens.base import Page
 from specllama.tui.screens.chat import ChatScreen
+from specllama.tui.widgets.sidebar import Sidebar
 
 if TYPE_CHECKING:
     from specllama.tui.exports import Export
@@ -73,8 +73,19 @@ def show(app: PagedApp, screen: Screen[Any], then: Callable[[Any], None] | None 
 def _help(app: PagedApp) -> None:
     from specllama.tui.screens.help import HelpScreen
 
-    focus = getattr(app.focused, "HELP", "") if app.focused is not None else ""
-    show(app, HelpScreen(getattr(app.screen, "HELP", "") or "", focus or "", app.prefs.keys))
+    here, focus = app.screen, app.focused
+    if isinstance(here, HelpScreen):
+        return
+    keys = [
+        (app.get_key_display(one.binding), one.binding.description)
+        for one in here.active_bindings.values()
+        if one.node is not app and one.enabled and not one.binding.system
+        if one.binding.description and not one.binding.action.startswith(("app.focus", "screen."))
+    ]
+    texts = [getattr(one, "HELP", "") or "" for one in (here, focus) if one is not None]
+    server = bool(app.chat.loader.server)
+    of_page = None if here is app.chat else keys
+    show(app, HelpScreen(texts, of_page, app.prefs.keys, server=server))
 
 
 def inspect(app: PagedApp, record: Record | None = None) -> None:
@@ -99,17 +110,20 @@ def inspect(app: PagedApp, record: Record | None = None) -> None:
 def _tells_no_rounds(app: PagedApp) -> bool:
     """Whether another engine writes here; that is then said."""
     if (loader := app.chat.loader).foreign and loader.info is not None:
-        words = f"{loader.info.device} does not tell its rounds: F10 shows what it counts"
+        words = f"{loader.info.device} does not tell its rounds: F6 shows what it counts"
         app.notify(words, markup=False)
     return loader.foreign
 
 
-def race(app: PagedApp, index: int | None = None) -> None:
+def race(app: PagedApp, index: int | None = None, *, tab: str = "race") -> None:
     """The page that answers whether it pays, on the question at or before message ``index``."""
     from specllama.tui.screens.race import RaceScreen
 
     chat, session = app.chat, app.chat.session
-    if chat.busy:
+    if isinstance(app.screen, RaceScreen):
+        app.screen.action_tab(tab)
+        return
+    if chat.busy and tab == "race":
         app.notify("A reply is being written: Esc stops it")
         return
     if _tells_no_rounds(app):
@@ -119,52 +133,38 @@ def race(app: PagedApp, index: int | None = None) -> None:
         messages = messages[:-1]
     head = [Message("system", session.system)] if session.system else []
 
-    def widen() -> None:
-        """Load the pair again, for as many conversations at once as are raced together."""
-        app.options = replace(app.options, parallel=max(TOGETHER))
-        app.action_reload()
-
     screen = RaceScreen(
         chat.board,
         chat.loader.host,
         chat.loader.info if chat.loader.ready else None,
         session.params,
         [*head, *messages] if messages else None,
-        widen=None if chat.loader.server or app.options.parallel > 1 else widen,
         log=session.logs_rounds,
+        tab=tab,
+        busy=lambda: chat.busy,
     )
 
-    def applied(params: GenerateParams | None) -> None:
-        if params is not None:
-            chat.set_params(params)
+    def applied(chosen: GenerateParams | str | None) -> None:
+        """Settings that won, or the name of a method."""
+        if isinstance(chosen, str):
+            chat.next_reply.action_use_method(chosen)
+        elif chosen is not None:
+            chat.set_params(chosen)
         chat.refresh_strip()
 
     show(app, screen, applied)
 
 
 def _methods(app: PagedApp) -> None:
-    from specllama.tui.screens.methods import MethodsScreen, raced
-
-    if _tells_no_rounds(app):
-        return
-    chat = app.chat
-    params = chat.session.params
-    now = params.proposer if params.speculate else "none"
-
-    def chosen(name: str | None) -> None:
-        if name is not None:
-            chat.next_reply.action_use_method(name)
-
-    show(app, MethodsScreen(chat.loader.info, now, raced(chat.board)), chosen)
+    race(app, tab="methods")
 
 
 def _models(app: PagedApp) -> None:
     from specllama.tui.screens.models import ModelsScreen
 
     loader = app.chat.loader
-    if loader.server:
-        words = "was started with its pair: chat without --remote lets you choose one"
-        app.notify(f"The server {words}", markup=False)
+    if loader.server:  # it was started with its pair
+        _top(app)
         return
     show(app, ModelsScreen(loader.wanted, app.options, app.chat.downloads), app.switch_model)
 
@@ -172,16 +172,23 @@ def _models(app: PagedApp) -> None:
 def _top(app: PagedApp) -> None:
     from specllama.tui.screens.top import TopScreen
 
+    chat, info = app.chat, app.chat.loader.info
     if app.lanes is None:
         app.notify("Lanes are a server's: specllama chat --remote URL shows them")
-    else:
+    elif info is None or chat.loader.foreign:
         show(app, TopScreen(app.lanes))
+    else:
+        show(app, TopScreen(app.lanes, info, chat.loader.host, chat.session.params, chat.board))
 
 
 def _sessions(app: PagedApp) -> None:
     from specllama.tui.screens.sessions import SessionsScreen
 
     store, session = app.chat.store, app.chat.session
+    sidebar = app.chat.query_one(Sidebar)
+    if app.screen is app.chat and sidebar.display and not sidebar.has_focus_within:
+        sidebar.query_one(OptionList).focus()
+        return
 
     def chosen(found: str | None) -> None:
         if found is not None:
@@ -211,6 +218,7 @@ def _settings(app: PagedApp) -> None:
             if loader.possible:
                 app.action_reload()
         app.save_prefs()
+        chat.show_sidebar()
         app.glyph_choice = app.prefs.glyphs
         app.theme = app.prefs.theme
         app.redraw()

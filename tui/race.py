@@ -28,11 +28,9 @@ from specllama.bench.prompts import SLICES, load_prompts
 from specllama.cancel import Cancel
 from specllama.errors import EngineError, SpecllamaError
 from specllama.events import Payoff
-from specllama.interface import EngineInfo, EngineLike, Prompt
+from specllama.interface import EngineLike, MethodInfo, Prompt
 from specllama.interface import Message as Turn
 from specllama.settings.params import GenerateParams
-
-PER_SLICE = 3  # prompts
 
 
 @dataclass
@@ -120,43 +118,34 @@ class RaceSetup:
             self._samples += 1
             self.prompt = ours[self._samples % len(ours)].content
 
-    def runs(self, tab: str, board: RaceBoard, info: EngineInfo) -> list[Run]:
-        """The next lap of the race, or the next laps of a table."""
+    def runs(self, tab: str, board: RaceBoard, methods: Sequence[MethodInfo] = ()) -> list[Run]:
+        """The next lap of the race, or the next laps of a table: of lengths, of ``methods``."""
         params = drafted(self.params).replace(max_tokens=self.tokens, ignore_eos=self.to_the_end)
-        ours = {
-            kind: [one.content for one in load_prompts() if one.slice == kind] for kind in SLICES
-        }
         match tab:
             case "sweep":
                 fixed = params.replace(window="fixed", draft_min=0)
                 ways = [(f"k = {k}", fixed.replace(draft_max=k)) for k in LENGTHS]
             case "methods":
-                methods = [m for m in info.methods if m.available and m.name != "none"]
                 ways = [(m.label, params.replace(proposer=m.name)) for m in methods]
-            case "slices":
-                params = drafted(self.params).replace(max_tokens=self.params.max_tokens or TOKENS)
-                return [
-                    run
-                    for kind in SLICES
-                    for lap, prompt in enumerate(
-                        ours[kind][:PER_SLICE], board.free_lap("slices", kind)
-                    )
-                    for run in plain_and(prompt, params, [(DRAFTED, params)], kind, lap)
-                ]
-            case "lanes":
-                asked = [ours[kind][0] for kind in SLICES]
-                return [
-                    run
-                    for n in TOGETHER
-                    if n <= info.lanes
-                    for run in side_by_side(asked, params, [n], board.free_lap("lanes", str(n)))
-                ]
             case _:
                 ways = [(DRAFTED, params)]
         prompt = self.prompt or load_prompts()[0].content
         first = board.free_lap(tab)
         laps = range(first, first + (1 if tab == "race" else LAPS))
         return [run for lap in laps for run in plain_and(prompt, params, ways, "", lap)]
+
+
+def at_once(params: GenerateParams, board: RaceBoard, lanes: int) -> list[Run]:
+    """One prompt of each kind of text, answered by as many conversations at once as there is room
+    for, after those of ours that ran before."""
+    ours = load_prompts()
+    asked = [next(one.content for one in ours if one.slice == kind) for kind in SLICES]
+    return [
+        run
+        for n in TOGETHER
+        if n <= lanes
+        for run in side_by_side(asked, params, [n], board.free_lap("lanes", str(n)))
+    ]
 
 
 @dataclass(frozen=True, slots=True)

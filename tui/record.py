@@ -13,6 +13,7 @@ from specllama.replies.figures import ReplyFigures
 from specllama.stats import SpecStats
 from specllama.store.rounds import LoggedTurn
 from specllama.told import News, news
+from specllama.tui.themes import Glyphs
 
 LAG = 64  # rounds, one of which the figures of a live reply may be behind
 SPECIAL = re.compile(r"<\|?[\w/]+\|?>$")
@@ -179,20 +180,21 @@ def _has_target(done: RoundDone) -> bool:
     return len(done.emitted) > done.accepted
 
 
-def glyph_run(done: RoundDone, accepted: str, rejected: str, target: str) -> list[tuple[str, str]]:
-    """The round as (kind, glyphs): the accepted depth, the drafted rest, the target token.
+def glyph_run(done: RoundDone, glyphs: Glyphs) -> list[tuple[str, str]]:
+    """The round as (kind, glyphs): the accepted depth, what was rejected and untested behind it,
+    the target token.
 
     A tree is drawn by depth, as a chain: what counts is how far the draft came.
     """
-    depth = max(depth_of(done), default=0)
-    out: list[tuple[str, str]] = []
-    if done.accepted:
-        out.append(("accepted", accepted * done.accepted))
-    if depth > done.accepted:
-        out.append(("rejected", rejected * (depth - done.accepted)))
-    if _has_target(done):
-        out.append(("target", target))
-    return out
+    rest = max(depth_of(done), default=0) - done.accepted
+    rejected = int("rejected" in fate_of(done)) if rest > 0 else 0
+    out = [
+        ("accepted", glyphs.accepted * done.accepted),
+        ("rejected", glyphs.rejected * rejected),
+        ("untested", glyphs.untested * (rest - rejected)),
+        ("target", glyphs.target if _has_target(done) else ""),
+    ]
+    return [(kind, run) for kind, run in out if run]
 
 
 def _finished_from(stats: dict[str, Any]) -> Finished | None:

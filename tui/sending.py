@@ -112,11 +112,8 @@ class Sending:
 
     # ------------------------------------------------------------------ replies
 
-    def action_retry(self) -> None:
-        self.retry()
-
-    def action_reseed(self) -> None:
-        self.retry(new_seed=True)
+    def action_retry(self, seed: str = "") -> None:
+        self.retry(new_seed=seed == "new")
 
     def retry(self, index: int | None = None, *, new_seed: bool = False) -> None:
         """Answer the question at or before ``index`` again, the last one unless given."""

@@ -55,7 +55,6 @@ class Preferences:
     view: str = "text"
     glyphs: str = "auto"
     animation: str = "auto"
-    show_rounds: bool = True
     show_panel: bool = True
     show_sidebar: bool = True
     first_look: bool = True  # the demonstration is still to be shown

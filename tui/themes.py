@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from textual.color import Color
 from textual.theme import Theme
 
 from specllama.interface import MethodInfo
@@ -68,6 +69,11 @@ LIGHT = Theme(
 )
 THEMES = (DARK, LIGHT)
 DEFAULT_THEME = DARK.name
+FEW_COLOURS = "ansi-dark"  # the terminal's own, where it has 16
+READABLE = 4.5  # contrast of what carries information (WCAG AA)
+_READ = ("foreground", "primary", "secondary", "accent", "warning", "error", "success")
+READ = (*_READ, "footer-key-foreground", *_COLOURS)  # colours of text
+BEHIND = ("background", "surface", "panel")  # what text stands on
 
 
 def variable_defaults(theme: Theme | None) -> dict[str, str]:
@@ -76,6 +82,33 @@ def variable_defaults(theme: Theme | None) -> dict[str, str]:
     if theme.ansi:
         return ANSI_VARIABLES
     return VARIABLES if theme.dark else LIGHT_VARIABLES
+
+
+def contrast(one: Color, other: Color) -> float:
+    """From 1, alike, to 21, black and white (WCAG 2)."""
+
+    def light(colour: Color) -> float:
+        parts = [
+            p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in colour.normalized
+        ]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2] + 0.05
+
+    low, high = sorted((light(one), light(other)))
+    return high / low
+
+
+def readable(variables: dict[str, str]) -> dict[str, str]:
+    """The same with every colour of text as far from what it stands on as it must be, whatever the
+    theme: lighter on dark, darker on light."""
+    behind = [Color.parse(variables[name]) for name in BEHIND]
+    end = behind[0].get_contrast_text(1.0)
+    found = dict(variables)
+    for name in READ:
+        colour = Color.parse(variables[name])
+        steps = (colour.blend(end, i / 20) for i in range(21))
+        enough = (one for one in steps if min(contrast(one, b) for b in behind) >= READABLE)
+        found[name] = next(enough, end).hex
+    return found
 
 
 _SUPERSCRIPT = dict(zip("abcdefghijklmnoprstuvwxyz", "ᵃᵇᶜᵈᵉᶠᵍʰⁱʲᵏˡᵐⁿᵒᵖʳˢᵗᵘᵛʷˣʸᶻ", strict=True))
@@ -110,11 +143,12 @@ class Ink:
 
 def ink_for(theme: Theme) -> Ink:
     muted = "dim" if theme.ansi else "$muted"
+    fainter = "strike dim $ghost" if theme.ansi else "strike $ghost"
     return Ink(
         muted=muted,
         strong="bold",
         target="bold $foreground" if not theme.ansi else "bold",
-        ghosts=("strike $ghost", "strike dim $ghost", "strike dim"),
+        ghosts=("strike $ghost", fainter, f"strike {muted}"),
         rejected="$ghost",
         good="$success",
         bad="bold $error",

@@ -1,4 +1,4 @@
-"""What came of races: every way against plain decoding, in numbers and in words, and findings.
+"""What came of races: every way against plain decoding, in numbers and in words.
 
 Speeds, ratios and intervals come from ``paired`` alone, so that no column contradicts a verdict.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from specllama.bench.experiment import PLAIN, RaceBoard, Run
 from specllama.bench.paired import (
@@ -16,15 +15,13 @@ from specllama.bench.paired import (
     Compared,
     Pairs,
     compare,
-    holds,
     ratio_words,
 )
 from specllama.bench.speed_model import SpeedModel
 from specllama.events import Answer, Payoff
 from specllama.interface import Prompt
-from specllama.store.checks import Finding
 from specllama.text import number_of
-from specllama.verdict import ROUNDS_UNTIL_OFF, Interval, counted, lead
+from specllama.verdict import ROUNDS_UNTIL_OFF, counted, lead
 
 TOO_SHORT = "the reply was too short"
 LEAST, MOST = 3, 10  # pairs of a race: before it may end, and at most
@@ -76,16 +73,6 @@ class Way:
         """Of plain conversations at once, over one alone."""
         return self.plain / self.alone if self.plain and self.alone else None
 
-    def wait_ms(self, share: float) -> float | None:
-        """How long one waits for more text, in milliseconds, in this share of the cases at most."""
-        waits = sorted(
-            1000 * (b.t_s - a.t_s)
-            for _, runs in self.laps
-            for run in runs
-            for a, b in pairwise(run.rounds)
-        )
-        return waits[min(int(share * len(waits)), len(waits) - 1)] if waits else None
-
     @property
     def proof(self) -> str:
         """ "55 of 55 tokens identical", and where they are not, why."""
@@ -99,13 +86,11 @@ class Way:
 
 
 def ways(board: RaceBoard, tab: str) -> list[Way]:
-    """What was run on a tab against its plain runs: the fastest first; of kinds of text and of
-    conversations at once, in the order in which they were run."""
+    """What was run on a tab against its plain runs: the fastest first; of conversations at
+    once, in the order in which they were run."""
     runs = board.runs.get(tab, [])
-    apart = tab in ("slices", "lanes")  # each group of runs has plain runs of its own
-    alone = {
-        run.prompt: run for run in runs if tab == "lanes" and run.name == PLAIN and run.lanes == 1
-    }
+    apart = tab == "lanes"  # each group of runs has plain runs of its own
+    alone = {run.prompt: run for run in runs if apart and run.name == PLAIN and run.lanes == 1}
     rows: list[Row] = []
     for group, name in dict.fromkeys((run.group, run.name) for run in runs if run.name != PLAIN):
         laps = [lap for lap in board.laps(tab, group).values() if PLAIN in lap and name in lap]
@@ -219,10 +204,16 @@ def decided(way: Way) -> bool:
 
 
 def why(board: RaceBoard, way: Way) -> str:
-    """What a guess costs and how many are kept, as far as that explains the answer."""
-    pair = model(board)
-    if pair is None or way.verdict.ratio is None or pair.pays != (way.verdict.ratio > 1.0):
+    """In a sentence: what a guess costs and how many are kept, where that explains the answer; else
+    what a pass yields and how long it takes."""
+    pair, one = model(board), way.verdict
+    if one.ratio is None or not one.passes:
         return ""
+    if pair is None or pair.pays != (one.ratio > 1.0):
+        tokens = one.tokens / one.passes
+        return (
+            f"a pass writes {tokens:.1f} tokens in the time of {tokens / one.ratio:.1f} plain steps"
+        )
     cost = pair.c + pair.beta
     return (
         f"a guess costs {cost:.2f} of a plain step: it pays where more than {min(cost, 1.0):.0%} "
@@ -230,48 +221,10 @@ def why(board: RaceBoard, way: Way) -> str:
     )
 
 
-# ---- for the list of what was checked
-
-
-def findings(tab: str, board: RaceBoard) -> dict[str, Finding]:
-    """What a tab that was run to its end says for the list of what was checked."""
-    if tab == "lanes":
-        return {}
-    if tab == "slices":
-        told = ways(board, tab)
-        words = ", ".join(f"{way.run.group} {_short(way.verdict)}" for way in told)
-        return {"kinds": finding([way.verdict for way in told], words or TOO_SHORT)}
-    found: dict[str, Finding] = {}
-    tried = ways(board, tab)
-    proved = [way for way in tried if way.run.params.verify == "match"]
-    if proved:
-        same, of = sum(way.same for way in proved), sum(way.of for way in proved)
-        words = proved[0].proof if len(proved) == 1 else f"{same} of {of} tokens identical"
-        found["text"] = Finding(same == of, words)
-    if tried:
-        best = tried[0]
-        what = {"race": "speed", "sweep": "length", "methods": "methods"}[tab]
-        named = "" if tab == "race" else f"best is {best.run.name}, "
-        found[what] = finding([best.verdict], named + said(best.verdict))
-    return found
-
-
-def finding(told: Sequence[Interval], words: str) -> Finding:
-    """What several ways say together: one that is slower decides, then one that is not known."""
-    states = [holds(one) for one in told] or [None]
-    known = False in states or None not in states
-    return Finding(known and False not in states, words, known=known)
-
-
 def way_words(way: Way) -> str:
-    """ "F4, 2 pairs: 198 tok/s, 0.74× (0.62–0.86) of plain" """
+    """ "raced, 2 pairs: 198 tok/s, 0.74× (0.62–0.86) of plain" """
     speed = "" if way.speed is None else f"{way.speed:.0f} tok/s, "
     ratio = ratio_words(way.verdict)
     found = f"{speed}{ratio} of plain" if ratio else TOO_SHORT
     off = ", drafting stays off" if way.verdict.answer == "off" else ""
-    return f"F4, {number_of(way.pairs, 'pair')}: {found}{off}"
-
-
-def _short(verdict: Payoff) -> str:
-    words = ratio_words(verdict) or TOO_SHORT
-    return f"off ({words})" if verdict.answer == "off" else words
+    return f"raced, {number_of(way.pairs, 'pair')}: {found}{off}"

@@ -18,7 +18,6 @@ from specllama.verdict import Interval
 LEVEL = 0.05  # 1 in 20 intervals misses the truth
 # After every pair of a race the interval is looked at: eight looks at this level miss as seldom.
 LOOKED_AT = 0.01
-LITTLE = 0.05  # a loss that is not felt
 
 Pairs = Sequence[tuple[float, float]]
 """Speeds, plainly and the other way."""
@@ -121,13 +120,3 @@ def ratio_words(one: Interval) -> str:
         return ""
     interval = between(one)
     return f"{one.ratio:.2f}×" + (f" ({interval})" if interval else "")
-
-
-def holds(one: Interval) -> bool | None:
-    """Whether a way is surely not slower, but for a loss too small to notice; None where the runs
-    cannot tell."""
-    if one.low is None or one.high is None:
-        return None
-    if one.high < 1.0:
-        return False
-    return True if one.low > 1.0 - LITTLE else None

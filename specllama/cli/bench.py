@@ -211,9 +211,7 @@ def run(
     With --server the arms run there: each method has one arm, and the server goes on learning.
     """
     from specllama.bench.arms import tasks_of
-    from specllama.bench.checked import of_comparison
     from specllama.bench.provenance import provenance
-    from specllama.store import checks
 
     if count < 1 or repetitions < 1 or max_tokens < 2:
         raise click.UsageError("give at least 1 prompt, 1 repetition and 2 tokens")
@@ -230,7 +228,7 @@ def run(
         engine = stack.enter_context(loading.opened(settings, ours, quiet=as_json))
         start, facts = _start(engine, base.window, useless_draft=useless_draft)
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specllama-bench-")))
-        arms, tried = _arms(engine, base, proposers, lengths, start, logs)
+        arms = _arms(engine, base, proposers, lengths, start, logs)
         tasks = tasks_of(chosen, temperatures, max_tokens, seed, ignore_eos=ignore_eos)
         arms += _peers(programs, engine, base, lengths)
         arms += (remote := _remote(urls, engine, base, ignore_eos=ignore_eos))
@@ -242,8 +240,6 @@ def run(
         result.load = _load(remote, tasks, clients, repetitions)
         facts |= {"prompts": [p.id for p in chosen], "against": [arm.to_dict() for arm in remote]}
         result.provenance = provenance(engine.info) | facts
-        if server is None and not useless_draft:
-            checks.add(engine.info, "bench", of_comparison(result, tried))
     _show(result, out, as_json, spent)
 
 
@@ -280,29 +276,21 @@ def _arms(
     lengths: Sequence[int],
     start: Start,
     logs: Path,
-) -> tuple[list[Arm], dict[str, list[Arm]]]:
-    """Plain decoding and our own ways to draft; and which of them answer "speed", "length" and
-    "methods"."""
+) -> list[Arm]:
+    """Plain decoding and our own ways to draft."""
     from specllama.bench.arms import EngineArm
 
     arms: list[Arm] = [EngineArm("plain", engine, base.replace(speculate=False), logs=logs)]
-    tried: dict[str, list[Arm]] = {"speed": [], "length": [], "methods": []}
-    several = len(proposers) > 1
     for proposer in proposers:
         own = base.replace(proposer=proposer)
-        named = f"{proposer} " if several else ""
+        named = f"{proposer} " if len(proposers) > 1 else ""
         for state, begin in start.items():
             name = (named + state).strip() or "specllama"
             arms.append(EngineArm(name, engine, own, begin=begin, logs=logs))
-            if several:
-                tried["methods"].append(arms[-1])
-            if proposer == proposers[0]:
-                tried["speed"].append(arms[-1])
         for k in lengths:
             fixed = own.replace(window="fixed", draft_max=k)
             arms.append(EngineArm(f"{named}fixed {k}", engine, fixed, logs=logs))
-            tried["length"].append(arms[-1])
-    return arms, tried
+    return arms
 
 
 def _expecting(

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from specllama.cli.prove_views import ProofWatch
     from specllama.engine.engine import Engine
     from specllama.settings.config import Settings
-    from specllama.store.checks import Finding
 
 ALL = names()
 
@@ -180,7 +179,8 @@ def command(
             proof.finished = True
         finally:
             proof.tell(skip, skip + count)
-    if not proof.finding.ok:
+    told = proof.summary()
+    if told["unexplained"] or told["rows_differ"]:
         raise SystemExit(1)
 
 
@@ -215,7 +215,6 @@ class Proof:
     def tell(self, skip: int, end: int) -> None:
         """The outcome, or how to go on: from prompt ``skip`` to ``end`` was asked for."""
         from specllama.cli.prove_views import rows_alike, table, verdict
-        from specllama.store import checks
 
         self.watch.clear()
         summary = self.summary()
@@ -229,19 +228,6 @@ class Proof:
             if self.finished:
                 rows_alike(self.probes)
                 verdict(summary)
-        if self.finished and self.cases:
-            checks.add(self.engine.info, "prove", {"text": self.finding})
-
-    @property
-    def finding(self) -> Finding:
-        from specllama.store.checks import Finding
-
-        told = self.summary()
-        ties = f", {told['near_ties']} near-ties" if told["near_ties"] else ""
-        return Finding(
-            ok=not told["unexplained"] and not told["rows_differ"],
-            words=f"{told['identical']} of {told['cases']} replies identical{ties}",
-        )
 
     def summary(self) -> dict[str, object]:
         cases, info = self.cases, self.engine.info

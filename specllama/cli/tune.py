@@ -80,13 +80,11 @@ def command(
 
     It learns on one half of the shipped prompts; `specllama bench run` measures on the other.
     """
-    from specllama.bench.checked import of_tuning
     from specllama.bench.prompts import half, load_prompts
     from specllama.bench.provenance import provenance
     from specllama.bench.tune import tune
     from specllama.errors import UsageError
     from specllama.paths import profiles_dir, why_not_writable
-    from specllama.store import checks
 
     if pair is not None and flags["model"] is not None:
         raise UsageError("name the model once: as an argument or with -m")
@@ -129,7 +127,6 @@ def command(
         profile.refresh()  # another process may have saved meanwhile; what was timed here stays
         result.costs.store(profile.costs)  # timed alone, sharper than what replies left there
         profile.advice = {**result.advice, "when": facts["when"]}
-        checks.add(info, "tune", of_tuning(result))
         where = profile.path if profile.save() else None
         if where is None:
             diagnostics.warn(f"the profile could not be written to {profiles_dir()}")

@@ -23,7 +23,6 @@ registry.FILES["repeat"] = "repeat_line"  # the one line
 
 from engines import FakeContext, fake_info  # noqa: E402
 from table_model import FakeTable, FakeVocab  # noqa: E402
-from textual.widgets import OptionList  # noqa: E402
 
 from specllama.cli import invoke  # noqa: E402
 from specllama.engine.drafters import Drafters  # noqa: E402
@@ -39,9 +38,9 @@ from specllama.interface import EngineInfo  # noqa: E402
 from specllama.settings.params import GenerateParams, SamplingParams  # noqa: E402
 from specllama.speculative.drafting.mixed import MixedDrafter  # noqa: E402
 from specllama.store.rounds import RoundLog  # noqa: E402
-from specllama.tui.screens.methods import MethodsScreen  # noqa: E402
 from specllama.tui.themes import glyphs_for  # noqa: E402
 from specllama.tui.widgets.base import InkedApp  # noqa: E402
+from specllama.tui.widgets.methods import MethodList  # noqa: E402
 
 PROMPT = "eta"
 ALPHABET = "etaoin \ns"
@@ -126,17 +125,16 @@ def joined() -> list[str]:
 
 
 class Screens(InkedApp):
-    """The page of methods alone."""
+    """The list of methods alone."""
 
 
 async def page(info: EngineInfo) -> list[str]:
     app = Screens()
     async with app.run_test(size=(100, 40)) as pilot:
-        screen = MethodsScreen(info, "repeat")
-        await app.push_screen(screen)
+        rows = MethodList(info, "repeat")
+        await app.mount(rows)
         await pilot.pause()
-        options = screen.query_one(OptionList)
-        return [str(options.get_option(way.name).prompt) for way in screen.methods]
+        return [str(rows.get_option(way.name).prompt) for way in rows.methods]
 
 
 def main(folder: Path) -> None:

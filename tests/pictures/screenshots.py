@@ -142,15 +142,10 @@ async def _sweep(app: SpecllamaApp, pilot: Pilot[int]) -> None:
     from specllama.tui.screens.race import RaceScreen
 
     await _race(app, pilot)
-    await pilot.press("2", "enter")
+    await pilot.press("3", "enter")
     screen = app.screen
     assert isinstance(screen, RaceScreen)
     await until(pilot, screen.raced)
-
-
-async def _checks(app: SpecllamaApp, pilot: Pilot[int]) -> None:
-    await _race(app, pilot)
-    await pilot.press("6")
 
 
 async def _empty(app: SpecllamaApp, pilot: Pilot[int]) -> None:
@@ -211,7 +206,6 @@ SCENES = README | {
     "models": Scene(_models),
     "sessions": Scene(_key("f7")),
     "settings": Scene(_key("f8")),
-    "checks": Scene(_checks),
     "save": Scene(_key("ctrl+s")),
 }
 

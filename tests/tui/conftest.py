@@ -15,7 +15,7 @@ from textual import _wait
 from specllama import paths
 from specllama.engine.inline import InlineHost
 from specllama.models import fit, memory
-from specllama.tui import checklist, clipboard
+from specllama.tui import clipboard
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import FlushPace
 from specllama.tui.screens import sessions
@@ -83,7 +83,6 @@ def one_machine(monkeypatch: pytest.MonkeyPatch, nobody_else: Path) -> None:
     monkeypatch.setattr(memory, "total_memory", lambda: int(16e9))
     monkeypatch.setattr(memory, "repacked_types", lambda: frozenset({"Q4_0"}))
     monkeypatch.setattr(fit, "machine_memory", lambda: 16e9)
-    monkeypatch.setattr(checklist, "day", lambda when_s, now_s: "12 Nov")
     for place in (sessions, sidebar):
         monkeypatch.setattr(place, "age", lambda seconds: "just now")
     monkeypatch.setattr(first_look, "STAGE_S", 3600.0)

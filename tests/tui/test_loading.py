@@ -75,8 +75,7 @@ async def test_a_failed_load_says_what_and_what_next(start: Any) -> None:
         for words in ("the file is cut short", "pull it again", "F6 chooses", "not loaded"):
             await d.until(lambda words=words: words in d.shown)
         recipe.error = None
-        await d.type("/reload")
-        await d.pilot.press("enter")
+        await d.app.action_ask("reload")
         await d.ready()
         assert "not loaded" not in d.shown
 

@@ -8,9 +8,12 @@ import pytest
 from rich.segment import Segment
 from textual.color import Color
 from textual.style import Style
+from textual.theme import BUILTIN_THEMES
 
+from specllama.tui import themes
 from specllama.tui.plain_signs import SIGNS, PlainSigns
 from specllama.tui.state import Preferences
+from specllama.tui.themes import DARK, LIGHT
 
 BLACK = Color(0, 0, 0)
 
@@ -27,6 +30,36 @@ def test_frames_and_scrollbars_become_ascii_of_the_same_width() -> None:
 def test_every_sign_is_replaced_by_one_of_ascii(sign: int) -> None:
     assert len(SIGNS[sign]) == 1
     assert SIGNS[sign].isascii()
+
+
+@pytest.mark.parametrize("name", sorted({**BUILTIN_THEMES, DARK.name: DARK, LIGHT.name: LIGHT}))
+async def test_what_carries_information_can_be_read(start: Any, name: str) -> None:
+    """In every theme that has colours of its own, on everything that text stands on."""
+    async with start() as d:
+        d.app.theme = name
+        if d.app.current_theme.ansi:
+            assert d.app.ink.source("draft") != d.app.ink.source("suffix")
+            colours = [themes.ANSI_VARIABLES[f"source-{one}"] for one in ("draft", "suffix")]
+            assert colours[0] != colours[1]
+            return
+        variables = d.app.get_css_variables()
+        for text in themes.READ:
+            for behind in themes.BEHIND:
+                pair = Color.parse(variables[text]), Color.parse(variables[behind])
+                assert themes.contrast(*pair) >= 4.49, (text, behind, pair)
+
+
+def test_contrast_is_that_of_the_standard() -> None:
+    assert themes.contrast(Color(0, 0, 0), Color(255, 255, 255)) == pytest.approx(21.0)
+    assert themes.contrast(Color.parse("#777777"), Color(255, 255, 255)) == pytest.approx(
+        4.48, abs=0.01
+    )
+
+
+def test_sixteen_colours_tell_the_sources_apart() -> None:
+    """The terminal's own are used where it has no more: ours would be rounded to one another."""
+    used = [one for name, one in themes.ANSI_VARIABLES.items() if name.startswith("source-")]
+    assert len(set(used)) == len(used)
 
 
 async def test_damaged_settings_are_said_and_kept_aside(start: Any) -> None:

@@ -34,7 +34,7 @@ async def test_a_chat_over_vllm(start: Any, size: tuple[int, int]) -> None:
             await d.until(lambda: "31 of 36" in d.shown)
             assert " weights" not in d.shown  # nobody here knows its memory
             assert "0 rounds" not in d.shown
-            await d.pilot.press("f10")
+            await d.pilot.press("f6")
             await d.until(lambda: "0 running, 0 waiting" in d.shown)
             assert "kept 71% (114 of 160)" in d.shown
             assert "A lane writes one reply" not in d.shown
@@ -70,7 +70,7 @@ async def test_a_reply_of_another_engine_is_stored_with_its_name(start: Any) -> 
 async def test_every_size(
     name: str, start: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chat, its figures (F12) and the counters (F10): of one that tells all, and of one that
+    """A chat, its figures (F12) and the counters (F6): of one that tells all, and of one that
     tells nothing. After looking: ``pytest tests/tui --snapshot-update``."""
     ticks = itertools.count()
     monkeypatch.setattr(foreign, "perf_counter", lambda: next(ticks) * 0.05)
@@ -82,7 +82,7 @@ async def test_every_size(
         async with start(**over(server.url, size=SIZES[0])) as d:
             await d.say("What is a draft model?")
             for place, key, back in (("chat", "", ""), ("figures", "f12", "f12"),
-                                     ("counters", "f10", "escape")):  # fmt: skip
+                                     ("counters", "f6", "escape")):  # fmt: skip
                 for width, height in SIZES:
                     await d.pilot.resize_terminal(width, height)
                     if key:

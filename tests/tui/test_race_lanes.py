@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,14 +21,15 @@ from specllama.bench.experiment import (
     side_by_side,
 )
 from specllama.cancel import Cancel
-from specllama.engine.host import EngineHost, LoadEngine
-from specllama.errors import DoesNotFit, EngineError
+from specllama.errors import EngineError
 from specllama.events import Event, Finished, RoundDone
 from specllama.interface import EngineInfo, Prompt
-from specllama.settings.params import EngineOptions, GenerateParams
+from specllama.remote.board import Board
+from specllama.settings.params import GenerateParams
 from specllama.tui.demo import DemoEngine, demo_info
+from specllama.tui.lane_watch import LaneWatch
 from specllama.tui.race import RaceEnded, Racing
-from specllama.tui.screens.race import RaceScreen
+from specllama.tui.screens.top import TopScreen
 
 LONG = " ".join(f"word{i}" for i in range(80))
 PARAMS = GenerateParams(seed=5, draft_max=4)
@@ -179,96 +180,39 @@ def test_a_round_without_a_draft_waits_for_the_drafts_of_the_others() -> None:
     assert two.verdict.ratio < 3 * 10.0 / 15.0
 
 
-Widths = Callable[[Callable[[Event], None]], DemoEngine]
+async def opened(d: Driver, lanes: int) -> TopScreen:
+    def told() -> Iterator[dict[str, Any]]:
+        yield {"type": "hello", "model": "qwen", "lanes": lanes}
 
-
-def widening(*then: int | Exception) -> tuple[Widths, list[int]]:
-    """A recipe whose engines take so many conversations, one load after the other."""
-    loads: list[int] = []
-
-    def recipe(progress: Callable[[Event], None], /) -> DemoEngine:
-        what = then[min(len(loads), len(then) - 1)]
-        loads.append(len(loads))
-        if isinstance(what, Exception):
-            raise what
-        return DemoEngine(info=replace(demo_info(), lanes=what))
-
-    return recipe, loads
-
-
-async def opened(d: Driver) -> RaceScreen:
-    await d.pilot.press("f4")
-    await d.until(lambda: isinstance(d.app.screen, RaceScreen) and d.app.screen.raced())
-    screen = d.app.screen
-    assert isinstance(screen, RaceScreen)
-    await d.pilot.press("5")
+    info = replace(demo_info(), lanes=lanes)
+    watch = LaneWatch("box:8484", lambda: (Board(), told()))
+    board = RaceBoard()
+    screen = TopScreen(watch, info, DemoEngine(speed=0, info=info), PARAMS, board)
+    d.app.push_screen(screen)
+    await d.until(lambda: d.app.screen is screen)
     return screen
 
 
 @pytest.mark.parametrize("size", [(60, 16), (80, 24), (120, 36)])
-async def test_the_pair_is_loaded_again_with_room_for_them(
-    start: Any, size: tuple[int, int]
-) -> None:
-    recipe, loads = widening(1, 4)
-    async with start(factory_for=lambda target, draft: recipe, size=size) as d:
-        screen = await opened(d)
-        await d.until(lambda: "Enter loads the pair again" in d.shown and "0.4 s" in d.shown)
-        await d.pilot.press("enter")
-        await d.until(lambda: screen.board.runs.get("lanes") and screen.raced())
+async def test_the_page_of_lanes_races_several_at_once(start: Any, size: tuple[int, int]) -> None:
+    async with start(size=size) as d:
+        screen = await opened(d, 4)
+        await d.until(lambda: "R races 1, 2 and 4 replies at once" in d.shown)
+        await d.pilot.press("r")
         await d.until(lambda: len(outcome.ways(screen.board, "lanes")) == 3)
-        assert loads == [0, 1]
-        assert "4 at once write" in d.shown
-        assert screen.board.ways("race")  # it is the same pair
-        assert [line.split()[0] for line in d.shown.splitlines() if "×" in line][:3] == [
-            "1",
-            "2",
-            "4",
-        ]
-        await d.pilot.press("escape")
-        await d.until(lambda: not isinstance(d.app.screen, RaceScreen))
-        await d.pilot.press("f4", "5", "enter")
-        await d.until(lambda: not d.app.screen._widening)  # type: ignore[attr-defined]
-        assert loads == [0, 1]
+        await d.until(lambda: not screen.racing.busy)  # type: ignore[union-attr]
+        await d.until(lambda: "4 at once write" in d.shown)
+        rows = [line.split()[0] for line in d.shown.splitlines() if "✓" in line]
+        assert rows == ["1", "2", "4"]
+        assert all(way.same == way.of for way in outcome.ways(screen.board, "lanes"))
+        screen.watch_lanes.close()
 
 
-async def test_a_model_that_takes_one_says_so(start: Any) -> None:
-    recipe, _ = widening(1, 1)
-    async with start(factory_for=lambda target, draft: recipe) as d:
-        screen = await opened(d)
-        await d.pilot.press("enter")
+async def test_a_server_that_takes_one_says_so(start: Any) -> None:
+    async with start() as d:
+        screen = await opened(d, 1)
         await d.until(lambda: "one reply at a time" in d.shown)
-        assert not screen.board.runs.get("lanes")
-
-
-async def test_where_it_does_not_fit_everything_stays(start: Any) -> None:
-    recipe, _ = widening(1, DoesNotFit("too much"), 1)
-    async with start(factory_for=lambda target, draft: recipe) as d:
-        await opened(d)
-        await d.pilot.press("enter")
-        await d.until(lambda: any("too much" in n.message for n in d.app._notifications))
-        await d.until(lambda: d.app.loader.ready)
-        assert d.app.options.parallel == 1
-        assert d.app.screen.info is not None  # type: ignore[attr-defined]
-
-
-@pytest.mark.e2e
-async def test_the_bundled_pair_at_once(start: Any) -> None:
-    """A real pair in a child: every text is that of one alone."""
-    async with start(
-        target="tiny",
-        host_class=EngineHost,
-        factory_for=None,
-        options=EngineOptions(n_ctx=1024, threads=1),
-        limit_s=240,
-    ) as d:
-        assert isinstance(d.app.loader.host, EngineHost)
-        screen = await opened(d)
-        await d.pilot.press("enter")
-        await d.until(lambda: len(outcome.ways(screen.board, "lanes")) == 3 and screen.raced())
-        recipe = d.app.loader.host.factory
-        assert isinstance(recipe, LoadEngine)
-        assert recipe.options.parallel == 4
-        for one in outcome.ways(screen.board, "lanes"):
-            assert (one.same, one.of) == (one.of, one.of)
-            assert one.plain is not None
-            assert one.of >= 4 * TOGETHER_TOKENS
+        await d.pilot.press("r")
+        await d.pilot.pause()
+        assert not screen.board.runs
+        screen.watch_lanes.close()

@@ -14,14 +14,15 @@ from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.store.rounds import list_runs
 from specllama.store.tree import StoredMessage
 from specllama.tui.demo import DemoEngine
+from specllama.tui.keymap import ACTIONS
 from specllama.tui.screens import inspector
 from specllama.tui.screens.help import HelpScreen
 from specllama.tui.screens.inspector import InspectorScreen, RunPicker, read_log
-from specllama.tui.screens.methods import MethodsScreen
 from specllama.tui.screens.race import RaceScreen
 from specllama.tui.screens.sessions import SessionsScreen, age
 from specllama.tui.screens.settings import FIELDS, SettingsScreen
 from specllama.tui.state import Preferences
+from specllama.tui.widgets.methods import MethodList
 
 
 async def opened(d: Driver, key: str, screen: type) -> Any:
@@ -152,7 +153,7 @@ async def test_the_likeliest_are_recorded_on_request(start: Any) -> None:
         await d.pilot.press("escape")
         await d.say("again")
         assert d.engine.requests[-1].params.chances == 3
-        await d.say("/likeliest")
+        await d.pilot.press("f3", "t")
         await d.until(lambda: d.app.session.params.chances is None)
 
 
@@ -190,9 +191,9 @@ async def test_methods_are_switched_live_and_missing_ones_say_why(start: Any) ->
     engine = ScriptedEngine(["Ok."], info=engine_info(methods=methods))
     async with start(recipe=Recipe(engine)) as d:
 
-        async def choose(name: str) -> MethodsScreen:
-            screen = await opened(d, "f5", MethodsScreen)
-            options = screen.query_one(OptionList)
+        async def choose(name: str) -> RaceScreen:
+            screen = await opened(d, "f5", RaceScreen)
+            options = screen.query_one(MethodList)
             options.highlighted = options.get_option_index(name)
             await d.pilot.press("enter")
             await d.pilot.pause()
@@ -451,21 +452,52 @@ async def test_the_look_is_remembered(start: Any) -> None:
 # ---------------------------------------------------------------------- help, palette
 
 
-async def test_help_names_every_action(start: Any) -> None:
-    from specllama.tui.keymap import ACTIONS
-
+async def test_help_names_nine_keys_and_twenty_commands(start: Any) -> None:
     async with start("Ok.", size=(120, 60)) as d:
         screen = await opened(d, "f1", HelpScreen)
         text = str(screen.query_one("#help-text").render())
+        for title, most in (("Keys", 9), ("Commands", 20)):
+            rows = text.partition(f"\n{title}\n")[2].partition("\n\n")[0].split("\n")
+            assert len([row for row in rows if row.strip()]) == most
         for action in ACTIONS:
-            assert action.help in text.replace("\n                        ", " ")
+            listed = action.slash and action.slash != "lanes"
+            assert (f"/{action.slash}  " in text) == bool(listed)
         await d.pilot.press("escape")
+
+
+def test_no_key_that_terminals_take_is_the_only_way() -> None:
+    """Every function key, and every key of tmux or a desktop, has a command or a page's key."""
+    of_page = {"app.methods"}  # F4, then 2
+    on_message = {"chat.version_back", "chat.version_on"}  # left and right
+    for action in ACTIONS:
+        if action.keys.startswith(("f", "alt+")) or action.keys in ("ctrl+b", "ctrl+up"):
+            assert action.slash or action.id in of_page | on_message, action.id
+
+
+async def test_a_question_mark_says_what_works_here(start: Any) -> None:
+    async with start("Ok.", size=(100, 60)) as d:
+        await d.pilot.press("question_mark")
+        await d.until(lambda: isinstance(d.app.screen, HelpScreen))
+        assert "/retry" in d.shown
+        await d.pilot.press("escape")
+        await opened(d, "f4", RaceScreen)
+        await opened(d, "question_mark", HelpScreen)
+        assert "Keys here" in d.shown
+        assert "Race all" not in d.shown  # that is the tab of methods
+        assert "Longer" in d.shown
+        assert "/retry" not in d.shown
+        await d.pilot.press("escape", "escape")
+        await d.until(lambda: d.app.screen is d.app.chat)
+        await d.type("why?")
+        assert d.app.chat.prompt.text == "why?"
 
 
 async def test_a_function_key_replaces_the_page_on_top(start: Any) -> None:
     async with start("Ok.") as d:
         await opened(d, "f4", RaceScreen)
-        await opened(d, "f5", MethodsScreen)
+        screen = await opened(d, "f5", RaceScreen)
+        assert screen.tab == "methods"
+        await opened(d, "f3", InspectorScreen)
         assert len(d.app.screen_stack) == 3
         await d.pilot.press("escape")
         await d.until(lambda: d.app.screen is d.app.chat)

@@ -12,6 +12,8 @@ from textual.widgets._footer import FooterKey
 from specllama.store.sessions import SessionStore
 from specllama.store.tree import StoredMessage
 from specllama.tui.screens.sessions import SessionsScreen
+from specllama.tui.screens.settings import SettingsScreen
+from specllama.tui.widgets.fields import Toggle
 from specllama.tui.widgets.sidebar import Sidebar
 
 WIDE = (160, 50)
@@ -35,7 +37,7 @@ async def test_conversations_are_listed_resumed_and_marked(start: Any) -> None:
     async with start("Yes.", size=WIDE) as d:
         assert [row.split()[0] for row in rows(d)] == ["+", "second", "first"]
         assert "\x1b" not in d.shown
-        await d.pilot.press("ctrl+b")
+        await d.pilot.press("f7")
         assert d.app.focused is d.app.chat.query_one("#conversations")
         await d.pilot.press("down", "down", "enter")
         await d.until(lambda: d.texts[:1] == [("user", "question of first")])
@@ -50,27 +52,35 @@ async def test_conversations_are_listed_resumed_and_marked(start: Any) -> None:
         assert rows(d)[1].startswith("● A new one")
 
 
-async def test_the_list_is_hidden_by_its_key_and_stays_hidden(start: Any) -> None:
+async def test_the_list_is_hidden_in_the_settings_and_stays_hidden(start: Any) -> None:
     fill("first")
     async with start("Yes.", size=WIDE) as d:
         sidebar = d.app.chat.query_one(Sidebar)
         assert sidebar.region.width > 0
-        await d.pilot.press("ctrl+b", "escape")
+        await d.pilot.press("f7", "escape")
         await d.until(lambda: d.app.chat.prompt.has_focus)
         assert sidebar.display
-        await d.pilot.press("ctrl+b", "ctrl+b")
+        await d.pilot.press("f8")
+        await d.until(lambda: isinstance(d.app.screen, SettingsScreen))
+        d.app.screen.query_one("#set-show_sidebar", Toggle).value = False
+        await d.pilot.press("ctrl+s")
         await d.until(lambda: sidebar.region.width == 0)
-        assert d.app.chat.prompt.has_focus
     async with start("Yes.", size=WIDE) as d:
         assert d.app.chat.query_one(Sidebar).region.width == 0
-        await d.pilot.press("ctrl+b")
-        await d.until(lambda: d.app.chat.query_one(Sidebar).region.width > 0)
+        await d.pilot.press("f7")
+        await d.until(lambda: isinstance(d.app.screen, SessionsScreen))
+
+
+async def test_from_the_list_its_key_opens_the_page(start: Any) -> None:
+    async with start("Yes.", size=WIDE) as d:
+        await d.pilot.press("f7", "f7")
+        await d.until(lambda: isinstance(d.app.screen, SessionsScreen))
 
 
 async def test_where_there_is_no_room_the_key_opens_the_page(start: Any) -> None:
     async with start("Yes.", size=(159, 40)) as d:
         assert d.app.chat.query_one(Sidebar).region.width == 0
-        await d.pilot.press("ctrl+b")
+        await d.pilot.press("f7")
         await d.until(lambda: isinstance(d.app.screen, SessionsScreen))
 
 
@@ -85,7 +95,7 @@ async def test_lines_stay_readable_between_the_sidebar_and_the_figures(start: An
 
 @pytest.mark.parametrize(
     ("width", "keys"),
-    [(60, 6), (80, 6), (99, 6), (100, 9), (119, 9), (120, 10), (200, 10)],
+    [(60, 6), (80, 6), (99, 6), (100, 8), (200, 8)],
 )
 async def test_function_keys_in_the_footer(start: Any, width: int, keys: int) -> None:
     async with start("Yes.", size=(width, 24)) as d:

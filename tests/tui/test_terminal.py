@@ -24,7 +24,7 @@ def test_a_chat_and_a_clean_end(tmp_path: Path) -> None:
     with terminal(tmp_path) as t:
         t.until(lambda: "demo-target" in t.words)
         t.type("Hello\r")
-        t.until(lambda: "TTFT" in t.words and "seed 1" in t.words)
+        t.until(lambda: "tok/s" in t.words and "seed 1" in t.words)
         t.type("\x11")
         assert t.ended() == 0
         assert LEAVE in t.seen
@@ -92,7 +92,7 @@ def test_the_bundled_pair_answers_in_a_terminal(tmp_path: Path) -> None:
     with terminal(tmp_path, target="tiny", max_tokens=24, **one_thread) as t:
         t.until(lambda: "tiny-target" in t.words)
         t.type("Tell me about a fox\r")
-        t.until(lambda: "TTFT" in t.words and "seed 1" in t.words)
+        t.until(lambda: "tok/s" in t.words and "seed 1" in t.words)
         t.type("\x1bOR")
         t.until(lambda: "Round inspector" in t.words)
         t.type("\x11")

@@ -14,9 +14,9 @@ from specllama.interface import EngineInfo, Message
 from specllama.paths import rounds_dir
 from specllama.settings.params import GenerateParams
 from specllama.store.rounds import Logged
-from specllama.tui.screens.methods import MethodsScreen, raced
 from specllama.tui.screens.race import RaceScreen
 from specllama.tui.track_record import track_record
+from specllama.tui.widgets.methods import raced
 from specllama.verdict import words
 
 LONG = " ".join(f"word{i}" for i in range(150))
@@ -101,7 +101,7 @@ async def test_the_page_shows_what_was_measured_and_what_was_not(start: Any) -> 
     async with start(recipe=Recipe(engine), params=params) as d:
         await d.say("q")
         await d.pilot.press("f5")
-        await d.until(lambda: isinstance(d.app.screen, MethodsScreen))
+        await d.until(lambda: isinstance(d.app.screen, RaceScreen))
         await d.until(lambda: "here: 2." in d.shown)
         assert "not measured here yet" in d.shown
 
@@ -117,16 +117,16 @@ async def test_the_page_shows_what_was_raced_a_moment_ago(start: Any) -> None:
         method = way.run.params.proposer
         found = raced(d.app.chat.board)
         assert found[method] == (outcome.way_words(way), way.verdict.answer)
-        assert found["none"][0] == f"F4: {way.plain:.0f} tok/s"
+        assert found["none"][0] == f"raced: {way.plain:.0f} tok/s"
         await d.pilot.press("f5")
-        await d.until(lambda: isinstance(d.app.screen, MethodsScreen))
+        await d.until(lambda: isinstance(d.app.screen, RaceScreen))
         await d.until(lambda: found["none"][0] in d.shown)
 
 
 async def test_the_page_is_wrapped_anew_in_other_columns(start: Any) -> None:
     async with start("Ok.", size=(60, 40)) as d:
         await d.pilot.press("f5")
-        await d.until(lambda: isinstance(d.app.screen, MethodsScreen))
+        await d.until(lambda: isinstance(d.app.screen, RaceScreen))
         whole = "itself, else the draft model."
         await d.until(lambda: "Automatic" in d.shown)
         lines = [line for line in d.shown.split("\n") if whole in line]

@@ -197,15 +197,16 @@ def test_ascii_glyphs_draw_nothing_but_ascii() -> None:
 def test_fates_of_a_chain_and_of_a_cut_round() -> None:
     done = rounds(Reply("One two three four five six", accept=(1,)))[1]
     assert fate_of(done) == ["accepted", "rejected", "untested", "untested"]
-    assert glyph_run(done, "■", "□", "+") == [
+    assert glyph_run(done, UNICODE) == [
         ("accepted", "■"),
-        ("rejected", "□□□"),
+        ("rejected", "□"),
+        ("untested", "··"),
         ("target", "+"),
     ]
     cut = rounds(Reply("One two", accept=(4,)))[-1]
     assert cut.cut == 1
     assert "unused" in walk.table(cut, 2, UNICODE, INK).plain
-    assert not any(kind == "target" for kind, _ in glyph_run(cut, "■", "□", "+"))
+    assert not any(kind == "target" for kind, _ in glyph_run(cut, UNICODE))
 
 
 def test_depths_of_a_tree() -> None:

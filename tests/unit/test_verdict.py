@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 from fakes import DRAFT_MS, OTHER_MS, VERIFY_MS, Reply, ScriptedEngine
 
-from specllama.events import NO_GUESS, Finished, Payoff, RoundDone
+from specllama.events import NO_GUESS, Answer, Finished, Payoff, RoundDone
 from specllama.settings.params import GenerateParams
 from specllama.speculative.policy.costs import CostTable
 from specllama.verdict import (
@@ -19,6 +19,7 @@ from specllama.verdict import (
     ROUNDS_UNTIL_OFF,
     SINGLES,
     TimedRound,
+    brief,
     by_source,
     details,
     judge,
@@ -247,6 +248,20 @@ def test_the_words(ratio: float, half: float, said: str) -> None:
     assert details(found, both=True)[1] == "59% of guesses kept, 79% of those judged"
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("faster", "PAYS 1.04× (0.92–1.16)"),
+        ("slower", "LOSES 1.04× (0.92–1.16)"),
+        ("unsure", "UNSURE 1.04× (0.92–1.16)"),
+        ("off", "OFF: a guess costs more than it saves"),
+        ("unknown", "NOT KNOWN YET: F4 measures"),
+    ],
+)
+def test_the_strip_says_it_in_a_word(answer: Answer, said: str) -> None:
+    assert brief(replace(verdict_of(1.04, 0.12), answer=answer), "F4 measures") == said
+
+
 def test_an_interval_is_positive_and_no_figure_is_zero() -> None:
     """Typical of a machine that is busy while drafted, and of next to nothing seen."""
     tiny = Payoff("slower", 0.0002, 0.00001, 0.004, 310, 100, 400, 236, 300)
@@ -266,6 +281,7 @@ def test_old_plain_steps_give_no_sure_answer() -> None:
     assert old.answer == "unsure"
     assert old.ratio == found.ratio
     assert lead(old, "?").startswith("Plain was measured 4 min earlier: 2.67× (")
+    assert brief(old, "?").endswith("), plain was measured 4 min earlier")
     few = judge([one._replace(plain_n=FORECASTS - 1) for one in fresh])
     assert (few.answer, few.ratio) == ("unknown", None)
     none = judge([one._replace(plain_n=1, plain_spread=None) for one in fresh])

@@ -23,6 +23,7 @@ class Page(Inked, Screen[Any]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "Back", id="page.back"),
         Binding("f1", "app.show('help')", "Help", id="app.help", priority=True),
+        Binding("question_mark", "app.show('help')", "Help", show=False),
     ]
 
     def compose(self) -> ComposeResult:

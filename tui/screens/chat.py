@@ -49,7 +49,7 @@ from specllama.tui.widgets.panel import LivePanel, PanelTabs
 from specllama.tui.widgets.prompt import Prompt
 from specllama.tui.widgets.rounds import RoundsRow
 from specllama.tui.widgets.sidebar import Sidebar
-from specllama.tui.widgets.stats_strip import StatsStrip, WhyLine
+from specllama.tui.widgets.stats_strip import StatsStrip
 from specllama.tui.widgets.transcript import Transcript
 from specllama.tui.widgets.waiting import Waiting
 from specllama.tui.widgets.welcome import TopBar, Welcome, next_example
@@ -57,6 +57,7 @@ from specllama.tui.widgets.welcome import TopBar, Welcome, next_example
 if TYPE_CHECKING:
     from specllama.tui.exports import Export
 
+FLAT = 20  # rows below which the conversation needs that of the rounds
 SIDEBAR = 160  # columns from which other conversations are listed alongside this one
 
 
@@ -109,7 +110,7 @@ class ChatScreen(TurnScreen):
             yield Transcript(id="transcript")
             yield LivePanel(
                 self.strip,
-                self.newest_record,
+                self.shown_record,
                 lambda: self.loader.info,
                 here=not self.loader.server,
                 id="panel",
@@ -118,7 +119,6 @@ class ChatScreen(TurnScreen):
         yield Waiting(draft, id="queue")
         yield RoundsRow(id="rounds")
         yield StatsStrip(self.strip, id="strip")
-        yield WhyLine(self.strip, id="why")
         yield DownloadLine(self.downloads, id="download")
         yield Static(id="editing", markup=False)
         prompt = Prompt(PromptHistory(), draft, id="prompt")
@@ -129,13 +129,13 @@ class ChatScreen(TurnScreen):
 
     async def on_mount(self) -> None:
         self.query_one("#editing").display = False
-        self.query_one(RoundsRow).display = self.prefs.show_rounds
         self.set_class(not self.prefs.show_panel, "-no-panel")
         self.strip.speculate = self.session.params.speculate
         await self.show_conversation()
 
     def on_resize(self) -> None:
-        for name, holds in (("-beside", self.beside), ("-tabs", not self.beside)):
+        flat = self.size.height < FLAT
+        for name, holds in (("-beside", self.beside), ("-tabs", not self.beside), ("-flat", flat)):
             self.set_class(holds, name)
         self.show_sidebar()
         # More keys need the room that the palette's takes.
@@ -241,27 +241,6 @@ class ChatScreen(TurnScreen):
             self.toggle_class("-figures")
             self.query_one(PanelTabs).refresh()
 
-    def action_sidebar(self) -> None:
-        """Into the list of conversations, or hide it from there; where it has no room, its page."""
-        if not self.is_current:
-            return
-        if self.size.width < SIDEBAR:
-            self.post_message(ActionAsked("show('sessions')"))
-            return
-        inside = self.query_one(Sidebar).has_focus_within
-        self.prefs.show_sidebar = not inside
-        self._save_prefs()
-        self.show_sidebar()
-        if inside:
-            self.prompt.focus()
-        else:
-            self.query_one("#conversations").focus()
-
-    def action_toggle_rounds(self) -> None:
-        self.prefs.show_rounds = not self.prefs.show_rounds
-        self._save_prefs()
-        self.query_one(RoundsRow).display = self.prefs.show_rounds
-
     def _save_prefs(self) -> None:
         cast(ThemedApp, self.app).save_prefs()
 
@@ -346,6 +325,10 @@ class ChatScreen(TurnScreen):
         await self.transcript.show_as(self.view)
         self.notify(VIEWS[self.view], timeout=2)
 
+    def on_descendant_focus(self) -> None:
+        if self.shown_record() is not self.strip.record:
+            self.refresh_strip()
+
     @on(Prompt.Left)
     def _leave_prompt(self) -> None:
         messages = [m for m in self.transcript.messages if m.is_attached]
@@ -390,7 +373,7 @@ class ChatScreen(TurnScreen):
             # With another pair, what was measured on the old one no longer holds.
             self.board.runs.clear()
             self.strip.n_ctx = self.prompt.n_ctx = info.target.n_ctx
-            self.strip.reason = ""
+            self.strip.notice = ""
         self.refresh_top()
         for view in self.transcript.messages:
             if isinstance(view, AssistantMessage) and view.speaker == UNNAMED:
@@ -407,7 +390,7 @@ class ChatScreen(TurnScreen):
             name = sanitize_line(self.loader.info.target.name)
             next_step = f"back to {name}: the conversation continues with it"
         else:
-            next_step = "/reload or your next message tries again"
+            next_step = "your next message tries again"
             if not self.loader.server:
                 next_step = f"F6 chooses another pair; {next_step}"
             self.sending.take_back_queue()

@@ -1,8 +1,8 @@
-"""F1: what this place is, and what every key does."""
+"""F1, or a question mark: what this place is, and what the keys do here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from inspect import cleandoc
 from textwrap import fill, wrap
 
@@ -22,19 +22,19 @@ refused: a guess that it would not have written
 unread: a guess behind a refused one, which the target had no use for
 target token: the one the target adds each round, behind the guesses that it kept
 tokens a pass: what one pass of the target yields; plain decoding yields one
-1.29× faster (1.21–1.37): the truth lies between in 9 of 10 cases; a busy machine widens it
+(1.21–1.37): the truth lies between in 9 of 10 cases; a busy machine widens it
 waiting: neither drafting nor verifying: sampling, drawing, pipes, other conversations
 plain step: one pass of the target for one token, timed in the same minutes
 round: guess, check, keep; every round yields the kept guesses and one token more
 acceptance: how many of all guesses were kept
 window: how many guesses are made next
-TTFT: time to first token: tokenize, queue, read the prompt, first step
 """
 
 
 PALETTE = Action("app.palette", "ctrl+p", "command_palette", "Palette", "Everything, by name")
 ON_A_MESSAGE = (
     ("up down", "go between messages, Esc back to the prompt"),
+    ("left right", "the version before an edit or a reply written again; the one after it"),
     ("e", "edit and send again, or edit a reply and continue from there"),
     ("r  s", "write the reply again, with its seed or a new one"),
     ("c", "continue the last reply where it ended"),
@@ -44,17 +44,31 @@ ON_A_MESSAGE = (
     ("t", "fold or unfold its thought"),
     ("d", "show it as drafted"),
     ("u", "undo the last turn"),
-    ("alt+left", "the version before an edit or a reply written again; alt+right goes on"),
 )
 
 
 class HelpScreen(Page):
+    """What works where it was asked for.
+
+    Args:
+        texts: of the page, and of what has the focus there.
+        keys: of the page. None: it is the chat, with its keys and commands.
+        server: it is over one.
+    """
+
     TITLE = "Help"
 
-    def __init__(self, page_help: str, focus_help: str, changed: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        texts: Sequence[str],
+        keys: Sequence[tuple[str, str]] | None,
+        changed: Mapping[str, str],
+        *,
+        server: bool = False,
+    ) -> None:
         super().__init__()
-        self._changed = changed
-        self._texts = [cleandoc(t) for t in (page_help, focus_help) if t.strip()]
+        self._keys, self._changed, self._server = keys, changed, server
+        self._texts = [cleandoc(t) for t in texts if t.strip()]
 
     def compose_page(self) -> ComposeResult:
         with VerticalScroll(id="help"):
@@ -74,28 +88,41 @@ class HelpScreen(Page):
         for text in self._texts:
             paragraphs = [" ".join(p.split()) for p in text.split("\n\n")]
             parts += [(f"{fill(p, width)}\n\n", "") for p in paragraphs]
-        parts.append(("Signs and colours\n", "bold $primary"))
-        for sign, style, meaning in [
-            *legend.signs(self.glyphs, self.ink),
-            *legend.colours(self.glyphs, self.ink),
-        ]:
+        if self._keys is not None:
+            parts += self._listed("Keys here", self._keys, width, 11)
+        else:
+            parts += self._of_chat(width)
+        signs = [*legend.signs(self.glyphs, self.ink), *legend.colours(self.glyphs, self.ink)]
+        parts.append(("\nSigns and colours\n", "bold $primary"))
+        for sign, style, meaning in signs:
             parts += [(" " * max(0, 9 - len(sign)), ""), (sign, style), ("  ", "")]
             parts.append((_hanging(meaning, width, 11), ""))
-        parts += self._letters(width)
-        parts.append(("\nKeys\n", "bold $primary"))
-        for action in (*ACTIONS, PALETTE):
-            keys = self._changed.get(action.id, action.keys).replace(",", " ")
-            slash = f"/{action.slash}" if action.slash else ""
-            parts += [(f"{keys:>9}  ", "bold"), (f"{slash:<12} ", self.ink.accent)]
-            parts.append((_hanging(action.help, width, 24), ""))
-        parts.append(("\nOn a message (Tab goes there)\n", "bold $primary"))
-        for keys, what in ON_A_MESSAGE:
-            parts += [(f"{keys:>9}  ", "bold"), (_hanging(what, width, 11), "")]
-        parts.append(("\nWords\n", "bold $primary"))
-        for line in WORDS.strip().splitlines():
-            word, _, meaning = line.partition(": ")
-            parts += [(f"{word:>13}  ", "bold"), (_hanging(meaning, width, 15), "")]
-        return Content.assemble(*parts)
+        parts += [*self._letters(width), ("\n", "")]
+        words = [line.partition(": ")[::2] for line in WORDS.strip().splitlines()]
+        return Content.assemble(*parts, *self._listed("Words", words, width, 15))
+
+    def _of_chat(self, width: int) -> list[tuple[str, str]]:
+        """Nine keys, and a command for everything."""
+        here = "models" if self._server else "lanes"
+        listed = [one for one in ACTIONS if one.slash != here]
+        keys = [
+            (self._changed.get(one.id, one.keys).replace(",", " "), one.help)
+            for one in (*(one for one in listed if one.footer is not None), PALETTE)
+        ]
+        commands = [(f"/{one.slash}", one.help) for one in listed if one.slash]
+        return [
+            *self._listed("Keys", keys, width, 11),
+            *self._listed("\nOn a message (Tab goes there)", ON_A_MESSAGE, width, 11),
+            *self._listed("\nCommands", commands, width, 11),
+        ]
+
+    def _listed(
+        self, title: str, rows: Iterable[tuple[str, str]], width: int, indent: int
+    ) -> list[tuple[str, str]]:
+        parts = [(f"{title}\n", "bold $primary")]
+        for term, meaning in rows:
+            parts += [(f"{term:>{indent - 2}}  ", "bold"), (_hanging(meaning, width, indent), "")]
+        return parts
 
     def _letters(self, width: int) -> list[tuple[str, str]]:
         """The letters of the methods, one after the other."""

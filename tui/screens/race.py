@@ -1,6 +1,6 @@
 """The race shows whether drafting pays here.
 
-It compares plain with drafted decoding, draft lengths, methods and slices, and lists its checks.
+It compares plain with drafted decoding, methods, and draft lengths, with the user's own pair.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import Vertical
 from textual.content import Content
-from textual.widgets import ContentSwitcher, Input, Static
+from textual.widgets import ContentSwitcher, Input, OptionList, Static
 
 from specllama.bench import outcome
 from specllama.bench.experiment import (
@@ -21,15 +21,12 @@ from specllama.bench.experiment import (
     RaceBoard,
     question,
 )
-from specllama.interface import EngineInfo, EngineLike, Prompt
+from specllama.interface import EngineInfo, EngineLike, MethodInfo, Prompt
 from specllama.settings.params import GenerateParams
-from specllama.store import checks
-from specllama.tui.checklist import ChecklistLine, checklist, counted, draw, next_tab
+from specllama.text import sanitize_line
 from specllama.tui.exports import Circumstances, Export, of_document, race
-from specllama.tui.loader import loading_words
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
 from specllama.tui.race import (
-    PER_SLICE,
     Advice,
     RaceEnded,
     RaceMoved,
@@ -41,17 +38,11 @@ from specllama.tui.race import (
 from specllama.tui.screens.base import Page
 from specllama.tui.widgets import race_tables
 from specllama.tui.widgets.keys import Keys
+from specllama.tui.widgets.methods import PLAIN, MethodList, choices, raced
 from specllama.tui.widgets.playground import Playground
 from specllama.tui.widgets.track import Replay, ReplayChanged
 
-TABS = {
-    "race": "Race",
-    "sweep": "k sweep",
-    "methods": "Methods",
-    "slices": "Slices",
-    "lanes": "Lanes",
-    "checklist": "Checks",
-}
+TABS = {"race": "Race", "methods": "Methods", "sweep": "Draft length"}
 
 
 class RaceScreen(Page):
@@ -64,10 +55,8 @@ class RaceScreen(Page):
     newest pair is replayed as it really went: Space stops and goes on, Home begins again, End shows
     all of it, plus and minus change the pace.
 
-    1 to 6 choose: the race, draft lengths, methods, kinds of text, conversations at once, and the
-    list of what to check before you trust drafting. Enter runs what is shown, or the next check; A
-    takes what was best. A check is asked for again after an upgrade, with other files and on
-    another device.
+    1 to 3 choose: the race, the methods, draft lengths. Of methods, Enter uses one from the next
+    reply on, R races it and Shift+R all of them. A takes what was best.
 
     Esc leaves, and stops what is running. Times and speeds are those of whole runs behind their
     first token, by the clock, and so are the verdicts; the interval behind a ratio is reckoned for
@@ -75,7 +64,9 @@ class RaceScreen(Page):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter,r", "run", "Run", id="race.run"),
+        Binding("enter", "run", "Run", id="race.run"),
+        Binding("r", "race_one", "Race it", id="race.one"),
+        Binding("R", "race_all", "Race all", id="race.all"),
         Binding("l", "longer", "Longer", id="race.longer"),
         Binding("p", "ask", "Prompt", id="race.ask"),
         Binding("space", "play", "Play", id="race.play"),
@@ -99,22 +90,20 @@ class RaceScreen(Page):
         params: GenerateParams,
         prompt: Prompt | None,
         *,
-        widen: Callable[[], None] | None = None,
         log: bool = True,
         tab: str = "race",
+        busy: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
         self.board, self.info, self.params = board, info, params
         self.setup = RaceSetup(params, prompt)
         self.racing = Racing(engine, self.post_message, log=log)
-        self.tab = tab
+        self.tab, self.busy = tab, busy
         self.replay = Replay(board, id="tracks")
-        self.list: list[ChecklistLine] = []
         self._raced: str = ""
         self._goal = 0  # laps of the race that is run
         self._early = False  # it may end before
         self._found: dict[str, tuple[int, list[outcome.Way]]] = {}
-        self._widen, self._widening = widen, ""  # and how far that is
 
     def compose_page(self) -> ComposeResult:
         yield Static(id="tabs", markup=False)
@@ -123,31 +112,20 @@ class RaceScreen(Page):
                 yield Static(id="race-answer", markup=False)
                 yield Input(id="race-ask", placeholder="a prompt to race; empty takes one of ours")
                 yield self.replay
+            now = self.params.proposer if self.params.speculate else PLAIN.name
+            yield MethodList(self.info, now, id="methods")
             yield Playground(id="sweep")
-            with VerticalScroll(id="methods", can_focus=False):
-                yield Static(id="methods-table", markup=False)
-            with VerticalScroll(id="slices", can_focus=False):
-                yield Static(id="slices-table", markup=False)
-            with VerticalScroll(id="lanes", can_focus=False):
-                yield Static(id="lanes-table", markup=False)
-            with VerticalScroll(id="checklist"):
-                yield Static(id="checklist-table", markup=False)
         yield Static(id="race-verdict", markup=False)
         yield Keys()
 
     def on_mount(self) -> None:
         super().on_mount()
         self.query_one("#race-ask").display = False
-        before = self.board.plain("race")
-        prompt = self.setup.prompt
+        before, prompt = self.board.plain("race"), self.setup.prompt
         if before is not None and prompt is not None and before.prompt != prompt:
             self.board.runs.pop("race")  # another question is asked now
-            before = None
         self.replay.skip()
-        self._check()
-        self._show()
-        if before is None and self.info is not None:
-            self.action_run()
+        self.action_tab(self.tab)
 
     def on_resize(self) -> None:
         super().on_resize()
@@ -163,33 +141,45 @@ class RaceScreen(Page):
     # ------------------------------------------------------------------ running
 
     def action_run(self) -> None:
-        if self.info is None or self.racing.busy or self._widening:
-            self.notify("Load a model first: F6" if self.info is None else "It is running")
+        if not self._idle():
             return
         self.replay.stop()
-        if self.tab == "checklist":
-            if not (tab := next_tab(self.list)):
-                self.notify("Everything was checked")
-                return
-            self.action_tab(tab)
-        if self.tab == "lanes" and self.info.lanes < 2:
-            if self._widen is None:
-                self.notify(race_tables.offer(self.info, "", can_widen=False))
-                return
-            widen, self._widen, self._widening = self._widen, None, loading_words(None)
-            widen()
-            self._show()
-            return
         self._raced = self.tab
         if self.tab == "race":
             way = self._race
             self._early = way is None or not outcome.decided(way)
             laps = self.board.free_lap("race")
             self._goal = laps + (outcome.MORE if laps else outcome.MOST)
-        self._start(self.info)
+        self._start([m for m in choices(self.info) if m.available and m is not PLAIN])
 
-    def _start(self, info: EngineInfo) -> None:
-        runs = self.setup.runs(self._raced, self.board, info)
+    def action_race_all(self) -> None:
+        self.action_run()
+
+    def action_race_one(self) -> None:
+        """Race the chosen method against plain decoding."""
+        method = self.query_one(MethodList).chosen
+        if method is None or not self._usable(method) or not self._idle():
+            return
+        if method is PLAIN:
+            self.notify("Every race has plain decoding in it")
+            return
+        self._raced = self.tab
+        self._start([method])
+
+    def _idle(self) -> bool:
+        """Whether something can be run now; else that is said."""
+        if self.info is None:
+            self.notify("Load a model first: F6")
+        elif self.racing.busy:
+            self.notify("It is running: Esc stops it")
+        elif self.busy():
+            self.notify("A reply is being written")
+        else:
+            return True
+        return False
+
+    def _start(self, methods: list[MethodInfo]) -> None:
+        runs = self.setup.runs(self._raced, self.board, methods)
         self.board.runs.setdefault(self._raced, []).extend(runs)
         self.racing.start(runs)
         self._show()
@@ -198,8 +188,7 @@ class RaceScreen(Page):
 
     def action_longer(self) -> None:
         """Race a reply that is twice as long, even past where the model would end it."""
-        if self.racing.busy or self.info is None:
-            self.notify("It is running: Esc stops it" if self.info else "Load a model first: F6")
+        if not self._idle() or self.info is None:
             return
         plain = self.board.plain("race")
         written = self.setup.tokens if plain is None else len(plain.tokens)
@@ -213,8 +202,7 @@ class RaceScreen(Page):
 
     def action_ask(self) -> None:
         """Ask for another prompt to race."""
-        if self.racing.busy:
-            self.notify("It is running: Esc stops it")
+        if not self._idle():
             return
         if self.tab != "race":
             self.action_tab("race")
@@ -244,20 +232,10 @@ class RaceScreen(Page):
             self.board.runs.pop(tab, None)
         self._found.clear()
         self.action_tab("race")
-        self.action_run()
 
     def engine_told(self, told: EngineLoading | EngineReady | EngineFailed) -> None:
-        match told:
-            case EngineLoading() if self._widening:
-                self._widening = loading_words(told.progress)
-            case EngineReady():
-                self.info, widened, self._widening = told.info, self._widening, ""
-                if widened and self.tab == "lanes":
-                    self.action_run()
-            case EngineFailed():
-                self._widening = ""
-                self.notify(told.error.message, severity="error", markup=False)
-        self._show()
+        if isinstance(told, EngineReady):
+            self.info = told.info
 
     @on(RaceMoved)
     def _moved(self) -> None:
@@ -268,7 +246,7 @@ class RaceScreen(Page):
     def _ended(self, event: RaceEnded) -> None:
         tab, board = self._raced, self.board
         if event.error is None and self.info is not None and tab == "race" and self._goes_on:
-            self._start(self.info)
+            self._start([])
             return
         self._raced = ""
         if event.error is not None:
@@ -276,9 +254,6 @@ class RaceScreen(Page):
             self.notify(event.error.message, severity="error", markup=False)
         elif tab == "race":
             self.replay.restart()
-        if event.error is None and self.info is not None:
-            checks.add(self.info, "race", outcome.findings(tab, board))
-        self._check()
         self._show()
 
     @property
@@ -299,10 +274,6 @@ class RaceScreen(Page):
         if tab not in self._found or self._found[tab][0] != whole:
             self._found[tab] = whole, outcome.ways(self.board, tab)
         return self._found[tab][1]
-
-    def _check(self) -> None:
-        if self.info is not None:
-            self.list = checklist(self.info, list(TABS), logging=self.racing.log)
 
     # ------------------------------------------------------------------ the replay
 
@@ -328,8 +299,30 @@ class RaceScreen(Page):
         self.tab = tab
         self.query_one(ContentSwitcher).current = tab
         self._show()
-        held = {"sweep": "#k", "checklist": "#checklist"}.get(tab)
-        self.set_focus(None if held is None else self.query_one(held))
+        self.set_focus(None if tab == "race" else self.query_one(f"#{tab}"))
+        self.refresh_bindings()
+        new = self.board.plain("race") is None and not self.racing.busy
+        if tab == "race" and self.info is not None and new:
+            self.action_run()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """What the keys of a tab do."""
+        if action in ("ask", "longer", "play"):
+            return self.tab == "race"
+        return self.tab == "methods" or action not in ("race_one", "race_all")
+
+    @on(OptionList.OptionSelected)
+    def _use(self, event: OptionList.OptionSelected) -> None:
+        method = self.query_one(MethodList).methods[event.option_index]
+        if self._usable(method):
+            self.dismiss(method.name)
+
+    def _usable(self, method: MethodInfo) -> bool:
+        """Whether the pair has it; else that is said."""
+        if not method.available:
+            reason = sanitize_line(method.reason) or "not available for this model"
+            self.notify(f"{method.label}: {reason}", severity="warning", markup=False)
+        return method.available
 
     @property
     def advice(self) -> Advice | None:
@@ -359,9 +352,9 @@ class RaceScreen(Page):
         under = Circumstances(self.info, self.params)
         plain = self.board.plain("race")
         prompt = self.setup.prompt if plain is None else plain.prompt
-        board, lines = self.board, self.list
+        board = self.board
         advice = None if self._race is None else advise(self.params, self._race.verdict)
-        return [of_document("The race", "race", lambda: race(board, prompt, lines, advice, under))]
+        return [of_document("The race", "race", lambda: race(board, prompt, advice, under))]
 
     # ------------------------------------------------------------------ drawing
 
@@ -369,7 +362,7 @@ class RaceScreen(Page):
     def _show(self) -> None:
         if not self.is_mounted:
             return
-        state = f"running {TABS[self._raced]}" if self._raced else self._widening
+        state = f"running: {TABS[self._raced]}" if self._raced else ""
         if not state and self.replay.timer is not None:
             state = f"{self.glyphs.play} {self.replay.pace:g}{self.glyphs.times}"
         self.set_title(self.TITLE or "", state)
@@ -377,8 +370,6 @@ class RaceScreen(Page):
         pad = " " if self.size.width >= 72 else ""
         for i, (tab, name) in enumerate(TABS.items(), 1):
             chosen = tab == self.tab
-            if tab == "checklist" and self.list:
-                name = f"{name} {counted(self.list)}"
             style = "bold reverse" if chosen else self.ink.muted
             parts += [(f"{pad}{i} {name}{pad}", style), (" ", "")]
         self.query_one("#tabs", Static).update(Content.assemble(*parts))
@@ -388,20 +379,9 @@ class RaceScreen(Page):
             case "sweep":
                 self._show_sweep()
             case "methods":
-                ways, width = self._ways("methods"), self.size.width - 6
-                table = race_tables.methods(ways, self.glyphs, self.ink, width)
-                self.query_one("#methods-table", Static).update(table)
-            case "slices":
-                table = race_tables.slices(self._ways("slices"), PER_SLICE, self.glyphs, self.ink)
-                self.query_one("#slices-table", Static).update(table)
-            case "lanes":
-                can_widen = self._widen is not None
-                offer = race_tables.offer(self.info, self._widening, can_widen=can_widen)
-                table = race_tables.lanes(self._ways("lanes"), offer, self.glyphs, self.ink)
-                self.query_one("#lanes-table", Static).update(table)
-            case "checklist":
-                table = draw(self.list, self.glyphs, self.ink, self.size.width - 6)
-                self.query_one("#checklist-table", Static).update(table)
+                rows = self.query_one(MethodList)
+                rows.raced = raced(self.board)
+                rows.write_rows()
         self.query_one("#race-verdict", Static).update(self._verdict())
 
     def _show_race(self) -> None:
@@ -428,7 +408,7 @@ class RaceScreen(Page):
         if way is not None:
             lines += race_tables.bars(way, glyphs, ink, width)
             lines.append(race_tables.proof(way, glyphs, ink, width))
-            if width >= 100 and not self._raced and (words := outcome.why(self.board, way)):
+            if not self._raced and (words := outcome.why(self.board, way)):
                 lines += Content.assemble((words, ink.muted)).wrap(width)
         return lines
 
@@ -448,8 +428,6 @@ class RaceScreen(Page):
             done = sum(run.finished is not None for run in runs)
             words = f"run {min(done + 1, len(runs))} of {len(runs)}"
             return Content.assemble((words, ink.muted))
-        if self.tab == "lanes" and (held := self._ways("lanes")):
-            return race_tables.together(held, glyphs, ink)
         if (advice := self.advice) is not None:
             return Content.assemble((glyphs.text(advice.said), ink.accent))
         return Content("")

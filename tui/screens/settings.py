@@ -114,7 +114,7 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
         "Drafting",
         (
             _of("speculate", "draft", "Off is plain decoding. F9 turns it on and off, too."),
-            _of("proposer", "method", "auto mixes what the pair has; F5 explains each."),
+            _of("proposer", "method", "auto mixes what the pair has; F4, 2 explains each."),
             _of("window", "draft window",
                 "auto drafts as far as it was measured to pay; fixed always drafts the most."),
             _of("draft_max", "draft at most", "Tokens a round; empty: the pair decides."),
@@ -135,6 +135,8 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
                   choices=("auto", "unicode", "ascii")),
             Field("view", "replies", "As text, as drafted, or with the refused guesses. F2"
                   " changes it, too.", "look", choices=tuple(VIEWS)),
+            Field("show_sidebar", "list of chats", "Beside the conversation, from 160 columns.",
+                  "look"),
             Field("animation", "animation", "none is best over slow connections.", "look",
                   choices=("auto", "full", "none")),
         ),

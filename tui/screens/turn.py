@@ -31,7 +31,7 @@ from specllama.tui.widgets.message import AssistantMessage, UserMessage
 from specllama.tui.widgets.panel import LivePanel
 from specllama.tui.widgets.prompt import Prompt
 from specllama.tui.widgets.rounds import RoundsRow
-from specllama.tui.widgets.stats_strip import StatsStrip, StripState, WhyLine
+from specllama.tui.widgets.stats_strip import StatsStrip, StripState
 from specllama.tui.widgets.transcript import Transcript
 from specllama.tui.widgets.welcome import TopBar
 
@@ -108,8 +108,10 @@ class TurnScreen(Inked, Screen[None]):
         views = self.transcript.messages
         return {v.index: v.record for v in views if isinstance(v, AssistantMessage)}
 
-    def newest_record(self) -> Record | None:
-        """Of the reply that is being written, else of the last one."""
+    def shown_record(self) -> Record | None:
+        """Of the reply in focus, else of the one that is being written, else of the last one."""
+        if isinstance(self.focused, AssistantMessage):
+            return self.focused.record
         records = self.records
         return records[max(records)] if records else None
 
@@ -143,8 +145,8 @@ class TurnScreen(Inked, Screen[None]):
         strip.busy = self.busy
         strip.on_full = self.session.params.on_full
         strip.demonstration = self.session.lent
-        if (record := self.newest_record()) is not strip.record:
-            strip.show(record)
+        if (record := self.shown_record()) is not strip.record:
+            strip.record = record
             row = self.query_one(RoundsRow)
             row.clear()
             row.extend(record.rounds if record is not None else ())
@@ -155,9 +157,6 @@ class TurnScreen(Inked, Screen[None]):
         if keys != self.prompt.border_subtitle:  # setting it draws the prompt anew
             self.prompt.border_subtitle = keys
         self.call_after_refresh(self.mark_end)  # once what was written has its place
-        why = self.query_one(WhyLine)
-        why.set_class(why.is_warning, "-warning")
-        why.refresh()
 
     def set_params(self, params: GenerateParams) -> None:
         """Takes effect with the next request."""
@@ -167,11 +166,7 @@ class TurnScreen(Inked, Screen[None]):
     def params_changed(self) -> None:
         """The conversation has other settings than before."""
         params = self.session.params
-        speculate = params.speculate and params.proposer != "none"
-        if speculate != self.strip.speculate:
-            # The old reason for the window says nothing about the next reply.
-            self.strip.reason, self.strip.window = "", None
-        self.strip.speculate = speculate
+        self.strip.speculate = params.speculate and params.proposer != "none"
         self.refresh_strip()
 
     def count_context(self) -> None:
@@ -268,7 +263,7 @@ class TurnScreen(Inked, Screen[None]):
             await self.transcript.add(reply)
         self.live = reply
         self.query_one(RoundsRow).clear()
-        self.strip.prefill = None
+        self.strip.prefill, self.strip.notice = None, ""
         self.turn = RunningTurn(events, cancel, self._wake)
         self.turn.start()
         self._used_by_last = None
@@ -344,23 +339,20 @@ class TurnScreen(Inked, Screen[None]):
             strip.used = None if batch.started.unknown else batch.started.prompt_n
             # A reply that is continued is part of its own prompt.
             self._prompt_n = batch.started.prompt_n - before
-            strip.source = batch.started.proposer
         if batch.prefill is not None:
             strip.prefill = None if record.rounds else batch.prefill
         if batch.load is not None:
             strip.loading = loading_words(batch.load)
         if batch.rounds:
             strip.prefill, strip.loading = None, ""
-            last = batch.rounds[-1]
-            strip.window, strip.reason = last.draft_max, last.window_reason
-            strip.source = last.source
             strip.used = self._prompt_n + record.stats.emitted
-            self.query_one(RoundsRow).extend(batch.rounds)
+            if strip.record is record:
+                self.query_one(RoundsRow).extend(batch.rounds)
         for notice in batch.notices:
             if notice.level == "warning":
                 await self.transcript.note(notice.message)
             elif notice.message:
-                strip.reason = notice.message
+                strip.notice = notice.message
         await live.stream(batch.text, batch.rounds, batch.reasoning)
         if batch.rounds:
             self._tell_screens(record)

@@ -120,7 +120,7 @@ class Series:
 
     bars: Sequence[float] = ()
     marks: Sequence[IntervalMark | None] = ()
-    selected: int = 0
+    selected: int | None = None
     imaginary: bool = False  # the bars are of no run
 
 

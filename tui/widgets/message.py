@@ -15,16 +15,13 @@ from textual.widgets import Collapsible, Markdown, Static
 
 from specllama.events import Finished, RoundDone
 from specllama.replies import attach
-from specllama.text import WordCount, number_of, rate, sanitize, sanitize_line
+from specllama.text import WordCount, number_of, sanitize, sanitize_line
 from specllama.tui.messages import TurnAction
 from specllama.tui.reading import PlainGuard
 from specllama.tui.record import Record
-from specllama.tui.themes import Glyphs
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.drafted import DraftedView
 from specllama.tui.widgets.growing import GrowingMarkdown
-from specllama.tui.widgets.stats_strip import MEASURE, duration
-from specllama.verdict import TimedRound, by_source, details, lead
 
 FOLD_CHARS = 3000
 CHUNK_CHARS = 4000
@@ -102,6 +99,9 @@ class MessageView(Inked, Vertical, can_focus=True):
         Binding("i", "turn('inspect')", "Inspect", id="turn.inspect"),
         Binding("d", "turn('view')", "As drafted", id="turn.view", show=False),
         Binding("u,ctrl+z", "turn('undo')", "Undo", id="turn.undo", show=False),
+        Binding("left", "app.ask('version(-1)')", "Former version", show=False),
+        Binding("right", "app.ask('version(1)')", "Later version", show=False),
+        Binding("question_mark", "app.show('help')", "Keys", show=False),
         Binding("up,k", "app.focus_previous", "Up", show=False),
         Binding("down,j", "app.focus_next", "Down", show=False),
     ]
@@ -264,18 +264,16 @@ class AssistantMessage(MessageView):
         await self._build()
         self.redraw_foot()
 
-    def _foot(self) -> list[list[Piece]]:
+    def _foot(self) -> list[Piece]:
         if self.foot:
-            return [[(self.foot, self.ink.muted)]]
+            return [(self.foot, self.ink.muted)]
         if self.live:
-            return [[(self.glyphs.cursor, "$primary")]]
+            return [(self.glyphs.cursor, "$primary")]
         done = self.record.finished
         if done is None:
             return []
-        lines = footer_lines(self, done, self.record)
-        if not (self.text or self.reasoning):
-            lines[0].insert(0, ("empty reply", self.ink.muted))
-        return lines
+        empty = [] if self.text or self.reasoning else [("empty reply", self.ink.muted)]
+        return empty + footer(self, done)
 
     # ------------------------------------------------------------------ streaming
 
@@ -397,18 +395,18 @@ class AssistantMessage(MessageView):
 
 
 class FootLine(Inked, Widget):
-    """Figures in lines that break between two of them, never within one."""
+    """Figures in a line that breaks between two of them, never within one."""
 
     DEFAULT_CSS = """
     FootLine { height: auto; }
     """
 
-    def __init__(self, lines: list[list[Piece]]) -> None:
+    def __init__(self, said: list[Piece]) -> None:
         super().__init__()
-        self.lines = lines
+        self.said = said
 
-    def put(self, lines: list[list[Piece]]) -> None:
-        self.lines = lines
+    def put(self, said: list[Piece]) -> None:
+        self.said = said
         self.refresh(layout=True)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
@@ -420,54 +418,30 @@ class FootLine(Inked, Widget):
     def _flow(self, width: int) -> Content:
         dot = (f" {self.glyphs.dot} ", self.ink.muted)
         parts: list[Piece] = []
-        for number, line in enumerate(self.lines):
-            used = 0
-            for i, (words, style) in enumerate(line):
-                if used and used + len(dot[0]) + len(words) > width:
-                    parts.append(("\n", ""))
-                    used = 0
-                elif i:
-                    parts.append(dot)
-                    used += len(dot[0])
-                elif number:
-                    parts.append(("\n", ""))
-                parts.append((words, style))
-                used += len(words)
+        used = 0
+        for words, style in self.said:
+            if used and used + len(dot[0]) + len(words) > width:
+                parts.append(("\n", ""))
+                used = 0
+            elif used:
+                parts.append(dot)
+                used += len(dot[0])
+            parts.append((words, style))
+            used += len(words)
         return Content.assemble(*parts)
 
 
-def footer_lines(widget: Inked, done: Finished, record: Record) -> list[list[Piece]]:
-    """Below a finished reply: its figures, then whether drafting paid."""
-    ink, glyphs = widget.ink, widget.glyphs
-    found = record.figures()
+def footer(widget: Inked, done: Finished) -> list[Piece]:
+    """Below a finished reply: what the strip does not say."""
+    ink = widget.ink
     tokens = "–" if done.tokens is None else done.tokens
-    figures = [(glyphs.text(f"{tokens} token{'s' if tokens != 1 else ''}"), ink.muted)]
+    said = [(widget.glyphs.text(f"{tokens} token{'s' if tokens != 1 else ''}"), ink.muted)]
     if (why := REASONS.get(done.reason)) is not None:
-        figures.insert(0, (why, ink.warn if done.reason != "stop_string" else ink.muted))
-    if found is not None and found.tok_per_s is not None:
-        figures.append((f"{rate(found.tok_per_s)} tok/s", ink.muted))
-    if found is not None and done.engine:
-        figures.append((glyphs.text(f"kept {found.kept_words}"), ink.muted))
-    elif done.verdict is None:
-        figures.append(("plain", ink.muted))
-    figures.append((f"TTFT {duration(done.timings.ttft_ms)}", ink.muted))
+        said.insert(0, (why, ink.warn if done.reason != "stop_string" else ink.muted))
     if "seed" not in done.unknown:
-        figures.append((f"seed {done.seed}", ink.muted))
+        said.append((f"seed {done.seed}", ink.muted))
     if done.engine:
-        figures.append((sanitize_line(done.engine), ink.muted))
+        said.append((sanitize_line(done.engine), ink.muted))
     if done.near_ties:
-        figures.append((f"same text up to rounding: {done.near_ties} near-ties", ink.warn))
-    if (verdict := done.verdict) is None:
-        return [figures]
-    rest = details(verdict) + sources(record, glyphs)
-    paid = [(glyphs.text(lead(verdict, MEASURE)), ink.verdict(verdict.answer))]
-    return [figures, paid + [(words, ink.muted) for words in rest]]
-
-
-def sources(record: Record, glyphs: Glyphs) -> list[str]:
-    """What each source gained by itself, where there are several."""
-    passes = [TimedRound.of(done) for done in record.request().rounds if done.index]
-    found = {source: one.ratio for source, one in by_source(passes).items() if one.ratio}
-    if len(found) < 2:
-        return []
-    return [f"{glyphs.label(source)} {ratio:.2f}{glyphs.times}" for source, ratio in found.items()]
+        said.append((f"same text up to rounding: {done.near_ties} near-ties", ink.warn))
+    return said

@@ -335,7 +335,7 @@ class PanelTabs(Inked, Widget):
         on, off = "bold reverse $primary", self.ink.muted
         styles = (off, on) if chosen else (on, off)
         tabs = zip(self.NAMES, styles, strict=True)
-        return Content.assemble(*tabs, ("  F12", "bold $primary"), (" changes", self.ink.muted))
+        return Content.assemble(*tabs, "  ", ("/figures", "bold $primary"))
 
     def on_click(self, event: events.Click) -> None:
         self.post_message(self.Picked(event.x > len(self.NAMES[0])))

@@ -1,4 +1,4 @@
-"""The speed model on sliders, and the user's own pair on the same chart."""
+"""How the draft length changes the speed of the user's pair, and the theory behind a key."""
 
 from __future__ import annotations
 
@@ -18,24 +18,22 @@ from specllama.tui.widgets.bars import IntervalMark, Series, Slider, SpeedChart
 from specllama.tui.widgets.base import Inked
 
 
-class Playground(Inked, Vertical):
-    """Bars are the model; a diamond with its whisker is a measurement."""
+class Playground(Inked, Vertical, can_focus=True):
+    """Bars are what was measured; with the theory, bars are the model and diamonds measurements."""
 
     HELP = """
-    α is the chance that a drafted token is accepted, c the cost of one draft step and β the cost
-    of each further row of a target pass, both in target steps; k is how many tokens are drafted.
+    k is how many tokens are drafted in every round. A bar is the speed of such runs over that of
+    plain runs, with the interval that it lies in. T shows the theory.
 
-    Expected tokens per round are (1 − α^(k+1)) / (1 − α), the speed-up is that divided by
-    1 + k·c + k·β. Speculation pays if and only if α > c + β, and never gets past 1 / (c + β).
-
-    Bars are the theory for what the sliders say. A diamond is a measurement: the speed of runs that
-    drafted k tokens in every round, over that of plain runs, with the interval that it lies in. M
-    puts the sliders on your pair's figures, so that the two can be compared.
+    In theory, α is the chance that a guess is kept, c the cost of one draft step and β the cost of
+    each further row of a target pass, both in target steps. Expected tokens per round are
+    (1 − α^(k+1)) / (1 − α), the speed-up is that divided by 1 + k·c + k·β. Speculation pays if and
+    only if α > c + β, and never gets past 1 / (c + β). M puts the sliders on your pair's figures.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("t", "theory", "Theory", id="playground.theory"),
         Binding("m", "mine", "My pair", id="playground.mine"),
-        Binding("b", "best", "Best k", id="playground.best"),
         Binding("tab", "app.focus_next", "Next slider", show=False),
     ]
 
@@ -43,6 +41,7 @@ class Playground(Inked, Vertical):
         super().__init__(id=id)
         self.pair: SpeedModel | None = None
         self.measured: Mapping[int, Payoff] = {}
+        self.theory = False
         # Without a measurement: a draft a tenth of the target, on a machine with some headroom.
         self.model = SpeedModel(0.7, 0.1, 0.05)
         self.k = 4
@@ -51,10 +50,11 @@ class Playground(Inked, Vertical):
         glyphs = self.glyphs
         with Horizontal(id="playground"):
             with Vertical(id="playground-main"):
-                yield Slider(glyphs.alpha, 0.7, 0.0, 0.99, 0.01, hint="acceptance", id="alpha")
-                yield Slider("c", 0.1, 0.0, 1.0, 0.01, hint="cost of a draft step", id="c")
-                yield Slider(glyphs.beta, 0.05, 0.0, 1.0, 0.01, hint="cost of a row", id="beta")
-                yield Slider("k", 4, 0, MAX_K, 1, hint="tokens drafted", form=".0f", id="k")
+                with Vertical(id="sliders"):
+                    yield Slider(glyphs.alpha, 0.7, 0.0, 0.99, 0.01, hint="kept", id="alpha")
+                    yield Slider("c", 0.1, 0.0, 1.0, 0.01, hint="cost of a draft step", id="c")
+                    yield Slider(glyphs.beta, 0.05, 0.0, 1.0, 0.01, hint="cost of a row", id="beta")
+                    yield Slider("k", 4, 0, MAX_K, 1, hint="tokens drafted", form=".0f", id="k")
                 yield SpeedChart()
             yield Static(id="verdict", markup=False)
 
@@ -91,6 +91,15 @@ class Playground(Inked, Vertical):
         self.k = round(value["k"])
         self._show()
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return self.theory or action != "mine"
+
+    def action_theory(self) -> None:
+        self.theory = not self.theory
+        self._show()
+        (self.query_one("#k") if self.theory else self).focus()
+        self.refresh_bindings()
+
     def action_mine(self) -> None:
         if self.pair is None:
             self.notify("Nothing measured yet: Enter measures")
@@ -100,35 +109,37 @@ class Playground(Inked, Vertical):
         self.query_one("#beta", Slider).value = self.pair.beta
         self.query_one("#k", Slider).value = self.pair.best()[0]
 
-    def action_best(self) -> None:
-        self.query_one("#k", Slider).value = self.model.best()[0]
-
     def _show(self) -> None:
+        self.query_one("#sliders").display = self.theory
         ks = range(MAX_K + 1)
         marks = [_mark(self.measured.get(k)) for k in ks]
-        self.query_one(SpeedChart).series = Series(
-            [self.model.speedup(k) for k in ks], marks, self.k, self.imaginary
-        )
-        narrow = self.app.size.width < 100
-        self.query_one("#verdict", Static).update(self._brief() if narrow else self._verdict())
-
-    def _brief(self) -> Content:
-        ink, x = self.ink, self.glyphs.times
-        parts: list[tuple[str, str]] = []
-        if (mine := self.best_measured) is None:
-            parts.append(("Not measured yet: Enter measures k = 2 to 8.", ink.mark))
+        if self.theory:
+            bars = [self.model.speedup(k) for k in ks]
+            series = Series(bars, marks, self.k, self.imaginary)
         else:
-            one = self.measured[mine]
-            words = f"{self.glyphs.diamond} best measured: k={mine} {self.glyphs.text(said(one))}"
-            parts.append((words, ink.verdict(one.answer)))
-        whose = "imaginary pair" if self.imaginary else "your pair in theory"
-        speed = self.model.speedup(self.k)
-        parts.append((f"\n{whose}: {speed:.2f}{x} at k={self.k}", ink.muted))
-        return Content.assemble(*parts)
+            bars = [1.0, *(self._ratio(k) for k in range(1, max(self.measured, default=0) + 1))]
+            series = Series(bars if self.measured else [], marks, self.best_measured)
+        self.query_one(SpeedChart).series = series
+        narrow = self.app.size.width < 100
+        self.query_one("#verdict", Static).update(
+            Content.assemble(*(self._brief() if narrow else self._verdict()))
+        )
 
-    def _verdict(self) -> Content:
+    def _brief(self) -> list[tuple[str, str]]:
+        if (mine := self.best_measured) is None:
+            return [("Not measured yet: Enter measures k = 2 to 8.", self.ink.mark)]
+        one = self.measured[mine]
+        words = f"{self.glyphs.diamond} best measured: k={mine} {self.glyphs.text(said(one))}"
+        parts = [(words, self.ink.verdict(one.answer))]
+        if self.theory:
+            whose = "imaginary pair" if self.imaginary else "your pair in theory"
+            speed = f"{self.model.speedup(self.k):.2f}{self.glyphs.times}"
+            parts.append((f"\n{whose}: {speed} at k={self.k}", self.ink.muted))
+        return parts
+
+    def _verdict(self) -> list[tuple[str, str]]:
         """What was measured, every length of it; below, what the sliders would say."""
-        ink, g, model, k = self.ink, self.glyphs, self.model, self.k
+        ink, g = self.ink, self.glyphs
         parts: list[tuple[str, str]] = [(f"{g.diamond} Your pair, measured here\n", ink.mark)]
         if not self.measured:
             parts.append(("Not yet: Enter measures k = 2 to 8.\n", ink.muted))
@@ -136,29 +147,34 @@ class Playground(Inked, Vertical):
             one = self.measured[length]
             words = f"k = {length:<2} {g.text(said(one))}\n"
             parts.append((words, ink.verdict(one.answer)))
+        return parts + self._in_theory() if self.theory else parts
+
+    def _in_theory(self) -> list[tuple[str, str]]:
+        ink, g, model, k = self.ink, self.glyphs, self.model, self.k
         whose = "an imaginary pair" if self.imaginary else "your pair's figures (M)"
         best, top = model.best()
         total = model.c + model.beta
-        parts += [
+        parts = [
             (f"\nIn theory, with {whose}\n", "bold"),
             (f"{g.alpha} {model.alpha:.2f}  c {model.c:.2f}  {g.beta} {model.beta:.2f}\n", ""),
             (f"{model.speedup(k):.2f}{g.times} at k = {k}: ", ""),
             (f"{model.tokens(k):.2f} tokens in {model.cost(k):.2f} steps\n", ink.muted),
         ]
         signs = (f"{g.alpha} {model.alpha:.2f}", f"c + {g.beta} {total:.2f}")
-        if model.pays:
-            parts.append((f"A guess would pay: {signs[0]} > {signs[1]}\n", ink.muted))
-            bound = f"{model.bound:.1f}{g.times}" if total > 0 else "none"
-            parts.append((f"Peak {top:.2f}{g.times} at k = {best}, bound {bound}\n", ink.muted))
-            collapse = model.collapse()
-            words = "never up to k = 64" if collapse is None else f"from k = {collapse}"
-            parts.append((f"Slower than plain {words}", ink.muted))
-        else:
-            parts.append((f"No guess would pay: {signs[0]} <= {signs[1]}", ink.muted))
-        return Content.assemble(*parts)
+        if not model.pays:
+            return [*parts, (f"No guess would pay: {signs[0]} <= {signs[1]}", ink.muted)]
+        bound = f"{model.bound:.1f}{g.times}" if total > 0 else "none"
+        collapse = model.collapse()
+        words = "never up to k = 64" if collapse is None else f"from k = {collapse}"
+        return [
+            *parts,
+            (f"A guess would pay: {signs[0]} > {signs[1]}\n", ink.muted),
+            (f"Peak {top:.2f}{g.times} at k = {best}, bound {bound}\n", ink.muted),
+            (f"Slower than plain {words}", ink.muted),
+        ]
 
     def _ratio(self, k: int) -> float:
-        return self.measured[k].ratio or 0.0
+        return self.measured[k].ratio or 0.0 if k in self.measured else 0.0
 
 
 def _mark(verdict: Payoff | None) -> IntervalMark | None:

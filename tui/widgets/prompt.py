@@ -19,7 +19,7 @@ from textual.widgets import TextArea
 from specllama.errors import PromptTooLong, SpecllamaError, UsageError
 from specllama.replies import attach
 from specllama.tui.completing import complete
-from specllama.tui.messages import PromptSubmitted, StorageFailed
+from specllama.tui.messages import ActionAsked, PromptSubmitted, StorageFailed
 from specllama.tui.state import DraftFile, PromptHistory
 from specllama.tui.widgets.completions import Attached, Completions
 
@@ -113,6 +113,11 @@ class Prompt(TextArea):
                 or (self.take_completion() and chosen.final)
             ):
                 self.action_send()
+            return
+        if event.key == "question_mark" and not self.text:
+            event.stop()
+            event.prevent_default()
+            self.post_message(ActionAsked("show('help')"))
             return
         await super()._on_key(event)
         if event.character is not None and event.character.isspace():

@@ -10,7 +10,6 @@ from specllama.bench import outcome
 from specllama.bench.experiment import PLAIN, TOGETHER, Run
 from specllama.bench.outcome import Way
 from specllama.bench.paired import ratio_words
-from specllama.bench.prompts import SLICES
 from specllama.events import Payoff
 from specllama.interface import EngineInfo
 from specllama.text import rate, sanitize_line
@@ -22,19 +21,39 @@ NAME = 9  # cells in front of a bar
 SMALLEST = 8  # cells of the longest bar
 
 
+# Letters five dots high, a line of bits for each row of dots from the top.
+_LETTERS = {
+    "A": "010 101 111 101 101", "C": "111 100 100 100 111", "E": "111 100 110 100 111",
+    "L": "100 100 100 100 111", "N": "1001 1101 1011 1001 1001", "O": "111 101 101 101 111",
+    "S": "111 100 111 001 111", "T": "111 010 010 010 010", "Y": "101 101 010 010 010",
+    " ": "0 0 0 0 0",
+}  # fmt: skip
+
+
+def large(word: str) -> list[str]:
+    """A word in letters three lines high, two dots to a cell."""
+    rows = [" ".join(line) for line in zip(*(_LETTERS[one].split() for one in word), strict=True)]
+    dots = [row.replace(" ", "0") for row in (*rows, "0" * len(rows[0]))]
+    signs = {"00": " ", "10": "▀", "01": "▄", "11": "█"}
+    return [
+        "".join(signs[a + b] for a, b in zip(dots[i], dots[i + 1], strict=True)) for i in (0, 2, 4)
+    ]
+
+
 def answer(way: Way, glyphs: Glyphs, ink: Ink, width: int, *, tall: bool) -> list[Content]:
-    """The answer to "does it pay?": a word in its colour, and the sentence that explains it."""
+    """The answer to "does it pay?": a word in its colour, as large as there is room, and the
+    sentence that explains it."""
     word, sentence = outcome.answer(way)
     style = {"YES": ink.good, "NO": ink.warn}.get(word, ink.accent)
-    badge = f"  {word}  "
-    said = Content.assemble(
-        (badge, f"bold reverse {style}"), ("  " + glyphs.text(sentence), "bold")
-    )
-    lines = said.wrap(width)
-    if not tall:
-        return lines
-    blank = Content.assemble((" " * len(badge), f"reverse {style}"))
-    return [blank, *lines, blank]
+    explained = Content.assemble((glyphs.text(sentence), "bold"))
+    letters = large(word)
+    if not tall or glyphs.ascii or len(letters[0]) > width:
+        badge = (f"  {word}  ", f"bold reverse {style}")
+        return Content.assemble(badge, "  ", explained).wrap(width)
+    lines = [Content.assemble((line, style)) for line in letters]
+    if len(letters[0]) + 3 + explained.cell_length > width:
+        return [*lines, explained]
+    return [lines[0], Content.assemble(lines[1], "   ", explained), lines[2]]
 
 
 def question(run: Run, asked: str, pairs: int, glyphs: Glyphs, ink: Ink, width: int) -> Content:
@@ -97,80 +116,17 @@ def proof(way: Way, glyphs: Glyphs, ink: Ink, width: int) -> Content:
     return line
 
 
-def methods(ways: Sequence[Way], glyphs: Glyphs, ink: Ink, width: int) -> Content:
-    """Every way with its speed; whether the text is the same has a column of its own."""
-    if not ways:
-        return Content.assemble(("Enter runs every method on this prompt.", ink.muted))
-    names = max(len(way.run.name) for way in ways)
-    plain = next((way.plain for way in ways if way.plain), None)
-    narrow = width < names + 60
-    text = "same" if narrow else "same text"
-    head = f"{'':{names}}  {'tok/s':>6}  {text}  {'' if narrow else 'does it pay?'}"
-    lines = [
-        Content.assemble((head, ink.muted)),
-        Content.assemble((f"{'Plain':<{names}}  ", "bold"), f"{rate(plain):>6}"),
-    ]
-    for way in ways:
-        same = glyphs.text("✓" if way.same == way.of else "✗")
-        lines.append(
-            Content.assemble(
-                (f"{sanitize_line(way.run.name):<{names}}  ", "bold"),
-                f"{rate(way.speed):>6}  ",
-                (f"{same:<{len(text)}}  ", ink.muted if way.same == way.of else ink.warn),
-                _brief(way.verdict, glyphs, ink) if narrow else _said(way.verdict, glyphs, ink),
-            )
-        )
-    return Content("\n").join(lines)
+def offer(info: EngineInfo) -> str:
+    """What R does for conversations at once, or why nothing."""
+    if info.lanes < 2:
+        return "This server writes one reply at a time: nothing can be raced at once."
+    *first, last = [str(n) for n in TOGETHER if n <= info.lanes]
+    several = f"{', '.join(first)} and {last}"
+    return f"R races {several} replies at once, each way, among what others ask."
 
 
-def slices(ways: Sequence[Way], per_slice: int, glyphs: Glyphs, ink: Ink) -> Content:
-    if not ways:
-        words = f"Enter runs {per_slice} prompts of each kind of text."
-        return Content.assemble((words, ink.muted))
-    head = f"{'':6}{'plain':>8}{'drafted':>9}{'p50':>9}{'p95':>9}"
-    lines = [Content.assemble((head, ink.muted))]
-    for way in ways:
-        figures = (
-            f"{rate(way.plain):>8}{rate(way.speed):>9}"
-            f"{duration(way.wait_ms(0.5)):>9}{duration(way.wait_ms(0.95)):>9}  "
-        )
-        said = _said(way.verdict, glyphs, ink)
-        lines.append(Content.assemble((f"{way.run.group:<6}", "bold"), (figures, ""), said))
-    legend = "tokens a second; p50, p95: how long one waits for more text"
-    return Content("\n").join([*lines, Content.assemble((legend, ink.muted))])
-
-
-def offer(info: EngineInfo | None, loading: str, *, can_widen: bool) -> str:
-    """What Enter does for conversations at once, or why nothing.
-
-    Args:
-        loading: how far the pair is loaded again, with more lanes; "" where it is not.
-        can_widen: it can be.
-    """
-    if info is None:
-        return ""
-    if info.lanes > 1:
-        return f"Enter writes {len(SLICES)} replies {_several(info.lanes)} at once, each way."
-    if loading:
-        return f"The pair is loaded again: {loading}."
-    if not can_widen:
-        return "This engine writes one reply at a time: nothing can be run at once."
-    most = max(TOGETHER)
-    return (
-        f"Enter loads the pair again, with room for {most} conversations (that took "
-        f"{info.load_ms / 1000:.1f} s last time), and writes {len(SLICES)} replies "
-        f"{_several(most)} at once, each way. It stays loaded so."
-    )
-
-
-def _several(lanes: int) -> str:
-    """ "1, 2 and 4": how many conversations are raced at once, given the lanes."""
-    *first, last = [str(n) for n in TOGETHER if n <= lanes]
-    return f"{', '.join(first)} and {last}"
-
-
-def lanes(ways: Sequence[Way], offer: str, glyphs: Glyphs, ink: Ink) -> Content:
-    """Conversations at once; ``offer``: what Enter would do."""
+def lanes(ways: Sequence[Way], offer: str, glyphs: Glyphs, ink: Ink, width: int) -> Content:
+    """Conversations at once; ``offer``: what R would do."""
     if not ways:
         return Content.assemble((offer, ink.muted))
     head = f"{'':4}{'plain':>8}{'':8}{'drafted':>8}{'each':>8}  same"
@@ -188,7 +144,7 @@ def lanes(ways: Sequence[Way], offer: str, glyphs: Glyphs, ink: Ink) -> Content:
                 (f"{gain:>8}", ink.muted),
                 f"{rate(one.speed):>8}{rate(each):>8}  ",
                 (f"{same:<6}", ink.muted if one.same == one.of else ink.warn),
-                _said(one.verdict, glyphs, ink),
+                _said(one.verdict, glyphs, ink, brief=width < 88),
             )
         )
     legend = (
@@ -210,17 +166,7 @@ def together(ways: Sequence[Way], glyphs: Glyphs, ink: Ink) -> Content:
     return Content.assemble((glyphs.text(words), ink.accent))
 
 
-def _brief(one: Payoff, glyphs: Glyphs, ink: Ink) -> Content:
-    """The ratio alone; that drafting stayed off, instead of its interval."""
-    words = ratio_words(one)
-    if one.answer == "off":
-        words = f"off ({words.partition(' ')[0]})"
-    return Content.assemble((glyphs.text(words), ink.verdict(one.answer)))
-
-
-def _said(one: Payoff, glyphs: Glyphs, ink: Ink) -> Content:
-    kept = [part for part in details(one) if "kept" in part]
-    rest = "".join(f" {glyphs.dot} {part}" for part in kept)
-    return Content.assemble(
-        (glyphs.text(outcome.said(one)), ink.verdict(one.answer)), (rest, ink.muted)
-    )
+def _said(one: Payoff, glyphs: Glyphs, ink: Ink, *, brief: bool) -> Content:
+    said = (glyphs.text(ratio_words(one) if brief else outcome.said(one)), ink.verdict(one.answer))
+    kept = [part for part in details(one) if "kept" in part and not brief]
+    return Content.assemble(said, ("".join(f" {glyphs.dot} {part}" for part in kept), ink.muted))

@@ -1,6 +1,7 @@
-"""The row of rounds: one group of glyphs per round, newest at the right.
+"""The row of rounds: one group of glyphs per pass of the target, newest at the right, and what they
+mean.
 
-ᵈ■■■+ ■□□+ ⁿ■■■■■+ ++        kept ▃▅▁█▆
+ᵈ■■■+ ■□·+ ⁿ■■■■■+ ++        ■ kept  □ refused  · unread  + target
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from textual.content import Content
 from textual.widget import Widget
 
 from specllama.events import RoundDone
-from specllama.tui.record import depth_of, glyph_run
+from specllama.tui import legend
+from specllama.tui.record import glyph_run
 from specllama.tui.widgets.base import Inked
 
 KEEP = 256
-LABEL = "kept "  # of the bars: a share
+RECENT = 32  # rounds whose letters are explained
 
 
 def round_parts(
@@ -28,12 +30,11 @@ def round_parts(
         return [(glyphs.target, ink.target)]
     parts: list[tuple[str, str]] = []
     style = ink.source(done.source)
+    styles = {"accepted": style, "rejected": ink.rejected, "target": ink.target}
     if lead or before is None or before.source != done.source:
         parts.append((glyphs.source(done.source), style))
-    for kind, run in glyph_run(done, glyphs.accepted, glyphs.rejected, glyphs.target):
-        parts.append(
-            (run, {"accepted": style, "rejected": ink.rejected, "target": ink.target}[kind])
-        )
+    for kind, run in glyph_run(done, glyphs):
+        parts.append((run, styles.get(kind, ink.muted)))
     return parts
 
 
@@ -58,8 +59,8 @@ class RoundsRow(Inked, Widget):
         width = self.content_size.width
         if not self._rounds or width < 10:
             return Content("")
-        spark = self._spark(min(24, width // 4)) if width >= 70 else ""
-        room = width - (len(LABEL) + len(spark) + 2 if spark else 0)
+        meanings = self._legend(width // 2)
+        room = width - meanings.cell_length - 2
         groups: list[list[tuple[str, str]]] = []
         used = 0
         rounds = list(self._rounds)
@@ -75,20 +76,23 @@ class RoundsRow(Inked, Widget):
             groups.append(parts)
             used += need
         if not groups:
-            return Content("")
+            return meanings
         first = rounds[len(rounds) - len(groups)]
         groups[-1] = round_parts(first, None, self)
-        flat = [part for parts in reversed(groups) for part in parts]
-        content = Content.assemble(*flat)
-        if spark:
-            pad = max(1, width - content.cell_length - len(LABEL) - len(spark))
-            label = (LABEL, self.ink.muted)
-            content = Content.assemble(content, " " * pad, label, (spark, self.ink.accent))
-        return content
+        content = Content.assemble(*(part for parts in reversed(groups) for part in parts))
+        gap = width - content.cell_length - meanings.cell_length
+        return Content.assemble(content, " " * gap, meanings)
 
-    def _spark(self, width: int) -> str:
-        """Accepted share of each recent round; plain rounds have none and are left out."""
-        shares = [
-            done.accepted / max(depth_of(done)) for done in list(self._rounds) if done.drafted
-        ]
-        return self.glyphs.spark(shares[-width:])
+    def _legend(self, room: int) -> Content:
+        """What the signs mean: all of it where there is room, of guesses everywhere."""
+        sources = [done.source for done in list(self._rounds)[-RECENT:] if done.drafted]
+        entries = legend.rounds(self.glyphs, self.ink, sources)
+        shown = Content("")
+        for some, gap in ((entries, "  "), (entries[-4:], "  "), (entries[-4:-1], " ")):
+            pairs = [
+                ((sign, style), (f" {word}{gap}", self.ink.muted)) for sign, style, word in some
+            ]
+            shown = Content.assemble(*(part for pair in pairs for part in pair)).rstrip()
+            if shown.cell_length <= room:
+                break
+        return shown

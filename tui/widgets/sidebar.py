@@ -26,7 +26,7 @@ COLUMNS = 32
 
 class Sidebar(Inked, Vertical):
     HELP = """
-    Enter or a click resumes a conversation, F7 searches them, Ctrl+B hides the list.
+    Enter or a click resumes a conversation, F7 searches them, F8 hides the list.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -1,6 +1,6 @@
-"""The strip below the conversation: the figures of the last reply, and whether drafting paid.
+"""The strip below the conversation: whether drafting paid in the reply that is shown, its figures.
 
-Cells are dropped from the right when the terminal is narrow; the most telling ones come first.
+Cells are dropped where the terminal is narrow; the most telling ones come first.
 """
 
 from __future__ import annotations
@@ -13,39 +13,28 @@ from textual.widget import Widget
 from specllama.events import Payoff, PrefillProgress
 from specllama.replies.figures import ReplyFigures
 from specllama.text import percent, rate, sanitize_line
-from specllama.tui import legend
 from specllama.tui.record import Record
 from specllama.tui.widgets.base import Inked
-from specllama.verdict import details, lead
+from specllama.verdict import brief
 
-MEASURE = "press F4 to measure"
-RECENT = 32  # rounds whose letters are explained
+MEASURE = "F4 measures"
+FULL = 0.8  # of the context, from which on that is said
 
 
 @dataclass(slots=True)
 class StripState:
-    """Everything the strip shows, as the chat screen knows it; ``record`` is of the last reply."""
+    """Everything the strip shows, as the chat screen knows it; ``record`` is of the shown reply."""
 
     record: Record | None = None
     busy: bool = False
     speculate: bool = True
-    source: str = ""
-    window: int | None = None
-    reason: str = ""
+    notice: str = ""  # of the engine
     used: int | None = 0  # tokens of the context; None where they were not counted
     n_ctx: int = 0
     on_full: str = "stop"
     prefill: PrefillProgress | None = None
     loading: str = ""
     demonstration: bool = False  # drafting is forced where it does not pay
-
-    def show(self, record: Record | None) -> None:
-        """Another reply is the last that is shown."""
-        self.record = record
-        last = record.rounds[-1] if record is not None and record.rounds else None
-        self.source = "" if last is None else last.source
-        self.window = None if last is None else last.draft_max
-        self.reason = "" if last is None else last.window_reason
 
     @property
     def figures(self) -> ReplyFigures | None:
@@ -57,9 +46,9 @@ class StripState:
         return None if found is None else found.verdict
 
     @property
-    def filled(self) -> float | None:
+    def filled(self) -> float:
         """The part of the context that is used, 0..1."""
-        return self.used / self.n_ctx if self.n_ctx and self.used is not None else None
+        return (self.used or 0) / self.n_ctx if self.n_ctx else 0.0
 
     @property
     def loses(self) -> bool:
@@ -92,55 +81,63 @@ class StatsStrip(Inked, Widget):
         self.state = state
 
     def render(self) -> Content:
+        """What was measured at the left; at the right, what there is to do or to know."""
         width = self.content_size.width
         if self.state.prefill is not None and self.state.busy:
             return self._prefill(width)
-        gap = "   " if width >= 124 else "  "
+        notices = self._notices()
+        notice = next((one for one in notices if one.cell_length <= width), Content(""))
+        room = width - notice.cell_length - 3 if notice.plain else width
+        gap = ("  ", "") if width < 100 else (f" {self.glyphs.dot} ", self.ink.muted)
         line = Content("")
         for forms in self._cells():
             for cell in forms:  # the longest that fits
                 joined = Content.assemble(line, gap, cell) if line.plain else cell
-                if joined.cell_length <= width:
+                if joined.cell_length <= room:
                     line = joined
                     break
-        return line
+        return Content.assemble(line, " " * (width - line.cell_length - notice.cell_length), notice)
 
     def _cells(self) -> list[list[Content]]:
         """What is worth showing, the most telling first, each in forms that get shorter."""
         s, ink, glyphs = self.state, self.ink, self.glyphs
         figures, verdict = s.figures, s.verdict
         cells: list[list[Content]] = []
-        if figures is not None and (speed := figures.tok_per_s) is not None:
-            cells.append([Content.assemble((rate(speed), ink.strong), (" tok/s", ink.muted))])
-        if s.speculate and verdict is not None:
-            style = ink.verdict(verdict.answer)
-            first = glyphs.text(lead(verdict, MEASURE))
+        if verdict is not None:
+            first = glyphs.text(brief(verdict, MEASURE))
             leads = [first, first.partition(":")[0], first.partition(" (")[0]]
+            style = f"bold {ink.verdict(verdict.answer)}"
             cells.append([Content.assemble((words, style)) for words in leads])
-        elif figures is not None and figures.engine:
-            kept = glyphs.text(figures.kept_words)
-            cells.append([Content.assemble(("kept ", ink.muted), (kept, ""))])
-        elif not s.speculate:
-            cells.append([Content.assemble(("speculation off", ink.warn))])
-        if (used := s.filled) is not None:
-            style = ink.bad if used >= 0.95 else ink.warn if used >= 0.8 else ""
-            full, rest = glyphs.meter(used, 6)
-            count = f" {s.used}/{s.n_ctx}"
-            bar = [(full, style or ink.accent), (rest, ink.muted), (count, style)]
-            forms = [bar] if self.content_size.width >= 100 else []
-            forms.append([(percent(used), style)])
-            cells.append([Content.assemble(("ctx ", ink.muted), *form) for form in forms])
-        if s.speculate and verdict is not None:
-            cells += [[Content.assemble((words, ink.muted))] for words in details(verdict)]
-        if figures is not None and figures.first is not None:
-            took = duration(figures.first.total)
-            cells.append([Content.assemble(("TTFT ", ink.muted), (took, ""))])
-        depths = figures.depths[:8] if figures is not None and s.speculate else ()
-        if bars := glyphs.spark([kept / drafted for kept, drafted in depths if drafted]):
-            cells.append([Content.assemble(("by depth ", ink.muted), (bars, ink.accent))])
-        if s.speculate and s.window is not None:
-            cells.append([Content.assemble(("window ", ink.muted), (str(s.window), ""))])
+        if figures is not None and (speed := figures.tok_per_s) is not None:
+            cells.append([Content.assemble((rate(speed), ink.strong), " tok/s")])
+        if figures is not None and figures.engine:
+            cells.append([Content(f"kept {glyphs.text(figures.kept_words)}")])
+        elif verdict is not None and verdict.drafted:
+            cells.append([Content(f"{percent(verdict.accepted / verdict.drafted)} kept")])
+        if s.filled:
+            cells.append([Content.assemble(("context ", ink.muted), percent(s.filled))])
         return cells
+
+    def _notices(self) -> list[Content]:
+        """One thing, in forms that get shorter."""
+        s, ink, left = self.state, self.ink, max(0, self.state.n_ctx - (self.state.used or 0))
+        then = "Ctrl+N new chat" if s.on_full == "stop" else "then the oldest turns leave"
+        if s.loading:
+            words, style = [sanitize_line(s.loading)], ink.muted
+        elif s.filled >= FULL:
+            more = ", F8 lets the oldest go" if s.on_full == "stop" else ""
+            words = [f"{left} tokens of context left: {then}{more}", f"{left} tokens left: {then}"]
+            style = ink.warn
+        elif s.demonstration and s.speculate and s.record is not None:
+            words = ["demonstration: forced to draft, Ctrl+N ends it", "demonstration"]
+            style = ink.warn
+        elif not s.speculate:
+            words, style = ["plain by your choice: F9 drafts", "F9 drafts"], ink.muted
+        elif s.loses:
+            words, style = ["F9 off"], ink.warn
+        else:
+            words, style = [sanitize_line(s.notice)], ink.muted
+        return [Content.assemble((one, style)) for one in words]
 
     def _prefill(self, width: int) -> Content:
         progress = self.state.prefill
@@ -152,59 +149,3 @@ class StatsStrip(Inked, Widget):
         return Content.assemble(
             (full, self.ink.accent), (rest, self.ink.muted), (words, self.ink.muted)
         )
-
-
-class WhyLine(Inked, Widget):
-    """One sentence: why the draft window is what it is, or that speculation loses here."""
-
-    DEFAULT_CSS = """
-    WhyLine { height: 1; padding: 0 1; }
-    """
-
-    def __init__(self, state: StripState, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.state = state
-
-    @property
-    def is_warning(self) -> bool:
-        s = self.state
-        return s.loses or (s.filled or 0.0) >= 0.8
-
-    def render(self) -> Content:
-        """The sentence, and at the right what the row of rounds shows, where there is room."""
-        why, width = self._why(), self.content_size.width
-        record = self.state.record
-        if record is None or not record.rounds:
-            return why
-        sources = [done.source for done in record.rounds[-RECENT:] if done.drafted]
-        entries = legend.rounds(self.glyphs, self.ink, sources)
-        for shown in (entries, entries[-3:]):
-            parts = [((sign, style), (f" {word}  ", self.ink.muted)) for sign, style, word in shown]
-            line = Content.assemble(*(part for pair in parts for part in pair)).rstrip()
-            gap = width - why.cell_length - line.cell_length
-            if gap >= 4:
-                return Content.assemble(why, " " * gap, line)
-        return why
-
-    def _why(self) -> Content:
-        s, ink, glyphs = self.state, self.ink, self.glyphs
-        if s.loading:
-            return Content.assemble((sanitize_line(s.loading), ink.muted))
-        if s.used is not None and (s.filled or 0.0) >= 0.8:
-            then = (
-                "then the reply stops: Ctrl+N new chat, F8 let the oldest go"
-                if s.on_full == "stop"
-                else "then the oldest turns leave the context"
-            )
-            left = max(0, s.n_ctx - s.used)
-            return Content.assemble((f"{left} tokens of context left, {then}", ink.warn))
-        if s.demonstration and s.speculate and s.record is not None:
-            return Content.assemble(("demonstration: forced to draft, Ctrl+N ends it", ink.warn))
-        if s.loses:
-            return Content.assemble(("drafting loses here: F9 turns it off", ink.warn))
-        if not s.speculate:
-            return Content.assemble(("plain decoding by your choice: F9 turns it on", ink.muted))
-        if not s.reason:
-            return Content("")
-        lead = f"{glyphs.label(s.source)}: " if s.source not in ("", "none") else ""
-        return Content.assemble((lead, ink.source(s.source)), (sanitize_line(s.reason), ink.muted))

@@ -151,7 +151,7 @@ class RaceTrack(Inked, Widget):
         above = [f"{rate(speed)} tok/s", f"{stats.emitted} tokens"]
         below = [f"first token after {duration(1000 * run.ttft_s)}"] if rounds else []
         if stats.drafted:
-            below += [f"{stats.accepted} kept", f"{stats.rejected} not kept"]
+            below.append(f"{stats.accepted} of {stats.drafted} kept")
         lines: list[Content] = []
         for line, words in ((clock, above), (Content(""), below)):
             for one in words:  # what does not fit is left out

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.geometry import Size
+from textual.geometry import Offset, Size
 from textual.reactive import Reactive
 from textual.widget import Widget
 from textual.widgets import Button, Static
@@ -68,6 +68,12 @@ class Transcript(VerticalScroll, can_focus=False):
         self._follows = False
         super().release_anchor()
 
+    @property
+    def scroll_offset(self) -> Offset:
+        """Few lines begin at the top, where Textual would put them at the bottom."""
+        x, y = super().scroll_offset
+        return Offset(x, max(y, 0))
+
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
         if round(old_value) != round(new_value):
@@ -75,9 +81,8 @@ class Transcript(VerticalScroll, can_focus=False):
 
     @property
     def at_end(self) -> bool:
-        # Few lines stand at the bottom. Where the end is followed, the scroll position is behind it
-        # until the next frame.
-        return self._follows or max(self.scroll_offset.y, 0) >= self.max_scroll_y
+        # Where the end is followed, the scroll position is behind it until the next frame.
+        return self._follows or self.scroll_offset.y >= self.max_scroll_y
 
     def page(self, step: int) -> None:
         """A page up or down; at the end new text is followed again."""

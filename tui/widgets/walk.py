@@ -312,7 +312,7 @@ def caption(done: RoundDone, stage: int, glyphs: Glyphs) -> str:
         return f"{who[0].upper()}{who[1:]} proposes {number_of(n, 'token')}."
     if stage == 1:
         rows = number_of(n + 1, "row")
-        return f"The target checks all of them in one pass of {rows}, and accepts {done.accepted}."
+        return f"The target checks all of them in one pass of {rows}, and keeps {done.accepted}."
     if words := cost(done):
         return words
     kept = len(done.emitted)

@@ -85,11 +85,7 @@ def rounds_line(rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, widt
     """The rounds around the current one as glyphs, the current one in brackets."""
     if not rounds:
         return Content("")
-    groups = [
-        "".join(run for _, run in glyph_run(r, glyphs.accepted, glyphs.rejected, glyphs.target))
-        or glyphs.target
-        for r in rounds
-    ]
+    groups = ["".join(run for _, run in glyph_run(r, glyphs)) or glyphs.target for r in rounds]
     first = last = at
     used = len(groups[at]) + 3
     while True:

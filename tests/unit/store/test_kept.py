@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from specllama import paths
@@ -18,7 +17,7 @@ from specllama.bench.report import read_report
 from specllama.errors import SpecllamaError
 from specllama.models.receipts import make_receipt, read_receipt, receipt_path, write_receipt
 from specllama.models.summaries import Summaries
-from specllama.store import checks, profiles
+from specllama.store import profiles
 from specllama.store.rounds import read_run
 from specllama.tui.state import DraftFile, Preferences, PromptHistory
 
@@ -93,17 +92,6 @@ def run(folder: Path) -> tuple[Path, Callable[[], object]]:
     return in_file(folder / "1.jsonl", lines, read_run)
 
 
-def check(folder: Path) -> tuple[Path, Callable[[], object]]:
-    one = checks.Check("text", "prove", 1.8e9, ("ä", ""), {"x": "y"}, checks.Finding(True, "ok"))
-    lines = msgspec.json.encode(one) + b"\n"
-
-    def read(path: Path) -> None:
-        for line in checks.iter_lines(path):
-            checks._check(line)
-
-    return in_file(paths.checks_file(), lines, read)
-
-
 def preferences(folder: Path) -> tuple[Path, Callable[[], object]]:
     text = json.dumps({"theme": "ä", "keys": {"a": "b"}, "view": "text"}, ensure_ascii=False)
     return in_file(Preferences.path(), text.encode(), lambda path: Preferences.load())
@@ -119,7 +107,7 @@ def unsent(folder: Path) -> tuple[Path, Callable[[], object]]:
 
 
 KEPT = (
-    *(exactness, summaries, receipt, profile, report, run, check),
+    *(exactness, summaries, receipt, profile, report, run),
     *(preferences, history, unsent),
 )
 

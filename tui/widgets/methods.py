@@ -7,7 +7,6 @@ from textwrap import wrap
 from typing import ClassVar
 
 from textual import work
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import OptionList
@@ -17,9 +16,8 @@ from specllama.bench import outcome
 from specllama.bench.experiment import RaceBoard
 from specllama.interface import EngineInfo, MethodInfo
 from specllama.text import sanitize_line
-from specllama.tui.screens.base import Page
 from specllama.tui.track_record import TrackRecord, track_record
-from specllama.tui.widgets.keys import Keys
+from specllama.tui.widgets.base import Inked
 
 AUTOMATIC = MethodInfo(
     "auto",
@@ -45,56 +43,44 @@ def raced(board: RaceBoard) -> dict[str, tuple[str, str]]:
     for tab in ("race", "methods"):
         for way in outcome.ways(board, tab):
             if way.plain is not None:
-                found["none"] = f"F4: {way.plain:.0f} tok/s", ""
+                found["none"] = f"raced: {way.plain:.0f} tok/s", ""
             found[way.run.params.proposer] = outcome.way_words(way), way.verdict.answer
     return found
 
 
-class MethodsScreen(Page):
-    TITLE = "Ways to draft"
-    HELP = """
-    A method proposes tokens; the target decides, so all of them give the same text. Enter uses
-    the method from the next reply on. What is not available says why. Figures are those of the
-    races (F4) of today, else of the round logs of this pair on this machine.
+class MethodList(Inked, OptionList):
+    """A row for each; Enter uses one, the page races it.
+
+    Attributes:
+        current: the method in use.
+        raced: what the races of today said.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "choose", "Use", id="methods.use", priority=True),
-    ]
+    HELP = """
+    A method proposes tokens; the target decides, so all of them give the same text. What is not
+    available says why. Figures are those of the races of today, else of the round logs of this
+    pair on this machine.
+    """
 
-    def __init__(
-        self,
-        info: EngineInfo | None,
-        current: str,
-        raced: Mapping[str, tuple[str, str]] | None = None,
-    ) -> None:
-        super().__init__()
-        self.raced = raced or {}
-        self.methods = choices(info)
-        self.info = info
-        self.current = current
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select", "Use", id="methods.use")]
+
+    def __init__(self, info: EngineInfo | None, current: str, *, id: str | None = None) -> None:
+        super().__init__(id=id, markup=False)
+        self.methods, self.info, self.current = choices(info), info, current
+        self.raced: Mapping[str, tuple[str, str]] = {}
         self.record: TrackRecord | None = None
 
-    def compose_page(self) -> ComposeResult:
-        yield OptionList(id="methods", markup=False)
-        yield Keys()
-
     def on_mount(self) -> None:
-        super().on_mount()
-        options = self.query_one(OptionList)
         for method in self.methods:
-            options.add_option(Option(self._row(method), method.name))
-        if self.methods:
-            at = next((i for i, m in enumerate(self.methods) if m.name == self.current), 0)
-            options.highlighted = at
-            drafting = [m for m in self.methods if m not in (AUTOMATIC, PLAIN)]
-            n = sum(m.available for m in drafting)
-            self.set_title(self.TITLE or "", f"{n} of {len(drafting)} available for this pair")
-        else:
-            self.set_title(self.TITLE or "", "load a model to see what it can use: F6")
-        options.focus()
+            self.add_option(Option(self._row(method), method.name))
+        names = [method.name for method in self.methods]
+        self.highlighted = names.index(self.current) if self.current in names else None
         if self.info is not None:
             self._look_up(self.info)
+
+    @property
+    def chosen(self) -> MethodInfo | None:
+        return None if self.highlighted is None else self.methods[self.highlighted]
 
     @work(thread=True, exit_on_error=False, group="logs")
     def _look_up(self, info: EngineInfo) -> None:
@@ -103,19 +89,17 @@ class MethodsScreen(Page):
     def _looked_up(self, record: TrackRecord) -> None:
         if self.is_attached:
             self.record = record
-            self._write()
+            self.write_rows()
 
     def on_resize(self) -> None:
-        super().on_resize()
-        self._write()
+        self.write_rows()
 
-    def _write(self) -> None:
+    def write_rows(self) -> None:
         """The rows anew: with other figures, or in other columns."""
-        options = self.query_one(OptionList)
-        if options.option_count < len(self.methods):
+        if self.option_count < len(self.methods):
             return  # they are still to be made
         for i, method in enumerate(self.methods):
-            options.replace_option_prompt_at_index(i, self._row(method))
+            self.replace_option_prompt_at_index(i, self._row(method))
 
     def _row(self, method: MethodInfo) -> Content:
         ink, glyphs = self.ink, self.glyphs
@@ -136,7 +120,7 @@ class MethodsScreen(Page):
             parts.append((reason, ink.warn))
         lines = wrap(sanitize_line(method.description), width)
         parts.append(("\n  " + "\n  ".join(lines), ink.muted))
-        if method.available and method is not AUTOMATIC:
+        if method.available:
             parts.append(self._achieved(method.name, width))
         return Content.assemble(*parts, "\n")
 
@@ -148,20 +132,5 @@ class MethodsScreen(Page):
         if not words and self.record is not None and (logged := self.record.words(method)):
             verdict = self.record.verdict(method)
             words, answer = f"here: {logged}", "" if verdict is None else verdict.answer
-        lines = wrap(self.glyphs.text(words or "not measured here yet"), width)
+        lines = wrap(self.glyphs.text(words or "not measured here yet: R races it"), width)
         return "\n  " + "\n  ".join(lines), self.ink.verdict(answer)
-
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self._use(self.methods[event.option_index])
-
-    def action_choose(self) -> None:
-        at = self.query_one(OptionList).highlighted
-        if at is not None:
-            self._use(self.methods[at])
-
-    def _use(self, method: MethodInfo) -> None:
-        if method.available:
-            self.dismiss(method.name)
-        else:
-            reason = sanitize_line(method.reason) or "not available for this model"
-            self.notify(f"{method.label}: {reason}", severity="warning", markup=False)
