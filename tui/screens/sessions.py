@@ -24,7 +24,7 @@ from specllama.tui.widgets.preview import Preview, marked
 
 LISTED = 200
 SEARCH = "search titles and texts"
-WITH_COUNT = 44  # columns of a row that also says how many messages there are
+WITH_COUNT = 64  # columns of a row that also says how many messages there are
 
 
 class SessionsScreen(Page):
@@ -147,9 +147,9 @@ class SessionsScreen(Page):
         title = marked(sanitize_line(summary.title), wanted, ink)
         title = title.truncate(max(room - len(when) - 4, 8), ellipsis=True, pad=True)
         row = Content.assemble((mark, ink.accent), title.stylize("bold"), (f"  {when}", ink.muted))
-        if not summary.found:
-            return row
         found = sanitize_line(search.excerpt(summary.found, wanted, room - 3))
+        if found in ("", sanitize_line(summary.title)):
+            return row
         return Content("\n").join([row, Content.assemble("  ", marked(found, wanted, ink))])
 
     def _look(self) -> None:
@@ -173,7 +173,8 @@ class SessionsScreen(Page):
         if last is None:
             return ""
         name = "You" if last.role == "user" else "Reply"
-        return sanitize_line(f"{name}: {search.excerpt(last.content, (), self.size.width)}")
+        room = self.size.width - len(name) - 6
+        return sanitize_line(f"{name}: {search.excerpt(last.content, (), room)}")
 
     @property
     def _selected(self) -> SessionSummary | None:
