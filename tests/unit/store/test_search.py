@@ -13,8 +13,8 @@ from specllama.store.sessions import SessionStore
 from specllama.store.tree import START, StoredMessage
 
 WORDS = ["Draft", "draftée", "model", "k=4", "100%", "a_b", 'so "quoted"', "模型很好", "x", "Ärger"]
-ASKED = ["dra", "DRAFT model", "model draft", "100%", "_b", "%", "型很好", "x", '"k=4 model"', "äRG",
-         'quoted"', "*", "NOT model", "a* OR b"]  # fmt: skip
+ASKED = ["dra", "DRAFT model", "model draft", "100%", "_b", "%", "型很好", "x", '"k=4 model"']
+ASKED += ["äRG", 'quoted"', "*", "NOT model", "a* OR b"]
 
 
 def user(text: str) -> StoredMessage:
