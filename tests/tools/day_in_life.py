@@ -3,15 +3,16 @@ that the same conversation gets on a fresh engine.
 
     python tests/tools/day_in_life.py [--conversations 40] [--turns 3] [--seed 1] [--events N]
 
-One `specllama serve` has three models: the bundled target with its draft model, the draft model as a
-target, and a random model. Conversations go on in a random order, often several at once. Between
-them and in the middle of replies come, N times each: a gap in which every model is unloaded; the
-kill of an engine (SIGKILL); the kill of the whole server; a disk on which no state can be written
-any more; and sleep, in which all of its processes stand still while the clock goes on.
+One `specllama serve` has three models: the bundled target, the bundled draft model as a target, and
+a random model. Conversations go on in a random order, up to three at once. Between them and in the
+middle of replies come, N times each: a gap in which every model is unloaded; the kill of an engine
+(SIGKILL); the kill of the whole server; a disk on which no state can be written any more; and
+sleep, in which all of its processes stand still while the clock goes on.
 
 A client whose reply fails asks again, as people do. A reply is equal if a fresh engine writes it,
 plainly, behind the conversation as it went on from one of its turns: states that are lost are read
-again, and what is read again may part from what was written at a near-tie (exactness.md). POSIX only.
+again, and what is read again may part from what was written at a near-tie (exactness.md). Linux
+only.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import argparse
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -87,24 +89,27 @@ class Server:
     def __init__(self, models: Path, home: Path) -> None:
         self._models, self._home = models, home
         self.http = ""
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         command = [sys.executable, "-m", "specllama", "serve", "-m", str(self._models), "-q"]
         command += ["--port", "0", "-c", str(N_CTX), "-t", "1", "--parallel", "2"]
         command += ["--idle-unload", f"{IDLE_S:g}s", "--kv-disk", "1G"]
-        self._process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=os.environ | {"SPECLLAMA_HOME": str(self._home)},
-            start_new_session=True,
-        )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert "http" in line, "the server does not start"
-        self.http = next(word for word in line.split() if word.startswith("http")).rstrip("/")
+        log = self._home.with_suffix(".log")
+        with log.open("wb") as said:
+            self._process = subprocess.Popen(
+                command,
+                stdout=said,
+                stderr=said,
+                env=os.environ | {"SPECLLAMA_HOME": str(self._home)},
+                start_new_session=True,
+            )
+        until = time.monotonic() + _PATIENCE_S
+        while not (found := re.search(r"http://\S+", log.read_text("utf-8", "replace"))):
+            alive = self._process.poll() is None and time.monotonic() < until
+            assert alive, f"the server does not start: {log.read_text('utf-8')}"
+            time.sleep(0.05)
+        self.http = found.group()
 
     @property
     def pid(self) -> int:

@@ -61,7 +61,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as home:
         os.environ[HOME_VARIABLE] = home
         with Engine.load(args.model, args.draft, options) as engine:
-            texts = chain.from_iterable(cycle([engine.encode(p.content)[0] for p in load_prompts()]))
+            texts = chain.from_iterable(
+                cycle([engine.encode(p.content)[0] for p in load_prompts()])
+            )
             prompt = list(islice(texts, args.tokens))
             prompt += timed(engine, prompt, 16).ids
         size = states.size()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
 import pytest
-from app_driver import Driver
+from app_driver import Driver, Recipe
+from fakes import ScriptedEngine
 from textual.widgets import Input, OptionList, Static
 
 from specllama.store.sessions import SessionStore
@@ -115,3 +117,23 @@ async def test_an_empty_list_says_what_to_do(start: Any) -> None:
         assert d.app.screen is screen
         screen.query_one(Input).value = "zebra"
         await d.until(lambda: "holds all of these words" in d.shown)
+
+
+async def test_a_conversation_is_read_while_the_model_still_loads(start: Any) -> None:
+    fill(fox=DAY)
+    gate = threading.Event()
+    recipe = Recipe(ScriptedEngine(["Ok."]), gate=lambda: assert_opened(gate))
+    async with start(recipe=recipe, wait=False) as d:
+        await opened(d)
+        await d.pilot.press("enter")
+        await d.until(lambda: d.texts[:1] == [("user", "What of fox?")])
+        assert "there is [much] to say" in d.shown
+        assert not d.app.loader.ready
+        gate.set()
+        await d.ready()
+        await d.say("And more?")
+        assert [m.content for m in recipe.engine.requests[0].prompt][0] == "What of fox?"
+
+
+def assert_opened(gate: threading.Event) -> None:
+    assert gate.wait(30)

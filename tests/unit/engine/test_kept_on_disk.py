@@ -304,3 +304,22 @@ def test_idle_texts_take_as_much_memory_as_the_pair_unless_more_was_said(
     said: int | None, pair: int, most: int
 ) -> None:
     assert EngineOptions(kv_ram=said).idle_bytes(pair) == most
+
+
+def test_another_model_reads_a_conversation_once_and_the_first_only_what_is_new(
+    tmp_path: Path,
+) -> None:
+    with engine_of(tmp_path, key="first") as engine:
+        text = [*TEXT, *Turn(engine, TEXT, params(1)).ids, 7]
+    with engine_of(tmp_path, key="second") as engine:
+        one = Turn(engine, text, params(2))
+        known = len(text)
+        text += [*one.ids, 8]
+        two = Turn(engine, text, params(3))
+        text += [*two.ids, 9]
+    assert one.cached == 0
+    assert two.cached >= known
+    with engine_of(tmp_path, key="second") as engine:
+        assert Turn(engine, text, params(4)).cached >= known + len(one.ids)
+    with engine_of(tmp_path, key="first") as engine:
+        assert Turn(engine, text, params(4)).cached >= len(TEXT)
