@@ -61,10 +61,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as home:
         os.environ[HOME_VARIABLE] = home
         with Engine.load(args.model, args.draft, options) as engine:
-            texts = chain.from_iterable(
-                cycle([engine.encode(p.content)[0] for p in load_prompts()])
-            )
-            prompt = list(islice(texts, args.tokens))
+            texts = [engine.encode(one.content)[0] for one in load_prompts()]
+            prompt = list(islice(chain.from_iterable(cycle(texts)), args.tokens))
             prompt += timed(engine, prompt, 16).ids
         size = states.size()
         prompt += prompt[:8]

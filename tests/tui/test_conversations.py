@@ -48,7 +48,7 @@ async def test_headings_are_passed_over(start: Any) -> None:
     async with start("Ok.") as d:
         screen = await opened(d)
         found = rows(screen)
-        assert [row.split()[0] for row in found if not row.startswith(" ")][0] == "Today"
+        assert next(row.split()[0] for row in found if not row.startswith(" ")) == "Today"
         assert sum(row.startswith(" ") for row in found) == 3
         titles = []
         for _ in range(4):
@@ -132,7 +132,7 @@ async def test_a_conversation_is_read_while_the_model_still_loads(start: Any) ->
         gate.set()
         await d.ready()
         await d.say("And more?")
-        assert [m.content for m in recipe.engine.requests[0].prompt][0] == "What of fox?"
+        assert recipe.engine.requests[0].prompt[0].content == "What of fox?"
 
 
 def assert_opened(gate: threading.Event) -> None:
