@@ -343,7 +343,8 @@ class SessionStore:
                 logger.info("conversations are not indexed: %s", error)
                 done = True
             finally:
-                self._db.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")
+                with suppress(sqlite3.Error):  # closed meanwhile
+                    self._db.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")
             if self._index.lacking and not self._told_lacking:
                 self._told_lacking = True
                 self.notices.append(

@@ -65,16 +65,18 @@ async def test_the_preview_shows_how_it_ended_and_what_was_found(start: Any) -> 
     async with start("Ok.", size=(120, 36)) as d:
         screen = await opened(d)
         preview = screen.query_one(Preview)
-        shown = str(preview.query_one(Static).render())
+        shown = str(preview.query_one("#preview-text", Static).render())
         assert "What of rain?" in shown
         assert "Of rain there is [much] to say" in shown
         assert "interrupted" in shown
         assert "\x1b" not in d.shown
         await d.pilot.press("down")
-        await d.until(lambda: "What of fox?" in str(preview.query_one(Static).render()))
+        await d.until(
+            lambda: "What of fox?" in str(preview.query_one("#preview-text", Static).render())
+        )
         await d.pilot.press(*"llama fox")
         await d.until(lambda: len(screen._found) == 1)
-        content = preview.query_one(Static).content
+        content = preview.query_one("#preview-text", Static).content
         assert "What of fox?" in str(content)
         spans = {str(content)[span.start : span.end]: str(span.style) for span in content.spans}
         for word in ("llama", "fox"):

@@ -186,8 +186,7 @@ class SessionsScreen(Page):
         self._look()
 
     def action_scroll(self, step: int) -> None:
-        preview = self.query_one(Preview)
-        preview.scroll_relative(y=step * 3, animate=False)
+        self.query_one(Preview).scroll_by(3 * step)
 
     @on(Input.Changed)
     def _typed(self) -> None:

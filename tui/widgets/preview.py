@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from textual.app import ComposeResult
-from textual.containers import VerticalScroll
+from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
@@ -31,40 +31,51 @@ def marked(text: str, wanted: Sequence[str], ink: Ink) -> Content:
     return content
 
 
-class Preview(Inked, VerticalScroll):
-    """Shows one conversation; nobody gets the focus here."""
+class Preview(Inked, Vertical):
+    """Shows one conversation: its title, and below that a part of it, which scrolls."""
 
-    can_focus = False
+    DEFAULT_CSS = """
+    Preview > #preview-head { height: auto; max-height: 4; margin: 0 0 1 0; }
+    """
 
     def __init__(self, store: SessionStore, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.store = store
 
     def compose(self) -> ComposeResult:
-        yield Static(markup=False)
+        yield Static(id="preview-head", markup=False)
+        with VerticalScroll(can_focus=False):
+            yield Static(id="preview-text", markup=False)
 
     def show(self, session: str | None, wanted: Sequence[str] = ()) -> None:
         """The end of a conversation, or of a search all that it found there."""
-        content = Content()
+        head, found, said = Content(), list[Content](), list[Content]()
         if session is not None:
             try:
-                content = self._content(self.store.get(session), wanted)
+                stored = self.store.get(session)
             except SpecllamaError as error:
-                content = Content.styled(error.message, self.ink.bad)
-        self.query_one(Static).update(content)
-        if wanted:
-            self.scroll_home(animate=False)
+                head = Content.styled(error.message, self.ink.bad)
+            else:
+                head = self._head(stored)
+                found = self._found(stored, wanted) if wanted else []
+                said = found or self._ending(stored)
+        self.query_one("#preview-head", Static).update(head)
+        self.query_one("#preview-text", Static).update(Content("\n").join(said[1:]))
+        scroll = self.query_one(VerticalScroll)
+        if found:
+            scroll.scroll_home(animate=False)
         else:
-            self.scroll_end(animate=False)
+            scroll.scroll_end(animate=False)
 
-    def _content(self, stored: StoredSession, wanted: Sequence[str]) -> Content:
+    def scroll_by(self, lines: int) -> None:
+        self.query_one(VerticalScroll).scroll_relative(y=lines, animate=False)
+
+    def _head(self, stored: StoredSession) -> Content:
         count = number_of(len(stored.messages), "message")
-        parts = [
-            Content.styled(sanitize_line(stored.title), "bold"),
-            Content.styled(f"{date(stored.updated_s)} {self.glyphs.dot} {count}", self.ink.muted),
-        ]
-        said = self._found(stored, wanted) if wanted else []
-        return Content("\n").join([*parts, *(said or self._ending(stored))])
+        return Content.assemble(
+            (sanitize_line(stored.title), "bold"),
+            (f"\n{date(stored.updated_s)} {self.glyphs.dot} {count}", self.ink.muted),
+        )
 
     def _found(self, stored: StoredSession, wanted: Sequence[str]) -> list[Content]:
         chosen, out = set(stored.tree.path), list[Content]()

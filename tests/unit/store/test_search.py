@@ -215,3 +215,10 @@ def test_hits_are_in_order_and_the_longest_first() -> None:
         *((0, 5), (6, 12), (15, 16))
     ]
     assert search.hits("anything", []) == []
+
+
+def test_a_store_that_was_closed_is_not_indexed() -> None:
+    store = SessionStore.open()
+    store.put(store.create(), 0, user("About apples"))
+    store.close()
+    assert store.index()
