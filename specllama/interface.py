@@ -127,6 +127,12 @@ class EngineInfo:
     lanes: int = 1
     reads_ahead: bool = False
 
+    @property
+    def n_bytes(self) -> int:
+        """What the pair's files and contexts take."""
+        pair = (self.target, self.draft)
+        return sum(one.file_bytes + one.kv_bytes for one in pair if one is not None)
+
     def is_exact(self, rows: int, *, line: bool) -> bool:
         """Whether each row of a pass equals a single step; ``line``: the pass has no branches."""
         return rows <= self.exact_rows and (line or self.exact_trees)

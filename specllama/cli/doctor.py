@@ -49,7 +49,7 @@ Examples:
 @grouped("--gpu", is_flag=True, group="Output",
          help="Print the commands that measure a GPU, and what each one shows.")  # fmt: skip
 @grouped("--json", "as_json", is_flag=True, group="Output", help="Print one JSON object.")
-def command(parallel: int, kv_ram: int, gpu: bool, as_json: bool, **flags: Any) -> int:
+def command(parallel: int, kv_ram: int | None, gpu: bool, as_json: bool, **flags: Any) -> int:
     """Check the installation and the machine; with -m, say where a pair would go and why.
 
     No model is loaded and the network is not used. The exit status is 1 if something is broken.

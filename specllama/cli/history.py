@@ -1,4 +1,4 @@
-"""``specllama history``: list and delete stored conversations."""
+"""``specllama history``: list, search and delete stored conversations."""
 
 from __future__ import annotations
 
@@ -23,15 +23,19 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   specllama history ls                   conversations, newest first
+  specllama history search draft model   those with both words, and where
   specllama history rm last
   specllama history rm --all --typed -y  everything said and typed
   specllama chat --unstored              keep nothing in the first place
 """
 
+_INDEX_S = 2.0  # for what has changed since the last search
+_EXCERPT = 70
+
 
 @click.group("history", epilog=EPILOG)
 def command() -> None:
-    """List and delete stored conversations.
+    """List, search and delete stored conversations.
 
     Round logs and kept texts contain text, too: see specllama log rm and specllama log texts.
     """
@@ -51,28 +55,63 @@ def stored() -> Iterator[SessionStore]:
         diagnostics.warn(notice)
 
 
+limit_option = click.option("-n", "--limit", default=20, show_default=True, type=click.IntRange(1))
+
+
 @command.command("ls")
 @click.argument("words", nargs=-1)
-@click.option("-n", "--limit", default=20, show_default=True, type=click.IntRange(1))
+@limit_option
 @json_option
 def ls(words: tuple[str, ...], limit: int, as_json: bool) -> None:
-    """List conversations, newest first; with WORDS, those that contain them."""
+    """List conversations, newest first; with WORDS, as `history search`."""
+    _list(words, limit, as_json)
+
+
+@command.command("search")
+@click.argument("words", nargs=-1, required=True)
+@limit_option
+@json_option
+def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
+    """List the conversations that hold all of these WORDS, and where.
+
+    Each may stand anywhere in the title or a message, also as a part of a word; an argument of
+    several words stands together.
+    """
+    _list(words, limit, as_json)
+
+
+def _list(words: tuple[str, ...], limit: int, as_json: bool) -> None:
+    query = " ".join(f'"{word}"' if " " in word else word for word in words)
     with stored() as store:
-        found = store.summaries(query=" ".join(words), limit=limit)
+        if query:
+            store.index(_INDEX_S)
+        found = store.summaries(query=query, limit=limit)
     columns = [
         Column("id", "id"),
         Column("last", lambda one: when(one.updated_s)),
         number("messages", "messages"),
         Column("title", "title", give=True),
+        *([Column("found", lambda one: _marked(one.found, query), give=True)] if query else []),
     ]
     listing(
         as_json,
         "conversations",
         found,
         columns,
-        to_dict=lambda one: picked(one, "id title created_s updated_s messages"),
-        empty="no conversation is stored" + (" that contains these words" if words else ""),
+        to_dict=lambda one: picked(one, "id title created_s updated_s messages found"),
+        empty="no conversation " + ("holds all of these words" if query else "is stored"),
     )
+
+
+def _marked(text: str, query: str) -> str:
+    """What was found in one line, the words [so]."""
+    from specllama.store.search import excerpt, hits, terms
+
+    wanted = terms(query)
+    line = excerpt(text, wanted, _EXCERPT)
+    for begin, end in reversed(hits(line, wanted)):
+        line = f"{line[:begin]}[{line[begin:end]}]{line[end:]}"
+    return line
 
 
 @command.command("rm")

@@ -162,8 +162,9 @@ def sharing_options(parallel: int) -> Callable[[Decorated], Decorated]:
 
     def decorate(function: Decorated) -> Decorated:
         function = grouped(
-            "--kv-ram", type=click.IntRange(0), default=1024, show_default=True, group="Server",
-            metavar="MIB", help="Memory for idle conversations whose cells were taken.",
+            "--kv-ram", type=click.IntRange(0), default=None, group="Server", metavar="MIB",
+            help="Memory for idle conversations whose cells were taken. Unset: as much as model "
+            "and context take, at most 1024.",
         )(function)  # fmt: skip
         return grouped(
             "--parallel", type=click.IntRange(1, 64), default=parallel, show_default=True,

@@ -130,7 +130,7 @@ def command(
     host: str,
     port: int,
     parallel: int,
-    kv_ram: int,
+    kv_ram: int | None,
     alias: Sequence[str],
     model: Sequence[str],
     draft_model: Sequence[str],

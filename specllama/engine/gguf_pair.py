@@ -66,7 +66,7 @@ class Pair:
             return f"conversations: {self.lanes} at once{fewer}, each with a context of its own"
         need, free = self.need(self.n_ctx), memory.available_memory()
         reading = sum(part.reading for part in need.parts)
-        most = self.options.kv_ram << 20
+        most = self.options.idle_bytes(sum(part.weights + part.kv for part in need.parts))
         idle = min(most, max(free - need.required - memory.SPARE, 0)) if free else most
         apart = f" {reading / 1e6:.1f} MB to read prompts beside them," if reading else ""
         return (

@@ -96,7 +96,7 @@ def load(
         chains=chains,
         windows=Windows(open_profile(info), info),
         stop=stop,
-        kv_ram=options.kv_ram << 20 if options.parallel > 1 else 0,
+        kv_ram=options.idle_bytes(info.n_bytes) if options.parallel > 1 else 0,
         shelf=_shelf(opened, own, options.kv_disk),
         close=opened.close,
     )

@@ -326,12 +326,13 @@ class Seats:
         """See ``keep``; the lane stays as it is."""
         if not slot.unkept or self.shelf is None:
             return
-        slot.unkept = False
         target, free = self._info.target, self._free_memory()
         size = target.kv_bytes * len(slot.target.tokens) // max(target.n_ctx, 1)
-        if not 0 < free < SPARE + size:
-            with suppress(EngineError):  # the library does not give it away
-                self.shelf.put(copied(slot))
+        if 0 < free < SPARE + size:  # for a copy; later, perhaps
+            return
+        slot.unkept = False
+        with suppress(EngineError):  # the library does not give it away
+            self.shelf.put(copied(slot))
 
     def _drop(self, one: ParkedText) -> None:
         """Forget a parked text; where it is to be kept, it goes to disk."""

@@ -384,7 +384,8 @@ class EngineOptions:
         max_rows: the widest target pass that will be asked for (drafts + 1).
         parallel: conversations that can be written at once, in one context that they share; with a
             running state in one each, and as many as memory allows.
-        kv_ram: MiB for what conversations left in a context that others have to share.
+        kv_ram: MiB for what conversations left in a context that others have to share; None: see
+            ``idle_bytes``.
         exact: "on" takes the widths that cost least, a number is the most rows of a pass.
     """
 
@@ -505,7 +506,7 @@ class EngineOptions:
     )
     max_rows: int = setting(DRAFT_MAX_LIMIT + 1, within=(1, 4096))
     parallel: int = setting(1, within=(1, 64))
-    kv_ram: int = setting(1024, within=(0, 2**24))
+    kv_ram: int | None = setting(None, within=(0, 2**24))
     kv_disk: str = setting(
         "auto",
         "Keep what conversations left on disk, up to this size (8G, 500M), so that they reopen "
@@ -514,6 +515,11 @@ class EngineOptions:
         metavar="SIZE|off",
         flag=False,
     )
+
+    def idle_bytes(self, model_bytes: int) -> int:
+        """Memory that idle conversations may take outside the context that they share: unless it
+        was said, as much as the pair takes with its contexts, and at most 1 GiB."""
+        return min(model_bytes, 1 << 30) if self.kv_ram is None else self.kv_ram << 20
 
     def batch(self, *, on_gpu: bool) -> int:
         """Prompt tokens per pass. On a CPU a pass can be cancelled only between its operations, and

@@ -1,4 +1,4 @@
-"""Stored conversations: one SQLite file, write-ahead logging, ordered migrations.
+"""Stored conversations, in one file (store/database.py).
 
 A turn is stored before it is answered, and the reply is updated while it grows, so a killed process
 loses at most the last update. Deleting only marks a session, so it can be undone; what was
@@ -19,89 +19,44 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from specllama.errors import SpecllamaError, StoreError, UsageError
-from specllama.paths import private_file, private_folder, sessions_file
-from specllama.store import states
-from specllama.store.tree import START, StoredMessage, Tree
+from specllama.paths import sessions_file
+from specllama.store import database, search, states
+from specllama.store.tree import StoredMessage, Tree
 
 logger = logging.getLogger("specllama.store")
 
 _NOWHERE = Path(":memory:")
-_SPACE = "' ' || char(9, 10, 13)"
-# Append only; a database is at version n once the first n have run.
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        """CREATE TABLE sessions (
-            id TEXT PRIMARY KEY,
-            title TEXT NOT NULL,
-            titled INTEGER NOT NULL DEFAULT 0,
-            system TEXT NOT NULL DEFAULT '',
-            settings TEXT NOT NULL DEFAULT '{}',
-            created_s REAL NOT NULL,
-            updated_s REAL NOT NULL,
-            deleted_s REAL
-        )""",
-        """CREATE TABLE messages (
-            session_id TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
-            seq INTEGER NOT NULL,
-            role TEXT NOT NULL,
-            content TEXT NOT NULL,
-            state TEXT NOT NULL DEFAULT 'done',
-            stats TEXT,
-            created_s REAL NOT NULL,
-            PRIMARY KEY (session_id, seq)
-        ) WITHOUT ROWID""",
-        "CREATE INDEX sessions_updated ON sessions(updated_s)",
-    ),
-    (
-        "ALTER TABLE messages ADD COLUMN reasoning TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE messages ADD COLUMN seams TEXT",
-        # thoughts stood in the text, between tags
-        f"""UPDATE messages SET content = ltrim(content, {_SPACE})
-            WHERE role = 'assistant' AND ltrim(content, {_SPACE}) GLOB '<think>*'""",
-        f"""UPDATE messages SET
-                reasoning = trim(substr(content, 8, instr(content, '</think>') - 8), {_SPACE}),
-                content = ltrim(substr(content, instr(content, '</think>') + 8), char(10))
-            WHERE role = 'assistant' AND content GLOB '<think>*</think>*'""",
-        """UPDATE messages SET reasoning = ltrim(substr(content, 8), char(10)), content = ''
-            WHERE role = 'assistant' AND content GLOB '<think>*'""",
-    ),
-    (
-        # versions: the message that each follows, and where the chosen path ends
-        f"ALTER TABLE messages ADD COLUMN parent INTEGER NOT NULL DEFAULT {START}",
-        f"ALTER TABLE sessions ADD COLUMN leaf INTEGER NOT NULL DEFAULT {START}",
-        f"""UPDATE messages SET parent = coalesce(
-            (SELECT max(seq) FROM messages AS earlier
-             WHERE earlier.session_id = messages.session_id AND earlier.seq < messages.seq),
-            {START})""",
-        f"""UPDATE sessions SET leaf = coalesce(
-            (SELECT max(seq) FROM messages WHERE session_id = id), {START})""",
-    ),
-)
 UNTITLED = "untitled"
 KEEP_DELETED_S = 30 * 86400.0  # how long a deleted session can be brought back
 _TITLE_CHARS = 60
-_CHECK_BYTES = 32 * 2**20
 _PUT = "INSERT INTO messages"
-_BESIDE = ("-wal", "-shm")
 _PATIENCE_MS = 5000  # how long a write waits for another process, unless one waits already
 _HURRY_MS = 100
+_STEP_S = 0.03
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
+    """A line of the list.
+
+    Attributes:
+        found: of a search, the message with most of its words, around the first.
+    """
+
     id: str
     title: str
     created_s: float
     updated_s: float
     messages: int
-    deleted: bool = False
+    found: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +91,8 @@ class SessionStore:
         self._waiting: list[_Write] = []
         self._locked = False  # by another process, at the last try
         self._lost = ""  # why earlier conversations are missing
+        self._index = search.Index(connection)
+        self._told_lacking = False
 
     @classmethod
     def open(cls, path: Path | None = None) -> SessionStore:
@@ -143,12 +100,12 @@ class SessionStore:
         path = path or sessions_file()
         notices: list[str] = []
         try:
-            store = cls(_open_file(path, notices), path, notices)
+            store = cls(database.opened(path, notices), path, notices)
         except (sqlite3.Error, OSError, StoreError) as error:
             notices.append(
                 f"conversations cannot be stored in {path} ({error}); this one is kept in memory"
             )
-            store = _open_for_reading(cls, path, notices)
+            store = cls._to_read(path, notices)
             store._lost = notices[-1]
             return store
         if notices:  # the file was damaged
@@ -160,9 +117,7 @@ class SessionStore:
     @classmethod
     def unstored(cls) -> SessionStore:
         """A store in memory: nothing in it outlives the process."""
-        connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
-        _prepare(connection)
-        return cls(connection, _NOWHERE, ())
+        return cls(database.in_memory(), _NOWHERE, ())
 
     @property
     def keeps(self) -> bool:
@@ -172,7 +127,15 @@ class SessionStore:
     @classmethod
     def peek(cls, path: Path | None = None) -> SessionStore:
         """What is there to read: nothing is made, mended or moved aside."""
-        return _open_for_reading(cls, path or sessions_file(), [])
+        return cls._to_read(path or sessions_file(), [])
+
+    @classmethod
+    def _to_read(cls, path: Path, notices: list[str]) -> SessionStore:
+        """What can be read if nothing can be written: earlier conversations, or none."""
+        connection = database.opened_to_read(path)
+        store = cls(connection or database.in_memory(), path, notices)
+        store._writing = connection is None
+        return store
 
     def close(self) -> None:
         with self._lock:
@@ -309,6 +272,7 @@ class SessionStore:
         self._write(("UPDATE sessions SET deleted_s = ? WHERE id = ?", time.time(), session))
         if self.keeps:
             states.forget(session)
+            self._unindex(wipe=False)
 
     def undelete(self, session: str | None = None) -> str | None:
         """Bring back a deleted session, by default the one deleted last; returns its id."""
@@ -325,27 +289,69 @@ class SessionStore:
 
     def purge(self, older_than_s: float = KEEP_DELETED_S) -> None:
         """Really remove sessions that were deleted longer ago than this."""
-        if not self._rows("SELECT 1 FROM sessions WHERE deleted_s IS NOT NULL LIMIT 1"):
+        before = time.time() - older_than_s
+        if not self._rows("SELECT 1 FROM sessions WHERE deleted_s < ? LIMIT 1", (before,)):
             return
-        self._write(("DELETE FROM sessions WHERE deleted_s < ?", time.time() - older_than_s))
+        self._write(("DELETE FROM sessions WHERE deleted_s < ?", before))
+        self._unindex(wipe=True)
+
+    def _unindex(self, *, wipe: bool) -> None:
+        """Forget the words of deleted sessions."""
+        with self._lock:
+            if self.keeps and not self._waiting:
+                self._index.forget_gone(wipe=wipe)
 
     def summaries(self, *, query: str = "", limit: int = 100) -> list[SessionSummary]:
-        """Sessions with at least one message, newest first; ``query`` searches titles and texts, of
-        other versions, too. Messages are counted on the chosen path."""
-        pattern = "%" + query.translate({ord(c): f"\\{c}" for c in "\\%_"}) + "%"
-        rows = self._rows(
-            "SELECT id, title, created_s, updated_s, "
-            "  (WITH RECURSIVE path(n) AS (SELECT leaf UNION SELECT parent FROM messages, path "
-            "   WHERE session_id = id AND seq = n) SELECT count(*) - 1 FROM path) "
-            "FROM sessions WHERE deleted_s IS NULL "
-            "AND EXISTS (SELECT 1 FROM messages WHERE session_id = id) "
-            "AND (title LIKE :q ESCAPE '\\' OR EXISTS "
-            "  (SELECT 1 FROM messages WHERE session_id = id AND "
-            "   (content LIKE :q ESCAPE '\\' OR reasoning LIKE :q ESCAPE '\\'))) "
-            "ORDER BY updated_s DESC, created_s DESC LIMIT :limit",
-            {"q": pattern, "limit": limit},
-        )
-        return [SessionSummary(*row) for row in rows]
+        """Sessions with at least one message, newest first. Messages are counted on the chosen
+        path.
+
+        Args:
+            query: words, each of which is in the title or a text, of other versions, too.
+        """
+        wanted = search.terms(query)
+        with self._lock:
+            condition, values = self._index.condition(wanted)
+            rows = self._rows(
+                "SELECT id, title, created_s, updated_s, "
+                "  (WITH RECURSIVE path(n) AS (SELECT leaf UNION SELECT parent FROM messages, path "
+                "   WHERE session_id = id AND seq = n) SELECT count(*) - 1 FROM path) "
+                "FROM sessions WHERE deleted_s IS NULL "
+                f"AND EXISTS (SELECT 1 FROM messages WHERE session_id = id) AND {condition} "
+                "ORDER BY updated_s DESC, created_s DESC LIMIT :limit",
+                values | {"limit": limit},
+            )
+            found = [SessionSummary(*row) for row in rows]
+            return [replace(one, found=self._excerpt(one.id, wanted)) for one in found]
+
+    def _excerpt(self, session: str, wanted: Sequence[str]) -> str:
+        """Of the message that has most of these words; "" if none is wanted, or none has one."""
+        if not wanted:
+            return ""
+        texts = "SELECT content, reasoning FROM messages WHERE session_id = ? ORDER BY seq"
+        return search.best(chain.from_iterable(self._rows(texts, (session,))), wanted)
+
+    def index(self, for_s: float = _STEP_S) -> bool:
+        """Learn which words stand where, for about so long; whether all is known then. Searching
+        finds the same without, in more time. Nobody is waited for."""
+        with self._lock:
+            if not self.keeps or self._waiting:
+                return True
+            try:
+                self._db.execute("PRAGMA busy_timeout = 0")
+                done = self._index.update(for_s)
+            except sqlite3.Error as error:
+                logger.info("conversations are not indexed: %s", error)
+                done = True
+            finally:
+                with suppress(sqlite3.Error):  # closed meanwhile
+                    self._db.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")
+            if self._index.lacking and not self._told_lacking:
+                self._told_lacking = True
+                self.notices.append(
+                    f"SQLite has no full-text search here ({self._index.lacking}): "
+                    "conversations are searched one by one, which takes longer"
+                )
+        return done
 
     def title(self, session: str) -> str:
         """The title alone; empty if there is no such session or it cannot be read."""
@@ -425,7 +431,7 @@ class SessionStore:
         while self._waiting:
             first = self._waiting[0]
             try:
-                with _transaction(self._db):
+                with database.transaction(self._db):
                     first.run(self._db)
             except ContinuedElsewhere:
                 # the next writer to the session is told, and makes a copy of all of it
@@ -506,102 +512,6 @@ def _is_locked(error: sqlite3.Error) -> bool:
     """Whether another process has the file; anything else is there to stay."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
-def _open_for_reading(make: type[SessionStore], path: Path, notices: list[str]) -> SessionStore:
-    """What can be read if nothing can be written: earlier conversations, or none."""
-    for how in ("mode=ro", "mode=ro&immutable=1"):  # immutable: where not even a lock can be taken
-        with suppress(sqlite3.Error, StoreError, OSError):
-            connection = sqlite3.connect(
-                f"{path.absolute().as_uri()}?{how}",
-                uri=True,
-                check_same_thread=False,
-                isolation_level=None,
-            )
-            try:
-                (version,) = connection.execute("PRAGMA user_version").fetchone()
-                connection.execute("SELECT count(*) FROM messages").fetchone()
-                if version != len(MIGRATIONS):
-                    raise StoreError("another version wrote it")
-            except BaseException:
-                connection.close()
-                raise
-            store = make(connection, path, notices)
-            store._writing = False
-            return store
-    connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
-    _prepare(connection)
-    return make(connection, path, notices)
-
-
-def _open_file(path: Path, notices: list[str]) -> sqlite3.Connection:
-    private_folder(path.parent)
-    try:
-        return _connect(path)
-    except sqlite3.DatabaseError as error:
-        # A locked, read-only or full file (OperationalError) is sound and must stay in place.
-        if isinstance(error, sqlite3.OperationalError):
-            raise
-    aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
-    path.replace(aside)
-    for suffix in _BESIDE:
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
-    notices.append(f"the sessions file was damaged; it was moved to {aside}, and a new one made")
-    return _connect(path)
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    with suppress(OSError):  # SQLite has the better message
-        private_file(path)  # files that SQLite adds get the permissions of this one
-    for suffix in _BESIDE:
-        if (beside := path.with_name(path.name + suffix)).exists():
-            with suppress(OSError):
-                private_file(beside)
-    connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False, isolation_level=None)
-    try:
-        if path.stat().st_size < _CHECK_BYTES:
-            (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-            if verdict != "ok":
-                raise sqlite3.DatabaseError(verdict)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
-        _prepare(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _prepare(connection: sqlite3.Connection) -> None:
-    """Bring the schema up to date.
-
-    Raises:
-        StoreError: a newer specllama wrote it.
-    """
-    connection.execute("PRAGMA foreign_keys = ON")
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > len(MIGRATIONS):
-        raise StoreError("a newer specllama wrote it")
-    for number in range(version, len(MIGRATIONS)):
-        with _transaction(connection):
-            # Another process may have migrated while this one waited for the lock.
-            if connection.execute("PRAGMA user_version").fetchone()[0] == number:
-                for statement in MIGRATIONS[number]:
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA user_version = {number + 1}")
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
 
 def _choose(session: str, leaf: int, now: float) -> tuple[Any, ...]:

@@ -9,6 +9,8 @@ import click
 from specllama.cli import completing
 from specllama.cli.lines import history_file
 from specllama.paths import rounds_dir, sessions_file
+from specllama.store.sessions import SessionStore
+from specllama.store.tree import StoredMessage
 
 
 def test_an_unstored_chat_leaves_nothing(cli, home: Path) -> None:
@@ -32,6 +34,7 @@ def test_conversations_are_listed_and_deleted_for_good(cli, home: Path) -> None:
     assert [one["title"] for one in found["conversations"]] == ["the first words"]
     assert cli("history", "rm").code == 2
     assert cli("history", "rm", "last").code == 2, "there is no terminal to ask on"
+    assert "[second]" in cli("history", "search", "second").out  # there is an index now
     assert cli("history", "rm", "-y", found["conversations"][0]["id"]).code == 0
     (left,) = cli("history", "ls", "--json").json
     assert [one["title"] for one in left["conversations"]] == ["second thoughts"]
@@ -41,7 +44,26 @@ def test_conversations_are_listed_and_deleted_for_good(cli, home: Path) -> None:
     assert not history_file().exists()
     kept = [path for path in home.rglob("*") if path.is_file()]
     assert sessions_file() in kept
-    assert not any(b"thoughts" in path.read_bytes() for path in kept), "for good"
+    for part in (b"thoughts", b"thought", b"houghts"):
+        assert not any(part in path.read_bytes() for path in kept), "for good"
+    assert not any(b"tho" in path.read_bytes() for path in kept if path.name == "sessions.db")
+
+
+def test_words_are_found_and_marked(cli, home: Path) -> None:
+    with SessionStore.open() as store:
+        for question, reply in (("About apples", "They are Red."), ("Pears", "Red, at times.")):
+            session = store.create()
+            store.put(session, 0, StoredMessage("user", question))
+            store.put(session, 1, StoredMessage("assistant", reply))
+    for name in ("search", "ls"):
+        (found,) = cli("history", name, "red", "appl", "--json").json
+        assert [one["title"] for one in found["conversations"]] == ["About apples"]
+        assert found["conversations"][0]["found"] in ("About apples", "They are Red.")
+    assert "[Red], at times." in cli("history", "search", "red").out
+    assert "They [are Red]." in cli("history", "search", "are red").out
+    assert cli("history", "search", "red are").out == ""
+    assert cli("history", "search", "zebra").err.startswith("no conversation holds")
+    assert cli("history", "search").code == 2
 
 
 def test_every_command_names_a_damaged_file(cli, home: Path) -> None:

@@ -1,7 +1,7 @@
 """Exactness under load: replies written side by side at random, each compared with itself alone.
 
     python tests/tools/under_load.py [-m MODEL] [-d DRAFT] [--requests 300] [--parallel 6]
-                                     [--ctx 2048] [--kv-ram 64] [--seed 1]
+                                     [--ctx 2048] [--kv-ram MIB] [--seed 1] [--seconds S]
 
 Requests arrive in bursts, share the beginnings of their prompts at random lengths (so lanes are
 forked), go on from earlier replies, are cancelled or dropped in the middle, and need more cells
@@ -12,6 +12,11 @@ What is printed counts all of that. A reply is equal if it has the tokens of the
 in an engine of its own; one that goes on from an earlier reply, if it has those of the conversation
 where the engine still had that, else of its text read afresh; one that was cancelled, if it is the
 beginning of that. The exit status is 1 where one is not.
+
+With --seconds, requests go on for so long (22 minutes of 4 clients: --parallel 4 --seconds 1320),
+only the last ones are compared, and the curve of memory is printed: seconds, MB that parked texts
+take, MB of the process. Parked texts never take more than they may; the exit status is 1 if they
+do.
 """
 
 from __future__ import annotations
@@ -19,11 +24,14 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import resource
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from specllama.bench.prompts import load_prompts
@@ -61,6 +69,9 @@ class Storm:
         self.done: list[tuple[Asked, Finished]] = []
         self.lengths: dict[Asked, int] = {}  # of their texts, as far as lanes hold them
         self.went_on: set[Asked] = set()  # with the cells of the earlier reply
+        self.curve: list[tuple[float, float, float]] = []  # seconds, MB parked, MB of the process
+        self.watched = False
+        self._begun = time.monotonic()
         pool: Any = self.engine.target.pool
         for name in ("fork", "park", "resume"):
             self._counted(pool, name)
@@ -109,6 +120,7 @@ class Storm:
                 burst, left = burst - 1, left - 1
                 self.counts["requests"] += 1
                 self.counts["most at once"] = max(self.counts["most at once"], len(running))
+            self._look()
             for id, said in engine.step():
                 if isinstance(said, Exception):
                     raise said
@@ -133,6 +145,23 @@ class Storm:
         figures = engine.figures()
         self.counts["preempted"] = figures.preemptions
         self.counts["compacted"] = figures.compactions
+
+    def _look(self) -> None:
+        """Another point of the curve, once a second; Linux only."""
+        now_s = time.monotonic() - self._begun
+        if self.watched and (not self.curve or now_s - self.curve[-1][0] >= 1):
+            pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+            parked, resident = self.engine.figures().parked_bytes, pages * resource.getpagesize()
+            self.curve.append((round(now_s, 1), parked / 1e6, resident / 1e6))
+
+    def go_on(self, seconds: float, requests: int = 60) -> None:
+        """Requests for so long, of which the last ones are kept to be compared."""
+        self.watched = True
+        while time.monotonic() < self._begun + seconds:
+            self.done.clear()
+            self.lengths.clear()
+            self.went_on.clear()
+            self.run(requests)
 
     def check(self, alone: Engine) -> list[str]:
         """What is wrong: replies that are not those of the same request alone."""
@@ -165,7 +194,8 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--parallel", type=int, default=6)
     parser.add_argument("--ctx", type=int, default=2048)
-    parser.add_argument("--kv-ram", type=int, default=64)
+    parser.add_argument("--kv-ram", type=int)
+    parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
@@ -181,9 +211,19 @@ def main() -> int:
         texts += [[*chain(*texts[i : i + 6])] for i in range(0, len(texts), 6)]  # long ones
         methods = [name for name in engine.drafters if name != "none"]
         storm = Storm(engine, texts, methods, random.Random(args.seed))
-        storm.run(args.requests)
+        if args.seconds:
+            storm.go_on(args.seconds)
+        else:
+            storm.run(args.requests)
         wrong = storm.check(alone)
+        most = many.idle_bytes(engine.info.n_bytes) / 1e6
     print(json.dumps({"exactness": engine.info.exactness, **storm.counts}))
+    if args.seconds:
+        for point in storm.curve[:: max(1, len(storm.curve) // 24)]:
+            print("{:8.1f} s {:8.2f} MB parked {:8.1f} MB".format(*point))
+        parked = max(mb for _, mb, _ in storm.curve)
+        print(f"at most {parked:.2f} MB were parked, of {most:.2f} MB that may be")
+        wrong += ["more is parked than may be"] if parked > most else []
     for one in wrong:
         print(one, file=sys.stderr)
     return 1 if wrong else 0

@@ -15,12 +15,11 @@ from textual import _wait
 from specllama import paths
 from specllama.engine.inline import InlineHost
 from specllama.models import fit, memory
-from specllama.tui import clipboard
+from specllama.tui import clipboard, days
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import FlushPace
-from specllama.tui.screens import sessions
 from specllama.tui.state import Preferences
-from specllama.tui.widgets import first_look, sidebar
+from specllama.tui.widgets import first_look, preview, sidebar
 
 # A pause of the pilot ends when the app was idle for so long. There are thousands of pauses.
 _wait.SLEEP_GRANULARITY = 0.01
@@ -83,7 +82,8 @@ def one_machine(monkeypatch: pytest.MonkeyPatch, nobody_else: Path) -> None:
     monkeypatch.setattr(memory, "total_memory", lambda: int(16e9))
     monkeypatch.setattr(memory, "repacked_types", lambda: frozenset({"Q4_0"}))
     monkeypatch.setattr(fit, "machine_memory", lambda: 16e9)
-    for place in (sessions, sidebar):
+    for place in (days, sidebar):
         monkeypatch.setattr(place, "age", lambda seconds: "just now")
+    monkeypatch.setattr(preview, "date", lambda when_s: "12 November 2026, 09:30")
     monkeypatch.setattr(first_look, "STAGE_S", 3600.0)
     monkeypatch.setattr(clipboard, "here", lambda: Path("/"))

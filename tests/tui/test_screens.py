@@ -19,7 +19,7 @@ from specllama.tui.screens import inspector
 from specllama.tui.screens.help import HelpScreen
 from specllama.tui.screens.inspector import InspectorScreen, RunPicker, read_log
 from specllama.tui.screens.race import RaceScreen
-from specllama.tui.screens.sessions import SessionsScreen, age
+from specllama.tui.screens.sessions import SessionsScreen
 from specllama.tui.screens.settings import FIELDS, SettingsScreen
 from specllama.tui.state import Preferences
 from specllama.tui.widgets.methods import MethodList
@@ -282,16 +282,6 @@ async def test_deleting_the_open_conversation_begins_a_new_one(start: Any) -> No
         await d.until(lambda: not screen._found)
         await d.pilot.press("escape")
         await d.until(lambda: not d.texts)
-
-
-def test_ages_in_words() -> None:
-    assert [age(s) for s in (3, 200, 8000, 90_000, 400_000)] == [
-        "just now",
-        "3 min",
-        "2 h",
-        "yesterday",
-        "4 days",
-    ]
 
 
 # ---------------------------------------------------------------------- settings

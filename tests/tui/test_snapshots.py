@@ -19,10 +19,13 @@ from specllama.errors import DoesNotFit
 from specllama.settings.params import GenerateParams
 from specllama.store.sessions import SessionStore
 from specllama.store.tree import StoredMessage
+from specllama.tui import days
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import FlushPace
 from specllama.tui.demo import DemoFactory
+from specllama.tui.screens import sessions
 from specllama.tui.screens.models import ModelsScreen
+from specllama.tui.widgets import preview
 
 Steps = Callable[[Pilot[int]], Awaitable[None]]
 WIDE, MIDDLE, USUAL, SMALL = (120, 36), (100, 30), (80, 24), (60, 16)
@@ -114,15 +117,36 @@ def test_models(
     assert snap_compare(make(), run_before=steps, terminal_size=size)
 
 
-def test_sessions(snap_compare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specllama.store.sessions.time.time", lambda: 1_800_000_000.0)
+@pytest.mark.parametrize("look", ["dark", "mono"])
+@pytest.mark.parametrize(
+    ("size", "typed"),
+    [(USUAL, ""), (SMALL, "crow"), (WIDE, "a crow")],
+    ids=["all", "small", "wide"],
+)
+def test_sessions(
+    snap_compare: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    size: tuple[int, int],
+    typed: str,
+    look: str,
+) -> None:
+    """By day, and what a search found: marked without colours, too."""
+    now_s = 1_800_014_400.0  # noon, so that it is the same day everywhere
+    monkeypatch.setattr("specllama.store.sessions.time.time", lambda: now_s)
+    monkeypatch.setattr(preview, "date", lambda when_s: "14 January 2027, 12:00")
+    monkeypatch.setattr(sessions, "moment", lambda when_s, now_s: days.age(now_s - when_s))
+    if look == "mono":
+        monkeypatch.setenv("NO_COLOR", "1")
+    said = "A fox praised a crow: what a voice! The crow sang, and the cheese fell."
     with SessionStore.open() as store:
-        for i, title in enumerate(("Fox and crow", "A regex for dates", "Translate this")):
+        for i, title in enumerate(("Fox and crow", "A regex for dates", "Translate: crow")):
             session = store.create(title=title)
             for seq in range(2 * i + 2):
-                store.put(session, seq, StoredMessage("assistant" if seq % 2 else "user", title))
-    monkeypatch.setattr("specllama.tui.screens.sessions.time.time", lambda: 1_800_004_000.0)
-    assert snap_compare(make(), run_before=after("f7", question=False), terminal_size=USUAL)
+                text = said if seq % 2 else title
+                store.put(session, seq, StoredMessage("assistant" if seq % 2 else "user", text))
+            now_s += 500.0 if i else 86400.0
+    keys = ("f7", *("space" if key == " " else key for key in typed))
+    assert snap_compare(make(), run_before=after(*keys, question=False), terminal_size=size)
 
 
 @pytest.mark.usefixtures("one_machine")

@@ -1,48 +1,55 @@
-"""Stored conversations: search, resume, rename, delete with undo."""
+"""Stored conversations by day: search, preview, resume, rename, delete with undo."""
 
 from __future__ import annotations
 
 import time
 from typing import ClassVar
 
-from textual import on
+from textual import events, on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
 from textual.content import Content
-from textual.widgets import Input, OptionList
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from specllama.errors import SpecllamaError
+from specllama.store import search
 from specllama.store.sessions import SessionStore, SessionSummary
 from specllama.text import number_of, sanitize_line
+from specllama.tui.days import heading, moment
 from specllama.tui.screens.base import Page
 from specllama.tui.widgets.keys import Keys
+from specllama.tui.widgets.preview import Preview, marked
 
 LISTED = 200
-
-
-def age(seconds: float) -> str:
-    """ "just now", "5 min", "3 h", "yesterday", "12 days" """
-    if seconds < 60:
-        return "just now"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min"
-    if seconds < 86400:
-        return f"{seconds // 3600:.0f} h"
-    days = int(seconds // 86400)
-    return "yesterday" if days == 1 else f"{days} days"
+SEARCH = "search titles and texts"
+WITH_COUNT = 64  # columns of a row that also says how many messages there are
 
 
 class SessionsScreen(Page):
     TITLE = "Conversations"
     HELP = """
-    Type to search titles and texts. Enter resumes, Ctrl+E renames, Delete (or Ctrl+D) deletes,
-    Ctrl+Z brings the last deleted one back.
+    Type to search titles and texts: each word may stand anywhere, also as a part of a word; "words
+    in quotes" stand together. Enter resumes, Ctrl+E renames, Delete (or Ctrl+D) deletes, Ctrl+Z
+    brings the last deleted one back. Shift with Up or Down moves the preview.
+    """
+
+    DEFAULT_CSS = """
+    SessionsScreen #chats { height: 1fr; margin: 1 0 0 0; }
+    SessionsScreen #sessions { width: 1fr; }
+    SessionsScreen #preview { width: 1fr; padding: 0 2; border-left: solid $panel-lighten-2; }
+    SessionsScreen #glimpse { display: none; height: 1; padding: 0 2; color: $muted; }
+    SessionsScreen.-narrow #preview { display: none; }
+    SessionsScreen.-narrow #glimpse { display: block; }
+    SessionsScreen.-short #chats { margin: 0; }
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down", "move(1)", "Down", show=False, priority=True),
         Binding("up", "move(-1)", "Up", show=False, priority=True),
+        Binding("shift+down", "scroll(1)", "Preview", show=False, priority=True),
+        Binding("shift+up", "scroll(-1)", "Preview", show=False, priority=True),
         Binding("enter", "resume", "Resume", id="sessions.resume", priority=True),
         Binding("ctrl+e", "rename", "Rename", id="sessions.rename", priority=True),
         Binding("ctrl+d,delete", "delete", "Delete", id="sessions.delete", priority=True),
@@ -57,14 +64,32 @@ class SessionsScreen(Page):
         self._renaming: str | None = None
 
     def compose_page(self) -> ComposeResult:
-        yield Input(placeholder="search", id="filter")
-        yield OptionList(id="sessions", markup=False)
+        yield Input(placeholder=SEARCH, id="filter")
+        with Horizontal(id="chats"):
+            yield OptionList(id="sessions", markup=False)
+            yield Preview(self.store, id="preview")
+        yield Static(id="glimpse", markup=False)
         yield Keys()
 
     def on_mount(self) -> None:
         super().on_mount()
         self.query_one("#filter").focus()
         self._list()
+        self._index()
+
+    @work(thread=True, exit_on_error=False)
+    def _index(self) -> None:
+        """Searching is quick once it is known which words stand where."""
+        while self.is_running and not self.store.index():
+            pass
+
+    @on(events.Resize)
+    def _resized(self) -> None:
+        self.call_after_refresh(self._draw)
+
+    @property
+    def _wanted(self) -> list[str]:
+        return [] if self._renaming else search.terms(self.query_one(Input).value)
 
     def _list(self, keep: str | None = None) -> None:
         query = "" if self._renaming else self.query_one(Input).value
@@ -73,35 +98,95 @@ class SessionsScreen(Page):
         except SpecllamaError as error:
             self.notify(error.message, severity="error", markup=False)
             self._found = []
-        options = self.query_one(OptionList)
-        options.clear_options()
-        for summary in self._found:
-            options.add_option(Option(self._row(summary), summary.id))
-        if self._found:
-            ids = [s.id for s in self._found]
-            options.highlighted = ids.index(keep) if keep in ids else 0
+        self._draw(keep)
         count = len(self._found)
         words = f"{count} found" if query else f"{count} stored"
         self.set_title(
             self.TITLE or "", words if count else "none yet" if not query else "no match"
         )
 
-    def _row(self, summary: SessionSummary) -> Content:
-        ink = self.ink
-        mine = summary.id == self.current
-        when = age(max(0.0, time.time() - summary.updated_s))
-        mark = f"{self.glyphs.bullet} " if mine else "  "
-        count = number_of(summary.messages, "message")
-        return Content.assemble(
-            (mark, ink.accent),
-            (sanitize_line(summary.title), "bold"),
-            (f"  {when} {self.glyphs.dot} {count}", ink.muted),
+    def _draw(self, keep: str | None = None) -> None:
+        """List what was found, under headings; the cursor is on ``keep``, or at the top."""
+        options, now_s, wanted = self.query_one(OptionList), time.time(), self._wanted
+        selected = self._selected
+        keep = keep or (selected.id if selected else None)
+        rows: list[Option] = []
+        above = ""
+        for one in self._found:
+            day = heading(one.updated_s, now_s)
+            if day != above:
+                rows.append(Option(Content.styled(day, self.ink.accent), disabled=True))
+                above = day
+            rows.append(Option(self._row(one, now_s, wanted), one.id))
+        options.clear_options()
+        options.add_options(rows or [Option(self._nothing(), disabled=True)])
+        ids = [row.id for row in rows]
+        if rows:
+            options.highlighted = ids.index(keep) if keep and keep in ids else 1
+            if options.highlighted == 1:
+                options.scroll_home(animate=False)  # its heading is seen, too
+        self._look()
+
+    def _nothing(self) -> Content:
+        """What stands in the place of an empty list."""
+        said = (
+            "No conversation holds all of these words."
+            if self._wanted
+            else "No conversation is stored yet: Esc, and ask something."
         )
+        return Content.styled(said, self.ink.muted)
+
+    def _row(self, summary: SessionSummary, now_s: float, wanted: list[str]) -> Content:
+        ink = self.ink
+        options = self.query_one(OptionList)
+        room = max(options.scrollable_content_region.width - 4, 20)
+        mark = f"{self.glyphs.bullet} " if summary.id == self.current else "  "
+        when = moment(summary.updated_s, now_s)
+        if room >= WITH_COUNT:
+            when += f" {self.glyphs.dot} {number_of(summary.messages, 'message')}"
+        title = marked(sanitize_line(summary.title), wanted, ink)
+        title = title.truncate(max(room - len(when) - 4, 8), ellipsis=True, pad=True)
+        row = Content.assemble((mark, ink.accent), title.stylize("bold"), (f"  {when}", ink.muted))
+        found = sanitize_line(search.excerpt(summary.found, wanted, room - 3))
+        if found in ("", sanitize_line(summary.title)):
+            return row
+        return Content("\n").join([row, Content.assemble("  ", marked(found, wanted, ink))])
+
+    def _look(self) -> None:
+        """Show what the cursor is on."""
+        chosen, wanted = self._selected, self._wanted
+        if self.has_class("-narrow"):
+            self.query_one("#glimpse", Static).update(self._glimpse(chosen, wanted))
+        else:
+            preview = self.query_one(Preview)
+            preview.show(None if chosen is None else chosen.id, wanted)
+
+    def _glimpse(self, chosen: SessionSummary | None, wanted: list[str]) -> str:
+        """How a conversation ended, in one line."""
+        if chosen is None or wanted:
+            return ""
+        try:
+            messages = self.store.get(chosen.id).messages
+        except SpecllamaError:
+            return ""
+        last = next((one for one in reversed(messages) if one.content.strip()), None)
+        if last is None:
+            return ""
+        name = "You" if last.role == "user" else "Reply"
+        room = self.size.width - len(name) - 6
+        return sanitize_line(f"{name}: {search.excerpt(last.content, (), room)}")
 
     @property
     def _selected(self) -> SessionSummary | None:
-        at = self.query_one(OptionList).highlighted
-        return self._found[at] if at is not None and at < len(self._found) else None
+        option = self.query_one(OptionList).highlighted_option
+        return next((one for one in self._found if option and one.id == option.id), None)
+
+    @on(OptionList.OptionHighlighted)
+    def _moved(self) -> None:
+        self._look()
+
+    def action_scroll(self, step: int) -> None:
+        self.query_one(Preview).scroll_by(3 * step)
 
     @on(Input.Changed)
     def _typed(self) -> None:
@@ -149,7 +234,7 @@ class SessionsScreen(Page):
 
     def _end_renaming(self, keep: str | None) -> None:
         field = self.query_one(Input)
-        field.placeholder = "search"
+        field.placeholder = SEARCH
         with self.prevent(Input.Changed):
             field.value = ""
         self._list(keep)

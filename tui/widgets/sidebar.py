@@ -17,7 +17,7 @@ from textual.widgets.option_list import Option
 from specllama.errors import SpecllamaError
 from specllama.store.sessions import SessionStore, SessionSummary
 from specllama.text import sanitize_line
-from specllama.tui.screens.sessions import age
+from specllama.tui.days import age
 from specllama.tui.widgets.base import Inked
 
 LISTED = 60

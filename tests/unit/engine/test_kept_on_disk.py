@@ -16,7 +16,7 @@ from specllama.engine.engine import Engine
 from specllama.engine.shelf import Shelf, StateKeys
 from specllama.engine.slot import Slot
 from specllama.events import Finished, Notice, Started
-from specllama.settings.params import SERVER, GenerateParams, SamplingParams
+from specllama.settings.params import SERVER, EngineOptions, GenerateParams, SamplingParams
 from specllama.store.states import States
 
 V = 24
@@ -280,3 +280,46 @@ def test_nothing_is_kept_beyond_the_bound(tmp_path: Path) -> None:
     with engine_of(tmp_path, most=100) as engine:
         Turn(engine, TEXT, params(1))
     assert files(tmp_path) == []
+
+
+def test_what_there_was_no_memory_to_copy_is_written_later(tmp_path: Path) -> None:
+    engine = engine_of(tmp_path)
+    free = 1
+    engine._seats._free_memory = lambda: free
+    Turn(engine, TEXT, params(1))
+    shelf = engine._seats.shelf
+    assert shelf is not None
+    shelf.flush()
+    assert files(tmp_path) == []
+    free = 1 << 40
+    engine.close()
+    assert len(files(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "pair", "most"),
+    [(None, 5 << 20, 5 << 20), (None, 9 << 30, 1 << 30), (2048, 5 << 20, 2 << 30), (0, 5, 0)],
+)
+def test_idle_texts_take_as_much_memory_as_the_pair_unless_more_was_said(
+    said: int | None, pair: int, most: int
+) -> None:
+    assert EngineOptions(kv_ram=said).idle_bytes(pair) == most
+
+
+def test_another_model_reads_a_conversation_once_and_the_first_only_what_is_new(
+    tmp_path: Path,
+) -> None:
+    with engine_of(tmp_path, key="first") as engine:
+        text = [*TEXT, *Turn(engine, TEXT, params(1)).ids, 7]
+    with engine_of(tmp_path, key="second") as engine:
+        one = Turn(engine, text, params(2))
+        known = len(text)
+        text += [*one.ids, 8]
+        two = Turn(engine, text, params(3))
+        text += [*two.ids, 9]
+    assert one.cached == 0
+    assert two.cached >= known
+    with engine_of(tmp_path, key="second") as engine:
+        assert Turn(engine, text, params(4)).cached >= known + len(one.ids)
+    with engine_of(tmp_path, key="first") as engine:
+        assert Turn(engine, text, params(4)).cached >= len(TEXT)

@@ -15,7 +15,7 @@ import pytest
 
 from specllama.errors import StoreError, UsageError
 from specllama.paths import sessions_file
-from specllama.store import sessions
+from specllama.store import database, sessions
 from specllama.store.session_export import to_json, to_markdown
 from specllama.store.sessions import UNTITLED, ContinuedElsewhere, SessionStore
 from specllama.store.tree import START, StoredMessage
@@ -109,7 +109,7 @@ def test_a_damaged_tree_ends_somewhere() -> None:
 def test_a_store_from_before_versions_opens_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "old.db"
     old = sqlite3.connect(path)
-    for migration in sessions.MIGRATIONS[:2]:
+    for migration in database.MIGRATIONS[:2]:
         for statement in migration:
             old.execute(statement)
     old.execute("PRAGMA user_version = 2")
@@ -297,12 +297,12 @@ def test_migrations_run_in_order_and_once(monkeypatch: pytest.MonkeyPatch) -> No
     with SessionStore.open() as store:
         session = fill(store, "Old")
     added = ("ALTER TABLE sessions ADD COLUMN colour TEXT",)
-    monkeypatch.setattr(sessions, "MIGRATIONS", (*sessions.MIGRATIONS, added))
+    monkeypatch.setattr(database, "MIGRATIONS", (*database.MIGRATIONS, added))
     for _ in range(2):
         with SessionStore.open() as store:
             assert store.notices == []
             assert store.get(session).title == "Old"
-            assert store._rows("PRAGMA user_version") == [(len(sessions.MIGRATIONS),)]
+            assert store._rows("PRAGMA user_version") == [(len(database.MIGRATIONS),)]
 
 
 def test_thoughts_of_older_stores_are_split_off() -> None:
@@ -316,7 +316,7 @@ def test_thoughts_of_older_stores_are_split_off() -> None:
         "<think></think>Yes </think>": ("", "Yes </think>"),
     }
     old = sqlite3.connect(path)
-    for statement in sessions.MIGRATIONS[0]:
+    for statement in database.MIGRATIONS[0]:
         old.execute(statement)
     old.execute("PRAGMA user_version = 1")
     old.execute("INSERT INTO sessions VALUES ('a', 't', 1, '', '{}', 1, 1, NULL)")
@@ -353,13 +353,13 @@ def test_a_failing_migration_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
         fill(store, "Old")
     bad = ("ALTER TABLE sessions ADD COLUMN colour TEXT", "CREATE NONSENSE")
     with monkeypatch.context() as patch:
-        patch.setattr(sessions, "MIGRATIONS", (*sessions.MIGRATIONS, bad))
+        patch.setattr(database, "MIGRATIONS", (*database.MIGRATIONS, bad))
         with pytest.raises(sqlite3.OperationalError):
-            sessions._connect(sessions_file())
+            database._connect(sessions_file())
     with SessionStore.open() as store:
         assert store.notices == []
         assert len(store.summaries()) == 1
-        assert store._rows("PRAGMA user_version") == [(len(sessions.MIGRATIONS),)]
+        assert store._rows("PRAGMA user_version") == [(len(database.MIGRATIONS),)]
 
 
 def test_threads_and_two_stores_share_a_file() -> None:

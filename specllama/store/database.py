@@ -1,0 +1,186 @@
+"""The file of the stored conversations: how it is opened, and what its tables are.
+
+SQLite with write-ahead logging and ordered migrations. A damaged file is moved aside, never
+deleted. Only the file's owner may read it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from specllama.errors import StoreError
+from specllama.paths import private_file, private_folder
+from specllama.store.tree import START
+
+_CHECK_BYTES = 32 * 2**20
+_BESIDE = ("-wal", "-shm")
+_SPACE = "' ' || char(9, 10, 13)"
+# Append only; a database is at version n once the first n have run.
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE sessions (
+            id TEXT PRIMARY KEY,
+            title TEXT NOT NULL,
+            titled INTEGER NOT NULL DEFAULT 0,
+            system TEXT NOT NULL DEFAULT '',
+            settings TEXT NOT NULL DEFAULT '{}',
+            created_s REAL NOT NULL,
+            updated_s REAL NOT NULL,
+            deleted_s REAL
+        )""",
+        """CREATE TABLE messages (
+            session_id TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+            seq INTEGER NOT NULL,
+            role TEXT NOT NULL,
+            content TEXT NOT NULL,
+            state TEXT NOT NULL DEFAULT 'done',
+            stats TEXT,
+            created_s REAL NOT NULL,
+            PRIMARY KEY (session_id, seq)
+        ) WITHOUT ROWID""",
+        "CREATE INDEX sessions_updated ON sessions(updated_s)",
+    ),
+    (
+        "ALTER TABLE messages ADD COLUMN reasoning TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE messages ADD COLUMN seams TEXT",
+        # thoughts stood in the text, between tags
+        f"""UPDATE messages SET content = ltrim(content, {_SPACE})
+            WHERE role = 'assistant' AND ltrim(content, {_SPACE}) GLOB '<think>*'""",
+        f"""UPDATE messages SET
+                reasoning = trim(substr(content, 8, instr(content, '</think>') - 8), {_SPACE}),
+                content = ltrim(substr(content, instr(content, '</think>') + 8), char(10))
+            WHERE role = 'assistant' AND content GLOB '<think>*</think>*'""",
+        """UPDATE messages SET reasoning = ltrim(substr(content, 8), char(10)), content = ''
+            WHERE role = 'assistant' AND content GLOB '<think>*'""",
+    ),
+    (
+        # versions: the message that each follows, and where the chosen path ends
+        f"ALTER TABLE messages ADD COLUMN parent INTEGER NOT NULL DEFAULT {START}",
+        f"ALTER TABLE sessions ADD COLUMN leaf INTEGER NOT NULL DEFAULT {START}",
+        f"""UPDATE messages SET parent = coalesce(
+            (SELECT max(seq) FROM messages AS earlier
+             WHERE earlier.session_id = messages.session_id AND earlier.seq < messages.seq),
+            {START})""",
+        f"""UPDATE sessions SET leaf = coalesce(
+            (SELECT max(seq) FROM messages WHERE session_id = id), {START})""",
+    ),
+    (
+        # which words stand where is known of a session as it was then (store/search.py)
+        "ALTER TABLE sessions ADD COLUMN indexed_s REAL",
+        """CREATE TABLE indexed (
+            number INTEGER PRIMARY KEY,
+            session_id TEXT NOT NULL,
+            seq INTEGER NOT NULL,
+            UNIQUE (session_id, seq)
+        )""",
+    ),
+)
+
+
+def in_memory() -> sqlite3.Connection:
+    """An empty one, which nothing outlives."""
+    connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+    _prepare(connection)
+    return connection
+
+
+def opened_to_read(path: Path) -> sqlite3.Connection | None:
+    """The file, to be read alone; None where that cannot be."""
+    for how in ("mode=ro", "mode=ro&immutable=1"):  # immutable: where not even a lock can be taken
+        with suppress(sqlite3.Error, StoreError, OSError):
+            connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?{how}",
+                uri=True,
+                check_same_thread=False,
+                isolation_level=None,
+            )
+            try:
+                (version,) = connection.execute("PRAGMA user_version").fetchone()
+                connection.execute("SELECT count(*) FROM messages").fetchone()
+                if version != len(MIGRATIONS):
+                    raise StoreError("another version wrote it")
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+    return None
+
+
+def opened(path: Path, notices: list[str]) -> sqlite3.Connection:
+    """Open or make the file; a damaged one is moved aside, which the notices say.
+
+    Raises:
+        sqlite3.Error, OSError, StoreError: it cannot be used.
+    """
+    private_folder(path.parent)
+    try:
+        return _connect(path)
+    except sqlite3.DatabaseError as error:
+        # A locked, read-only or full file (OperationalError) is sound and must stay in place.
+        if isinstance(error, sqlite3.OperationalError):
+            raise
+    aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
+    path.replace(aside)
+    for suffix in _BESIDE:
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    notices.append(f"the sessions file was damaged; it was moved to {aside}, and a new one made")
+    return _connect(path)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    with suppress(OSError):  # SQLite has the better message
+        private_file(path)  # files that SQLite adds get the permissions of this one
+    for suffix in _BESIDE:
+        if (beside := path.with_name(path.name + suffix)).exists():
+            with suppress(OSError):
+                private_file(beside)
+    connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False, isolation_level=None)
+    try:
+        if path.stat().st_size < _CHECK_BYTES:
+            (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if verdict != "ok":
+                raise sqlite3.DatabaseError(verdict)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
+        _prepare(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    """Bring the schema up to date.
+
+    Raises:
+        StoreError: a newer specllama wrote it.
+    """
+    connection.execute("PRAGMA foreign_keys = ON")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > len(MIGRATIONS):
+        raise StoreError("a newer specllama wrote it")
+    for number in range(version, len(MIGRATIONS)):
+        with transaction(connection):
+            # Another process may have migrated while this one waited for the lock.
+            if connection.execute("PRAGMA user_version").fetchone()[0] == number:
+                for statement in MIGRATIONS[number]:
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {number + 1}")
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All of it or nothing."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
