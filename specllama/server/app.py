@@ -102,7 +102,7 @@ def _route(where: str, handler: Handler) -> Route:
             return await answered(request, asyncio.ensure_future(handler(request)), spelled)
         except Exception as error:
             if not isinstance(error, (Refusal, SpecllamaError)):
-                logger.exception("%s failed", request.url.path)
+                logger.exception("%s failed, %s", request.url.path, request.state.id)
             refused = refusal(error)
             said = spelled(request.url.path, refused)
             return Json(said, refused.status, dict(refused.headers))
