@@ -198,7 +198,8 @@ def command(
         slot_folder=slot_save_path,
     )
     if install_service:
-        user_service.install(click.get_current_context(), settings, drain, yes=yes)
+        ctx = click.get_current_context()
+        user_service.install(ctx, service.models, settings, drain, yes=yes)
         return diagnostics.Exit.OK
     with ServerLog.of(settings, quiet=quiet) as log, bind(host, port) as listening:
         service.log = log.request
@@ -209,8 +210,7 @@ def command(
             reload.begin()
             _ready(service, url_of(listening), parallel, on_demand)
 
-        load = bool(model) or not on_demand
-        stop = Event()
+        load, stop = bool(model) or not on_demand, Event()
         with signals.stop_on_signals(stop), signals.on_hangup(reload.ask):
             run(service, listening, stop=stop, ready=ready, drain_s=drain, load=load)
     return diagnostics.Exit.OK

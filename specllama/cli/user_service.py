@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -23,6 +23,9 @@ from specllama.errors import SpecllamaError, UsageError
 from specllama.models import refs
 from specllama.remote.address import KEY_VARIABLE
 from specllama.settings.config import Settings
+
+if TYPE_CHECKING:
+    from specllama.server.models import Models
 
 NAME = "specllama"
 LABEL = "specllama.serve"
@@ -61,14 +64,15 @@ class ServiceFile:
         Raises:
             SpecllamaError: one failed.
         """
-        for command in commands:
-            line = shlex.join(command)
-            if not shutil.which(self.program):
-                diagnostics.note(f"there is no {self.program} here; run this where it is: {line}")
-                continue
-            why = _failure(command)
-            if why and check:
-                raise SpecllamaError(f"{line}: {why}", f"in your own session, run: {line}")
+        lines = [shlex.join(command) for command in commands]
+        if not shutil.which(self.program):
+            diagnostics.note(f"there is no {self.program} here; next: {' && '.join(lines)}")
+            return
+        for at, command in enumerate(commands):
+            if (why := _failure(command)) and check:
+                raise SpecllamaError(
+                    f"{lines[at]}: {why}", f"in a session of your own: {' && '.join(lines[at:])}"
+                )
 
 
 def _failure(command: Command) -> str:
@@ -83,14 +87,19 @@ def _failure(command: Command) -> str:
     return "" if not done.returncode else (said[-1] if said else f"it ended with {done.returncode}")
 
 
-def install(ctx: click.Context, settings: Settings, drain_s: float, *, yes: bool) -> None:
+def install(
+    ctx: click.Context, models: Models, settings: Settings, drain_s: float, *, yes: bool
+) -> None:
     """Show the file, and write it and start the server if that is agreed to.
 
     Raises:
         UsageError: not on this system, for root, or with what would stand in the file for all to
-            read. SpecllamaError: it cannot be written or started.
+            read. SpecllamaError: it cannot be written or started, or a model is not here.
     """
     _require_person()
+    for model in models.all.values():
+        if model.recipe is not None:
+            refs.resolve_pair(model.recipe.target, model.recipe.draft)
     if os.environ.get(KEY_VARIABLE):
         raise UsageError(
             f"the key of {KEY_VARIABLE} would stand in the file of the service",
@@ -135,13 +144,13 @@ def uninstall(*, yes: bool) -> None:
 def _require_person() -> None:
     if sys.platform == "win32":
         raise UsageError(
-            "services are written for systemd and launchd, which Windows has not",
-            "the Task Scheduler runs specllama serve when you log in",
+            "a service is written for systemd (Linux) or launchd (macOS)",
+            "on Windows, have the Task Scheduler run specllama serve when you log in",
         )
     if os.geteuid() == 0:
         raise UsageError(
-            "a service for root would read files of clients' choice as root",
-            "run this as the user whom the server is to belong to, without sudo",
+            "a server that is left running does not run as root",
+            "run this without sudo, as the user whose models it is to serve",
         )
 
 
