@@ -39,7 +39,7 @@ class ServerLog:
 
     def __init__(self, file: Path | None = None, *, requests: bool = True, quiet: bool = False):
         self.requests = requests
-        handler = _Stderr() if file is None else _Bounded(file)
+        self._handler = handler = _Stderr() if file is None else _Bounded(file)
         handler.setFormatter(_FORMAT)
         lines: queue.Queue[Any] = queue.Queue(_MOST)
         self._entry = _Entry(lines)
@@ -87,6 +87,8 @@ class ServerLog:
         if self._ends:
             with contextlib.suppress(queue.Full):
                 self._writer.stop()
+            with contextlib.suppress(OSError):  # a full disk was told
+                self._handler.close()
 
 
 class _Entry(QueueHandler):
