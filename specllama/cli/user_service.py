@@ -117,7 +117,7 @@ def install(
     diagnostics.note(f"written: {service.path}")
     service.run(service.starts)
     for what, line in (*service.told, ("remove it", "specllama serve --uninstall-service")):
-        diagnostics.note(f"{f'{what}:':<16}{line}")
+        diagnostics.note(f"{f'{what}:':<17}{line}")
 
 
 def uninstall(*, yes: bool) -> None:

@@ -229,6 +229,7 @@ def test_its_command_serves_reloads_sleeps_and_ends(person: Path, calls: Any) ->
         port = found.getsockname()[1]
     keys = person / "keys"
     keys.write_text("first\n", "utf-8")
+    config_file().parent.mkdir(parents=True)
     flags = ["--port", str(port), "--api-key-file", str(keys), "-c", "512", "-t", "1"]
     assert invoke([*INSTALL, "-y", *flags]) == 0
     unit = (person / UNIT).read_text("utf-8")
