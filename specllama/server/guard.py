@@ -40,6 +40,8 @@ _METHODS = "GET, POST, OPTIONS"
 _HEADERS = 200  # of one request
 _PROGRAMS = ("app://", "file://", "tauri://", "vscode-webview://", "vscode-file://")
 _PLAIN = ("", "identity")
+_FORM = "application/x-www-form-urlencoded"
+_NO_BROWSERS = ("curl/", "Wget/")  # they call every body a form, and documentation is full of them
 _GIVEN_ID = re.compile(r"[!-~]{1,128}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::\d{1,5})?")
 
@@ -97,6 +99,8 @@ class Access:
             # programs may leave the kind out; a page could do so only to go unasked
             unsaid = "application/json" if origin is None else ""
             kind = headers.get("content-type", unsaid).partition(";")[0].strip().lower()
+            if kind == _FORM and origin is None and _is_no_browser(headers):
+                kind = "application/json"
             if kind != "application/json":
                 said = f"the body is called {kind[:80]!r}; send JSON under this header"
                 said = f"{said}: Content-Type: application/json"
@@ -156,6 +160,11 @@ def _spellings(key: str) -> set[bytes]:
 
 def too_large(most: int) -> Refusal:
     return Refusal(413, f"a request has at most {most} bytes", code="too_large")
+
+
+def _is_no_browser(headers: Headers) -> bool:
+    """A page cannot send such a name without being asked whether it may."""
+    return headers.get("user-agent", "").startswith(_NO_BROWSERS)
 
 
 def _is_address(host: str) -> bool:

@@ -17,11 +17,13 @@ from specllama.server.exchange import Json
 from specllama.server.figures import short
 from specllama.server.refusals import Refusal, wrong
 from specllama.server.served import ServedModel
-from specllama.server.service import Row, Service
+from specllama.server.service import Row, Service, refuses
 
 _STOPS = {"stop_token": "eosFound", "stop_string": "stopStringFound",
           "length": "maxPredictedTokensReached", "context": "contextLengthReached"}  # fmt: skip
 _STATES = {"loaded": "loaded", "loading": "loading", "unloaded": "not-loaded"}
+_STATELESS = "send the whole conversation to /api/v0/chat/completions or /v1/responses"
+_DOWNLOAD = "no route brings models; on the machine of the server: specllama hub pull"
 
 
 def stats(reply: Reply, draft: str | None) -> dict[str, Any]:
@@ -169,4 +171,6 @@ def rows(service: Service) -> list[Row]:
         ("GET /api/v1/models", listed_v1),
         ("POST /api/v1/models/load", load),
         ("POST /api/v1/models/unload", unload),
+        ("POST /api/v1/chat", refuses("a chat that is kept here", _STATELESS)),
+        ("POST /api/v1/models/download", refuses("a download", _DOWNLOAD)),
     ]

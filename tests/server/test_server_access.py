@@ -119,10 +119,20 @@ def test_a_refusal_is_in_the_words_of_its_family(tmp_path: Path, path: str, shap
 
 
 def test_a_refused_form_is_told_the_header_that_helps(server: Serving) -> None:
-    """``curl -d`` calls every body a form."""
     kind = {"content-type": "application/x-www-form-urlencoded"}
     answer = server.http.post("/api/chat", content=b"{}", headers=kind)
     assert answer.json()["error"].endswith("Content-Type: application/json")
+
+
+def test_curl_calls_every_body_a_form(server: Serving) -> None:
+    """And so do the examples of everybody's documentation."""
+    kind = {"content-type": "application/x-www-form-urlencoded", "user-agent": "curl/8.1"}
+    body = json.dumps(HELLO).encode()
+    assert server.http.post(CHAT, content=body, headers=kind).status_code == 200
+    page = {**kind, "origin": "http://localhost:3000"}
+    assert server.http.post(CHAT, content=body, headers=page).status_code == 415
+    text = {**kind, "content-type": "text/plain"}
+    assert server.http.post(CHAT, content=body, headers=text).status_code == 415
 
 
 @pytest.mark.parametrize("packed", ["gzip", "zstd", "br"])

@@ -219,6 +219,30 @@ def test_a_crash_costs_one_model(server: Serving) -> None:
     assert (first.host.pid, first.restarts, second.restarts) == (pid, 0, 1)
 
 
+def test_a_crash_ends_its_own_replies_alone(server: Serving) -> None:
+    endless = {"max_tokens": 800, "logit_bias": {"0": -100}}
+    turns = [{"role": "user", "content": "the rain"}]
+    server.http.timeout = 120
+    alone = text(server, "first", **endless)
+    text(server, "second")
+    first, second = (server.models.all[name].queue for name in ("first", "second"))
+    with ThreadPoolExecutor(2) as pool:
+        asked = {
+            name: pool.submit(
+                server.post, "/v1/chat/completions",
+                {"model": name, "messages": turns, "seed": 3, **endless},
+            )
+            for name in ("first", "second")
+        }  # fmt: skip
+        until(lambda: bool(first.running and second.running))
+        assert second.host.pid is not None
+        os.kill(second.host.pid, signal.SIGKILL)
+        lost, kept = asked["second"].result(), asked["first"].result()
+    assert lost.status_code >= 500
+    assert lost.json()["error"]["message"]
+    assert kept.json()["choices"][0]["message"]["content"] == alone
+
+
 # -- how long a model stays --
 
 
