@@ -48,6 +48,7 @@ Examples:
   specllama serve -m qwen3-8b --parallel 8   eight conversations at once
   specllama serve -m qwen3-8b -m gemma3-4b   two models: requests name one, loaded when needed
   specllama serve --on-demand                every model on this machine, loaded when needed
+  specllama serve --on-demand --install-service    start that whenever you log in
   specllama serve --host 0.0.0.0 --api-key-file keys.txt
   specllama serve --experiment auto=50,none=50    half of the conversations undrafted
 

@@ -71,8 +71,8 @@ class AppOptions:
     )
     log_file: str | None = setting(
         None,
-        "Write serve's log to this file instead of stderr; it and its predecessors stay below "
-        "50 MB.",
+        "Write serve's log to this file instead of stderr; with its four predecessors it stays "
+        "below 50 MB.",
         metavar="FILE",
         flag=False,
     )
