@@ -21,7 +21,7 @@ _AFTER = ("model", "draft-model", "log-file")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ServerSettings:
     """What files, variables and flags say."""
 
     settings: Settings
@@ -39,7 +39,12 @@ class Reload:
     """
 
     def __init__(
-        self, read: Callable[[], Told], now: Told, serves: Serves, service: Service, log: ServerLog
+        self,
+        read: Callable[[], ServerSettings],
+        now: ServerSettings,
+        serves: Serves,
+        service: Service,
+        log: ServerLog,
     ) -> None:
         self._read, self._now = read, now
         self._serves, self._service, self._log = serves, service, log
@@ -64,7 +69,7 @@ class Reload:
             return
         self._log.say(self._changed(told))
 
-    def _changed(self, new: Told) -> str:
+    def _changed(self, new: ServerSettings) -> str:
         old, self._now = self._now, new
         at_once, later, after = [], [], []
         for setting, value in new.settings:
@@ -90,7 +95,7 @@ class Reload:
         ]
         return f"the settings were read again; changed: {'; '.join(said) or 'nothing'}"
 
-    def _apply(self, new: Told) -> None:
+    def _apply(self, new: ServerSettings) -> None:
         serves, models = self._serves, self._service.models
         serves.follow(new.settings)
         for model in models.all.values():

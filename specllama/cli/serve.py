@@ -38,7 +38,7 @@ from specllama.settings.params import PROPOSERS
 from specllama.settings.schema import BY_NAME
 
 if TYPE_CHECKING:
-    from specllama.cli.reload import Told
+    from specllama.cli.reload import ServerSettings
 
 PARALLEL = 4
 
@@ -217,13 +217,13 @@ def command(
     return diagnostics.Exit.OK
 
 
-def _read(flags: dict[str, Any], key_file: Path | None, open_to: str | None) -> Told:
+def _read(flags: dict[str, Any], key_file: Path | None, open_to: str | None) -> ServerSettings:
     """What is told by files, variables and flags.
 
     Raises:
         UsageError, ConfigError: it is wrong, or clients could use or read what is not theirs.
     """
-    from specllama.cli.reload import Told
+    from specllama.cli.reload import ServerSettings
 
     settings, keys = resolve(flags), _keys(key_file)
     if open_to is not None and not (is_loopback(open_to) or keys):
@@ -236,7 +236,7 @@ def _read(flags: dict[str, Any], key_file: Path | None, open_to: str | None) -> 
             "kept texts would be drafted from for every API key, and drafts are told",
             "give --no-keep-texts, or one key",
         )
-    return Told(settings, keys)
+    return ServerSettings(settings, keys)
 
 
 def _require_installed() -> None:

@@ -39,7 +39,7 @@ class ServerLog:
 
     def __init__(self, file: Path | None = None, *, requests: bool = True, quiet: bool = False):
         self.requests = requests
-        self._handler = handler = _Stderr() if file is None else _Bounded(file)
+        self._handler = handler = _Stderr() if file is None else _LogFile(file)
         handler.setFormatter(_FORMAT)
         lines: queue.Queue[Any] = queue.Queue(_MOST)
         self._entry = _Entry(lines)
@@ -74,7 +74,7 @@ class ServerLog:
             self.say(line)
 
     def model(self, model: ServedModel) -> None:
-        """Say what became of a model, if that is news."""
+        """Tell of a change of a model's state."""
         before, self._states[model.name] = self._states.get(model.name), model.state
         if model.state != before:
             why = f": {model.failed}" if model.failed and model.state == "unloaded" else ""
@@ -113,7 +113,7 @@ class _Stderr(logging.StreamHandler[Any]):
         """Its reader is gone."""
 
 
-class _Bounded(RotatingFileHandler):
+class _LogFile(RotatingFileHandler):
     """A file for its owner alone, and a few of its predecessors."""
 
     def __init__(self, file: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from servers import Serving, served, table
 
-from specllama.cli.reload import Reload, Told
+from specllama.cli.reload import Reload, ServerSettings
 from specllama.cli.served import Serves
 from specllama.engine.host import EngineHost
 from specllama.errors import UsageError
@@ -39,10 +39,10 @@ class Files:
         self.keys: tuple[str, ...] = ("first",)
         self.wrong = ""
 
-    def read(self) -> Told:
+    def read(self) -> ServerSettings:
         if self.wrong:
             raise UsageError(self.wrong)
-        return Told(load_settings(environ=self.variables), self.keys)
+        return ServerSettings(load_settings(environ=self.variables), self.keys)
 
     def said(self) -> str:
         """Ask for a reload; returns what was logged of it."""
@@ -67,7 +67,7 @@ def files(tmp_path: Path) -> Iterator[Files]:
     service = Service(Models([model]), Access(keys=("first",)))
     log = ServerLog(tmp_path / "serve.log", requests=False)
     made: list[Files] = []
-    told = Told(load_settings(environ={}), ("first",))
+    told = ServerSettings(load_settings(environ={}), ("first",))
     serves = Serves.of(told.settings, None, parallel=2, kv_ram=7)
     reload = Reload(lambda: made[0].read(), told, serves, service, log)
     with served(service) as server:
