@@ -171,5 +171,13 @@ def test_lm_studios_examples_are_curls(server: Serving) -> None:
     assert reply["stats"]["tokens_per_second"] > 0
     assert curl("/api/v1/models/unload", {"instance_id": "small"}) == {"instance_id": "small"}
     assert loaded(server) == ["large"]
-    kept = curl("/api/v1/chat", {"model": "small", "input": "the rain"})
-    assert "/api/v0/chat/completions" in str(kept["error"])
+    told = curl("/api/v1/chat", {"model": "small", "input": "the rain", "context_length": 2048,
+                                 "temperature": 0, "max_output_tokens": 8})  # fmt: skip
+    assert told["model_instance_id"] == "small"
+    [message] = told["output"]
+    assert message["type"] == "message"
+    assert message["content"]
+    assert told["stats"]["total_output_tokens"] <= 8
+    assert told["stats"]["input_tokens"] > 0
+    wrong = {"model": "third", "input": "the rain"}
+    assert curl("/api/v1/chat", wrong)["error"]["code"] == "model_not_found"
