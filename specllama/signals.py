@@ -71,6 +71,7 @@ class _Scope:
 
 _scope: _Scope | None = None
 _stops: list[Callable[[], object]] = []
+_hears: dict[int, Callable[[], object]] = {}  # what the thread calls for further signals
 _mouth: int | None = None  # where the C handler writes; it is open for good
 
 
@@ -143,6 +144,44 @@ def stop_loading() -> Iterator[Cancel]:
         raise Interrupted(received[0])
 
 
+@contextmanager
+def on_hangup(call: Callable[[], object]) -> Iterator[None]:
+    """SIGHUP calls ``call``, in another thread.
+
+    Where the terminal is gone that the process was started on, it is SIGTERM, as a closed window
+    ends what ran in it. A process that ignores SIGHUP (nohup) outlives its terminal.
+    """
+    number = getattr(signal, "SIGHUP", None)
+    if number is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _listen()
+    former = signal.getsignal(number)
+    bound = former is not signal.SIG_IGN and _has_terminal()
+
+    def hear() -> None:
+        if bound and not _has_terminal():
+            _thread.interrupt_main(signal.SIGTERM)
+        else:
+            call()
+
+    _hears[number] = hear
+    signal.signal(number, lambda *_: None)  # only what has a handler reaches the thread
+    try:
+        yield
+    finally:
+        signal.signal(number, former)
+        del _hears[number]
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
 def _listen() -> None:
     """Watch for signals while the main thread is busy in C, and for those that it lost."""
     global _mouth
@@ -159,6 +198,8 @@ def _hear(ear: socket.socket) -> None:
     while True:
         for number in ear.recv(16):
             if number not in _NUMBERS:
+                if (hear := _hears.get(number)) is not None:
+                    hear()
                 continue
             if (scope := _scope) is not None:
                 scope.heard(number, "thread")

@@ -8,16 +8,16 @@ import ipaddress
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from specllama import signals
-from specllama.cli import completing, diagnostics, loading
+from specllama.cli import completing, diagnostics, loading, user_service
 from specllama.cli.options import (
     LOADING,
     REPLYING,
@@ -35,6 +35,10 @@ from specllama.paths import pip_install
 from specllama.remote.address import KEY_VARIABLE
 from specllama.settings.hardware import is_loopback
 from specllama.settings.params import PROPOSERS
+from specllama.settings.schema import BY_NAME
+
+if TYPE_CHECKING:
+    from specllama.cli.reload import ServerSettings
 
 PARALLEL = 4
 
@@ -44,6 +48,7 @@ Examples:
   specllama serve -m qwen3-8b --parallel 8   eight conversations at once
   specllama serve -m qwen3-8b -m gemma3-4b   two models: requests name one, loaded when needed
   specllama serve --on-demand                every model on this machine, loaded when needed
+  specllama serve --on-demand --install-service    start that whenever you log in
   specllama serve --host 0.0.0.0 --api-key-file keys.txt
   specllama serve --experiment auto=50,none=50    half of the conversations undrafted
 
@@ -100,10 +105,9 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
 @grouped("--cors-origin", multiple=True, metavar="ORIGIN", group="Server",
          help="Let web pages of this origin ask, such as https://example.org; "
          "repeatable.")  # fmt: skip
-@grouped("--queue", type=click.IntRange(0), default=64, show_default=True, group="Server",
-         metavar="N",
+@grouped("--queue", type=click.IntRange(0), group="Server", metavar="N",
          help="Requests of one client that may wait; further ones get 429. All clients "
-         "together may have four times as many waiting.")  # fmt: skip
+         "together may have four times as many waiting.  [default: 64]")  # fmt: skip
 @grouped("--proxy", multiple=True, metavar="ADDRESS", group="Server",
          help="Address of a trusted proxy, whose X-Forwarded-For names the client; "
          "repeatable.")  # fmt: skip
@@ -120,9 +124,16 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
 @grouped("--drain", type=click.FloatRange(0), default=30.0, show_default=True, group="Server",
          metavar="SECONDS",
          help="Time that running replies get to finish when the server stops.")  # fmt: skip
-@grouped("--access-log/--no-access-log", default=True, show_default=True, group="Output",
-         help="Log each request on one line of stderr: time, route, status, seconds, client, "
-         "id; never its text.")  # fmt: skip
+@grouped("--install-service", is_flag=True, group="Service",
+         help="Show the file by which systemd or launchd starts this command when you log in, "
+         "write it and start it.")  # fmt: skip
+@grouped("--uninstall-service", is_flag=True, group="Service",
+         help="End that server and delete the file.")  # fmt: skip
+@grouped("-y", "--yes", is_flag=True, group="Service", help="Do so without asking.")
+@grouped("--access-log/--no-access-log", default=None, group="Output",
+         help="Log each request on one line: time, route, status, seconds, client, id; never its "
+         "text.  [default: on]")  # fmt: skip
+@grouped("--log-file", metavar="FILE", group="Output", help=BY_NAME["log-file"].help)
 @grouped(
     "-q", "--quiet", is_flag=True, group="Output", help="Print only the line with the address."
 )
@@ -140,14 +151,15 @@ def command(
     insecure: bool,
     allow_host: Sequence[str],
     cors_origin: Sequence[str],
-    queue: int,
     proxy: Sequence[str],
     experiment: str | None,
     expose_text: bool,
     slots: bool,
     slot_save_path: Path | None,
     drain: float,
-    access_log: bool,
+    install_service: bool,
+    uninstall_service: bool,
+    yes: bool,
     quiet: bool,
     **flags: Any,
 ) -> int:
@@ -157,53 +169,74 @@ def command(
     Of several models each has an engine of its own, loaded when a request names it.
     """
     _require_installed()
+    from specllama.cli.reload import Reload
     from specllama.cli.served import Serves
-    from specllama.server.access_log import AccessLog
     from specllama.server.guard import Access, hosts_of
+    from specllama.server.log import ServerLog
     from specllama.server.running import bind, run, url_of
     from specllama.server.service import Service
 
-    settings = resolve(
-        {**flags, "model": [*model, None][0], "draft_model": [*draft_model, None][0]}
-    )
+    if uninstall_service:
+        user_service.uninstall(yes=yes)
+        return diagnostics.Exit.OK
+    one = {"model": [*model, None][0], "draft_model": [*draft_model, None][0]}
+    read = partial(_read, {**flags, **one}, api_key_file, None if insecure else host)
+    settings = (told := read()).settings
     if not quiet:
         say_project(settings)
-    keys = _keys(api_key_file)
-    if not (is_loopback(host) or keys or insecure):
-        raise UsageError(
-            f"any program that reaches {host} could use this server",
-            "give --api-key-file, or --insecure if that is meant",
-        )
-    options = replace(settings.engine_options(), parallel=parallel, kv_ram=kv_ram)
-    if options.keep_texts and len(keys) > 1:
-        raise UsageError(
-            "kept texts would be drafted from for every API key, and drafts are told",
-            "give --no-keep-texts, or one key",
-        )
     said = None if quiet else loading.LoadingLine(shown=False, quiet=False)
-    serves = Serves(options, settings.generate_params(), queue, settings["idle-unload"], said)
+    serves = Serves.of(settings, said, parallel=parallel, kv_ram=kv_ram)
     refs = model or (loading.model_of(settings, quiet=quiet or on_demand),)
     drafts = draft_model or tuple(filter(None, [settings["draft-model"]]))
     service = Service(
         serves.opened(refs, drafts, alias, on_demand=on_demand, most=models_max),
-        Access(hosts_of(host, allow_host), tuple(cors_origin), keys, proxies=_addresses(proxy)),
+        Access(
+            hosts_of(host, allow_host), tuple(cors_origin), told.keys, proxies=_addresses(proxy)
+        ),
         experiment=_shares(experiment),
         expose_text=expose_text,
         slots=slots,
         slot_folder=slot_save_path,
-        log=AccessLog().put if access_log and not quiet else None,
     )
-    stop = Event()
-    with bind(host, port) as listening, signals.stop_on_signals(stop):
-        run(
-            service,
-            listening,
-            stop=stop,
-            ready=lambda: _ready(service, url_of(listening), parallel, on_demand),
-            drain_s=drain,
-            load=bool(model) or not on_demand,
-        )
+    if install_service:
+        ctx = click.get_current_context()
+        user_service.install(ctx, service.models, settings, drain, yes=yes)
+        return diagnostics.Exit.OK
+    with ServerLog.of(settings, quiet=quiet) as log, bind(host, port) as listening:
+        service.log = log.request
+        service.models.hearers.add(log.model)
+        reload = Reload(read, told, serves, service, log)
+
+        def ready() -> None:
+            reload.begin()
+            _ready(service, url_of(listening), parallel, on_demand)
+
+        load, stop = bool(model) or not on_demand, Event()
+        with signals.stop_on_signals(stop), signals.on_hangup(reload.ask):
+            run(service, listening, stop=stop, ready=ready, drain_s=drain, load=load)
     return diagnostics.Exit.OK
+
+
+def _read(flags: dict[str, Any], key_file: Path | None, open_to: str | None) -> ServerSettings:
+    """What is told by files, variables and flags.
+
+    Raises:
+        UsageError, ConfigError: it is wrong, or clients could use or read what is not theirs.
+    """
+    from specllama.cli.reload import ServerSettings
+
+    settings, keys = resolve(flags), _keys(key_file)
+    if open_to is not None and not (is_loopback(open_to) or keys):
+        raise UsageError(
+            f"any program that reaches {open_to} could use this server",
+            "give --api-key-file, or --insecure if that is meant",
+        )
+    if settings["keep-texts"] and len(keys) > 1:
+        raise UsageError(
+            "kept texts would be drafted from for every API key, and drafts are told",
+            "give --no-keep-texts, or one key",
+        )
+    return ServerSettings(settings, keys)
 
 
 def _require_installed() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specllama.engine.host import EngineHost, LoadEngine
@@ -17,15 +17,16 @@ from specllama.models.summaries import Summaries
 from specllama.server.models import Models
 from specllama.server.request_queue import RequestQueue
 from specllama.server.served import ServedModel
+from specllama.settings.config import Settings
 from specllama.settings.duration import seconds
 from specllama.settings.params import EngineOptions, GenerateParams
 
 OWN_DRAFT = "auto"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Serves:
-    """How models are loaded and asked that a command line names.
+    """How models are loaded and asked that a command line names; all of it may change.
 
     Attributes:
         params: of requests that say nothing else.
@@ -39,6 +40,21 @@ class Serves:
     waiting: int
     idle_unload: str
     on_event: OnEvent | None
+
+    @classmethod
+    def of(cls, settings: Settings, on_event: OnEvent | None, parallel: int, kv_ram: int) -> Serves:
+        serves = cls(
+            EngineOptions(parallel=parallel, kv_ram=kv_ram), GenerateParams(), 0, "", on_event
+        )
+        serves.follow(settings)
+        return serves
+
+    def follow(self, settings: Settings) -> None:
+        """Take what settings say; how many share an engine stays."""
+        parallel, kv_ram = self.options.parallel, self.options.kv_ram
+        self.options = replace(settings.engine_options(), parallel=parallel, kv_ram=kv_ram)
+        self.params = settings.generate_params()
+        self.waiting, self.idle_unload = settings["queue"], settings["idle-unload"]
 
     def made(self, ref: str, draft: str | None = None, alias: str | None = None) -> ServedModel:
         recipe = LoadEngine(ref, draft, self.options)

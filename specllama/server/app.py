@@ -28,7 +28,7 @@ from specllama.server import (
 from specllama.server.dialect import openai_error
 from specllama.server.exchange import Json
 from specllama.server.guard import Guard
-from specllama.server.patience import answered
+from specllama.server.patience import LM_STUDIO, answered
 from specllama.server.refusals import Refusal, loading, refusal, restarting
 from specllama.server.service import Handler, Row, Service
 
@@ -102,7 +102,7 @@ def _route(where: str, handler: Handler) -> Route:
             return await answered(request, asyncio.ensure_future(handler(request)), spelled)
         except Exception as error:
             if not isinstance(error, (Refusal, SpecllamaError)):
-                logger.exception("%s failed", request.url.path)
+                logger.exception("%s failed, %s", request.url.path, request.state.id)
             refused = refusal(error)
             said = spelled(request.url.path, refused)
             return Json(said, refused.status, dict(refused.headers))
@@ -114,7 +114,7 @@ def spelled(path: str, refused: Refusal) -> dict[str, Any]:
     """An error in the words of the family that a path belongs to."""
     if path.startswith("/v1/messages"):
         return anthropic.error_of(refused)
-    if path.startswith("/api/") and not path.startswith("/api/v0/"):
+    if path.startswith("/api/") and not path.startswith(LM_STUDIO):
         return ollama.error_of(refused)
     return openai_error(refused)
 

@@ -12,6 +12,7 @@ ask under that name.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import hmac
 import ipaddress
 import re
@@ -39,13 +40,15 @@ _METHODS = "GET, POST, OPTIONS"
 _HEADERS = 200  # of one request
 _PROGRAMS = ("app://", "file://", "tauri://", "vscode-webview://", "vscode-file://")
 _PLAIN = ("", "identity")
+_FORM = "application/x-www-form-urlencoded"
+_NO_BROWSERS = ("curl/", "Wget/")  # they call every body a form, and documentation is full of them
 _GIVEN_ID = re.compile(r"[!-~]{1,128}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::\d{1,5})?")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Access:
-    """Who is let in.
+    """Who is let in. Keys may change while a server runs.
 
     Attributes:
         hosts: names besides loopback that requests may call this server by.
@@ -96,6 +99,8 @@ class Access:
             # programs may leave the kind out; a page could do so only to go unasked
             unsaid = "application/json" if origin is None else ""
             kind = headers.get("content-type", unsaid).partition(";")[0].strip().lower()
+            if kind == _FORM and origin is None and _is_no_browser(headers):
+                kind = "application/json"
             if kind != "application/json":
                 said = f"the body is called {kind[:80]!r}; send JSON under this header"
                 said = f"{said}: Content-Type: application/json"
@@ -114,7 +119,7 @@ class Access:
             return True
         return is_loopback(_name(origin.partition("://")[2]))
 
-    def _key(self, headers: Headers) -> int | None:
+    def _key(self, headers: Headers) -> str | None:
         """Which of the keys was sent, under either of the two headers."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         bearer = token.strip() if scheme.lower() == "bearer" else ""
@@ -122,19 +127,27 @@ class Access:
         sent = [one.encode("latin-1") for one in given if one]
         # every key is compared, so that the time says nothing
         same = [
-            (i, hmac.compare_digest(one, spelling))
-            for i, key in enumerate(self.keys)
+            (key, hmac.compare_digest(one, spelling))
+            for key in self.keys
             for spelling in _spellings(key)
             for one in sent
         ]
-        return next((i for i, equal in same if equal), None)
+        return next((key for key, equal in same if equal), None)
 
     def client(self, scope: Scope) -> str:
-        """Who asks: one name for each key, however it was sent; without keys, for each address."""
+        """Who asks: one name for each key, however it was sent; without keys, for each address.
+
+        The name is of the key itself, not of its place in a file: what is cached for it must not
+        be another's when the file has changed.
+        """
         if self.keys:
             key = self._key(Headers(scope=scope))
-            return "" if key is None else f"key {key + 1}"
+            return "" if key is None else f"key {_fingerprint(key)}"
         return scope["client"][0] if scope.get("client") else ""
+
+
+def _fingerprint(key: str) -> str:
+    return hashlib.blake2b(key.encode(), digest_size=4).hexdigest()
 
 
 def _spellings(key: str) -> set[bytes]:
@@ -147,6 +160,11 @@ def _spellings(key: str) -> set[bytes]:
 
 def too_large(most: int) -> Refusal:
     return Refusal(413, f"a request has at most {most} bytes", code="too_large")
+
+
+def _is_no_browser(headers: Headers) -> bool:
+    """A page cannot send such a name without being asked whether it may."""
+    return headers.get("user-agent", "").startswith(_NO_BROWSERS)
 
 
 def _is_address(host: str) -> bool:

@@ -10,18 +10,21 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from specllama.server import lmstudio_chat
 from specllama.server.chat_completions import ChatDialect, ChatRequest
 from specllama.server.chat_completions import parse as parse_chat
 from specllama.server.dialect import Frame, Job, Reply
 from specllama.server.exchange import Json
 from specllama.server.figures import short
-from specllama.server.refusals import Refusal, wrong
+from specllama.server.lmstudio_chat import require_room
+from specllama.server.refusals import Refusal
 from specllama.server.served import ServedModel
-from specllama.server.service import Row, Service
+from specllama.server.service import Row, Service, refuses
 
 _STOPS = {"stop_token": "eosFound", "stop_string": "stopStringFound",
           "length": "maxPredictedTokensReached", "context": "contextLengthReached"}  # fmt: skip
 _STATES = {"loaded": "loaded", "loading": "loading", "unloaded": "not-loaded"}
+_DOWNLOAD = "no route brings models; on the machine of the server: specllama hub pull"
 
 
 def stats(reply: Reply, draft: str | None) -> dict[str, Any]:
@@ -142,10 +145,7 @@ def rows(service: Service) -> list[Row]:
         found = await models.listed(body.model)
         free = await models.use(found, request.state.naming.keep_s)
         free()
-        there = found.info.target.n_ctx
-        if (body.context_length or 0) > there:
-            said = f"context_length: {body.context_length} tokens; this server gives {there} (-c)"
-            raise wrong("context_length", said)
+        require_room(body.context_length, found)
         told = {"load_config": _config(found)} if body.echo_load_config else {}
         took = round(monotonic() - begun, 3)
         loaded = {"type": "llm", "instance_id": found.name, "load_time_seconds": took}
@@ -169,4 +169,6 @@ def rows(service: Service) -> list[Row]:
         ("GET /api/v1/models", listed_v1),
         ("POST /api/v1/models/load", load),
         ("POST /api/v1/models/unload", unload),
+        *lmstudio_chat.rows(service),
+        ("POST /api/v1/models/download", refuses("a download", _DOWNLOAD)),
     ]

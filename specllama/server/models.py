@@ -160,9 +160,20 @@ class Models:
         """It has just been used: unload it when it has not been for so long."""
         model.idle_s = monotonic()
         model.wake(keep_s)
+        self._wind(model)
+
+    def stay(self, model: ServedModel, usual_s: float) -> None:
+        """It stays loaded unused for so long, unless a request said otherwise."""
+        usual = model.keep_s == model.usual_s
+        model.usual_s = usual_s
+        if usual:
+            model.wake(usual_s)
+            self._wind(model)
+
+    def _wind(self, model: ServedModel) -> None:
         if model.keep_s < math.inf and not model.uses and model.queue.loaded:
             loop = asyncio.get_running_loop()
-            model.timer = loop.call_later(model.keep_s, self._begin, self._expire, model)
+            model.timer = loop.call_later(model.left_s, self._begin, self._expire, model)
 
     def _begin(self, work: Callable[[ServedModel], object], model: ServedModel) -> None:
         task = asyncio.ensure_future(work(model))  # type: ignore[call-overload]

@@ -15,7 +15,7 @@ from specllama.errors import UsageError
 from specllama.settings.duration import seconds
 from specllama.settings.hardware import CpuOptions, PlaceOptions, RopeOptions
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.settings.setting import Group, Setting, check, declared, setting
+from specllama.settings.setting import MOST, Group, Setting, check, declared, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,26 @@ class AppOptions:
         "Free a model's memory when nothing was asked of it for so long, in serve and in the "
         "terminal app; the next message loads it again. never keeps it.",
         metavar="TIME",
+        flag=False,
+    )
+    queue: int = setting(
+        64,
+        "Requests of one client that may wait in serve; further ones get 429. All clients "
+        "together may have four times as many waiting.",
+        within=(0, MOST),
+        flag=False,
+    )
+    access_log: bool = setting(
+        True,
+        "Log each request to serve on one line: time, route, status, seconds, client, id; never "
+        "its text.",
+        flag=False,
+    )
+    log_file: str | None = setting(
+        None,
+        "Write serve's log to this file instead of stderr; with its four predecessors it stays "
+        "below 50 MB.",
+        metavar="FILE",
         flag=False,
     )
     model_dirs: tuple[str, ...] = setting(

@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import served, table
+from servers import served, several
 
 from specllama import paths
 from specllama.cli import invoke
-from specllama.engine.host import EngineHost
 from specllama.server.models import Models
-from specllama.server.request_queue import RequestQueue
-from specllama.server.served import ServedModel
 from specllama.server.service import Service
 
 pytestmark = pytest.mark.usefixtures("nobody_else")
@@ -105,12 +102,7 @@ def test_what_is_refused(
 
 
 def test_what_is_loaded_and_unloaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    models = []
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        recipe = table(tmp_path / name)
-        queue = RequestQueue(EngineHost(recipe, close_grace_s=1.0), name, lanes=2)
-        models.append(ServedModel(queue, recipe=recipe, usual_s=600.0))
+    models = several(tmp_path, "first", "second", usual_s=600.0)
     with served(Service(Models(models))) as server:
         assert invoke(["ps", server.url]) == 0
         titles, line = capsys.readouterr().out.splitlines()

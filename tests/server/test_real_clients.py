@@ -14,12 +14,9 @@ from typing import Any
 import pydantic
 import pytest
 from scripted_server import Rule, Rules
-from servers import Serving, served, serving, table
+from servers import Serving, served, serving, several
 
-from specllama.engine.host import EngineHost
 from specllama.server.models import Models
-from specllama.server.request_queue import RequestQueue
-from specllama.server.served import ServedModel
 from specllama.server.service import Service
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"town": "Ulm"}}</tool_call>'
@@ -267,13 +264,7 @@ def test_ollama_with_two_models(
 ) -> None:
     """Loaded by name, kept for as long as it says, unloaded by ``keep_alive=0``."""
     monkeypatch.setenv("SPECLLAMA_HOME", str(tmp_path / "home"))
-    models = []
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        recipe = table(tmp_path / name)
-        queue = RequestQueue(EngineHost(recipe, close_grace_s=1.0), name, lanes=2)
-        models.append(ServedModel(queue, recipe=recipe))
-    with served(Service(Models(models))) as server:
+    with served(Service(Models(several(tmp_path, "first", "second")))) as server:
         client = ollama.Client(host=server.url)
         assert [model.model for model in client.list().models] == ["first", "second"]
         assert [model.model for model in client.ps().models] == ["first"]

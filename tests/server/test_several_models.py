@@ -219,6 +219,30 @@ def test_a_crash_costs_one_model(server: Serving) -> None:
     assert (first.host.pid, first.restarts, second.restarts) == (pid, 0, 1)
 
 
+def test_a_crash_ends_its_own_replies_alone(server: Serving) -> None:
+    endless = {"max_tokens": 800, "logit_bias": {"0": -100}}
+    turns = [{"role": "user", "content": "the rain"}]
+    server.http.timeout = 120
+    alone = text(server, "first", **endless)
+    text(server, "second")
+    first, second = (server.models.all[name].queue for name in ("first", "second"))
+    with ThreadPoolExecutor(2) as pool:
+        asked = {
+            name: pool.submit(
+                server.post, "/v1/chat/completions",
+                {"model": name, "messages": turns, "seed": 3, **endless},
+            )
+            for name in ("first", "second")
+        }  # fmt: skip
+        until(lambda: bool(first.running and second.running))
+        assert second.host.pid is not None
+        os.kill(second.host.pid, signal.SIGKILL)
+        lost, kept = asked["second"].result(), asked["first"].result()
+    assert lost.status_code >= 500
+    assert lost.json()["error"]["message"]
+    assert kept.json()["choices"][0]["message"]["content"] == alone
+
+
 # -- how long a model stays --
 
 
@@ -400,13 +424,17 @@ def test_nothing_is_loaded_at_the_start(home: Path) -> None:
         assert loaded(server) == ["second"]
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/specllama/generate"])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/messages", "/specllama/generate", "/api/v1/chat"]
+)
 def test_a_stream_tells_of_the_load(home: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setattr(patience, "HEAD_S", 0.05)
     gate = home / "gate"
     models = [made(home, "first", seed=1), made(home, "second", seed=2, gate=str(gate))]
     turns = [{"role": "user", "content": "the rain"}]
     asked = {"model": "second", "messages": turns, "max_tokens": 8, "stream": True, "params": {}}
+    if path == "/api/v1/chat":
+        asked = {"model": "second", "input": "the rain", "max_output_tokens": 8, "stream": True}
     with served(Service(Models(models))) as server:
         with server.http.stream("POST", path, json=asked) as answer:
             assert answer.status_code == 200
@@ -417,6 +445,12 @@ def test_a_stream_tells_of_the_load(home: Path, monkeypatch: pytest.MonkeyPatch,
         if path == patience.OWN:
             assert '"load_progress"' in first
             assert '"finish"' in said
+        elif path == "/api/v1/chat":
+            kinds = [line[7:] for line in said.splitlines() if line.startswith("event: ")]
+            assert kinds[:3] == ["chat.start", "model_load.start", "model_load.progress"]
+            assert kinds.count("chat.start") == 1
+            assert kinds.index("model_load.end") < kinds.index("message.start")
+            assert kinds[-1] == "chat.end"
         else:
             assert first == ": loading second 0%"
             assert "message_stop" in said or "[DONE]" in said
@@ -429,8 +463,9 @@ def test_a_load_that_fails_in_a_stream(home: Path, monkeypatch: pytest.MonkeyPat
     models = [made(home, "first", seed=1), made(home, "huge", seed=2, gate=str(gate))]
     turns = [{"role": "user", "content": "the rain"}]
     with served(Service(Models(models))) as server:
-        for path in ("/v1/chat/completions", "/v1/messages", "/specllama/generate"):
+        for path in ("/v1/chat/completions", "/v1/messages", "/specllama/generate", "/api/v1/chat"):
             asked = {"model": "huge", "messages": turns, "max_tokens": 8, "stream": True}
+            asked |= {"input": "the rain"} if path == "/api/v1/chat" else {}
             gate.unlink(missing_ok=True)
             with server.http.stream("POST", path, json=asked) as answer:
                 lines = answer.iter_lines()

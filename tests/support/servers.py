@@ -80,6 +80,20 @@ def table(folder: Path, **options: Any) -> LoadEngine:
     )
 
 
+def several(folder: Path, *names: str, **more: Any) -> list[ServedModel]:
+    """Models over such tables, which write different texts."""
+    models = []
+    for seed, name in enumerate(names, 1):
+        (folder / name).mkdir()
+        recipe = table(folder / name)
+        for path in (folder / name).glob("*.table"):
+            told = json.loads(path.read_text("utf-8"))
+            path.write_text(json.dumps({**told, "seed": seed}), "utf-8")
+        queue = RequestQueue(EngineHost(recipe, close_grace_s=1.0), name, lanes=LANES)
+        models.append(ServedModel(queue, recipe=recipe, **more))
+    return models
+
+
 @contextmanager
 def serving(
     factory: EngineFactory,

@@ -1,0 +1,147 @@
+"""What a server tells its operator: each request, what happens to its models, what went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
+from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
+from pathlib import Path
+from typing import Any
+
+from specllama.errors import UsageError
+from specllama.server.served import ServedModel
+from specllama.settings.config import Settings
+
+_MOST = 1000  # lines that were not written yet; further ones are dropped, and counted
+_FILES, _FILE_BYTES = 5, 10 << 20  # as ``log-file`` says
+_FORMAT = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
+
+
+class ServerLog:
+    """Writes lines in a thread of its own: a stalled terminal or disk holds nothing up.
+
+    Args:
+        file: written instead of stderr; older lines go to files beside it, the oldest are deleted.
+        quiet: only what went wrong is told.
+
+    Attributes:
+        requests: whether each request is told.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+
+    def __init__(self, file: Path | None = None, *, requests: bool = True, quiet: bool = False):
+        self.requests = requests
+        self._handler = handler = _Stderr() if file is None else _LogFile(file)
+        handler.setFormatter(_FORMAT)
+        lines: queue.Queue[Any] = queue.Queue(_MOST)
+        self._entry = _Entry(lines)
+        self._writer = QueueListener(lines, handler)
+        self._ends = file is not None  # a terminal may stall for good
+        self._states: dict[str, str] = {}
+        self._logger = logging.getLogger("specllama.server")
+        self._logger.setLevel(logging.WARNING if quiet else logging.INFO)
+        self._logger.propagate = False
+        self._logger.addHandler(self._entry)
+        self._writer.start()
+
+    @classmethod
+    @contextmanager
+    def of(cls, settings: Settings, *, quiet: bool) -> Iterator[ServerLog]:
+        """As settings say, until a block ends."""
+        file = settings["log-file"]
+        path = None if file is None else Path(os.path.expanduser(file))
+        log = cls(path, requests=settings["access-log"], quiet=quiet)
+        try:
+            yield log
+        finally:
+            log.close()
+
+    def say(self, line: str) -> None:
+        """Take a line; never waits."""
+        self._logger.info("%s", line)
+
+    def request(self, line: str) -> None:
+        """Take the line of a request."""
+        if self.requests:
+            self.say(line)
+
+    def model(self, model: ServedModel) -> None:
+        """Tell of a change of a model's state."""
+        before, self._states[model.name] = self._states.get(model.name), model.state
+        if model.state != before:
+            why = f": {model.failed}" if model.failed and model.state == "unloaded" else ""
+            self.say(f"{model.name} is {model.state}{why}")
+
+    def close(self) -> None:
+        """Write what was taken."""
+        self._logger.removeHandler(self._entry)
+        self._logger.propagate = True
+        if self._ends:
+            with contextlib.suppress(queue.Full):
+                self._writer.stop()
+            with contextlib.suppress(OSError):  # a full disk was told
+                self._handler.close()
+
+
+class _Entry(QueueHandler):
+    """Where lines come in; those are dropped that come faster than they are written."""
+
+    queue: queue.Queue[Any]
+    _dropped = 0
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        if self._dropped:
+            said = f"({self._dropped} lines were dropped: they came faster than they were read)"
+            record.msg = f"{said}\n{record.msg}"
+        try:
+            self.queue.put_nowait(record)
+            self._dropped = 0
+        except queue.Full:
+            self._dropped += 1
+
+
+class _Stderr(logging.StreamHandler[Any]):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Its reader is gone."""
+
+
+class _LogFile(RotatingFileHandler):
+    """A file for its owner alone, and a few of its predecessors."""
+
+    def __init__(self, file: Path) -> None:
+        self._failed = False
+        try:
+            file.parent.mkdir(0o700, parents=True, exist_ok=True)
+            if file.exists() and not file.is_file():
+                raise UsageError(f"{file} is no file that a log could be kept in")
+            super().__init__(
+                file, maxBytes=_FILE_BYTES, backupCount=_FILES - 1, encoding="utf-8",
+                errors="replace",
+            )  # fmt: skip
+        except OSError as error:
+            raise UsageError(
+                f"cannot write the log {file}: {error.strerror or error}",
+                "give another --log-file, or none: then it goes to stderr",
+            ) from None
+
+    def _open(self) -> TextIOWrapper:
+        def private(path: str, flags: int) -> int:
+            return os.open(path, flags, 0o600)
+
+        return open(self.baseFilename, "a", encoding="utf-8", errors="replace", opener=private)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A full disk is said once, and a server goes on."""
+        if not self._failed:
+            self._failed = True
+            said = f"warning: the log cannot be written: {sys.exc_info()[1]}"
+            with contextlib.suppress(OSError, ValueError):
+                print(said, file=sys.stderr, flush=True)

@@ -1,0 +1,125 @@
+"""The log of a server: each request on a line, in files of bounded size."""
+
+from __future__ import annotations
+
+import logging
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from servers import serving, table
+
+from specllama.cli import invoke
+from specllama.errors import ConfigError, UsageError
+from specllama.server import log as server_log
+from specllama.server.log import ServerLog
+from specllama.settings.config import load_settings
+
+LOGGER = logging.getLogger("specllama.server")
+HELLO = {"messages": [{"role": "user", "content": "the rain"}], "max_tokens": 4}
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    level, handlers = LOGGER.level, list(LOGGER.handlers)
+    yield
+    LOGGER.setLevel(level)
+    assert LOGGER.handlers == handlers
+    assert LOGGER.propagate
+
+
+def test_lines_carry_ids_and_what_went_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "logs" / "serve.log"
+    log = ServerLog(file)
+    with serving(table(tmp_path), log=log.request) as server:
+        server.models.hearers.add(log.model)
+        server.post("/v1/chat/completions", HELLO, headers={"x-request-id": "r1"})
+        server.post("/v1/chat/completions", {**HELLO, "keep_alive": 0})
+        server.http.get("/nowhere", headers={"x-request-id": "r2"})
+    try:
+        raise ValueError("a bug")
+    except ValueError:
+        LOGGER.exception("/v1/models failed, r3")
+    log.close()
+    text = file.read_text("utf-8")
+    when = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
+    assert re.search(
+        rf"{when}POST /v1/chat/completions 200 \d+\.\d\d s, 127.0.0.1, r1$", text, re.M
+    )
+    assert re.search(rf"{when}GET /nowhere 404 .*, r2$", text, re.M)
+    assert re.search(rf"{when}table is unloaded$", text, re.M)
+    assert re.search(rf"{when}/v1/models failed, r3\nTraceback", text, re.M)
+    assert "rain" not in text
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_files_are_bounded_and_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_log, "_FILE_BYTES", 1000)
+    log = ServerLog(tmp_path / "serve.log")
+    for i in range(200):
+        log.say(f"line {i:03} {'x' * 80}")
+    log.close()
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["serve.log", *(f"serve.log.{i}" for i in (1, 2, 3, 4))]
+    assert all(file.stat().st_size <= 1000 for file in files)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    assert "line 199" in files[0].read_text("utf-8")
+
+
+def test_what_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "serve.log"
+    log = ServerLog(file, requests=False)
+    log.request("a request")
+    log.say("a word")
+    log.close()
+    quiet = ServerLog(file, quiet=True)
+    quiet.say("nothing")
+    LOGGER.warning("a warning")
+    quiet.close()
+    assert [line[20:] for line in file.read_text("utf-8").splitlines()] == ["a word", "a warning"]
+
+
+def test_lines_that_nobody_takes_are_counted(tmp_path: Path) -> None:
+    log = ServerLog(tmp_path / "serve.log")
+    log.close()  # nothing is taken from here on
+    entry = log._entry
+    for i in range(server_log._MOST + 7):
+        entry.handle(LOGGER.makeRecord("x", logging.INFO, "", 0, f"line {i}", (), None))
+    while not entry.queue.empty():
+        entry.queue.get()
+    entry.handle(LOGGER.makeRecord("x", logging.INFO, "", 0, "next", (), None))
+    last = entry.queue.get().getMessage()
+    assert last == "(7 lines were dropped: they came faster than they were read)\nnext"
+
+
+def test_a_full_disk_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    log = ServerLog(tmp_path / "serve.log")
+    handler = log._handler
+    assert isinstance(handler, logging.StreamHandler)
+    handler.stream.close()
+    handler.stream = open("/dev/full", "w")  # noqa: SIM115
+    for _ in range(3):
+        log.say("a line")
+    log.close()
+    said = capsys.readouterr().err
+    assert said.count("No space left") == 1
+    assert "Traceback" not in said
+
+
+def test_where_no_log_can_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="is no file"):
+        ServerLog(tmp_path)
+    (tmp_path / "file").touch()
+    assert invoke(["serve", "--port", "0", "--log-file", str(tmp_path / "file" / "log")]) == 2
+    assert "cannot write the log" in capsys.readouterr().err
+
+
+def test_a_folders_file_does_not_say_where(tmp_path: Path) -> None:
+    project = tmp_path / "specllama.toml"
+    project.write_text('log-file = "/tmp/x"\n', "utf-8")
+    with pytest.raises(ConfigError, match="log-file cannot come from the file of a folder"):
+        load_settings(project=project)
