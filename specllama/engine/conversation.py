@@ -241,6 +241,7 @@ class Conversation:
             exactness=self._loaded.info.exactness,
             tokenize_ms=self._clock.tokenize_ms,
             queue_ms=self._clock.queue_ms,
+            position=self._ready.prepared.position,
         )
 
     def _read_prompt(self) -> EventSteps[Row]:
@@ -275,7 +276,7 @@ class Conversation:
             Request(
                 seed=self._seed,
                 rule=rule,
-                coins=RandomCoins((self._seed, 2)),
+                coins=RandomCoins((self._seed, 2, self._started.position)),
                 is_eog=self._reply.is_stop,
                 p_min=params.draft_p_min,
                 leaves=1 if rule.chains_only else self._target.max_leaves,
@@ -306,7 +307,7 @@ class Conversation:
             window=self._window,
             rule=rule,
             seed=self._seed,
-            coins=RandomCoins((self._seed, 1)),
+            coins=RandomCoins((self._seed, 1, self._started.position)),
             is_stop=self._reply.is_stop,
             pass_rows=self._target.max_rows,
             chances=params.chances,
