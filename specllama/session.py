@@ -232,7 +232,8 @@ class Session:
         """Write another version of message ``index`` (from 0).
 
         An edited question is answered with the seed of the former reply, unless another was set
-        since; an edited reply is left for ``continue_reply``, and the iterator is empty.
+        since, or coins decide (see ``rules``). An edited reply is left for ``continue_reply``, and
+        the iterator is empty.
         """
         number = self._number(index)
         if not text.strip():
@@ -320,8 +321,9 @@ class Session:
         self, text: str, after: int, cancel: Cancel | None, instead: int | None
     ) -> Iterator[Event]:
         """``instead``: the message that the question takes the place of."""
-        former_reply = None if instead is None else self._reply_to(instead)
-        seed = self._seed_again(former_reply, False)
+        seed = None
+        if instead is not None and self._params.verify == "match":  # coins are not thrown twice
+            seed = self._seed_again(self._reply_to(instead), False)
         former, question = self._tree.leaf, self._tree.free
         self._put(question, after, StoredMessage("user", text))
         return self._answer(cancel, question, seed=seed, refused=(question, former))

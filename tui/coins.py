@@ -1,4 +1,4 @@
-"""The coins that rejection sampling threw, thrown again: seed and position give all of them.
+"""The coins that rejection sampling threw, thrown again: the event ``started`` gives all of them.
 
 The rule draws one uniform for each guess that it judges and one for the target token, in this
 order (``speculative.rules``). Which guesses those were stands in the events. Where it does not (a
@@ -75,4 +75,4 @@ class RecordedCoins:
 def _stream(started: Started) -> Generator:
     from numpy.random import default_rng
 
-    return default_rng((started.seed, 1, started.position))
+    return default_rng((started.seed, 1, started.position, started.prompt_n))

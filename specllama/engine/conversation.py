@@ -276,7 +276,7 @@ class Conversation:
             Request(
                 seed=self._seed,
                 rule=rule,
-                coins=RandomCoins((self._seed, 2, self._started.position)),
+                coins=self._coins(2),
                 is_eog=self._reply.is_stop,
                 p_min=params.draft_p_min,
                 leaves=1 if rule.chains_only else self._target.max_leaves,
@@ -307,11 +307,16 @@ class Conversation:
             window=self._window,
             rule=rule,
             seed=self._seed,
-            coins=RandomCoins((self._seed, 1, self._started.position)),
+            coins=self._coins(1),
             is_stop=self._reply.is_stop,
             pass_rows=self._target.max_rows,
             chances=params.chances,
         )
+
+    def _coins(self, stream: int) -> RandomCoins:
+        """Not those of another reply with this seed: drafts may be copied from it."""
+        started = self._started
+        return RandomCoins((started.seed, stream, started.position, started.prompt_n))
 
     def _write(self, rounds: Rounds, first: Row | None) -> EventSteps[FinishReason]:
         """Round after round, until one ends the reply; ``first`` is the row after the prompt."""
