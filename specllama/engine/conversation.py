@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -285,6 +286,7 @@ class Conversation:
                 ending=self._ending,
                 prediction=self._ready.prepared.prediction,
                 thinking=self._reply.thinking,
+                beside=partial(self._seats.beside, self._slot),
             )
         )
         if advice := drafter.advice():
