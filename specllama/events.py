@@ -70,7 +70,8 @@ class Started(Event):
     """The request was accepted; what will run and how exact it is.
 
     ``tokenize_ms`` is what it took to render and tokenize the prompt, ``queue_ms`` what it then
-    waited until the prompt was read. For ``unknown`` see ``Finished``.
+    waited until the prompt was read. ``position`` is that of the first token in the noise (see
+    ``speculative.noise``). For ``unknown`` see ``Finished``.
     """
 
     type: ClassVar[str] = "started"
@@ -84,6 +85,7 @@ class Started(Event):
     exactness: str
     tokenize_ms: float = 0.0
     queue_ms: float = 0.0
+    position: int = 0
     unknown: frozenset[str] = frozenset()
 
 

@@ -164,7 +164,8 @@ class Session:
     # ---- what it does
 
     def send(self, text: str, *, cancel: Cancel | None = None) -> Iterator[Event]:
-        """Ask; yields the engine's events. The question is stored before this returns.
+        """Ask; yields the engine's events. The question is stored before this returns. In place of
+        one that was taken back it is answered with the seed of that one's reply, as in ``edit``.
 
         A question that cannot be served at all (PromptTooLong and other UsageErrors, raised by the
         first ``next``) is taken back.
@@ -174,7 +175,8 @@ class Session:
         """
         if not text.strip():
             raise UsageError("the message is empty")
-        return self._ask(text, self._tree.leaf, cancel)
+        leaf = self._tree.leaf
+        return self._ask(text, leaf, cancel, next(reversed(self._tree.versions(leaf)), None))
 
     def retry(
         self,
@@ -196,19 +198,25 @@ class Session:
         if not path:
             raise UsageError("there is nothing to retry yet")
         at = self._number(len(path) - 1 if index is None else index)
-        behind = [n for n in path if self._tree.parents[n] == at and self._role(n) == "assistant"]
-        former = at if self._role(at) == "assistant" else next(iter(behind), None)
+        former = at if self._role(at) == "assistant" else self._reply_to(at)
         after = at if former is None else self._tree.parents[former]
         return self._answer(cancel, after, seed=self._seed_again(former, new_seed))
 
     def continue_reply(
         self, *, answer: bool = False, cancel: Cancel | None = None
     ) -> Iterator[Event]:
-        """Continue the last reply where it ended; ``answer``: a thought that is open ends now."""
+        """Continue the last reply where it ended; ``answer``: a thought that is open ends now.
+
+        One that was cut goes on with its seed, and so with the text that it would have had. With
+        the same seed one that ended by itself would end again.
+        """
         last = self._tree.leaf
         if last == START or self._role(last) != "assistant":
             raise UsageError("there is no reply to continue")
-        return self._answer(cancel, self._tree.parents[last], into=last, answer=answer)
+        reason = (self._tree.messages[last].stats or {}).get("reason")
+        seed = None if reason in ("stop_token", "stop_string") else self._seed_again(last, False)
+        after = self._tree.parents[last]
+        return self._answer(cancel, after, into=last, answer=answer, seed=seed)
 
     def undo(self) -> str:
         """Go back to before the last question; returns it. It stays as another version of what is
@@ -223,15 +231,16 @@ class Session:
     def edit(self, index: int, text: str, *, cancel: Cancel | None = None) -> Iterator[Event]:
         """Write another version of message ``index`` (from 0).
 
-        An edited question is answered; an edited reply is left for ``continue_reply``, and the
-        iterator is empty.
+        An edited question is answered with the seed of the former reply, unless another was set
+        since, or coins decide (see ``rules``). An edited reply is left for ``continue_reply``, and
+        the iterator is empty.
         """
         number = self._number(index)
         if not text.strip():
             raise UsageError("the message is empty")
         before, after = self._tree.messages[number], self._tree.parents[number]
         if before.role == "user":
-            return self._ask(text, after, cancel)
+            return self._ask(text, after, cancel, number)
         edited = replace(before, content=text, state="partial", stats=None)
         self._put(self._tree.free, after, edited)
         return iter(())
@@ -302,10 +311,22 @@ class Session:
 
     # ---- inside
 
-    def _ask(self, text: str, after: int, cancel: Cancel | None) -> Iterator[Event]:
+    def _reply_to(self, number: int) -> int | None:
+        """The chosen reply to a message, else the newest."""
+        path = self._tree.path
+        replies = [n for n in self._tree.versions(number) if self._role(n) == "assistant"]
+        return max(replies, key=lambda n: (n in path, n), default=None)
+
+    def _ask(
+        self, text: str, after: int, cancel: Cancel | None, instead: int | None
+    ) -> Iterator[Event]:
+        """``instead``: the message that the question takes the place of."""
+        seed = None
+        if instead is not None and self._params.verify == "match":  # coins are not thrown twice
+            seed = self._seed_again(self._reply_to(instead), False)
         former, question = self._tree.leaf, self._tree.free
         self._put(question, after, StoredMessage("user", text))
-        return self._answer(cancel, question, refused=(question, former))
+        return self._answer(cancel, question, seed=seed, refused=(question, former))
 
     def _answer(
         self,

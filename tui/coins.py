@@ -1,4 +1,4 @@
-"""The coins that rejection sampling threw, thrown again: they come from the seed alone.
+"""The coins that rejection sampling threw, thrown again: the event ``started`` gives all of them.
 
 The rule draws one uniform for each guess that it judges and one for the target token, in this
 order (``speculative.rules``). Which guesses those were stands in the events. Where it does not (a
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specllama.events import RoundDone
+from specllama.events import RoundDone, Started
 from specllama.tui.record import Record
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class RecordedCoins:
         for at in range(len(self._tosses), index + 1):
             for first, started in self._record.starts:
                 if first == at:
-                    self._rng = _stream(started.seed) if started.verify == "rejection" else None
+                    self._rng = _stream(started) if started.verify == "rejection" else None
             self._tosses.append(self._round(self._record.rounds[at]))
         return self._tosses[index]
 
@@ -72,7 +72,7 @@ class RecordedCoins:
         return found
 
 
-def _stream(seed: int) -> Generator:
+def _stream(started: Started) -> Generator:
     from numpy.random import default_rng
 
-    return default_rng((seed, 1))
+    return default_rng((started.seed, 1, started.position, started.prompt_n))

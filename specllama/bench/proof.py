@@ -84,18 +84,21 @@ class ProofReply:
     Attributes:
         logprobs: of its tokens, before any sampler.
         exact: every row of it was computed as a single step after a fresh prompt would have.
+        position: of its first token in the noise.
         turn: what it replies to, where that is more than the prompt.
     """
 
     reply: Finished
     logprobs: tuple[float, ...]
     exact: bool
+    position: int
     turn: tuple[int, ...] = ()
 
     @staticmethod
     def of(told: Told, exact: bool, turn: tuple[int, ...] = ()) -> ProofReply:
         logprobs = (chance.logprob for done in told.rounds for chance in done.chances)
-        return ProofReply(told.end, tuple(logprobs), exact, turn)
+        position = 0 if told.started is None else told.started.position
+        return ProofReply(told.end, tuple(logprobs), exact, position, turn)
 
     def cut(self, n: int) -> ProofReply:
         """Its first ``n`` tokens, without the text."""
@@ -361,7 +364,7 @@ def _difference(
         spec_token=b[at],
         plain_text=_piece(engine, a[at]),
         spec_text=_piece(engine, b[at]),
-        gap=score_gap(engine, ids, a[:at], (a[at], b[at]), params),
+        gap=score_gap(engine, ids, a[:at], (a[at], b[at]), params, spec.position + at),
     )
 
 
@@ -385,8 +388,10 @@ def score_gap(
     emitted: Sequence[int],
     tokens: tuple[int, int],
     params: GenerateParams,
+    position: int,
 ) -> float:
-    """How far apart two tokens score after ``prompt + emitted``, decoded one token at a time.
+    """How far apart two tokens score after ``prompt + emitted``, decoded one token at a time;
+    ``position`` is theirs in the noise.
 
     inf if one of them cannot be drawn there at all.
     """
@@ -399,7 +404,7 @@ def score_gap(
     for i in range(0, len(rest), target.n_batch):
         target.forward(rest[i : i + target.n_batch], outputs="none")
     assert params.seed is not None
-    chain = engine.chain(params, params.seed, [*prompt, *emitted])
+    chain = engine.chain(params, params.seed, [*prompt, *emitted], position)
     row = None
     for token in (prompt[-1], *emitted):
         row = target.forward([token], outputs="last")[0]

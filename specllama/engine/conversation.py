@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -241,6 +242,7 @@ class Conversation:
             exactness=self._loaded.info.exactness,
             tokenize_ms=self._clock.tokenize_ms,
             queue_ms=self._clock.queue_ms,
+            position=self._ready.prepared.position,
         )
 
     def _read_prompt(self) -> EventSteps[Row]:
@@ -275,7 +277,7 @@ class Conversation:
             Request(
                 seed=self._seed,
                 rule=rule,
-                coins=RandomCoins((self._seed, 2)),
+                coins=self._coins(2),
                 is_eog=self._reply.is_stop,
                 p_min=params.draft_p_min,
                 leaves=1 if rule.chains_only else self._target.max_leaves,
@@ -284,6 +286,7 @@ class Conversation:
                 ending=self._ending,
                 prediction=self._ready.prepared.prediction,
                 thinking=self._reply.thinking,
+                beside=partial(self._seats.beside, self._slot),
             )
         )
         if advice := drafter.advice():
@@ -306,11 +309,16 @@ class Conversation:
             window=self._window,
             rule=rule,
             seed=self._seed,
-            coins=RandomCoins((self._seed, 1)),
+            coins=self._coins(1),
             is_stop=self._reply.is_stop,
             pass_rows=self._target.max_rows,
             chances=params.chances,
         )
+
+    def _coins(self, stream: int) -> RandomCoins:
+        """Not those of another reply with this seed: drafts may be copied from it."""
+        started = self._started
+        return RandomCoins((started.seed, stream, started.position, started.prompt_n))
 
     def _write(self, rounds: Rounds, first: Row | None) -> EventSteps[FinishReason]:
         """Round after round, until one ends the reply; ``first`` is the row after the prompt."""

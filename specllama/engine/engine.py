@@ -271,9 +271,11 @@ class Engine:
             pass_seconds=pace.seconds,
         )
 
-    def chain(self, params: GenerateParams, seed: int, tokens: Sequence[int]) -> SamplerChain:
+    def chain(
+        self, params: GenerateParams, seed: int, tokens: Sequence[int], position: int
+    ) -> SamplerChain:
         """See ``SamplerChains.chain``."""
-        return self._loaded.chains.chain(self._carded(params), seed, tokens)
+        return self._loaded.chains.chain(self._carded(params), seed, tokens, position)
 
     def _carded(self, params: GenerateParams) -> GenerateParams:
         """What the model's card recommends, where a request leaves it to the card."""
@@ -324,7 +326,8 @@ class Engine:
             ahead.cancel.set()  # it reads another text
         self._require_tokens(params.sampling.logit_bias)
         seed = params.seed if params.seed is not None else secrets.randbelow(SEED_DRAWN)
-        chain = loaded.chains.chain(params, seed, prepared.ids, prepared.limit)
+        position = prepared.position
+        chain = loaded.chains.chain(params, seed, prepared.ids, position, prepared.limit)
         clock.tokenized()
         return Ready(params, seed, prepared, chain, clock, stable)
 

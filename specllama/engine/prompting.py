@@ -15,11 +15,12 @@ from specllama.engine.thought_limit import ThoughtLimit
 from specllama.errors import UsageError
 from specllama.history import common_prefix
 from specllama.interface import Message, Prompt, ToolSyntax
-from specllama.replies.chat import Rendered, render
+from specllama.replies.chat import Rendered, Segment, render
 from specllama.replies.marks import Marks, derive
 from specllama.replies.switches import switch
 from specllama.replies.thoughts import Reader, Spelling, reader
 from specllama.settings.params import GenerateParams, template_arguments
+from specllama.speculative.noise import reply_position
 
 _WORD = 24  # characters of the longest word that is waited for
 _PROBE = "tool_that_nobody_has"
@@ -46,11 +47,17 @@ def _ended(text: str) -> int:
     return at if begun is None else at + begun.start()
 
 
+def _replies(messages: Sequence[Message]) -> int:
+    """How many replies stand before the one that is to be written, or to be continued."""
+    return sum(message.role == "assistant" for message in messages[:-1])
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A prompt, ready to be read.
 
     Attributes:
+        position: of the reply's next token in the noise (see ``speculative.noise``).
         notices: about the template.
         reader: splits the reply; None where it is shown as it is.
         limit: the budget of its thoughts.
@@ -58,6 +65,7 @@ class Prepared:
     """
 
     ids: list[int]
+    position: int
     notices: tuple[str, ...] = ()
     reader: Reader | None = None
     limit: ThoughtLimit | None = None
@@ -122,7 +130,7 @@ class Prompting:
                 raise UsageError(f"token {bad} is outside the vocabulary")
         if not ids:
             raise UsageError("the prompt is empty", "give some text to continue or to answer")
-        prepared = prepared or Prepared(ids)
+        prepared = prepared or Prepared(ids, len(ids))
         expected = self._expected(params.prediction, ids, n_ctx)
         return replace(prepared, prediction=expected) if expected else prepared
 
@@ -161,18 +169,21 @@ class Prompting:
         if n_ctx is not None:
             require_size(rendered.text, n_ctx, self.vocab)
         require_going(cancel)
-        ids = encode_segments(
-            self.vocab, rendered.segments, bos=self.bos, template=self.template or ""
-        )
+        ids = self._encoded(rendered.segments)
+        begun = 0 if rendered.before is None else len(ids) - len(self._encoded(rendered.before))
+        position = reply_position(_replies(messages), max(begun, 0))
         notices = tuple(filter(None, (rendered.notice, why)))
         if params.constrained:
-            return Prepared(ids, notices)
+            return Prepared(ids, position, notices)
         marks = rendered.marks
         if marks not in self._spellings:
             self._spellings[marks] = Spelling(marks, self.vocab)
         one = reader(self._spellings[marks], rendered.state)
         one.resume(rendered.begun)
-        return Prepared(ids, notices, one, self._limit(rendered, one, params))
+        return Prepared(ids, position, notices, one, self._limit(rendered, one, params))
+
+    def _encoded(self, segments: Sequence[Segment]) -> list[int]:
+        return encode_segments(self.vocab, segments, bos=self.bos, template=self.template or "")
 
     def render(self, messages: Sequence[Message], params: GenerateParams) -> tuple[Rendered, str]:
         """A conversation as text, and what the user asked of its thoughts in vain."""

@@ -37,9 +37,11 @@ class SamplerChains:
         params: GenerateParams,
         seed: int,
         tokens: Sequence[int],
+        position: int,
         constraint: Constraint | None = None,
     ) -> SamplerChain:
-        """A sampler chain after ``tokens``; ``constraint`` applies where there is no grammar."""
+        """A sampler chain after ``tokens``, for the token at ``position`` of the noise;
+        ``constraint`` applies where there is no grammar."""
         sampling = params.sampling
         if params.ignore_eos:
             bias = {**self._all_eog(), **sampling.logit_bias}
@@ -53,6 +55,7 @@ class SamplerChains:
             sampling,
             seed=seed,
             tokens=tokens,
+            position=position,
             breakers=breakers,
             constraint=constraint,
             is_end=self._vocab.is_eog,

@@ -33,7 +33,7 @@ from specllama.engine.pace import CHUNK, Pace, part
 from specllama.engine.parked import ParkedText, copied, parked
 from specllama.engine.slot import Slot
 from specllama.errors import EngineError, PoolFull, SpecllamaError, StoreError
-from specllama.history import common_prefix
+from specllama.history import History, common_prefix
 from specllama.models.memory import SPARE, available_memory
 from specllama.settings.params import SERVER, GenerateParams
 from specllama.speculative.drafting.drafter import Drafter
@@ -154,6 +154,7 @@ class Seats:
             self.empty(slot, keep if slot is nearest else 0)
         if slot.scope != scope:
             slot.scope = scope
+            slot.history.clear()
             for lane in slot.beside:
                 lane.rollback(0)
             for one in slot.drafters.values():  # what is drafted is told
@@ -297,6 +298,11 @@ class Seats:
             slot.target.rollback(min(keep, len(slot.target.tokens)))
             if slot.ahead is None:
                 slot.unkept = bool(slot.owner) and len(slot.target.tokens) >= _WORTH
+
+    def beside(self, slot: Slot) -> list[History]:
+        """The texts of the other conversations of a slot's scope."""
+        taken = (one for one, _ in self._taken.values())
+        return [one.history for one in taken if one is not slot and one.scope == slot.scope]
 
     def _obey(self) -> None:
         self._obeying.close()

@@ -65,6 +65,7 @@ class Rendered:
         marks: how the reply to it marks thoughts.
         state: what the template did with a thought at its end, see ``Marks.state``.
         begun: the part of the reply that is in the prompt already.
+        before: of a reply that goes on, the prompt that it replied to; None for a new one.
     """
 
     segments: list[Segment]
@@ -72,6 +73,7 @@ class Rendered:
     marks: Marks = USUAL
     state: bool | None = None
     begun: Written = field(default_factory=Written)
+    before: list[Segment] | None = None
 
     @property
     def text(self) -> str:
@@ -121,26 +123,35 @@ def render(
         notice = None if any(m.role == "assistant" for m in messages) else NO_TEMPLATE
         text = "\n".join(m.content for m in messages)
         rendered = Rendered(_joined([Segment(text, False)]), notice)
-        return replace(rendered, begun=Written(content=last.content)) if going_on else rendered
+        if not going_on:
+            return rendered
+        asked = _joined([Segment("\n".join(m.content for m in before), False)])
+        return replace(rendered, begun=Written(content=last.content), before=asked)
     # a reply that goes on: what the model saw when it began it, and what it wrote
     job = _Job(template, bos, eos, add_generation_prompt or going_on, variables or {})
     rendered = _rendered(job, before if going_on else messages)
     marks = rendered.marks
     end = rendered.segments[-1] if rendered.segments else None
     state = marks.state(end.text) if end is not None and end.special else None
-    begun = Written()
-    if going_on:
-        begun = _begun(marks, state, last)
-    elif unthinking:
-        begun = _unthought(marks, state)
+    new = _unthought(marks, state) if unthinking else Written()
+    begun = _begun(marks, state, last) if going_on else new
+    return replace(
+        rendered,
+        segments=_with(rendered.segments, begun),
+        state=state,
+        begun=begun,
+        before=_with(rendered.segments, new) if going_on else None,
+    )
+
+
+def _with(segments: Sequence[Segment], begun: Written) -> list[Segment]:
     parts = (
         Segment(begun.before, True),
         Segment(begun.reasoning, False, True),
         Segment(begun.behind, True),
         Segment(begun.content, False, True),
     )
-    segments = _joined([*rendered.segments, *parts])
-    return replace(rendered, segments=segments, state=state, begun=begun)
+    return _joined([*segments, *parts])
 
 
 def _begun(marks: Marks, state: bool | None, reply: Message) -> Written:

@@ -28,6 +28,8 @@ class Matches:
         self.places: Places = np.empty(0, np.int64)
         self.lengths: Places = np.empty(0, np.int64)
         self._seen = Follower()
+        self._there = Follower()
+        self._known = 0  # tokens of ``within`` whose places were compared
 
     @property
     def longest(self) -> int:
@@ -40,17 +42,25 @@ class Matches:
         return places
 
     def follow(self, text: History) -> None:
-        """Find the end of ``text``; ``within`` may have grown only if it is the text itself."""
+        """Find the end of ``text``, in all that ``within`` is by now."""
         kept, edited = self._seen.follow(text)
         known = 0 if edited else kept
         if len(text) > known:
+            there, here = self.within.array, text.array
             places = self.within.places(text[-1])
             if self.within is text:
                 places = places[:-1]
+            elif self._there.follow(self.within)[1]:
+                known = 0
             before = (self.places, self.lengths) if known else None
             new = len(text) - known
-            self.lengths = agreement(self.within.array, text.array, places, new, before, _DEEP)
-            self.places = places
+            # behind them stands what was written there since
+            old = places.searchsorted(self._known + new) if known else len(places)
+            self.lengths = agreement(there, here, places[:old], new, before, _DEEP)
+            if old < len(places):
+                more = agreement(there, here, places[old:], new, None, _DEEP)
+                self.lengths = np.concatenate((self.lengths, more))
+            self.places, self._known = places, len(there)
         elif edited:
             self.places = self.lengths = np.empty(0, np.int64)
 

@@ -1,10 +1,16 @@
-"""Common noise: exponential variates that are a pure hash of (seed, absolute position, token id).
+"""Common noise: exponential variates that are a pure hash of (seed, position, token id).
 
 Drawing ``argmin_v E_v / p(v)`` with E_v ~ Exp(1) samples exactly from p (the exponential race, the
-same thing as Gumbel-max). Keying E by the absolute position makes a draw independent of how the
-text before it was produced, so speculative and plain decoding with one seed write the same text;
-sharing E between draft and target makes them agree as often as a coupling without communication
-can (Daliri, Musco and Suresh 2024). Nothing is stored, so nothing has to be rolled back.
+same thing as Gumbel-max). Keying E by the position makes a draw independent of how the text before
+it was produced, so speculative and plain decoding with one seed write the same text; sharing E
+between draft and target makes them agree as often as a coupling without communication can (Daliri,
+Musco and Suresh 2024). Nothing is stored, so nothing has to be rolled back.
+
+Positions count from the start of the reply, so a question that changed leaves the noise as it was:
+what the model wrote before is a good draft of what it writes now. A reply that is continued goes on
+counting. Each reply of a conversation has positions of its own (``reply_position``): with those of
+an earlier one, which it reads, it would not be drawn from the model's law. A raw prompt has no
+border that a later request would know of. It counts as the begun reply, from its first token.
 """
 
 from __future__ import annotations
@@ -24,9 +30,16 @@ _MIX_2 = 0x94D049BB133111EB
 _XTC_STREAM = 0x5851F42D4C957F2D
 _SHIFT_1, _SHIFT_2, _SHIFT_3, _UNUSED = map(np.uint64, (30, 27, 31, 12))
 _ONE = np.float64(1.0).view(np.uint64)
+_REPLY_BITS = 32  # no reply is longer
 _MANY = 4096  # tokens whose noise is not worth a logarithm each
 _FAVOURITES = 16
 _FEW = 8
+
+
+def reply_position(replies: int, begun: int) -> int:
+    """The position of the next token of a reply that follows ``replies`` others, and of which
+    ``begun`` tokens are written."""
+    return (replies << _REPLY_BITS) + begun
 
 
 def _mix(x: int) -> int:
@@ -42,7 +55,7 @@ def _key(seed: int, position: int) -> int:
 
 
 def _hash(seed: int, position: int, ids: IntArray) -> npt.NDArray[np.uint64]:
-    """52 random bits for each token id at one absolute position, uint64 [n]."""
+    """52 random bits for each token id at one position, uint64 [n]."""
     key = _key(seed, position)
     if len(ids) <= _FEW:  # array by array would take longer
         return np.array([_mix(i * _GOLDEN + key) >> 12 for i in ids.tolist()], np.uint64)
@@ -60,7 +73,7 @@ def _hash(seed: int, position: int, ids: IntArray) -> npt.NDArray[np.uint64]:
 
 
 def exp_noise(seed: int, position: int, ids: IntArray) -> FloatArray:
-    """Exp(1) variates for the given token ids at one absolute position, float64 [n]."""
+    """Exp(1) variates for the given token ids at one position, float64 [n]."""
     # 52 bits: the half is exact, so the uniform is never 1 and the noise never 0
     uniform = (_hash(seed, position, ids).astype(np.float64) + 0.5) * 2.0**-52
     noise: FloatArray = -np.log(uniform)

@@ -75,7 +75,8 @@ class SamplerChain:
     Args:
         params: validated settings.
         seed: the request's seed; only XTC uses it here.
-        tokens: all tokens before the position, prompt included.
+        tokens: all tokens before the next one, prompt included.
+        position: of the next token in the noise (see ``noise``); None is that of a raw text.
         breakers: token ids that stop a DRY match.
         constraint: a grammar positioned at the same place, or None.
         is_end: whether a token ends a reply. Where a grammar allows nothing else it is complete,
@@ -88,13 +89,14 @@ class SamplerChain:
         *,
         seed: int = 0,
         tokens: Sequence[int] = (),
+        position: int | None = None,
         breakers: frozenset[int] = frozenset(),
         constraint: Constraint | None = None,
         is_end: Callable[[int], bool] = lambda token: False,
     ) -> None:
         self.params = params
         self.seed = seed
-        self.position = len(tokens)
+        self.position = len(tokens) if position is None else position
         self.gap = math.inf
         self._peaks: Peaks | None = None  # of the last row that was cut
         self.constraint = constraint

@@ -74,7 +74,7 @@ def test_a_forged_difference_is_not_explained_away(
     assert isinstance(last, Finished)
     ids = tiny.encode(prompts[0].content)[0]
     wrong = (last.token_ids[3] + 1) % tiny.vocab.n_tokens
-    gap = score_gap(tiny, ids, last.token_ids[:3], (last.token_ids[3], wrong), params)
+    gap = score_gap(tiny, ids, last.token_ids[:3], (last.token_ids[3], wrong), params, 3)
     assert gap > 0.3
 
 

@@ -185,6 +185,36 @@ def test_a_reply_that_was_cut_short_keeps_its_seed_too(store: SessionStore) -> N
     assert seeds(engine) == [None, SEED]
 
 
+def test_an_edited_question_keeps_the_seed_of_its_reply(store: SessionStore) -> None:
+    engine = ScriptedEngine(["one", "two", "three", "four", "five"])
+    session = Session(engine, store)
+    list(session.send("Hello"))
+    list(session.edit(0, "Hello!"))
+    session.undo()
+    list(session.send("Hello again"))
+    assert seeds(engine) == [None, SEED, SEED]
+    list(session.send("And now?"))
+    session.params = session.params.replace(seed=42)
+    list(session.edit(0, "Hello"))
+    assert seeds(engine)[3:] == [None, 42]
+
+
+def test_a_reply_that_was_cut_goes_on_with_its_seed(store: SessionStore) -> None:
+    engine = ScriptedEngine([Reply("one two", reason="length"), " three"])
+    session = Session(engine, store)
+    list(session.send("Count"))
+    list(session.continue_reply())
+    assert seeds(engine) == [None, SEED]
+
+
+def test_a_reply_that_ended_goes_on_with_another_seed(store: SessionStore) -> None:
+    engine = ScriptedEngine(["one two", " three"])
+    session = Session(engine, store)
+    list(session.send("Count"))
+    list(session.continue_reply())
+    assert seeds(engine) == [None, None], "with its own it would end again"
+
+
 def test_an_earlier_reply_is_written_again_with_its_own_seed(store: SessionStore) -> None:
     engine = ScriptedEngine(["a", "b", "c"])
     session = Session(engine, store, params=GenerateParams(seed=5))

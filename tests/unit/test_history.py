@@ -137,3 +137,27 @@ def test_matches_are_those_of_brute_force(
                 assert matches.places.tolist() == [place for place, _ in expected]
                 for found, (_, n) in zip(matches.lengths.tolist(), expected, strict=True):
                     assert found == n or 5 <= found < n
+
+
+@pytest.mark.parametrize("few", [1, 4])
+@given(CHANGES, CHANGES)
+def test_both_texts_may_grow_and_be_cut(
+    few: int, changes: list[Change], there: list[Change]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matching, "_FEW", few)
+        patch.setattr(matching, "_DEEP", 5)
+        text, other = History(), History()
+        matches = Matches(other)
+        for (keep, more, looks), (left, new, _) in zip(changes, there, strict=False):
+            text.cut(keep)
+            text.extend((*more, 1))
+            other.cut(left)
+            other.extend(new)
+            if not looks:
+                continue
+            matches.follow(text)
+            expected = brute_force(other, text)
+            assert matches.places.tolist() == [place for place, _ in expected]
+            for found, (_, n) in zip(matches.lengths.tolist(), expected, strict=True):
+                assert found == n or 5 <= found < n

@@ -32,6 +32,7 @@ class Request:
             tell.
         prediction: what the caller expects the reply to be; () for nothing.
         thinking: whether the reply has not begun yet, for a thought before it.
+        beside: the texts of conversations that are written at the same time, to copy from.
     """
 
     seed: int
@@ -45,6 +46,7 @@ class Request:
     ending: Callable[[int, int], float] | None = None
     prediction: Sequence[int] = ()
     thinking: Callable[[], bool] = lambda: False
+    beside: Callable[[], Sequence[History]] = lambda: ()
 
     def drawn(self, chain: SamplerChain) -> bool:
         """Whether a draft's token is drawn as the target draws its own, so that it may be judged

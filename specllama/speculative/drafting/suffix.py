@@ -29,6 +29,7 @@ from specllama.speculative.tree import ROOT, BestFirst
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict, Willing
 
 PAST = "suffix-past"  # guesses that continue as an earlier text did
+BESIDE = "suffix-beside"  # and those that continue as one that is being written
 _COUNTED = 32  # places of a match whose continuations are counted, the newest: bounds the work
 _OVERLAP = 64  # tokens before an edit that are read again, so that matches can reach back
 _LIKELY = 0.01  # path probability below which a copy is not worth a row
@@ -118,10 +119,12 @@ class SuffixDrafter(Copier):
         self._seen = Follower()
         self._text: list[int] = []  # a copy of what was read, to remember it when it is gone
         self._past = Matches(History())
+        self._beside: dict[int, Matches] = {}  # by the identity of the text
 
     def start(self, request: Request) -> None:
         super().start(request)
         self._used = None
+        self._beside = {}
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         if room.judge.weighs:
@@ -153,12 +156,30 @@ class SuffixDrafter(Copier):
         found = [(PAST, text, places, longest)] if longest > here.longest else []
         if length := here.longest:
             found.append((self.name, here.within, here.at_least(length, _COUNTED + 1), length))
+        if (near := self._nearby(max(here.longest, longest))) is not None:
+            at = near.at_least(near.longest, _COUNTED + 1)
+            found.insert(0, (BESIDE, near.within, at, near.longest))
         for source, text, places, length in found:
             state = State.at(text, places)
             guess = self._continue(state, source, length, most)
             if guess is not None:
                 self._states.setdefault(guess, state)
         return list(self._states)
+
+    def _nearby(self, longest: int) -> Matches | None:
+        """The longest match in a text that is written at the same time, beyond ``longest`` tokens.
+
+        Coins of another conversation may be those of this one: its text is not for rules that
+        throw any.
+        """
+        texts = self.request.beside() if self.request.rule.common_noise else ()
+        self._beside = {
+            id(text): self._beside.get(id(text)) or Matches(text) for text in texts if len(text)
+        }
+        for matches in self._beside.values():
+            matches.follow(self._reader.text)
+        best = max(self._beside.values(), key=lambda one: one.longest, default=None)
+        return best if best is not None and best.longest > longest else None
 
     def _continue(self, state: State, source: str, length: int, most: int) -> Guess | None:
         """The most frequent way on from a state, up to the end of a turn."""

@@ -108,7 +108,7 @@ def test_breakers_are_looked_up_once_and_few_are_kept() -> None:
 
     def chain(breakers: Sequence[str]) -> SamplerChain:
         sampling = SamplingParams(dry_multiplier=0.5, dry_sequence_breakers=tuple(breakers))
-        return chains.chain(GenerateParams(sampling=sampling), 1, [1, 2])
+        return chains.chain(GenerateParams(sampling=sampling), 1, [1, 2], 2)
 
     wanted = {t for t in range(vocab.n_tokens) if vocab.piece(t) in (b"e", b"t")}
     assert chain(["e", "t"])._breakers == wanted

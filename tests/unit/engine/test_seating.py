@@ -491,3 +491,34 @@ def test_a_reply_behind_what_was_read_otherwise_is_marked_where_passes_round(
     assert not engine.inexact
     list(engine.generate([*text, 1, 2], params(1)))
     assert engine.inexact is (exact_rows == 1)
+
+
+def test_replies_to_one_text_copy_from_each_other_and_stay_what_they_are() -> None:
+    """Of one key: texts of another are not even looked at."""
+    prompt, saved = [1, 2, 3, 4], {}
+    for scopes in (("", "", "", ""), ("key 1", "key 2", "key 3", "key 4")):
+        engine = engine_of(4)
+        asked = [params(seed, method="suffix", most=60) for seed in range(4)]
+        ids = [
+            engine.submit(prompt, one.replace(scope=scope))
+            for one, scope in zip(asked, scopes, strict=True)
+        ]
+        for _ in range(8):
+            engine.step()
+        texts = [len(engine._seats.beside(slot)) for slot, _ in engine._seats._taken.values()]
+        assert texts == [3 if len(set(scopes)) == 1 else 0] * 4
+        found = ends(engine)
+        for id, one in zip(ids, asked, strict=True):
+            assert found[id].token_ids == alone(prompt, one)
+        saved[scopes] = sum(found[id].rounds for id in ids)
+    assert saved["", "", "", ""] < saved["key 1", "key 2", "key 3", "key 4"]
+
+
+def test_a_lane_that_changes_keys_shows_nothing_of_the_key_before() -> None:
+    engine = engine_of(2)
+    list(engine.generate([5, 6, 7, 8], params(1).replace(scope="key 1")))
+    list(engine.generate([9, 6, 7, 8], params(1).replace(scope="key 1")))
+    for seed in range(2):
+        engine.submit([1, 2, 3], params(seed).replace(scope="key 2"))
+    for slot, _ in engine._seats._taken.values():
+        assert all(5 not in text and 9 not in text for text in engine._seats.beside(slot))

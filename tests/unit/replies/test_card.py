@@ -135,7 +135,7 @@ def test_the_engine_takes_from_the_card_what_a_request_leaves_to_it() -> None:
     typed = left.choose("temperature", 0.0)
     asked = [engine.prepare("a b", one).params.sampling for one in (left, typed, GenerateParams())]
     assert [(one.temperature, one.top_k) for one in asked] == [(0.3, 3), (0.0, 3), (0.8, 40)]
-    assert engine.chain(left, 1, [1]).params == asked[0], "what a proof draws again"
+    assert engine.chain(left, 1, [1], 1).params == asked[0], "what a proof draws again"
     wish = wish_of(left, 0.7, 8, 1, "fixed")
     assert engine.prepare("a b", wish).params.sampling == replace(asked[0], temperature=0.7)
 

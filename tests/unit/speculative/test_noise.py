@@ -13,7 +13,7 @@ from oracle import Toy, ToyWalk, emitted
 
 from specllama.arrays import FloatArray
 from specllama.settings.params import SamplingParams
-from specllama.speculative.noise import _key, coin, draw, exp_noise
+from specllama.speculative.noise import _key, coin, draw, exp_noise, reply_position
 from specllama.speculative.rules import verify_match
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Law
@@ -315,3 +315,10 @@ def test_a_race_ends_right_when_its_favourites_are_slow(chance: float) -> None:
         law = Law(ids, weights / weights.sum())
         times = noise / law.probs
         assert draw(law, seed, position)[0] == np.argmin(times)
+
+
+def test_no_two_tokens_of_a_conversation_share_a_position() -> None:
+    places = [reply_position(n, begun) for n in range(4) for begun in (0, 1, 2, 1_000_000)]
+    assert len(set(places)) == len(places)
+    assert reply_position(0, 7) == 7, "a raw text counts from its first token"
+    assert reply_position(3, 5) + 1 == reply_position(3, 6)

@@ -21,7 +21,7 @@ from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import PAST, State, SuffixDrafter
 from specllama.speculative.effects import run_alone
 from specllama.speculative.round import Round, Rounds
-from specllama.speculative.rules import MATCH, RandomCoins
+from specllama.speculative.rules import MATCH, RandomCoins, Rule, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Guess, Room, Verdict
 
@@ -80,6 +80,44 @@ def drafted(proposer: SuffixDrafter, tokens: Sequence[int], n: int = 8) -> Draft
 def test_the_longest_match_is_copied() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 2, 9, 1, 2, 3, 4, 5]
     assert drafted(started(SuffixDrafter()), text).tokens[:3] == (6, 7, 8)
+
+
+def beside(*texts: History, rule: Rule = MATCH) -> SuffixDrafter:
+    """A drafter of a conversation alongside which these texts are written."""
+    drafter = SuffixDrafter()
+    coins = RandomCoins(0)
+    drafter.start(Request(seed=0, rule=rule, coins=coins, is_eog=is_eog, beside=lambda: texts))
+    return drafter
+
+
+def test_what_is_written_alongside_is_copied_while_it_grows() -> None:
+    text, other = History([1, 2, 9, 4, 5]), History([7, 3, 4, 5])
+    drafter = beside(History(), other)
+    assert drafter.guesses(text, CHAIN, 8) == []
+    text.append(6)
+    other.extend([6, 11, 12])
+    [guess] = drafter.guesses(text, CHAIN, 8)
+    assert (guess.source, guess.tokens, guess.match_length) == ("suffix-beside", (11, 12), 3)
+    assert drafter.send(guess, 2, Room(8)).tokens == (11, 12)
+    text.append(11)
+    other.cut(5)
+    other.extend([11, 13])
+    assert drafter.guesses(text, CHAIN, 8)[0].tokens == (13,)
+
+
+def test_what_is_written_alongside_has_to_match_longer() -> None:
+    text = History([4, 5, 6, 8, 1, 4, 5, 6])
+    sources = [g.source for g in beside(History([4, 5, 6, 9])).guesses(text, CHAIN, 8)]
+    assert sources == ["suffix"]
+    sources = [g.source for g in beside(History([1, 4, 5, 6, 9])).guesses(text, CHAIN, 8)]
+    assert sources == ["suffix-beside", "suffix"]
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_coins_judge_nothing_that_the_same_coins_may_have_drawn(rule: VerifyRule) -> None:
+    text, other = History([1, 2, 3]), History([7, 2, 3, 4])
+    assert beside(other, rule=rule_of(rule)).guesses(text, CHAIN, 8) == []
+    assert beside(other).guesses(text, CHAIN, 8)
 
 
 def test_the_most_frequent_continuation_wins_over_the_newest() -> None:
