@@ -69,6 +69,14 @@ ACTIONS: tuple[Action, ...] = (
         footer=0,
     ),
     Action(
+        "app.demo",
+        "",
+        "demo",
+        "See it pay",
+        "Make a pair that drafting pays for, the bundled model at the cost of a 1 B one; race it",
+        "demo",
+    ),
+    Action(
         "app.methods",
         "f5",
         "show('methods')",

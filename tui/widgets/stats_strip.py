@@ -199,7 +199,11 @@ class WhyLine(Inked, Widget):
             left = max(0, s.n_ctx - s.used)
             return Content.assemble((f"{left} tokens of context left, {then}", ink.warn))
         if s.demonstration and s.speculate and s.record is not None:
-            return Content.assemble(("demonstration: forced to draft, Ctrl+N ends it", ink.warn))
+            why = ", it does not pay for a model this small"
+            why = why if self.content_size.width >= 100 else ""
+            return Content.assemble(
+                (f"demonstration: drafting is forced on{why}: F9 lets it decide", ink.warn)
+            )
         if s.loses:
             return Content.assemble(("drafting loses here: F9 turns it off", ink.warn))
         if not s.speculate:
