@@ -166,7 +166,8 @@ def _models(app: PagedApp) -> None:
         words = "was started with its pair: chat without --remote lets you choose one"
         app.notify(f"The server {words}", markup=False)
         return
-    show(app, ModelsScreen(loader.wanted, app.options, app.chat.downloads), app.switch_model)
+    screen = ModelsScreen(loader.wanted, app.options, app.chat.downloads, loader.machine)
+    show(app, screen, app.switch_model)
 
 
 def _top(app: PagedApp) -> None:

@@ -25,6 +25,7 @@ CPU_ROW = 0.2  # a further row of a pass, of the cost of the first one: CPUs com
 GPU_ROW = 0.02
 ACCEPTANCE = 0.7  # of a draft model's tokens, where nothing was measured
 MOST_DRAFTED = 8
+LEAST_BYTES = 100e6  # a smaller model does not wait for memory: nothing is foretold of it
 FAST_ENOUGH = 8.0  # plain tokens a second: one reads 5, and thoughts and code are skimmed
 
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # as llama.cpp names them
@@ -85,17 +86,27 @@ class Machine:
     def speeds(self, pair: catalog.CatalogPair) -> tuple[float, float | None]:
         """Of a pair that is not here: plainly, and with its draft model, if it has one that pays
         at ``ACCEPTANCE``."""
-        target = self._reading(pair.target)
-        plain = self.speed(pair.target.bytes * target.used)
-        if pair.draft is None:
+        draft = pair.draft
+        return self.both(
+            (pair.target.bytes, pair.target.active / pair.target.params),
+            None if draft is None else (draft.bytes, draft.active / draft.params),
+        )
+
+    def both(
+        self, target: tuple[float, float], draft: tuple[float, float] | None
+    ) -> tuple[float, float | None]:
+        """The same of models of N bytes of which a token uses this share."""
+        n_bytes, used = target
+        plain = self.speed(n_bytes * used)
+        if draft is None:
             return plain, None
-        gain = tokens_per_second(target, self._reading(pair.draft)) * target.seconds(1)
+        reading = self._reading(*target)
+        gain = tokens_per_second(reading, self._reading(*draft)) * reading.seconds(1)
         return plain, plain * gain if gain > 1.0 else None
 
-    def _reading(self, model: catalog.CatalogModel) -> Reading:
-        used = model.active / model.params
-        dense = 0.0 if used < 1.0 else float(model.bytes)
-        experts = model.bytes - dense
+    def _reading(self, n_bytes: float, used: float) -> Reading:
+        dense = 0.0 if used < 1.0 else n_bytes
+        experts = n_bytes - dense
         gpu, ram = (1.0, 0.0) if self.on_gpu else (0.0, 1.0)
         return Reading(gpu * dense, ram * dense, gpu * experts, ram * experts, used, shared=True)
 
@@ -130,7 +141,21 @@ def this_machine(cores: int | None = None, *, on_gpu: bool | None = None) -> Mac
 
 def speed_words(pair: catalog.CatalogPair, machine: Machine) -> str:
     """ "about 12 tok/s, 20 with its draft" """
-    plain, drafted = machine.speeds(pair)
+    return _words(*machine.speeds(pair))
+
+
+def headers_words(target: GgufHeader, draft: GgufHeader | None, machine: Machine) -> str:
+    """The same of files; "" where they are too small."""
+    if target.tensor_bytes < LEAST_BYTES:
+        return ""
+
+    def read(header: GgufHeader) -> tuple[float, float]:
+        return header.tensor_bytes, used_share(header)
+
+    return _words(*machine.both(read(target), None if draft is None else read(draft)))
+
+
+def _words(plain: float, drafted: float | None) -> str:
     more = "" if drafted is None else f", {figure(drafted)} with its draft"
     return f"about {figure(plain)} tok/s{more}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import PurePath
 
@@ -126,7 +125,7 @@ def keys_in_rows(widget: Inked, width: int, lines: Sequence[tuple[str, str]]) ->
     room = width - 8
     wide = max(len(key) + len(words) for key, words in lines) + 4
     columns = max(1, room // wide)
-    if sum(len(key) + len(words) + 3 for key, words in lines) <= room + 2:
+    if sum(len(key) + len(words) + 3 for key, words in lines) - 2 <= room:
         wide, columns = 0, len(lines)
     pieces: list[Piece] = []
     for i, (key, words) in enumerate(lines, 1):
@@ -143,7 +142,10 @@ KEYS = (
     ("F6", "other models"),
     ("F1", "every key"),
 )
-BRIEFLY = ("as drafted", "rounds", "pays?", "models", "keys")
+BRIEFLY = ("drafted", "rounds", "pays?", "models", "keys")
+DEMONSTRATION_BRIEFLY = (
+    "The bundled pair is too small to gain. This first chat drafts all the same: F9 ends that.\n"
+)
 DEMONSTRATION = (
     "The bundled pair is too small for a guess to pay. This first chat drafts all the same, to "
     "show it: F9 lets drafting switch itself off.\n"
@@ -186,9 +188,9 @@ class Welcome(Inked, Static):
         if not short:
             parts += [*legend(self), (line, "")]
         asked = EXAMPLES[:1] if short else EXAMPLES
-        lead = ("Tab ", "asks ")
+        lead = ("Tab ", "writes: ")
         for i, example in enumerate(asked):
-            first = lead if i == 0 else ("    ", "     ")
+            first = lead if i == 0 else ("    ", "        ")
             parts += [(first[0], "bold $primary"), (first[1], ink.muted), (f"{example}\n", "")]
         rows = list(KEYS)
         if short:
@@ -200,19 +202,18 @@ class Welcome(Inked, Static):
 
     def _of_the_bundled_pair(self, *, short: bool) -> list[Piece]:
         """Why it drafts for nothing, where drafting pays, and what to get for real work."""
-        ink, info, parts = self.ink, self.loader.info, list[Piece]()
+        ink, parts = self.ink, list[Piece]()
         room = gigabytes(KINDS[0].bytes)
         if self.recorded is not None:
-            played = f"Recorded: {self.recorded}. " if self.recorded and not short else ""
-            parts.append((self.glyphs.text(played + DEMONSTRATION), ""))
+            played = f"Recorded: {self.recorded}. " if self.recorded else ""
+            words = DEMONSTRATION_BRIEFLY if short else played + DEMONSTRATION
+            parts.append((self.glyphs.text(words), ""))
         here = "here" if short else "on this machine"
         parts += [
             ("/demo ", "bold $primary"),
-            (f"shows it pay {here}: {room} of disk, a minute or two\n", ink.muted),
+            (f"shows it pay {here}: {room} of disk, about a minute\n", ink.muted),
         ]
-        cores = info.threads if info is not None else os.cpu_count() or 1
-        on_gpu = info is not None and info.target.gpu_layers > 0
-        machine = expected.this_machine(cores, on_gpu=on_gpu)
+        machine = self.loader.machine
         if (pair := machine.recommended()) is not None:
             lead = "" if short else "for real work here: "
             speed = expected.speed_words(pair, machine)
