@@ -72,4 +72,4 @@ def main(kind_name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:] or ["BF16"])
+    main(*sys.argv[1:] or ["Q8_0"])

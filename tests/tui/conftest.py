@@ -86,5 +86,5 @@ def one_machine(monkeypatch: pytest.MonkeyPatch, nobody_else: Path) -> None:
     monkeypatch.setattr(checklist, "day", lambda when_s, now_s: "12 Nov")
     for place in (sessions, sidebar):
         monkeypatch.setattr(place, "age", lambda seconds: "just now")
-    monkeypatch.setattr(first_look, "STAGE_S", 3600.0)
+    monkeypatch.setattr(first_look, "FRAMES", 1 / 3600)
     monkeypatch.setattr(clipboard, "here", lambda: Path("/"))

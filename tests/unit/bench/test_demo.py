@@ -26,10 +26,10 @@ def room(monkeypatch: pytest.MonkeyPatch, disk: float, ram: float) -> None:
 @pytest.mark.parametrize(
     ("disk", "ram", "names"),
     [
-        (80e9, 20e9, ["BF16", "Q8_0", "Q4_0"]),
-        (80e9, 0, ["BF16", "Q8_0", "Q4_0"]),  # the system does not say
+        (80e9, 20e9, ["Q8_0", "BF16", "Q4_0"]),
+        (80e9, 0, ["Q8_0", "BF16", "Q4_0"]),  # the system does not say
         (2e9, 20e9, ["Q8_0", "Q4_0"]),
-        (80e9, 1.9e9, ["Q8_0", "Q4_0"]),
+        (80e9, 2.6e9, ["BF16", "Q4_0"]),
         (1.2e9, 20e9, ["Q4_0"]),
     ],
 )
@@ -97,7 +97,7 @@ def test_the_files_are_made_of_the_bundled_pair(
     monkeypatch.setattr("specllama.models.scale.scale_pair", scale_pair)
     assert demo.make(demo.KINDS[0], tmp_path) == (tmp_path / "t", tmp_path / "d")
     assert asked["names"] == ("tiny-target-q4_0.gguf", "tiny-draft-q8_0.gguf")
-    assert (asked["to"], asked["draft_to"], asked["kind"]) == ("1b", "60m", "BF16")
+    assert (asked["to"], asked["draft_to"], asked["kind"]) == ("1b", "20m", "Q8_0")
 
 
 def test_it_is_raced_in_pairs_of_several_prompts_until_it_is_sure() -> None:
