@@ -16,11 +16,13 @@ from specllama.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class CatalogModel:
-    """One model of a pair on the hub; ``bytes`` is an estimate of the file size at ``quant``."""
+    """One model of a pair on the hub; ``bytes`` is an estimate of the file size at ``quant``,
+    ``active`` the parameters that a token uses: fewer than all of a model with experts."""
 
     repo: str
     quant: str
     params: float
+    active: float
     bytes: int
 
     @property
@@ -28,7 +30,12 @@ class CatalogModel:
         return f"{self.repo}:{self.quant}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"ref": self.ref, "params": self.params, "bytes": self.bytes}
+        return {
+            "ref": self.ref,
+            "params": self.params,
+            "active": self.active,
+            "bytes": self.bytes,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +104,8 @@ def _model(table: dict[str, Any]) -> CatalogModel:
     params = float(table["params"])
     quant = str(table["quant"])
     size = int(float(table.get("gb", params * BYTES_PER_PARAM[quant])) * 1e9)
-    return CatalogModel(repo=str(table["repo"]), quant=quant, params=params * 1e9, bytes=size)
+    active = float(table.get("active", params))
+    return CatalogModel(str(table["repo"]), quant, params * 1e9, active * 1e9, size)
 
 
 def _pair(name: str, table: dict[str, Any], defaults: dict[str, Any]) -> CatalogPair:

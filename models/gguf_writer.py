@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from specllama.models.tensors import pack_q8_0
 
 ALIGNMENT = 32
 _U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
-_TYPE_IDS = {"F32": 0, "F16": 1, "Q8_0": 8, "I32": 26, "I64": 27}
+TYPE_IDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "I32": 26, "I64": 27, "BF16": 30}
 
 
 class Tensor(Protocol):
@@ -31,18 +32,30 @@ class Tensor(Protocol):
     def __array__(self, dtype: Any = None, /, *, copy: bool | None = None) -> Any: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A matrix whose rows are bytes already, packed as its type wants; made when it is written."""
+
+    shape: tuple[int, ...]
+    make: Callable[[], npt.NDArray[np.uint8]]
+
+
 Value = bool | int | float | str | bytes | npt.NDArray[np.float32] | npt.NDArray[np.int32]
 """bool, u32, f32, string, an array of f32 or i32; bytes are a value as a file stores it."""
 
 
 def write_gguf(
-    path: Path, metadata: Mapping[str, Value], tensors: Mapping[str, tuple[Tensor, str]]
+    path: Path,
+    metadata: Mapping[str, Value],
+    tensors: Mapping[str, tuple[Tensor | Blocks, str]],
+    written: Callable[[float], object] | None = None,
 ) -> None:
     """Write a file, whole or not at all; one tensor at a time is held in memory.
 
     Args:
         tensors: values and type ("F32", "F16", "Q8_0", "I32", "I64") by name; matrices are
-            [out, in].
+            [out, in]. Blocks may be of any type.
+        written: called with the share of the tensors that are.
 
     Raises:
         SpecllamaError: the file cannot be written.
@@ -53,21 +66,24 @@ def write_gguf(
     offset = 0
     for name, (tensor, kind) in tensors.items():
         shape = tuple(reversed(tensor.shape))
-        if kind not in _TYPE_IDS or (kind == "Q8_0" and shape[0] % 32):
+        if kind not in TYPE_IDS or (kind == "Q8_0" and shape[0] % 32):
             raise ValueError(f"{name} of shape {shape} cannot be written as {kind}")
         head.append(_text(name) + struct.pack("<I", len(shape)))
         head.append(struct.pack(f"<{len(shape)}Q", *shape))
-        head.append(struct.pack("<IQ", _TYPE_IDS[kind], offset))
-        size = tensor_bytes(_TYPE_IDS[kind], math.prod(shape))
+        head.append(struct.pack("<IQ", TYPE_IDS[kind], offset))
+        size = tensor_bytes(TYPE_IDS[kind], math.prod(shape))
         offset += size + -size % ALIGNMENT
     start = b"".join(head)
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:
             file.write(start + bytes(-len(start) % ALIGNMENT))
-            for tensor, kind in tensors.values():
+            for n, (tensor, kind) in enumerate(tensors.values(), 1):
                 body = _pack(tensor, kind)
-                file.write(body + bytes(-len(body) % ALIGNMENT))
+                file.write(body)
+                file.write(bytes(-len(body) % ALIGNMENT))
+                if written is not None:
+                    written(n / len(tensors))
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
@@ -77,7 +93,9 @@ def write_gguf(
         raise
 
 
-def _pack(tensor: Tensor, kind: str) -> bytes:
+def _pack(tensor: Tensor | Blocks, kind: str) -> bytes | memoryview:
+    if isinstance(tensor, Blocks):
+        return tensor.make().data.cast("B")
     if kind == "Q8_0":
         return pack_q8_0(np.asarray(tensor, np.float32)).tobytes()
     dtypes = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "I64": "<i8"}

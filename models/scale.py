@@ -1,7 +1,7 @@
 """Make a small GGUF cost as much as a large one without changing what it computes.
 
-Everything is done on the quantised blocks: original blocks are copied byte for byte, padding is
-blocks of zeros, and weights whose result is never used are random, so that their cost is real.
+Quantised blocks are copied byte for byte, padding is zeros, and weights whose result is never used
+are random, so that their cost is real.
 
 - Width: zeros after the original columns. RMSNorm then averages over D instead of d numbers, so
   its epsilon shrinks by d/D and its weights by sqrt(d/D). When D/d is a power of four the factor
@@ -10,23 +10,27 @@ blocks of zeros, and weights whose result is never used are random, so that thei
   so the original heads keep their key/value heads.
 - Layers: extra ones whose two output matrices are zero pass their input on unchanged.
 
-``specllama bench scale OUT`` is its command.
+With other types, the matrices are rounded: it is hardly another model, but its text may differ.
+``specllama bench scale OUT`` and ``specllama demo`` are its commands.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
-from gguf import GGMLQuantizationType as Q
 from numpy.typing import NDArray
 
+from specllama.models.ggml_types import tensor_bytes
+from specllama.models.gguf import GgufHeader, read_header
+from specllama.models.gguf_writer import TYPE_IDS, Blocks, Tensor, Value, stored, write_gguf
 from specllama.models.shape import LlamaShape
+from specllama.models.tensors import pack_bf16, pack_q8_0, read_bytes, read_tensor
 
 Bytes = NDArray[np.uint8]
 Progress = Callable[[str, float], None]
@@ -46,52 +50,46 @@ DRAFT_PRESETS: dict[str, LlamaShape] = {
 }
 DRAFT_FOR = {"300m": "20m", "1b": "60m", "3b": "180m", "7b": "400m"}
 
-# Bytes per block of 32 weights; a block begins with its float16 scale.
-BLOCK = {Q.Q4_0: 18, Q.Q8_0: 34}
+BLOCKS = ("Q4_0", "Q8_0")  # types that can be scaled: zeros are blocks of zeros
+SIZES = ("width", "layers", "hidden", "heads", "kv_heads")
+U64 = 10  # as GGUF numbers the types of values
+PACKED: dict[str, tuple[Callable[[NDArray[np.float32]], Bytes], int]] = {
+    "BF16": (pack_bf16, 32),
+    "Q8_0": (pack_q8_0, 7),
+}
+"""Types that matrices can be given instead of their own: how, and their number as a file's type."""
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """One tensor of the new file: its shape (rows, columns), type, and how to get its bytes."""
-
-    name: str
-    rows: int
-    columns: int
-    kind: Q
-    make: Callable[[], NDArray[Any]]
-
-
-def read_shape(reader: gguf.GGUFReader) -> LlamaShape:
+def read_shape(header: GgufHeader) -> LlamaShape:
     """The sizes a GGUF of the `llama` architecture declares."""
+    if header.architecture != "llama":
+        raise ValueError(f"architecture {header.architecture!r} cannot be scaled")
 
     def value(key: str) -> Any:
-        field = reader.get_field(key)
-        if field is None:
-            raise ValueError(f"the file lacks {key}; only `llama` models can be scaled")
-        return field.contents()
+        found = header.metadata.get(header.own(key))
+        if found is None:
+            raise ValueError(f"the file lacks {header.own(key)}; only `llama` models can be scaled")
+        return found
 
-    if value("general.architecture") != "llama":
-        raise ValueError(f"architecture {value('general.architecture')!r} cannot be scaled")
-    tensors = {t.name: t for t in reader.tensors}
     return LlamaShape(
-        width=value("llama.embedding_length"),
-        layers=value("llama.block_count"),
-        hidden=value("llama.feed_forward_length"),
-        heads=value("llama.attention.head_count"),
-        kv_heads=value("llama.attention.head_count_kv"),
-        head_size=value("llama.rope.dimension_count"),
-        vocab=int(tensors["token_embd.weight"].shape[1]),
-        context=value("llama.context_length"),
-        rope_base=value("llama.rope.freq_base"),
-        eps=value("llama.attention.layer_norm_rms_epsilon"),
-        tied="output.weight" not in tensors,
+        width=value("embedding_length"),
+        layers=value("block_count"),
+        hidden=value("feed_forward_length"),
+        heads=value("attention.head_count"),
+        kv_heads=value("attention.head_count_kv"),
+        head_size=value("rope.dimension_count"),
+        vocab=header.by_name["token_embd.weight"].shape[1],
+        context=value("context_length"),
+        rope_base=value("rope.freq_base"),
+        eps=value("attention.layer_norm_rms_epsilon"),
+        tied="output.weight" not in header.by_name,
     )
 
 
 def check_shapes(old: LlamaShape, new: LlamaShape) -> None:
     """Raise ValueError if `new` cannot hold `old`."""
     problems = []
-    for name in ("width", "layers", "hidden", "heads", "kv_heads"):
+    for name in SIZES:
         if getattr(new, name) < getattr(old, name):
             problems.append(f"{name} {getattr(new, name)} is below {getattr(old, name)}")
     if new.heads * old.kv_heads != old.heads * new.kv_heads:
@@ -103,20 +101,22 @@ def check_shapes(old: LlamaShape, new: LlamaShape) -> None:
         raise ValueError("cannot scale: " + "; ".join(problems))
 
 
-def _noise(rows: int, columns: int, kind: Q, seed: int) -> Bytes:
-    """Random blocks of small weights; a pattern is tiled because only the cost matters."""
+def _noise(rows: int, columns: int, kind: str, seed: int) -> Bytes:
+    """Random small weights; a pattern is tiled because only the cost matters."""
     rng = np.random.default_rng(seed)
-    pattern = rng.integers(0, 256, (997, BLOCK[kind]), np.uint8)
-    scales = rng.uniform(0.0005, 0.002, 997) * (8 if kind == Q.Q4_0 else 0.5)
-    pattern[:, :2] = scales.astype(np.float16).view(np.uint8).reshape(-1, 2)
-    row = columns // 32 * BLOCK[kind]
-    return np.resize(pattern.reshape(-1), (rows, row))
+    if kind == "BF16":
+        values = rng.normal(0, 0.01, (997, 32)).astype(np.float32)
+        pattern = pack_bf16(values)
+    else:
+        pattern = rng.integers(0, 256, (997, tensor_bytes(TYPE_IDS[kind], 32)), np.uint8)
+        scales = rng.uniform(0.0005, 0.002, 997) * (8 if kind == "Q4_0" else 0.5)
+        pattern[:, :2] = scales.astype(np.float16).view(np.uint8).reshape(-1, 2)
+    return np.resize(pattern.reshape(-1), (rows, tensor_bytes(TYPE_IDS[kind], columns)))
 
 
-def _widen(old: Bytes, rows: int, columns: int, kind: Q, noise_rows: bool, seed: int) -> Bytes:
+def _widen(old: Bytes, rows: int, columns: int, kind: str, noise_rows: bool, seed: int) -> Bytes:
     """`old` in the top left corner; below it noise or zeros, to its right zeros."""
-    row = columns // 32 * BLOCK[kind]
-    out: Bytes = np.zeros((rows, row), np.uint8)
+    out: Bytes = np.zeros((rows, tensor_bytes(TYPE_IDS[kind], columns)), np.uint8)
     if noise_rows and rows > len(old):
         out[len(old) :] = _noise(rows - len(old), columns, kind, seed)
     out[: old.shape[0], : old.shape[1]] = old
@@ -149,124 +149,94 @@ MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "
 OUTPUTS = {"attn_output", "ffn_down"}
 
 
-def _plans(reader: gguf.GGUFReader, old: LlamaShape, new: LlamaShape) -> list[_Plan]:
-    tensors = {t.name: t for t in reader.tensors}
-    plans: list[_Plan] = []
+def _tensors(
+    header: GgufHeader, old: LlamaShape, new: LlamaShape, to: str | None
+) -> dict[str, tuple[Tensor | Blocks, str]]:
+    """The tensors of the new file and their types, made when they are written."""
+    found: dict[str, tuple[Tensor | Blocks, str]] = {}
 
-    def source(name: str) -> tuple[NDArray[Any], Q]:
-        t = tensors[name]
-        kind = Q(t.tensor_type)
-        if t.data.ndim > 1 and kind not in BLOCK:
-            raise ValueError(f"{name} is {kind.name}; only Q4_0 and Q8_0 can be scaled")
-        return t.data, kind
+    def source(name: str, kind: str) -> Bytes:
+        if kind != header.by_name[name].type:
+            return PACKED[kind][0](read_tensor(header, name))
+        return read_bytes(header, name).reshape(header.by_name[name].shape[1], -1)
 
-    def matrix(name: str, part: str | None, from_name: str | None, seed: int) -> None:
+    def matrix(name: str, part: str | None, exists: bool, seed: int) -> None:
         rows, columns = _dimensions(part, new) if part else (new.vocab, new.width)
-        data, kind = source(from_name or f"blk.0.{part}.weight")
+        like = name if exists else f"blk.0.{part}.weight"
+        kind = header.by_name[like].type
+        if kind not in BLOCKS:
+            raise ValueError(f"{like} is {kind}; only {' and '.join(BLOCKS)} can be scaled")
+        kind = to or kind
         noisy = part is not None and part not in OUTPUTS
-        old_part = data if from_name else data[:0]
-        plans.append(
-            _Plan(
-                name,
-                rows,
-                columns,
-                kind,
-                lambda: _widen(old_part, rows, columns, kind, noisy, seed),
-            )
-        )
+
+        def make() -> Bytes:
+            own = source(name, kind) if exists else np.zeros((0, 0), np.uint8)
+            return _widen(own, rows, columns, kind, noisy, seed)
+
+        found[name] = Blocks((rows, columns), make), kind
 
     def norm(name: str, exists: bool) -> None:
-        data = source(name)[0] if exists else np.ones(0, np.float32)
-        plans.append(_Plan(name, 1, new.width, Q.F32, lambda: _norm(data, new.width)))
+        data = read_tensor(header, name) if exists else np.ones(0, np.float32)
+        found[name] = _norm(data, new.width), "F32"
 
-    matrix("token_embd.weight", None, "token_embd.weight", 0)
+    matrix("token_embd.weight", None, True, 0)
     for i in range(new.layers):
         exists = i < old.layers
         norm(f"blk.{i}.attn_norm.weight", exists)
         norm(f"blk.{i}.ffn_norm.weight", exists)
         for j, part in enumerate(MATRICES):
-            name = f"blk.{i}.{part}.weight"
-            matrix(name, part, name if exists else None, 1 + i * len(MATRICES) + j)
+            matrix(f"blk.{i}.{part}.weight", part, exists, 1 + i * len(MATRICES) + j)
     norm("output_norm.weight", True)
     if not old.tied:
-        matrix("output.weight", None, "output.weight", 0)
-    return plans
-
-
-def _copy_metadata(reader: gguf.GGUFReader, w: gguf.GGUFWriter, replaced: dict[str, Any]) -> None:
-    """All keys of the source, with some values replaced."""
-    for field in reader.fields.values():
-        if field.name.startswith("GGUF.") or field.name == "general.architecture":
-            continue
-        kind = field.types[0]
-        sub = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-        value = replaced.get(field.name, field.contents())
-        w.add_key_value(field.name, value, kind, sub_type=sub)
+        matrix("output.weight", None, True, 0)
+    return found
 
 
 def scale_model(
-    src: Path, dst: Path, shape: LlamaShape, *, label: str = "", progress: Progress | None = None
+    src: Path,
+    dst: Path,
+    shape: LlamaShape,
+    *,
+    label: str = "",
+    kind: str | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Write `dst`, which computes what `src` computes at the cost of `shape`.
 
     Only the sizes of `shape` matter; vocabulary, context, head size, RoPE and tying are kept.
-    """
-    reader = gguf.GGUFReader(src)
-    old = read_shape(reader)
-    new = replace(
-        old,
-        width=shape.width,
-        layers=shape.layers,
-        hidden=shape.hidden,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-    )
-    check_shapes(old, new)
-    field = reader.get_field("general.name")
-    name = str(field.contents()) if field else src.stem
-    label = label or f"{new.parameters / 1e6:.0f}m"
-    plans = _plans(reader, old, new)
 
+    Args:
+        kind: a type of PACKED, for all matrices; None keeps theirs.
+
+    Raises:
+        ValueError: the model cannot be scaled so.
+        SpecllamaError: the file cannot be read, or written.
+    """
+    header = read_header(src)
+    old = read_shape(header)
+    sizes = {name: getattr(shape, name) for name in SIZES}
+    new = replace(old, **sizes)
+    check_shapes(old, new)
+    name = header.text("general.name") or src.stem
+    label = label or f"{new.parameters / 1e6:.0f}m"
+    metadata: dict[str, Value] = dict(stored(header, ""))
+    metadata |= {
+        "general.name": f"{name} scaled to {label}",
+        "llama.embedding_length": new.width,
+        "llama.block_count": new.layers,
+        "llama.feed_forward_length": new.hidden,
+        "llama.attention.head_count": new.heads,
+        "llama.attention.head_count_kv": new.kv_heads,
+        "llama.attention.layer_norm_rms_epsilon": old.eps * old.width / new.width,
+        "specllama.scaled_from": name,
+        "specllama.scaled_parameters": struct.pack("<IQ", U64, new.parameters),
+    }
+    if kind is not None:
+        metadata["general.file_type"] = PACKED[kind][1]
+    tensors = _tensors(header, old, new, kind)
     dst.parent.mkdir(parents=True, exist_ok=True)
-    part = dst.with_name(dst.name + ".part")
-    w = gguf.GGUFWriter(part, "llama")
-    _copy_metadata(
-        reader,
-        w,
-        {
-            "general.name": f"{name} scaled to {label}",
-            "llama.embedding_length": new.width,
-            "llama.block_count": new.layers,
-            "llama.feed_forward_length": new.hidden,
-            "llama.attention.head_count": new.heads,
-            "llama.attention.head_count_kv": new.kv_heads,
-            "llama.attention.layer_norm_rms_epsilon": old.eps * old.width / new.width,
-        },
-    )
-    w.add_string("specllama.scaled_from", name)
-    w.add_uint64("specllama.scaled_parameters", new.parameters)
-    for p in plans:
-        if p.kind == Q.F32:
-            w.add_tensor_info(p.name, (p.columns,), np.dtype(np.float32), 4 * p.columns)
-        else:
-            row = p.columns // 32 * BLOCK[p.kind]
-            w.add_tensor_info(
-                p.name, (p.rows, row), np.dtype(np.uint8), p.rows * row, raw_dtype=p.kind
-            )
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_ti_data_to_file()
-    try:
-        for i, p in enumerate(plans):
-            w.write_tensor_data(p.make())
-            if progress:
-                progress(dst.name, (i + 1) / len(plans))
-    except BaseException:
-        w.close()
-        part.unlink(missing_ok=True)
-        raise
-    w.close()
-    part.replace(dst)
+    written = (lambda share: progress(dst.name, share)) if progress is not None else None
+    write_gguf(dst, metadata, tensors, written)
 
 
 def scale_pair(
@@ -276,16 +246,22 @@ def scale_pair(
     *,
     to: str,
     draft_to: str | None = None,
+    kind: str | None = None,
     progress: Progress | None = None,
 ) -> tuple[Path, Path]:
-    """Scale target and draft to presets; the draft's default is about 1/16 of the target."""
+    """Scale target and draft to presets; the draft's default is about 1/16 of the target.
+
+    Args:
+        kind: of the target, as of ``scale_model``.
+    """
     if to not in PRESETS:
         raise ValueError(f"unknown size {to!r}; known: {', '.join(PRESETS)}")
     small = draft_to or DRAFT_FOR[to]
     if small not in DRAFT_PRESETS:
         raise ValueError(f"unknown draft size {small!r}; known: {', '.join(DRAFT_PRESETS)}")
-    target = out_dir / f"{target_path.stem}-scaled-{to}.gguf"
+    stem = target_path.stem if kind is None else f"{target_path.stem}-{kind.lower()}"
+    target = out_dir / f"{stem}-scaled-{to}.gguf"
     draft = out_dir / f"{draft_path.stem}-scaled-{small}.gguf"
-    scale_model(target_path, target, PRESETS[to], label=to, progress=progress)
+    scale_model(target_path, target, PRESETS[to], label=to, kind=kind, progress=progress)
     scale_model(draft_path, draft, DRAFT_PRESETS[small], label=small, progress=progress)
     return target, draft

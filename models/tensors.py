@@ -180,3 +180,10 @@ def pack_q8_0(matrix: Floats) -> Bytes:
     head = scale.astype("<f2").view(np.uint8)
     out: Bytes = np.concatenate((head, quants.view(np.uint8)), axis=-1).reshape(len(matrix), -1)
     return out
+
+
+def pack_bf16(matrix: Floats) -> Bytes:
+    """Rows as BF16, rounded to the nearest, to the even one of two."""
+    bits = np.ascontiguousarray(matrix, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return rounded.astype("<u2").view(np.uint8).reshape(len(matrix), -1)

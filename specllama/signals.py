@@ -70,6 +70,7 @@ class _Scope:
 
 
 _scope: _Scope | None = None
+_last: list[Callable[[], object]] = []
 _stops: list[Callable[[], object]] = []
 _hears: dict[int, Callable[[], object]] = {}  # what the thread calls for further signals
 _mouth: int | None = None  # where the C handler writes; it is open for good
@@ -97,6 +98,25 @@ def install() -> None:
 def stops(stop: Callable[[], object]) -> None:
     """A signal calls ``stop`` at once, so that the main thread gets to raise."""
     _stops.append(stop)
+
+
+def leaving(clean: Callable[[], object]) -> None:
+    """Where a signal ends the process at once, ``clean`` is called before, from any thread."""
+    _last.append(clean)
+
+
+@contextmanager
+def stopping() -> Iterator[Cancel]:
+    """For work that a cancel ends early and that is worth nothing then.
+
+    Raises:
+        Interrupted: a signal came.
+    """
+    cancel = Cancel()
+    with stop_on_signals(cancel) as received:
+        yield cancel
+    if received:
+        raise Interrupted(received[0])
 
 
 @contextmanager
@@ -222,6 +242,9 @@ def _on_leave(number: int, frame: FrameType | None) -> None:
 
 
 def _leave(number: int) -> None:
+    for clean in _last:
+        with contextlib.suppress(Exception):
+            clean()
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if sys.stderr.isatty():
             os.write(2, b"\r\x1b[K\x1b[?25h")  # a progress line, and the cursor it may have hidden

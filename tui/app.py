@@ -26,6 +26,7 @@ from textual.binding import Binding, BindingType
 from textual.command import Provider
 from textual.screen import Screen
 
+from specllama.bench.demo import WHAT
 from specllama.engine.host import EngineFactory, EngineHost, HostLike, LoadEngine
 from specllama.engine.inline import InlineHost
 from specllama.errors import SpecllamaError, UsageError
@@ -39,6 +40,7 @@ from specllama.store.sessions import SessionStore
 from specllama.tui import advice, clipboard, keymap, pages
 from specllama.tui.bridge import Clock, FlushPace, monotonic
 from specllama.tui.commands import ActionCommands, MethodCommands, SessionCommands
+from specllama.tui.demo_pair import DemoPair, DemoTold
 from specllama.tui.downloads import Downloads, DownloadTold
 from specllama.tui.editor import edit
 from specllama.tui.loader import EngineLoader, Pair, lasting_pair
@@ -127,6 +129,7 @@ class SpecllamaApp(PagedApp):
             log_rounds=log_rounds,
         )
         self.downloads = Downloads(self.post_message)
+        self.demo = DemoPair(self.post_message)
         self._chat: ChatScreen | None = None
         self._session_id = session_id
         self._read_ahead, self._idle_s = read_ahead, idle_s
@@ -224,6 +227,7 @@ class SpecllamaApp(PagedApp):
         if self.lanes is not None:
             self.lanes.close()
         self.loader.close()
+        self.demo.close()  # once nothing maps its files
         if turn is not None:
             # Its last act is to store the part of the reply that was written.
             turn.thread.join(JOIN_S)
@@ -252,6 +256,7 @@ class SpecllamaApp(PagedApp):
                 self._loaded_options = self.options
                 self._remember_pair()
                 await self.chat.engine_ready(told.info)
+                self._race_demo()
             case EngineFailed():
                 if told.kept:
                     self.options = self._loaded_options
@@ -267,6 +272,8 @@ class SpecllamaApp(PagedApp):
             await self._engine_told(EngineFailed(gone.error))
 
     def _remember_pair(self) -> None:
+        if self.loader.wanted == self.demo.pair:
+            return  # it is gone with the app
         if self.loader.wanted is not None and not self.loader.server:
             target, draft = self.loader.wanted
             self.prefs.last_target, self.prefs.last_draft = target, draft or ""
@@ -281,6 +288,43 @@ class SpecllamaApp(PagedApp):
     def switch_model(self, pair: Pair | None) -> None:
         if pair is not None:
             self.chat.when_idle(partial(self.loader.switch, *pair))
+
+    # ------------------------------------------------------------------ the demonstration
+
+    def action_demo(self) -> None:
+        """Make a pair that drafting pays for, load it, and race it."""
+        if self.loader.server:
+            self.notify("A server has its own pair: specllama demo shows it without the app")
+        elif self.demo.begun:
+            self.notify("It is being made" if self.demo.pair is None else "F4 races it again")
+        else:
+            try:
+                kind = self.demo.begin()
+            except SpecllamaError as error:
+                self.notify(advice.said(error, "\n"), severity="error", markup=False)
+                return
+            size = f"{kind.bytes / 1e9:.1f} GB"
+            words = f"{WHAT}: {size} are written, loaded and raced; deleted when you leave it"
+            self.notify(words, title="See it pay", timeout=20, markup=False)
+
+    @on(DemoTold)
+    def _demo_told(self, told: DemoTold) -> None:
+        if told.error is not None:
+            self.notify(advice.said(told.error, "\n"), severity="error", markup=False)
+        elif told.pair is not None:
+            self.switch_model(told.pair)
+
+    def _race_demo(self) -> None:
+        """What was loaded is the pair of the demonstration, or it was left for another one."""
+        if self.demo.pair is None:
+            return
+        if self.loader.wanted != self.demo.pair:
+            self.demo.close()
+            return
+        if self.session.lent:  # this pair need not be forced to draft
+            self.session.take_back()
+            self.chat.params_changed()
+        pages.race(self)
 
     @property
     def methods(self) -> tuple[MethodInfo, ...]:

@@ -14,6 +14,8 @@ from typing import Literal
 
 from textual.content import Content
 
+from specllama.backend import expected
+from specllama.backend.expected import Machine
 from specllama.errors import SpecllamaError
 from specllama.models import catalog, doctor, fit, library, memory, pairing, pull, refs
 from specllama.models.gguf import GgufHeader, read_header
@@ -30,6 +32,7 @@ from specllama.tui.widgets.stats_strip import gigabytes
 
 Does = Literal["choose", "get", "continue", "stop", "load", "open", "search", "list", "nothing"]
 MOST_COMPLETIONS = 200
+DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +66,13 @@ class ChoiceRow:
 # ---------------------------------------------------------------------- what is here
 
 
-def local_rows(models: Iterable[LocalModel]) -> list[ChoiceRow]:
-    """The models on this machine, nothing read yet."""
+def local_rows(models: Iterable[LocalModel], current: str | None = None) -> list[ChoiceRow]:
+    """The targets on this machine, nothing read yet: the loaded one first, then what was used
+    last. Draft models are no targets; a path that is typed takes one all the same."""
     rows = []
-    for model in models:
+    found = [model for model in models if not _only_drafts(model)]
+    current = refs.TINY.get(current or "", current)
+    for model in sorted(found, key=lambda m: (m.ref != current, -(m.used // DAY_S))):
         # In a path, people look for the file's name, so its folder comes last.
         by_path = model.ref == str(model.path)
         rows.append(
@@ -84,13 +90,23 @@ def local_rows(models: Iterable[LocalModel]) -> list[ChoiceRow]:
     return rows
 
 
+def _only_drafts(model: LocalModel) -> bool:
+    """Whether a model is a draft of the bundled or of a catalogue pair, and nothing else."""
+    if model.source == "bundled":
+        return model.ref == refs.TINY["tiny-draft"]
+    pairs = catalog.load().values()
+    hubs = [refs.HubRef(p.draft.repo, p.draft.quant) for p in pairs if p.draft is not None]
+    targets = {pair.target.repo for pair in pairs}
+    return any(refs.matches(model, hub) for hub in hubs if hub.repo not in targets)
+
+
 def _from_home(folder: Path) -> str:
     home = os.path.expanduser("~") + os.sep
     return f"~/{str(folder).removeprefix(home)}" if str(folder).startswith(home) else str(folder)
 
 
-def judged_target(row: ChoiceRow, options: EngineOptions) -> ChoiceRow | None:
-    """The row with ✓ or ✗; None for what is no model (heads, projectors)."""
+def judged_target(row: ChoiceRow, options: EngineOptions, machine: Machine) -> ChoiceRow | None:
+    """The row with ✓ or ✗ and what to expect; None for what is no model (heads, projectors)."""
     if row.path is None or row.fits is not None:
         return row
     known = Summaries()
@@ -102,10 +118,13 @@ def judged_target(row: ChoiceRow, options: EngineOptions) -> ChoiceRow | None:
         reason = _without_name(summary.reason, row.path)
         return replace(row, fits=False, refused=True, reason=reason)
     try:
-        need = _memory(read_header(row.path), None, options)
+        header = read_header(row.path)
+        need = _memory(header, None, options)
     except SpecllamaError as error:
         return replace(row, fits=False, refused=True, reason=error.message)
-    return replace(row, fits=memory.fits(need), reason=_short_of(need))
+    speed = expected.headers_words(header, None, machine)
+    told = ", ".join(filter(None, (row.size, speed)))
+    return replace(row, size=told, fits=memory.fits(need), reason=_short_of(need))
 
 
 def _without_name(reason: str, path: Path) -> str:
@@ -207,9 +226,16 @@ def judged_draft(target: ChoiceRow, row: ChoiceRow, options: EngineOptions) -> C
 
 
 def estimate(
-    target: ChoiceRow, draft: ChoiceRow | None, options: EngineOptions, muted: str, *, brief: bool
+    target: ChoiceRow,
+    draft: ChoiceRow | None,
+    options: EngineOptions,
+    machine: Machine,
+    muted: str,
+    *,
+    brief: bool,
 ) -> Content:
-    """The pair, the memory it needs and what is free, and what is odd about it.
+    """The pair, the memory it needs and what is free, how fast it should be, and what is odd
+    about it.
 
     Args:
         brief: in two or three lines of a narrow screen.
@@ -241,6 +267,9 @@ def estimate(
         parts.append((f"; {gigabytes(free)} free", "$success" if fits else "$error"))
         if not fits:
             parts.append((": it does not fit", "$error"))
+    speed = "" if brief else expected.headers_words(head, draft_head, machine)
+    if speed:
+        parts.append((f"\n{speed}", ""))
     if draft_head is not None:
         report = pairing.compare(head, draft_head)
         warnings = report.warnings[:1]
@@ -248,9 +277,8 @@ def estimate(
             parts.append((f"\n{sanitize_line(report.explanation)}", "$error"))
         elif not (brief and warnings):
             cost = doctor.step_cost(head, draft_head)
-            parts.append(
-                (f"\nby its size, pays where more than {cost:.0%} of its guesses are kept", "")
-            )
+            lead = "; it " if speed else "\nby its size, "
+            parts.append((f"{lead}pays where more than {cost:.0%} of its guesses are kept", ""))
         parts += [(f"\n{sanitize_line(warning)}", "$warning") for warning in warnings]
     return Content.assemble(*parts)
 
@@ -271,17 +299,25 @@ def _memory_words(need: memory.PairMemory) -> str:
 # ---------------------------------------------------------------------- what can be got
 
 
-def offered_rows(models: Sequence[LocalModel]) -> list[ChoiceRow]:
-    """Interrupted downloads, then the pairs of the catalogue that this machine can run."""
+def offered_rows(models: Sequence[LocalModel], machine: Machine) -> list[ChoiceRow]:
+    """Interrupted downloads, then the pairs of the catalogue that this machine can run: the one
+    that is recommended, what is fast enough from the largest on, and the rest from the fastest."""
     parts, rows = pull.unfinished(), list[ChoiceRow]()
-    machine = fit.machine_memory()
-    for pair in catalog.load().values():
+    best = machine.recommended()
+
+    def place(pair: catalog.CatalogPair) -> tuple[bool, bool, bool, float]:
+        plain, _ = machine.speeds(pair)
+        slow = plain < expected.FAST_ENOUGH
+        tight = fit.judge(pair, machine.memory) != "yes"
+        return pair is not best, tight, slow, -plain if slow else -pair.target.params
+
+    for pair in sorted(catalog.load().values(), key=place):
         wanted = [refs.HubRef(model.repo, model.quant) for model in pair.models]
         missing = [ref for ref in wanted if not any(refs.matches(m, ref) for m in models)]
         arrived = _arrived(parts, [model.repo for model in pair.models])
-        verdict = fit.judge(pair, machine)
+        verdict = fit.judge(pair, machine.memory)
         if missing and (arrived or verdict != "no"):
-            rows.append(_offer(pair, arrived, verdict))
+            rows.append(_offer(pair, arrived, verdict, machine, best=pair is best))
     repos = {model.repo for pair in catalog.load().values() for model in pair.models}
     for file, size in parts.items():
         if "/".join(file.split("/")[:2]) not in repos:
@@ -294,21 +330,36 @@ def _arrived(parts: dict[str, int], repos: Sequence[str]) -> int:
     return sum(size for file, size in parts.items() if "/".join(file.split("/")[:2]) in repos)
 
 
-def _offer(pair: catalog.CatalogPair, arrived: int, verdict: str) -> ChoiceRow:
-    with_what = "with its draft" if pair.draft is not None else f"drafts by {pair.method}"
+def _offer(
+    pair: catalog.CatalogPair, arrived: int, verdict: str, machine: Machine, *, best: bool
+) -> ChoiceRow:
+    plain, drafted = machine.speeds(pair)
+    speed = f"about {expected.figure(plain)} tok/s"
+    if drafted is not None:
+        speed += f", {expected.figure(drafted)} drafted"
+    elif pair.draft is None:
+        speed += f", drafts by {pair.method}"
     tight = ", tight here" if verdict == "tight" else ""
-    here = f"{gigabytes(arrived)} here; Enter continues" if arrived else f"{with_what}{tight}"
+    here = f"{gigabytes(arrived)} here; Enter continues" if arrived else f"{speed}{tight}"
     names = " + ".join(model.ref for model in pair.models)
     head = f" Its drafting head, for --head: specllama hub pull {pair.head}" if pair.head else ""
     return ChoiceRow(
         pair.name,
-        pair.name,
+        f"{pair.family} {_billions(pair.target)}" + (": best here" if best else ""),
         "continue" if arrived else "get",
         size=f"{pair.bytes / 1e9:.1f} GB",
         reason=here,
-        detail=f"{names}\n{pair.why}. {pair.licence}; about {pair.bytes / 1e9:.1f} GB to download,"
-        f" comfortable with {pair.memory_gb:.0f} GB of memory. Enter downloads it.{head}",
+        detail=f"{pair.name}: {names}\n{pair.why}. {pair.licence}; {pair.bytes / 1e9:.1f} GB to"
+        f" download, {speed} by its size, comfortable with {pair.memory_gb:.0f} GB of memory."
+        f" Enter downloads it.{head}",
+        bold=best,
     )
+
+
+def _billions(model: catalog.CatalogModel) -> str:
+    """ "8B"; "30B, 3B active" """
+    told = f"{model.params / 1e9:.2g}B" if model.params < 9.5e9 else f"{model.params / 1e9:.0f}B"
+    return told if model.active == model.params else f"{told}, {model.active / 1e9:.2g}B active"
 
 
 def download_row(download: Download, glyphs: Glyphs) -> ChoiceRow:

@@ -8,11 +8,13 @@ that fails goes back to the previous pair.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 
 from textual.message import Message
 
+from specllama.backend.expected import Machine, this_machine
 from specllama.engine.host import EngineFactory, HostLike
 from specllama.errors import EngineError, ModelUnavailable, SpecllamaError
 from specllama.events import Event, LoadProgress, Notice
@@ -91,6 +93,13 @@ class EngineLoader:
     def bundled(self) -> bool:
         """Whether the wanted pair is the one that comes with specllama."""
         return self.wanted is not None and is_bundled(self.wanted[0])
+
+    @property
+    def machine(self) -> Machine:
+        """What is known of this machine, for what is not here yet; better once a pair is loaded."""
+        info = self.info if not self.server else None
+        cores = info.threads if info is not None else os.cpu_count() or 1
+        return this_machine(cores, on_gpu=info is not None and info.target.gpu_layers > 0)
 
     @property
     def foreign(self) -> bool:

@@ -29,6 +29,12 @@ class NextReply:
         self._screen.notify(f"Next reply: {words.get(name) or self._screen.glyphs.label(name)}")
 
     def action_toggle_speculation(self) -> None:
+        session = self._screen.session
+        if session.lent:
+            session.take_back()
+            self._screen.params_changed()
+            self._screen.notify("Drafting decides for itself from the next reply on", timeout=2)
+            return
         params = self._screen.session.params
         self._screen.set_params(params.replace(speculate=not params.speculate))
         state = "off" if params.speculate else "on"

@@ -166,7 +166,8 @@ def _models(app: PagedApp) -> None:
     if loader.server:  # it was started with its pair
         _top(app)
         return
-    show(app, ModelsScreen(loader.wanted, app.options, app.chat.downloads), app.switch_model)
+    screen = ModelsScreen(loader.wanted, app.options, app.chat.downloads, loader.machine)
+    show(app, screen, app.switch_model)
 
 
 def _top(app: PagedApp) -> None:

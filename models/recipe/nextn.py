@@ -44,8 +44,8 @@ class Reader:
     """A `llama` model in numpy, for its states."""
 
     def __init__(self, path: Path) -> None:
-        self.shape: LlamaShape = read_shape(gguf.GGUFReader(path))
         header = read_header(path)
+        self.shape: LlamaShape = read_shape(header)
         self.w: dict[str, Floats] = {t.name: read_tensor(header, t.name) for t in header.tensors}
 
     def norm(self, x: Floats, weight: Floats | None = None) -> Floats:

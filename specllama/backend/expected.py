@@ -7,8 +7,11 @@ what a machine really does is measured once the pair is loaded.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from specllama.models import catalog, fit
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -22,6 +25,8 @@ CPU_ROW = 0.2  # a further row of a pass, of the cost of the first one: CPUs com
 GPU_ROW = 0.02
 ACCEPTANCE = 0.7  # of a draft model's tokens, where nothing was measured
 MOST_DRAFTED = 8
+LEAST_BYTES = 100e6  # a smaller model does not wait for memory: nothing is foretold of it
+FAST_ENOUGH = 8.0  # plain tokens a second: one reads 5, and thoughts and code are skimmed
 
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # as llama.cpp names them
 _EXPERTS = re.compile(EXPERTS)
@@ -64,10 +69,100 @@ def used_share(header: GgufHeader) -> float:
     return min(used / header.expert_count, 1.0) if header.expert_count and used else 1.0
 
 
-def plain_speed(n_bytes: float, cores: int, *, on_gpu: bool = False) -> float:
-    """Plain tokens a second of a model, estimated from its size in bytes alone."""
-    there = SHARED_BANDWIDTH if on_gpu else min(RAM_BANDWIDTH, cores * CORE_BANDWIDTH)
-    return there / n_bytes
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What is known of a machine before a model is on it: bytes of memory, cores that compute, and
+    whether a GPU does."""
+
+    memory: float
+    cores: int
+    on_gpu: bool = False
+
+    def speed(self, n_bytes: float) -> float:
+        """Plain tokens a second of a model of which a step reads N bytes."""
+        cpu = min(RAM_BANDWIDTH, self.cores * CORE_BANDWIDTH)
+        return (SHARED_BANDWIDTH if self.on_gpu else cpu) / n_bytes
+
+    def speeds(self, pair: catalog.CatalogPair) -> tuple[float, float | None]:
+        """Of a pair that is not here: plainly, and with its draft model, if it has one that pays
+        at ``ACCEPTANCE``."""
+        draft = pair.draft
+        return self.both(
+            (pair.target.bytes, pair.target.active / pair.target.params),
+            None if draft is None else (draft.bytes, draft.active / draft.params),
+        )
+
+    def both(
+        self, target: tuple[float, float], draft: tuple[float, float] | None
+    ) -> tuple[float, float | None]:
+        """The same of models of N bytes of which a token uses this share."""
+        n_bytes, used = target
+        plain = self.speed(n_bytes * used)
+        if draft is None:
+            return plain, None
+        reading = self._reading(*target)
+        gain = tokens_per_second(reading, self._reading(*draft)) * reading.seconds(1)
+        return plain, plain * gain if gain > 1.0 else None
+
+    def _reading(self, n_bytes: float, used: float) -> Reading:
+        dense = 0.0 if used < 1.0 else n_bytes
+        experts = n_bytes - dense
+        gpu, ram = (1.0, 0.0) if self.on_gpu else (0.0, 1.0)
+        return Reading(gpu * dense, ram * dense, gpu * experts, ram * experts, used, shared=True)
+
+    def recommended(
+        self, pairs: Iterable[catalog.CatalogPair] | None = None
+    ) -> catalog.CatalogPair | None:
+        """The largest pair of the catalogue with a draft model that runs comfortably here and is
+        fast enough to chat with; None if there is none."""
+        found = [
+            pair
+            for pair in pairs or catalog.load().values()
+            if pair.draft is not None
+            and "coder" not in pair.name  # who begins wants to chat
+            and fit.judge(pair, self.memory) == "yes"
+            and self.speeds(pair)[0] >= FAST_ENOUGH
+        ]
+        return max(found, key=lambda p: (p.target.params, -p.bytes), default=None)
+
+
+def this_machine(cores: int | None = None, *, on_gpu: bool | None = None) -> Machine:
+    """This one; what is not given is looked up, which loads llama.cpp."""
+    if cores is None:
+        from specllama.backend.cores import physical_cores
+
+        cores = physical_cores()
+    if on_gpu is None:
+        from specllama.backend import devices
+
+        on_gpu = bool(devices.gpus(devices.devices()))
+    return Machine(fit.machine_memory(), cores, on_gpu)
+
+
+def speed_words(pair: catalog.CatalogPair, machine: Machine) -> str:
+    """ "about 12 tok/s, 20 with its draft" """
+    return _words(*machine.speeds(pair))
+
+
+def headers_words(target: GgufHeader, draft: GgufHeader | None, machine: Machine) -> str:
+    """The same of files; "" where they are too small."""
+    if target.tensor_bytes < LEAST_BYTES:
+        return ""
+
+    def read(header: GgufHeader) -> tuple[float, float]:
+        return header.tensor_bytes, used_share(header)
+
+    return _words(*machine.both(read(target), None if draft is None else read(draft)))
+
+
+def _words(plain: float, drafted: float | None) -> str:
+    more = "" if drafted is None else f", {figure(drafted)} with its draft"
+    return f"about {figure(plain)} tok/s{more}"
+
+
+def figure(speed: float) -> str:
+    """An estimate has two digits at most."""
+    return f"{speed:.{0 if speed >= 9.5 else 1}f}"
 
 
 def tokens_per_second(

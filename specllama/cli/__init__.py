@@ -22,6 +22,7 @@ from specllama.cli import diagnostics, output
 SUMMARIES = {
     "chat": "Chat with a model; in the terminal app, or line by line.",
     "run": "Answer one prompt and print the text.",
+    "demo": "See drafting pay on this machine, in a minute.",
     "hub": "Find, download and check models.",
     "log": "Look into the rounds of earlier runs.",
     "history": "List and delete stored conversations.",

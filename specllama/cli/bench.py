@@ -28,7 +28,6 @@ from specllama.cli.options import (
     temperatures_option,
 )
 from specllama.cli.progress import Meter, Redrawn
-from specllama.paths import pip_install
 from specllama.settings.params import PROPOSERS
 
 if TYPE_CHECKING:
@@ -379,18 +378,12 @@ def scale(
     """Write a pair that costs as much as a large one.
 
     It computes what the small pair does: real cost, unchanged text, for measurements where no large
-    model is at hand. Say so wherever a figure comes from a scaled pair. Needs the package gguf:
-    pip install gguf
+    model is at hand. Say so wherever a figure comes from a scaled pair.
     """
-    from specllama.errors import SpecllamaError, UsageError
+    from specllama.errors import UsageError
     from specllama.models.refs import resolve_pair
+    from specllama.models.scale import scale_pair
 
-    try:
-        from specllama.models.scale import scale_pair
-    except ImportError as error:
-        raise SpecllamaError(
-            f"scaling needs the package {error.name}", pip_install(f"{error.name}")
-        ) from None
     target_path, draft_path = resolve_pair(target or "tiny", draft)
     if draft_path is None:
         raise UsageError("scaling takes a pair", "give a draft model with -d")

@@ -62,7 +62,15 @@ def command(parallel: int, kv_ram: int | None, gpu: bool, as_json: bool, **flags
     if gpu:
         return gpu_commands.show(settings, as_json=as_json)
     native = _native(settings["rpc"])
-    checks = [*_versions(), *native, *_machine(), *_stores(), *_network(), *_models()]
+    checks = [
+        *_versions(),
+        *native,
+        *_machine(),
+        *_stores(),
+        *_network(),
+        *_models(),
+        _recommended(),
+    ]
     if flags["model"] is not None and all(check.status != "bad" for check in native):
         options = replace(settings.engine_options(), parallel=parallel, kv_ram=kv_ram)
         checks += _plan(settings, options)
@@ -155,6 +163,20 @@ def _native(workers: str) -> list[DoctorLine]:
     elif not devices.gpus(found):
         checks.append(DoctorLine("info", "GPU", "none found; everything runs on the CPU"))
     return checks
+
+
+def _recommended() -> DoctorLine:
+    """The largest pair of the catalogue that is fast enough here."""
+    from specllama.backend import expected
+
+    machine = expected.this_machine()
+    pair = machine.recommended()
+    if pair is None:
+        words = f"no pair of the catalogue would write {expected.FAST_ENOUGH:.0f} tokens a second"
+        return DoctorLine("info", "a real pair", f"{words} here: specllama hub pairs")
+    speed = expected.speed_words(pair, machine)
+    words = f"{pair.name}: {size(pair.bytes)} to download, {speed}"
+    return DoctorLine("info", "a real pair", words, f"specllama hub pull {pair.name}")
 
 
 def _machine() -> list[DoctorLine]:

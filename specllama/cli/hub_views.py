@@ -19,6 +19,7 @@ from specllama.cli.listing import (
 )
 
 if TYPE_CHECKING:
+    from specllama.backend.expected import Machine
     from specllama.models.catalog import CatalogPair
     from specllama.models.gguf import GgufHeader
     from specllama.models.library import LocalModel
@@ -124,8 +125,9 @@ def _ago(when: float) -> str:
     return f"{days:.0f} d ago" if days < 60 else f"{days / 30.4:.0f} mo ago"
 
 
-def show_pairs(entries: Sequence[tuple[CatalogPair, str]]) -> None:
+def show_pairs(entries: Sequence[tuple[CatalogPair, str]], machine: Machine) -> None:
     """The catalogue, one line a pair."""
+    from specllama.backend.expected import figure
     from specllama.models import library, refs
 
     here, fits = library.scan(), {pair.name: verdict for pair, verdict in entries}
@@ -141,14 +143,25 @@ def show_pairs(entries: Sequence[tuple[CatalogPair, str]]) -> None:
         Column("draft with", _draft_words),
         number("size", lambda pair: size(pair.bytes)),
         number("memory", lambda pair: f"{pair.memory_gb:.0f} GB"),
+        number("tok/s", lambda pair: figure(machine.speeds(pair)[0])),
+        number("drafted", lambda pair: _drafted(pair, machine), drop=90),
         Column("here", lambda pair: "yes" if is_here(pair) else "", style="green"),
         Column("why", "why", cut=True, drop=100),
     ]
     show_table([pair for pair, _ in entries], columns)
 
 
-def show_pair(pair: CatalogPair, verdict: str, machine: float) -> None:
+def _drafted(pair: CatalogPair, machine: Machine) -> str:
+    from specllama.backend.expected import figure
+
+    drafted = machine.speeds(pair)[1]
+    return "" if drafted is None else figure(drafted)
+
+
+def show_pair(pair: CatalogPair, verdict: str, machine: Machine) -> None:
     """One pair with everything that is known about it."""
+    from specllama.backend.expected import speed_words
+
     draft = pair.draft
     facts = {
         "why": pair.why,
@@ -158,7 +171,8 @@ def show_pair(pair: CatalogPair, verdict: str, machine: float) -> None:
         else f"{draft.ref}  {params(draft.params)}, {size(draft.bytes)}",
         "head": f"specllama hub pull {pair.head}" if pair.head else "",
         "not here": pair.cannot,
-        "memory": f"{pair.memory_gb:.0f} GB; this machine: {size(machine)}, {verdict}",
+        "memory": f"{pair.memory_gb:.0f} GB; this machine: {size(machine.memory)}, {verdict}",
+        "speed here": f"{speed_words(pair, machine)}, by its size",
         "licence": pair.licence,
         "source": pair.source,
         "checked": f"{'on the hub' if pair.checked else 'no'}, {pair.date}",

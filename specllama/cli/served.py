@@ -42,7 +42,9 @@ class Serves:
     on_event: OnEvent | None
 
     @classmethod
-    def of(cls, settings: Settings, on_event: OnEvent | None, parallel: int, kv_ram: int) -> Serves:
+    def of(
+        cls, settings: Settings, on_event: OnEvent | None, parallel: int, kv_ram: int | None
+    ) -> Serves:
         serves = cls(
             EngineOptions(parallel=parallel, kv_ram=kv_ram), GenerateParams(), 0, "", on_event
         )

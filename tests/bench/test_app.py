@@ -65,7 +65,7 @@ def test_start(tmp_path: Path) -> None:
 
 def test_idle(tmp_path: Path) -> None:
     with terminal(tmp_path, command=APP, size=(100, 30)) as t:
-        t.until(lambda: "hub pull" in t.words)  # the demonstration is over
+        t.until(lambda: "to download" in t.words)  # the recording is over
         (child,) = t.children()
         begun = used(t.process.pid) + used(child)
         for _ in range(100):

@@ -254,15 +254,14 @@ def test_bench_run_refuses(
     assert words in capsys.readouterr().err
 
 
-def test_scaling_without_gguf_says_what_to_install(
+def test_scaling_needs_no_package_of_its_own(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
     monkeypatch.delitem(sys.modules, "specllama.models.scale", raising=False)
-    assert invoke(["bench", "scale", str(tmp_path / "pair")]) == 1
-    said = capsys.readouterr().err
-    assert "scaling needs the package gguf" in said
-    assert "pip install gguf" in said
+    monkeypatch.setattr("specllama.models.gguf_writer.write_gguf", lambda *args: None)
+    assert invoke(["bench", "scale", str(tmp_path / "pair"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["target"].endswith("scaled-1b.gguf")
 
 
 def test_bench_compare_refuses_other_files(

@@ -156,9 +156,7 @@ async def _first_steps(app: SpecllamaApp, pilot: Pilot[int]) -> None:
     from specllama.tui.widgets.first_look import FirstLook
 
     await _empty(app, pilot)
-    look = app.screen.query_one(FirstLook)
-    look.at = len(look.rounds)
-    look.redraw()
+    await app.screen.query_one(FirstLook).play(1e6)
 
 
 async def _settle(app: SpecllamaApp, pilot: Pilot[int]) -> None:

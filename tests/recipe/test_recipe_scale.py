@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("llama_cpp")
 
+from specllama.models.gguf import read_header  # noqa: E402
 from specllama.models.recipe.runner import Runner  # noqa: E402
 from specllama.models.recipe.shape import DRAFT, TARGET  # noqa: E402
 from specllama.models.scale import (  # noqa: E402
@@ -100,6 +101,18 @@ def test_scaled_logits_are_identical(tmp_path: Path, kind: str, tied: bool, fact
     np.testing.assert_array_equal(before, after)
 
 
+@pytest.mark.parametrize("to", ["BF16", "Q8_0"])
+def test_with_other_types_it_is_nearly_the_same_model(tmp_path: Path, to: str) -> None:
+    small = LlamaShape(width=64, layers=2, hidden=96, heads=2, kv_heads=1, vocab=VOCAB, context=64)
+    write_model(tmp_path / "a.gguf", small, "q4_0")
+    big = LlamaShape(width=256, layers=3, hidden=320, heads=8, kv_heads=4)
+    scale_model(tmp_path / "a.gguf", tmp_path / "b.gguf", big, kind=to)
+    header = read_header(tmp_path / "b.gguf")
+    assert set(header.tensor_types) == {to, "F32"}
+    assert header.quantization == to
+    np.testing.assert_allclose(logits(tmp_path / "a.gguf"), logits(tmp_path / "b.gguf"), atol=0.1)
+
+
 def test_other_widths_agree_closely(tmp_path: Path) -> None:
     small = LlamaShape(width=64, layers=2, hidden=96, heads=2, kv_heads=1, vocab=VOCAB, context=64)
     write_model(tmp_path / "a.gguf", small, "q8_0")
@@ -124,7 +137,7 @@ def test_scaled_file_says_so(tmp_path: Path) -> None:
     fields = {k: v.contents() for k, v in reader.fields.items()}
     assert fields["general.name"] == "random scaled to test"
     assert fields["specllama.scaled_from"] == "random"
-    shape = read_shape(reader)
+    shape = read_shape(read_header(tmp_path / "b.gguf"))
     assert (shape.width, shape.layers, shape.hidden, shape.heads) == (256, 3, 128, 4)
     assert fields["specllama.scaled_parameters"] == shape.parameters
     assert shape.parameters == sum(int(np.prod(t.shape)) for t in reader.tensors)

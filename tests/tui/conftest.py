@@ -85,5 +85,5 @@ def one_machine(monkeypatch: pytest.MonkeyPatch, nobody_else: Path) -> None:
     for place in (days, sidebar):
         monkeypatch.setattr(place, "age", lambda seconds: "just now")
     monkeypatch.setattr(preview, "date", lambda when_s: "12 November 2026, 09:30")
-    monkeypatch.setattr(first_look, "STAGE_S", 3600.0)
+    monkeypatch.setattr(first_look, "FRAMES", 1 / 3600)
     monkeypatch.setattr(clipboard, "here", lambda: Path("/"))

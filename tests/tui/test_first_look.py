@@ -2,74 +2,104 @@
 
 from __future__ import annotations
 
-from functools import partial
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specllama.backend import expected
+from specllama.backend.expected import FAST_ENOUGH, Machine
 from specllama.models import catalog, fit
 from specllama.settings.params import GenerateParams
 from specllama.store.sessions import SessionStore
 from specllama.store.tree import StoredMessage
+from specllama.tui import demo_pair
+from specllama.tui.screens.race import RaceScreen
 from specllama.tui.state import Preferences
 from specllama.tui.widgets import first_look
-from specllama.tui.widgets.first_look import (
-    READABLE,
-    ROUNDS,
-    STAGES,
-    FirstLook,
-    demo_rounds,
-    real_pair,
-)
+from specllama.tui.widgets.first_look import FirstLook, recording
+from specllama.tui.widgets.rounds import RoundsRow
 from specllama.tui.widgets.stats_strip import gigabytes
 from specllama.tui.widgets.welcome import EXAMPLES, Welcome
+
+FIVE = ("F1", "F2", "F3", "F4", "F6")
 
 
 @pytest.fixture(autouse=True)
 def _never_started(monkeypatch: pytest.MonkeyPatch) -> None:
     Preferences.path().unlink()
-    monkeypatch.setattr(first_look, "STAGE_S", 3600.0)  # the test takes the steps
+    monkeypatch.setattr(first_look, "FRAMES", 1 / 3600)  # the test plays
 
 
-async def test_the_first_launch_shows_a_round_and_then_what_to_do(
+async def test_the_first_launch_plays_a_recorded_reply_and_then_says_what_to_do(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fit, "machine_memory", lambda: 16_000_000_000)
-    async with start(size=(80, 24)) as d:
+    async with start(target="tiny", size=(80, 24)) as d:
         look = d.app.chat.query_one(FirstLook)
-        assert "Demonstration: invented text and times" in d.shown
-        for name in STAGES:
-            assert name in d.shown
-        assert "reads them all in one pass" not in d.shown
-        look.step()
-        await d.pilot.pause()
+        assert "A recording: the bundled model at the cost of a 1 B model" in d.shown
+        assert recording().question in d.shown
         assert "reads them all in one pass" in d.shown
-        for _ in range(3 * ROUNDS):
-            look.step()
+        half = recording().seconds / 2
+        await look.play(half)
         await d.pilot.pause()
+        # the same row of rounds and strip as for a reply
+        played = look.record.rounds
+        assert 0 < len(played) < len(recording().rounds)
+        assert list(d.app.chat.query_one(RoundsRow)._rounds) == played
+        assert "a recording" in d.shown
+        assert "tok/s" in d.shown
+        assert " ".join("".join(played[0].emitted_text).split()) in d.shown
+        await look.play(recording().seconds + 2)
+        await d.until(lambda: "Guess, check, keep" in d.shown)
         assert look.over
-        pair = real_pair(16e9, partial(expected.plain_speed, cores=d.app.loader.info.threads))
+        assert not d.app.chat.query_one(RoundsRow)._rounds
+        for words in (*EXAMPLES, *FIVE, "kept", "refused"):
+            assert words in d.shown
+        pair = d.app.loader.machine.recommended()
         assert pair is not None
-        assert f"specllama hub pull {pair.name}" in d.shown
-        assert f"{gigabytes(pair.bytes)} to download" in d.shown
-        assert "tokens a second, before drafting" in d.shown
-        assert "bundled pair" not in d.shown  # this pair is another
-        assert d.app.session.params == GenerateParams()
+        assert f"{pair.name}, {gigabytes(pair.bytes)} to download" in d.shown
+        assert "/demo shows it pay" in d.shown
         await d.say("Hello")
         assert not d.app.chat.query(FirstLook)
 
 
-async def test_the_first_chat_of_the_bundled_pair_shows_drafting(start: Any) -> None:
-    async with start("Yes.", "No.", target="tiny", size=(80, 24)) as d:
+async def test_typing_ends_the_recording(start: Any) -> None:
+    async with start("Yes.", size=(80, 24)) as d:
         look = d.app.chat.query_one(FirstLook)
-        look.at = len(look.rounds)
-        look.redraw()
-        await d.until(lambda: "drafting switches itself" in d.shown)
+        await look.play(1.0)
+        await d.say("Hello")
+        assert "Yes." in d.shown
+        assert "a recording" not in d.shown
+        assert d.app.chat.newest_record() is d.app.chat.latest_record()
+
+
+def test_the_recording_is_of_a_pair_that_drafting_helps() -> None:
+    found = recording()
+    verdict = found.finished.verdict
+    assert verdict is not None
+    assert verdict.answer == "faster"
+    assert found.result
+    drafting = [done for done in found.rounds if done.drafted]
+    assert len(drafting) > len(found.rounds) / 2
+    assert sum(done.accepted for done in drafting) == found.finished.draft_n_accepted
+    text = "".join(piece for done in found.rounds for piece in done.emitted_text)
+    assert found.finished.text.startswith(text[:40])
+    file = Path(first_look.__file__).parents[1] / "recorded.jsonl"
+    assert file.stat().st_size < 60_000
+    header = json.loads(file.read_text("utf-8").splitlines()[0])
+    assert [Path(header[role]["path"]).parent for role in ("target", "draft")] == [Path()] * 2
+
+
+async def test_the_first_chat_of_the_bundled_pair_shows_drafting(start: Any) -> None:
+    async with start("Yes.", "No.", target="tiny", size=(120, 30)) as d:
+        await d.app.chat.query_one(FirstLook).play(1e6)
+        await d.until(lambda: "drafting switch itself" in d.shown)
         await d.say("Hello")
         asked = d.engine.requests[0].params
         assert (asked.window, asked.draft_max) == ("fixed", 4)
-        assert "demonstration: forced to draft" in d.shown
+        words = "demonstration: drafting is forced on, it does not pay for a model this small"
+        assert words in d.shown
         # the conversation alone: nothing of it is stored, and the next one has the usual
         assert d.app.store.get(d.app.session.id).settings == {"set": {}}
         await d.pilot.press("ctrl+n")
@@ -77,6 +107,72 @@ async def test_the_first_chat_of_the_bundled_pair_shows_drafting(start: Any) -> 
         await d.say("Hello")
         assert d.engine.requests[1].params == GenerateParams(owner=d.app.session.id)
         assert "demonstration" not in d.shown
+
+
+async def test_one_key_leads_from_the_demonstration_to_auto(start: Any) -> None:
+    async with start("Yes.", "No.", target="tiny", size=(80, 24)) as d:
+        await d.say("Hello")
+        assert "F9 lets it decide" in d.shown
+        await d.pilot.press("f9")
+        await d.until(lambda: "demonstration" not in d.shown)
+        await d.say("Again")
+        asked = d.engine.requests[1].params
+        assert (asked.window, asked.draft_max, asked.speculate) == ("auto", None, True)
+        assert d.app.store.get(d.app.session.id).settings == {"set": {}}
+
+
+async def test_the_pair_of_the_demonstration_is_raced_and_deleted_with_the_next_one(
+    start: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[Path] = []
+
+    def make(kind: Any, own: Path, progress: Any) -> tuple[Path, Path]:
+        made.append(own)
+        for name in ("t.gguf", "d.gguf"):
+            (own / name).write_bytes(b"weights")
+        return own / "t.gguf", own / "d.gguf"
+
+    monkeypatch.setattr(demo_pair.demo, "make", make)
+    async with start(*["one two three"] * 40, target="tiny") as d:
+        await d.pilot.press(*"/demo", "enter")
+        await d.until(lambda: isinstance(d.app.screen, RaceScreen))
+        assert d.app.loader.wanted == (str(made[0] / "t.gguf"), str(made[0] / "d.gguf"))
+        assert not d.app.session.lent
+        assert Preferences.load().last_target == "tiny"
+        d.app.screen.dismiss(None)
+        await d.until(lambda: d.app.screen is d.app.chat)
+        assert made[0].exists()
+        d.app.switch_model(("tiny", None))
+        await d.until(lambda: d.app.loader.ready and d.app.loader.wanted == ("tiny", None))
+        await d.until(lambda: not made[0].exists())
+
+
+async def test_leaving_deletes_the_pair_of_the_demonstration(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+
+    def make(kind: Any, own: Path, progress: Any) -> tuple[Path, Path]:
+        made.append(own)
+        return own / "t.gguf", own / "d.gguf"
+
+    monkeypatch.setattr(demo_pair.demo, "make", make)
+    async with start(*["one two three"] * 40, target="tiny") as d:
+        d.app.action_demo()
+        await d.until(lambda: made and d.app.demo.pair is not None)
+    assert not made[0].exists()
+
+
+async def test_without_room_there_is_no_demonstration_and_why(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_pair.demo.memory, "available_memory", lambda: 1)
+    async with start(target="tiny") as d:
+        told: list[str] = []
+        monkeypatch.setattr(d.app, "notify", lambda words, **more: told.append(words))
+        d.app.action_demo()
+        assert "of memory are free" in told[0]
+        assert not d.app.demo.begun
 
 
 async def test_what_was_asked_for_is_no_demonstration(start: Any) -> None:
@@ -110,26 +206,19 @@ async def test_tab_writes_what_could_be_asked(start: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [(60, 16), (80, 24), (120, 36)])
-async def test_the_headline_is_seen_and_what_is_short_stands_in_the_middle(
-    start: Any, size: tuple[int, int]
-) -> None:
+async def test_all_that_is_said_is_seen(start: Any, size: tuple[int, int]) -> None:
     for first in (True, False):
         Preferences(first_look=first).save()
         async with start(target="tiny", size=size) as d:
             if first:
-                look = d.app.chat.query_one(FirstLook)
-                look.at = len(look.rounds)
-                look.redraw()
-            headline = "Guess, check, keep" if first else "A draft guesses"
-            await d.until(lambda headline=headline: headline in d.shown)
+                await d.app.chat.query_one(FirstLook).play(1e6)
+            await d.until(lambda: "Guess, check, keep" in d.shown)
+            await d.until(lambda: "to download" in d.shown)
+            assert "more below" not in d.shown
+            for words in (*FIVE, EXAMPLES[0], "/demo"):
+                assert words in d.shown, d.shown
             lines = [line.strip() for line in d.shown.split("\n")]
-            if not first:
-                await d.pilot.resize_terminal(120, 40)
-                await d.pilot.resize_terminal(*size)
-                await d.until(lambda: "F1 explains the keys" in d.shown)
-                assert "more below" not in d.shown
-                lines = [line.strip() for line in d.shown.split("\n")]
-            above = next(i for i, line in enumerate(lines) if line.startswith(headline)) - 1
+            above = next(i for i, line in enumerate(lines) if line.startswith("Guess")) - 1
             assert above <= size[1] // 3, d.shown
 
 
@@ -141,27 +230,22 @@ async def test_it_is_shown_once(start: Any) -> None:
         assert d.app.chat.query(Welcome)
 
 
-def test_every_round_of_it_drafts_and_it_takes_about_ten_seconds() -> None:
-    rounds = [done for done in demo_rounds() if done.drafted]
-    assert 4 <= len(rounds) <= ROUNDS
-    assert {len(done.drafted) for done in rounds} == {4}
-
-
 @pytest.mark.parametrize("gigabytes", [4, 8, 16, 64])
 def test_the_pair_fits_the_machine(gigabytes: int) -> None:
-    pair = real_pair(gigabytes * 1e9, partial(expected.plain_speed, cores=16))
+    machine = Machine(gigabytes * 1e9, cores=16)
+    pair = machine.recommended()
     assert pair is not None
     assert pair.draft is not None
     assert pair.memory_gb <= gigabytes * 1.05
     assert catalog.find(pair.name) == pair
-    assert real_pair(1e9, partial(expected.plain_speed, cores=16)) is None
+    assert Machine(1e9, cores=16).recommended() is None
 
 
 def test_few_cores_are_offered_what_they_can_run() -> None:
     """By memory alone, 25 GB of a machine with two cores are offered a target of 27 B."""
-    slow = real_pair(25e9, partial(expected.plain_speed, cores=2))
-    fast = real_pair(25e9, partial(expected.plain_speed, cores=2, on_gpu=True))
-    assert slow is not None
-    assert fast is not None
-    assert slow.target.params <= 8e9 < fast.target.params
-    assert expected.plain_speed(slow.target.bytes, 2) >= READABLE
+    slow, fast = Machine(25e9, cores=2), Machine(25e9, cores=2, on_gpu=True)
+    small, large = slow.recommended(), fast.recommended()
+    assert small is not None
+    assert large is not None
+    assert small.target.params <= 4e9 < 20e9 < large.target.params
+    assert slow.speeds(small)[0] >= FAST_ENOUGH > slow.speeds(large)[0]

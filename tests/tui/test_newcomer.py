@@ -114,14 +114,14 @@ def test_the_first_two_minutes(pane: Pane, tmp_path: Path) -> None:
     recording = Path(WALK or tmp_path / "walk.cast")
     pane.record(recording)
 
-    # What is this? A labelled demonstration: guess, check, keep.
-    pane.sees("Demonstration: invented text and times", "guess")
+    # What is this? A labelled recording: guess, check, keep.
+    pane.sees("A recording: the bundled model at the cost of", "guess")
     pane.sees("check", "the large model reads them all in one pass")
-    pane.sees("keep", "it adds one of its own")
+    pane.sees("keep", "it adds one token of its own")
     assert not re.search(r"\s[–-](\s[–-])+\s", pane.screen)  # no row of dashes
 
     # Why does the bundled pair not get faster, and what would?
-    pane.sees("drafts all the same", "specllama hub pull")
+    pane.sees("drafts all the same", "to download")
 
     # Does it answer?
     pane.press("-l", QUESTION)

@@ -14,7 +14,7 @@ from textual.widgets import Footer, Static
 
 from specllama.bench.experiment import RaceBoard
 from specllama.errors import UsageError
-from specllama.events import Started
+from specllama.events import RoundDone, Started
 from specllama.interface import EngineInfo
 from specllama.replies import attach
 from specllama.session import Session
@@ -37,6 +37,7 @@ from specllama.tui.messages import (
 )
 from specllama.tui.next_reply import NextReply
 from specllama.tui.reading_ahead import ReadingAhead
+from specllama.tui.record import Record
 from specllama.tui.resting import Resting
 from specllama.tui.screens.turn import UNNAMED, TurnScreen, unfinished
 from specllama.tui.sending import Sending
@@ -101,6 +102,7 @@ class ChatScreen(TurnScreen):
         self.ahead = ReadingAhead(self, read_ahead)
         self.resting = Resting(self, idle_s)
         self._loaded: tuple[object, ...] = ()
+        self._recording: Record | None = None
 
     def compose(self) -> ComposeResult:
         yield TopBar(self.loader, id="top")
@@ -189,8 +191,23 @@ class ChatScreen(TurnScreen):
             self.prefs.first_look = False
             self.prefs.save()
             self.next_reply.demonstrate()
-            return FirstLook(self.loader, id="welcome")
-        return Welcome(model_chosen=self.loader.possible, id="welcome")
+            return FirstLook(self.loader, self._played, id="welcome")
+        return Welcome(self.loader, id="welcome")
+
+    def _played(self, record: Record, new: list[RoundDone]) -> None:
+        """Show a recording that is played in the empty conversation, as if it were the reply."""
+        self._recording = record if new else None
+        self.refresh_figures()
+        self.strip.notice = "a recording" if new else ""
+        if new:
+            row = self.query_one(RoundsRow)
+            row.clear()
+            row.extend(record.rounds)
+            self.strip.demonstration = False
+            self.query_one(LivePanel).refresh()
+
+    def shown_record(self) -> Record | None:
+        return super().shown_record() or self._recording
 
     # ------------------------------------------------------------------ sending
 

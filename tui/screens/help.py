@@ -103,8 +103,8 @@ class HelpScreen(Page):
 
     def _of_chat(self, width: int) -> list[tuple[str, str]]:
         """Nine keys, and a command for everything."""
-        here = "models" if self._server else "lanes"
-        listed = [one for one in ACTIONS if one.slash != here]
+        elsewhere = ("models", "demo") if self._server else ("lanes", "demo")  # the welcome has it
+        listed = [one for one in ACTIONS if one.slash not in elsewhere]
         keys = [
             (self._changed.get(one.id, one.keys).replace(",", " "), one.help)
             for one in (*(one for one in listed if one.footer is not None), PALETTE)

@@ -16,6 +16,7 @@ from textual.timer import Timer
 from textual.widgets import Input, Static
 from textual.worker import get_current_worker
 
+from specllama.backend.expected import Machine
 from specllama.errors import SpecllamaError
 from specllama.models import catalog, library
 from specllama.models.refs import NO_DRAFT
@@ -72,8 +73,15 @@ class ModelsScreen(Page):
     ModelsScreen.-short #detail { height: 3; max-height: 3; margin: 0; }
     """
 
-    def __init__(self, current: Pair | None, options: EngineOptions, downloads: Downloads) -> None:
+    def __init__(
+        self,
+        current: Pair | None,
+        options: EngineOptions,
+        downloads: Downloads,
+        machine: Machine,
+    ) -> None:
         super().__init__()
+        self.machine = machine
         self.current = current
         self.options = options
         self.downloads = downloads
@@ -118,17 +126,20 @@ class ModelsScreen(Page):
         worker = get_current_worker()
         models = library.scan()
         self._on_screen(self._found, models, highlight)
-        self._on_screen(self._offer, choices.offered_rows(models))
+        self._on_screen(self._offer, choices.offered_rows(models, self.machine))
         for row in list(self.targets.here):
             if worker.is_cancelled:
                 return
-            self._on_screen(self.targets.judged, row, choices.judged_target(row, self.options))
+            self._on_screen(
+                self.targets.judged, row, choices.judged_target(row, self.options, self.machine)
+            )
 
     def _found(self, models: list[library.LocalModel], highlight: str | None) -> None:
         self._models = models
         n = len(models)
         self.set_title("Models", f"{n} on this machine" if n else "none found on this machine")
-        self.targets.show(here=choices.local_rows(models), note="", highlight=highlight)
+        rows = choices.local_rows(models, self.current[0] if self.current else None)
+        self.targets.show(here=rows, note="", highlight=highlight)
 
     def _offer(self, rows: list[ChoiceRow] | None = None) -> None:
         """What can be downloaded, in both columns: what runs or waits first."""
@@ -232,7 +243,9 @@ class ModelsScreen(Page):
     @work(thread=True, exclusive=True, exit_on_error=False, group="estimate")
     def _estimate(self, target: ChoiceRow, draft: ChoiceRow | None) -> None:
         brief = self.size.width < 100
-        words = choices.estimate(target, draft, self.options, self.ink.muted, brief=brief)
+        words = choices.estimate(
+            target, draft, self.options, self.machine, self.ink.muted, brief=brief
+        )
         self._on_screen(self._tell, words)
 
     def _tell(self, words: Content) -> None:
@@ -303,7 +316,7 @@ class ModelsScreen(Page):
     @work(thread=True, exclusive=True, exit_on_error=False, group="take")
     def _take_target(self, row: ChoiceRow) -> None:
         """Refuse what cannot be run here, before the pair in use is closed."""
-        judged = choices.judged_target(row, self.options)
+        judged = choices.judged_target(row, self.options, self.machine)
         if judged is None:
             judged = replace(row, refused=True, reason="it goes with a model, and is none")
         self._on_screen(self._judged, judged, partial(self._activate, self.drafts))

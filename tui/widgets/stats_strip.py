@@ -129,7 +129,9 @@ class StatsStrip(Inked, Widget):
             words = [f"{left} tokens of context left: {then}{more}", f"{left} tokens left: {then}"]
             style = ink.warn
         elif s.demonstration and s.speculate and s.record is not None:
-            words = ["demonstration: forced to draft, Ctrl+N ends it", "demonstration"]
+            forced, then = "demonstration: drafting is forced on", ": F9 lets it decide"
+            why = ", it does not pay for a model this small"
+            words = [forced + why + then, forced + then, "demonstration" + then]
             style = ink.warn
         elif not s.speculate:
             words, style = ["plain by your choice: F9 drafts", "F9 drafts"], ink.muted

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import PurePath
 
 from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
+from specllama.backend import expected
+from specllama.bench.demo import KINDS
 from specllama.models.refs import NO_DRAFT
 from specllama.text import sanitize_line
 from specllama.tui.loader import EngineLoader, loading_words
 from specllama.tui.widgets.base import Inked
+from specllama.tui.widgets.stats_strip import gigabytes
 
-SHORT = 24  # rows below which there is no room for empty lines
+SHORT = 24  # rows below which the least is said
+ROOMY = 30  # and from which there are empty lines
+HEADLINE = "Guess, check, keep: the same text, in fewer passes."
 
 
 class TopBar(Inked, Widget):
@@ -103,7 +109,7 @@ def legend(widget: Inked) -> list[Piece]:
         (f"{g.rejected} ", ink.rejected),
         ("refused  ", ink.muted),
         (f"{g.target} ", ink.target),
-        ("the target's own token: the row below shows every round.\n", ink.muted),
+        ("the target's own token, as in the row below\n", ink.muted),
     ]
 
 
@@ -114,18 +120,55 @@ def keys(widget: Inked, *lines: tuple[str, str]) -> list[Piece]:
     return [piece for line in pieces for piece in line]
 
 
-TRY = ("Tab", "writes an example to send; again, another one")
+def keys_in_rows(widget: Inked, width: int, lines: Sequence[tuple[str, str]]) -> list[Piece]:
+    """The same, as many in a row as there is room for."""
+    room = width - 8
+    wide = max(len(key) + len(words) for key, words in lines) + 4
+    columns = max(1, room // wide)
+    if sum(len(key) + len(words) + 3 for key, words in lines) - 2 <= room:
+        wide, columns = 0, len(lines)
+    pieces: list[Piece] = []
+    for i, (key, words) in enumerate(lines, 1):
+        last = i % columns == 0 or i == len(lines)
+        gap = "\n" if last else " " * max(wide - len(key) - len(words) - 1, 2)
+        pieces += [(f"{key} ", "bold $primary"), (f"{words}{gap}", widget.ink.muted)]
+    return pieces
+
+
+KEYS = (
+    ("F2", "replies as they were drafted"),
+    ("F3", "a reply round by round"),
+    ("F4", "does drafting pay here?"),
+    ("F6", "other models"),
+    ("F1", "every key"),
+)
+BRIEFLY = ("drafted", "rounds", "pays?", "models", "keys")
+DEMONSTRATION_BRIEFLY = (
+    "The bundled pair is too small to gain. This first chat drafts all the same: F9 ends that.\n"
+)
+DEMONSTRATION = (
+    "The bundled pair is too small for a guess to pay. This first chat drafts all the same, to "
+    "show it: F9 lets drafting switch itself off.\n"
+)
 
 
 class Welcome(Inked, Static):
-    DEFAULT_CSS = """
-    Welcome { height: auto; padding: 1 2; }
-    .-short Welcome { padding: 0 2; }
+    """What an empty conversation shows: what this is, what to ask, which keys there are; and with
+    the bundled pair, which real one would be fast here.
+
+    Args:
+        recorded: what came of the reply that was played before, on the first launch.
     """
 
-    def __init__(self, *, model_chosen: bool, id: str | None = None) -> None:
+    DEFAULT_CSS = """
+    Welcome { height: auto; padding: 0 2; }
+    """
+
+    def __init__(
+        self, loader: EngineLoader, *, recorded: str | None = None, id: str | None = None
+    ) -> None:
         super().__init__(id=id, markup=False)
-        self.model_chosen = model_chosen
+        self.loader, self.recorded = loader, recorded
 
     def on_mount(self) -> None:
         self.redraw()
@@ -134,24 +177,49 @@ class Welcome(Inked, Static):
         self.call_after_refresh(self.redraw)  # it may need more lines than it was given just now
 
     def redraw(self) -> None:
-        short = self.app.size.height < SHORT
-        line = "" if short else "\n"
-        parts: list[Piece] = [
-            (f"A draft guesses, the target checks: the same text.\n{line}", "bold"),
-        ]
-        if not self.model_chosen:
+        loader, ink = self.loader, self.ink
+        height = self.app.size.height
+        short, line = height < SHORT, "\n" if height >= ROOMY else ""
+        parts: list[Piece] = [(f"{HEADLINE}\n{line}", "bold")]
+        if not loader.possible:
             parts += [("F6 ", "bold $primary"), ("chooses a model to begin.\n", "")]
             self.update(Content.assemble(*parts))
             return
         if not short:
-            parts += [*legend(self), ("\n", "")]
-        parts += keys(
-            self,
-            TRY,
-            ("Enter", "sends, Ctrl+J starts a new line"),
-            ("F2", "shows replies as they were drafted"),
-            ("F3", "walks through a reply round by round"),
-            ("F4", "answers whether drafting pays here"),
-            ("Ctrl+P", "finds everything else, F1 explains the keys"),
-        )
+            parts += [*legend(self), (line, "")]
+        asked = EXAMPLES[:1] if short else EXAMPLES
+        lead = ("Tab ", "writes: ")
+        for i, example in enumerate(asked):
+            first = lead if i == 0 else ("    ", "        ")
+            parts += [(first[0], "bold $primary"), (first[1], ink.muted), (f"{example}\n", "")]
+        rows = list(KEYS)
+        if short:
+            rows = [(key, words) for (key, _), words in zip(KEYS, BRIEFLY, strict=True)]
+        parts += [(line, ""), *keys_in_rows(self, self.app.size.width, rows), (line, "")]
+        if loader.bundled:
+            parts += self._of_the_bundled_pair(short=short)
         self.update(Content.assemble(*parts).rstrip())
+
+    def _of_the_bundled_pair(self, *, short: bool) -> list[Piece]:
+        """Why it drafts for nothing, where drafting pays, and what to get for real work."""
+        ink, parts = self.ink, list[Piece]()
+        room = gigabytes(KINDS[0].bytes)
+        if self.recorded is not None:
+            played = f"Recorded: {self.recorded}. " if self.recorded else ""
+            words = DEMONSTRATION_BRIEFLY if short else played + DEMONSTRATION
+            parts.append((self.glyphs.text(words), ""))
+        here = "here" if short else "on this machine"
+        parts += [
+            ("/demo ", "bold $primary"),
+            (f"shows it pay {here}: {room} of disk, about a minute\n", ink.muted),
+        ]
+        machine = self.loader.machine
+        if (pair := machine.recommended()) is not None:
+            lead = "" if short else "for real work here: "
+            speed = expected.speed_words(pair, machine)
+            parts += [
+                ("F6 ", "bold $primary"),
+                (f"{lead}{pair.name}, {gigabytes(pair.bytes)} to download, ", ink.muted),
+                (speed.partition(",")[0] if short else speed, ink.muted),
+            ]
+        return parts

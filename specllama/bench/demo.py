@@ -1,0 +1,246 @@
+"""Drafting that pays, on any machine and without a download: a pair is made, raced and deleted.
+
+The bundled pair is so small that no guess can pay. Scaled (``models/scale.py``), it is the same
+model at the cost of a 1 B model: a step takes as long as with a real one. Light to import.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from filelock import FileLock, Timeout
+
+from specllama.bench import outcome
+from specllama.bench.experiment import DRAFTED, RaceBoard, ask_all, drafted, plain_and
+from specllama.bench.outcome import LEAST, MOST, Way
+from specllama.bench.prompts import half, load_prompts
+from specllama.bench.speed_model import SpeedModel
+from specllama.cancel import Cancel
+from specllama.errors import SpecllamaError
+from specllama.interface import EngineLike, Prompt
+from specllama.models import memory
+from specllama.paths import cache_dir
+from specllama.settings.params import GenerateParams
+
+WHAT = "the bundled model at the cost of a 1 B model"
+TARGET, DRAFT = "1b", "20m"  # presets of models/scale.py
+TOKENS = 64  # most of a reply
+GUESSES = 4  # a round of the trial
+WORTH = 1.05  # over plain, from which a pair is raced before the next kind is tried
+RACE_S = 60.0  # after which no further pair of runs begins
+SPARE_BYTES = 512 << 20  # left free on the disk, and in memory beside the weights
+_KEPT, _LOCK = "kept", "lock"
+
+Pair = tuple[Path, Path]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type of the target's weights.
+
+    Attributes:
+        packed: as ``scale_pair`` takes it. bytes: of both files, about.
+    """
+
+    name: str
+    packed: str | None
+    bytes: int
+
+
+# Passes of Q8_0 are bit-exact on CPUs, so that the text is the same for sure. BF16 gains more, as
+# its passes wait for memory most of all, but they round: now and then a near-tie flips.
+KINDS = (
+    Kind("Q8_0", "Q8_0", 1_070_000_000),
+    Kind("BF16", "BF16", 2_000_000_000),
+    Kind("Q4_0", None, 600_000_000),
+)
+
+
+def folder() -> Path:
+    """Where the pairs of all demonstrations are made."""
+    return cache_dir() / "demo"
+
+
+def affordable() -> list[Kind]:
+    """The kinds that disk and memory have room for.
+
+    Raises:
+        SpecllamaError: there is none, or there is no such folder.
+    """
+    where = folder()
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+        disk = shutil.disk_usage(where).free
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise SpecllamaError(
+            f"the pair cannot be written to {where}: {why}",
+            "SPECLLAMA_HOME=FOLDER specllama demo, a folder that you can write to",
+        ) from None
+    ram = memory.available_memory()
+    fit = [k for k in KINDS if k.bytes + SPARE_BYTES <= disk and (not ram or _needs(k) <= ram)]
+    if not fit:
+        least = min(KINDS, key=lambda kind: kind.bytes)
+        free = f"{disk / 1e9:.1f} GB of the disk and {ram / 1e9:.1f} GB of memory are free"
+        raise SpecllamaError(
+            f"the demonstration takes {(least.bytes + SPARE_BYTES) / 1e9:.1f} GB of the disk at "
+            f"{where} and {_needs(least) / 1e9:.1f} GB of memory for a minute; {free}",
+            "free some, or name another disk: SPECLLAMA_HOME=FOLDER specllama demo",
+        )
+    return fit
+
+
+def _needs(kind: Kind) -> float:
+    """Bytes of memory; most types may be laid out anew, in a copy."""
+    return kind.bytes * (1.0 if kind.name == "BF16" else 2.0) + SPARE_BYTES
+
+
+@contextmanager
+def workshop() -> Iterator[Path]:
+    """A folder for one pair, which is deleted at the end of the block, however that comes, unless
+    ``keep`` was called on it; and so are those of demonstrations that were killed."""
+    folder().mkdir(parents=True, exist_ok=True)
+    for old in folder().iterdir():
+        _sweep(old)
+    own = Path(tempfile.mkdtemp(dir=folder()))
+    lock = FileLock(own / _LOCK)
+    lock.acquire()
+    try:
+        yield own
+    finally:
+        lock.release()
+        _sweep(own)
+
+
+def keep(own: Path) -> None:
+    (own / _KEPT).touch()
+
+
+def discard(own: Path) -> None:
+    """At once, as the process ends."""
+    shutil.rmtree(own, ignore_errors=True)
+
+
+def _sweep(old: Path) -> None:
+    """Delete the folder of a demonstration that is over."""
+    if not old.is_dir() or (old / _KEPT).exists():
+        return
+    try:
+        with FileLock(old / _LOCK, timeout=0):
+            pass
+    except (OSError, Timeout):
+        return  # it is going on
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def make(kind: Kind, own: Path, progress: Callable[[str, float], None] | None = None) -> Pair:
+    """Write the pair.
+
+    Raises:
+        SpecllamaError: it cannot be written.
+    """
+    from specllama.models.refs import resolve_pair
+    from specllama.models.scale import scale_pair
+
+    target, draft = resolve_pair("tiny")
+    assert draft is not None, "the bundled target brings its draft"
+    return scale_pair(
+        Path(target),
+        Path(draft),
+        own,
+        to=TARGET,
+        draft_to=DRAFT,
+        kind=kind.packed,
+        progress=progress,
+    )
+
+
+def trial(engine: EngineLike, board: RaceBoard, cancel: Cancel) -> SpeedModel | None:
+    """What passes and guesses of this pair cost here, from a short reply; None if it was cut."""
+    params = GenerateParams(max_tokens=TOKENS // 4, ignore_eos=True)
+    fixed = params.replace(window="fixed", draft_max=GUESSES, proposer="draft")
+    runs = plain_and(_prompts()[-1], params, [(f"k = {GUESSES}", fixed)])
+    board.runs["sweep"] = runs
+    ask_all(engine, runs, cancel, lambda run: None, log=False)
+    return outcome.model(board)
+
+
+def race(
+    engine: EngineLike,
+    board: RaceBoard,
+    cancel: Cancel,
+    told: Callable[[Way], object] = lambda way: None,
+    seconds: float = RACE_S,
+) -> Way | None:
+    """Plain against drafted in pairs of runs that alternate who goes first, every one with the next
+    of some prompts, until the answer is sure or time is up; None if no pair came to its end.
+
+    Args:
+        told: called after every pair.
+    """
+    prompts, began = _prompts(), perf_counter()
+    params = drafted(GenerateParams(max_tokens=TOKENS, ignore_eos=True))
+    way: Way | None = None
+    for lap in range(MOST):
+        runs = plain_and(prompts[lap % len(prompts)], params, [(DRAFTED, params)], lap=lap)
+        board.runs.setdefault("race", []).extend(runs)
+        ask_all(engine, runs, cancel, lambda run: None, log=False)
+        found = outcome.ways(board, "race")
+        if cancel.is_set() or not found:
+            break
+        told(way := found[0])
+        late = perf_counter() - began > seconds
+        if outcome.decided(way) or (late and way.pairs >= LEAST):
+            break
+    return way
+
+
+def _prompts() -> list[Prompt]:
+    """One of each kind of the shipped prompts."""
+    return [one.content for one in half(load_prompts(), "bench")[:4]]
+
+
+def promises(costs: SpeedModel | None) -> bool:
+    """Whether drafting should pay, by the trial."""
+    return costs is not None and costs.best(GUESSES)[1] >= WORTH
+
+
+def why(board: RaceBoard, way: Way) -> str:
+    """What a guess costs and how many are kept; of drafting that does not pay here, always."""
+    costs = outcome.model(board)
+    if said := outcome.why(board, way):
+        return said
+    if costs is None or way.verdict.answer == "faster":
+        return ""
+    return (
+        f"a guess costs {costs.c + costs.beta:.2f} of a plain step here, of which the further row "
+        f"of the target's pass is {costs.beta:.2f}; {costs.alpha:.0%} of those judged were kept"
+    )
+
+
+def report(way: Way, because: str, kind: Kind, kept: Pair | None) -> dict[str, object]:
+    """For machines."""
+    word, sentence = outcome.answer(way)
+    return {
+        "what": WHAT,
+        "answer": word,
+        "words": sentence,
+        "why": because,
+        "ratio": way.verdict.ratio,
+        "low": way.verdict.low,
+        "high": way.verdict.high,
+        "plain_tok_per_s": way.plain,
+        "drafted_tok_per_s": way.speed,
+        "pairs": way.pairs,
+        "same_tokens": way.same,
+        "tokens": way.of,
+        "type": kind.name,
+        "bytes": kind.bytes,
+        "files": [str(path) for path in kept or ()],
+    }

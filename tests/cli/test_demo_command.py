@@ -1,0 +1,137 @@
+"""``specllama demo``: what it says, what it leaves behind, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fakes import Reply, ScriptedEngine
+
+from specllama.bench import demo
+from specllama.cli import invoke, loading
+from specllama.models import memory
+
+
+class ClosedEngine(ScriptedEngine):
+    """With what the command asks of an engine of ours."""
+
+    windows: Any = SimpleNamespace(profile=SimpleNamespace(path="kept"))
+
+    def __enter__(self) -> ClosedEngine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> ClosedEngine:
+    found = ClosedEngine([Reply("one two three " * 20)] * 60)
+
+    def make(kind: demo.Kind, own: Path, progress: Any) -> tuple[Path, Path]:
+        for name in ("t.gguf", "d.gguf"):
+            (own / name).write_bytes(b"weights")
+        return own / "t.gguf", own / "d.gguf"
+
+    monkeypatch.setattr(demo, "make", make)
+    monkeypatch.setattr(loading, "load", lambda *args, **more: found)
+    monkeypatch.setattr(memory, "available_memory", lambda: int(20e9))
+    return found
+
+
+def files() -> list[Path]:
+    return list(demo.folder().rglob("*.gguf"))
+
+
+def test_it_answers_and_leaves_nothing(
+    engine: ClosedEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["demo"]) == 0
+    told = capsys.readouterr()
+    first = told.out.splitlines()[0]
+    assert first.startswith(("YES: ", "NO: ", "CANNOT TELL YET: "))
+    assert demo.WHAT in first
+    assert "tokens identical" in told.out
+    assert "deleted" in told.out
+    assert f"{demo.WHAT}: 1.1 GB" in told.err
+    assert not files()
+    assert engine.windows.profile.path is None  # nothing learnt of it is kept
+
+
+def test_for_machines_it_is_one_object(
+    engine: ClosedEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["demo", "--json"]) == 0
+    told = capsys.readouterr()
+    assert not told.err
+    report = json.loads(told.out)
+    assert report["answer"] in ("YES", "NO", "CANNOT TELL YET")
+    assert report["what"] == demo.WHAT
+    assert report["same_tokens"] == report["tokens"] > 0
+    assert report["pairs"] >= demo.LEAST
+    assert report["files"] == []
+
+
+def test_what_is_kept_is_named(engine: ClosedEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["demo", "--keep"]) == 0
+    target, draft = sorted(files(), reverse=True)
+    assert f"specllama chat -m {target} -d {draft}" in capsys.readouterr().out
+
+
+def test_other_weights_are_tried_where_the_first_would_lose(
+    engine: ClosedEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "promises", lambda costs: False)
+    assert invoke(["demo", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["type"] == demo.KINDS[-1].name
+
+
+def test_without_room_it_says_what_it_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 1)
+    assert invoke(["demo"]) == 1
+    said = capsys.readouterr().err
+    assert "GB of memory are free" in said
+    assert "specllama demo" in said
+
+
+@pytest.mark.parametrize("at", ["make", "load"])
+def test_a_signal_deletes_the_files(at: str) -> None:
+    """While they are written, and while they are loaded, where the process ends at once."""
+    script = f"""
+import sys, time
+from specllama.bench import demo
+from specllama.cli import invoke, loading
+from specllama import signals
+from specllama.models import memory
+memory.available_memory = lambda: int(20e9)
+def wait():
+    print("there", flush=True)
+    while True:
+        time.sleep(0.01)
+def make(kind, own, progress):
+    (own / "t.gguf").write_bytes(b"weights")
+    if {at!r} == "make":
+        wait()
+    return own / "t.gguf", own / "t.gguf"
+def load(*args, **more):
+    with signals.stop_loading():
+        wait()
+demo.make, loading.load = make, load
+sys.exit(invoke(["demo"]))
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+        assert files()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    assert not files()

@@ -1,0 +1,75 @@
+"""Record the reply that the app plays on its first launch: ``python record_first_look.py``.
+
+It makes the pair of ``specllama demo``, lets it answer a few times, and writes the fastest of the
+replies that were surely faster than plain, as a round log without folders and hashes. Run it on a
+quiet machine: the times are real.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from specllama.bench import demo
+from specllama.engine.engine import Engine
+from specllama.interface import Message
+from specllama.settings.params import EngineOptions, GenerateParams
+from specllama.store.rounds import RoundLog, read_run
+from specllama.told import Told
+
+OUT = Path(__file__).parents[2] / "tui" / "recorded.jsonl"
+QUESTION = "Tell me a short story about a llama."
+REPLIES = 3
+ROUNDED = 4  # digits after the point
+
+
+def slim(value: object) -> object:
+    """What is shown, without what takes room."""
+    if isinstance(value, dict):
+        return {k: slim(v) for k, v in value.items() if k not in ("sha256", "card")}
+    if isinstance(value, list):
+        return [slim(one) for one in value]
+    return round(value, ROUNDED) if isinstance(value, float) else value
+
+
+def main(kind_name: str) -> None:
+    kind = next(one for one in demo.KINDS if one.name == kind_name)
+    params = GenerateParams(seed=7, max_tokens=96, proposer="draft")
+    with demo.workshop() as own, tempfile.TemporaryDirectory() as logs:
+        target, draft = demo.make(kind, own)
+        found = []
+        with Engine.load(target, draft, EngineOptions(n_ctx=2048)) as engine:
+            engine.windows.profile.path = None
+            plain = params.replace(speculate=False)
+            alone = Told.of(engine.generate([Message("user", QUESTION)], plain)).end
+            for _ in range(REPLIES):
+                log = RoundLog.open(engine.info, params, command="demo", folder=Path(logs))
+                for event in engine.generate([Message("user", QUESTION)], params):
+                    log.write(event)
+                log.close()
+                turn = read_run(log.path).turns[0]
+                assert turn.finished is not None
+                verdict = turn.finished.verdict
+                assert verdict is not None
+                print(turn.finished.timings.decode_ms, verdict, file=sys.stderr)
+                if verdict.answer == "faster" and turn.finished.token_ids == alone.token_ids:
+                    found.append((turn.finished.timings.decode_ms, log.path))
+        if not found:
+            raise SystemExit("no reply was surely faster than plain, of the same tokens")
+        lines = min(found)[1].read_text("utf-8").splitlines()
+    with OUT.open("w", encoding="utf-8") as file:
+        for line in lines:
+            told = json.loads(line)
+            if told["type"] == "run":
+                told |= {"question": QUESTION, "what": demo.WHAT, "kind": kind.name}
+                for model in (told["target"], told["draft"]):
+                    model["path"] = Path(model["path"]).name
+            told |= {"window_reason": ""} if "window_reason" in told else {}
+            file.write(json.dumps(slim(told), ensure_ascii=False, separators=(",", ":")) + "\n")
+    print(f"{OUT}: {OUT.stat().st_size / 1e3:.0f} kB", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:] or ["Q8_0"])
