@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.errors import SpecllamaError
-from specllama.models.ggml_types import tensor_bytes
+from specllama.models.ggml_types import TENSOR_TYPES, tensor_bytes
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_format import SCALARS, raw_array
 from specllama.models.tensors import pack_q8_0
@@ -20,6 +21,7 @@ from specllama.models.tensors import pack_q8_0
 ALIGNMENT = 32
 _U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _TYPE_IDS = {"F32": 0, "F16": 1, "Q8_0": 8, "I32": 26, "I64": 27}
+_ALL_IDS = {kind.name: number for number, kind in TENSOR_TYPES.items()}
 
 
 class Tensor(Protocol):
@@ -31,12 +33,20 @@ class Tensor(Protocol):
     def __array__(self, dtype: Any = None, /, *, copy: bool | None = None) -> Any: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor of any type whose bytes are in a file already; read when it is written."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], bytes]
+
+
 Value = bool | int | float | str | bytes | npt.NDArray[np.float32] | npt.NDArray[np.int32]
 """bool, u32, f32, string, an array of f32 or i32; bytes are a value as a file stores it."""
 
 
 def write_gguf(
-    path: Path, metadata: Mapping[str, Value], tensors: Mapping[str, tuple[Tensor, str]]
+    path: Path, metadata: Mapping[str, Value], tensors: Mapping[str, tuple[Tensor | Stored, str]]
 ) -> None:
     """Write a file, whole or not at all; one tensor at a time is held in memory.
 
@@ -53,12 +63,13 @@ def write_gguf(
     offset = 0
     for name, (tensor, kind) in tensors.items():
         shape = tuple(reversed(tensor.shape))
-        if kind not in _TYPE_IDS or (kind == "Q8_0" and shape[0] % 32):
+        ids = _ALL_IDS if isinstance(tensor, Stored) else _TYPE_IDS
+        if kind not in ids or (kind == "Q8_0" and shape[0] % 32):
             raise ValueError(f"{name} of shape {shape} cannot be written as {kind}")
         head.append(_text(name) + struct.pack("<I", len(shape)))
         head.append(struct.pack(f"<{len(shape)}Q", *shape))
-        head.append(struct.pack("<IQ", _TYPE_IDS[kind], offset))
-        size = tensor_bytes(_TYPE_IDS[kind], math.prod(shape))
+        head.append(struct.pack("<IQ", ids[kind], offset))
+        size = tensor_bytes(ids[kind], math.prod(shape))
         offset += size + -size % ALIGNMENT
     start = b"".join(head)
     part = path.with_name(path.name + ".part")
@@ -77,7 +88,9 @@ def write_gguf(
         raise
 
 
-def _pack(tensor: Tensor, kind: str) -> bytes:
+def _pack(tensor: Tensor | Stored, kind: str) -> bytes:
+    if isinstance(tensor, Stored):
+        return tensor.read()
     if kind == "Q8_0":
         return pack_q8_0(np.asarray(tensor, np.float32)).tobytes()
     dtypes = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "I64": "<i8"}
