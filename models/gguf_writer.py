@@ -13,14 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.errors import SpecllamaError
-from specllama.models.ggml_types import tensor_bytes
+from specllama.models.ggml_types import TENSOR_TYPES, tensor_bytes
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_format import SCALARS, raw_array
 from specllama.models.tensors import pack_q8_0
 
 ALIGNMENT = 32
 _U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
-TYPE_IDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "I32": 26, "I64": 27, "BF16": 30}
+TYPE_IDS = {kind.name: number for number, kind in TENSOR_TYPES.items()}
+_PACKED_HERE = ("F32", "F16", "Q8_0", "I32", "I64")
 
 
 class Tensor(Protocol):
@@ -34,10 +35,10 @@ class Tensor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A matrix whose rows are bytes already, packed as its type wants; made when it is written."""
+    """A tensor of any type whose bytes are packed already; made, or read, when it is written."""
 
     shape: tuple[int, ...]
-    make: Callable[[], npt.NDArray[np.uint8]]
+    make: Callable[[], bytes | npt.NDArray[np.uint8]]
 
 
 Value = bool | int | float | str | bytes | npt.NDArray[np.float32] | npt.NDArray[np.int32]
@@ -66,7 +67,8 @@ def write_gguf(
     offset = 0
     for name, (tensor, kind) in tensors.items():
         shape = tuple(reversed(tensor.shape))
-        if kind not in TYPE_IDS or (kind == "Q8_0" and shape[0] % 32):
+        known = isinstance(tensor, Blocks) or kind in _PACKED_HERE
+        if not known or (kind == "Q8_0" and shape[0] % 32):
             raise ValueError(f"{name} of shape {shape} cannot be written as {kind}")
         head.append(_text(name) + struct.pack("<I", len(shape)))
         head.append(struct.pack(f"<{len(shape)}Q", *shape))
@@ -95,7 +97,8 @@ def write_gguf(
 
 def _pack(tensor: Tensor | Blocks, kind: str) -> bytes | memoryview:
     if isinstance(tensor, Blocks):
-        return tensor.make().data.cast("B")
+        made = tensor.make()
+        return made if isinstance(made, bytes) else made.data.cast("B")
     if kind == "Q8_0":
         return pack_q8_0(np.asarray(tensor, np.float32)).tobytes()
     dtypes = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "I64": "<i8"}

@@ -14,6 +14,7 @@ from specllama.models.heads import Head
 from specllama.models.loadable import check_loadable
 from specllama.models.memory import TREE_ROWS, ModelMemory, estimate_model
 from specllama.models.nextn import lacks_trunk, why_not
+from specllama.models.nextn_words import HeadWords, read_words
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 _STATE = ("embedding_length", "hyper_connection.count")  # how wide states are, how many streams
 
 
-def check_target(head: GgufHeader, target: GgufHeader) -> None:
-    """Refuse blocks that could not be run, or that belong to another target.
+def check_target(head: GgufHeader, target: GgufHeader) -> HeadWords | None:
+    """Refuse blocks that could not be run, or that belong to another target; the tokens of one
+    that knows only some.
 
     Raises:
         BadGguf, UnsupportedModel: llama.cpp cannot load them.
@@ -38,12 +40,19 @@ def check_target(head: GgufHeader, target: GgufHeader) -> None:
             " by ".join(str(h.integer(h.own(key))) for key in _STATE if h.integer(h.own(key)))
             for h in (head, target)
         )
-    why = f"it is for {mine}, {of} is {its}" if mine != its else other_tokens(head, target)
+    words = read_words(head)
+    if mine != its:
+        why = f"it is for {mine}, {of} is {its}"
+    elif words is None:
+        why = other_tokens(head, target)
+    elif (n := len(words.reads)) != target.vocab_size:
+        why = f"it reads {n:,} tokens, {of} has {target.vocab_size:,}"
     if why:
         raise PairIncompatible(
             f"{name} was made for another target: {why}",
-            "use the file that was published with this target",
+            "use the file that was published with this target, or made from it",
         )
+    return words
 
 
 def _memory(head: GgufHeader, target: GgufHeader, n_ctx: int) -> ModelMemory:

@@ -134,12 +134,7 @@ def prepare(
     kind = check_type(type_name) if type_name is not None else "copy"
     header = read_header(source)
     check_loadable(header)
-    if destination.is_dir():
-        raise UsageError(f"{destination} is a folder", "give the new file a name")
-    if destination.exists():
-        raise UsageError(f"{destination} exists and is never overwritten", "choose another name")
-    if not destination.parent.is_dir():
-        raise UsageError(f"there is no folder {destination.parent}", "create it first")
+    check_destination(destination)
     if len(header.parts) > 1 and not destination.name.endswith(".gguf"):
         raise UsageError("the result of a split model needs a name that ends in .gguf")
     layers = parse_layers(prune, header.block_count) if prune is not None else ()
@@ -167,6 +162,20 @@ def prepare(
         requantize=requantize,
         output_type=output_type,
     )
+
+
+def check_destination(destination: Path) -> None:
+    """Refuse a name that no new file can have.
+
+    Raises:
+        UsageError: it is there already, or its folder is not.
+    """
+    if destination.is_dir():
+        raise UsageError(f"{destination} is a folder", "give the new file a name")
+    if destination.exists():
+        raise UsageError(f"{destination} exists and is never overwritten", "choose another name")
+    if not destination.parent.is_dir():
+        raise UsageError(f"there is no folder {destination.parent}", "create it first")
 
 
 def check_prunable(header: GgufHeader) -> None:

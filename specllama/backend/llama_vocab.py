@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import llama_cpp as ll
 
 from specllama.backend.base import Gap, SpecialToken
 from specllama.backend.specials import Verdict, partition
-from specllama.errors import EngineError
+from specllama.errors import CannotLoad, EngineError
 
 # Pre-tokenizers whose regular expression llama.cpp matches with hand-written code; the others go
 # through std::regex, which recurses once per character and overflows the stack on long runs.
@@ -236,3 +239,26 @@ def _split_long_runs(text: str) -> list[str]:
     if start < len(text) or not parts:
         parts.append(text[start:])
     return parts
+
+
+def count_tokens(path: Path, pre: str, texts: Iterable[str]) -> Counter[int]:
+    """How often each token of a model occurs in some texts; only its vocabulary is loaded.
+
+    Raises:
+        CannotLoad: llama.cpp refuses the file.
+    """
+    from specllama.backend.llama_log import last_words, start
+
+    start()
+    params = ll.llama_model_default_params()
+    params.vocab_only = True
+    model = ll.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        raise CannotLoad(f"cannot load {path.name}: {last_words() or 'llama.cpp gave no reason'}")
+    try:
+        vocab, found = LlamaVocab(model, pre), Counter[int]()
+        for text in texts:
+            found.update(vocab.tokenize(text, add_special=False, parse_special=False))
+    finally:
+        ll.llama_model_free(model)
+    return found

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from specllama.cli import output
+from specllama.errors import UsageError
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
 
 EPILOG = """\b
 Types: q4_0 is the INT4 type whose passes were bit-exact on every CPU tried; q4_k_m is a little
@@ -16,6 +21,7 @@ better and a little larger; q8_0 is the 8-bit type. GGUF has no FP8.
 Examples:
   specllama quantize model-f16.gguf model-q4_0.gguf --type q4_0
   specllama quantize model-f16.gguf draft.gguf --type q8_0 --prune-layers 8-23
+  specllama quantize model.gguf mtp-model.gguf --draft-tokens 32768 --likely-in ~/work
 """
 
 
@@ -28,6 +34,19 @@ Examples:
     "prune",
     metavar="LIST",
     help="Drop layers (4-11,20), for a draft cut out of its own target.",
+)
+@click.option(
+    "--draft-tokens",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Write the NextN layers alone, as a head that knows only the N likeliest tokens: its "
+    "steps take less time. For --head.",
+)
+@click.option(
+    "--likely-in",
+    metavar="FILE|FOLDER",
+    multiple=True,
+    help="Texts that tell which tokens are likely; repeatable. Unset: the vocabulary's order.",
 )
 @click.option("--pure", is_flag=True, help="Store every matrix as --type, without a mixture.")
 @click.option(
@@ -49,6 +68,8 @@ def command(
     destination: Path,
     type_name: str | None,
     prune: str | None,
+    draft_tokens: int | None,
+    likely_in: tuple[str, ...],
     pure: bool,
     output_type: str | None,
     requantize: bool,
@@ -60,6 +81,15 @@ def command(
     from specllama.cli.progress import Bar
     from specllama.models import quantize
 
+    if draft_tokens is not None or likely_in:
+        if draft_tokens is None or type_name or prune or pure or output_type or requantize:
+            raise UsageError("--draft-tokens copies weights as they are", "give it without --type")
+        header = _write_head(source, destination, draft_tokens, likely_in)
+        if as_json:
+            output.document({**header.to_dict(), "source": str(source)})
+        note(f"{destination}: {size(header.file_bytes)}, {header.vocab_size:,} tokens")
+        note(f'next: specllama run -m {source} --head {destination} "Hello"')
+        return
     job = quantize.prepare(
         source,
         destination,
@@ -77,3 +107,26 @@ def command(
         output.document({**header.to_dict(), "source": str(source)})
     note(f"{destination}: {size(header.file_bytes)}, {header.quantization}")
     note(f'next: specllama run -m {destination} "Hello"')
+
+
+def _write_head(source: Path, destination: Path, n: int, texts: tuple[str, ...]) -> GgufHeader:
+    """Write the NextN layers of a model as a head of ``n`` tokens; the header of the head."""
+    from specllama.cli.listing import note
+    from specllama.models import nextn_words, quantize
+    from specllama.models.gguf import read_header
+
+    quantize.check_destination(destination)
+    target = read_header(source)
+    nextn_words.check_source(target)
+    counts: dict[int, int] = {}
+    if texts:
+        from specllama.backend.llama_vocab import count_tokens
+        from specllama.store.texts import read_texts
+
+        counts = count_tokens(source, target.pre_tokenizer or "", read_texts(texts)[0])
+    says = nextn_words.likeliest(target, n, counts)
+    nextn_words.write_head(target, destination, says)
+    if counts:
+        seen = sum(counts.get(int(token), 0) for token in says) / max(sum(counts.values()), 1)
+        note(f"{seen:.1%} of the tokens of these texts are among them")
+    return read_header(destination)

@@ -138,6 +138,11 @@ class SamplerChain:
         """Logits per unit of log probability: what rounding moves is divided by it in a law."""
         return self.params.temperature or 1.0
 
+    @property
+    def remembers(self) -> bool:
+        """Whether laws depend on the tokens before, and not on their number alone."""
+        return self._penalties or self._dry or self.constraint is not None
+
     def advance(self, token: int) -> None:
         self.position += 1
         if self._penalties or self._dry:

@@ -37,6 +37,9 @@ def test_quantize(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--type", "q4"], 2, "use --type q4_k_m"),
         ([], 2, "there is nothing to do"),
         (["--prune-layers", "7"], 2, "it has layers 0 to 1"),
+        (["--draft-tokens", "300"], 5, "no NextN layers"),
+        (["--draft-tokens", "300", "--type", "q8_0"], 2, "copies weights as they are"),
+        (["--likely-in", "."], 2, "--draft-tokens"),
     ],
 )
 def test_refusals(
@@ -106,3 +109,20 @@ def test_an_architecture_whose_layers_stay(
     assert f"layers cannot be dropped from the architecture {architecture}" in captured.err
     missing = str(tmp_path / "none.gguf")
     assert invoke(["quantize", missing, str(tmp_path / "x.gguf"), *one]) == 3
+
+
+def test_a_head_of_few_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, head = write_nextn(tmp_path / "model.gguf"), tmp_path / "mtp-model.gguf"
+    page = tmp_path / "page.txt"
+    page.write_text("the time and the time")
+    argv = ["quantize", str(model), str(head), "--draft-tokens", "280"]
+    assert invoke([*argv, "--likely-in", str(page), "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["vocab_size"] == 280
+    assert "of the tokens of these texts are among them" in said.err
+    assert f"--head {head}" in said.err
+    assert invoke(["pair", str(model), "--head", str(head), "--json"]) == 0
+    ways = json.loads(capsys.readouterr().out)["methods"]
+    assert next(way for way in ways if way["name"] == "mtp")["available"]
+    assert invoke(argv) == 2
+    assert "is never overwritten" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from specllama.events import Finished, RoundDone
 from specllama.models.gguf import read_header
 from specllama.models.memory import estimate_head, estimate_model
 from specllama.models.nextn import GRAPHS
+from specllama.models.nextn_words import likeliest, write_head
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.speculative.drafting.mtp import MtpDrafter
 
@@ -205,3 +206,37 @@ def test_blocks_in_a_file_of_their_own_draft_as_they_do_in_the_targets(
             reply, _ = written(engine, [10 + i % 7 for i in range(30)], "mtp", 0.8, 24)
             found.append((reply.token_ids, reply.draft_n, reply.draft_n_accepted))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("arch", ["deepseek4", "glm4moe", "mimo2", "qwen35"])
+def test_a_head_of_few_tokens_computes_what_the_whole_one_does(arch: str, tmp_path: Path) -> None:
+    """Of tokens that it knows; of others it is given how they begin. The text is the target's."""
+    path = write_nextn(tmp_path / "whole.gguf", arch, nextn=HEADS if arch in CHAINED else 1)
+    target = read_header(path)
+    says = likeliest(target, 300, {})
+    write_head(target, head := tmp_path / "mtp-head.gguf", says)
+    prompt, n_vocab = [10 + i % 7 for i in range(30)], target.vocab_size
+    known = [int(token) for token in says[-40:]]
+    found: list[Any] = []
+    for heads in ((), (str(head),)):
+        with Engine.load(path, None, EngineOptions(threads=1, n_ctx=256, heads=heads)) as engine:
+            texts = [
+                written(engine, prompt, method, t, 24)[0]
+                for method in ("none", "mtp")
+                for t in (0.0, 0.8)
+            ]
+            nextn = lane(engine)
+            states = np.random.default_rng(1).normal(size=(40, nextn.width)).astype(np.float32)
+            begin_at(nextn, 0)
+            row, state = (part.copy() for part in feed(nextn, known, states))
+            begin_at(nextn, 0)
+            feed(nextn, [n_vocab - 1], states[:1])  # not one of its tokens
+            begin_at(nextn, 0)
+        found.append((texts, row, state))
+    (texts, row, state), (few, cut, own) = found
+    for plain, drafted in ((few[0], few[2]), (few[1], few[3]), (texts[0], few[2])):
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.draft_n > 0
+    assert few[2].draft_n_accepted == texts[2].draft_n_accepted  # it knows what is likely
+    assert close((cut[says], own), (row[says], state))
+    assert np.isneginf(np.delete(cut, says)).all()

@@ -16,10 +16,15 @@ from specllama.models.nextn import GRAPHS, nextn_blocks
 if TYPE_CHECKING:
     from specllama.backend.loaded_target import LoadedTarget
     from specllama.models.gguf import GgufHeader
+    from specllama.models.nextn_words import HeadWords
 
 
-def open_nextn(header: GgufHeader, target: LoadedTarget, facts: None = None) -> HeadPool:
+def open_nextn(
+    header: GgufHeader, target: LoadedTarget, words: HeadWords | None = None
+) -> HeadPool:
     """The NextN layers of a file: of the target's own, or of one that belongs to it.
+
+    ``words``: its tokens, where it knows only some of the target's.
 
     ``nextn.why_not`` has nothing against the header, or llama.cpp ends the process.
 
@@ -40,4 +45,4 @@ def open_nextn(header: GgufHeader, target: LoadedTarget, facts: None = None) -> 
     width = int(ll.llama_model_n_embd_out(model.handle))
     masked = GRAPHS[header.architecture].outputs_only
     graph = HeadGraph(reads=width, gives=width, masked=masked, heads=heads)
-    return HeadPool(model, params, graph, lanes=lanes, leaves=leaves)
+    return HeadPool(model, params, graph, lanes=lanes, leaves=leaves, words=words)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llama_cpp as ll
 import numpy as np
@@ -31,6 +31,9 @@ from specllama.backend.llama_log import last_words, recent
 from specllama.backend.symbols import function
 from specllama.backend.symbols import rows as view
 from specllama.errors import CannotLoad, ContextFull, EngineError
+
+if TYPE_CHECKING:
+    from specllama.models.nextn_words import HeadWords
 
 _INTS = ctypes.POINTER(ctypes.c_int32)
 _FLAGGED = 16  # tokens of a text that may all have logits, where only all or none can have them
@@ -124,13 +127,21 @@ class HeadPool:
         lanes: most at once; each has the ``n_ctx`` of ``params``. 0 where ``params`` are those of
             a cache that is another context's.
         leaves: most of a tree; all lanes together have so many branches.
+        words: its tokens, where it knows only some of the target's.
 
     Raises:
         CannotLoad: no memory, or functions that this libllama lacks.
     """
 
     def __init__(
-        self, model: LlamaModel, params: Any, graph: HeadGraph, *, lanes: int, leaves: int = 1
+        self,
+        model: LlamaModel,
+        params: Any,
+        graph: HeadGraph,
+        *,
+        lanes: int,
+        leaves: int = 1,
+        words: HeadWords | None = None,
     ) -> None:
         self._nextn = function("llama_get_embeddings_nextn")
         choose = function("llama_set_embeddings_nextn")
@@ -138,7 +149,8 @@ class HeadPool:
         self._choose_head = function("llama_set_nextn_layer_offset") if several else None
         self.graph, self.leaves, self.kernels = graph, leaves, Kernels()
         self.stop = model.stop
-        self.n_vocab = model.vocab.n_tokens
+        self._words, self._said = words, model.vocab.n_tokens
+        self.n_vocab = self._said if words is None else len(words.reads)
         self._lanes, self._open = lanes, 0
         n_ctx, rows = int(params.n_ctx), int(params.n_outputs_max)
         if lanes:
@@ -272,7 +284,9 @@ class HeadPool:
         """What llama.cpp returns for each piece; rows and states are in the order of the pieces."""
         graph, n = self.graph, len(flags)
         total = sum(flags)
-        rows = view(ll.llama_get_logits(self.handle), total, self.n_vocab) if total else None
+        rows = view(ll.llama_get_logits(self.handle), total, self._said) if total else None
+        if rows is not None and self._words is not None:
+            rows = self._words.spread(rows)
         beside, states = total if graph.masked else n, None
         if graph.gives and beside and any(piece.part.outputs != "none" for piece, *_ in slices):
             states = view(self._nextn(self.handle), beside, graph.gives)
@@ -297,7 +311,8 @@ class HeadPool:
             if part.states is not None:
                 batch.states[rows] = part.states[first:end]
             if len(part.tokens):
-                batch.token[rows] = part.tokens[first:end]
+                tokens = part.tokens[first:end]
+                batch.token[rows] = tokens if self._words is None else self._words.reads[[*tokens]]
             batch.position[rows] = piece.positions[first:end]
             batch.n_sequences[rows] = 1
             batch.sequences[rows, 0] = piece.lane.sequence

@@ -7,7 +7,7 @@ it guesses is part of that. DFlash2 and DSpark files say besides how guesses fol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from specllama.arrays import Row
 from specllama.backend.base import Out
@@ -92,6 +92,10 @@ class DflashDrafter(HeadDrafter):
         (path,) = paths
         assert self._block is not None
         return [self._block.row(path)]
+
+    def alike(self, path: Path) -> Hashable:
+        follows = self._markov is not None or self._places.candidates
+        return len(path), path[-1:] if follows else ()
 
     def sure(self, path: Sequence[int], row: Row) -> float:
         told = None if self._block is None else self._block.sure(path)

@@ -9,7 +9,7 @@ gets is decided before the draw.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -121,6 +121,23 @@ class _Look:
     lead: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A row as it was read, once for all nodes that it is the same for.
+
+    Attributes:
+        score, lead: see ``_Look``.
+        law, q: of the next token, and of one that joins from it.
+        found: the likeliest ones with their shares, where they are not drawn one by one.
+    """
+
+    score: float
+    law: Law
+    q: Law | None = None
+    found: Sequence[tuple[int, float]] = ()
+    lead: float = 0.0
+
+
 class _Growth(BestFirst):
     """One round's tree."""
 
@@ -141,9 +158,10 @@ class _Growth(BestFirst):
         self._fits = fits
         self._chains: dict[Path, SamplerChain] = {(): chain.fork()}
         self._looks: dict[Path, _Look] = {}
+        self._said: dict[Hashable, _Said | None] = {}
         self._reading = row is not None
         self._looked: tuple[float, float] = (0.0, 0.0)  # score and lead after the trunk
-        self._drawn = request.drawn(chain)
+        self._drawn, self._remembers = request.drawn(chain), chain.remembers
         if row is not None:
             self._looks[()] = self._look((), 1.0, row)
         self._offer_guess(ROOT, ())
@@ -257,21 +275,31 @@ class _Growth(BestFirst):
     def _look(self, path: Path, weight: float, row: Row) -> _Look:
         """What a row says; nothing where it is not sure enough, NaN, or there is no way on under
         the grammar."""
+        key = path if self._remembers else self._model.alike(path)
+        if key not in self._said:
+            self._said[key] = self._say(path, row)
+        said = self._said[key]
+        if said is None:
+            return _Look()
+        if not self._drawn:
+            return _Look(self._draw(path, weight, said.law), said.score)
+        guesses = [(token, share, self._source(path, token), said.q) for token, share in said.found]
+        return _Look(guesses, said.score, said.lead)
+
+    def _say(self, path: Path, row: Row) -> _Said | None:
         request, model = self._request, self._model
         try:
             ahead = self._chain_at(path)
             score = model.sure(path, row)
             if score < request.p_min:
-                return _Look()
+                return None
             law = ahead.law(row)
         except (EngineError, UsageError):
-            return _Look()
+            return None
         if not self._drawn:
-            return _Look(self._draw(path, weight, law), score)
+            return _Said(score, law)
         found, lead = likeliest(law, row, ahead, model.siblings, request.seed)
-        q = None if ahead.greedy else law
-        guesses = [(token, share, self._source(path, token), q) for token, share in found]
-        return _Look(guesses, score, lead)
+        return _Said(score, law, None if ahead.greedy else law, found, lead)
 
     def _source(self, path: Path, token: int) -> str:
         copied = self._guess_at(path) == token

@@ -6,7 +6,7 @@ the draft as they shape the target, and where the rule has common noise both dra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from specllama.arrays import Row
 from specllama.errors import ContextFull, EngineError, UsageError
@@ -57,6 +57,10 @@ class Stepping(Drafter):
     def settle(self, path: Path) -> Steps[None]:
         """The draft is complete: of what was read for it, this path is the likeliest to stay."""
         yield from ()
+
+    def alike(self, path: Path) -> Hashable:
+        """Equal for paths after which it says the same."""
+        return path
 
     def sure(self, path: Sequence[int], row: Row) -> float:
         """How likely the best token after these drafted ones is right, told from their row."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.effects import run_alone
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Verdict
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Verdict, Willing
 from specllama.speculative.window import Outcome
 
 
@@ -64,8 +65,11 @@ def test_laws_follow_what_was_drawn() -> None:
         assert row[2] == scores[1, place, 1]
 
 
-def propose(drafter: DflashDrafter, tokens: list[int], room: Room | None = None) -> Draft:
-    request = Request(seed=1, rule=rule_of("match"), coins=RandomCoins((1,)), is_eog=is_eog)
+def propose(
+    drafter: DflashDrafter, tokens: list[int], room: Room | None = None, leaves: int = 1
+) -> Draft:
+    rule, coins = rule_of("match"), RandomCoins((1,))
+    request = Request(seed=1, rule=rule, coins=coins, is_eog=is_eog, leaves=leaves)
     drafter.start(request)
     chain = SamplerChain(FULL, seed=1, tokens=tokens)
     return run_alone(drafter.draft(tokens, chain, room or Room(4)))
@@ -213,3 +217,65 @@ def test_a_block_that_is_wrong_is_not_asked_for_long() -> None:
     _, each, gained = played("dflash", 0.05, 1000)
     assert each < 0.3
     assert gained > 0.97
+
+
+def grown(row: float) -> list[Draft]:
+    """Drafts where a further row of the target costs this share of a plain step."""
+    pair = Pair()
+    for rows in range(1, 18):
+        pair.costs.target.set(rows, 10.0 * (1 + row * (rows - 1)))
+    pair.costs.steps(booking("dflash")).set(1, 1.0)
+    window = pair.window(draft_max=8)
+    window.drafts_with(booking("dflash"))
+    drafts = []
+    for last in range(1, 7):
+        _, drafter = begun()
+        plan = window.plan(100)
+        drafts.append(
+            propose(drafter, [1, 2, 3, 4, last], Room(plan.draft_max, plan.judge or Willing()), 4)
+        )
+    return drafts
+
+
+def test_the_price_of_a_row_decides_between_chains_and_trees() -> None:
+    cheap, some, dear = grown(0.005), grown(0.2), grown(0.35)
+    assert not any(draft.is_chain for draft in cheap)
+    assert {draft.is_chain for draft in some} == {True, False}
+    assert all(draft.is_chain for draft in dear)
+    assert sum(map(len, cheap)) > sum(map(len, some)) > sum(map(len, dear)) > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "penalty", "places"), [("dflash", 1.0, 6), ("dflash", 1.3, 0), ("dspark", 1.0, 0)]
+)
+def test_a_row_is_read_once_for_all_nodes_after_which_it_says_the_same(
+    kind: str, penalty: float, places: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Penalties, a grammar and the token before may tell them apart."""
+    sampling, reads = replace(FULL, repeat_penalty=penalty), list[int]()
+    law, tokens = SamplerChain.law, [1, 2, 3, 4, 5]
+    monkeypatch.setattr(
+        SamplerChain, "law", lambda chain, row: (reads.append(1), law(chain, row))[1]
+    )
+
+    def drafted() -> tuple[Draft, int]:
+        setup = Setup(eog_bias=-20.0)
+        target = FakeContext(setup.table, n_ctx=128)
+        target.capture(LAYERS)
+        target.forward(tokens[:-1], outputs="none")
+        drafter = drafter_for(setup, target, kind)
+        rule, coins = rule_of("match"), RandomCoins((1,))
+        drafter.start(Request(seed=1, rule=rule, coins=coins, is_eog=is_eog, leaves=6))
+        chain = SamplerChain(sampling, seed=1, tokens=tokens)
+        reads.clear()
+        return run_alone(drafter.draft(tokens, chain, Room(16))), len(reads)
+
+    together, few = drafted()
+    monkeypatch.setattr(DflashDrafter, "alike", lambda drafter, path: path)
+    apart, many = drafted()
+    assert together.tokens == apart.tokens
+    assert together.parents == apart.parents
+    assert together.confidence == apart.confidence
+    assert not together.is_chain
+    assert few <= places < many if places else few <= many
+    assert penalty == 1.0 or few == many
