@@ -142,7 +142,9 @@ class Weighing(Willing):
         left = self._text.usual_rest()
         # where a look does not pay its step it will not be repeated
         rounds = max(left / self._text.learned.round.value, 1.0) if gained > 0.0 else 1.0
-        return gained - max(draft.ms(read, terms.depth) - terms.step, 0.0) / rounds, rounds
+        # nobody shares what is read, and all who share a pass wait for it
+        waits = (1 + terms.others) * max(draft.ms(read, terms.depth) - terms.step, 0.0)
+        return gained - waits / rounds, rounds
 
     def model_gain(self) -> float:
         """Milliseconds that asking the paying source is expected to gain in this round."""
@@ -180,12 +182,13 @@ class Weighing(Willing):
     def _readable(self, source: InText, lag: int) -> int:
         """How many of the newest ``lag`` tokens to read; 0, and why, where it is to stay out.
 
-        What reading leaves of a balance has to pay for the draft that promises most.
+        What reading leaves of a balance has to pay for the draft that promises most, and what it
+        leaves of a share of one for a guess: the others' gains fill it up.
         """
         terms, draft, n = self._terms, self._draft, self._n
         one, depth, mean, full = terms.one, terms.depth, source.mean, BEHIND * terms.one
         lines = self._lines(mean, terms.step, full)
-        best = gain.best(lines, mean)
+        best = 0 if terms.others else gain.best(lines, mean)
         rest = best * terms.further + terms.v[n + 2 + best] - one
         gained, rounds = self._promise(lines, source, draft.within(lag, full - rest, depth))
         if gained <= 0.0 and self._text.part:  # the newest tokens will do to find out
