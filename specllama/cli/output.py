@@ -16,7 +16,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from specllama.events import Event
 from specllama.text import encodable, sanitize
 
 PLAIN = "specllama.plain"
@@ -105,13 +104,6 @@ def json_line(value: Any) -> None:
     from specllama.store.codec import encode
 
     write_bytes(encode(value) + b"\n")
-
-
-def event_line(event: Event) -> None:
-    """The line of an event."""
-    from specllama.store.codec import encode_event
-
-    write_bytes(encode_event(event) + b"\n")
 
 
 def discard() -> None:

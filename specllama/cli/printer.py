@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from specllama.cli import diagnostics, output
 from specllama.events import Event, Finished, RoundDone
 from specllama.replies.figures import ReplyFigures
+from specllama.store.codec import encode_event
 from specllama.text import WordCount, number_of, rate
 from specllama.told import news
 from specllama.verdict import words
@@ -47,6 +48,8 @@ class Printer:
         self._last = ""
         self._thinking = False
         self._count = WordCount()
+        self._lines: list[bytes] = []  # to be written with the next
+        self._tells_rounds = False  # whether the engine does: after each text at once
 
     def show(self, events: Iterator[Event]) -> None:
         """Print until the events end; close the last line even if they end with an error."""
@@ -54,6 +57,7 @@ class Printer:
             for event in events:
                 self._one(event)
         finally:
+            self._flush()
             self._end_thought()
             if self._last and not self._last.endswith("\n") and self.close_line:
                 output.write("\n")
@@ -67,7 +71,14 @@ class Printer:
 
     def _one(self, event: Event) -> None:
         if self.as_json:
-            output.event_line(event)
+            self._lines.append(encode_event(event))
+            if not (event.followed and self._tells_rounds):
+                self._flush()
+            if event.followed:
+                return
+            if type(event) is RoundDone:
+                self._tells_rounds = True
+                return
         new = news(event)
         if new.reasoning:
             self._think(new.reasoning)
@@ -86,6 +97,11 @@ class Printer:
             self.finished = end
             if end.reason == "context" and not self.quiet:
                 diagnostics.warn(end.message or "the context is full; the reply ends here")
+
+    def _flush(self) -> None:
+        if self._lines:
+            lines, self._lines = self._lines, []
+            output.write_bytes(b"\n".join([*lines, b""]))
 
     def _think(self, text: str) -> None:
         if self.thoughts == "show":

@@ -1,11 +1,10 @@
 """What was measured about a pair on this machine, kept between runs so that the next one is warm.
 
-One JSON file per pair and settings (device, layers on the GPU, threads, context length, KV types)
-under ``profiles_dir()``: the cost tables, what the draft window learnt per rule and temperature
-band, the ledger of the pair, and the latest advice of ``specllama tune``. Several processes may
-share it: see ``store/profiles.py``. A file that is missing or of another version is passed over, a
-damaged one begun anew with a word about it; a folder that cannot be written to only means that
-nothing is kept.
+One JSON file per pair and settings (device, layers on the GPU, threads, KV types) under
+``profiles_dir()``: the cost tables, what the draft window learnt per rule and temperature band, the
+ledger of the pair, and the latest advice of ``specllama tune``. Several processes may share it: see
+``store/profiles.py``. A file that is missing or of another version is passed over, a damaged one
+begun anew with a word about it; a folder that cannot be written to only means that nothing is kept.
 """
 
 from __future__ import annotations
@@ -51,7 +50,8 @@ def band(params: GenerateParams) -> str:
 @dataclass(frozen=True, slots=True)
 class PairKey:
     """What a profile belongs to. Sizes stand for the contents: hashing gigabytes would cost more
-    than measuring again. Of two models, ``cache``, ``layers`` and ``n_ctx`` name both."""
+    than measuring again. Of two models, ``cache`` and ``layers`` name both. The context length is
+    left out: nothing that is kept depends on it, so a server starts with what one chat taught."""
 
     target: str
     draft: str
@@ -59,7 +59,6 @@ class PairKey:
     threads: int
     layers: str  # on the GPU
     cache: str  # types of K and V
-    n_ctx: str
 
     @staticmethod
     def of(info: EngineInfo) -> PairKey:
@@ -72,7 +71,6 @@ class PairKey:
             threads=info.threads,
             layers=" ".join(str(model.gpu_layers) for model in models),
             cache=" ".join(model.kv_types for model in models),
-            n_ctx=" ".join(str(model.n_ctx) for model in models),
         )
 
     def to_dict(self) -> dict[str, Any]:

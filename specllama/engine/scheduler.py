@@ -145,9 +145,10 @@ class Scheduler:
         seconds, tokens = perf_counter() - begin, sum(effect.size for effect in passes)
         if passes and pool is self._target:
             self._seats.pace.passed(tokens, seconds)
+        guesses = sum([effect.size - 1 for effect in passes if effect.outputs == "all"])
         for i, effect in enumerate(passes if len(self._running) > 1 else ()):
             if effect.on_shared is not None:
-                effect.on_shared(Shared(len(passes), tokens, seconds * 1e3, i == 0))
+                effect.on_shared(Shared(len(passes), tokens, seconds * 1e3, i == 0, guesses))
         return list(zip(together, answers, strict=True))
 
     def _run(self, pool: Passes, together: list[Running]) -> tuple[list[Running], list[object]]:

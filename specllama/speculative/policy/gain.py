@@ -24,8 +24,9 @@ class Terms:
 
     Attributes:
         most: guesses at most. least: fewer copied ones are not worth a round.
-        v: of the target's pass by rows of its own, beside those of ``others``.
-        step: of the first draft step. further: of each behind it.
+        v: of the target's pass by rows of its own, where each of ``others`` has as many: a row that
+            is dear alone can be cheap where all take one.
+        step: of the first draft step, which all share as well. further: of each behind it.
         rate: tokens that a millisecond gives elsewhere.
         stake: what the round may lose.
         depth: tokens of context.
@@ -52,9 +53,10 @@ class Terms:
         """What one more guess adds to a pass of ``guesses`` guesses."""
         return self.v[guesses + 2] - self.v[guesses + 1]
 
-    def tokens(self, ms: float) -> float:
-        """What a balance is worth elsewhere; positive."""
-        return max(self.rate * ms, EPSILON)
+    def tokens(self, stake: float) -> float:
+        """What the balance behind a stake is worth elsewhere, positive: in company it is one for
+        all, whose guesses do not fail together."""
+        return max(self.rate * stake * (1 + self.others), EPSILON)
 
 
 def lines(

@@ -128,12 +128,12 @@ class Policy:
     def _weigh(self, most: int) -> Weighing:
         """Open a round of at most ``most`` guesses."""
         costs, text, booking = self._costs, self._text, self._booking
-        target, draft, others = costs.target, costs.steps(booking), text.others
+        target, draft, all_ = costs.target, costs.steps(booking), 1 + text.others
         assert target.level is not None
         draft.guess(target.level * costs.draft_share)
-        v = target.upto(most + 1 + others, text.depth)[others:]
+        v = [0.0, *target.upto((most + 1) * all_, text.depth)[all_::all_]]
         tokens, steps = text.learned.pace
-        step = draft.ms(1, text.depth)
+        step = draft.ms(all_, text.depth)
         terms = Terms(
             most=most,
             least=self._draft_min,
@@ -142,8 +142,8 @@ class Policy:
             further=0.0 if booking.at_once else step,
             rate=max(tokens / steps, 1.0) / v[1],
             # as many conversations as now may lose it
-            stake=self._ledger.covers(booking.payer) * v[1] / (1 + others),
-            others=others,
+            stake=self._ledger.covers(booking.payer) * v[1] / all_,
+            others=text.others,
             depth=text.depth,
             peek=self._peek,
         )
@@ -187,15 +187,18 @@ class Policy:
         if target.level is None:
             return told
         one = target.ms(1 + text.others, depth)
-        text.learned.wrote(outcome.emitted, outcome.round_ms / one)
+        if self._unbooked and not n:
+            self._book(max(verify / expected, 1.0 / BEHIND))
+        if shared and (without := shared.tokens - shared.guesses) > shared.lanes:
+            # a prompt is read in the same pass, as it would be without any draft
+            verify = expected - target.ms(without, depth) + one
+        text.learned.wrote(outcome.emitted, (outcome.draft_ms + verify) / one)
         self._ledger.earn(outcome.emitted, self._booking.payer)
         if n:
             self._plain_steps.drafted(outcome.round_ms / one)
         if self._forgone:
             self._plain_steps.paid(self._forgone)
             self._ledger.book(self._booking.payer, -self._forgone)
-        if self._unbooked and not n:
-            self._book(max(verify / expected, 1.0 / BEHIND))
         if weighing:
             # without a draft the pass was a plain step, however long it took
             checking = min(verify, OUTLIER * most) if n else one

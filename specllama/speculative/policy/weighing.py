@@ -143,7 +143,9 @@ class Weighing(Willing):
         left = self._text.usual_rest()
         # where a look does not pay its step it will not be repeated
         rounds = max(left / self._text.learned.round.value, 1.0) if gained > 0.0 else 1.0
-        return gained - max(draft.ms(read, terms.depth) - terms.step, 0.0) / rounds, rounds
+        # nobody shares what is read, and all who share a pass wait for it
+        waits = (1 + terms.others) * max(draft.ms(read, terms.depth) - terms.step, 0.0)
+        return gained - waits / rounds, rounds
 
     def model_gain(self) -> float:
         """Milliseconds that asking the paying source is expected to gain in this round."""
@@ -181,7 +183,8 @@ class Weighing(Willing):
     def _readable(self, source: InText, lag: int) -> int:
         """How many of the newest ``lag`` tokens to read; 0, and why, where it is to stay out.
 
-        What reading leaves of a balance has to pay for the draft that promises most.
+        What reading leaves of a balance has to pay for the draft that promises most, and what it
+        leaves of a share of one for a guess: the others' gains fill it up.
         """
         terms, draft, n = self._terms, self._draft, self._n
         one, depth, mean, full = terms.one, terms.depth, source.mean, BEHIND * terms.one
@@ -214,8 +217,10 @@ class Weighing(Willing):
         return read
 
     def _price(self, lines: Lines, mean: float) -> float:
-        """Milliseconds that the draft takes which promises most, behind its first step."""
-        terms, best = self._terms, gain.best(lines, mean)
+        """Milliseconds that the draft takes which promises most, after its first step; in company
+        that of one guess, as each lane has only its share of a pass."""
+        terms = self._terms
+        best = 0 if terms.others else gain.best(lines, mean)
         return best * terms.further + terms.v[self._n + 2 + best] - terms.one
 
     def _scouts(self, rows: int) -> int:

@@ -329,7 +329,7 @@ def test_what_was_measured_of_a_pair_counts(
     def key(header: GgufHeader) -> str:
         return f"{header.name} {header.quantization} 7 {header.file_bytes}"
 
-    pair = PairKey(key(target), key(draft), "CPU", 4, "0 0", "f16/f16", "8192 8192")
+    pair = PairKey(key(target), key(draft), "CPU", 4, "0 0", "f16/f16")
     profile = Profile(tmp_path / "p.json", pair)
     profile.costs.target.level = 1.0
     seen = profile.learned("any").source("draft", "draft")

@@ -167,7 +167,7 @@ def test_what_was_cut_is_not_booked_as_rejected(peek: bool) -> None:
         judge.further()
     source = pair.learned.sources["draft"]
     window.observe(
-        Outcome(2, 2, (4, 5, 6), 0.1, 1.3, Shared(lanes=2, tokens=6, ms=1.2, first=True))
+        Outcome(2, 2, (4, 5, 6), 0.1, 1.3, Shared(lanes=2, tokens=6, ms=1.2, first=True, guesses=4))
     )
     # the target wrote the third guess itself, which tells of a guess that may be looked at
     assert source.labels == (3 if peek else 2)
@@ -183,7 +183,7 @@ def test_a_shared_pass_is_booked_once_and_for_all_its_rows() -> None:
         window = pair.window()
         window.drafts_with(booking("draft"))
         window.plan(8)
-        window.observe(Outcome(0, 0, (1,), 0.0, 1.5, Shared(3, 6, 1.5, first)))
+        window.observe(Outcome(0, 0, (1,), 0.0, 1.5, Shared(3, 6, 1.5, first, 3)))
     assert target.upto(8) == pytest.approx(before[0])
     assert sum(target.counts.values()) == sum(before[1].values()) + 1
     assert target.counts[6] == before[1][6] + 1
@@ -198,7 +198,7 @@ def test_rows_are_told_at_the_price_that_they_have_beside_others() -> None:
         window = pair.window()
         window.drafts_with(booking("draft"))
         if lanes > 1:
-            window.observe(Outcome(0, 0, (1,), 0.0, 3.0, Shared(3, 3, 3.0, True)))
+            window.observe(Outcome(0, 0, (1,), 0.0, 3.0, Shared(3, 3, 3.0, True, 0)))
         judge = window.plan(8).judge
         assert judge is not None
         n = 0
@@ -207,3 +207,26 @@ def test_rows_are_told_at_the_price_that_they_have_beside_others() -> None:
                 n += 1
         longest[lanes] = n
     assert longest[1] == 0 < longest[3]
+
+
+def test_what_others_read_of_a_prompt_is_not_a_drafts_loss() -> None:
+    """A pass of 40 rows takes four times as long as one of four, whatever is drafted in it."""
+    verify = [0.0, *(1 + 0.1 * n for n in range(64))]
+    lost = {}
+    for tokens, guesses in ((40, 2), (4, 2), (40, 36)):
+        pair = Pair().tuned(verify, 0.02)
+        window = pair.window()
+        window.drafts_with(booking("draft"))
+        judge = window.plan(8).judge
+        assert judge is not None
+        assert judge.read("draft", 1)
+        for token in (4, 5):
+            judge.take(0.9, 3.0, token)
+            judge.further()
+        before = pair.ledger.total
+        shared = Shared(2, tokens, verify[tokens], True, guesses)
+        window.observe(Outcome(2, 0, (1,), 0.1, 0.1 + verify[tokens], shared))
+        window.finish()
+        lost[tokens, guesses] = before - pair.ledger.total
+    assert lost[40, 2] == pytest.approx(lost[4, 2], abs=0.1)
+    assert lost[40, 36] > lost[40, 2] + 1.0  # but all that is guessed is

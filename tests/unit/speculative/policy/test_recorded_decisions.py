@@ -234,11 +234,12 @@ def together(
                 answer(id, n)
         passes = {id: ask for id, ask in asks.items() if isinstance(ask, Pass)}
         rows = sum(len(ask.tokens) for ask in passes.values())
+        sent = rows - len(passes)
         ms = verify[min(rows, len(verify) - 1)] * slow()
         clock.steps(ms)
         for nth, (id, ask) in enumerate(passes.items()):
             if len(passes) > 1 and ask.on_shared is not None:
-                ask.on_shared(Shared(len(passes), rows, ms, nth == 0))
+                ask.on_shared(Shared(len(passes), rows, ms, nth == 0, sent))
             answer(id, perform(ask))
     for loop in loops:
         loop.window.finish()

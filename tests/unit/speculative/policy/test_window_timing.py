@@ -279,12 +279,13 @@ def test_profiles_belong_to_a_pair_a_device_and_a_temperature() -> None:
                     {"file_bytes": 9},
                     {"gpu_layers": 7},
                     {"kv_types": "q8_0/q8_0"},
-                    {"n_ctx": 4096},
                 )
             ),
         )
     }
-    assert len(paths) == 9
+    assert len(paths) == 8
+    served = dataclasses.replace(info, target=dataclasses.replace(info.target, n_ctx=4096))
+    assert PairKey.of(served).path(Path("x")) in paths
     bands = [
         band(GenerateParams(sampling=SamplingParams(temperature=t), verify=rule))
         for t, rule in (
