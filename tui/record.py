@@ -181,7 +181,7 @@ def _has_target(done: RoundDone) -> bool:
 
 
 def glyph_run(done: RoundDone, glyphs: Glyphs) -> list[tuple[str, str]]:
-    """The round as (kind, glyphs): the accepted depth, what was rejected and untested behind it,
+    """The round as (kind, glyphs): the accepted depth, what was rejected and untested after it,
     the target token.
 
     A tree is drawn by depth, as a chain: what counts is how far the draft came.

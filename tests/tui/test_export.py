@@ -125,9 +125,10 @@ async def test_a_race_is_saved_with_every_tab(start: Any) -> None:
         await d.until(lambda: isinstance(d.app.screen, RaceScreen))
         screen = d.app.screen
         assert isinstance(screen, RaceScreen)
-        for tab in "234":
+        for tab, run in (("2", "R"), ("3", "enter")):
             await d.until(screen.raced)
-            await d.pilot.press(tab, "enter")
+            await d.pilot.press(tab, run)
+            await d.until(lambda: screen._raced or screen.raced())
         await d.until(screen.raced)
         screen.action_skip()
         text = (await save(d, "The race as Markdown")).read_text()
@@ -137,8 +138,6 @@ async def test_a_race_is_saved_with_every_tab(start: Any) -> None:
             "243 of 243 tokens identical.",
             "| k = 8 |",
             "| N-gram lookup |",
-            "| rag |",
-            "| Not slower | yes |",
             "scripted-target.gguf",
         ):
             assert part in text

@@ -1,4 +1,4 @@
-"""How the draft length changes the speed of the user's pair, and the theory behind a key."""
+"""How the draft length changes the speed of the user's pair; one key shows the theory."""
 
 from __future__ import annotations
 

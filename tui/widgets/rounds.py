@@ -1,6 +1,6 @@
-"""The row of rounds: one group of glyphs per pass of the target, newest at the right, and what they
-mean.
+"""The row of rounds: a group of glyphs for each pass of the target, and what they mean.
 
+The newest is at the right of the groups:
 ᵈ■■■+ ■□·+ ⁿ■■■■■+ ++        ■ kept  □ refused  · unread  + target
 """
 
