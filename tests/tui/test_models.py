@@ -16,6 +16,7 @@ from fakes import ScriptedEngine
 from textual.widgets import Input, OptionList
 
 from specllama import paths
+from specllama.backend.expected import Machine
 from specllama.models import download, memory, pull
 from specllama.models.library import LocalModel
 from specllama.settings.params import EngineOptions
@@ -28,6 +29,7 @@ from specllama.tui.widgets.stats_strip import gigabytes
 
 REPO, NAME = "maker/small-GGUF", "small-Q4_0.gguf"
 PAIR = "smollm2-1b7"
+MACHINE = Machine(16e9, cores=2)
 TARGET = ("bartowski/SmolLM2-1.7B-Instruct-GGUF", "SmolLM2-1.7B-Instruct-Q4_K_M.gguf")
 DRAFT = ("bartowski/SmolLM2-135M-Instruct-GGUF", "SmolLM2-135M-Instruct-Q8_0.gguf")
 
@@ -171,11 +173,11 @@ def test_what_does_not_fit_into_memory_says_so(
 ) -> None:
     path = folder / "large-F32.gguf"
     row = ChoiceRow(str(path), path.name, path=path)
-    judged = choices.judged_target(row, EngineOptions())
+    judged = choices.judged_target(row, EngineOptions(), MACHINE)
     assert judged is not None
     assert (judged.fits, judged.reason) == (True, "")
     monkeypatch.setattr(memory, "available_memory", lambda: 10_000_000)
-    judged = choices.judged_target(row, EngineOptions())
+    judged = choices.judged_target(row, EngineOptions(), MACHINE)
     assert judged is not None
     assert judged.fits is False
     assert not judged.refused
