@@ -154,8 +154,7 @@ class Session:
     def lend(self, params: GenerateParams | None) -> None:
         """Use other settings as long as this conversation is on: not stored; None ends that."""
         own = with_changes(self._launched, self._open.chosen)
-        self._params = params or own
-        self._lent = changed(own, self._params)
+        self._params, self._lent = params or own, changed(own, params or own)
 
     @property
     def lent(self) -> bool:
