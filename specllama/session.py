@@ -65,7 +65,7 @@ class Session:
         self._logged: Logged | None = None
         self.engine = engine
         self._store = store
-        self._params = self._launched = self._owned = params or GenerateParams()
+        self._params = self._launched = params or GenerateParams()
         self._by_hand: dict[str, Any] = {}  # settings changed since, in any conversation
         self._lent: dict[str, Any] = {}
         self._launched_system = system
@@ -151,16 +151,10 @@ class Session:
         self._params = params
         self._open.configure(chosen=self._open.chosen | now)
 
-    def lend(self, params: GenerateParams) -> None:
-        """Use other settings in this conversation, as long as it is on: they are not stored."""
-        self._lent = changed(self._params, params)
-        self._owned = self._params
-        self._params = params
-
-    def take_back(self) -> None:
-        """What was lent is no longer used."""
-        own = {name: getattr(self._owned, name) for name in self._lent}
-        self._params, self._lent = self._params.replace(**own), {}
+    def lend(self, params: GenerateParams | None) -> None:
+        """Use other settings as long as this conversation is on: not stored; None ends that."""
+        own = with_changes(self._launched, self._open.chosen)
+        self._params, self._lent = params or own, changed(own, params or own)
 
     @property
     def lent(self) -> bool:

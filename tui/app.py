@@ -322,7 +322,7 @@ class SpecllamaApp(PagedApp):
             self.demo.close()
             return
         if self.session.lent:  # this pair need not be forced to draft
-            self.session.take_back()
+            self.session.lend(None)
             self.chat.params_changed()
         pages.race(self)
 

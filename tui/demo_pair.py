@@ -1,4 +1,4 @@
-"""The pair of ``specllama demo`` in the app: made behind it, raced, and deleted when it is left."""
+"""``specllama demo`` in the app: its pair is made in the background, and deleted at its end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class DemoPair:
     def begun(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def begin(self) -> demo.Kind:
+    def begin(self) -> demo.WeightKind:
         """Write the pair; the first kind that there is room for is returned.
 
         Raises:
@@ -60,7 +60,7 @@ class DemoPair:
             self._thread.join(JOIN_S)
         self.pair = None
 
-    def _make(self, kind: demo.Kind, over: threading.Event) -> None:
+    def _make(self, kind: demo.WeightKind, over: threading.Event) -> None:
         def written(name: str, share: float) -> None:
             if over.is_set():
                 raise Cancelled("the demonstration was left")

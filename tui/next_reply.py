@@ -31,7 +31,7 @@ class NextReply:
     def action_toggle_speculation(self) -> None:
         session = self._screen.session
         if session.lent:
-            session.take_back()
+            session.lend(None)
             self._screen.params_changed()
             self._screen.notify("Drafting decides for itself from the next reply on", timeout=2)
             return

@@ -41,7 +41,7 @@ Pair = tuple[Path, Path]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class WeightKind:
     """A type of the target's weights.
 
     Attributes:
@@ -56,9 +56,9 @@ class Kind:
 # Passes of Q8_0 are bit-exact on CPUs, so that the text is the same for sure. BF16 gains more, as
 # its passes wait for memory most of all, but they round: now and then a near-tie flips.
 KINDS = (
-    Kind("Q8_0", "Q8_0", 1_070_000_000),
-    Kind("BF16", "BF16", 2_000_000_000),
-    Kind("Q4_0", None, 600_000_000),
+    WeightKind("Q8_0", "Q8_0", 1_070_000_000),
+    WeightKind("BF16", "BF16", 2_000_000_000),
+    WeightKind("Q4_0", None, 600_000_000),
 )
 
 
@@ -67,7 +67,7 @@ def folder() -> Path:
     return cache_dir() / "demo"
 
 
-def affordable() -> list[Kind]:
+def affordable() -> list[WeightKind]:
     """The kinds that disk and memory have room for.
 
     Raises:
@@ -96,7 +96,7 @@ def affordable() -> list[Kind]:
     return fit
 
 
-def _needs(kind: Kind) -> float:
+def _needs(kind: WeightKind) -> float:
     """Bytes of memory; most types may be laid out anew, in a copy."""
     return kind.bytes * (1.0 if kind.name == "BF16" else 2.0) + SPARE_BYTES
 
@@ -139,7 +139,7 @@ def _sweep(old: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def make(kind: Kind, own: Path, progress: Callable[[str, float], None] | None = None) -> Pair:
+def make(kind: WeightKind, own: Path, progress: Callable[[str, float], None] | None = None) -> Pair:
     """Write the pair.
 
     Raises:
@@ -224,7 +224,7 @@ def why(board: RaceBoard, way: Way) -> str:
     )
 
 
-def report(way: Way, because: str, kind: Kind, kept: Pair | None) -> dict[str, object]:
+def report(way: Way, because: str, kind: WeightKind, kept: Pair | None) -> dict[str, object]:
     """For machines."""
     word, sentence = outcome.answer(way)
     return {

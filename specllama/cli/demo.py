@@ -15,7 +15,7 @@ from specllama.cli.options import GroupedCommand, resolve, settings_options
 from specllama.cli.progress import Redrawn
 
 if TYPE_CHECKING:
-    from specllama.bench.demo import Kind
+    from specllama.bench.demo import WeightKind
     from specllama.bench.experiment import RaceBoard
     from specllama.bench.outcome import Way
     from specllama.engine.engine import Engine
@@ -78,8 +78,8 @@ def _say(quiet: bool, text: str) -> None:
 
 
 def _shown(
-    kinds: list[Kind], own: Path, options: EngineOptions, *, quiet: bool
-) -> tuple[Way, str, Kind, tuple[Path, Path]]:
+    kinds: list[WeightKind], own: Path, options: EngineOptions, *, quiet: bool
+) -> tuple[Way, str, WeightKind, tuple[Path, Path]]:
     """The race of the first kind that should pay here, else of the last; why it went so; its kind
     and files."""
     from specllama.bench import demo
@@ -105,7 +105,7 @@ def _shown(
     raise AssertionError("the last kind is raced")
 
 
-def _made(kind: Kind, own: Path, *, quiet: bool) -> tuple[Path, Path]:
+def _made(kind: WeightKind, own: Path, *, quiet: bool) -> tuple[Path, Path]:
     from specllama.bench import demo
 
     line, shown = Redrawn(), sys.stderr.isatty() and not quiet

@@ -34,7 +34,7 @@ class ClosedEngine(ScriptedEngine):
 def engine(monkeypatch: pytest.MonkeyPatch) -> ClosedEngine:
     found = ClosedEngine([Reply("one two three " * 20)] * 60)
 
-    def make(kind: demo.Kind, own: Path, progress: Any) -> tuple[Path, Path]:
+    def make(kind: demo.WeightKind, own: Path, progress: Any) -> tuple[Path, Path]:
         for name in ("t.gguf", "d.gguf"):
             (own / name).write_bytes(b"weights")
         return own / "t.gguf", own / "d.gguf"

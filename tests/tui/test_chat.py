@@ -146,7 +146,7 @@ async def test_undo_gives_the_question_back(start: Any) -> None:
         await d.pilot.press("enter")
         await d.until(lambda: not d.texts)
         await d.until(lambda: d.app.chat.prompt.text == "Hi there")
-        assert "A draft guesses" in d.shown
+        assert "Guess, check, keep" in d.shown
 
 
 async def test_edit_and_resend_an_earlier_question(start: Any) -> None:
@@ -469,7 +469,7 @@ async def test_new_chat_keeps_the_old_one(start: Any) -> None:
         await d.say("first chat")
         await d.pilot.press("ctrl+n")
         await d.until(lambda: not d.texts)
-        assert "A draft guesses" in d.shown
+        assert "Guess, check, keep" in d.shown
         await d.say("second chat")
         assert [s.title for s in d.app.store.summaries()] == ["second chat", "first chat"]
 

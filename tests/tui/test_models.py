@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from fakes import ScriptedEngine
 from textual.widgets import Input, OptionList
 
 from specllama import paths
+from specllama.backend.expected import FAST_ENOUGH, Machine
 from specllama.models import download, memory, pull
 from specllama.models.library import LocalModel
 from specllama.settings.params import EngineOptions
@@ -28,6 +30,7 @@ from specllama.tui.widgets.stats_strip import gigabytes
 
 REPO, NAME = "maker/small-GGUF", "small-Q4_0.gguf"
 PAIR = "smollm2-1b7"
+MACHINE = Machine(16e9, cores=2)
 TARGET = ("bartowski/SmolLM2-1.7B-Instruct-GGUF", "SmolLM2-1.7B-Instruct-Q4_K_M.gguf")
 DRAFT = ("bartowski/SmolLM2-135M-Instruct-GGUF", "SmolLM2-135M-Instruct-Q8_0.gguf")
 
@@ -171,11 +174,11 @@ def test_what_does_not_fit_into_memory_says_so(
 ) -> None:
     path = folder / "large-F32.gguf"
     row = ChoiceRow(str(path), path.name, path=path)
-    judged = choices.judged_target(row, EngineOptions())
+    judged = choices.judged_target(row, EngineOptions(), MACHINE)
     assert judged is not None
     assert (judged.fits, judged.reason) == (True, "")
     monkeypatch.setattr(memory, "available_memory", lambda: 10_000_000)
-    judged = choices.judged_target(row, EngineOptions())
+    judged = choices.judged_target(row, EngineOptions(), MACHINE)
     assert judged is not None
     assert judged.fits is False
     assert not judged.refused
@@ -450,3 +453,52 @@ def test_sizes_in_words() -> None:
         "99.0 MB",
         "5.4 GB",
     ]
+
+
+# ---------------------------------------------------------------------- what to expect
+
+
+def local(ref: str, repo: str | None, source: Any = "huggingface", used: float = 0.0) -> LocalModel:
+    path = Path("/models") / f"{ref.replace('/', '-')}-Q8_0.gguf"
+    return LocalModel(path, source, ref, repo, "Q8_0", 5_000_000, 0.0, used)
+
+
+def test_the_loaded_target_comes_first_and_drafts_are_no_targets() -> None:
+    models = [
+        local("tiny-target", None, "bundled"),
+        local("tiny-draft", None, "bundled"),
+        local(f"{DRAFT[0]}:Q8_0", DRAFT[0]),
+        local("old", "maker/old", used=1e9),
+        local("new", "maker/new", used=2e9),
+    ]
+    assert [row.ref for row in choices.local_rows(models)] == ["new", "old", "tiny-target"]
+    loaded = choices.local_rows(models, "tiny")
+    assert [row.ref for row in loaded] == ["tiny-target", "new", "old"]
+
+
+def test_downloads_begin_with_what_is_best_here_and_say_how_fast_it_is() -> None:
+    rows = choices.offered_rows([], MACHINE)
+    best = MACHINE.recommended()
+    assert best is not None
+    first = rows[0]
+    assert (first.ref, first.bold) == (best.name, True)
+    assert first.name == "SmolLM2 1.7B: best here"
+    assert re.fullmatch(r"about \d+ tok/s, \d+ drafted", first.reason)
+    assert f"{best.bytes / 1e9:.1f} GB" == first.size
+    speeds = [
+        float(found[1]) for row in rows if (found := re.search(r"about ([\d.]+)", row.reason))
+    ]
+    slow = [speed for speed in speeds if speed < FAST_ENOUGH]
+    assert speeds[: len(speeds) - len(slow)] == [one for one in speeds if one >= FAST_ENOUGH]
+    assert len({row.name for row in rows}) == len(rows)
+
+
+def test_an_estimate_is_said_of_models_that_wait_for_memory() -> None:
+    two, eight = Machine(16e9, cores=2), Machine(16e9, cores=8)
+    assert eight.speed(1e9) > two.speed(1e9)
+    assert two.speed(1e9) == pytest.approx(2 * two.speed(2e9))
+    plain, drafted = two.both((1e9, 1.0), (3e7, 1.0))
+    assert drafted is not None
+    assert 1.1 < drafted / plain < 3.0
+    assert two.both((1e9, 1.0), (9e8, 1.0))[1] is None  # a draft as large as its target
+    assert two.both((9e9, 0.1), None)[0] == pytest.approx(two.speed(9e8))  # experts

@@ -206,7 +206,8 @@ class ModelColumn(Inked, Vertical):
         elif row.does in ("get", "continue", "stop"):
             mark, colour = glyphs.down, ink.accent
         mark = glyphs.text(mark)
-        style = "bold" if row.bold else ink.muted if row.refused else ""
+        plain = ink.muted if row.refused else ""
+        style = "bold" if row.bold else plain
         indent = " " * (len(mark) + 1)
         name, owner = glyphs.text(sanitize_line(row.name)), ""
         if len(indent) + len(name) > self._room and row.does != "open":
@@ -218,7 +219,7 @@ class ModelColumn(Inked, Vertical):
         facts = "  ".join(glyphs.text(sanitize_line(w)) for w in (row.size, beside) if w)
         if facts:
             one_line = len(indent) + len(name) + len(facts) + 2 <= self._room
-            parts.append((f"  {facts}" if one_line else f"\n{indent}{facts}", ink.muted))
+            parts.append((f"  {facts}" if one_line else f"\n{indent}{facts}", plain))
         if below:
             warn = row.fits is False and not row.refused
             words = "".join(f"\n{indent}{glyphs.text(sanitize_line(w))}" for w in below)
