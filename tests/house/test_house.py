@@ -83,8 +83,8 @@ def test_a_module_of_the_tests_is_found_under_one_name() -> None:
 # Upper bounds of what the design wants smaller: they go down with the figures, never up.
 BOUNDS = {
     # 3,300 drive engines; 1,400: free drafts, layouts, reading ahead; 150: states side by side
-    # 1,000: states on disk; 1,100: several models, models at rest
-    "code that ships": 55_300,
+    # 1,000: states on disk; 1,100: several models, models at rest; 160: heads of few tokens
+    "code that ships": 55_460,
     "class names defined twice": 0,
     "functions over 80 lines": 0,
     "classes over 400 lines": 0,
