@@ -70,6 +70,11 @@ class ModelInfo:
         """A model of another engine: no file of it is known; ``n_ctx`` 0 where that is not."""
         return cls("", name, "", "", 0, 0, n_ctx, 0, 0, 0, 0, kv_types="")
 
+    @property
+    def layout(self) -> str:
+        """How its weights lie in memory, in words."""
+        return "repacked where llama.cpp can" if self.repacked else "as stored"
+
     def to_dict(self) -> dict[str, Any]:
         told = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return told if self.path else {name: value or None for name, value in told.items()}

@@ -319,7 +319,10 @@ def _headline(record: RunRecord) -> list[str]:
     if run["draft"]:
         pair += f" + {run['draft']}"
     device = record.header.get("device", "?")
-    return [f"{record.run}: {pair} on {device}"]
+    target = record.header.get("target")
+    repacked = target.get("repacked") if isinstance(target, dict) else None
+    layout = f", weights {'repacked' if repacked else 'as stored'}" if repacked is not None else ""
+    return [f"{record.run}: {pair} on {device}{layout}"]
 
 
 def _show_turn(turn: LoggedTurn, rounds: list[RoundDone], numbered: bool) -> None:

@@ -133,7 +133,7 @@ def command(
     if as_json:
         output.document({**result.to_dict(), "provenance": facts, "profile": where and str(where)})
         return
-    for line in describe(result, charts=not quick):
+    for line in [*describe(result, charts=not quick), f"weights: {info.target.layout}"]:
         output.line(line)
     if where is not None:
         output.line(f"profile kept: {where}")

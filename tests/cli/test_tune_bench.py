@@ -27,7 +27,14 @@ def test_tune_prints_keeps_and_advises(
     assert invoke(["tune", "some-pair", "--quick", "--max-tokens", "8", "--temperature", "0"]) == 0
     out = capsys.readouterr().out
     assert loads == [("some-pair", None)]
-    for part in ("a pass of n rows", "draft model:", "best fixed length", "profile kept:", "chat"):
+    for part in (
+        "a pass of n rows",
+        "draft model:",
+        "best fixed length",
+        "weights: repacked",
+        "profile kept:",
+        "chat",
+    ):
         assert part in out
     assert "bound" not in out
     profile = open_profile(fake_info(2048))
