@@ -107,11 +107,7 @@ class Session:
     def version(self, index: int) -> tuple[int, int]:
         """Which version message ``index`` is, from 1, and of how many; the message after the last
         is one that is still to come."""
-        path = self._tree.path
-        if index < len(path):
-            return self._tree.version(path[index])
-        count = len(self._tree.versions(self._tree.leaf)) + 1
-        return count, count
+        return self._tree.version_at(index)
 
     @property
     def engine(self) -> EngineLike:
@@ -164,8 +160,8 @@ class Session:
     # ---- what it does
 
     def send(self, text: str, *, cancel: Cancel | None = None) -> Iterator[Event]:
-        """Ask; yields the engine's events. The question is stored before this returns. In place of
-        one that was taken back it is answered with the seed of that one's reply, as in ``edit``.
+        """Ask; yields the engine's events. The question is stored before this returns, as another
+        version of one that was taken back (see ``edit``).
 
         A question that cannot be served at all (PromptTooLong and other UsageErrors, raised by the
         first ``next``) is taken back.
@@ -197,8 +193,8 @@ class Session:
         path = self._tree.path
         if not path:
             raise UsageError("there is nothing to retry yet")
-        at = self._number(len(path) - 1 if index is None else index)
-        former = at if self._role(at) == "assistant" else self._reply_to(at)
+        at = self._tree.number(len(path) - 1 if index is None else index)
+        former = at if self._tree.role(at) == "assistant" else self._tree.reply_to(at)
         after = at if former is None else self._tree.parents[former]
         return self._answer(cancel, after, seed=self._seed_again(former, new_seed))
 
@@ -207,14 +203,12 @@ class Session:
     ) -> Iterator[Event]:
         """Continue the last reply where it ended; ``answer``: a thought that is open ends now.
 
-        One that was cut goes on with its seed, and so with the text that it would have had. With
-        the same seed one that ended by itself would end again.
+        One that was cut goes on with its seed and text; one that ended would end again with it.
         """
         last = self._tree.leaf
-        if last == START or self._role(last) != "assistant":
+        if last == START or self._tree.role(last) != "assistant":
             raise UsageError("there is no reply to continue")
-        reason = (self._tree.messages[last].stats or {}).get("reason")
-        seed = None if reason in ("stop_token", "stop_string") else self._seed_again(last, False)
+        seed = None if self._tree.messages[last].ended else self._seed_again(last)
         after = self._tree.parents[last]
         return self._answer(cancel, after, into=last, answer=answer, seed=seed)
 
@@ -222,7 +216,7 @@ class Session:
         """Go back to before the last question; returns it. It stays as another version of what is
         asked next."""
         path = self._tree.path
-        asked = next((n for n in reversed(path) if self._role(n) == "user"), None)
+        asked = next((n for n in reversed(path) if self._tree.role(n) == "user"), None)
         if asked is None:
             raise UsageError("there is nothing to undo")
         self._choose(self._tree.parents[asked])
@@ -235,7 +229,7 @@ class Session:
         since, or coins decide (see ``rules``). An edited reply is left for ``continue_reply``, and
         the iterator is empty.
         """
-        number = self._number(index)
+        number = self._tree.number(index)
         if not text.strip():
             raise UsageError("the message is empty")
         before, after = self._tree.messages[number], self._tree.parents[number]
@@ -260,7 +254,7 @@ class Session:
             index = max((i for i in places if self.version(i)[1] > 1), default=None)
         if index is None:
             raise UsageError("there is no other version yet")
-        number = self._number(index)
+        number = self._tree.number(index)
         versions = self._tree.versions(self._tree.parents[number])
         to = versions.index(number) + step
         if not 0 <= to < len(versions):
@@ -311,19 +305,13 @@ class Session:
 
     # ---- inside
 
-    def _reply_to(self, number: int) -> int | None:
-        """The chosen reply to a message, else the newest."""
-        path = self._tree.path
-        replies = [n for n in self._tree.versions(number) if self._role(n) == "assistant"]
-        return max(replies, key=lambda n: (n in path, n), default=None)
-
     def _ask(
         self, text: str, after: int, cancel: Cancel | None, instead: int | None
     ) -> Iterator[Event]:
         """``instead``: the message that the question takes the place of."""
         seed = None
         if instead is not None and self._params.verify == "match":  # coins are not thrown twice
-            seed = self._seed_again(self._reply_to(instead), False)
+            seed = self._seed_again(self._tree.reply_to(instead))
         former, question = self._tree.leaf, self._tree.free
         self._put(question, after, StoredMessage("user", text))
         return self._answer(cancel, question, seed=seed, refused=(question, former))
@@ -399,10 +387,10 @@ class Session:
                 tree.leaf = before
         yield from self._store_notices()
 
-    def _seed_again(self, former: int | None, new: bool) -> int | None:
+    def _seed_again(self, former: int | None, new: bool = False) -> int | None:
         """The seed for writing reply ``former`` again; None takes what the settings say."""
-        used = None if former is None else (self._tree.messages[former].stats or {}).get("seed")
-        if self._seed_chosen or not isinstance(used, int):
+        used = None if former is None else self._tree.messages[former].seed
+        if self._seed_chosen or used is None:
             return None
         if not new:
             return used
@@ -434,15 +422,6 @@ class Session:
             )
             some = _answered([*head, *kept, *tail])
             yield from engine.generate(some, params, cancel=cancel)
-
-    def _number(self, index: int) -> int:
-        path = self._tree.path
-        if not 0 <= index < len(path):
-            raise UsageError(f"there is no message {index}")
-        return path[index]
-
-    def _role(self, number: int) -> str:
-        return self._tree.messages[number].role
 
     def _put(self, number: int, after: int, message: StoredMessage) -> None:
         self._walked = None

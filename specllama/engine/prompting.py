@@ -47,11 +47,6 @@ def _ended(text: str) -> int:
     return at if begun is None else at + begun.start()
 
 
-def _replies(messages: Sequence[Message]) -> int:
-    """How many replies stand before the one that is to be written, or to be continued."""
-    return sum(message.role == "assistant" for message in messages[:-1])
-
-
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A prompt, ready to be read.
@@ -171,7 +166,8 @@ class Prompting:
         require_going(cancel)
         ids = self._encoded(rendered.segments)
         begun = 0 if rendered.before is None else len(ids) - len(self._encoded(rendered.before))
-        position = reply_position(_replies(messages), max(begun, 0))
+        replies = [message for message in messages[:-1] if message.role == "assistant"]
+        position = reply_position(len(replies), max(begun, 0))
         notices = tuple(filter(None, (rendered.notice, why)))
         if params.constrained:
             return Prepared(ids, position, notices)

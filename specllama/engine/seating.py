@@ -152,13 +152,7 @@ class Seats:
             self._cut(slot, keep)
         else:
             self.empty(slot, keep if slot is nearest else 0)
-        if slot.scope != scope:
-            slot.scope = scope
-            slot.history.clear()
-            for lane in slot.beside:
-                lane.rollback(0)
-            for one in slot.drafters.values():  # what is drafted is told
-                one.forget()
+        slot.serves(scope)
         for lane in slot.beside:
             self._follow(lane, ids, scope)
         while not (slot.target.tokens or self._fill(slot, ids, scope)) and self.vacate():
@@ -301,8 +295,8 @@ class Seats:
 
     def beside(self, slot: Slot) -> list[History]:
         """The texts of the other conversations of a slot's scope."""
-        taken = (one for one, _ in self._taken.values())
-        return [one.history for one in taken if one is not slot and one.scope == slot.scope]
+        others = (one for one, _ in self._taken.values() if one is not slot)
+        return [one.history for one in others if one.scope == slot.scope]
 
     def _obey(self) -> None:
         self._obeying.close()

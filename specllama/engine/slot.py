@@ -98,6 +98,16 @@ class Slot:
         held = len(self.target.tokens)
         return held if self.ahead is None else min(self.ahead, held)
 
+    def serves(self, scope: str) -> None:
+        """Forget what was told of another scope: what is drafted tells of it."""
+        if self.scope != scope:
+            self.scope = scope
+            self.history.clear()
+            for lane in self.beside:
+                lane.rollback(0)
+            for one in self.drafters.values():
+                one.forget()
+
     def reset(self) -> None:
         """Forget every text, so that the next prompt is read afresh."""
         self.target.rollback(0)

@@ -145,13 +145,9 @@ def render(
 
 
 def _with(segments: Sequence[Segment], begun: Written) -> list[Segment]:
-    parts = (
-        Segment(begun.before, True),
-        Segment(begun.reasoning, False, True),
-        Segment(begun.behind, True),
-        Segment(begun.content, False, True),
-    )
-    return _joined([*segments, *parts])
+    marks = Segment(begun.before, True), Segment(begun.behind, True)
+    words = Segment(begun.reasoning, False, True), Segment(begun.content, False, True)
+    return _joined([*segments, marks[0], words[0], marks[1], words[1]])
 
 
 def _begun(marks: Marks, state: bool | None, reply: Message) -> Written:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from specllama.errors import UsageError
 from specllama.interface import Message
 
 MessageState = Literal["done", "partial"]
@@ -33,6 +34,17 @@ class StoredMessage:
     @property
     def message(self) -> Message:
         return Message(self.role, self.content, self.reasoning, self.seams)
+
+    @property
+    def seed(self) -> int | None:
+        """Of a reply, where it is known."""
+        seed = (self.stats or {}).get("seed")
+        return seed if isinstance(seed, int) else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it came to an end of its own: it was not cut."""
+        return (self.stats or {}).get("reason") in ("stop_token", "stop_string")
 
 
 @dataclass(slots=True)
@@ -84,6 +96,34 @@ class Tree:
         """The messages that follow ``parent``, oldest first."""
         # a list first: the thread of a reply may add one meanwhile
         return [number for number in list(self.messages) if self.parents.get(number) == parent]
+
+    def version_at(self, index: int) -> tuple[int, int]:
+        """The same of the chosen message ``index``; the one after the last is still to come."""
+        path = self.path
+        if index < len(path):
+            return self.version(path[index])
+        count = len(self.versions(self.leaf)) + 1
+        return count, count
+
+    def number(self, index: int) -> int:
+        """That of the chosen message ``index``.
+
+        Raises:
+            UsageError: there is none.
+        """
+        path = self.path
+        if not 0 <= index < len(path):
+            raise UsageError(f"there is no message {index}")
+        return path[index]
+
+    def role(self, number: int) -> str:
+        return self.messages[number].role
+
+    def reply_to(self, number: int) -> int | None:
+        """The chosen reply to a message, else the newest."""
+        path = self.path
+        replies = [n for n in self.versions(number) if self.messages[n].role == "assistant"]
+        return max(replies, key=lambda n: (n in path, n), default=None)
 
     def end_of(self, number: int) -> int:
         """The last message of the newest branch after ``number``."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from specllama.bench.prompts import BenchPrompt, load_prompts
 from specllama.engine.engine import Engine
-from specllama.events import Finished
+from specllama.events import Event, Finished, RoundDone
 from specllama.server.exchange import seed_of
 from specllama.settings.params import EngineOptions, GenerateParams
 
@@ -26,12 +26,17 @@ def written(
     passes, texts = 0, []
     for seed, prompt in enumerate(prompts):
         engine.reset()
-        for i in range(n):
-            scope = f"key {i}" if apart else ""
-            asked = base.replace(seed=seed_of(seed, i), scope=scope)
-            engine.submit(prompt.content, asked)
-        said = {id: event for events in iter(engine.step, []) for id, event in events}
-        for _, event in sorted(said.items()):
+        asked = [
+            base.replace(seed=seed_of(seed, i), scope=f"key {i}" if apart else "") for i in range(n)
+        ]
+        engine.submit(prompt.content, asked.pop(0))
+        last: dict[int, Event | Exception] = {}
+        for events in iter(engine.step, []):
+            last.update(events)
+            if any(isinstance(event, RoundDone) for _, event in events):
+                while asked:  # as a server does: they go on from the prompt that the first has read
+                    engine.submit(prompt.content, asked.pop(0))
+        for _, event in sorted(last.items()):
             assert isinstance(event, Finished), event
             passes += event.rounds
             texts.append(event.token_ids)
