@@ -111,7 +111,7 @@ class HeadPlace(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A pass that several conversations share: ``lanes``, ``tokens`` and the ``guesses`` among those
+    """A pass that several conversations share: ``lanes``, ``tokens`` and, among those, ``guesses``
     count all of them.
 
     ``first`` is true for one of them, who books what the pass took.
