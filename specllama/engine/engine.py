@@ -385,26 +385,34 @@ class Engine:
         left. One call at a time. A cancel stops the pass that is running where no other
         conversation shares it.
         """
-        with self._alone():
+        self._take()
+        try:
             return self._scheduler.step()
+        finally:
+            self._using.release()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """
+        """See ``_take``."""
+        self._take()
+        try:
+            yield
+        finally:
+            self._using.release()
+
+    def _take(self) -> None:
+        """Be the one thread that uses it, until the lock is released.
+
         Raises:
             EngineError: another thread is in a call, or in the middle of a ``generate``; or the
                 engine is closed.
         """
         if not self._using.acquire(blocking=False):
             raise EngineError(*_TWO_THREADS)
-        try:
-            if self._closed:
-                raise EngineError("the engine is closed")
-            if self._generating not in (None, threading.get_ident()):
-                raise EngineError(*_TWO_THREADS)
-            yield
-        finally:
+        why = ("the engine is closed",) if self._closed else _TWO_THREADS
+        if self._closed or self._generating not in (None, threading.get_ident()):
             self._using.release()
+            raise EngineError(*why)
 
     def cancel(self, id: int) -> None:
         """End a conversation; unless it is over already, its last event comes with a ``step``."""

@@ -99,7 +99,8 @@ class Scheduler:
                 cancel.set()
 
     def step(self) -> list[Said]:
-        """Run passes until a conversation has an event: at most one of each conversation.
+        """Run passes until a conversation has an event; of each conversation one, and what is said
+        at once after it.
 
         An exception is what ended its conversation; the others go on. [] when none is left.
         """
@@ -112,8 +113,21 @@ class Scheduler:
                 if (event := self._resume(one, None)) is not None
             ]
             if said := said or list(self._answers()):
-                return said
+                return self._followed(said)
         return []
+
+    def _followed(self, said: list[Said]) -> list[Said]:
+        """The same with what is said at once after each: no pass comes between them."""
+        whole: list[Said] = []
+        for id, event in said:
+            whole.append((id, event))
+            while isinstance(event, Event) and event.followed:
+                one = self._running.get(id)
+                then = None if one is None else self._resume(one, None)
+                if then is None:
+                    break
+                whole.append((id, event := then))
+        return whole
 
     def _answers(self) -> Iterator[Said]:
         """Answer what can be answered now; what is said to it."""

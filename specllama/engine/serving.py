@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import gc
 import os
 import queue
 import signal
@@ -237,6 +238,7 @@ def serve(conn: Connection, factory: EngineFactory, log: str, pulse: Pulse) -> N
         link.send("failed", 0, EngineError(f"the engine could not start: {_name(error)}"))
         link.close(writing)
         return
+    gc.freeze()  # what was loaded stays: a search for garbage would look through it between passes
     # The thread that makes passes gets the interpreter back soon from those beside it.
     sys.setswitchinterval(SWITCH_S)
     _begin("requests", lambda: _prepare(engine, link, pulse, "requests"))

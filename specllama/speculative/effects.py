@@ -111,8 +111,8 @@ class HeadPlace(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A pass that several conversations share: ``lanes`` and ``tokens`` count all of them, and so
-    do the ``guesses`` among the tokens.
+    """A pass that several conversations share: ``lanes``, ``tokens`` and, among those, ``guesses``
+    count all of them.
 
     ``first`` is true for one of them, who books what the pass took.
     """

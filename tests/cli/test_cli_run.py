@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 from fakes import Reply
 
+from specllama.cli import output
+from specllama.cli.printer import Printer
 from specllama.errors import EngineError, PairIncompatible, PromptTooLong
-from specllama.events import Notice
+from specllama.events import Notice, TextDelta
 from specllama.interface import Message
 from specllama.store.rounds import list_runs, read_run
 
@@ -408,3 +410,25 @@ def test_arguments_for_the_template(cli) -> None:
     assert (params.template_args, params.think_budget) == (("a=1", "b=x"), 7)
     assert cli("run", "Why?", "--template-arg", "messages=[]").code == 2
     assert cli("run", "Why?", "--think", "--think-budget", "-1").code == 2
+
+
+def test_a_text_and_its_round_are_one_write(monkeypatch: pytest.MonkeyPatch, cli) -> None:
+    """No pass comes between them; of an engine that tells of no rounds each text is written at
+    once."""
+    written: list[list[str]] = []
+    real = output.write_bytes
+
+    def write(raw: bytes) -> None:
+        written.append([json.loads(line)["type"] for line in raw.splitlines()])
+        real(raw)
+
+    monkeypatch.setattr(output, "write_bytes", write)
+    cli.reply(Reply(LONG))
+    cli("run", "--json", "x")
+    rounds = [types for types in written if "round_done" in types]
+    assert rounds[0] == ["round_done"]  # the first text did not wait for it
+    assert rounds[1:] == [["text_delta", "round_done"]] * (len(rounds) - 1)
+    assert len(rounds) > 5
+    written.clear()
+    Printer(as_json=True, quiet=True).show(iter([TextDelta(text="a"), TextDelta(text="b")]))
+    assert written == [["text_delta"], ["text_delta"]]

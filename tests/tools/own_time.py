@@ -1,10 +1,12 @@
 """Our own time between two passes of the target, where it is spent: beside real passes.
 
-    python tests/tools/own_time.py [-m MODEL] [--child] -- --json --temperature 0 -n 96 "..."
+    python tests/tools/own_time.py [-m MODEL] [--child] [--cold MB] -- --json
 
 Runs ``specllama run`` with these words (with ``--child``: a reply of the app's engine process) and
-prints, in milliseconds, the time from the end of a pass to the beginning of the next one: median,
-tenth and ninetieth of a hundred. Standard output of the command goes to a file and is thrown away.
+prints, in milliseconds, the time from the end of a pass to the beginning of the next one, and the
+processor time of the thread in it, which other programs lengthen less: median, tenth and ninetieth
+of a hundred. ``--cold`` empties the processor's caches behind each pass, as a large model does, by
+copying that many megabytes. Standard output of the command is thrown away.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
+
+import numpy as np
 
 from specllama.backend import llama_cache
 from specllama.cli import invoke
@@ -27,40 +31,49 @@ from specllama.interface import Stepped
 from specllama.settings.params import GenerateParams, SamplingParams
 
 ASK = "Tell me a long story about a fox and a crow."
-REPORT = "OWN_TIME_REPORT"
+REPORT, COLD = "OWN_TIME_REPORT", "OWN_TIME_COLD"
 
 
-def watch() -> list[float]:
-    """The gaps in milliseconds, as they come."""
-    gaps: list[float] = []
-    ended = 0.0
+Gap = tuple[float, float]  # milliseconds, and of these of the processor
+
+
+def watch(cold_mb: int) -> list[Gap]:
+    """The gaps, as they come."""
+    gaps: list[Gap] = []
+    ended = (0.0, 0.0)
     decode = llama_cache.ll.llama_decode
+    much = np.ones(cold_mb * 2**20, np.uint8)
+    copy = np.empty_like(much)
 
     def timed(*args: Any) -> Any:
         nonlocal ended
-        begun = perf_counter()
-        if ended:
-            gaps.append(1e3 * (begun - ended))
+        begun, spent = perf_counter(), thread_time()
+        if ended[0]:
+            gaps.append((1e3 * (begun - ended[0]), 1e3 * (spent - ended[1])))
         try:
             return decode(*args)
         finally:
-            ended = perf_counter()
+            np.copyto(copy, much)
+            ended = perf_counter(), thread_time()
 
     llama_cache.ll.llama_decode = timed
     return gaps
 
 
-def report(gaps: list[float]) -> str:
+def report(gaps: list[Gap]) -> str:
     steps = gaps[8:-1]  # behind the prompt, and the first rounds, which load what they need
-    low, *_, high = statistics.quantiles(steps, n=10)
-    return f"{statistics.median(steps):.3f} ({low:.3f} to {high:.3f}) ms, {len(steps)} times"
+    told = []
+    for name, times in zip(("", "of the processor "), zip(*steps, strict=True), strict=True):
+        low, *_, high = statistics.quantiles(times, n=10)
+        told.append(f"{name}{statistics.median(times):.3f} ({low:.3f} to {high:.3f}) ms")
+    return f"{', '.join(told)}, {len(steps)} times"
 
 
 class Watched(LoadEngine):
     """In the child: writes the figures to a file when that ends."""
 
     def __call__(self, progress: Callable[[Event], None], /) -> Stepped:
-        gaps = watch()
+        gaps = watch(int(os.environ[COLD]))
         engine = LoadEngine.__call__(self, progress)
         close = engine.close
 
@@ -92,14 +105,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("-m", "--model", default="tiny")
     parser.add_argument("--child", action="store_true")
+    parser.add_argument("--cold", type=int, default=0, metavar="MB")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("words", nargs="*", help="further options of run")
     asked = parser.parse_args()
+    os.environ[COLD] = str(asked.cold)
     if asked.child:
         print(by_child(asked.model, asked.tokens, asked.temperature))
         return
-    gaps, out = watch(), os.dup(1)
+    gaps, out = watch(asked.cold), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     words = ["run", "-m", asked.model, "-d", "none", "--no-spec", "--seed", "1"]
     words += ["-n", str(asked.tokens), "--temperature", str(asked.temperature)]
