@@ -27,18 +27,11 @@ def growth(survival: Sequence[float], costs: FloatArray, balance: float) -> Floa
         costs: what the round takes beyond a plain step, in the tokens that it could give elsewhere.
         balance: tokens that may be lost; positive.
     """
-    each = increments(len(survival), costs, balance)
-    each[:, 1:] *= survival
-    return each.cumsum(axis=1)
-
-
-def increments(guesses: int, costs: FloatArray, balance: float) -> FloatArray:
-    """What each further accepted guess is then worth, the first column without any."""
-    tokens = np.arange(guesses + 1)
+    tokens = np.arange(len(survival) + 1)
     left = 1.0 + (tokens - costs[:, None]) / balance
     after: FloatArray = balance * np.log(np.maximum(left, _RUIN))
-    after[:, 1:] -= after[:, :-1].copy()
-    return after
+    after[:, 1:] = (after[:, 1:] - after[:, :-1]) * survival
+    return after.cumsum(axis=1)
 
 
 def _unknown(rows: int) -> Sequence[float]:

@@ -139,7 +139,7 @@ class InText:
             del looks[:-most]
 
     def spread(self) -> tuple[FloatArray, FloatArray]:
-        """Acceptances that the next guess may show, ascending, and their weights (their sum is 1).
+        """Acceptances that the next guess may show, and their weights, which sum to 1.
 
         The guesses of this text under the present calibration, over those of other texts and a
         broad prior, which fade behind them.
@@ -151,17 +151,12 @@ class InText:
             others = [features for features in self.state.looks if id(features) not in mine]
             known = len(others) / (len(others) + RECENT)
             bins = [fade * (1.0 - known) * first for first in FIRST_LOOKS]
-            shown = [(i + 0.5) / n * weight for i, weight in enumerate(bins)]
             each = fade * known * sum(FIRST_LOOKS) / max(len(others), 1)
             for looks, weight in ((others, each), (self._looks, 1.0)):
                 for features in looks:
-                    a = self.predict(features)
-                    at = min(int(n * a), n - 1)
-                    bins[at] += weight
-                    shown[at] += weight * a
+                    bins[min(int(n * self.predict(features)), n - 1)] += weight
             self._of = self.state.labels
-            weights = np.array(bins)
-            self._spread = np.array(shown) / weights, weights / weights.sum()
+            self._spread = (np.arange(n) + 0.5) / n, np.array(bins) / sum(bins)
         return self._spread
 
     def learn(self, features: Features, accepted: bool, depth: int = 0) -> None:

@@ -131,9 +131,8 @@ class Weighing(Willing):
 
     # -- what asking the paying source promises --
 
-    def _lines(self, source: InText, spent: float, stake: float) -> Lines:
-        mean, spread = source.mean, source.spread()
-        return gain.lines(self._terms, self._reached, self._beside, mean, spread, spent, stake)
+    def _lines(self, mean: float, spent: float, stake: float) -> Lines:
+        return gain.lines(self._terms, self._reached, self._beside, mean, spent, stake)
 
     def _promise(self, lines: Lines, source: InText, read: int) -> tuple[float, float]:
         """(ms that asking the paying source gains in a round, rounds that are left), if it reads
@@ -153,7 +152,7 @@ class Weighing(Willing):
         if name not in self._text.learned.sources:
             return 0.0
         source = self._text.source(name, "draft")
-        lines = self._lines(source, terms.step, terms.stake)
+        lines = self._lines(source.mean, terms.step, terms.stake)
         return self._promise(lines, source, max(self._text.lag, 1))[0]
 
     # -- the answers --
@@ -188,8 +187,9 @@ class Weighing(Willing):
         """
         terms, draft, n = self._terms, self._draft, self._n
         one, depth, mean, full = terms.one, terms.depth, source.mean, BEHIND * terms.one
-        lines = self._lines(source, terms.step, full)
-        rest = self._price(lines, mean)
+        lines = self._lines(mean, terms.step, full)
+        best = 0 if terms.others else gain.best(lines, mean)
+        rest = best * terms.further + terms.v[n + 2 + best] - one
         gained, rounds = self._promise(lines, source, draft.within(lag, full - rest, depth))
         if gained <= 0.0 and self._text.part:  # the newest tokens will do to find out
             lag = min(lag, READ)
@@ -203,25 +203,13 @@ class Weighing(Willing):
                 self._why = f"drafting would not pay: {earned}"
                 return 0
             self._exploring = True
-        least = min(lag, READ)
         read = draft.within(lag, terms.stake - rest, depth)
-        if read < least and not self._exploring:  # a shorter draft may do
-            lines = self._lines(source, terms.step, terms.stake - draft.most(least, depth))
-            if self._promise(lines, source, least)[0] > 0.0:
-                read = draft.within(lag, terms.stake - self._price(lines, mean), depth)
-        if read < least:
-            need = (draft.ms(least, depth) + rest) / one
+        if read < min(lag, READ):
+            need = (draft.ms(min(lag, READ), depth) + rest) / one
             dear = f"catching up would cost up to {need:.1f} steps, more than the budget"
             self._why = f"waiting: {dear}"
             return 0
         return read
-
-    def _price(self, lines: Lines, mean: float) -> float:
-        """Milliseconds that the draft takes which promises most, after its first step; in company
-        that of one guess, as each lane has only its share of a pass."""
-        terms = self._terms
-        best = 0 if terms.others else gain.best(lines, mean)
-        return best * terms.further + terms.v[self._n + 2 + best] - terms.one
 
     def _scouts(self, rows: int) -> int:
         """How many scout rows a pass may have in addition to its own."""
@@ -246,7 +234,7 @@ class Weighing(Willing):
         forced = self._exploring and not self._n and not (terms.peek and token is not None)
         need = 1.0  # acceptance from which on it goes
         if fits and not forced:
-            need = gain.needed(self._lines(trial.state, self._spent, terms.stake))
+            need = gain.needed(self._lines(trial.state.mean, self._spent, terms.stake))
         wanted = fits and (forced or a > need)
         if wanted:
             self._reached.append(self._reached[-1] * a)
@@ -275,7 +263,7 @@ class Weighing(Willing):
         if not self._fits(n + 1, price):
             return False
         if likely is None:
-            lines = self._lines(source, self._spent + price, terms.stake)
+            lines = self._lines(source.mean, self._spent + price, terms.stake)
             worth = gain.look(lines, source.spread())
         else:
             worth = gain.beside(likely, source.spread(), terms.rate, terms.row(n))
