@@ -23,7 +23,12 @@ from specllama.speculative.budget import Bid
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.effects import Offer
-from specllama.speculative.policy.acceptance import Features, draft_features, match_features
+from specllama.speculative.policy.acceptance import (
+    Features,
+    draft_features,
+    match_features,
+    sigmoid,
+)
 from specllama.speculative.types import Booking, Guess, Willing
 from specllama.speculative.window import FixedWindow, Outcome, Plan, Window
 
@@ -47,7 +52,7 @@ def fitted(lessons: Sequence[tuple[Features, bool]]) -> Callable[[Features], flo
 
     def tell(features: Features) -> float:
         z = float(theta @ np.array((1.0, *features)))
-        return 1.0 / (1.0 + np.exp(-min(max(z, -30.0), 30.0)))
+        return sigmoid(min(max(z, -30.0), 30.0))
 
     return tell
 

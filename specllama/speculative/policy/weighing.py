@@ -213,7 +213,7 @@ class Weighing(Willing):
         return read
 
     def _price(self, lines: Lines, mean: float) -> float:
-        """Milliseconds that the draft takes which promises most, behind its first step."""
+        """Milliseconds that the most promising draft takes after its first step."""
         terms, best = self._terms, gain.best(lines, mean)
         return best * terms.further + terms.v[self._n + 2 + best] - terms.one
 
