@@ -32,13 +32,21 @@ class Spot:
     """One position of the output.
 
     ``copy`` is (match length, tokens offered, how many of them are right) of a copy that could
-    start here, None without a match.
+    start here, None without a match. ``truth`` is what the target wrote, ``guess`` what a draft
+    that is wrong here says.
     """
 
     hit: bool
     confidence: float | None = None
     lead: float | None = None
     copy: tuple[int, int, int] | None = None
+    truth: int = _TRUTH
+    guess: int = _GUESS
+
+    @property
+    def token(self) -> int:
+        """The drafted one."""
+        return self.truth if self.hit else self.guess
 
 
 @dataclass(slots=True)
@@ -144,7 +152,7 @@ class _Model(Recorded):
         guesses: list[int] = []
         confidence: list[float | None] = []
         for spot in self.spots(tokens, room.n):
-            token = _TRUTH if spot.hit else _GUESS
+            token = spot.token
             seen = (spot.lead, token) if self._peek else (None, None)
             if not room.judge.take(spot.confidence, *seen):
                 break
@@ -183,7 +191,7 @@ def replay(
     *,
     verify: Sequence[float],
     draft: Sequence[float] | float,
-    prompt: int = 0,
+    prompt: int | Sequence[int] = 0,
     peek: bool = True,
     use_model: bool = True,
     drafter: Drafter | None = None,
@@ -193,7 +201,7 @@ def replay(
     Args:
         verify: cost of a pass of n rows, ``verify[1] == 1``.
         draft: cost of a draft step, or of a draft pass by tokens.
-        prompt: tokens that the draft has to read before its first guess.
+        prompt: tokens that the draft has to read before its first guess, or how many.
         peek: whether the draft tells its drawn token (rule ``match``).
         use_model: False replays copies only.
         drafter: drafts instead of the recorded copies and the recorded model.
@@ -207,18 +215,20 @@ def replay(
         return table[n] if n < len(table) else table[-1] * n / (len(table) - 1)
 
     out = Replay()
-    tokens = [_TRUTH] * max(prompt, 1)
+    tokens = [_TRUTH] * max(prompt, 1) if isinstance(prompt, int) else list(prompt)
     start, last = len(tokens), len(trace) - 1
-    target = _Lane()
-    rows = np.zeros((len(verify), target.n_vocab), np.float32)
-    rows[:, _TRUTH] = 1.0
+    target = _Lane(n_vocab=1 + max(2, *(spot.truth for spot in trace)))
 
     def answer(ask: Effect) -> object:
         if isinstance(ask, Pass):
             n = len(ask.tokens)
             out.steps += ask.lane is not target
             clock.steps(verify[n] if ask.lane is target else reading(n))
-            return Out(rows[:n])
+            rows = np.zeros((n, target.n_vocab), np.float32)
+            at = len(tokens) - start
+            for row, spot in zip(rows, trace[at : at + n], strict=False):
+                row[spot.truth] = 1.0
+            return Out(rows)
         return ask.size if isinstance(ask, Offer) else None
 
     model = [_Model(trace, start, peek=peek)] if use_model else []

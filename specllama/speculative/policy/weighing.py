@@ -188,8 +188,7 @@ class Weighing(Willing):
         terms, draft, n = self._terms, self._draft, self._n
         one, depth, mean, full = terms.one, terms.depth, source.mean, BEHIND * terms.one
         lines = self._lines(mean, terms.step, full)
-        best = 0 if terms.others else gain.best(lines, mean)
-        rest = best * terms.further + terms.v[n + 2 + best] - one
+        rest = self._price(lines, mean)
         gained, rounds = self._promise(lines, source, draft.within(lag, full - rest, depth))
         if gained <= 0.0 and self._text.part:  # the newest tokens will do to find out
             lag = min(lag, READ)
@@ -203,13 +202,25 @@ class Weighing(Willing):
                 self._why = f"drafting would not pay: {earned}"
                 return 0
             self._exploring = True
+        least = min(lag, READ)
         read = draft.within(lag, terms.stake - rest, depth)
-        if read < min(lag, READ):
-            need = (draft.ms(min(lag, READ), depth) + rest) / one
+        if read < least and not self._exploring:  # a shorter draft may do
+            lines = self._lines(mean, terms.step, terms.stake - draft.most(least, depth))
+            if self._promise(lines, source, least)[0] > 0.0:
+                read = draft.within(lag, terms.stake - self._price(lines, mean), depth)
+        if read < least:
+            need = (draft.ms(least, depth) + rest) / one
             dear = f"catching up would cost up to {need:.1f} steps, more than the budget"
             self._why = f"waiting: {dear}"
             return 0
         return read
+
+    def _price(self, lines: Lines, mean: float) -> float:
+        """Milliseconds that the most promising draft takes after its first step. In company that
+        is one guess: the others' gains pay for more."""
+        terms = self._terms
+        best = 0 if terms.others else gain.best(lines, mean)
+        return best * terms.further + terms.v[self._n + 2 + best] - terms.one
 
     def _scouts(self, rows: int) -> int:
         """How many scout rows a pass may have in addition to its own."""

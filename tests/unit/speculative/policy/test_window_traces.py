@@ -210,3 +210,15 @@ def test_twenty_logged_runs_replay_within_the_ledger(tmp_path: Path) -> None:
             pair = Pair().tuned(CPU, 0.1)
             result = play(spots, CPU, 0.1, pair=pair, peek=peek, draft_max=15)
             assert result.worst_loss(EPSILON) <= Ledger().total + 1e-6
+
+
+def test_a_low_balance_buys_the_text_and_a_shorter_draft() -> None:
+    """It need not pay for the draft that promises most: waiting for that takes hundreds of
+    tokens."""
+    pair = Pair().tuned(CPU, 0.12)
+    sure = [Spot(True, 0.99, 6.0)] * 200
+    play(sure, CPU, 0.12, pair=pair, prompt=30, draft_max=15)
+    pair.ledger = Ledger(spare=3.0, own={"draft": 0.3})
+    result = play(sure[:80], CPU, 0.12, pair=pair, prompt=30, draft_max=15)
+    assert not any(reason.startswith("waiting") for reason in result.reasons)
+    assert result.speed > 1.5
