@@ -196,7 +196,7 @@ def on_hangup(call: Callable[[], object]) -> Iterator[None]:
 
 def _has_terminal() -> bool:
     try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+        os.close(os.open("/dev/tty", os.O_RDONLY))
     except OSError:
         return False
     return True
