@@ -20,12 +20,12 @@ from specllama import signals
 from specllama.cli import diagnostics, output
 
 SUMMARIES = {
-    "chat": "Chat with a model; in the terminal app, or line by line.",
+    "chat": "Chat with a model, in the terminal app or line by line.",
     "run": "Answer one prompt and print the text.",
     "demo": "See drafting pay on this machine, in a minute.",
     "hub": "Find, download and check models.",
     "log": "Look into the rounds of earlier runs.",
-    "history": "List and delete stored conversations.",
+    "history": "List, search and delete stored conversations.",
     "pair": "Find a draft model that fits a target.",
     "prove": "Prove that speculation does not change the text.",
     "tune": "Measure this machine and choose the best settings.",
@@ -159,7 +159,7 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     help="Print versions and exit.",
 )
 @click.option("--offline", is_flag=True, help="Never use the network, whatever the command.")
-@click.option("-v", "--verbose", is_flag=True, help="Say on stderr what is decided, and why.")
+@click.option("-v", "--verbose", is_flag=True, help="Print each decision and its reason on stderr.")
 @click.pass_context
 def group(ctx: click.Context, offline: bool, verbose: bool) -> Any:
     """Run quantized GGUF models on your own machine, sped up by speculative decoding.

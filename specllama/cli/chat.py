@@ -76,7 +76,7 @@ In a plain chat, /help lists the commands; a \\ at the end of a line or a pair o
     "--idle-unload",
     metavar="TIME",
     group="Output",
-    help="Unload the model when nothing was typed or written for so long, in the terminal app; "
+    help="Unload the model when nothing was typed or written for this TIME, in the terminal app; "
     "never keeps it.  [default: 10m]",
 )
 @grouped("-q", "--quiet", is_flag=True, group="Output", help="Show no statistics after a reply.")

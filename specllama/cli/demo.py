@@ -26,13 +26,13 @@ BAR = 30  # cells of the faster of two bars
 EPILOG = """\b
 Examples:
   specllama demo                  make a pair, race it, delete it
-  specllama demo --keep           and leave the files, to chat with them
+  specllama demo --keep           keep the files, to chat with them
   specllama demo --json | jq .answer
 """
 
 
 @click.command("demo", cls=GroupedCommand, epilog=EPILOG)
-@click.option("--keep", is_flag=True, help="Leave the files of the pair on the disk.")
+@click.option("--keep", is_flag=True, help="Keep the files of the pair.")
 @settings_options(only=("threads", "gpu-layers"))
 @json_option
 def command(keep: bool, as_json: bool, **flags: Any) -> None:

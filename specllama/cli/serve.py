@@ -48,15 +48,15 @@ Examples:
   specllama serve -m qwen3-8b --parallel 8   eight conversations at once
   specllama serve -m qwen3-8b -m gemma3-4b   two models: requests name one, loaded when needed
   specllama serve --on-demand                every model on this machine, loaded when needed
-  specllama serve --on-demand --install-service    start that whenever you log in
+  specllama serve --on-demand --install-service    start that when you log in
   specllama serve --host 0.0.0.0 --api-key-file keys.txt
-  specllama serve --experiment auto=50,none=50    half of the conversations undrafted
+  specllama serve --experiment auto=50,none=50    half of the conversations plain
 
 \b
 Clients:
   OpenAI              base URL http://127.0.0.1:8484/v1
   Anthropic, Ollama   http://127.0.0.1:8484
-  specllama           run --server URL, chat --plain --server URL, top URL
+  specllama           run --remote URL, chat --remote URL, top URL
 
 GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
 (--drain); a second one stops at once.
@@ -67,14 +67,14 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
 @settings_options(only=(*(n for n in LOADING if n not in ("model", "draft-model")), *REPLYING))
 @grouped("-d", "--draft-model", multiple=True, metavar="REF", group="Model",
          shell_complete=completing.models,
-         help="Draft model, named in the same ways; none loads none. Of several models: one for "
-         "each, in their order; auto is the one that belongs to it.")  # fmt: skip
+         help="Draft model, named in the same ways; none loads none. With several models: one for "
+         "each, in their order; auto is the model's own.")  # fmt: skip
 @grouped("-m", "--model", multiple=True, metavar="REF", group="Model",
          shell_complete=completing.models,
          help="Target: a path, user/repo[:quant], a catalogue name, or a folder of models. "
          "Repeatable: requests name one of them, and the first is loaded at once.")  # fmt: skip
 @grouped("--on-demand", is_flag=True, group="Model",
-         help="Serve every other model on this machine, too: a request that names one loads "
+         help="Also serve every other model on this machine: a request that names one loads "
          "it.")  # fmt: skip
 @grouped(
     "--models-max",
@@ -82,10 +82,10 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
     default=0,
     metavar="N",
     group="Model",
-    help="Most models that are loaded at once; 0: as many as fit.  [default: 0]",
+    help="Most models loaded at once; 0: as many as fit.  [default: 0]",
 )
 @grouped("--idle-unload", metavar="TIME", group="Model",
-         help="Unload a model when no request named it for so long, such as 10m; 0 does at once, "
+         help="Unload a model that no request named for this TIME, such as 10m; 0 unloads at once, "
          "never keeps it.  [default: 10m]")  # fmt: skip
 @grouped("--host", default="127.0.0.1", show_default=True, group="Server",
          help="Address to listen on. Any address but loopback needs a key.")  # fmt: skip
@@ -94,7 +94,7 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
 @sharing_options(PARALLEL)
 @disk_option
 @grouped("--alias", metavar="NAME", group="Server", multiple=True,
-         help="Name of the model in responses. Of several: one for each, in their "
+         help="Name of the model in responses. With several models: one for each, in their "
          "order.")  # fmt: skip
 @grouped("--api-key-file", type=click.Path(path_type=Path), group="Server",
          help=f"File of client keys, one per line; {KEY_VARIABLE} adds one.")  # fmt: skip
@@ -103,7 +103,7 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
 @grouped("--allow-host", multiple=True, metavar="NAME", group="Server",
          help="Another host name that clients use for this server; repeatable.")  # fmt: skip
 @grouped("--cors-origin", multiple=True, metavar="ORIGIN", group="Server",
-         help="Let web pages of this origin ask, such as https://example.org; "
+         help="Allow requests from web pages of this origin, such as https://example.org; "
          "repeatable.")  # fmt: skip
 @grouped("--queue", type=click.IntRange(0), group="Server", metavar="N",
          help="Requests of one client that may wait; further ones get 429. All clients "
@@ -116,20 +116,20 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
 @grouped("--expose-text", is_flag=True, group="Server",
          help="Include texts in /specllama/events, not only figures of rounds.")  # fmt: skip
 @grouped("--slots/--no-slots", default=True, show_default=True, group="Server",
-         help="Show every client what is being written, in /slots, /specllama/events "
+         help="Let every client see how replies are written, in /slots, /specllama/events "
          "and `specllama top`.")  # fmt: skip
 @grouped("--slot-save-path", type=click.Path(file_okay=False, path_type=Path), group="Server",
          metavar="FOLDER",
-         help="Where POST /slots/ID?action=save and restore keep what slots hold.")  # fmt: skip
+         help="Where POST /slots/ID?action=save and restore keep the states of slots.")  # fmt: skip
 @grouped("--drain", type=click.FloatRange(0), default=30.0, show_default=True, group="Server",
          metavar="SECONDS",
          help="Time that running replies get to finish when the server stops.")  # fmt: skip
 @grouped("--install-service", is_flag=True, group="Service",
-         help="Show the file by which systemd or launchd starts this command when you log in, "
-         "write it and start it.")  # fmt: skip
+         help="Let systemd or launchd start this command when you log in: show the file, ask, "
+         "write it and start the service.")  # fmt: skip
 @grouped("--uninstall-service", is_flag=True, group="Service",
-         help="End that server and delete the file.")  # fmt: skip
-@grouped("-y", "--yes", is_flag=True, group="Service", help="Do so without asking.")
+         help="Stop the service and delete its file.")  # fmt: skip
+@grouped("-y", "--yes", is_flag=True, group="Service", help="Install or uninstall without asking.")
 @grouped("--access-log/--no-access-log", default=None, group="Output",
          help="Log each request on one line: time, route, status, seconds, client, id; never its "
          "text.  [default: on]")  # fmt: skip
@@ -166,7 +166,7 @@ def command(
     """Answer clients over HTTP.
 
     Several conversations share the passes of one engine; each writes what it would write alone.
-    Of several models each has an engine of its own, loaded when a request names it.
+    With several models, each has an engine of its own, loaded when a request names it.
     """
     _require_installed()
     from specllama.cli.reload import Reload

@@ -473,8 +473,8 @@ class EngineOptions:
     use_mmap: bool = setting(True, "Map model files instead of reading them.", name="mmap")
     repack: Repacking = setting(
         "auto",
-        "Rearrange weights for wide products on a CPU; auto measures once for a model which layout "
-        "is faster here.",
+        "Rearrange weights for wide products on a CPU; auto measures once per model, and takes the "
+        "layout whose passes are bitwise, else the faster one.",
         choices=("auto", "on", "off"),
     )
     use_mlock: bool = setting(False, "Keep the model in memory (no swapping).", name="mlock")

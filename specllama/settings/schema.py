@@ -51,8 +51,8 @@ class AppOptions:
     )
     idle_unload: str = setting(
         "10m",
-        "Free a model's memory when nothing was asked of it for so long, in serve and in the "
-        "terminal app; the next message loads it again. never keeps it.",
+        "Free the memory of a model that was idle for this TIME, in serve and in the terminal app; "
+        "the next message loads it again. never keeps it.",
         metavar="TIME",
         flag=False,
     )
