@@ -192,7 +192,7 @@ def run(
     geometric means of these pairs.
 
     \b
-    range        what holds the ratio 19 of 20 times, by how much repetitions of a prompt differ
+    range        holds the ratio 19 of 20 times, from how much repetitions of a prompt differ
     same text    replies that equal plain decoding, token by token
     own time     the share of the time that neither model took, events and round log included
     worst 500    the slowest 500 tokens, over plain decoding

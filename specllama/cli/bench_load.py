@@ -53,17 +53,17 @@ def command(
 ) -> None:
     """Time running servers while several clients ask at once.
 
-    Every server gets the same requests, in turns, and every wave others as long as there are some.
-    Which engine each is, is found out. Where a request can switch drafting, #none and #auto do.
+    The servers get the same requests, in turns, and each wave gets other requests while there are
+    some. specllama recognises the engine. If a request can switch drafting, #none and #auto do so.
 
     \b
-    ratio        tokens per second over those of the first server, with as many clients, and
-                 between what it is, by how much the repetitions differ (19 of 20 times)
-    CPU          processor time of a token, and how many times less than the first server's (of
+    ratio        tokens per second over those of the first server, with as many clients, and an
+                 interval that holds the ratio 19 of 20 times, from how much repetitions differ
+    CPU          processor time of a token, and how many times less than the first server's (only
                  servers on this machine, Linux)
-    first token  until it came, of half and of 95 % of the requests; reply: until all of it had
-    accepted     of what was drafted, where the server says it of its replies, or counts it while
-                 it serves nobody else
+    first token  time to the first token, for half and for 95 % of the requests; reply: to the end
+    accepted     share of the drafted tokens, if the server reports it in its replies, or counts it
+                 while it has no other requests
     pace         speed of the reply that fell furthest behind the first server's same reply
     same text    replies that equal what the first server writes for one client alone (--alone)
     """

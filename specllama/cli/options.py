@@ -163,7 +163,7 @@ def sharing_options(parallel: int) -> Callable[[Decorated], Decorated]:
     def decorate(function: Decorated) -> Decorated:
         function = grouped(
             "--kv-ram", type=click.IntRange(0), default=None, group="Server", metavar="MIB",
-            help="Memory for idle conversations whose cells were taken. Unset: as much as model "
+            help="Memory for idle conversations whose cells others need. Unset: as much as model "
             "and context take, at most 1024.",
         )(function)  # fmt: skip
         return grouped(

@@ -509,7 +509,7 @@ class EngineOptions:
     kv_ram: int | None = setting(None, within=(0, 2**24))
     kv_disk: str = setting(
         "auto",
-        "Keep what conversations left on disk, up to this size (8G, 500M), so that they reopen "
+        "Keep states of conversations on disk, up to this size (8G, 500M), so that they reopen "
         "without being read again; off keeps nothing. auto: 4G, or a tenth of what is free.",
         "Output",
         metavar="SIZE|off",
