@@ -173,7 +173,6 @@ class Glyphs:
     bars: str = "▁▂▃▄▅▆▇█"
     full: str = "█"
     shade: str = "▒"
-    half: str = "▌"
     line: str = "━"
     track: str = "─"
     dot: str = "·"
@@ -227,13 +226,6 @@ class Glyphs:
         filled = max(filled, 1) if fraction > 0 else 0
         return self.line * filled, self.track * (width - filled)
 
-    def spark(self, values: list[float]) -> str:
-        """Values in 0..1; anything else (NaN from a division, say) draws as the lowest bar."""
-        top = len(self.bars) - 1
-        return "".join(
-            self.bars[round(min(1.0, v) * top)] if v > 0 else self.bars[0] for v in values
-        )
-
 
 _PLAIN_SIGNS = str.maketrans(
     {
@@ -250,7 +242,6 @@ ASCII = Glyphs(
     bars="_.-=+*%#",
     full="#",
     shade=":",
-    half="#",
     line="=",
     track="-",
     dot="-",
