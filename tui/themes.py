@@ -128,7 +128,6 @@ class Ink:
     warn: str
     accent: str
     mark: str
-    ansi: bool
 
     def source(self, name: str) -> str:
         """The ink of a source; a method without one of its own shares the draft model's."""
@@ -155,7 +154,6 @@ def ink_for(theme: Theme) -> Ink:
         warn="bold $warning",
         accent="$primary",
         mark="bold $source-ngram",
-        ansi=theme.ansi,
     )
 
 
@@ -189,7 +187,6 @@ class Glyphs:
     branch: str = "├─"
     last: str = "└─"
     pipe: str = "│ "
-    rule: str = "─"
     diamond: str = "◆"
     whisker: str = "│"
     newline: str = "⏎"
@@ -258,7 +255,6 @@ ASCII = Glyphs(
     branch="|-",
     last="`-",
     pipe="| ",
-    rule="-",
     diamond="@",
     whisker="|",
     newline="\\n",
