@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from specllama.errors import CannotLoad, ModelUnavailable, UsageError
+from specllama.errors import CannotLoad, ModelUnavailable
 from specllama.models.checkpoint import CONFIG, read_config
 from specllama.models.convert_medusa import NAMES, convert_medusa
 from specllama.models.gguf import GgufHeader
 from specllama.models.heads import HEADS, find, function
+from specllama.models.quantize import check_destination
 
 
 def convert(source: Path, destination: Path, target: GgufHeader, kind: str) -> None:
@@ -26,10 +27,7 @@ def convert(source: Path, destination: Path, target: GgufHeader, kind: str) -> N
         PairIncompatible: a head of another target.
         SpecllamaError: the file cannot be written.
     """
-    if destination.exists():
-        raise UsageError(f"{destination} exists and is never overwritten", "choose another name")
-    if not destination.parent.is_dir():
-        raise UsageError(f"there is no folder {destination.parent}", "create it first")
+    check_destination(destination)
     medusa = source if source.is_file() else _first(source, NAMES)
     if medusa is not None:
         convert_medusa(medusa, destination, target, kind)

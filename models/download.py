@@ -119,7 +119,7 @@ def download(
         destination.parent.mkdir(parents=True, exist_ok=True)
         with part.open("ab+", buffering=0) as file:
             sink = _Sink(file, size, digest, progress or Silent())
-            sink.rehash(announce=True)
+            sink.rehash()
             attempts = 0
             while sink.done < size:
                 before = sink.done
@@ -163,7 +163,7 @@ class _Sink:
         self.progress = progress
         self.done = 0
 
-    def rehash(self, *, announce: bool = False) -> None:
+    def rehash(self) -> None:
         """Hash what an earlier run left; a part longer than the file is something else."""
         if self._file.seek(0, os.SEEK_END) > self._size:
             self.restart()
@@ -171,7 +171,7 @@ class _Sink:
         while chunk := self._file.read(CHUNK):
             self._state.update(chunk)
             self.done += len(chunk)
-        if announce and self.done:
+        if self.done:
             self.progress.resumed(self.done)
 
     def write(self, chunk: bytes) -> None:

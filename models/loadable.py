@@ -142,14 +142,12 @@ def _u32(
     return value
 
 
-def _layered(
-    header: GgufHeader, name: str, high: int, *, required: bool = False
-) -> tuple[int, ...]:
+def _layered(header: GgufHeader, name: str, high: int) -> tuple[int, ...]:
     """A number, or one per layer: u32 or i32, as llama.cpp's get_key_or_arr demands."""
     key = header.own(name)
     array = header.arrays.get(key)
     if array is None:
-        value = _u32(header, name, 0, high, required=required)
+        value = _u32(header, name, 0, high, required=False)
         return () if value is None else (value,)
     if array.kind not in ("u32", "i32"):
         raise BadGguf(

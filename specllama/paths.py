@@ -142,12 +142,17 @@ def why_not_writable(folder: Path) -> str:
         return error.strerror or str(error)
 
 
+def standing(folder: Path) -> Path:
+    """A folder that need not exist yet, or the nearest one above it that does."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
 def barred(folder: Path) -> str:
     """Why nothing can be kept in a folder that need not exist yet; "" if something can. Makes
     nothing."""
-    existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
+    existing = standing(folder)
     if not existing.is_dir():
         return f"{existing} is no folder"
     return "" if os.access(existing, os.W_OK | os.X_OK) else f"{existing} cannot be written to"

@@ -58,7 +58,6 @@ class Preferences:
     show_panel: bool = True
     show_sidebar: bool = True
     first_look: bool = True  # the demonstration is still to be shown
-    last_session: str = ""
     last_target: str = ""
     last_draft: str = ""
     system_prompt: str = ""

@@ -128,7 +128,6 @@ class Ink:
     warn: str
     accent: str
     mark: str
-    ansi: bool
 
     def source(self, name: str) -> str:
         """The ink of a source; a method without one of its own shares the draft model's."""
@@ -155,7 +154,6 @@ def ink_for(theme: Theme) -> Ink:
         warn="bold $warning",
         accent="$primary",
         mark="bold $source-ngram",
-        ansi=theme.ansi,
     )
 
 
@@ -173,7 +171,6 @@ class Glyphs:
     bars: str = "▁▂▃▄▅▆▇█"
     full: str = "█"
     shade: str = "▒"
-    half: str = "▌"
     line: str = "━"
     track: str = "─"
     dot: str = "·"
@@ -190,7 +187,6 @@ class Glyphs:
     branch: str = "├─"
     last: str = "└─"
     pipe: str = "│ "
-    rule: str = "─"
     diamond: str = "◆"
     whisker: str = "│"
     newline: str = "⏎"
@@ -227,13 +223,6 @@ class Glyphs:
         filled = max(filled, 1) if fraction > 0 else 0
         return self.line * filled, self.track * (width - filled)
 
-    def spark(self, values: list[float]) -> str:
-        """Values in 0..1; anything else (NaN from a division, say) draws as the lowest bar."""
-        top = len(self.bars) - 1
-        return "".join(
-            self.bars[round(min(1.0, v) * top)] if v > 0 else self.bars[0] for v in values
-        )
-
 
 _PLAIN_SIGNS = str.maketrans(
     {
@@ -250,7 +239,6 @@ ASCII = Glyphs(
     bars="_.-=+*%#",
     full="#",
     shade=":",
-    half="#",
     line="=",
     track="-",
     dot="-",
@@ -267,7 +255,6 @@ ASCII = Glyphs(
     branch="|-",
     last="`-",
     pipe="| ",
-    rule="-",
     diamond="@",
     whisker="|",
     newline="\\n",

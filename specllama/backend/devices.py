@@ -191,7 +191,7 @@ def build_info() -> BuildInfo:
             features.append(name if value == "1" else f"{name}={value}")
     return BuildInfo(
         binding=llama_cpp.__version__,
-        llama_cpp=_commit(),
+        llama_cpp=_COMMITS.get(importlib.metadata.version("llama-cpp-python"), "?"),
         features=tuple(features),
         backends=tuple(backends),
         gpu_offload=bool(llama_cpp.llama_supports_gpu_offload()),
@@ -203,10 +203,6 @@ def build_info() -> BuildInfo:
 # the llama.cpp commit that each binding release vendors: a release reports only its own version,
 # while security notes name llama.cpp's
 _COMMITS = {"0.3.36": "0c1e57098"}
-
-
-def _commit() -> str:
-    return _COMMITS.get(importlib.metadata.version("llama-cpp-python"), "?")
 
 
 def cpu_name() -> str:

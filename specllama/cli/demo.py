@@ -95,7 +95,8 @@ def _shown(
         with engine:
             engine.windows.profile.path = None  # what is learnt of it is of no use later
             board = RaceBoard()
-            promising = _tried(engine, board)
+            with signals.stopping() as cancel:
+                promising = demo.promises(demo.trial(engine, board, cancel))
             if promising or kind is kinds[-1]:
                 way = _raced(engine, board, quiet=quiet)
                 return way, demo.why(board, way), kind, pair
@@ -118,13 +119,6 @@ def _made(kind: WeightKind, own: Path, *, quiet: bool) -> tuple[Path, Path]:
         return demo.make(kind, own, progress)
     finally:
         line.clear()
-
-
-def _tried(engine: Engine, board: RaceBoard) -> bool:
-    from specllama.bench import demo
-
-    with signals.stopping() as cancel:
-        return demo.promises(demo.trial(engine, board, cancel))
 
 
 def _raced(engine: Engine, board: RaceBoard, *, quiet: bool) -> Way:

@@ -223,8 +223,8 @@ def _stores() -> list[DoctorLine]:
             advice = "set SPECLLAMA_HOME to a folder you can write to"
             checks.append(DoctorLine("bad", name, f"{folder} is not writable: {why}", advice))
             continue
-        existing = next(one for one in (folder, *folder.parents) if one.exists())
-        free = f", {size(shutil.disk_usage(existing).free)} free" if name == "models" else ""
+        here = paths.standing(folder)
+        free = f", {size(shutil.disk_usage(here).free)} free" if name == "models" else ""
         checks.append(DoctorLine("ok", name, f"{folder}{free}"))
     return checks
 

@@ -121,7 +121,7 @@ class Scheduler:
         whole: list[Said] = []
         for id, event in said:
             whole.append((id, event))
-            while isinstance(event, Event) and event.followed:
+            while not isinstance(event, BaseException) and event.followed:
                 one = self._running.get(id)
                 then = None if one is None else self._resume(one, None)
                 if then is None:

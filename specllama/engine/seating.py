@@ -426,10 +426,7 @@ class Seats:
             or common_prefix(other.blob.tokens, tokens) < len(other.blob.tokens)
         ]
         self._lot.append(text)
-        self._trim()
-
-    def _trim(self) -> None:
-        """The oldest leave until the others take no more memory than they may."""
+        # the oldest leave until the others take no more memory than they may
         while self._lot and (self.n_bytes > self._most_bytes or 0 < self._free_memory() < SPARE):
             self._drop(self._lot.pop(0))
 

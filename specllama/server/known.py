@@ -87,24 +87,6 @@ REFUSED: Mapping[str, Refused] = {
 }
 """By name; the same name means the same for every family that has it."""
 
-HARMLESS = frozenset(
-    {
-        # where and how it is computed: no text depends on it
-        "cache_prompt", "n_keep", "n_discard", "cache_salt", "priority", "request_id",
-        "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap",
-        "use_mlock", "low_vram", "vocab_only", "f16_kv", "num_keep", "service_tier",
-        "store", "prompt_cache_key", "kv_transfer_params", "guided_decoding_backend",
-        # of samplers that are off
-        "mirostat_tau", "mirostat_eta", "dynatemp_exponent", "adaptive_decay", "penalize_nl",
-        "penalize_newline",
-        # about the caller, or what is told alongside the text
-        "user", "metadata", "safety_identifier", "client_metadata", "include", "reasoning_format",
-        "return_token_ids", "truncate", "shift", "truncation", "cache_control",
-    }
-)  # fmt: skip
-"""Known, and passed over. ``truncate`` and its like: a prompt that is too long is an error."""
-
-
 _Fields = dict[str, msgspec.Raw]
 
 

@@ -20,7 +20,6 @@ class BestPlan:
 
     length: int
     speed: float
-    tokens_per_round: float
 
 
 def expected_tokens(survival: Sequence[float], length: int) -> float:
@@ -50,7 +49,7 @@ def plans(
     for k in range(1, min(len(survival), len(verify_ms) - 2) + 1):
         tokens = expected_tokens(survival, k)
         ms = k * draft_ms + survival[k - 1] * catch_up_ms + verify_ms[k + 1]
-        found.append(BestPlan(k, tokens * verify_ms[1] / ms, tokens))
+        found.append(BestPlan(k, tokens * verify_ms[1] / ms))
     return found
 
 
@@ -61,7 +60,7 @@ def best_plan(
     catch_up_ms: float = 0.0,
 ) -> BestPlan:
     """The fixed length with the most tokens per second; see ``plans``."""
-    found = [BestPlan(0, 1.0, 1.0), *plans(survival, draft_ms, verify_ms, catch_up_ms)]
+    found = [BestPlan(0, 1.0), *plans(survival, draft_ms, verify_ms, catch_up_ms)]
     return max(found, key=lambda plan: plan.speed)
 
 

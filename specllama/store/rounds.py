@@ -248,7 +248,6 @@ class LoggedTurn(Told):
     """One request of a run; ``finished`` is None if the process died before it ended."""
 
     index: int
-    started_at_s: float | None = None
 
     @property
     def figures(self) -> ReplyFigures | None:
@@ -312,10 +311,8 @@ def read_run(path: Path) -> RunRecord:
             record.skipped += 1
             continue
         index = line.get("turn")
-        turn = turns.setdefault(index if isinstance(index, int) else 0, LoggedTurn(len(turns)))
-        if turn.take(event).started is not None:
-            at = line.get("time_s")
-            turn.started_at_s = at if isinstance(at, (int, float)) else None
+        at = index if isinstance(index, int) else 0
+        turns.setdefault(at, LoggedTurn(len(turns))).take(event)
     record.turns = list(turns.values())
     return record
 

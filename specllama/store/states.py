@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from specllama.errors import StoreError
-from specllama.paths import private_folder, states_dir
+from specllama.paths import private_folder, standing, states_dir
 
 Bytes = bytes | bytearray | memoryview
 
@@ -161,11 +161,8 @@ def delete(one: StateFile) -> None:
 
 def bound(root: Path) -> int:
     """Bytes that states take at most unless the user says otherwise."""
-    at = root
-    while not at.exists() and at != at.parent:
-        at = at.parent
     try:
-        free = shutil.disk_usage(at).free
+        free = shutil.disk_usage(standing(root)).free
     except OSError:
         return 0
     return min(MOST_BYTES, (free + size(root)) // SHARE)

@@ -14,7 +14,7 @@ pytest.importorskip("uvicorn")
 from servers import Serving
 
 from specllama.server import anthropic, chat_completions, completions, native, ollama, responses
-from specllama.server.known import HARMLESS, REFUSED
+from specllama.server.known import REFUSED
 from specllama.server.refusals import Refusal
 from specllama.server.sampling import Sampling, Structured, params_of
 from specllama.settings.params import GenerateParams, SamplingParams
@@ -74,6 +74,23 @@ ASKS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "template": ("{{ .Prompt }}", ("",)),
     "context": ([1, 2], ([],)),
 }
+
+# Known, and passed over. ``truncate`` and its like: a prompt that is too long is an error.
+HARMLESS = frozenset(
+    {
+        # where and how it is computed: no text depends on it
+        "cache_prompt", "n_keep", "n_discard", "cache_salt", "priority", "request_id",
+        "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap",
+        "use_mlock", "low_vram", "vocab_only", "f16_kv", "num_keep", "service_tier",
+        "store", "prompt_cache_key", "kv_transfer_params", "guided_decoding_backend",
+        # of samplers that are off
+        "mirostat_tau", "mirostat_eta", "dynatemp_exponent", "adaptive_decay", "penalize_nl",
+        "penalize_newline",
+        # about the caller, or what is told alongside the text
+        "user", "metadata", "safety_identifier", "client_metadata", "include", "reasoning_format",
+        "return_token_ids", "truncate", "shift", "truncation", "cache_control",
+    }
+)  # fmt: skip
 
 
 def test_the_table_is_tried_whole() -> None:

@@ -285,7 +285,3 @@ def test_glyphs_follow_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert glyphs_for("unicode") is UNICODE
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     assert glyphs_for("auto") is UNICODE
-
-
-def test_sparks_survive_nonsense() -> None:
-    assert UNICODE.spark([float("nan"), -1.0, 0.0, 0.5, 1.0, 9.0]) == "▁▁▁▅██"

@@ -86,7 +86,6 @@ class ModelsScreen(Page):
         self.options = options
         self.downloads = downloads
         self.target: ChoiceRow | None = None
-        self._models: list[library.LocalModel] = []
         self._offered: list[ChoiceRow] = []
         self._compared: tuple[str, list[ChoiceRow]] | None = None
         self._settle: Timer | None = None
@@ -135,7 +134,6 @@ class ModelsScreen(Page):
             )
 
     def _found(self, models: list[library.LocalModel], highlight: str | None) -> None:
-        self._models = models
         n = len(models)
         self.set_title("Models", f"{n} on this machine" if n else "none found on this machine")
         rows = choices.local_rows(models, self.current[0] if self.current else None)

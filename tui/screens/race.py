@@ -375,7 +375,8 @@ class RaceScreen(Page):
         self.query_one("#tabs", Static).update(Content.assemble(*parts))
         match self.tab:
             case "race":
-                self._show_race()
+                self.replay.draw()
+                self.query_one("#race-answer", Static).update(Content("\n").join(self._answer()))
             case "sweep":
                 self._show_sweep()
             case "methods":
@@ -383,10 +384,6 @@ class RaceScreen(Page):
                 rows.raced = raced(self.board)
                 rows.write_rows()
         self.query_one("#race-verdict", Static).update(self._verdict())
-
-    def _show_race(self) -> None:
-        self.replay.draw()
-        self.query_one("#race-answer", Static).update(Content("\n").join(self._answer()))
 
     def _answer(self) -> list[Content]:
         """What is asked, and what came of it so far: the answer first, once it is there."""

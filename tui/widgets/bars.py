@@ -39,7 +39,6 @@ class Slider(Inked, Widget, can_focus=True):
 
     @dataclass
     class Changed(Message):
-        slider: Slider
         value: float
 
     def __init__(
@@ -64,7 +63,7 @@ class Slider(Inked, Widget, can_focus=True):
         return min(self.high, max(self.low, self.low + steps * self.step))
 
     def watch_value(self, value: float) -> None:
-        self.post_message(self.Changed(self, value))
+        self.post_message(self.Changed(value))
 
     def action_step(self, steps: int) -> None:
         self.value += steps * self.step

@@ -21,9 +21,7 @@ KEEP = 256
 RECENT = 32  # rounds whose letters are explained
 
 
-def round_parts(
-    done: RoundDone, before: RoundDone | None, widget: Inked, *, lead: bool = False
-) -> list[tuple[str, str]]:
+def _round_parts(done: RoundDone, before: RoundDone | None, widget: Inked) -> list[tuple[str, str]]:
     """(text, style) parts of one round. The source's letter stands where the source changes."""
     glyphs, ink = widget.glyphs, widget.ink
     if not done.drafted:
@@ -31,7 +29,7 @@ def round_parts(
     parts: list[tuple[str, str]] = []
     style = ink.source(done.source)
     styles = {"accepted": style, "rejected": ink.rejected, "target": ink.target}
-    if lead or before is None or before.source != done.source:
+    if before is None or before.source != done.source:
         parts.append((glyphs.source(done.source), style))
     for kind, run in glyph_run(done, glyphs):
         parts.append((run, styles.get(kind, ink.muted)))
@@ -66,7 +64,7 @@ class RoundsRow(Inked, Widget):
         rounds = list(self._rounds)
         for i in range(len(rounds) - 1, -1, -1):
             done, before = rounds[i], rounds[i - 1] if i else None
-            parts = round_parts(done, before, self)
+            parts = _round_parts(done, before, self)
             if done.drafted or (before is not None and before.drafted):
                 parts.insert(0, (" ", ""))
             need = sum(len(text) for text, _ in parts)
@@ -78,7 +76,7 @@ class RoundsRow(Inked, Widget):
         if not groups:
             return meanings
         first = rounds[len(rounds) - len(groups)]
-        groups[-1] = round_parts(first, None, self)
+        groups[-1] = _round_parts(first, None, self)
         content = Content.assemble(*(part for parts in reversed(groups) for part in parts))
         gap = width - content.cell_length - meanings.cell_length
         return Content.assemble(content, " " * gap, meanings)

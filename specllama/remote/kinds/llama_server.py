@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from specllama.remote.figures import Counters, Drafted, Json, MetricsPage, each, of, text, whole
+from specllama.remote.figures import Drafted, Json, each, of, text, whole
 from specllama.remote.kinds import openai
 from specllama.remote.kinds.kind import Found, Heard, Kind, Question, Served
 from specllama.remote.wire import Look
@@ -73,21 +73,9 @@ def read(chunk: Json, heard: Heard) -> tuple[str, str]:
     return openai.read(chunk, heard)
 
 
-def counters(look: Look) -> Counters | None:
-    found = MetricsPage(look.text("/metrics") or "", "llamacpp:")
-    if not found:
-        return None
-    spec = "llamacpp:spec_decode_num_"
-    return Counters(
-        drafts=found.total(f"{spec}drafts_total"),
-        drafted=found.total(f"{spec}draft_tokens_total"),
-        accepted=found.total(f"{spec}accepted_tokens_total"),
-        accepted_at=found.by(f"{spec}accepted_tokens_per_pos_total", "position"),
-        generated=found.total("llamacpp:tokens_predicted_total"),
-        running=found.total("llamacpp:requests_processing"),
-        waiting=found.total("llamacpp:requests_deferred"),
-    )
-
+counters = openai.counters_of(
+    "llamacpp", "tokens_predicted_total", "requests_processing", "requests_deferred"
+)
 
 KIND = Kind(
     name="llama-server",

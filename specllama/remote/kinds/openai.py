@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
-from specllama.remote.figures import Json, each, likely_of, of, text, whole
+from specllama.remote.figures import Counters, Json, MetricsPage, each, likely_of, of, text, whole
 from specllama.remote.kinds.kind import Found, Heard, Kind, Question, Served
 from specllama.remote.wire import Look
 from specllama.settings.params import EFFORTS, template_arguments
@@ -130,6 +131,29 @@ def models(look: Look, owner: str = "") -> tuple[Served, ...]:
         and not one.get("parent")
         and (not owner or one.get("owned_by") == owner)
     )
+
+
+def counters_of(
+    engine: str, generated: str, running: str, waiting: str
+) -> Callable[[Look], Counters | None]:
+    """Reads the counters of an engine that counts drafts by the names of vLLM."""
+
+    def counters(look: Look) -> Counters | None:
+        found = MetricsPage(look.text("/metrics") or "", f"{engine}:")
+        spec = f"{engine}:spec_decode_num_"
+        if not found:
+            return None
+        return Counters(
+            drafts=found.total(f"{spec}drafts_total"),
+            drafted=found.total(f"{spec}draft_tokens_total"),
+            accepted=found.total(f"{spec}accepted_tokens_total"),
+            accepted_at=found.by(f"{spec}accepted_tokens_per_pos_total", "position"),
+            generated=found.total(f"{engine}:{generated}"),
+            running=found.total(f"{engine}:{running}"),
+            waiting=found.total(f"{engine}:{waiting}"),
+        )
+
+    return counters
 
 
 def _recognise(look: Look) -> Found | None:

@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from specllama.remote.figures import (
-    Counters,
-    Drafted,
-    Json,
-    MetricsPage,
-    each,
-    number,
-    of,
-    text,
-    whole,
-)
+from specllama.remote.figures import Drafted, Json, each, number, of, text, whole
 from specllama.remote.kinds import openai
 from specllama.remote.kinds.kind import Found, Heard, Kind, Question
 from specllama.remote.wire import Look
@@ -61,22 +51,6 @@ def drafted(told: Json) -> Drafted | None:
     return Drafted(n, kept, per_round=per_round, accepted_at=kept_at, drafted_at=at)
 
 
-def _counters(look: Look) -> Counters | None:
-    found = MetricsPage(look.text("/metrics") or "", "vllm:")
-    if not found:
-        return None
-    spec = "vllm:spec_decode_num_"
-    return Counters(
-        drafts=found.total(f"{spec}drafts_total"),
-        drafted=found.total(f"{spec}draft_tokens_total"),
-        accepted=found.total(f"{spec}accepted_tokens_total"),
-        accepted_at=found.by(f"{spec}accepted_tokens_per_pos_total", "position"),
-        generated=found.total("vllm:generation_tokens_total"),
-        running=found.total("vllm:num_requests_running"),
-        waiting=found.total("vllm:num_requests_waiting"),
-    )
-
-
 KIND = Kind(
     name="vllm",
     title="vLLM",
@@ -86,7 +60,9 @@ KIND = Kind(
     fields=openai.MORE_FIELDS,
     constraints=frozenset({"json_schema", "grammar", "regex"}),
     continues=openai.CONTINUES,
-    counters=_counters,
+    counters=openai.counters_of(
+        "vllm", "generation_tokens_total", "num_requests_running", "num_requests_waiting"
+    ),
     refuses=("min_p", "logit_bias"),
     thinks=True,
 )
