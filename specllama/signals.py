@@ -180,7 +180,7 @@ def on_hangup(call: Callable[[], object]) -> Iterator[None]:
     bound = former is not signal.SIG_IGN and _has_terminal()
 
     def hear() -> None:
-        if bound and not _has_terminal():
+        if bound and _loses_terminal():
             _thread.interrupt_main(signal.SIGTERM)
         else:
             call()
@@ -192,6 +192,15 @@ def on_hangup(call: Callable[[], object]) -> Iterator[None]:
     finally:
         signal.signal(number, former)
         del _hears[number]
+
+
+def _loses_terminal() -> bool:
+    """Whether the terminal is gone, or goes: the signal may come before that."""
+    for _ in range(5):
+        if not _has_terminal():
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def _has_terminal() -> bool:

@@ -331,8 +331,8 @@ class SessionStore:
         return search.best(chain.from_iterable(self._rows(texts, (session,))), wanted)
 
     def index(self, for_s: float = _STEP_S) -> bool:
-        """Learn which words stand where, for about so long; whether all is known then. Searching
-        finds the same without, in more time. Nobody is waited for."""
+        """Index words for about ``for_s`` seconds; returns whether all are indexed then. A search
+        finds the same without the index, but takes longer. It waits for no other writer."""
         with self._lock:
             if not self.keeps or self._waiting:
                 return True

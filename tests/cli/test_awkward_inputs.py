@@ -20,7 +20,7 @@ from specllama.errors import CannotLoad, StoreError
 from specllama.models import library, refs
 from specllama.models.gguf import read_header
 from specllama.models.receipts import read_receipt
-from specllama.store import sessions
+from specllama.store import database
 from specllama.store.rounds import read_run
 from specllama.store.sessions import SessionStore
 from specllama.store.tree import StoredMessage
@@ -229,7 +229,7 @@ def test_a_store_that_cannot_be_written_can_be_read(
     def refuse(path: Path) -> sqlite3.Connection:
         raise sqlite3.OperationalError("attempt to write a readonly database")
 
-    monkeypatch.setattr(sessions, "_connect", refuse)
+    monkeypatch.setattr(database, "_connect", refuse)
     with SessionStore.open(path) as store:
         assert "readonly" in store.notices[0]
         assert store.find("last") == kept

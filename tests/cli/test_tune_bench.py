@@ -265,8 +265,7 @@ def test_scaling_needs_no_package_of_its_own(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    monkeypatch.delitem(sys.modules, "specllama.models.scale", raising=False)
-    monkeypatch.setattr("specllama.models.gguf_writer.write_gguf", lambda *args: None)
+    monkeypatch.setattr("specllama.models.scale.write_gguf", lambda *args: None)
     assert invoke(["bench", "scale", str(tmp_path / "pair"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["target"].endswith("scaled-1b.gguf")
 

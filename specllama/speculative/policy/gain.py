@@ -53,8 +53,8 @@ class Terms:
         return self.v[guesses + 2] - self.v[guesses + 1]
 
     def tokens(self, stake: float) -> float:
-        """What the balance behind a stake is worth elsewhere, positive: in company it is one for
-        all, whose guesses do not fail together."""
+        """Tokens that the staked balance is worth elsewhere, more than 0. In company all share one
+        balance, and their guesses do not fail together."""
         return max(self.rate * stake * (1 + self.others), EPSILON)
 
 

@@ -104,7 +104,9 @@ def test_it_chats_with_drafts_and_no_token_changes(engine: Engine, proposer: str
     for question in ("what does the sailor carry", "who sails to the sand"):
         plain, drafted = (alone(engine, question, asked(name)) for name in ("none", proposer))
         assert drafted.token_ids == plain.token_ids
-        assert 0 < drafted.draft_n_accepted < drafted.draft_n
+        assert 0 < drafted.draft_n_accepted <= drafted.draft_n
+        if proposer in ("draft", "ngram"):  # the others may copy the plain reply
+            assert drafted.draft_n_accepted < drafted.draft_n
 
 
 def test_the_policy_runs_on_it(engine: Engine) -> None:
