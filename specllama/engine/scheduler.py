@@ -249,7 +249,7 @@ class Scheduler:
             back = 0
             if (
                 one.parked is not None
-            ):  # with less than its next pass takes it would be parked again
+            ):  # else its next pass would park it again
                 back = len(one.parked.tokens) + max(_AHEAD, _size(one.effect)[0])
             if not self._fits(one.unread + back, _AHEAD if back else 0):
                 break
