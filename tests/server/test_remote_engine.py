@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,14 @@ def test_a_server_says_what_the_engine_says(server: Serving) -> None:
     assert isinstance(ids[-1], Finished)
     assert isinstance(ids_here[-1], Finished)
     assert ids[-1].token_ids == ids_here[-1].token_ids
+
+
+def test_a_reply_is_told_while_it_is_written(server: Serving) -> None:
+    with RemoteEngine(Address(server.url)) as engine:
+        events = engine.generate(TURNS, PARAMS.replace(proposer="none", max_tokens=1500))
+        begin = time.monotonic()
+        at = [time.monotonic() - begin for event in events if isinstance(event, RoundDone)]
+    assert at[len(at) // 2] < 0.9 * at[-1]
 
 
 def test_cancelling_keeps_what_was_written(server: Serving) -> None:
