@@ -246,7 +246,11 @@ class Scheduler:
                     if event is not None:
                         said.append((one.id, event))
                 continue
-            back = 0 if one.parked is None else len(one.parked.tokens) + _AHEAD
+            back = 0
+            if (
+                one.parked is not None
+            ):  # else its next pass would park it again
+                back = len(one.parked.tokens) + max(_AHEAD, _size(one.effect)[0])
             if not self._fits(one.unread + back, _AHEAD if back else 0):
                 break
             one.unread = 0

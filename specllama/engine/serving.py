@@ -320,18 +320,15 @@ def _pump(engine: Stepped, link: Link, pulse: Pulse) -> None:
             for request_id in running.values():
                 link.end(request_id)
             running.clear()
-        whole = True
         for id, said in steps:
             request_id = running[id]
             if isinstance(said, Exception):
                 link.end(running.pop(id), said)
                 continue
             link.event(request_id, said)
-            whole = whole and not said.followed
             if said.ends:
                 link.end(running.pop(id))
-        if whole:
-            link.flush()
+        link.flush()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,14 +41,23 @@ def test_a_server_says_what_the_engine_says(server: Serving) -> None:
         plain = PARAMS.replace(proposer="none")
         remote = list(engine.generate(TURNS, plain))
         here = list(server.host.generate(TURNS, plain))
-        ids = list(engine.generate([2, 9, 1, 7, 10, 3, 5, 6], plain))
+        raw = [2, 9, 1, 7, 10, 3, 5, 6]  # no chat: its noise counts from its own first token
+        ids, ids_here = (list(one.generate(raw, plain)) for one in (engine, server.host))
     # but for how much of the prompt was cached, which the second found
     cached = (Started, PrefillProgress)
     told = [[untimed(e) for e in es if not isinstance(e, cached)] for es in (remote, here)]
     assert told[0] == told[1]
     assert isinstance(ids[-1], Finished)
-    assert isinstance(here[-1], Finished)
-    assert ids[-1].token_ids == here[-1].token_ids
+    assert isinstance(ids_here[-1], Finished)
+    assert ids[-1].token_ids == ids_here[-1].token_ids
+
+
+def test_a_reply_is_told_while_it_is_written(server: Serving) -> None:
+    with RemoteEngine(Address(server.url)) as engine:
+        events = engine.generate(TURNS, PARAMS.replace(proposer="none", max_tokens=1500))
+        begin = time.monotonic()
+        at = [time.monotonic() - begin for event in events if isinstance(event, RoundDone)]
+    assert at[len(at) // 2] < 0.9 * at[-1]
 
 
 def test_cancelling_keeps_what_was_written(server: Serving) -> None:

@@ -147,6 +147,25 @@ def test_a_prompt_that_finds_no_room_waits_unread() -> None:
     assert found[first].token_ids == alone([1] * 130, params(0, most=60))
 
 
+@pytest.mark.parametrize("ahead", range(4))
+def test_one_that_is_parked_waits_for_room_for_its_next_pass(
+    monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    """A prompt finds just room, and the other writes on before it is read, in one pass: it would
+    be brought back for its few cells and be parked for that pass, again and again."""
+    engine = engine_of(2)
+    monkeypatch.setattr(engine._seats, "chunk", lambda: 512)
+    first = engine.submit([1] * 110, params(0, most=100))
+    while engine._scheduler._target.room > 180:
+        engine.step()
+    prompt = [2] * (engine._scheduler._target.room - ahead)
+    second = engine.submit(prompt, params(1, most=20))
+    found = ends(engine)
+    assert 0 < engine._scheduler.preemptions < 3
+    assert found[first].token_ids == alone([1] * 110, params(0, most=100))
+    assert found[second].token_ids == alone(prompt, params(1, most=20))
+
+
 def test_one_that_is_parked_can_be_cancelled() -> None:
     engine = engine_of(2)
     first, second = (engine.submit([1 + i] * 130, params(i, most=160)) for i in range(2))
