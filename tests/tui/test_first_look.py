@@ -71,7 +71,7 @@ async def test_typing_ends_the_recording(start: Any) -> None:
         await d.say("Hello")
         assert "Yes." in d.shown
         assert "a recording" not in d.shown
-        assert d.app.chat.newest_record() is d.app.chat.latest_record()
+        assert d.app.chat.shown_record() is d.app.chat.latest_record()
 
 
 def test_the_recording_is_of_a_pair_that_drafting_helps() -> None:
