@@ -71,7 +71,39 @@ async def test_typing_ends_the_recording(start: Any) -> None:
         await d.say("Hello")
         assert "Yes." in d.shown
         assert "a recording" not in d.shown
-        assert d.app.chat.newest_record() is d.app.chat.latest_record()
+        assert d.app.chat.shown_record() is d.app.chat.latest_record()
+        await d.pilot.press("ctrl+n")
+        await d.until(lambda: not d.texts)
+        assert d.app.chat.shown_record() is None
+        assert not d.app.chat.query_one(RoundsRow)._rounds
+
+
+async def test_another_conversation_ends_the_recording(start: Any) -> None:
+    async with start(size=(80, 24)) as d:
+        await d.app.chat.query_one(FirstLook).play(1.0)
+        await d.pilot.press("ctrl+n")
+        await d.until(lambda: not d.app.chat.query(FirstLook))
+        await d.until(lambda: "a recording" not in d.shown)
+        assert d.app.chat.shown_record() is None
+
+
+async def test_the_recording_ends_by_its_own_clock(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_look, "FRAMES", 20)
+    monkeypatch.setattr(first_look, "PLAY_S", 0.3)
+    async with start(target="tiny", size=(100, 30)) as d:
+        await d.until(lambda: "drafts all the same" in d.shown)
+        assert "Guess, check, keep" in d.shown
+        assert "a recording" not in d.shown
+
+
+async def test_the_app_may_end_while_it_plays(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_look, "FRAMES", 200)
+    async with start() as d:
+        look = d.app.chat.query_one(FirstLook)
+        await d.until(lambda: look.record.rounds)
+    assert not look.record.live
 
 
 def test_the_recording_is_of_a_pair_that_drafting_helps() -> None:

@@ -42,7 +42,7 @@ async def test_a_slash_lists_the_commands_with_their_help(start: Any) -> None:
     async with start("Yes.") as d:
         await press(d, "/")
         assert "/help" in d.shown
-        assert "What every key does" in d.shown
+        assert "What the keys do here" in d.shown
         assert "Tab or Enter takes it" in d.shown
         await press(d, "t", "h")
         assert offered(d)[0] == "/think"
@@ -102,7 +102,7 @@ async def test_nothing_is_covered(start: Any, size: tuple[int, int]) -> None:
         assert "Esc closes" in d.shown
         # no sentence ends in the middle
         assert "Show replies as text" in d.shown
-        assert "Does it pay?" in d.shown
+        assert "Does drafting pay?" in d.shown
         whole = "Show replies as text, as drafted, or as drafted with every refused guess"
         assert (whole in d.shown) is (size[0] > 100)
 

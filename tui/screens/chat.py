@@ -196,6 +196,8 @@ class ChatScreen(TurnScreen):
 
     def _played(self, record: Record, new: list[RoundDone]) -> None:
         """Show a recording that is played in the empty conversation, as if it were the reply."""
+        if not self.app.is_running:  # it ends: the parts of the screen go in any order
+            return
         self._recording = record if new else None
         self.refresh_figures()
         self.strip.notice = "a recording" if new else ""

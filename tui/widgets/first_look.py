@@ -145,10 +145,18 @@ class FirstLook(Inked, Vertical):
             await self._end()
 
     async def _end(self) -> None:
-        if self._timer is not None:
-            self._timer.stop()
-        self.over, self.record.live = True, False
-        self.record.end(self.recording.finished)
+        self.over = True
         await self.query_one("#recorded").remove()
         await self.mount(Welcome(self._loader, recorded=self.recording.result))
+        self._leave()
+        if self._timer is not None:
+            self._timer.stop()  # at last: this may run in the timer's task, which ends here
+
+    def on_unmount(self) -> None:
+        if self.record.live:  # a conversation takes its place
+            self._leave()
+
+    def _leave(self) -> None:
+        self.record.live = False
+        self.record.end(self.recording.finished)
         self._moved(self.record, [])

@@ -85,12 +85,14 @@ class StatsStrip(Inked, Widget):
         width = self.content_size.width
         if self.state.prefill is not None and self.state.busy:
             return self._prefill(width)
-        notices = self._notices()
-        notice = next((one for one in notices if one.cell_length <= width), Content(""))
+        cells = self._cells()
+        least = min(cell.cell_length for cell in cells[0]) + 3 if cells else 0
+        fit = [one for one in self._notices() if one.cell_length <= width] or [Content("")]
+        notice = next((one for one in fit if one.cell_length + least <= width), fit[-1])
         room = width - notice.cell_length - 3 if notice.plain else width
         gap = ("  ", "") if width < 100 else (f" {self.glyphs.dot} ", self.ink.muted)
         line = Content("")
-        for forms in self._cells():
+        for forms in cells:
             for cell in forms:  # the longest that fits
                 joined = Content.assemble(line, gap, cell) if line.plain else cell
                 if joined.cell_length <= room:
