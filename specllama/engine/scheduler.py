@@ -247,9 +247,7 @@ class Scheduler:
                         said.append((one.id, event))
                 continue
             back = 0
-            if (
-                one.parked is not None
-            ):  # else its next pass would park it again
+            if one.parked is not None:  # else its next pass would park it again
                 back = len(one.parked.tokens) + max(_AHEAD, _size(one.effect)[0])
             if not self._fits(one.unread + back, _AHEAD if back else 0):
                 break

@@ -86,9 +86,9 @@ BOUNDS = {
     # side; 1,000: states on disk; 1,100: several models, models at rest. To it came, by merge,
     # 420: conversations by day, found by their words; 610: a server left running, LM Studio's chat;
     # 620: a pair that drafting pays for, made and raced here; 215: heads of few tokens, trees of
-    # DFlash; 40: a window that goes on until a guess looks unsure; 90: prices in company, the noise
-    # of a verdict. From it went 610: pages of the app; 60: what nobody called.
-    "code that ships": 56_550,
+    # DFlash; 130: prices in company and of shorter drafts; 15: streams and first looks that end.
+    # From it went 610: pages of the app; 60: what nobody called.
+    "code that ships": 56_600,
     "class names defined twice": 0,
     "functions over 80 lines": 0,
     "classes over 400 lines": 0,
