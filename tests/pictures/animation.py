@@ -195,7 +195,7 @@ class _Film:
 def animated(race: MovingRace) -> str:
     """The race as SVG."""
     film = _Film(race.plain.seconds + HOLD_S)
-    panes = [("plain", race.plain), ("drafted · green: guessed and kept", race.drafted)]
+    panes = [("plain", race.plain), ("drafted, guesses green", race.drafted)]
     wrapped = [_wrapped(reply.pieces) for _, reply in panes]
     rows = max(map(len, wrapped))
     wide = COLUMNS * ADVANCE + 2 * MARGIN
