@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -106,20 +106,6 @@ def leaving(clean: Callable[[], object]) -> None:
 
 
 @contextmanager
-def stopping() -> Iterator[Cancel]:
-    """For work that a cancel ends early and that is worth nothing then.
-
-    Raises:
-        Interrupted: a signal came.
-    """
-    cancel = Cancel()
-    with stop_on_signals(cancel) as received:
-        yield cancel
-    if received:
-        raise Interrupted(received[0])
-
-
-@contextmanager
 def stop_on_signals(
     cancel: threading.Event, patience_s: float | None = None
 ) -> Iterator[list[int]]:
@@ -147,14 +133,14 @@ def stop_on_signals(
 
 
 @contextmanager
-def stop_loading() -> Iterator[Cancel]:
-    """For loading a model, where there is nothing to save; the cancel is for the loader.
+def stopping(patience_s: float | None = None) -> Iterator[Cancel]:
+    """For work that a cancel ends early and that is worth nothing then.
 
     Raises:
         Interrupted: a signal came.
     """
     cancel = Cancel()
-    with stop_on_signals(cancel, _LOAD_S) as received:
+    with stop_on_signals(cancel, patience_s) as received:
         try:
             yield cancel
         except Cancelled:
@@ -162,6 +148,11 @@ def stop_loading() -> Iterator[Cancel]:
                 raise
     if received:
         raise Interrupted(received[0])
+
+
+def stop_loading() -> AbstractContextManager[Cancel]:
+    """For loading a model, where there is nothing to save; the cancel is for the loader."""
+    return stopping(_LOAD_S)
 
 
 @contextmanager
