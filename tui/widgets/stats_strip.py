@@ -86,7 +86,8 @@ class StatsStrip(Inked, Widget):
         if self.state.prefill is not None and self.state.busy:
             return self._prefill(width)
         cells = self._cells()
-        least = min(cell.cell_length for cell in cells[0]) + 3 if cells else 0
+        # the verdict and the speed stay
+        least = sum(min(one.cell_length for one in forms) + 3 for forms in cells[:2])
         fit = [one for one in self._notices() if one.cell_length <= width] or [Content("")]
         notice = next((one for one in fit if one.cell_length + least <= width), fit[-1])
         room = width - notice.cell_length - 3 if notice.plain else width
@@ -133,7 +134,8 @@ class StatsStrip(Inked, Widget):
         elif s.demonstration and s.speculate and s.record is not None:
             forced, then = "demonstration: drafting is forced on", ": F9 lets it decide"
             why = ", it does not pay for a model this small"
-            words = [forced + why + then, forced + then, "demonstration" + then]
+            short = "demonstration: forced on, F9 lets it decide"
+            words = [forced + why + then, forced + then, short, "demonstration" + then]
             style = ink.warn
         elif not s.speculate:
             words, style = ["plain by your choice: F9 drafts", "F9 drafts"], ink.muted
