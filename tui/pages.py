@@ -166,7 +166,8 @@ def _models(app: PagedApp) -> None:
     if loader.server:  # it was started with its pair
         _top(app)
         return
-    screen = ModelsScreen(loader.wanted, app.options, app.chat.downloads, loader.machine)
+    downloads = app.chat.downloads
+    screen = ModelsScreen(loader.wanted, app.options, downloads, loader.machine, app.prefs)
     show(app, screen, app.switch_model)
 
 

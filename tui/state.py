@@ -62,6 +62,7 @@ class Preferences:
     last_draft: str = ""
     system_prompt: str = ""
     keys: dict[str, str] = field(default_factory=dict)
+    favourites: list[str] = field(default_factory=list)  # references of models
     damaged: bool = False
 
     @property
@@ -100,6 +101,7 @@ class Preferences:
             if type(value) is type(getattr(out, f.name)):
                 setattr(out, f.name, value)
         out.keys = {k: v for k, v in out.keys.items() if isinstance(v, str)}
+        out.favourites = [one for one in out.favourites if isinstance(one, str)]
         if out.view not in VIEWS:
             out.view = "text"
         return out

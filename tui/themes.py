@@ -188,6 +188,7 @@ class Glyphs:
     last: str = "└─"
     pipe: str = "│ "
     diamond: str = "◆"
+    star: str = "★"
     whisker: str = "│"
     newline: str = "⏎"
     alpha: str = "α"
@@ -256,6 +257,7 @@ ASCII = Glyphs(
     last="`-",
     pipe="| ",
     diamond="@",
+    star="*",
     whisker="|",
     newline="\\n",
     alpha="a",

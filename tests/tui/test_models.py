@@ -106,6 +106,25 @@ def detail(screen: ModelsScreen) -> str:
 # ---------------------------------------------------------------------- the pair
 
 
+async def test_favourites_stand_first_and_are_remembered(start: Any, two_models: None) -> None:
+    async with start() as d:
+        screen = await opened(d)
+        refs = [row.ref for _, row in screen.targets._lines if row is not None][:2]
+        await lit(d, screen, refs[1])
+        await d.pilot.press("ctrl+y")
+        await d.until(lambda: screen.targets._lines[0][1].ref == refs[1])
+        assert screen.targets.row is not None and screen.targets.row.ref == refs[1]
+        assert "★" in d.shown
+        await d.pilot.press("escape")
+        screen = await opened(d)
+        await d.until(lambda: screen.targets._lines[0][1].ref == refs[1])
+        await lit(d, screen, refs[1])
+        await d.pilot.press("ctrl+y")
+        await d.until(lambda: screen.targets._lines[0][1].ref == refs[0])
+        assert "★" not in d.shown
+    assert Preferences.load().favourites == []
+
+
 async def test_target_and_draft_are_switched_without_a_restart(
     start: Any, two_models: None
 ) -> None:

@@ -10,91 +10,21 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from panes import COLUMNS, ROWS, Pane
 
 from specllama.tui.state import Preferences
 
-LIMIT_S = 120.0  # a busy machine
-COLUMNS, ROWS = 100, 30
 QUESTION = "What is speculative decoding?"
 WALK = os.environ.get("SPECLLAMA_WALK")  # before tests get a home of their own
-RECORDER = """
-import json, os, sys, time
-out = open(sys.argv[1], "w", encoding="utf-8")
-head = {"version": 2, "width": int(sys.argv[2]), "height": int(sys.argv[3]), "title": "specllama"}
-print(json.dumps(head), file=out, flush=True)
-begun = time.monotonic()
-while data := os.read(0, 65536):
-    text = data.decode("utf-8", "replace")
-    print(json.dumps([round(time.monotonic() - begun, 3), "o", text]), file=out, flush=True)
-"""
-
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed"),
 ]
-
-
-class Pane:
-    """A terminal of its own tmux server, in which a command runs."""
-
-    def __init__(self, folder: Path, *command: str) -> None:
-        self.socket = str(folder / "tmux")
-        self.tmux(
-            *("-f", os.devnull, "new-session", "-d", "-s", "walk", "-x", str(COLUMNS)),
-            *("-y", str(ROWS), *command),
-        )
-
-    def tmux(self, *words: str) -> str:
-        done = subprocess.run(
-            ["tmux", "-S", self.socket, *words],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=dict(os.environ),  # not the process's own: readline puts a size of its own there
-        )
-        return done.stdout
-
-    def record(self, path: Path) -> None:
-        words = [sys.executable, "-c", RECORDER, str(path), str(COLUMNS), str(ROWS)]
-        quoted = " ".join(f"'{word}'" for word in words)
-        self.tmux("pipe-pane", "-t", "walk", "-o", quoted)
-
-    @property
-    def screen(self) -> str:
-        return self.tmux("capture-pane", "-p", "-t", "walk")
-
-    def press(self, *keys: str) -> None:
-        self.tmux("send-keys", "-t", "walk", *keys)
-
-    def until(self, true: Callable[[str], object]) -> str:
-        end = time.monotonic() + LIMIT_S
-        while not true(screen := self.screen):
-            assert time.monotonic() < end, screen
-            time.sleep(0.05)
-        return screen
-
-    def sees(self, *words: str) -> str:
-        return self.until(lambda screen: all(word in screen for word in words))
-
-    def ended(self) -> None:
-        end = time.monotonic() + LIMIT_S
-        while self.alive:
-            assert time.monotonic() < end, "it did not leave"
-            time.sleep(0.05)
-
-    @property
-    def alive(self) -> bool:
-        asked = subprocess.run(
-            ["tmux", "-S", self.socket, "has-session", "-t", "walk"], capture_output=True
-        )
-        return asked.returncode == 0
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from specllama.tui.choices import ChoiceRow, Does
 from specllama.tui.downloads import Downloads, DownloadTold
 from specllama.tui.loader import Pair
 from specllama.tui.screens.base import Page
+from specllama.tui.state import Preferences
 from specllama.tui.widgets.keys import Keys
 from specllama.tui.widgets.model_picker import ModelColumn
 
@@ -56,6 +57,7 @@ class ModelsScreen(Page):
         Binding("tab", "other", "Column", id="models.other", priority=True),
         Binding("shift+tab", "switch", "Column", show=False, priority=True),
         Binding("ctrl+f", "search", "Search hub", id="models.search", priority=True),
+        Binding("ctrl+y", "favourite", "Favourite", id="models.favourite", priority=True),
         Binding("down", "move(1)", "Down", show=False, priority=True),
         Binding("up", "move(-1)", "Up", show=False, priority=True),
         Binding("pagedown", "move(6)", "Page down", show=False, priority=True),
@@ -79,9 +81,11 @@ class ModelsScreen(Page):
         options: EngineOptions,
         downloads: Downloads,
         machine: Machine,
+        prefs: Preferences,
     ) -> None:
         super().__init__()
         self.machine = machine
+        self.prefs = prefs
         self.current = current
         self.options = options
         self.downloads = downloads
@@ -102,6 +106,7 @@ class ModelsScreen(Page):
         self.targets = self.query_one("#target", ModelColumn)
         self.drafts = self.query_one("#draft", ModelColumn)
         self.set_title("Models", "looking for models")
+        self.targets.favourites = self.prefs.favourites
         self.targets.show(note="looking for models")
         self.drafts.show(note="choose a target first")
         self._activate(self.targets)
@@ -276,6 +281,15 @@ class ModelsScreen(Page):
             self._search(column, column.text)
         else:
             self._tell(Content("Type words for the hub, then Ctrl+F searches."))
+
+    def action_favourite(self) -> None:
+        row, names = self.targets.row, self.prefs.favourites
+        if row is None or row.path is None:
+            self._tell(Content("A favourite is a target that is on this machine."))
+            return
+        (names.remove if row.ref in names else names.append)(row.ref)
+        self.prefs.save()
+        self.targets.redraw(row.ref)
 
     @on(ModelColumn.Entered)
     def _entered(self, event: ModelColumn.Entered) -> None:

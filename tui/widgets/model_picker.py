@@ -33,6 +33,7 @@ class ModelColumn(Inked, Vertical):
     Attributes:
         here: rows of what is on this machine. offers: of what can be got. found: on the hub, for
             the text ``asked``.
+        favourites: references of what stands first.
         note: why the list is empty, or that something is on its way.
     """
 
@@ -68,6 +69,7 @@ class ModelColumn(Inked, Vertical):
         self.here: list[ChoiceRow] = []
         self.offers: list[ChoiceRow] = []
         self.found: list[ChoiceRow] = []
+        self.favourites: Sequence[str] = ()
         self.asked = ""
         self.note = ""
         self._lines: Lines = []
@@ -131,7 +133,7 @@ class ModelColumn(Inked, Vertical):
                 if all(word in f"{row.name} {row.ref} {row.where}".lower() for word in words)
             )
 
-        lines = matching(self.here)
+        lines = matching(sorted(self.here, key=lambda row: row.ref not in self.favourites))
         if text:
             found = _named(self.found) if self.asked == text else []
             lines += [("On the hub", None), *(found or [self._search_row(text)])]
@@ -213,12 +215,14 @@ class ModelColumn(Inked, Vertical):
         if len(indent) + len(name) > self._room and row.does != "open":
             owner, _, name = name.rpartition("/")
         parts = [(f"{mark} ", colour), (name, style)]
+        if row.ref in self.favourites:
+            parts.append((f" {glyphs.star}", ink.accent))
         store = row.where and "/" not in row.where and "\\" not in row.where
         beside = row.where if store else row.reason if row.fits is None else ""
         below = [words for words in (row.reason, row.where, owner) if words and words != beside]
         facts = "  ".join(glyphs.text(sanitize_line(w)) for w in (row.size, beside) if w)
         if facts:
-            one_line = len(indent) + len(name) + len(facts) + 2 <= self._room
+            one_line = sum(len(part) for part, _ in parts) + len(facts) + 2 <= self._room
             parts.append((f"  {facts}" if one_line else f"\n{indent}{facts}", plain))
         if below:
             warn = row.fits is False and not row.refused
@@ -232,8 +236,12 @@ class ModelColumn(Inked, Vertical):
         return self.size.width - 5
 
     def on_resize(self) -> None:
+        self.redraw()
+
+    def redraw(self, highlight: str | None = None) -> None:
+        """Every line, though the rows are the same."""
         self._lines = []
-        self._list()
+        self.show(highlight=highlight)
 
     def judged(self, old: ChoiceRow, new: ChoiceRow | None) -> None:
         """A row was looked into; None takes it out."""
