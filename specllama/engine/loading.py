@@ -89,6 +89,7 @@ def load(
         lanes=lanes,
         reads_ahead=lanes == 1 and not pool.forgets,
     )
+    idle = options.idle_bytes(info.n_bytes)
     return Loaded(
         info=info,
         slots=slots,
@@ -96,8 +97,8 @@ def load(
         chains=chains,
         windows=Windows(open_profile(info), info),
         stop=stop,
-        kv_ram=options.idle_bytes(info.n_bytes) if options.parallel > 1 else 0,
-        shelf=_shelf(opened, own, options.kv_disk),
+        kv_ram=idle if options.parallel > 1 else 0,
+        shelf=_shelf(opened, own, options.kv_disk, idle),
         close=opened.close,
     )
 
@@ -109,14 +110,16 @@ def _opener(path: Path) -> Opener:
     return opener
 
 
-def _shelf(opened: OpenedPair, own: Own, kv_disk: str) -> Shelf | None:
-    """Where conversations are kept on disk; None where they are not."""
+def _shelf(opened: OpenedPair, own: Own, kv_disk: str, waiting: int) -> Shelf | None:
+    """Where conversations are kept on disk; None where they are not.
+    ``waiting``: bytes of what may wait for the disk."""
     if not opened.target.key or kv_disk == "off":
         return None
     draft = opened.draft
     beside = [(draft.pool, draft.key)] if draft is not None and draft.key else []
     keys = StateKeys(opened.target.key, beside, own.keys)
-    return Shelf(States(keys.target, most=disk_bytes(kv_disk)), keys, is_stored)
+    there = States(keys.target, most=disk_bytes(kv_disk))
+    return Shelf(there, keys, is_stored, most=waiting)
 
 
 def _drafters(

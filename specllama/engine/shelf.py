@@ -93,13 +93,19 @@ class Shelf:
     Args:
         keys: of what is loaded.
         owned: whether an owner is still there; what it left is deleted else.
-        most: bytes on disk, see ``States``.
+        most: bytes of memory that texts may take while they wait to be written, besides the one
+            that is being written and the newest one; the oldest ones are left out.
     """
 
     def __init__(
-        self, there: States, keys: StateKeys, owned: Callable[[str], bool] = lambda owner: True
+        self,
+        there: States,
+        keys: StateKeys,
+        owned: Callable[[str], bool] = lambda owner: True,
+        *,
+        most: int = 1 << 30,
     ) -> None:
-        self._states, self._keys, self._owned = there, keys, owned
+        self._states, self._keys, self._owned, self._most = there, keys, owned, most
         self._outlines: dict[bytes, tuple[str, ParkedText]] = {}  # by head: scope, and the text
         self._waiting: list[ParkedText] = []  # to be written, the next one in front
         self._change = threading.Condition()
@@ -225,6 +231,8 @@ class Shelf:
                 return
             self._waiting = [one for one in self._waiting if not _replaces(text, one)]
             self._waiting.append(text)
+            while sum(one.n_bytes for one in self._waiting[1:-1]) > self._most:
+                del self._waiting[1]
             self._change.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(

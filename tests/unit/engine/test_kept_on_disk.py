@@ -3,6 +3,7 @@ gone on, and nothing taken that is not whole."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,7 @@ def engine_of(
     key: str = "key",
     draft: str = "draft",
     most: int = 1 << 30,
+    waiting: int = 1 << 30,
     owned: Callable[[str], bool] = lambda owner: True,
 ) -> Engine:
     pool = FakePool(TABLE, n_ctx=N_CTX, lanes=slots, tiles=tiles)
@@ -50,7 +52,7 @@ def engine_of(
     if folder is not None:
         keys = StateKeys(key, [(beside, draft)])
         there = States(key, most=most, folder=folder)
-        shelf = Shelf(there, keys, owned)
+        shelf = Shelf(there, keys, owned, most=waiting)
     return Engine(replace(parts, slots=(first, *more), kv_ram=kv_ram, shelf=shelf))
 
 
@@ -128,6 +130,33 @@ def test_a_request_without_an_owner_leaves_nothing_and_finds_nothing(tmp_path: P
         Turn(engine, TEXT, params(1))
     with engine_of(tmp_path) as engine:
         assert Turn(engine, TEXT, params(1, owner="")).cached == 0
+
+
+@pytest.mark.parametrize("most", [0, 4096, 1 << 30])
+def test_what_waits_for_a_slow_disk_is_bounded(tmp_path: Path, most: int) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def owned(owner: str) -> bool:
+        begun.set()
+        assert go_on.wait(60)
+        return True
+
+    with engine_of(tmp_path, owned=owned, waiting=most) as engine:
+        shelf = engine._seats.shelf
+        assert shelf is not None
+        for n in range(8):
+            Turn(engine, TEXT, params(n, owner=f"owner{n}"))
+            assert begun.wait(60)
+        assert sum(one.n_bytes for one in shelf._waiting[1:-1]) <= most
+        waiting = [one.owner for one in shelf._waiting]
+        assert (waiting[0], waiting[-1]) == ("owner0", "owner7")
+        assert (len(waiting) == 2) is (most == 0)
+        assert (len(waiting) == 8) is (most > 1 << 20)
+        go_on.set()
+    with engine_of(tmp_path) as engine:  # what was left out is read again
+        for n in range(8):
+            found = Turn(engine, [*TEXT, 5], params(n, owner=f"owner{n}"))
+            assert (found.cached >= len(TEXT)) is (f"owner{n}" in waiting)
 
 
 @pytest.mark.parametrize("when", ["before", "while it is written"])
