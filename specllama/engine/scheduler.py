@@ -36,6 +36,7 @@ class Running:
     Attributes:
         settle: called once when it is over, however it ends: how many tokens its lane keeps.
         unread: tokens of its prompt that its lane does not hold, while there is no room for them.
+        drafting_s: what draft models took until it last wrote.
     """
 
     id: int
@@ -44,6 +45,7 @@ class Running:
     lane: Lane
     cancel: Cancel
     unread: int = 0
+    drafting_s: float = 0.0
     effect: Effect | None = None
     parked: Blob | None = None  # what its lane held, while others have the cells
 
@@ -64,6 +66,7 @@ class Scheduler:
         self._target = target
         self._seats = seats
         self.preemptions = 0
+        self._drafting_s = 0.0  # that passes of draft models took
         self._running: dict[int, Running] = {}
         self._line: dict[int, tuple[Cancel, Callable[[], Running]]] = {}  # who has no seat yet
 
@@ -88,6 +91,7 @@ class Scheduler:
         """A conversation goes on, among others not before there is room for its prompt."""
         if self._fits(one.unread):
             one.unread = 0
+        one.drafting_s = self._drafting_s
         self._running[one.id] = one
 
     def cancel(self, ids: Container[int]) -> None:
@@ -157,12 +161,20 @@ class Scheduler:
         together, answers = self._run(pool, together)
         passes = [cast(Pass, one.effect) for one in together]
         seconds, tokens = perf_counter() - begin, sum(effect.size for effect in passes)
-        if passes and pool is self._target:
+        if pool is not self._target:
+            self._drafting_s += seconds
+            return list(zip(together, answers, strict=True))
+        if passes:
             self._seats.pace.passed(tokens, seconds)
         guesses = sum([effect.size - 1 for effect in passes if effect.outputs == "all"])
-        for i, effect in enumerate(passes if len(self._running) > 1 else ()):
-            if effect.on_shared is not None:
-                effect.on_shared(Shared(len(passes), tokens, seconds * 1e3, i == 0, guesses))
+        for i, (one, effect) in enumerate(zip(together, passes, strict=True)):
+            waited_s = self._drafting_s - one.drafting_s
+            if effect.outputs == "all":
+                one.drafting_s = self._drafting_s
+            if effect.on_shared is not None and len(self._running) > 1:
+                ms = seconds * 1e3
+                shared = Shared(len(passes), tokens, ms, i == 0, guesses, waited_s * 1e3)
+                effect.on_shared(shared)
         return list(zip(together, answers, strict=True))
 
     def _run(self, pool: Passes, together: list[Running]) -> tuple[list[Running], list[object]]:

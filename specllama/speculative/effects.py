@@ -114,7 +114,8 @@ class Shared:
     """A pass that several conversations share: ``lanes``, ``tokens`` and, among those, ``guesses``
     count all of them.
 
-    ``first`` is true for one of them, who books what the pass took.
+    ``first`` is true for one of them, who books what the pass took. ``drafting_ms`` is what the
+    passes of draft models took that came before it: all waited for them.
     """
 
     lanes: int
@@ -122,6 +123,7 @@ class Shared:
     ms: float
     first: bool
     guesses: int
+    drafting_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

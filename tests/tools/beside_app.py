@@ -55,7 +55,7 @@ def by_app(words: list[str], home: Path, size: tuple[int, int]) -> tuple[dict[st
         t.until(lambda: "● CPU" in t.words)
         before = settled(t)
         t.type(f"{ASK}\r")
-        t.until(lambda: re.search(r"tokens · [\d.,]+ tok/s", t.words))
+        t.until(lambda: re.search(r"\d tokens · .*seed \d", t.words))
         spent = processor_s(t.process.pid) - before
         t.type("\x11")
         t.ended()

@@ -1,12 +1,12 @@
 """Short replies under load in virtual time: what drafting decides, and what it would gain.
 
-    python tests/tools/short_replies.py [--clients 1,2,4,8] [--waves 3] [--count 16] [--verbose]
+    python tests/tools/short_replies.py [--clients 1,2,4,8] [--waves 3] [--count 16] [--avx2]
 
 Runs the engine of ``serve`` over the bundled pair with N requests at a time. No time is measured:
 every pass takes what a table says, in plain steps of a 1 B target with a 60 M draft on two cores
-(``TARGET``, ``DRAFT``), so a busy machine tells the same figures as an idle one. Each way gets the
-same prompts, wave by wave, with a profile of its own: cold for each number of clients, or with
-``--warm`` after a wave of one client.
+(``TARGET``, ``DRAFT``; with ``--avx2`` of another processor), so a busy machine tells the same
+figures as an idle one. Each way gets the same prompts, wave by wave, with a profile of its own:
+cold for each number of clients, or with ``--warm`` after a wave of one client.
 
 ``peer`` is what llama-server does, played with our passes: the draft model reads each prompt at
 once and every pass of the target again, and drafts 3 tokens a round whatever they gain.
@@ -49,10 +49,13 @@ from specllama.events import Finished  # noqa: E402
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams  # noqa: E402
 
 STEP_S = 0.02
-# rows and plain steps, measured (1.0 B at Q4_0, 60 M at Q4_0; two cores)
+# rows and plain steps, measured (1.0 B at Q4_0, 60 M at Q4_0; two cores, with and without AVX-512)
 TARGET = ((1, 1.0), (2, 1.5), (3, 2.1), (4, 2.1), (5, 2.75), (6, 3.5), (8, 4.0), (9, 4.4),
           (12, 5.3), (16, 5.65), (64, 21.0), (512, 160.0))  # fmt: skip
 DRAFT = ((1, 0.09), (2, 0.12), (4, 0.18), (16, 0.5), (64, 1.6), (128, 3.1), (512, 12.4))
+TARGET_AVX2 = ((1, 1.0), (2, 1.74), (3, 2.6), (4, 2.6), (5, 3.3), (6, 3.96), (8, 5.0), (9, 5.8),
+               (12, 7.4), (16, 8.3), (24, 12.9), (64, 25.5), (512, 204.0))  # fmt: skip
+DRAFT_AVX2 = ((1, 0.11), (2, 0.18), (4, 0.26), (16, 0.8), (64, 2.7), (128, 5.3), (512, 21.5))
 OWN = 0.005  # plain steps of our own between passes
 SHARE = 1.2 * 0.06  # of the draft model in the bytes of the target, as the window expects its steps
 
@@ -70,6 +73,8 @@ class Passes:
 
     counts: Counter[str] = field(default_factory=Counter)
     spent: Counter[str] = field(default_factory=Counter)
+    target: Sequence[tuple[int, float]] = TARGET
+    draft: Sequence[tuple[int, float]] = DRAFT
     again: bool = False  # the draft model reads every pass of the target again
     _whose: dict[int, str] = field(default_factory=dict)
 
@@ -90,7 +95,7 @@ class Passes:
         ll.llama_decode = timed
 
     def took(self, whose: str, rows: int) -> None:
-        cost = steps(TARGET if whose == "target" else DRAFT, rows)
+        cost = steps(self.target if whose == "target" else self.draft, rows)
         self.counts[whose] += 1
         self.counts[f"{whose} rows"] += rows
         self.spent[whose] += cost
@@ -140,8 +145,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--avx2", action="store_true")
     asked = parser.parse_args()
-    passes = Passes()
+    passes = Passes(target=TARGET_AVX2, draft=DRAFT_AVX2) if asked.avx2 else Passes()
     for clients in map(int, asked.clients.split(",")):
         plain: list[Wave] = []
         for way in asked.ways.split(","):

@@ -199,9 +199,11 @@ class Policy:
         if self._forgone:
             self._plain_steps.paid(self._forgone)
             self._ledger.book(self._booking.payer, -self._forgone)
+        longest = OUTLIER * most
+        waited = _waited(outcome, min(verify, longest) - one) / one
         if weighing:
             # without a draft the pass was a plain step, however long it took
-            checking = min(verify, OUTLIER * most) if n else one
+            checking = min(verify, longest) if n else one
             drafting = min(outcome.draft_ms, OUTLIER * (weighing.due or one))
             foreseen = drafting + checking
             overrun = outcome.draft_ms + (verify if n else one) - foreseen
@@ -211,9 +213,11 @@ class Policy:
             elif weighing.drafted.sent:
                 text.learned.round.add(outcome.emitted)
             self._ledger.excuse(self._plain_steps.beyond * outcome.emitted)
-            self._unbooked = _Unbooked(gain, exploring, foreseen / one, overrun / one)
+            self._unbooked = _Unbooked(gain - waited, exploring, foreseen / one, overrun / one)
             if overrun < one:  # a plain step to find out why would take longer
                 self._book()
+        elif waited:
+            self._ledger.book(self._booking.payer, -waited)
         return told
 
     def _book(self, slower: float = 1.0) -> None:
@@ -230,3 +234,14 @@ class Policy:
                 self._booking.payer, last.gain, exploring=last.exploring, overrun=overrun
             )
         self._unbooked = None
+
+
+def _waited(outcome: Outcome, longer: float) -> float:
+    """Milliseconds that a conversation lost to others' drafts: it waits while they are drafted, and
+    without a guess of its own it pays for the rows of theirs, with which its pass takes ``longer``.
+    """
+    shared = outcome.shared
+    if shared is None:
+        return 0.0
+    rows = longer if shared.guesses and not outcome.drafted else 0.0
+    return max(shared.drafting_ms - outcome.draft_ms, 0.0) + max(rows, 0.0)
