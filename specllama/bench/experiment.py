@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from time import perf_counter
+from uuid import uuid4
 
 from specllama.cancel import Cancel
 from specllama.events import RoundDone
@@ -135,9 +136,11 @@ def ask(
     cancel: Cancel | None = None,
     moved: Callable[[Run], object] | None = None,
 ) -> None:
-    """Have a run answered; ``moved`` is called with every round."""
+    """Have a run answered; ``moved`` is called with every round. Nothing is copied from what others
+    wrote: they wrote the same."""
+    params = run.params.replace(scope=uuid4().hex)
     run.began_s = perf_counter()
-    for event in engine.generate(run.prompt, run.params, cancel=cancel):
+    for event in engine.generate(run.prompt, params, cancel=cancel):
         if run.take(event).rounds and moved is not None:
             moved(run)
 

@@ -141,7 +141,8 @@ def statistics_line(end: Finished) -> str:
     if "seed" not in end.unknown:
         parts.append(f"seed {end.seed}")
     if end.near_ties:
-        parts.append(f"same text up to rounding ({end.near_ties} near-ties; --exact: none)")
+        ties = number_of(end.near_ties, "near-tie")
+        parts.append(f"same text up to rounding ({ties}; --exact: none)")
     if end.reason in _ENDINGS:
         parts.append(_ENDINGS[end.reason])
     if end.reasoning and not end.text:

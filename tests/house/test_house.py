@@ -88,7 +88,7 @@ BOUNDS = {
     # 620: a pair that drafting pays for, made and raced here; 215: heads of few tokens, trees of
     # DFlash; 130: prices in company and of shorter drafts; 15: streams and first looks that end.
     # From it went 610: pages of the app; 60: what nobody called.
-    "code that ships": 56_600,
+    "code that ships": 56_630,
     "class names defined twice": 0,
     "functions over 80 lines": 0,
     "classes over 400 lines": 0,

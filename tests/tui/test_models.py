@@ -113,7 +113,8 @@ async def test_favourites_stand_first_and_are_remembered(start: Any, two_models:
         await lit(d, screen, refs[1])
         await d.pilot.press("ctrl+y")
         await d.until(lambda: screen.targets._lines[0][1].ref == refs[1])
-        assert screen.targets.row is not None and screen.targets.row.ref == refs[1]
+        assert screen.targets.row is not None
+        assert screen.targets.row.ref == refs[1]
         assert "★" in d.shown
         await d.pilot.press("escape")
         screen = await opened(d)

@@ -443,5 +443,6 @@ def footer(widget: Inked, done: Finished) -> list[Piece]:
     if done.engine:
         said.append((sanitize_line(done.engine), ink.muted))
     if done.near_ties:
-        said.append((f"same text up to rounding: {done.near_ties} near-ties", ink.warn))
+        ties = number_of(done.near_ties, "near-tie")
+        said.append((f"same text up to rounding: {ties}", ink.warn))
     return said
