@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import Reply
 
 from specllama.backend.expected import FAST_ENOUGH, Machine
 from specllama.models import catalog, fit
@@ -151,6 +153,17 @@ async def test_one_key_leads_from_the_demonstration_to_auto(start: Any) -> None:
         asked = d.engine.requests[1].params
         assert (asked.window, asked.draft_max, asked.speculate) == ("auto", None, True)
         assert d.app.store.get(d.app.session.id).settings == {"set": {}}
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24), (120, 30)])
+async def test_the_label_leaves_room_for_the_speed(start: Any, size: tuple[int, int]) -> None:
+    said = Reply("One two three four five six seven eight nine ten.", plain_ms=None)
+    async with start(said, target="tiny", size=size) as d:
+        await d.say("Hello")
+        assert "demonstration" in d.shown
+        assert re.search(r"F9 (lets it decide|decides)", d.shown)
+        assert size[0] < 80 or "NOT KNOWN YET" in d.shown
+        assert re.search(r"\d tok/s", d.shown)
 
 
 async def test_the_pair_of_the_demonstration_is_raced_and_deleted_with_the_next_one(

@@ -93,12 +93,14 @@ class StatsStrip(Inked, Widget):
         room = width - notice.cell_length - 3 if notice.plain else width
         gap = ("  ", "") if width < 100 else (f" {self.glyphs.dot} ", self.ink.muted)
         line = Content("")
+        after = sum(min(one.cell_length for one in forms) + len(gap[0]) for forms in cells[1:2])
         for forms in cells:
             for cell in forms:  # the longest that fits
                 joined = Content.assemble(line, gap, cell) if line.plain else cell
-                if joined.cell_length <= room:
+                if joined.cell_length + after <= room:
                     line = joined
                     break
+            after = 0
         return Content.assemble(line, " " * (width - line.cell_length - notice.cell_length), notice)
 
     def _cells(self) -> list[list[Content]]:
@@ -135,7 +137,7 @@ class StatsStrip(Inked, Widget):
             forced, then = "demonstration: drafting is forced on", ": F9 lets it decide"
             why = ", it does not pay for a model this small"
             short = "demonstration: forced on, F9 lets it decide"
-            words = [forced + why + then, forced + then, short, "demonstration" + then]
+            words = [forced + why + ": F9 decides", forced + then, short, "demonstration" + then]
             style = ink.warn
         elif not s.speculate:
             words, style = ["plain by your choice: F9 drafts", "F9 drafts"], ink.muted
