@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,8 @@ def test_models(
     shelf.mkdir()
     ggufs.write_llama(shelf / "other-F32.gguf")
     (shelf / "damaged.gguf").write_bytes(b"GGUF")
+    for file in shelf.iterdir():
+        os.utime(file, (0, 0))  # used long before the bundled model, whatever day it is
     monkeypatch.setenv("SPECLLAMA_MODEL_DIRS", str(shelf))
 
     async def steps(pilot: Pilot[int]) -> None:

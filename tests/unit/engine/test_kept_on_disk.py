@@ -153,10 +153,7 @@ def test_what_waits_for_a_slow_disk_is_bounded(tmp_path: Path, most: int) -> Non
         assert (len(waiting) == 2) is (most == 0)
         assert (len(waiting) == 8) is (most > 1 << 20)
         go_on.set()
-    with engine_of(tmp_path) as engine:  # what was left out is read again
-        for n in range(8):
-            found = Turn(engine, [*TEXT, 5], params(n, owner=f"owner{n}"))
-            assert (found.cached >= len(TEXT)) is (f"owner{n}" in waiting)
+    assert len(files(tmp_path)) == len(waiting)
 
 
 @pytest.mark.parametrize("when", ["before", "while it is written"])
