@@ -159,11 +159,12 @@ class Scheduler:
         """Run passes of one pool together, and tell of it."""
         begin = perf_counter()
         together, answers = self._run(pool, together)
+        answered = list(zip(together, answers, strict=True))
         passes = [cast(Pass, one.effect) for one in together]
         seconds, tokens = perf_counter() - begin, sum(effect.size for effect in passes)
         if pool is not self._target:
             self._drafting_s += seconds
-            return list(zip(together, answers, strict=True))
+            return answered
         if passes:
             self._seats.pace.passed(tokens, seconds)
         guesses = sum([effect.size - 1 for effect in passes if effect.outputs == "all"])
@@ -172,10 +173,9 @@ class Scheduler:
             if effect.outputs == "all":
                 one.drafting_s = self._drafting_s
             if effect.on_shared is not None and len(self._running) > 1:
-                ms = seconds * 1e3
-                shared = Shared(len(passes), tokens, ms, i == 0, guesses, waited_s * 1e3)
-                effect.on_shared(shared)
-        return list(zip(together, answers, strict=True))
+                ms, waited_ms = seconds * 1e3, waited_s * 1e3
+                effect.on_shared(Shared(len(passes), tokens, ms, i == 0, guesses, waited_ms))
+        return answered
 
     def _run(self, pool: Passes, together: list[Running]) -> tuple[list[Running], list[object]]:
         """Those who got their pass, and what it says for each or the error that it ends with."""

@@ -114,8 +114,8 @@ class Shared:
     """A pass that several conversations share: ``lanes``, ``tokens`` and, among those, ``guesses``
     count all of them.
 
-    ``first`` is true for one of them, who books what the pass took. ``drafting_ms`` is what the
-    passes of draft models took that came before it: all waited for them.
+    ``first`` is true for one of them, who books what the pass took. ``drafting_ms`` is what draft
+    models took since the conversation that is told wrote last: it waited for them.
     """
 
     lanes: int

@@ -30,9 +30,10 @@ class Pane:
         self, folder: Path, *command: str, columns: int = COLUMNS, rows: int = ROWS
     ) -> None:
         self.socket = str(folder / "tmux")
+        self.size = str(columns), str(rows)
         self.tmux(
-            *("-f", os.devnull, "new-session", "-d", "-s", "walk", "-x", str(columns)),
-            *("-y", str(rows), *command),
+            *("-f", os.devnull, "new-session", "-d", "-s", "walk", "-x", self.size[0]),
+            *("-y", self.size[1], *command),
         )
 
     def tmux(self, *words: str) -> str:
@@ -46,7 +47,7 @@ class Pane:
         return done.stdout
 
     def record(self, path: Path) -> None:
-        words = [sys.executable, "-c", RECORDER, str(path), str(COLUMNS), str(ROWS)]
+        words = [sys.executable, "-c", RECORDER, str(path), *self.size]
         quoted = " ".join(f"'{word}'" for word in words)
         self.tmux("pipe-pane", "-t", "walk", "-o", quoted)
 

@@ -86,14 +86,14 @@ class StatsStrip(Inked, Widget):
         if self.state.prefill is not None and self.state.busy:
             return self._prefill(width)
         cells = self._cells()
-        # the verdict and the speed stay
-        least = sum(min(one.cell_length for one in forms) + 3 for forms in cells[:2])
+        shortest = [min(cell.cell_length for cell in forms) for forms in cells[:2]]
+        least = sum(n + 3 for n in shortest)  # the verdict and the speed stay
         fit = [one for one in self._notices() if one.cell_length <= width] or [Content("")]
         notice = next((one for one in fit if one.cell_length + least <= width), fit[-1])
         room = width - notice.cell_length - 3 if notice.plain else width
         gap = ("  ", "") if width < 100 else (f" {self.glyphs.dot} ", self.ink.muted)
         line = Content("")
-        after = sum(min(one.cell_length for one in forms) + len(gap[0]) for forms in cells[1:2])
+        after = sum(n + len(gap[0]) for n in shortest[1:])
         for forms in cells:
             for cell in forms:  # the longest that fits
                 joined = Content.assemble(line, gap, cell) if line.plain else cell
