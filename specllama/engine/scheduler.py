@@ -225,17 +225,26 @@ class Scheduler:
         return bool(self._line) or any(one.waits for one in self._running.values())
 
     def _preempt(self) -> bool:
-        """Park the youngest conversation that waits for a pass of the target; whether there was one
-        besides the last."""
+        """Park the youngest conversation that waits for a pass of the target, unless it is the last
+        one, or first one that has not even room for its prompt; whether that was possible."""
         active = [one for one in self._running.values() if not one.waits]
-        waiting = [
+        asking = [
             one
             for one in active
             if one.effect is not None and self._pool_of(one.effect) is self._target
         ]
-        if len(active) < 2 or not waiting:
+        return self._park_unread() or (len(active) > 1 and self._park(asking))
+
+    def _park_unread(self) -> bool:
+        """Park one that waits for room for its prompt, and holds the beginning of it."""
+        running = self._running.values()
+        return self._park([o for o in running if o.unread and o.parked is None and o.lane.tokens])
+
+    def _park(self, among: Sequence[Running]) -> bool:
+        """Park the youngest of them."""
+        if not among:
             return False
-        youngest = max(waiting, key=lambda one: one.id)
+        youngest = max(among, key=lambda one: one.id)
         try:
             youngest.parked = self._target.park(youngest.lane)
         except EngineError:  # its tree is not settled, or the library does not give it away
@@ -254,16 +263,18 @@ class Scheduler:
                 one.unread = 0  # it says so itself
                 if one.parked is not None:
                     one.parked = None
-                    event = self._resume(one, Cancelled("the request was cancelled"))
-                    if event is not None:
+                    if one.effect is not None and (
+                        event := self._resume(one, Cancelled("the request was cancelled"))
+                    ):
                         said.append((one.id, event))
                 continue
             back = 0
             if one.parked is not None:  # else its next pass would park it again
-                back = len(one.parked.tokens) + max(_AHEAD, _size(one.effect)[0])
+                size = 0 if one.effect is None else _size(one.effect)[0]
+                back = len(one.parked.tokens) + max(_AHEAD, size)
             if not self._fits(one.unread + back, _AHEAD if back else 0):
                 break
-            one.unread = 0
+            one.unread, one.drafting_s = 0, self._drafting_s  # what was drafted did not hold it up
             if one.parked is not None and (lost := self._unpark(one)):
                 said.append((one.id, lost))
         while self._line and not any(one.waits for one in self._running.values()):
@@ -294,7 +305,8 @@ class Scheduler:
                 self._target.resume(blob, one.lane)
                 return None
             except (PoolFull, EngineError) as error:
-                if not (isinstance(error, PoolFull) and self._seats.vacate()):
+                full = isinstance(error, PoolFull)
+                if not (full and (self._seats.vacate() or self._park_unread())):
                     return self._resume(one, error)
 
     def _pool_of(self, effect: Effect | None) -> Passes:

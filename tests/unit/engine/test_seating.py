@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import threading
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ from engines import fake_info, loaded
 from table_model import FakePool, FakeTable, FakeVocab
 
 from specllama.backend.kernels import TILE
+from specllama.engine import scheduler
 from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
 from specllama.engine.slot import Slot
 from specllama.errors import EngineError, PromptTooLong, UsageError
 from specllama.events import Finished, Started
 from specllama.settings.params import GenerateParams, SamplingParams
+from specllama.speculative.effects import Shared
 
 V = 24
 N_CTX = 300
@@ -177,6 +180,55 @@ def test_one_that_is_parked_can_be_cancelled() -> None:
     last = {id: event for id, event in said if isinstance(event, Finished)}
     assert last[second].reason == "cancelled"
     assert last[first].token_ids == alone([1] * 130, params(0, most=160))
+
+
+@pytest.mark.parametrize("end", ["written", "cancelled"])
+def test_one_without_room_for_its_prompt_gives_up_what_it_holds_of_it(end: str) -> None:
+    """The other's reply would end where the cells do, as if its context were full."""
+    engine = engine_of(2)
+    head = [1 + i % 7 for i in range(110)]
+    engine.submit(head, params(0, most=1))
+    ends(engine)
+    first = engine.submit([2] * 150, params(1, most=100))
+    while engine._scheduler._target.room > 30:
+        engine.step()
+    second = engine.submit([*head, *[3] * 70], params(2, most=20))
+    said: list[tuple[int, Any]] = []
+    while not engine._scheduler.preemptions:
+        said += engine.step()
+        assert len(engine._scheduler) == 2
+    if end == "cancelled":
+        engine.cancel(second)
+    said += [one for events in iter(engine.step, []) for one in events]
+    last = {id: event for id, event in said if isinstance(event, Finished)}
+    assert last[first].reason == "length"
+    assert last[first].token_ids == alone([2] * 150, params(1, most=100))
+    written = alone([*head, *[3] * 70], params(2, most=20))
+    cancelled = end == "cancelled"
+    assert last[second].reason == ("cancelled" if cancelled else "length")
+    assert last[second].token_ids == (() if cancelled else written)
+
+
+def test_one_that_is_parked_waits_for_nobody_s_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which each pass takes a second: what is drafted while it is parked holds it up
+    no more than what is drafted between two passes beside it."""
+    waited: list[float] = []
+
+    def shared(*figures: Any) -> Shared:
+        waited.append(figures[-1])
+        return Shared(*figures)
+
+    monkeypatch.setattr(scheduler, "perf_counter", count().__next__)
+    monkeypatch.setattr(scheduler, "Shared", shared)
+    engine = engine_of(4)
+    for seed, most in enumerate((40, 40, 90, 90)):
+        engine.submit([1 + seed] * 40, params(seed, most=most, method="draft"))
+    beside = 0.0
+    while engine.step():
+        if engine._scheduler.crowded:
+            beside = beside or max(waited)
+    assert engine._scheduler.preemptions == 1
+    assert 0 < max(waited) <= beside
 
 
 def test_idle_texts_make_room_and_come_back_unread() -> None:
