@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from textual.pilot import Pilot
 
 from specllama.engine.inline import InlineHost
 from specllama.errors import DoesNotFit
+from specllama.events import Event, LoadProgress
 from specllama.settings.params import GenerateParams
 from specllama.store.sessions import SessionStore
 from specllama.store.tree import StoredMessage
@@ -81,6 +83,27 @@ def test_error(snap_compare: Any) -> None:
         )
     )
     assert snap_compare(make(recipe), run_before=after(question=False), terminal_size=USUAL)
+
+
+@pytest.mark.parametrize("size", [USUAL, SMALL], ids=["80x24", "60x16"])
+def test_loading(snap_compare: Any, size: tuple[int, int]) -> None:
+    """What is typed meanwhile stands in the prompt."""
+    loaded = threading.Event()
+
+    def recipe(progress: Callable[[Event], None]) -> ScriptedEngine:
+        progress(LoadProgress("target", "llama-3.2-3b-q4_k_m.gguf", 0.5))
+        assert loaded.wait(30)
+        return ScriptedEngine()
+
+    async def steps(pilot: Pilot[int]) -> None:
+        app = pilot.app
+        assert isinstance(app, SpecllamaApp)
+        await until(pilot, lambda: app.loader.progress is not None)
+        await pilot.press(*"Hello")
+        await pilot.pause()
+
+    assert snap_compare(make(recipe), run_before=steps, terminal_size=size)
+    loaded.set()
 
 
 def test_long_stream(snap_compare: Any) -> None:
