@@ -5,7 +5,8 @@
 Two apps run in tmux. Each message is typed into one and then into the other, 200 to 400 characters
 a minute, with mistakes that are taken back; Enter is pressed half a second after the last key.
 Printed: for each message its words and milliseconds to the first token, then medians and 95th
-percentiles, how many prompt tokens were read after Enter, and whether the texts are equal.
+percentiles, how many prompt tokens were read after Enter, the processor time of each app, and
+whether the texts are equal.
 """
 
 from __future__ import annotations
@@ -99,6 +100,18 @@ class App:
             time.sleep(0.2)
         return found[-1]
 
+    def processor_s(self) -> int:
+        """Of the app and all that it started."""
+        spent, parents = {}, {}
+        told = subprocess.check_output(["ps", "-eo", "pid=,ppid=,cputimes="], text=True)
+        for line in told.splitlines():
+            pid, parent, seconds = map(int, line.split())
+            parents[pid], spent[pid] = parent, seconds
+        ours = {int(self._tmux("display-message", "-p", "-t", self.name, "#{pane_pid}"))}
+        for _ in range(4):
+            ours |= {pid for pid, parent in parents.items() if parent in ours}
+        return sum(spent[pid] for pid in ours)
+
     def screen(self) -> str:
         return self._tmux("capture-pane", "-p", "-t", self.name)
 
@@ -111,7 +124,7 @@ def measure(apps: dict[str, App], texts: list[str]) -> None:
     time.sleep(30)  # both are loaded and measured
     times: dict[str, list[float]] = {name: [] for name in apps}
     unread: dict[str, int] = dict.fromkeys(apps, 0)
-    equal = 0
+    equal, before = 0, {name: app.processor_s() for name, app in apps.items()}
     for i, text in enumerate(["Hello there.", *texts]):
         found = {}
         for name, app in apps.items():
@@ -126,7 +139,9 @@ def measure(apps: dict[str, App], texts: list[str]) -> None:
                 unread[name] += reply.unread
     for name, ms in times.items():
         p95 = statistics.quantiles(ms, n=20, method="inclusive")[-1]
+        spent = apps[name].processor_s() - before[name]
         print(f"{name}: p50 {statistics.median(ms):.0f} ms, p95 {p95:.0f} ms, {unread[name]} read")
+        print(f"  {spent} s of the processor")
     print(f"{equal} of {len(texts)} texts are equal")
 
 

@@ -4,9 +4,11 @@ hold, and each text is the one that it would be alone."""
 from __future__ import annotations
 
 import random
+import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
+from itertools import accumulate, count
 from typing import Any
 
 import pytest
@@ -458,11 +460,23 @@ def test_a_fork_of_a_busy_lane_drafts_at_once() -> None:
     assert found[second].token_ids == alone([*head, 3, 4], params(2, most=60))
 
 
+def random_clock(seed: int) -> Callable[[], float]:
+    """Between two looks at it passes a microsecond, or up to ten thousand of them."""
+    rng = random.Random(seed)
+    return accumulate(iter(lambda: 10 ** rng.uniform(-6, -2), None)).__next__
+
+
 @pytest.mark.parametrize("tiles", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_no_text_depends_on_who_was_here_before(tiles: bool, seed: int) -> None:
-    """Prompts that share beginnings, at random, in a pool that is too small for them."""
-    rng = random.Random(seed)
+def test_no_text_depends_on_who_was_here_before(
+    monkeypatch: pytest.MonkeyPatch, tiles: bool, seed: int
+) -> None:
+    """Prompts that share beginnings, at random, in a pool that is too small for them, while passes
+    take times at random."""
+    rng, clock = random.Random(seed), random_clock(seed)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("specllama.") and hasattr(module, "perf_counter"):
+            monkeypatch.setattr(module, "perf_counter", clock)
     engine = engine_of(3, tiles=tiles, kv_ram=rng.choice((0, 20_000, 1 << 30)))
     heads = [[rng.randrange(1, V) for _ in range(n)] for n in (30, 130)]
     texts: dict[int, tuple[list[int], GenerateParams]] = {}
