@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import NamedTuple
 
 from specllama.backend.base import Lane, Vocab
@@ -55,6 +56,7 @@ class _Ahead(NamedTuple):
     id: int
     ids: list[int]
     cancel: Cancel
+    begun: float
 
 
 class Engine:
@@ -322,8 +324,12 @@ class Engine:
         require_room(len(prepared.ids), n_ctx)
         require_going(cancel)
         stable = prompting.stable(prompt, params, prepared.ids) if params.ahead else None
-        if (ahead := self._ahead) is not None and prepared.ids[: len(ahead.ids)] != ahead.ids:
-            ahead.cancel.set()  # it reads another text
+        if (ahead := self._ahead) is not None:
+            n, read = len(prepared.ids), len(ahead.ids)
+            seconds = perf_counter() - ahead.begun
+            in_vain = stable is None and self._seats.in_vain(read, seconds, n)
+            if in_vain or prepared.ids[:read] != ahead.ids:  # it reads another text
+                ahead.cancel.set()
         self._require_tokens(params.sampling.logit_bias)
         seed = params.seed if params.seed is not None else secrets.randbelow(SEED_DRAWN)
         position = prepared.position
@@ -370,7 +376,7 @@ class Engine:
                 seat = self._seats.seat(id, ids, ready.params, cancel)
             else:
                 seat = self._seats.seat_ahead(id, ids, stable, ready.params, cancel)
-                self._ahead = _Ahead(id, ids[: seat.until], cancel)
+                self._ahead = _Ahead(id, ids[: seat.until], cancel, perf_counter())
             one = Conversation(self._loaded, self._seats, seat, ready, cancel)
             lane, unread = seat.slot.target, len(ids) - seat.cached
             return Running(id, one.run(), one.settle, lane, cancel, unread)

@@ -45,6 +45,11 @@ class Pace:
         """What a short pass takes, None before there was one."""
         return self._writing_s
 
+    @property
+    def token_s(self) -> float | None:
+        """What a token of a prompt takes, None before one was read."""
+        return self._reading_s
+
     def chunk(self) -> int:
         """How many tokens of a prompt are read while others wait for their next pass: a tile or two
         in any case, which are read with the bits that the whole would have."""

@@ -219,15 +219,28 @@ class Seats:
 
     def _pays(self, slot: Slot, ids: Sequence[int], scope: str, keep: int, end: int) -> bool:
         """Whether reading from ``keep`` to ``end`` spares the prompt's own request enough."""
-        kernels, last = self._pool.kernels, len(ids) - 1
-        begin = slot.reply_end if slot.reply_end <= keep else 0
-        left = last - end
-        if kernels.tiles and kernels.any_parts and last - begin >= TILE:
-            if end - keep < TILE:  # it would not be a tile
-                return False
-            left = max(left, TILE)
-        spared = last - self._usable(slot, ids, scope) - left
+        last = len(ids) - 1
+        tile = self._last_tile(slot, keep, last)
+        if end - keep < tile:  # it would not be one
+            return False
+        spared = last - self._usable(slot, ids, scope) - max(last - end, tile)
         return spared > 0 and end - keep <= _PRICE * spared
+
+    def _last_tile(self, slot: Slot, keep: int, last: int) -> int:
+        """How many tokens before its last one a prompt reads in tiles whatever is held."""
+        kernels = self._pool.kernels
+        begin = slot.reply_end if slot.reply_end <= keep else 0
+        return TILE if kernels.tiles and kernels.any_parts and last - begin >= TILE else 0
+
+    def in_vain(self, until: int, seconds: float, n: int) -> bool:
+        """Whether what is left to read ahead takes longer than it spares a request of ``n`` tokens
+        that waits for it: it began ``seconds`` ago, and reads up to ``until``."""
+        [slot], token_s = self._slots, self.pace.token_s
+        if token_s is None:
+            return False
+        held, last = len(slot.target.tokens), n - 1
+        spared = last - held - max(last - until, self._last_tile(slot, held, last))
+        return until - held - seconds / token_s > spared
 
     def _may_read(self, slot: Slot, drafter: Drafter, begun: Sequence[int], keep: int) -> bool:
         """Whether a text can be read ahead after the first ``keep`` tokens of a slot."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from specllama.backend.lane import exact_prefix
 from specllama.cancel import Cancel
 from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
-from specllama.engine.pace import part
+from specllama.engine.pace import Pace, part
 from specllama.engine.slot import Slot
 from specllama.events import Finished, PrefillProgress, RoundDone, Started
 from specllama.settings.params import GenerateParams, SamplingParams
@@ -119,6 +120,28 @@ def test_a_message_is_read_before_it_is_sent() -> None:
         assert isinstance(events[0], Started)
         # the last tile is read again: a fresh reading has no shorter one
         assert events[0].cached_n == 300 + len(ENDING) - 1 - TILE
+
+
+@pytest.mark.parametrize(
+    ("typed", "seconds", "cancelled"),
+    [(283, 0, True), (283, 70, False), (350, 40, True), (350, 70, False)],
+)
+def test_who_sends_a_message_does_not_wait_for_what_is_read_in_vain(
+    monkeypatch: pytest.MonkeyPatch, typed: int, seconds: int, cancelled: bool
+) -> None:
+    """A token takes a second, and the message reads its last 64 tokens again."""
+    message = [4 + i % 20 for i in range(typed)]
+    with engine_of() as engine:
+        read(engine, message[:200], asked(0))
+        monkeypatch.setattr(Pace, "token_s", 1.0)
+        now = perf_counter()
+        monkeypatch.setattr("specllama.engine.engine.perf_counter", lambda: now)
+        stop = Cancel()
+        ready = engine.prepare([*message, *ENDING], asked(0))
+        engine.begin(replace(ready, stable=typed), cancel=stop)
+        now += seconds
+        engine.prepare([*message, *ENDING], asked(0))
+        assert stop.is_set() == cancelled
 
 
 def test_whole_parts_only_where_parts_round() -> None:
