@@ -22,13 +22,18 @@ def part(left: int, chunk: int, n_batch: int) -> int:
 
 
 class Pace:
-    """Times of passes: of short ones, in which texts are written, and of prompts, by token."""
+    """Times of passes.
+
+    Attributes:
+        step_s: of short ones, in which texts are written; None before there was one.
+        token_s: of prompts, by token; None before one was read.
+    """
 
     def __init__(self) -> None:
         self.rows, self.seconds = Histogram(ROWS), Histogram(SECONDS)
         self.longest_s = 0.0
-        self._writing_s: float | None = None  # of a pass
-        self._reading_s: float | None = None  # of a token
+        self.step_s: float | None = None
+        self.token_s: float | None = None
 
     def passed(self, tokens: int, seconds: float) -> None:
         """One pass."""
@@ -36,26 +41,16 @@ class Pace:
         self.seconds.add(seconds)
         self.longest_s = max(self.longest_s, seconds)
         if tokens < TILE:
-            self._writing_s = _drifted(self._writing_s, seconds)
+            self.step_s = _drifted(self.step_s, seconds)
         else:
-            self._reading_s = _drifted(self._reading_s, seconds / tokens)
-
-    @property
-    def step_s(self) -> float | None:
-        """What a short pass takes, None before there was one."""
-        return self._writing_s
-
-    @property
-    def token_s(self) -> float | None:
-        """What a token of a prompt takes, None before one was read."""
-        return self._reading_s
+            self.token_s = _drifted(self.token_s, seconds / tokens)
 
     def chunk(self) -> int:
         """How many tokens of a prompt are read while others wait for their next pass: a tile or two
         in any case, which are read with the bits that the whole would have."""
-        if self._writing_s is None or not self._reading_s:
+        if self.step_s is None or not self.token_s:
             return 2 * TILE
-        return min(max(int(_WAIT * self._writing_s / self._reading_s), TILE), CHUNK)
+        return min(max(int(_WAIT * self.step_s / self.token_s), TILE), CHUNK)
 
 
 def _drifted(old: float | None, new: float) -> float:

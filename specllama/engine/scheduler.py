@@ -228,11 +228,7 @@ class Scheduler:
         """Park the youngest conversation that waits for a pass of the target, unless it is the last
         one, or first one that has not even room for its prompt; whether that was possible."""
         active = [one for one in self._running.values() if not one.waits]
-        asking = [
-            one
-            for one in active
-            if one.effect is not None and self._pool_of(one.effect) is self._target
-        ]
+        asking = [o for o in active if o.effect and self._pool_of(o.effect) is self._target]
         return self._park_unread() or (len(active) > 1 and self._park(asking))
 
     def _park_unread(self) -> bool:
@@ -260,13 +256,10 @@ class Scheduler:
             if not one.waits:
                 continue
             if one.cancel.is_set():
-                one.unread = 0  # it says so itself
-                if one.parked is not None:
-                    one.parked = None
-                    if one.effect is not None and (
-                        event := self._resume(one, Cancelled("the request was cancelled"))
-                    ):
-                        said.append((one.id, event))
+                one.unread, one.parked = 0, None  # who never began says so itself
+                ended = Cancelled("the request was cancelled")
+                if one.effect is not None and (event := self._resume(one, ended)) is not None:
+                    said.append((one.id, event))
                 continue
             back = 0
             if one.parked is not None:  # else its next pass would park it again

@@ -26,7 +26,7 @@ from functools import partial
 from typing import cast
 
 from specllama.backend.base import Context, Lane
-from specllama.backend.kernels import TILE
+from specllama.backend.kernels import TILE, Kernels
 from specllama.cancel import Cancel
 from specllama.engine.loaded import Loaded
 from specllama.engine.pace import CHUNK, Pace, part
@@ -220,27 +220,18 @@ class Seats:
     def _pays(self, slot: Slot, ids: Sequence[int], scope: str, keep: int, end: int) -> bool:
         """Whether reading from ``keep`` to ``end`` spares the prompt's own request enough."""
         last = len(ids) - 1
-        tile = self._last_tile(slot, keep, last)
+        tile = _last_tile(self._pool.kernels, slot, keep, last)
         if end - keep < tile:  # it would not be one
             return False
         spared = last - self._usable(slot, ids, scope) - max(last - end, tile)
         return spared > 0 and end - keep <= _PRICE * spared
 
-    def _last_tile(self, slot: Slot, keep: int, last: int) -> int:
-        """How many tokens before its last one a prompt reads in tiles whatever is held."""
-        kernels = self._pool.kernels
-        begin = slot.reply_end if slot.reply_end <= keep else 0
-        return TILE if kernels.tiles and kernels.any_parts and last - begin >= TILE else 0
-
     def in_vain(self, until: int, seconds: float, n: int) -> bool:
         """Whether what is left to read ahead takes longer than it spares a request of ``n`` tokens
         that waits for it: it began ``seconds`` ago, and reads up to ``until``."""
-        [slot], token_s = self._slots, self.pace.token_s
-        if token_s is None:
-            return False
-        held, last = len(slot.target.tokens), n - 1
-        spared = last - held - max(last - until, self._last_tile(slot, held, last))
-        return until - held - seconds / token_s > spared
+        [slot], last = self._slots, n - 1
+        tile = _last_tile(self._pool.kernels, slot, len(slot.target.tokens), last)
+        return seconds < (self.pace.token_s or 0.0) * (until - last + tile)
 
     def _may_read(self, slot: Slot, drafter: Drafter, begun: Sequence[int], keep: int) -> bool:
         """Whether a text can be read ahead after the first ``keep`` tokens of a slot."""
@@ -474,6 +465,12 @@ class Seats:
         slots = [slot for slot in self._slots if slot.scope == scope]
         lot = [one for one in (*self._lot, *self._fetched) if one.scope == scope]
         follow(lane, ids, slots, lot)
+
+
+def _last_tile(kernels: Kernels, slot: Slot, keep: int, last: int) -> int:
+    """How many tokens before its last one a prompt reads in tiles whatever a slot holds of it."""
+    begin = slot.reply_end if slot.reply_end <= keep else 0
+    return TILE if kernels.tiles and kernels.any_parts and last - begin >= TILE else 0
 
 
 def follow(

@@ -16,7 +16,7 @@ from specllama.backend.lane import exact_prefix
 from specllama.cancel import Cancel
 from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
-from specllama.engine.pace import Pace, part
+from specllama.engine.pace import part
 from specllama.engine.slot import Slot
 from specllama.events import Finished, PrefillProgress, RoundDone, Started
 from specllama.settings.params import GenerateParams, SamplingParams
@@ -133,7 +133,7 @@ def test_who_sends_a_message_does_not_wait_for_what_is_read_in_vain(
     message = [4 + i % 20 for i in range(typed)]
     with engine_of() as engine:
         read(engine, message[:200], asked(0))
-        monkeypatch.setattr(Pace, "token_s", 1.0)
+        engine._seats.pace.token_s = 1.0
         now = perf_counter()
         monkeypatch.setattr("specllama.engine.engine.perf_counter", lambda: now)
         stop = Cancel()
