@@ -326,9 +326,9 @@ class Engine:
         stable = prompting.stable(prompt, params, prepared.ids) if params.ahead else None
         if (ahead := self._ahead) is not None:
             n, read = len(prepared.ids), len(ahead.ids)
+            another = prepared.ids[:read] != ahead.ids
             seconds = perf_counter() - ahead.begun
-            in_vain = stable is None and self._seats.in_vain(read, seconds, n)
-            if in_vain or prepared.ids[:read] != ahead.ids:  # it reads another text
+            if another or (stable is None and self._seats.in_vain(read, seconds, n)):
                 ahead.cancel.set()
         self._require_tokens(params.sampling.logit_bias)
         seed = params.seed if params.seed is not None else secrets.randbelow(SEED_DRAWN)

@@ -225,8 +225,8 @@ class Scheduler:
         return bool(self._line) or any(one.waits for one in self._running.values())
 
     def _preempt(self) -> bool:
-        """Park the youngest conversation that waits for a pass of the target, unless it is the last
-        one, or first one that has not even room for its prompt; whether that was possible."""
+        """Park a conversation that waits for room for its prompt, else the youngest that waits for
+        a pass of the target and is not the last; whether there was one."""
         active = [one for one in self._running.values() if not one.waits]
         asking = [o for o in active if o.effect and self._pool_of(o.effect) is self._target]
         return self._park_unread() or (len(active) > 1 and self._park(asking))
