@@ -41,9 +41,13 @@ DIM, RED, GREEN, YELLOW = "2", "31", "32", "33"
 
 
 def say(text: str, *codes: str) -> None:
-    """A line to stderr, safe for a terminal; a closed stderr is ignored."""
+    """A line to stderr, safe for a terminal; a closed stderr is ignored.
+
+    It is one write: another thread's line (``serve``'s log) never comes between it and its end.
+    """
     try:
-        print(styled(sanitize(text), *codes), file=sys.stderr, flush=True)
+        sys.stderr.write(f"{styled(sanitize(text), *codes)}\n")
+        sys.stderr.flush()
     except (OSError, ValueError):
         pass
 

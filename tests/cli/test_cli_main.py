@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import signal
 import subprocess
 import sys
@@ -139,6 +140,19 @@ def test_messages_are_safe_for_a_terminal(capsys) -> None:
     assert "\x1b" not in shown
     assert "\x9b" not in shown
     assert shown.splitlines() == ["error: bad␛]0;title␇ name second", "  hint⟦9B⟧"]
+
+
+def test_a_line_is_one_write_so_that_threads_do_not_mix_theirs(monkeypatch):
+    written: list[str] = []
+
+    class Stderr(io.StringIO):
+        def write(self, text: str) -> int:
+            written.append(text)
+            return len(text)
+
+    monkeypatch.setattr(sys, "stderr", Stderr())
+    diagnostics.note("tiny is served at an address")
+    assert written == ["tiny is served at an address\n"]
 
 
 def test_a_piece_of_a_thought_cannot_go_back_in_the_line(capsys) -> None:
