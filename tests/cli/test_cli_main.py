@@ -142,7 +142,9 @@ def test_messages_are_safe_for_a_terminal(capsys) -> None:
     assert shown.splitlines() == ["error: bad␛]0;title␇ name second", "  hint⟦9B⟧"]
 
 
-def test_a_line_is_one_write_so_that_threads_do_not_mix_theirs(monkeypatch):
+def test_a_line_is_one_write_so_that_threads_do_not_mix_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     written: list[str] = []
 
     class Stderr(io.StringIO):
