@@ -45,11 +45,7 @@ def say(text: str, *codes: str) -> None:
 
     It is one write: another thread's line (``serve``'s log) never comes between it and its end.
     """
-    try:
-        sys.stderr.write(f"{styled(sanitize(text), *codes)}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        pass
+    _put(f"{styled(sanitize(text), *codes)}\n")
 
 
 def is_terminal() -> bool:
@@ -61,8 +57,12 @@ def is_terminal() -> bool:
 
 def write(text: str, *codes: str, over: bool = False) -> None:
     """A piece of text to stderr, without a new line; ``over`` what is in the line already."""
+    _put(("\r" if over else "") + styled(sanitize(text), *codes))
+
+
+def _put(text: str) -> None:
     try:
-        sys.stderr.write(("\r" if over else "") + styled(sanitize(text), *codes))
+        sys.stderr.write(text)
         sys.stderr.flush()
     except (OSError, ValueError):
         pass

@@ -144,4 +144,4 @@ class _LogFile(RotatingFileHandler):
             self._failed = True
             said = f"warning: the log cannot be written: {sys.exc_info()[1]}"
             with contextlib.suppress(OSError, ValueError):
-                print(said, file=sys.stderr, flush=True)
+                print(f"{said}\n", end="", file=sys.stderr, flush=True)  # one write
