@@ -404,7 +404,9 @@ def score_gap(
     for i in range(0, len(rest), target.n_batch):
         target.forward(rest[i : i + target.n_batch], outputs="none")
     assert params.seed is not None
-    chain = engine.chain(params, params.seed, [*prompt, *emitted], position)
+    chain = engine.chain(params, params.seed, prompt, position - len(emitted))
+    for token in emitted:  # a grammar stands where it stood
+        chain.advance(token)
     row = None
     for token in (prompt[-1], *emitted):
         row = target.forward([token], outputs="last")[0]

@@ -130,7 +130,8 @@ def _measure(
         threads=target.kernels.threads,
         options=options,
         flash=target.kernels.flash,
-        max_leaves=2,
+        # elsewhere a row's bits depend on where the cells of a branch that was kept lie
+        max_leaves=2 if target.kernels.any_width else 1,
         watch=watch,
     )
     if watch is not None:

@@ -6,11 +6,12 @@ import json
 
 import pytest
 
-from specllama.bench.prompts import BenchPrompt
-from specllama.bench.proof import probe_rows, prove, score_gap
+from specllama.backend import llama_cache
+from specllama.bench.prompts import BenchPrompt, schema_prompts
+from specllama.bench.proof import finish, probe_rows, prove, score_gap, wish_of
 from specllama.engine.engine import Engine
 from specllama.events import Finished, RoundDone
-from specllama.settings.params import GenerateParams, SamplingParams
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.e2e
 
@@ -76,6 +77,26 @@ def test_a_forged_difference_is_not_explained_away(
     wrong = (last.token_ids[3] + 1) % tiny.vocab.n_tokens
     gap = score_gap(tiny, ids, last.token_ids[:3], (last.token_ids[3], wrong), params, 3)
     assert gap > 0.3
+
+
+def test_a_difference_under_a_schema_is_scored_where_the_grammar_stands(tiny: Engine) -> None:
+    prompt = schema_prompts()[0]
+    params = wish_of(prompt.bound(GenerateParams()), 1.0, 24, 5, "fixed")
+    written = finish(tiny, prompt, params)
+    ids, tokens = tiny.encode(prompt.content)[0], written.reply.token_ids
+    for at in (0, 7, 23):
+        same = (tokens[at], tokens[at])
+        assert score_gap(tiny, ids, tokens[:at], same, params, written.position + at) == 0.0
+
+
+def test_branches_are_not_exact_where_places_of_cells_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # a GPU adds up cells in tiles: bits depend on where the branch that was kept lies
+    monkeypatch.setattr(llama_cache, "one_by_one", lambda ctx: None)
+    with Engine.load("tiny", options=EngineOptions(n_ctx=1024, exact="on")) as engine:
+        assert engine.info.exact_rows > 1
+        assert not engine.info.exact_trees
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])

@@ -176,7 +176,7 @@ def kept(output: str) -> list[Any]:
                 documents.append(json.loads(line))
     kinds = [d.get("type") for d in documents if isinstance(d, dict)]
     if "summary" in kinds:  # a proof: of its cases, those that differ
-        documents = [d for d in documents if d.get("type") == "summary" or not d.get("identical")]
+        documents = [d for d in documents if d.get("type") == "summary" or d.get("difference")]
         documents = [*documents[:20], *documents[20:][-1:]]
     elif len(documents) > 1:  # of a stream of events, what it ends with
         documents = documents[-1:]

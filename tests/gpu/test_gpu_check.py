@@ -182,8 +182,8 @@ def test_a_pair_that_cannot_be_made_says_why(clock: Clock, tmp_path: Path) -> No
 
 def test_a_proof_that_fails_is_a_finding(clock: Clock, tmp_path: Path) -> None:
     lines = [
-        {"type": "case", "identical": True},
-        {"type": "case", "identical": False, "prompt": "p1", "token_ids": [1, 2]},
+        {"type": "case", "difference": None},
+        {"type": "case", "difference": {"gap": 0.1}, "prompt": "p1", "token_ids": [1, 2]},
         {"type": "summary", "cases": 2, "identical": 1, "unexplained": 1, "finished": True},
     ]
     clock.script["a"] = [Done(1, 1.0, "\n".join(map(json.dumps, lines)))]
@@ -191,7 +191,7 @@ def test_a_proof_that_fails_is_a_finding(clock: Clock, tmp_path: Path) -> None:
     parts, page = report(tmp_path)
     assert parts["prove: a"]["ok"]
     assert parts["prove: a"]["answer"] == [
-        {"type": "case", "identical": False, "prompt": "p1"},
+        {"type": "case", "difference": {"gap": 0.1}, "prompt": "p1"},
         lines[2],
     ]
     assert "| a | 2 | 1 |  | 1 |" in page
