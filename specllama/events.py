@@ -56,6 +56,29 @@ class LoadProgress(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Measuring(Event):
+    """A model that is new on this machine is measured, once.
+
+    Attributes:
+        share: of all steps together that is done.
+        left_s: about how long the rest takes; None at first.
+        over: it came to its end, or was stopped.
+    """
+
+    type: ClassVar[str] = "measuring"
+    what: str = ""
+    step: int = 1
+    steps: int = 1
+    share: float = 0.0
+    left_s: float | None = None
+    over: bool = False
+
+    def __str__(self) -> str:
+        left = "" if self.left_s is None else f", about {self.left_s:.0f} s left"
+        return f"first use of this model: {self.what}, step {self.step} of {self.steps}{left}"
+
+
+@dataclass(frozen=True, slots=True)
 class Notice(Event):
     """A decision in words: speculation skipped, draft refused, log disabled, near-tie met."""
 
@@ -336,12 +359,14 @@ class Finished(Event):
 
 
 Said = TextDelta | ReasoningDelta
-AnyEvent = LoadProgress | Notice | Started | PrefillProgress | Said | RoundDone | Finished
+Loading = LoadProgress | Measuring
+AnyEvent = Loading | Notice | Started | PrefillProgress | Said | RoundDone | Finished
 _PARTS: dict[str, type[Timings | Payoff]] = {"timings": Timings, "verdict": Payoff}
 EVENT_TYPES: dict[str, type[Event]] = {
     cls.type: cls
     for cls in (
         LoadProgress,
+        Measuring,
         Notice,
         Started,
         PrefillProgress,

@@ -109,7 +109,7 @@ class EngineInfo:
 
     Attributes:
         exactness: for people, such as "bitwise up to 65 rows"; measured: what that rests on.
-        exact_rows: widest pass whose rows equal single steps bit for bit.
+        exact_rows: widest pass whose rows equal single steps bit for bit; 0 if not measured yet.
         exact_trees: whether the rows of branches do, too.
         widths: rows of the passes that return any, where they are kept to some; see ``--exact``.
         lanes: conversations that it writes at once.
@@ -237,6 +237,17 @@ class Stepped(EngineLike, Protocol):
 
     def keep(self) -> None:
         """Nothing runs: have what requests left written to disk, where they want it."""
+        ...
+
+    @property
+    def unmeasured(self) -> bool:
+        """True if something of the files that its requests rest on was not measured here yet."""
+        ...
+
+    def measure(
+        self, report: Callable[[Event], None] | None = None, *, cancel: Cancel | None = None
+    ) -> bool:
+        """Measure that while nothing runs, and keep it; False if ``cancel`` ended it."""
         ...
 
     def slot(self, action: SlotAction, index: int, path: Path | None = None) -> tuple[int, int]:

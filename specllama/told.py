@@ -17,6 +17,7 @@ from specllama.events import (
     Event,
     Finished,
     LoadProgress,
+    Measuring,
     Notice,
     PrefillProgress,
     ReasoningDelta,
@@ -36,6 +37,7 @@ class News:
     rounds: Sequence[RoundDone] = ()
     notices: Sequence[Notice] = ()
     load: LoadProgress | None = None
+    measuring: Measuring | None = None
     started: Started | None = None
     prefill: PrefillProgress | None = None
     finished: Finished | None = None
@@ -58,6 +60,8 @@ def news(event: Event) -> News:
             return News(started=event)
         case LoadProgress():
             return News(load=event)
+        case Measuring():
+            return News(measuring=event)
         case Finished():
             return News(finished=event)
     return News()

@@ -250,6 +250,8 @@ class SpecllamaApp(PagedApp):
     async def _engine_told(self, told: EngineLoading | EngineReady | EngineFailed) -> None:
         self.loader.apply(told)
         match told:
+            case EngineLoading() if self.loader.ready:  # it is measured while it rests
+                self.chat.refresh_top()
             case EngineLoading():
                 self.chat.engine_loading()
             case EngineReady():

@@ -17,7 +17,7 @@ from textual.message import Message
 from specllama.backend.expected import Machine, this_machine
 from specllama.engine.host import EngineFactory, HostLike
 from specllama.errors import EngineError, ModelUnavailable, SpecllamaError
-from specllama.events import Event, LoadProgress, Notice
+from specllama.events import Event, Loading, LoadProgress, Measuring, Notice
 from specllama.interface import EngineInfo, EngineLike
 from specllama.models.refs import is_bundled, lasting
 from specllama.told import news
@@ -32,12 +32,15 @@ def lasting_pair(target: str, draft: str | None) -> Pair:
     return lasting(target), None if draft is None else lasting(draft)
 
 
-def loading_words(progress: LoadProgress | Notice | None) -> str:
-    if progress is None:
-        return "loading"
-    if isinstance(progress, Notice):  # what takes long is one thing, see ``probing``
-        return "measuring, once"
-    return f"loading {progress.role} {100 * progress.fraction:.0f}%"
+def loading_words(progress: Loading | Notice | None) -> str:
+    match progress:
+        case LoadProgress():
+            return f"loading {progress.role} {100 * progress.fraction:.0f}%"
+        case Measuring():
+            return (
+                f"first-use check {progress.step} of {progress.steps}, {100 * progress.share:.0f} %"
+            )
+    return "loading"
 
 
 class NoModel:
@@ -64,7 +67,7 @@ class EngineLoader:
         ready: the wanted pair is loaded.
         failed: the last load failed, or what was loaded died; ``load`` tries again.
         resting: why the pair was unloaded, "" where it was not; ``load`` loads it again.
-        progress: of the load that is running.
+        progress: of the load that is running, or of what is measured at rest.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class EngineLoader:
         self.server = server
         self.ready = self.failed = False
         self.resting = ""
-        self.progress: LoadProgress | Notice | None = None
+        self.progress: Loading | Notice | None = None
         self._recipe_for = recipe_for
         self._post = post
         self._loads = 0
@@ -133,6 +136,8 @@ class EngineLoader:
     def apply(self, message: EngineLoading | EngineReady | EngineFailed) -> None:
         """Update from a message, on the app's thread."""
         match message:
+            case EngineLoading(progress=Measuring(over=True)):
+                self.progress, self.info = None, self.host.info
             case EngineLoading():
                 self.progress = message.progress
             case EngineReady():
@@ -186,7 +191,7 @@ class EngineLoader:
     def _on_event(self, event: Event) -> None:
         """From the host's reader thread."""
         new = news(event)
-        for progress in (new.load, *new.notices):
+        for progress in (new.load, new.measuring, *new.notices):
             if progress is not None:
                 self._post(EngineLoading(progress))
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from textual.message import Message
 
 from specllama.errors import SpecllamaError
-from specllama.events import LoadProgress, Notice
+from specllama.events import Loading, Notice
 from specllama.interface import EngineInfo
 from specllama.tui.record import Record
 
 
 @dataclass
 class EngineLoading(Message):
-    """A load started or progressed; only the newest is worth drawing."""
+    """A load or what is measured at rest began or progressed; only the newest is worth drawing."""
 
-    progress: LoadProgress | Notice | None = None
+    progress: Loading | Notice | None = None
 
     def can_replace(self, message: Message) -> bool:
         return isinstance(message, EngineLoading)

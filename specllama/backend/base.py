@@ -446,6 +446,7 @@ class OpenedPair:
     Attributes:
         translated: the draft model has a vocabulary of its own.
         exactness: of the target's passes, as its pool's ``kernels`` state it.
+        measure: finds that out where it is not known yet, and tells how far it is.
         own: opens what drafts for this target only, for all of its lanes.
         template: Jinja chat template, None for raw prompts; ``bos`` and ``eos``: texts for it.
         vocabulary: names it where texts in its tokens are kept; "" keeps none.
@@ -456,6 +457,7 @@ class OpenedPair:
     draft: Opened | None = None
     translated: bool = False
     exactness: Exactness = field(default_factory=Exactness)
+    measure: Callable[[Callable[[Event], None] | None], Exactness] = lambda report: Exactness()
     own: Callable[[], Own] = Own
     template: str | None = None
     bos: str = ""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 _CPUS = Path("/sys/devices/system/cpu")
+_SLACK = 0.5  # of the load: an engine that computes with every core is no crowd
 _RELATION_CORE = 0  # RelationProcessorCore
 
 
@@ -32,6 +33,16 @@ def physical_cores() -> int:
     else:
         found = linux_cores(usable, _siblings)
     return max(1, min(count, found or count))
+
+
+def crowded() -> bool:
+    """True if more programs want to compute than there are processors: what is timed in such a
+    minute says little of the machine."""
+    try:
+        wanting = os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return False
+    return wanting > (os.cpu_count() or 1) + _SLACK
 
 
 def linux_cores(cpus: Iterable[int], siblings: Callable[[int], str | None]) -> int | None:

@@ -49,7 +49,8 @@ class Exactness(msgspec.Struct, frozen=True):
     """What was measured of a target on this machine.
 
     Attributes:
-        rows: widest pass whose every row equals a single step bit for bit; 1 if none does.
+        rows: widest pass whose every row equals a single step bit for bit; 1 if none does, 0 if
+            that was not measured yet.
         trees: whether rows of branches do, too.
         widths: rows of the passes that were compared. cells: lengths of the cache they ran on.
         differs: the narrowest of ``widths`` that differed, 0 if none; by ``by`` in logits.
@@ -109,7 +110,8 @@ class Exactness(msgspec.Struct, frozen=True):
         if self.rows > DRAFT_MAX:
             return f"bitwise up to {self.rows} rows"
         beyond = f" beyond {self.rows} rows" if self.rows > 1 else ""
-        return f"near-ties possible{beyond}" + (" (not measured)" if self.why_not else "")
+        without = " (not measured)" if self.rows else " (not measured yet)"
+        return f"near-ties possible{beyond}" + (without if self.why_not else "")
 
     @property
     def measured(self) -> str:

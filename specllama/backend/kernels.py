@@ -28,7 +28,8 @@ class Kernels:
         kv: types of the K and of the V cache.
         any_width: attention computes a row alike in passes of any width, long reads apart.
         tiles: passes of at least ``TILE`` tokens that return no rows are computed in tiles.
-        exact_rows: widest pass that was found to be like single steps, bit for bit.
+        exact_rows: widest pass that was found to be like single steps, bit for bit; 0 where that
+            was not measured yet. No text may depend on whether it was.
         exact_trees: rows of branches were, too.
         widths: passes that return rows have one of so many, ascending, see ``padding``; ()
             leaves them as wide as they are asked for.
@@ -48,3 +49,8 @@ class Kernels:
     def any_parts(self) -> bool:
         """Whether a text has the same bits in whatever parts it is read, tiles apart."""
         return self.exact_rows > DRAFT_MAX and not self.widths
+
+    @property
+    def in_tiles(self) -> bool:
+        """True if a prompt goes on from no other tiles than it would be read in itself."""
+        return self.tiles and not self.widths

@@ -6,7 +6,7 @@ lanes with cells of their own, and those of which only the windows are kept one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -62,17 +62,14 @@ class LlamaPool(CellPool):
         self.require_open()
         self._llama.capture.require_layers(layers)
 
-    def choose_threads(self) -> None:
-        """From now on try fewer threads as well, where that changes no bit of a row.
+    def choose_threads(self, count: int, found: Callable[[int], object]) -> None:
+        """From now on try fewer threads as well, where that changes no bit of a row; see
+        ``ThreadChoice``.
 
         Attention that splits a single query over threads does, which matters where rows are judged.
         """
         if self._any_count:
-            choice = ThreadChoice(self.kernels.threads)
-            lane = self.open()
-            choice.begin(lambda threads: self._time_one_row(lane, threads))
-            lane.close()
-            self._llama.choice = choice
+            self._llama.choice = ThreadChoice(self.kernels.threads, count, found)
 
     @property
     def _any_count(self) -> bool:

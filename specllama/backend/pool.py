@@ -106,7 +106,7 @@ class CellPool(CellBooks):
         return keep
 
     def exact_prefix(self, lane: CellLane, keep: int, n: int, begin: int) -> int:
-        tiles = self.kernels.tiles and self.kernels.any_parts
+        tiles = self.kernels.in_tiles
         return exact_prefix(lane.tiled, keep, n, begin) if tiles else keep
 
     # -- lanes --
@@ -146,7 +146,7 @@ class CellPool(CellBooks):
         state = self.cache.state(mine.sequence) if mine.n_cells else b""
         if mine.n_cells and not state:
             raise EngineError("the library does not give the state of a lane away")
-        tiles = self.kernels.tiles and self.kernels.any_parts
+        tiles = self.kernels.in_tiles
         return Parked([*mine.tokens], state, mine.hidden.copy(), mine.need, (*mine.tiled,), tiles)
 
     def park(self, lane: Lane) -> Parked:

@@ -24,7 +24,8 @@ WIDE = 32  # and further, up to what the context takes, where that takes a secon
 HEAD = 40  # tokens before the rows that are compared
 COPIES = 14  # of the head: the cache is longer than 512 cells, two sequences stay for branches
 LONG = HEAD * (COPIES + 1)
-PATIENCE_S = 2.0  # after which a person wonders what is going on
+STEPS = 4  # a short cache, a long one, branches, all threads
+EFFORT = {True: 200.0, False: 92.0}  # of a probe, by ``far``, see ``_effort``
 CELLS = 768  # that a probe needs
 
 
@@ -37,7 +38,7 @@ def probe(
     far: bool = True,
     widths: Sequence[int] = (),
     all_threads: Callable[[], object] = lambda: None,
-    waiting: Callable[[], object] = lambda: None,
+    told: Callable[[int, float], object] = lambda step, share: None,
 ) -> Exactness:
     """How many rows of a pass are computed like single steps.
 
@@ -49,7 +50,7 @@ def probe(
         far: go on to passes of more than 16 rows.
         widths: find the groups of these, unless all are like single steps.
         all_threads: lets the passes that follow take every thread, if those before did not.
-        waiting: called once, if it takes longer than ``PATIENCE_S``.
+        told: called before every pass: which of ``STEPS`` it is in, and which share is done.
 
     Raises:
         EngineError: a pass failed.
@@ -61,17 +62,17 @@ def probe(
     divided: list[Group] = []
     try:
         context.forward(head[:HEAD], outputs="last")  # a running state is copied shortly before
-        told = False
+        step, done = 1, 0.0
 
-        def tick() -> None:
-            nonlocal told
-            if not told and perf_counter() - begin > PATIENCE_S:
-                told = True
-                waiting()
+        def tick(rows: int) -> None:
+            nonlocal done
+            told(step, min(done / EFFORT[far], 0.99))
+            done += _effort(rows)
 
         prober = Probe(context, seen, HEAD, tick)
         found = _widths(prober, (2, 4))
         if found.rows == 4 or widths:
+            step = 2
             short = groups(prober, widths) if widths else []
             base = _lengthen(context, fill, head, trained)
             cells += [LONG] if base else []
@@ -80,10 +81,12 @@ def probe(
             wide = [w for w in sorted({WIDE, most}) if far and NARROW[-1] < w <= most]
             if found.rows == 4:
                 found = _widths(prober, (*NARROW, *wide))
+            step = 3
             trees = with_branches(prober, tuple(range(1, found.rows + 1))).trees
             if found.rows < max(widths, default=0):
                 shared = common(short, groups(prober, widths))
                 divided = [with_branches(prober, group) for group in shared]
+            step = 4
             if found.rows > 1:
                 if not prober.has_steps:
                     prober.steps(found.rows)
@@ -104,6 +107,11 @@ def probe(
         )
     finally:
         context.rollback(0)
+
+
+def _effort(rows: int) -> float:
+    """About how many single steps a pass takes, as measured on two cores."""
+    return (2 + rows) / 3
 
 
 def _lengthen(

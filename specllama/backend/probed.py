@@ -47,10 +47,10 @@ class Probe:
         context: Context,
         seen: Seen | None,
         base: int,
-        tick: Callable[[], object] = lambda: None,
+        tick: Callable[[int], object] = lambda rows: None,
     ) -> None:
         self.context = context
-        self._tick = tick  # called before every pass
+        self._tick = tick  # called before every pass, with its rows
         self._seen = seen
         self._base = base
         n = context.max_rows
@@ -63,7 +63,7 @@ class Probe:
         return self.evaluate(self._text[start : start + n], None)
 
     def evaluate(self, tokens: Sequence[int], parents: Sequence[int] | None) -> list[Computed]:
-        self._tick()
+        self._tick(len(tokens))
         if self._seen is not None:
             self._seen.expect(len(tokens))
         rows = self.context.forward(tokens, outputs="all", parents=parents).copy()

@@ -4,12 +4,12 @@ llama.cpp's threads wait for each other at every operation, spinning. A neighbou
 (a browser, an editor, our own terminal app) stops one of them, and with it all: two threads on two
 cores, one of them busy, are half as fast as one. Thread counts change no bit of a row, so they are
 tried like anything else: where what is known says another count is faster, at once; else when one
-hundredth of the time that passes took pays for the try.
+hundredth of the time that passes took pays for the try. The first tries on a machine wait
+for neither, and what they find is kept for the next run.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ from statistics import median
 SHARE = 0.01  # of all time that tries may cost
 TRY = 3  # turns of a try: a pass with the other count, then one with the count in use
 GAIN = 0.97  # another count is kept if it takes at most this part of the time in every turn
-HOPELESS = 1.5  # at first, counts are measured down to one that takes so many times the best
 _RECENT = 5  # passes whose median counts: a single one may have been disturbed
 
 
@@ -34,11 +33,21 @@ class ThreadChoice:
 
     Passes of a different number of rows are never compared. What was not measured is expected to be
     as passes of one row are, or else slower in proportion.
+
+    Args:
+        count: what was found earlier; 0 where nothing was.
+        found: called with the count in use when a try has ended.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(
+        self, most: int, count: int = 0, found: Callable[[int], object] = lambda count: None
+    ) -> None:
         self._counts = ladder(most)
-        self._now = 0  # index of the count in use
+        first = count not in self._counts
+        self._now = 0 if first else self._counts.index(count)  # index of the count in use
+        # by index, tries that nothing has to pay for: a single one may be disturbed
+        self._free = {1: 2, 2: 2} if first else {}
+        self._found = found
         self._times: dict[tuple[int, int], deque[float]] = {}  # (rows, count) -> seconds
         self._savings = 0.0  # seconds that tries may still cost
         self._tries: dict[int, _Try] = {}  # rows -> their try
@@ -48,25 +57,6 @@ class ThreadChoice:
     def count(self) -> int:
         """The count in use, tries apart."""
         return self._counts[self._now]
-
-    def begin(self, measure: Callable[[int], float]) -> None:
-        """Start with the best of the highest counts; ``measure``: seconds of a pass of one row.
-
-        Each count has three passes, in turn with the others, and the least of them counts: the
-        first may start threads, another may have been disturbed.
-        """
-        for _ in range(TRY):
-            best = math.inf
-            for count in self._counts:
-                times = self._times.setdefault((1, count), deque(maxlen=_RECENT))
-                times.append(measure(count))
-                if min(times) > HOPELESS * best:
-                    break
-                best = min(best, *times)
-        for index, count in enumerate(self._counts):
-            times = self._times.get((1, count), deque())
-            if times and min(times) <= GAIN * min(self._times[1, self.count]):
-                self._now = index
 
     def choose(self, rows: int) -> int:
         """Threads for a pass of ``rows`` rows that comes now."""
@@ -94,11 +84,13 @@ class ThreadChoice:
         self._savings -= max(trial.seconds - seconds, 0.0)
         if trial.seconds > GAIN * seconds:
             del self._tries[rows]
+            self._found(self.count)
             return
         trial.seconds, trial.won = None, trial.won + 1
         if trial.won == TRY:
             self._now = trial.other
             self._tries.clear()
+            self._found(self.count)
 
     def _begin_try(self, rows: int) -> None:
         usual = self._expected(rows, self._now)
@@ -110,8 +102,15 @@ class ThreadChoice:
             if expected is None:
                 continue
             loss = expected - usual
-            if loss <= self._savings if loss > 0.0 else expected <= GAIN * usual:
+            if self._free.get(other):
+                due = len(self._times.get((rows, self.count), ())) >= TRY
+            elif loss > 0.0:
+                due = loss <= self._savings
+            else:
+                due = expected <= GAIN * usual
+            if due:
                 self._tries[rows] = _Try(other)
+                self._free[other] = max(self._free.get(other, 0) - 1, 0)
                 self._tried[other] = 1 + max(self._tried.values(), default=0)
                 return
 
@@ -126,7 +125,8 @@ class ThreadChoice:
         here, there = self._times.get((1, self.count)), self._times.get((1, self._counts[index]))
         if here and there:
             return median(now) * median(there) / median(here)
-        return median(now) * max(self.count / self._counts[index], 1.0)
+        ratio = self.count / self._counts[index]
+        return median(now) * max(ratio, 1 / ratio)
 
 
 def ladder(most: int) -> tuple[int, ...]:

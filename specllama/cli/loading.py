@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from specllama import signals
 from specllama.cli import diagnostics
 from specllama.cli.progress import Redrawn
-from specllama.events import Event
+from specllama.events import Event, Measuring
 from specllama.remote.address import Address
 from specllama.settings.config import Settings
 from specllama.settings.params import EngineOptions
@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "tiny"
 
 
-def open_engine(settings: Settings, *, quiet: bool, parallel: int = 1) -> Engine:
+def open_engine(
+    settings: Settings, *, quiet: bool, parallel: int = 1, measured: bool = False
+) -> Engine:
     """The engine for ``--model`` and ``--draft-model``; the bundled pair if no model is named.
 
     Args:
         parallel: conversations that it takes at once.
+        measured: measure now what is not known yet of the files on this machine.
 
     Raises:
         SpecllamaError: as ``Engine.load``.
@@ -39,7 +42,10 @@ def open_engine(settings: Settings, *, quiet: bool, parallel: int = 1) -> Engine
     progress = LoadingLine(shown=sys.stderr.isatty(), quiet=quiet)
     try:
         options = dataclasses.replace(settings.engine_options(), parallel=parallel)
-        return load(model, settings["draft-model"], options, on_progress=progress)
+        engine = load(model, settings["draft-model"], options, on_progress=progress)
+        if measured:
+            engine.measure(progress)
+        return engine
     finally:
         progress.clear()
 
@@ -98,12 +104,24 @@ class LoadingLine(Redrawn):
         super().__init__()
         self._shown = shown and not quiet
         self._quiet = quiet
+        self._told = ""
 
     def __call__(self, event: Event) -> None:
         new = news(event)
         for notice in () if self._quiet else new.notices:
             self.clear()
             diagnostics.note(notice.message)
+        if new.measuring is not None and not self._quiet:
+            self._measuring(new.measuring)
         if self._shown and new.load is not None:
             name = sanitize_line(new.load.path.replace("\\", "/").rsplit("/", 1)[-1])
             self.show(f"loading {name} {new.load.fraction:4.0%}"[:79])
+
+    def _measuring(self, now: Measuring) -> None:
+        """A bar on a terminal; elsewhere one line, once it is known how long it takes."""
+        if self._shown:
+            done = int(10 * now.share)
+            self.show(f"{now} {'━' * done}{'╌' * (10 - done)}"[:79])
+        elif now.left_s is not None and self._told != now.what:
+            self._told = now.what
+            diagnostics.note(str(now))

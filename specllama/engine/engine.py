@@ -30,7 +30,7 @@ from specllama.engine.profiles import Windows
 from specllama.engine.pulse import patience
 from specllama.engine.scheduler import Running, Scheduler
 from specllama.engine.seating import Seats
-from specllama.errors import EngineError, UsageError
+from specllama.errors import Cancelled, EngineError, UsageError
 from specllama.events import Event
 from specllama.interface import (
     EngineFigures,
@@ -72,7 +72,7 @@ class Engine:
         self._seats = Seats(loaded)
         self._scheduler = Scheduler(self.target.pool, self._seats)
         self._ids = itertools.count()
-        self._closed = False
+        self._closed = self._drafts = False
         self._using = threading.RLock()
         self._generating: int | None = None  # the thread of a ``generate`` that goes on
         self._ahead: _Ahead | None = None  # what is read ahead now, or was last
@@ -173,6 +173,32 @@ class Engine:
         """Stop whatever pass is running, from any thread; all requests end as cancelled."""
         self._loaded.stop.set()
         self._scheduler.cancel(range(next(self._ids)))
+
+    @property
+    def unmeasured(self) -> bool:
+        """See ``Stepped``; where nothing drafts and nobody shares a pass, nothing needs to be."""
+        return not self.info.exact_rows and (self.info.lanes > 1 or self._drafts)
+
+    def measure(
+        self, report: Callable[[Event], None] | None = None, *, cancel: Cancel | None = None
+    ) -> bool:
+        """Measure what is not known yet of these files on this machine, and keep it.
+
+        It takes some seconds, and texts are the same before and after. It needs no request to run.
+
+        Returns:
+            Whether it came to its end; ``cancel`` stops it, and the next call begins anew.
+        """
+        loaded, measured = self._loaded, self._loaded.measured
+        with self._alone():
+            if self.info.exact_rows or measured is None or len(self._scheduler):
+                return bool(self.info.exact_rows)
+            try:
+                with loaded.stop.obeying(cancel or Cancel()):
+                    loaded.info = loaded.windows.info = measured(report)
+            except Cancelled:
+                return False
+        return True
 
     def keep(self) -> None:
         """Have what conversations left written to disk, where they want it; returns at once."""
@@ -377,6 +403,7 @@ class Engine:
             else:
                 seat = self._seats.seat_ahead(id, ids, stable, ready.params, cancel)
                 self._ahead = _Ahead(id, ids[: seat.until], cancel, perf_counter())
+            self._drafts = self._drafts or seat.drafter.name != "none"
             one = Conversation(self._loaded, self._seats, seat, ready, cancel)
             lane, unread = seat.slot.target, len(ids) - seat.cached
             return Running(id, one.run(), one.settle, lane, cancel, unread)

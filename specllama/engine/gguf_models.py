@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Literal
 
-from specllama.backend import llama
+import msgspec
+
+from specllama.backend import llama, verdicts
 from specllama.backend.attention import can_switch
 from specllama.backend.base import Opened, OpenedPair, Own
-from specllama.backend.cores import physical_cores
+from specllama.backend.cores import crowded, physical_cores
+from specllama.backend.exactness import Exactness
 from specllama.backend.llama_place import use_numa
 from specllama.backend.llama_pool import LlamaPool, open_pool
 from specllama.backend.loaded_target import LoadedTarget
@@ -19,7 +22,7 @@ from specllama.cancel import StopFlag
 from specllama.engine.gguf_pair import Pair
 from specllama.engine.heads import open_own
 from specllama.engine.probing import exactness_of
-from specllama.engine.repacking import Speed, repacks, speed
+from specllama.engine.repacking import repacks
 from specllama.engine.state_keys import state_key
 from specllama.errors import CannotLoad
 from specllama.events import Event, LoadProgress
@@ -29,12 +32,13 @@ from specllama.models.memory import kv_bytes
 from specllama.models.nextn import why_not
 from specllama.replies.card import read_card
 from specllama.settings.hardware import Adapter
-from specllama.settings.params import DRAFT_MAX, EngineOptions
+from specllama.settings.params import EngineOptions
 from specllama.store.corpus import tokenizer_key
 
 logger = logging.getLogger("specllama.engine.gguf_models")
 
 Report = Callable[[Event], None] | None
+_SCHEMA = "specllama.threads.v1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +89,14 @@ def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
         for one in (target, draft):
             if one is not None:
                 _warm_up(one.pool)
-        exactness = exactness_of(header, model, pool, options, on_progress)
-        if options.threads is None:
-            pool.choose_threads()
-            if draft is not None:
-                draft.pool.choose_threads()
+
+        def measure(report: Report, now: bool = True) -> Exactness:
+            return exactness_of(header, model, pool, options, report, now=now)
+
+        exactness = measure(on_progress, options.exact != "off")
+        for one in (target, draft):
+            if one is not None and options.threads is None:
+                _choose_threads(one)
 
         def own() -> Own:
             threads = pool.kernels.threads
@@ -102,6 +109,7 @@ def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
             draft=None if draft is None else draft.shown,
             translated=pair.translated,
             exactness=exactness,
+            measure=measure,
             own=own,
             template=header.chat_template,
             bos=model.vocab.bos_text,
@@ -136,7 +144,7 @@ def _load_as(
     threads = options.threads or physical_cores()
 
     def open_model(
-        header: GgufHeader, role: Literal["target", "draft"], repack: bool, closing: ExitStack
+        header: GgufHeader, role: Literal["target", "draft"], repack: bool
     ) -> llama.LlamaModel:
         def progress(fraction: float) -> None:
             if on_progress is not None:
@@ -159,11 +167,7 @@ def _load_as(
         closing.callback(model.close)
         return model
 
-    def target_as(repack: bool, closing: ExitStack) -> llama.LlamaModel:
-        return open_model(pair.target, "target", repack, closing)
-
-    repack = pair.on_gpu or _repacks(pair, target_as, options, threads, on_progress)
-    model = target_as(repack, closing)
+    model = open_model(pair.target, "target", repacks(pair))
     pool = open_pool(
         model,
         lanes=options.parallel,
@@ -177,7 +181,7 @@ def _load_as(
     target = _Model(pair.target, model, pool, options)
     if pair.draft is None:
         return target, None
-    model = open_model(pair.draft, "draft", options.repack != "off", closing)
+    model = open_model(pair.draft, "draft", options.repack != "off")
     pool = open_pool(
         model,
         lanes=options.parallel,
@@ -192,42 +196,25 @@ def _load_as(
     return target, _Model(pair.draft, model, pool, pair.draft_options)
 
 
-def _repacks(
-    pair: Pair,
-    open_as: Callable[[bool, ExitStack], llama.LlamaModel],
-    options: EngineOptions,
-    threads: int,
-    report: Report,
-) -> bool:
-    """Whether the target's weights are to be repacked: measured, where it has not been yet."""
-    batch = options.batch(on_gpu=False)
-    alone = replace(options, exact="off")
+class _Threads(msgspec.Struct, frozen=True):
+    """How many threads were found to be the fastest."""
 
-    @contextmanager
-    def opened(repack: bool) -> Iterator[tuple[llama.LlamaModel, LlamaPool]]:
-        with ExitStack() as closing:
-            model = open_as(repack, closing)
-            pool = open_pool(
-                model,
-                lanes=1,
-                n_ctx=batch + options.max_rows,
-                max_rows=options.max_rows,
-                threads=threads,
-                options=options,
-                flash=options.flash_attn,
-                max_leaves=options.max_leaves,
-            )
-            yield model, pool
+    count: int
 
-    def measure(repack: bool) -> Speed:
-        with opened(repack) as (_, pool):
-            return speed(pool, batch)
 
-    def bitwise(repack: bool) -> bool:
-        with opened(repack) as (model, pool):
-            return exactness_of(pair.target, model, pool, alone, report).rows > DRAFT_MAX
+def _choose_threads(one: _Model) -> None:
+    """Begin with as many threads as earlier runs found to be the fastest, and keep what this one
+    finds; a crowded minute says nothing of the next run's."""
+    key = {**verdicts.circumstances(one.header), "most": one.pool.kernels.threads}
+    kept = verdicts.known(_SCHEMA, key, _Threads) or _Threads(0)
 
-    return repacks(pair, measure, bitwise, report)
+    def found(count: int) -> None:
+        nonlocal kept
+        if count != kept.count and not crowded():
+            kept = _Threads(count)
+            verdicts.keep(_SCHEMA, key, kept)
+
+    one.pool.choose_threads(kept.count, found)
 
 
 def _warm_up(pool: LlamaPool) -> None:

@@ -93,7 +93,8 @@ class EngineHost:
     reader thread. A child that ends no pass for long is ended, see ``pulse``; ``patience_s``: after
     so long, whatever a pass takes on this machine. ``on_death`` is called by another thread when a
     child that was ready has ended by itself. ``loop`` takes what a child says, if it is set before
-    the start; else a thread does.
+    the start; else a thread does. What is measured at rest comes as Measuring, and may change
+    ``info``.
     """
 
     def __init__(

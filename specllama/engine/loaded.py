@@ -11,6 +11,7 @@ from specllama.engine.prompting import Prompting
 from specllama.engine.sampler_chains import SamplerChains
 from specllama.engine.shelf import Shelf
 from specllama.engine.slot import Slot
+from specllama.events import Event
 from specllama.interface import EngineInfo
 
 
@@ -18,12 +19,13 @@ def _nothing() -> None:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Loaded:
     """The parts of an engine, from model files or from wherever a test takes them.
 
     Attributes:
-        info: what to show people.
+        info: what to show people; replaced once more was measured.
+        measured: measures what is not known yet, tells how far it is, and states it.
         slots: places for conversations, whose lanes are of one pool; at least one.
         prompting: prompts in the target's tokens.
         chains: the sampler chain of a request.
@@ -40,6 +42,7 @@ class Loaded:
     chains: SamplerChains
     windows: Windows
     stop: StopFlag = field(default_factory=StopFlag)
+    measured: Callable[[Callable[[Event], None] | None], EngineInfo] | None = None
     kv_ram: int = 0
     shelf: Shelf | None = None
     close: Callable[[], None] = _nothing

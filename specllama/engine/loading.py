@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
-from specllama.backend.base import OpenedPair, Opener, Own, Vocab
+from specllama.backend.base import OpenedPair, Opener, Own, Pool, Vocab
+from specllama.backend.exactness import Exactness
 from specllama.cancel import StopFlag
 from specllama.engine.drafters import Drafters
 from specllama.engine.loaded import Loaded
@@ -75,11 +78,7 @@ def load(
     info = EngineInfo(
         target=opened.target.info,
         draft=None if opened.draft is None else opened.draft.info,
-        exactness=opened.exactness.label,
-        exact_rows=kernels.exact_rows,
-        exact_trees=kernels.exact_trees,
-        widths=kernels.widths,
-        measured=opened.exactness.measured,
+        **_exactness(opened.exactness, pool),
         device="CPU" if kernels.on_cpu else "GPU",
         threads=kernels.threads,
         flash_attn=kernels.flash != "off",
@@ -89,6 +88,10 @@ def load(
         lanes=lanes,
         reads_ahead=lanes == 1 and not pool.forgets,
     )
+
+    def measured(report: Callable[[Event], None] | None) -> EngineInfo:
+        return replace(info, **_exactness(opened.measure(report), pool))
+
     idle = options.idle_bytes(info.n_bytes)
     return Loaded(
         info=info,
@@ -97,10 +100,23 @@ def load(
         chains=chains,
         windows=Windows(open_profile(info), info),
         stop=stop,
+        measured=measured,
         kv_ram=idle if options.parallel > 1 else 0,
         shelf=_shelf(opened, own, options.kv_disk, idle),
         close=opened.close,
     )
+
+
+def _exactness(found: Exactness, pool: Pool) -> dict[str, Any]:
+    """The fields of ``EngineInfo`` that state it."""
+    kernels = pool.kernels
+    return {
+        "exactness": found.label,
+        "exact_rows": kernels.exact_rows,
+        "exact_trees": kernels.exact_trees,
+        "widths": kernels.widths,
+        "measured": found.measured,
+    }
 
 
 def _opener(path: Path) -> Opener:

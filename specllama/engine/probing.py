@@ -1,4 +1,8 @@
-"""How exact a loaded target is: measured once for a file, a build, a machine and its settings."""
+"""How exact a loaded target is: measured once for a file, a build, a machine and its settings.
+
+It is measured at rest, or when somebody asks for it, never before a first answer: no text depends
+on what is found, see ``Kernels.exact_rows``. ``--exact`` alone asks for it when a model is loaded.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,8 @@ import msgspec
 
 from specllama.backend import verdicts
 from specllama.backend.exactness import SCHEMA, Exactness, Group
-from specllama.errors import EngineError, SpecllamaError, UsageError
-from specllama.events import Event, Notice
+from specllama.errors import Cancelled, EngineError, SpecllamaError, UsageError
+from specllama.events import Event, Measuring
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
@@ -24,10 +28,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("specllama.engine.probing")
 
-WAITING = (
-    "measuring whether drafted passes compute the same bits as plain ones here; once for this model"
-)
+WHAT = "checking that drafting gives the same text here"
+LATER = "measured while the model is at rest, or now with: specllama tune -m FILE"
 _TIMED = 5  # passes of each width
+_SURE = 0.04  # share of a measurement after which its length is estimated
 FAR_BYTES = 1 << 30  # weights of models for which passes of up to 65 rows are compared, too
 
 
@@ -37,18 +41,22 @@ def exactness_of(
     target: LlamaPool,
     options: EngineOptions,
     report: Callable[[Event], None] | None = None,
+    *,
+    now: bool,
 ) -> Exactness:
     """How far the target's passes equal single steps; kept in the profiles once it is known. The
     target's passes are kept to what ``options.exact`` asks for.
 
     Args:
         options: resolved, as ``target`` was made with them.
-        report: hears that it is being measured, where that takes a while.
+        report: hears how far the measurement is.
+        now: measure it if it is not known.
 
     Raises:
         UsageError: what it asks for cannot be had here.
+        Cancelled: the measurement was stopped.
     """
-    found = _found(header, model, target, options, report).keeping(options.exact)
+    found = _found(header, model, target, options, report, now).keeping(options.exact)
     pool = target.kernels
     if found.kept is None:
         target.kernels = replace(pool, exact_rows=found.rows, exact_trees=found.trees)
@@ -69,16 +77,19 @@ def _found(
     target: LlamaPool,
     options: EngineOptions,
     report: Callable[[Event], None] | None,
+    now: bool,
 ) -> Exactness:
     if model.has_windows and not options.swa_full:
         return Exactness(why_not="cells that have left a window are taken again, in another order")
+    key = kernel_key(header, model, target, options)
+    if not now and verdicts.known(SCHEMA, key, Exactness) is None:
+        return Exactness(rows=0, why_not=LATER)
     try:
         return verdicts.kept(
-            SCHEMA,
-            kernel_key(header, model, target, options),
-            Exactness,
-            lambda: _measure(model, target, options, report),
+            SCHEMA, key, Exactness, lambda: _measure(model, target, options, report)
         )
+    except Cancelled:
+        raise
     except (SpecllamaError, OSError) as error:
         logger.warning("cannot measure how exact wide passes are: %s", error)
         return Exactness(why_not=str(error))
@@ -113,7 +124,7 @@ def _measure(
 ) -> Exactness:
     """Measure in a separate context, made like the target's, whose passes can be watched."""
     from specllama.backend.llama_pool import open_pool
-    from specllama.backend.probe import CELLS, COPIES, NARROW, probe
+    from specllama.backend.probe import CELLS, COPIES, NARROW, STEPS, probe
     from specllama.backend.watch import Watch
     from specllama.backend.widths import WIDTHS
 
@@ -140,9 +151,12 @@ def _measure(
         watch.take()
     lane = pool.open()
 
-    def waiting() -> None:
+    begin = perf_counter()
+
+    def told(step: int, share: float) -> None:
         if report is not None:
-            report(Notice(WAITING, topic="exactness"))
+            left_s = (perf_counter() - begin) * (1 - share) / share if share > _SURE else None
+            report(Measuring(WHAT, step, STEPS, share, left_s))
 
     def fill(copies: int) -> None:
         if pool.forgets or not pool.kernels.any_width:
@@ -163,7 +177,7 @@ def _measure(
             far=far,
             widths=widths,
             all_threads=pool.take_all_threads,
-            waiting=waiting,
+            told=told,
         )
     finally:
         model.drop(pool)

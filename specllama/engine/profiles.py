@@ -271,14 +271,14 @@ class Windows:
     """The draft windows of an engine: adaptive ones that learn into ``profile``, or fixed ones."""
 
     def __init__(self, profile: Profile, info: EngineInfo) -> None:
-        self._info = info
+        self.info = info
         self.steps = PlainSteps()
         self.use(profile)
 
     def use(self, profile: Profile) -> None:
         """Learn into ``profile`` from now on."""
         self.profile = profile
-        info = self._info
+        info = self.info
         if info.draft is not None and info.target.file_bytes:
             profile.costs.draft_share = min(
                 max(1.2 * info.draft.file_bytes / info.target.file_bytes, 0.01), 2.0
@@ -291,7 +291,7 @@ class Windows:
 
     def __call__(self, params: GenerateParams) -> Window:
         """The window of one request."""
-        info = self._info
+        info = self.info
         limit = params.draft_limit(info.exact_rows)
         if params.window == "fixed":
             return FixedWindow(limit, params.draft_min, self.steps)

@@ -357,9 +357,10 @@ class Scheduler:
 
 
 def _widest(pool: Passes) -> int:
-    """Most tokens of a pass that several share: each has the rows that it has alone."""
+    """Most tokens of a pass that several share: each has the rows that it has alone. Until that is
+    measured, they share none."""
     exact = pool.kernels.exact_rows
-    return min(pool.n_batch, exact) if exact > 1 else pool.n_batch
+    return pool.n_batch if exact == 1 else max(min(pool.n_batch, exact), 1)
 
 
 def _size(effect: Effect | None) -> tuple[int, int, int]:

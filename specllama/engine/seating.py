@@ -470,7 +470,7 @@ class Seats:
 def _last_tile(kernels: Kernels, slot: Slot, keep: int, last: int) -> int:
     """How many tokens before its last one a prompt reads in tiles whatever a slot holds of it."""
     begin = slot.reply_end if slot.reply_end <= keep else 0
-    return TILE if kernels.tiles and kernels.any_parts and last - begin >= TILE else 0
+    return TILE if kernels.in_tiles and last - begin >= TILE else 0
 
 
 def follow(

@@ -17,14 +17,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
+from specllama.backend.cores import crowded
 from specllama.cancel import Cancel
 from specllama.engine.pulse import PARTS, Pulse
 from specllama.engine.turns import Turns
 from specllama.errors import Cancelled, EngineError, SpecllamaError
-from specllama.events import Event, Finished, Started
+from specllama.events import Event, Finished, Measuring, Started
 from specllama.interface import EngineInfo, EngineLike, SlotAction, Stepped
 from specllama.settings.params import GenerateParams
 
+REST_S = 2.0  # without a request, before what is not known yet of the models is measured
+CROWDED_S = 30.0  # before it is tried again, where other programs need the processors
 KEEP_S = 0.5  # without a request, before what the last ones left is written to disk
 OnEvent = Callable[[Event], None]
 
@@ -50,6 +53,7 @@ class Link:
     Attributes:
         requests, constrained, calls: what waits for the thread that takes it.
         ready: requests that are prepared and wait for the engine.
+        rest: ends what is measured at rest, for whatever is asked.
         closing: whether the parent wants no more; ``ready`` has a None then.
     """
 
@@ -65,6 +69,7 @@ class Link:
         self._sending_s: dict[int, float] = {}  # by request
         self.requests, self.constrained, self.calls = Work(), Work(), Work()
         self.ready: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+        self.rest = Cancel()
         self.closing = False
 
     def send(self, kind: str, request_id: int, payload: Any = None) -> None:
@@ -160,6 +165,8 @@ class Link:
                 verb, request_id, *args = self._conn.recv()
             except (EOFError, OSError):
                 os._exit(0)
+            if verb not in ("call", "cancel"):
+                self.rest.set()
             if verb == "cancel":
                 if (cancel := self._cancels.get(request_id)) is not None:
                     cancel.set()
@@ -167,13 +174,18 @@ class Link:
                 for cancel in tuple(self._cancels.values()):
                     cancel.set()
                 self.closing = True
-                self.ready.put(None)
+                self.begins(None)
             elif verb == "slot":
-                self.ready.put((request_id, SlotWork(*args[1:])))
+                self.begins((request_id, SlotWork(*args[1:])))
             else:
                 self._cancels[request_id] = Cancel()  # one that is sent before its turn counts
                 whose, *rest = args
                 self._work(verb, rest).put(whose, (request_id, *rest))
+
+    def begins(self, work: tuple[int, Any] | None) -> None:
+        """Have this done as soon as the engine is free."""
+        self.ready.put(work)
+        self.rest.set()
 
     def _work(self, verb: str, rest: list[Any]) -> Work:
         """A grammar may take long to compile: the other requests do not wait for it."""
@@ -274,7 +286,7 @@ def _prepare(
         except Exception as error:
             link.end(request_id, error)
         else:
-            link.ready.put((request_id, ready))
+            link.begins((request_id, ready))
         pulse.rests(part)
 
 
@@ -347,11 +359,22 @@ class SlotWork:
 
 
 def _next(engine: Stepped, link: Link) -> tuple[int, Any] | None:
-    """What is prepared next; while nothing is, the engine keeps what it has to."""
+    """What is prepared next; while nothing is, the engine keeps what it has to, and measures."""
     try:
         return link.ready.get(timeout=KEEP_S)
     except queue.Empty:
         engine.keep()
+    wait_s = REST_S
+    while engine.unmeasured:
+        try:
+            return link.ready.get(timeout=wait_s)
+        except queue.Empty:
+            wait_s = CROWDED_S if crowded() else REST_S
+        link.rest = Cancel()
+        if wait_s == REST_S and link.ready.empty():
+            if engine.measure(link.progress, cancel=link.rest):
+                link.send("ready", 0, engine.info)
+            link.progress(Measuring(over=True))
     return link.ready.get()
 
 

@@ -38,7 +38,7 @@ class TopBar(Inked, Widget):
     def status(self) -> tuple[str, str]:
         """The state of the engine, and its ink."""
         loader, ink, glyphs = self.loader, self.ink, self.glyphs
-        if loader.ready and loader.info is not None:
+        if loader.ready and loader.info is not None and loader.progress is None:
             return f"{glyphs.bullet} {sanitize_line(loader.server or loader.info.device)}", ink.good
         if loader.wanted is None:
             return f"{glyphs.ring} no model: F6", ink.warn
