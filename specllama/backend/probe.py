@@ -25,7 +25,7 @@ HEAD = 40  # tokens before the rows that are compared
 COPIES = 14  # of the head: the cache is longer than 512 cells, two sequences stay for branches
 LONG = HEAD * (COPIES + 1)
 STEPS = 4  # a short cache, a long one, branches, all threads
-EFFORT = {True: 200.0, False: 92.0}  # of a probe, by ``far``, see ``_effort``
+EFFORT = {True: 112.0, False: 56.0}  # of a probe, by ``far``, see ``_effort``
 CELLS = 768  # that a probe needs
 
 

@@ -79,6 +79,22 @@ def known(schema: str, key: Mapping[str, Any], kind: type[Verdict]) -> Verdict |
     return _read(path, text, kind)
 
 
+def all_known(schema: str, part: Mapping[str, Any], kind: type[Verdict]) -> list[Verdict]:
+    """The verdicts whose keys have all of ``part``."""
+    from specllama.paths import profiles_dir
+
+    found: list[Verdict] = []
+    for path in sorted((profiles_dir() / schema.split(".")[1]).glob("*.json")):
+        try:
+            file = read_json(path, _Kept)
+        except (OSError, *DAMAGE):
+            continue
+        if file is not None and part.items() <= file.key.items():
+            one = _read(path, msgspec.json.encode(file.key, order="sorted"), kind)
+            found += [] if one is None else [one]
+    return found
+
+
 class _Kept(msgspec.Struct):
     """A verdict in its file. A flipped bit could make another verdict of it, and other texts of
     that: ``sum`` tells."""

@@ -187,6 +187,7 @@ def tune(
     repetitions: int = 5,
     checks: int = 1,
     progress: Callable[[float], object] = lambda share: None,
+    say: Callable[[str], object] = lambda words: None,
 ) -> Tuning:
     """The whole measurement; a few minutes on a desktop.
 
@@ -194,6 +195,7 @@ def tune(
         repetitions: of every timed pass.
         checks: repetitions of the check of the window, 0 for none.
         progress: called with the share that is done.
+        say: called with what comes next, and about how long it takes.
     """
     base = base or GenerateParams()
     chosen = pick(prompts, per_slice)
@@ -202,8 +204,15 @@ def tune(
     def part(begin: float, length: float) -> Progress:
         return lambda done, total: progress(begin + length * done / total)
 
+    def next_is(step: int, replies: int, what: str) -> None:
+        minutes = max(replies * max_tokens * costs.target[1] / 60e3, 0.1)
+        say(f"step {step} of {steps}: {replies} {what}, about {minutes:.1f} min")
+
+    steps = 2 + bool(checks)
+    say(f"step 1 of {steps}: what passes of 1 to 16 rows take")
     costs = pass_costs(engine, chosen, repetitions, part(0.0, 0.15))
     costs.store(engine.windows.profile.costs)
+    next_is(2, len(tasks), "replies with guesses of one length")
     tallies = acceptance(engine, tasks, base, part(0.15, 0.35))
     check = None
     if checks:
@@ -212,6 +221,7 @@ def tune(
         profile = engine.windows.profile
         with profile.practice():  # nothing written within is booked on the pair's balance
             lessons = tasks_of(others, temperatures, max_tokens)
+            next_is(3, len(lessons) + 2 * checks * len(tasks), "replies, plain and with the window")
             learn(window, lessons, profile, part(0.5, 0.1))
             plain = EngineArm("plain", engine, base.replace(speculate=False))
             check = compare([plain, window], tasks, repetitions=checks, progress=part(0.6, 0.3))

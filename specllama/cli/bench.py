@@ -224,7 +224,7 @@ def run(
     say_settings(settings)
     with contextlib.ExitStack() as stack:
         ours = None if server is None else server_address(server, "specllama")
-        engine = stack.enter_context(loading.opened(settings, ours, quiet=as_json))
+        engine = stack.enter_context(loading.opened(settings, ours, quiet=as_json, measured=True))
         start, facts = _start(engine, base.window, useless_draft=useless_draft)
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specllama-bench-")))
         arms = _arms(engine, base, proposers, lengths, start, logs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,9 @@ from specllama.cli.options import (
 from specllama.paths import pip_install
 from specllama.settings.config import Settings
 from specllama.settings.params import EngineOptions
+
+if TYPE_CHECKING:
+    from specllama.engine.gguf_pair import Pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +258,7 @@ def _plan(settings: Settings, options: EngineOptions) -> list[DoctorLine]:
     target, draft = resolve_pair(settings["model"], settings["draft-model"])
     pair = read_pair(target, draft, replace(options, check_memory=False))
     checks = []
-    for line in [*pair.lines(), f"weights: {layout(pair)}"]:
+    for line in [*pair.lines(), f"weights: {layout(pair)}", f"exactness: {_exactness(pair)}"]:
         name, _, said = line.partition(": ")
         checks.append(DoctorLine("info", name, said))
     try:
@@ -264,6 +267,20 @@ def _plan(settings: Settings, options: EngineOptions) -> list[DoctorLine]:
     except DoesNotFit as error:
         checks.append(DoctorLine("warn", "RAM needed", error.message, error.hint or ""))
     return checks
+
+
+def _exactness(pair: Pair) -> str:
+    """What was measured of the target's passes here, with whichever settings."""
+    from specllama.backend import verdicts
+    from specllama.backend.exactness import SCHEMA, Exactness
+    from specllama.engine.repacking import repacks
+
+    key = {**verdicts.circumstances(pair.target), "repack": repacks(pair)}
+    labels = [one.label for one in verdicts.all_known(SCHEMA, key, Exactness)]
+    later = (
+        "not measured yet: it is while the model is at rest, or now with: specllama tune -m FILE"
+    )
+    return "; ".join(dict.fromkeys(labels)) or later
 
 
 def _models() -> list[DoctorLine]:

@@ -60,10 +60,12 @@ def model_of(settings: Settings, *, quiet: bool) -> str:
 
 
 def opened(
-    settings: Settings, server: Address | None, *, quiet: bool
+    settings: Settings, server: Address | None, *, quiet: bool, measured: bool = False
 ) -> AbstractContextManager[Engine | ForeignEngine]:
     """The engine of a server where one is given, else ``open_engine``."""
-    return open_engine(settings, quiet=quiet) if server is None else open_server(server)
+    if server is not None:
+        return open_server(server)
+    return open_engine(settings, quiet=quiet, measured=measured)
 
 
 def load(

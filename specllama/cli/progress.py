@@ -121,6 +121,13 @@ class Meter:
         if self._bar is not None:
             self._bar.__exit__(*exception)
 
+    def say(self, words: str) -> None:
+        """A line above the bar."""
+        if self._bar is not None:
+            self._bar.waiting(words)
+        else:
+            diagnostics.note(words)
+
     def at(self, done: int, total: int) -> None:
         if self._bar is None and sys.stderr.isatty():
             self._bar = Bar(self._label, total, transfer=False).__enter__()

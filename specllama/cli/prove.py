@@ -270,7 +270,7 @@ def _chosen(path: Path | None, skip: int, count: int, *, bound: bool) -> list[Be
 def _opened(settings: Settings, parallel: int, *, quiet: bool) -> Engine:
     from specllama.errors import UsageError
 
-    engine = loading.open_engine(settings, quiet=quiet, parallel=parallel)
+    engine = loading.open_engine(settings, quiet=quiet, parallel=parallel, measured=True)
     if (lanes := engine.info.lanes) < parallel:
         engine.close()
         raise UsageError(f"this model writes {lanes} at once", "prove it without --parallel")

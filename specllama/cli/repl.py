@@ -6,9 +6,12 @@ Replies go to stdout; prompts, statistics and answers to commands go to stderr.
 from __future__ import annotations
 
 import difflib
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partialmethod
 from pathlib import Path
+from typing import cast
 
 from specllama import signals
 from specllama.cancel import Cancel
@@ -17,6 +20,7 @@ from specllama.cli.lines import Lines, open_lines
 from specllama.cli.printer import Printer
 from specllama.errors import SpecllamaError, UsageError
 from specllama.events import Event
+from specllama.interface import EngineLike, Stepped
 from specllama.replies import attach
 from specllama.session import Session
 from specllama.settings.config import apply_text
@@ -57,6 +61,30 @@ def handler_name(command: str) -> str:
     return "_do_" + command.replace("-", "_").replace("!", "_over")
 
 
+@contextmanager
+def resting(engine: EngineLike) -> Iterator[None]:
+    """While the next message is typed, measure what is not known yet of the model."""
+    if not getattr(engine, "unmeasured", False):
+        yield
+        return
+    from specllama.backend.cores import crowded
+    from specllama.engine.serving import REST_S
+
+    measured, typed = cast(Stepped, engine), Cancel()
+
+    def measure() -> None:
+        if not (typed.wait(REST_S) or crowded()):
+            measured.measure(cancel=typed)
+
+    thread = threading.Thread(target=measure, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        typed.set()
+        thread.join()
+
+
 class Repl:
     """Reads messages and commands until the input ends.
 
@@ -92,7 +120,8 @@ class Repl:
             self._greet()
         while not self._leaving:
             try:
-                text = self.lines.message()
+                with resting(self.session.engine):
+                    text = self.lines.message()
             except KeyboardInterrupt:
                 diagnostics.say("\n(Ctrl-D or /quit leaves)", diagnostics.DIM)
                 continue

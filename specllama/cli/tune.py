@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,10 +20,13 @@ from specllama.cli.options import (
     temperatures_option,
 )
 from specllama.cli.progress import Meter
+from specllama.errors import Cancelled
 from specllama.settings.params import GenerateParams
+from specllama.signals import Interrupted
 
 if TYPE_CHECKING:
     from specllama.bench.tune import Tuning
+    from specllama.engine.engine import Engine
 
 EPILOG = """\b
 Examples:
@@ -73,6 +78,9 @@ def command(
 ) -> None:
     """Measure a pair on this machine and choose the best settings.
 
+    The first step is the check that a new model gets at rest: which passes compute the same bits
+    as single steps. Each step says how long it takes; Ctrl-C stops, and what is done is kept.
+
     It times passes of 1 to 16 rows of the target and steps of the draft model; measures how many
     drafted tokens are accepted, by slice and temperature; computes what every fixed length would
     gain; and checks the adaptive window against plain decoding. It keeps all this as a profile, so
@@ -80,6 +88,7 @@ def command(
 
     It learns on one half of the shipped prompts; `specllama bench run` measures on the other.
     """
+    from specllama.backend.cores import crowded
     from specllama.bench.prompts import half, load_prompts
     from specllama.bench.provenance import provenance
     from specllama.bench.tune import tune
@@ -103,7 +112,13 @@ def command(
             "--no-save measures without keeping anything",
         )
     say_settings(settings)
-    with loading.open_engine(settings, quiet=as_json) as engine, Meter("measuring") as meter:
+    if crowded():
+        diagnostics.warn(
+            "other programs need the processors: times of such a minute are not those of this "
+            "machine; tune again later"
+        )
+    opened = loading.open_engine(settings, quiet=as_json, measured=True)
+    with opened as engine, Meter("measuring") as meter, _kept(engine, save):
         profile = engine.windows.profile
         if profile.trouble:
             diagnostics.warn(profile.trouble)
@@ -119,6 +134,7 @@ def command(
             repetitions=3 if quick else 5,
             checks=0 if quick else repetitions,
             progress=lambda share: meter.at(int(share * 1000), 1000),
+            say=lambda words: None if as_json else meter.say(words),
         )
         info = engine.info
         facts = provenance(info, hashes=not quick)
@@ -137,6 +153,17 @@ def command(
         output.line(line)
     if where is not None:
         output.line(f"profile kept: {where}")
+
+
+@contextmanager
+def _kept(engine: Engine, save: bool) -> Iterator[None]:
+    """Where Ctrl-C ends the measuring, keep what was measured so far, and say so."""
+    try:
+        yield
+    except (KeyboardInterrupt, Interrupted, Cancelled):
+        if save and engine.windows.profile.save():
+            diagnostics.note("stopped; what was measured so far is kept, tune again for the rest")
+        raise
 
 
 def _times(ratio: float | None) -> str:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from engines import measured
 from ggufs import write_llama
 
 from specllama.backend.llama import LlamaModel
@@ -19,7 +20,7 @@ def bundled_pair(home: Path) -> Iterator[Engine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(home))
         # one thread: on a busy machine two threads of so small a model mostly wait for each other
-        with Engine.load("tiny", None, EngineOptions(threads=1)) as engine:
+        with measured("tiny", None, EngineOptions(threads=1)) as engine:
             yield engine
 
 

@@ -1,20 +1,24 @@
-"""Exactness on real files: measured when a model is loaded, once, and again when something else."""
+"""Exactness on real files: measured when it is asked for, once, and again when something else."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ggufs
 import pytest
+from engines import measured
 from ggufs_latent import write_latent
 from ggufs_nextn import write_nextn
 
 from specllama.backend import devices, probe
+from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
+from specllama.events import Event
 from specllama.models.quantize import prepare, run
 from specllama.models.refs import bundled
-from specllama.settings.params import EngineOptions
+from specllama.settings.params import EngineOptions, GenerateParams
 
 pytestmark = pytest.mark.e2e
 
@@ -23,7 +27,7 @@ TARGET = bundled("tiny-target")
 
 def info(path: Path = TARGET, **options: Any) -> Any:
     chosen = EngineOptions(**{"threads": 1, "n_ctx": 512, "keep_texts": False, **options})
-    with Engine.load(path, None, chosen) as engine:
+    with measured(path, None, chosen) as engine:
         return engine.info
 
 
@@ -86,6 +90,41 @@ def test_running_states_are_measured_like_any_other(tmp_path: Path, arch: str) -
 def test_latent_attention_is_measured_like_any_other(tmp_path: Path) -> None:
     simple = info(write_latent(tmp_path / "latent.gguf", width=64, quant="Q8_0"))
     assert simple.measured.startswith("passes of 2")
+
+
+def test_a_load_measures_nothing_unless_it_has_to(calls: list[int]) -> None:
+    options = EngineOptions(threads=1, n_ctx=512, keep_texts=False)
+    with Engine.load(TARGET, None, options) as engine:
+        assert engine.info.exact_rows == 0
+        assert engine.info.exactness == "near-ties possible (not measured yet)"
+        assert "specllama tune" in engine.info.measured
+        assert not calls
+        assert engine.measure()
+        assert engine.info.exactness.startswith("bitwise up to")
+        assert engine.measure()
+    with Engine.load(TARGET, None, options) as engine:
+        assert engine.info.exact_rows > 1
+    assert len(calls) == 1
+    with Engine.load(TARGET, None, replace(options, exact="on")):  # passes are kept to widths
+        assert len(calls) == 2
+
+
+def test_a_measurement_that_is_stopped_keeps_nothing_and_begins_anew(home: Path) -> None:
+    cancel, told = Cancel(), []
+
+    def report(event: Event) -> None:
+        told.append(event)
+        if len(told) == 5:
+            cancel.set()
+
+    with Engine.load(TARGET, None, EngineOptions(threads=1, n_ctx=512)) as engine:
+        assert not engine.measure(report, cancel=cancel)
+        assert len(told) == 5
+        assert engine.info.exact_rows == 0
+        assert not list(home.rglob("exactness/*.json"))
+        assert list(engine.generate("It writes as ever.", GenerateParams(max_tokens=4)))
+        assert engine.measure()
+        assert list(home.rglob("exactness/*.json"))
 
 
 def test_a_failed_measurement_claims_nothing_and_loads(monkeypatch: pytest.MonkeyPatch) -> None:

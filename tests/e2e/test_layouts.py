@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from specllama.engine import repacking
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import PairKey
 from specllama.events import Finished
 from specllama.models.quantize import prepare, run
 from specllama.models.refs import bundled
-from specllama.settings.params import DRAFT_MAX, EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.e2e
 
@@ -32,37 +31,24 @@ def written(engine: Engine, temperature: float, proposer: str) -> tuple[int, ...
     return finished.token_ids
 
 
-def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repacking, "LEAST_BYTES", 0)
-    measured = []
-    speed = repacking.speed
-    monkeypatch.setattr(
-        "specllama.engine.gguf_models.speed", lambda *a: measured.append(1) or speed(*a)
-    )
-    with load() as first, load() as again:
-        assert first.info.target.repacked is again.info.target.repacked
-    assert len(measured) == 2  # one load of each layout
-
-
 @pytest.fixture(scope="module")
-def q4_k_m(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("layouts") / "tiny-q4_k_m.gguf"
-    run(prepare(bundled("tiny-target"), path, "q4_k_m", requantize=True, threads=1))
-    return path
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("layouts")
 
 
-def test_a_file_that_is_exact_in_one_layout_is_loaded_in_it(
-    q4_k_m: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On x86, Q4_K rounds wide passes where it is repacked."""
-    exact = set()
+@pytest.mark.parametrize("kind", ["q4_0", "q4_k", "q2_k", "iq4_nl", "q6_k", "q8_0"])
+def test_the_layout_that_the_types_choose_is_the_exact_one(files: Path, kind: str) -> None:
+    """The table in the rule is compared with what this processor computes."""
+    path = files / f"tiny-{kind}.gguf"
+    run(prepare(bundled("tiny-target"), path, kind, requantize=True, pure=True, threads=1))
+    rows: dict[bool, int] = {}
     for repack in ("on", "off"):
-        with load(q4_k_m, repack=repack) as engine:
-            if engine.info.exact_rows > DRAFT_MAX:
-                exact.add(engine.info.target.repacked)
-    monkeypatch.setattr(repacking, "LEAST_BYTES", 0)
-    with load(q4_k_m) as engine:
-        assert not exact or engine.info.target.repacked in exact
+        with load(path, repack=repack) as engine:
+            assert engine.measure()
+            rows[engine.info.target.repacked] = engine.info.exact_rows
+    with load(path) as engine:
+        taken = engine.info.target.repacked
+    assert rows[taken] == max(rows.values())
 
 
 @pytest.mark.parametrize("repack", ["on", "off"])

@@ -10,6 +10,7 @@ from table_model import FakePool, FakeTable, FakeVocab, fake_model
 from specllama.backend.base import Lane, Vocab
 from specllama.backend.lane import CellLane
 from specllama.cancel import StopFlag
+from specllama.engine.engine import Engine
 from specllama.engine.loaded import Loaded
 from specllama.engine.pace import Pace
 from specllama.engine.profiles import Profile, Windows
@@ -18,9 +19,16 @@ from specllama.engine.sampler_chains import ConstraintMaker, SamplerChains
 from specllama.engine.seating import Seats
 from specllama.engine.slot import Slot
 from specllama.interface import EngineInfo
-from specllama.settings.params import GenerateParams
+from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.window import FixedWindow, Window
+
+
+def measured(target: Any, draft: Any = None, options: EngineOptions | None = None) -> Engine:
+    """A loaded pair whose passes were compared with single steps."""
+    engine = Engine.load(target, draft, options)
+    assert engine.measure()
+    return engine
 
 
 class NoSeats(Seats):

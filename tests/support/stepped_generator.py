@@ -28,6 +28,11 @@ class OneAtATime:
     def keep(self) -> None:
         """It has nothing to keep."""
 
+    unmeasured = False
+
+    def measure(self, report: object = None, *, cancel: Cancel | None = None) -> bool:
+        return True
+
     def slot(self, action: str, index: int, path: Path | None = None) -> tuple[int, int]:
         raise NotImplementedError
 

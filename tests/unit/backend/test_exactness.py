@@ -192,19 +192,27 @@ def test_a_folder_that_cannot_be_written_to_keeps_nothing(tmp_path: Path) -> Non
     assert measured(KEY, once, tmp_path / "file").rows == 3
 
 
-def test_threads_that_change_bits_are_found_and_waiting_is_said_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("specllama.backend.probe.PATIENCE_S", 0.0)
-    context, said = Faulty(), []
+@pytest.mark.parametrize("far", [True, False])
+def test_what_is_left_to_measure_is_told_before_every_pass(far: bool) -> None:
+    context = Faulty()
+    said: list[tuple[int, float]] = []
+    sound = probe(
+        context, None, context.fill, trained=4096, far=far, told=lambda *now: said.append(now)
+    )
+    assert sound.rows == (65 if far else 16)
+    steps, shares = [step for step, _ in said], [share for _, share in said]
+    assert sorted(set(steps)) == [1, 2, 3, 4]
+    assert steps == sorted(steps)
+    assert shares == sorted(shares)
+    assert shares[0] == 0.0
+    assert 0.7 < shares[-1] < 0.99, "an estimate that is over before the end is none"
+
+
+def test_threads_that_change_bits_are_found() -> None:
+    context = Faulty()
 
     def all_threads() -> None:
         context._wide = 8
 
-    def waiting() -> None:
-        said.append(context)
-
-    sound = probe(context, None, context.fill, trained=4096, waiting=waiting)
-    assert (sound.rows, len(said)) == (65, 1)
     found = probe(context, None, context.fill, trained=4096, all_threads=all_threads)
     assert (found.rows, found.trees, found.differs) == (1, False, 16)

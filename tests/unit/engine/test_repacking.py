@@ -1,127 +1,66 @@
-"""Which layout of the weights is loaded: the exact one, else the faster one; measured once."""
+"""Which layout of the weights is loaded: told by the file and the processor, never by a time."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from specllama.engine import repacking
-from specllama.engine.repacking import Speed
-from specllama.events import Event
 from specllama.settings.params import EngineOptions
-
-SLOW, FAST = Speed(100, 10, 12), Speed(200, 10, 12)
 
 
 @pytest.fixture(autouse=True)
-def file(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    found = {"file": "f", "build": "b", "machine": "m"}
-    monkeypatch.setattr(repacking.verdicts, "circumstances", lambda header: dict(found))
-    monkeypatch.setattr(repacking, "repacked_bytes", lambda header: header.repacked)
-    return found
+def x86(monkeypatch: pytest.MonkeyPatch) -> None:
+    on(monkeypatch, "x86_64", {"Q4_0", "Q4_K", "Q2_K", "IQ4_NL", "MXFP4"})
 
 
-def pair(*, repacked: int = 1 << 30, on_gpu: bool = False, **options: Any) -> Any:
-    header = SimpleNamespace(repacked=repacked, path=Path("model.gguf"))
+def on(monkeypatch: pytest.MonkeyPatch, machine: str, types: set[str]) -> None:
+    """A processor on which llama.cpp repacks these types."""
+    monkeypatch.setattr(repacking.platform, "machine", lambda: machine)
+    monkeypatch.setattr(repacking, "repacked_types", lambda: frozenset(types))
+
+
+def pair(types: Mapping[str, str] | None = None, *, on_gpu: bool = False, **options: Any) -> Any:
+    tensors = [
+        SimpleNamespace(name=name, type=kind, n_bytes=1000, is_matrix=True, shape=(256, 256))
+        for name, kind in (types or {"blk.0.ffn_up.weight": "Q4_K"}).items()
+    ]
+    header = SimpleNamespace(tensors=tensors)
     return SimpleNamespace(target=header, on_gpu=on_gpu, options=EngineOptions(**options))
 
 
-def both(repack: bool) -> bool:
-    return True
-
-
-def neither(repack: bool) -> bool:
-    return False
-
-
-class Measure:
-    def __init__(self, stored: Speed, repacked: Speed) -> None:
-        self.speeds = {False: stored, True: repacked}
-        self.calls: list[bool] = []
-
-    def __call__(self, repack: bool) -> Speed:
-        self.calls.append(repack)
-        return self.speeds[repack]
-
-
-def test_the_faster_layout_is_taken_and_kept() -> None:
-    said: list[Event] = []
-    measure = Measure(stored=FAST, repacked=SLOW)
-    assert not repacking.repacks(pair(), measure, both, said.append)
-    assert len(said) == 1
-    assert sorted(measure.calls) == [False, True]
-    # a later day would measure something else: the text must not change with it
-    later = Measure(stored=SLOW, repacked=FAST)
-    assert not repacking.repacks(pair(), later, both, said.append)
-    assert not later.calls
-    assert repacking.line(pair()).startswith("as stored: repacked, 100 tok/s are read")
-
-
-@pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("faster", [True, False])
-def test_the_one_exact_layout_is_taken_whatever_it_costs(exact: bool, faster: bool) -> None:
-    measure = Measure(*((FAST, SLOW) if exact is not faster else (SLOW, FAST)))
-    assert repacking.repacks(pair(), measure, exact.__eq__, None) is exact
-    told = repacking.line(pair())
-    assert ("the layout in which passes are bitwise" in told) is not faster
-
-
-def test_where_neither_is_exact_the_faster_one_is_taken() -> None:
-    assert not repacking.repacks(pair(), Measure(stored=FAST, repacked=SLOW), neither, None)
-    assert "bitwise" not in repacking.line(pair())
-
-
-def test_a_layout_that_will_not_be_taken_is_not_compared() -> None:
-    asked: list[bool] = []
-
-    def bitwise(repack: bool) -> bool:
-        asked.append(repack)
-        return True
-
-    repacking.repacks(pair(), Measure(stored=FAST, repacked=SLOW), bitwise, None)
-    assert asked == [False]
-
-
-def test_another_build_or_thread_count_is_measured_anew(file: dict[str, Any]) -> None:
-    assert not repacking.repacks(pair(threads=2), Measure(FAST, SLOW), both, None)
-    assert repacking.repacks(pair(threads=3), Measure(SLOW, FAST), both, None)
-    file["build"] = "another"
-    assert repacking.repacks(pair(threads=2), Measure(SLOW, FAST), both, None)
-
-
-def test_where_both_are_alike_llama_cpps_own_stays() -> None:
-    assert repacking.repacks(pair(), Measure(Speed(101, 10, 10), Speed(100, 10, 10)), both, None)
-
-
-def test_a_turn_reads_and_writes() -> None:
-    assert Speed(100, 10, 5).turn_s == pytest.approx(1000 / 100 + 200 / 10)
-    assert Speed(100, 10, 20).turn_s == pytest.approx(1000 / 100 + 200 / 20)
-    writes_slower = Speed(210, 40, 40)  # of Q4_K_M as stored, beside 142 and 50 repacked
-    assert writes_slower.turn_s < Speed(142, 50, 50).turn_s
-
-
 @pytest.mark.parametrize(
-    "one",
-    [pair(repacked=0), pair(repacked=1 << 20), pair(on_gpu=True)],
-    ids=["none", "small", "gpu"],
+    ("types", "repack"),
+    [
+        ({"blk.0.attn_q.weight": "Q4_0"}, True),
+        ({"blk.0.attn_q.weight": "IQ4_NL"}, True),
+        ({"blk.0.attn_q.weight": "Q8_0", "blk.0.ffn_up.weight": "Q4_K"}, False),
+        ({"blk.0.attn_q.weight": "Q2_K"}, False),
+        # rows are looked up in it, not multiplied
+        ({"token_embd.weight": "Q4_K", "blk.0.attn_q.weight": "Q8_0"}, True),
+    ],
 )
-def test_nothing_is_measured_where_nothing_can_be_gained(one: Any) -> None:
-    measure = Measure(FAST, SLOW)
-    assert repacking.repacks(one, measure, both, None)
-    assert not measure.calls
-    assert "gain nothing" in repacking.line(one)
+def test_the_types_of_the_tensors_decide(types: dict[str, str], repack: bool) -> None:
+    assert repacking.repacks(pair(types)) is repack
 
 
-@pytest.mark.parametrize(("wish", "repack"), [("on", True), ("off", False)])
-def test_a_wish_is_followed_without_measuring(wish: str, repack: bool) -> None:
-    measure = Measure(FAST, SLOW)
-    assert repacking.repacks(pair(repack=wish), measure, both, None) is repack
-    assert not measure.calls
-    assert repacking.line(pair(repack=wish))
+@pytest.mark.parametrize("wish", ["on", "off"])
+def test_a_wish_is_followed(wish: str) -> None:
+    assert repacking.repacks(pair(repack=wish)) is (wish == "on")
 
 
-def test_what_was_not_measured_yet_is_said() -> None:
-    assert "when the model is first loaded" in repacking.line(pair())
+def test_elsewhere_llama_cpps_own_layout_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert repacking.repacks(pair(on_gpu=True))
+    on(monkeypatch, "aarch64", {"Q4_0", "Q4_K"})
+    assert repacking.repacks(pair())
+    on(monkeypatch, "x86_64", set())  # it has no AVX2: nothing is repacked
+    assert repacking.repacks(pair())
+
+
+def test_why_is_said() -> None:
+    assert repacking.line(pair()).startswith("as stored: ")
+    assert repacking.line(pair(repack="off")) == "as stored"
+    assert repacking.line(pair(on_gpu=True)) == "as llama.cpp lays them out"
