@@ -15,7 +15,7 @@ from collections.abc import Callable
 from textual.message import Message
 
 from specllama.backend.expected import Machine, this_machine
-from specllama.engine.host import EngineFactory, HostLike
+from specllama.engine.host import EngineFactory, EngineHost, HostLike
 from specllama.errors import EngineError, ModelUnavailable, SpecllamaError
 from specllama.events import Event, Loading, LoadProgress, Measuring, Notice
 from specllama.interface import EngineInfo, EngineLike
@@ -156,6 +156,11 @@ class EngineLoader:
         """Free the memory of the pair until it is loaded again, or something is asked of it."""
         self.ready, self.resting = False, why
         threading.Thread(target=self.host.unload, name="specllama-unload", daemon=True).start()
+
+    def skip(self) -> None:
+        """End what is measured at rest."""
+        if isinstance(self.progress, Measuring) and isinstance(self.host, EngineHost):
+            self.host.skip()
 
     def close(self) -> None:
         self.host.close()

@@ -121,7 +121,9 @@ class LoadingLine(Redrawn):
 
     def _measuring(self, now: Measuring) -> None:
         """A bar on a terminal; elsewhere one line, once it is known how long it takes."""
-        if self._shown:
+        if now.over:
+            self.clear()
+        elif self._shown:
             done = int(10 * now.share)
             self.show(f"{now} {'━' * done}{'╌' * (10 - done)}"[:79])
         elif now.left_s is not None and self._told != now.what:

@@ -112,7 +112,7 @@ def command(
             "--no-save measures without keeping anything",
         )
     say_settings(settings)
-    if crowded():
+    if crowd := crowded():
         diagnostics.warn(
             "other programs need the processors: times of such a minute are not those of this "
             "machine; tune again later"
@@ -142,7 +142,7 @@ def command(
     if save:
         profile.refresh()  # another process may have saved meanwhile; what was timed here stays
         result.costs.store(profile.costs)  # timed alone, sharper than what replies left there
-        profile.advice = {**result.advice, "when": facts["when"]}
+        profile.advice = {**result.advice, "when": facts["when"], "crowded": crowd}
         where = profile.path if profile.save() else None
         if where is None:
             diagnostics.warn(f"the profile could not be written to {profiles_dir()}")

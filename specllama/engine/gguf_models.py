@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -21,9 +23,8 @@ from specllama.backend.loaded_target import LoadedTarget
 from specllama.cancel import StopFlag
 from specllama.engine.gguf_pair import Pair
 from specllama.engine.heads import open_own
-from specllama.engine.probing import exactness_of
+from specllama.engine.probing import exactness_of, kernel_key
 from specllama.engine.repacking import repacks
-from specllama.engine.state_keys import state_key
 from specllama.errors import CannotLoad
 from specllama.events import Event, LoadProgress
 from specllama.interface import ModelInfo
@@ -39,6 +40,7 @@ logger = logging.getLogger("specllama.engine.gguf_models")
 
 Report = Callable[[Event], None] | None
 _SCHEMA = "specllama.threads.v1"
+_STATES = 1  # version of what is written, and of how llama.cpp's own bytes are taken over
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,24 @@ class _Model:
     @property
     def shown(self) -> Opened:
         kept = self.options.kv_disk != "off"
-        key = state_key(self.header, self.model, self.pool, self.options) if kept else ""
-        return Opened(self.pool, self.model.vocab, self._info, key)
+        return Opened(self.pool, self.model.vocab, self._info, self._state_key if kept else "")
+
+    @property
+    def _state_key(self) -> str:
+        """The name of everything that decides what the pool's cells hold, and how they are written:
+        by it a state on disk is known to be of what is loaded."""
+        header, pool, options = self.header, self.pool, self.options
+        n_ctx = header.metadata.get(header.own("rope.scaling.original_context_length"))
+        key = {
+            **kernel_key(header, self.model, pool, options),
+            "version": _STATES,
+            "swa": options.swa_full,
+            "forgets": pool.forgets,
+            "adapters": [_changed(text) for text in options.loras],
+            # some models turn positions otherwise in a context that is longer
+            "long": isinstance(n_ctx, int) and pool.n_ctx > n_ctx,
+        }
+        return hashlib.sha256(msgspec.json.encode(key, order="sorted")).hexdigest()[:16]
 
     @property
     def _info(self) -> ModelInfo:
@@ -222,3 +240,9 @@ def _warm_up(pool: LlamaPool) -> None:
     lane = pool.open()
     lane.forward([0], outputs="last")
     lane.close()
+
+
+def _changed(adapter: str) -> list[int]:
+    """Size and time of an adapter's file."""
+    stat = Path(Adapter.read(adapter).path).expanduser().stat()
+    return [stat.st_size, stat.st_mtime_ns]

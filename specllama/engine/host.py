@@ -253,6 +253,10 @@ class EngineHost:
         """See ``Engine.slot``; it is done between passes."""
         self._healthy().ask(on_message, "slot", "", action, index, path)
 
+    def skip(self) -> None:
+        """Have nothing measured at rest any more, until it is loaded again."""
+        self._healthy().skip()
+
     def count_tokens(self, prompt: str | Sequence[Message]) -> int:
         self.start()
         inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()

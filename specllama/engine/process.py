@@ -136,6 +136,10 @@ class Child:
     def cancel(self, request_id: int) -> None:
         self._outbox.put(("cancel", request_id))
 
+    def skip(self) -> None:
+        """Have nothing measured at rest any more."""
+        self._outbox.put(("skip", 0))
+
     def forget(self, request_id: int) -> bool:
         """Tell nothing more of it; whether it was still going on."""
         return self._listeners.pop(request_id, None) is not None

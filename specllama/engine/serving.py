@@ -53,7 +53,7 @@ class Link:
     Attributes:
         requests, constrained, calls: what waits for the thread that takes it.
         ready: requests that are prepared and wait for the engine.
-        rest: ends what is measured at rest, for whatever is asked.
+        rest: ends what is measured at rest, for whatever is asked. skips: nothing is any more.
         closing: whether the parent wants no more; ``ready`` has a None then.
     """
 
@@ -70,7 +70,7 @@ class Link:
         self.requests, self.constrained, self.calls = Work(), Work(), Work()
         self.ready: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
         self.rest = Cancel()
-        self.closing = False
+        self.closing = self.skips = False
 
     def send(self, kind: str, request_id: int, payload: Any = None) -> None:
         with self._lock:
@@ -165,6 +165,7 @@ class Link:
                 verb, request_id, *args = self._conn.recv()
             except (EOFError, OSError):
                 os._exit(0)
+            self.skips |= verb == "skip"
             if verb not in ("call", "cancel"):
                 self.rest.set()
             if verb == "cancel":
@@ -177,7 +178,7 @@ class Link:
                 self.begins(None)
             elif verb == "slot":
                 self.begins((request_id, SlotWork(*args[1:])))
-            else:
+            elif verb != "skip":
                 self._cancels[request_id] = Cancel()  # one that is sent before its turn counts
                 whose, *rest = args
                 self._work(verb, rest).put(whose, (request_id, *rest))
@@ -365,13 +366,13 @@ def _next(engine: Stepped, link: Link) -> tuple[int, Any] | None:
     except queue.Empty:
         engine.keep()
     wait_s = REST_S
-    while engine.unmeasured:
+    while engine.unmeasured and not link.skips:
         try:
             return link.ready.get(timeout=wait_s)
         except queue.Empty:
             wait_s = CROWDED_S if crowded() else REST_S
         link.rest = Cancel()
-        if wait_s == REST_S and link.ready.empty():
+        if wait_s == REST_S and link.ready.empty() and not link.skips:
             if engine.measure(link.progress, cancel=link.rest):
                 link.send("ready", 0, engine.info)
             link.progress(Measuring(over=True))

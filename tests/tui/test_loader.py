@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from textual.message import Message
 
 from specllama.engine.inline import InlineHost
 from specllama.errors import BadGguf
-from specllama.events import Event, LoadProgress, Notice
+from specllama.events import Event, LoadProgress, Measuring
 from specllama.tui.loader import EngineLoader, Pair, loading_words
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
 
@@ -125,7 +126,7 @@ def test_what_a_load_measures_is_shown() -> None:
     gate = threading.Event()
 
     def slow(progress: Callable[[Event], None], /) -> ScriptedEngine:
-        progress(Notice("measuring how exact passes are", topic="exactness"))
+        progress(Measuring("checking", 2, 4, 0.4, 20.0))
         gate.wait(LIMIT_S)
         raise BROKEN
 
@@ -133,9 +134,28 @@ def test_what_a_load_measures_is_shown() -> None:
     told.loader.load()
     while told.loader.progress is None:
         told.until(EngineLoading)
-    assert loading_words(told.loader.progress) == "measuring, once"
+    assert loading_words(told.loader.progress) == "first-use check 2 of 4, 40 %"
     gate.set()
     told.until(EngineFailed)
+
+
+def test_what_is_measured_at_rest_is_shown_and_changes_what_is_known() -> None:
+    told = Told(("one", None), one=named("one"))
+    told.loader.load()
+    told.until(EngineReady)
+    tell = told.loader.host.on_event
+    assert tell is not None
+    tell(Measuring("checking", 1, 4, 0.1))
+    told.until(EngineLoading)
+    assert loaded(told.loader) == "one"
+    assert loading_words(told.loader.progress) == "first-use check 1 of 4, 10 %"
+    engine = told.loader.host.engine  # type: ignore[attr-defined]
+    engine.info = dataclasses.replace(engine.info, exactness="bitwise up to 65 rows")
+    tell(Measuring(over=True))
+    told.until(EngineLoading)
+    assert told.loader.progress is None
+    assert told.loader.info is not None
+    assert told.loader.info.exactness == "bitwise up to 65 rows"
 
 
 def test_an_error_that_nobody_foresaw_is_a_failure_too() -> None:

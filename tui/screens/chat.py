@@ -288,6 +288,7 @@ class ChatScreen(TurnScreen):
         else:
             if self.turn is not None:
                 self.turn.cancel()
+            self.loader.skip()
             self.sending.take_back_queue()
         if not self.prompt.has_focus:
             self.prompt.focus()

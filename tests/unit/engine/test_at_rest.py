@@ -110,6 +110,18 @@ def test_a_request_ends_it_at_once_and_it_begins_anew() -> None:
         assert host.info.exact_rows == 0
 
 
+def test_it_can_be_skipped() -> None:
+    heard = Heard()
+    with EngineHost(NewModel(3600.0), on_event=heard) as host:
+        host.start()
+        ask(host)
+        assert heard.wait(1)
+        host.skip()
+        assert heard.wait(2)
+        ask(host)
+        assert not heard.wait(3, 0.7)
+
+
 def test_closing_does_not_wait_for_it() -> None:
     heard = Heard()
     with EngineHost(NewModel(3600.0), on_event=heard) as host:
