@@ -561,6 +561,41 @@ def test_a_conversation_behind_another_is_that_of_a_new_engine(
     assert tuple(found[0]) == alone([*head, 1, 2], params(1), tiles=True)
 
 
+def with_verdict(engine: Engine, exact_rows: int) -> Engine:
+    """The same once it is known which of its passes are exact; 0: before."""
+    pool: Any = engine.target.pool
+    pool.kernels = replace(pool.kernels, exact_rows=exact_rows, exact_trees=exact_rows > 1)
+    engine._loaded.info = replace(engine.info, exact_rows=exact_rows)
+    return engine
+
+
+@pytest.mark.parametrize("first", [10, 70, 130])
+def test_what_is_taken_from_the_cache_does_not_wait_for_a_verdict(first: int) -> None:
+    text = [3 + i % 20 for i in range(200)]
+    found = set()
+    for exact_rows in (0, 1, 3, 65):
+        engine = with_verdict(engine_of(1, tiles=True), exact_rows)
+        *_, last = engine.generate(text[:first], params(0))
+        assert isinstance(last, Finished)
+        own_turn = [*text[:first], *last.token_ids, 1, 2]
+        found.add((cached(engine, own_turn), cached(engine, text[:140]), cached(engine, text)))
+    assert len(found) == 1
+
+
+def test_before_it_is_known_which_passes_are_exact_nobody_shares_one() -> None:
+    prompts = [[1 + i, 2, 3] for i in range(3)]
+    for exact_rows, shared in ((0, 1), (65, 3)):
+        engine = with_verdict(engine_of(3), exact_rows)
+        engine.target.pool.fake.passes.clear()  # type: ignore[union-attr]
+        asked = [params(seed) for seed in range(3)]
+        ids = [engine.submit(p, a) for p, a in zip(prompts, asked, strict=True)]
+        found = ends(engine)
+        written = engine.target.pool.fake.passes[10:-10]  # type: ignore[union-attr]
+        assert set(written) == {shared}, "the prompts are read, and all write"
+        for id, prompt, one in zip(ids, prompts, asked, strict=True):
+            assert found[id].token_ids == alone(prompt, one)
+
+
 @pytest.mark.parametrize("exact_rows", [1, 65])
 def test_a_reply_behind_what_was_read_otherwise_is_marked_where_passes_round(
     exact_rows: int,
