@@ -8,6 +8,7 @@ from typing import Any
 
 import ggufs
 import pytest
+from engines import measured
 from ggufs_nextn import write_nextn
 
 from specllama.bench.prompts import BenchPrompt
@@ -26,7 +27,7 @@ METHODS = ("draft", "ngram", "tree", "merged", "eagle3", "medusa", "auto")
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The bundled target with a mixture of K-quants: exact up to 3 rows."""
+    """The bundled target with a mixture of K-quants: repacked, exact up to 3 rows."""
     path = tmp_path_factory.mktemp("k") / "k-quant.gguf"
     run(prepare(bundled("tiny-target"), path, "q4_k_m", requantize=True, threads=1))
     with pytest.MonkeyPatch.context() as patch:
@@ -36,8 +37,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def load(file: Path, exact: str, **more: Any) -> Engine:
     heads = tuple(str(file) for file in bundled("tiny-target").parent.glob("tiny-[em]*.gguf"))
-    options = EngineOptions(**{"n_ctx": 1024, "threads": 1, "exact": exact, "heads": heads, **more})
-    return Engine.load(file, bundled("tiny-draft"), options)
+    asked = {"n_ctx": 1024, "threads": 1, "exact": exact, "heads": heads, "repack": "on", **more}
+    return measured(file, bundled("tiny-draft"), EngineOptions(**asked))
 
 
 def test_passes_of_other_widths_differ_where_nothing_is_done(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from engines import measured
 from ggufs import write_mamba, write_windows
 from ggufs_gemma4 import write_gemma4
 from ggufs_nextn import write_nextn
@@ -88,7 +89,7 @@ def target(
 def alone(target: Path) -> Iterator[Callable[[Talk], list[tuple[int, ...]]]]:
     """The replies of a conversation, each kept once it was written."""
     known: dict[Key, list[tuple[int, ...]]] = {}
-    with Engine.load(target, None, OPTIONS) as engine:
+    with measured(target, None, OPTIONS) as engine:
 
         def replies(talk: Talk) -> list[tuple[int, ...]]:
             if talk.key not in known:
@@ -107,7 +108,7 @@ def alone(target: Path) -> Iterator[Callable[[Talk], list[tuple[int, ...]]]]:
 def several(target: Path, n_ctx: int = 1024) -> Engine:
     """Its draft model is another random one, and wrong most of the time."""
     options = replace(OPTIONS, n_ctx=n_ctx, parallel=LANES)
-    return Engine.load(target, target.with_name("draft.gguf"), options)
+    return measured(target, target.with_name("draft.gguf"), options)
 
 
 def write(

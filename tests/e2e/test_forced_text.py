@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from engines import measured
 
 from specllama.bench.prompts import schema_prompts
 from specllama.bench.proof import prove
@@ -126,7 +127,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("three")))
         options = EngineOptions(threads=1, n_ctx=3072, parallel=3)
-        with Engine.load("tiny", None, options) as engine:
+        with measured("tiny", None, options) as engine:
             yield engine
 
 

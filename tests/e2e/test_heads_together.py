@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dflash_files import write_dflash
+from engines import measured
 from ggufs_gemma4 import write_assistant, write_gemma4
 from ggufs_nextn import write_nextn
 from head_lanes import begin_at
@@ -71,7 +72,7 @@ def opened(folder: Path, kind: str, lanes: int) -> Iterator[tuple[Engine, str]]:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(folder))
-        with Engine.load(target, None, options) as engine:
+        with measured(target, None, options) as engine:
             yield engine, method
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engines import measured
 from ggufs import write_llama, write_mamba
 from ggufs_nextn import write_nextn
 
@@ -35,7 +36,7 @@ def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[E
         write_mamba(path)
     else:
         write_nextn(path, request.param)
-    with Engine.load(path, None, OPTIONS) as loaded:
+    with measured(path, None, OPTIONS) as loaded:
         yield loaded
 
 
@@ -144,7 +145,7 @@ def test_later_turns_read_what_is_new(
 @pytest.mark.parametrize("arch", ["qwen35", "qwen3next", "nemotron_h_moe"])
 def test_a_head_reads_on_from_a_checkpoint(arch: str, tmp_path: Path) -> None:
     """The hidden state behind it is kept, too: nothing more is read again for the head."""
-    with Engine.load(write_nextn(tmp_path / "head.gguf", arch), None, OPTIONS) as engine:
+    with measured(write_nextn(tmp_path / "head.gguf", arch), None, OPTIONS) as engine:
         for temperature in (0.0, 0.8):
             engine.reset()
             plain = written(engine, FIRST, "none", temperature)
@@ -166,7 +167,7 @@ def test_it_drafts_for_others_and_for_itself(
     own = Path(engine.info.target.path)
     other = write_llama(tmp_path / "other.gguf")
     for target in (own, other):
-        with Engine.load(target, own, OPTIONS) as pair:
+        with measured(target, own, OPTIONS) as pair:
             plain = written(pair, FIRST, "none", temperature)
             done = written(pair, FIRST, "draft", temperature)
             assert done.token_ids == plain.token_ids
@@ -177,7 +178,7 @@ def test_it_drafts_for_others_and_for_itself(
             second = [*FIRST, *plain.token_ids, 11, 12, 13]
             plain = written(pair, second, "none", temperature)
             assert written(pair, second, "draft", temperature).token_ids == plain.token_ids
-    with Engine.load(other, own, dataclasses.replace(OPTIONS, parallel=2)) as pair:
+    with measured(other, own, dataclasses.replace(OPTIONS, parallel=2)) as pair:
         assert pair.info.lanes == 2
 
 
@@ -243,7 +244,7 @@ def test_conversations_that_take_turns_are_not_read_again(engine: Engine, propos
         engine.reset()
         alone.append(list(turns(engine, head, tail)))
     options = dataclasses.replace(OPTIONS, parallel=2)
-    with Engine.load(engine.info.target.path, None, options) as one:
+    with measured(engine.info.target.path, None, options) as one:
         both = [turns(one, head, tail) for head, tail in zip(heads, tails, strict=True)]
         mixed = [[next(replies) for replies in both] for _ in range(2)]
         for i, (first, second) in enumerate(alone):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engines import measured
 from ggufs_nextn import ARCHITECTURES, CHAINED, write_nextn
 from head_lanes import begin_at, feed, grow
 from nextn_numpy import reference
@@ -40,7 +41,7 @@ def opened(
     path = write_nextn(folder / f"{arch}.gguf", arch, nextn=HEADS if arch in CHAINED else 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(folder))
-        with Engine.load(path, None, EngineOptions(threads=1, n_ctx=256)) as engine:
+        with measured(path, None, EngineOptions(threads=1, n_ctx=256)) as engine:
             yield engine, path
 
 
@@ -167,7 +168,7 @@ def test_conversations_side_by_side_have_keys_and_values_of_their_own(
     params = GenerateParams(
         sampling=SamplingParams(temperature=0.0), ignore_eos=True, window="fixed", max_tokens=24
     )
-    with Engine.load(path, None, EngineOptions(threads=1, n_ctx=512, parallel=3)) as engine:
+    with measured(path, None, EngineOptions(threads=1, n_ctx=512, parallel=3)) as engine:
         plain = []
         for prompt in prompts:
             *_, last = engine.generate(prompt, params.replace(proposer="none"))
@@ -202,7 +203,7 @@ def test_blocks_in_a_file_of_their_own_draft_as_they_do_in_the_targets(
     assert estimated.checkpoints == 0
     found = []
     for path, heads in ((whole, ()), (target, (str(head),))):
-        with Engine.load(path, None, EngineOptions(threads=1, n_ctx=256, heads=heads)) as engine:
+        with measured(path, None, EngineOptions(threads=1, n_ctx=256, heads=heads)) as engine:
             reply, _ = written(engine, [10 + i % 7 for i in range(30)], "mtp", 0.8, 24)
             found.append((reply.token_ids, reply.draft_n, reply.draft_n_accepted))
     assert found[0] == found[1]
@@ -219,7 +220,7 @@ def test_a_head_of_few_tokens_computes_what_the_whole_one_does(arch: str, tmp_pa
     known = [int(token) for token in says[-40:]]
     found: list[Any] = []
     for heads in ((), (str(head),)):
-        with Engine.load(path, None, EngineOptions(threads=1, n_ctx=256, heads=heads)) as engine:
+        with measured(path, None, EngineOptions(threads=1, n_ctx=256, heads=heads)) as engine:
             texts = [
                 written(engine, prompt, method, t, 24)[0]
                 for method in ("none", "mtp")

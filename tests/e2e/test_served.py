@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
+from engines import measured
 from servers import LANES, Serving, serving
 
 from specllama.bench.prompts import load_prompts
@@ -30,6 +31,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("home")))
         options = EngineOptions(n_ctx=1024, threads=1, parallel=LANES)
+        measured("tiny", None, options).close()  # else nobody shares a pass
         with serving(LoadEngine("tiny", None, options)) as running:
             yield running
 

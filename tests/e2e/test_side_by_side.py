@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from dflash_files import write_dflash
+from engines import measured
 
 from specllama.bench.prompts import load_prompts
 from specllama.engine import scheduler
@@ -42,13 +43,13 @@ def options(home: None, tmp_path_factory: pytest.TempPathFactory) -> EngineOptio
 
 @pytest.fixture(scope="module")
 def alone(options: EngineOptions) -> Iterator[Engine]:
-    with Engine.load("tiny", None, replace(options, n_ctx=1024)) as loaded:
+    with measured("tiny", None, replace(options, n_ctx=1024)) as loaded:
         yield loaded
 
 
 @pytest.fixture(scope="module")
 def three(options: EngineOptions) -> Iterator[Engine]:
-    with Engine.load("tiny", None, replace(options, n_ctx=4096, parallel=3)) as loaded:
+    with measured("tiny", None, replace(options, n_ctx=4096, parallel=3)) as loaded:
         yield loaded
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from engines import measured
 from under_load import Storm
 
 from specllama.bench.prompts import load_prompts
-from specllama.engine.engine import Engine
 from specllama.settings.params import EngineOptions
 
 pytestmark = pytest.mark.e2e
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 def test_every_reply_is_the_one_of_its_request_alone() -> None:
     one = EngineOptions(n_ctx=512, threads=1)
     many = EngineOptions(n_ctx=512, threads=1, parallel=4, kv_ram=8)
-    with Engine.load("tiny", None, many) as engine, Engine.load("tiny", None, one) as alone:
+    with measured("tiny", None, many) as engine, measured("tiny", None, one) as alone:
         texts = [engine.encode(prompt.content)[0] for prompt in load_prompts()[::20]]
         methods = [name for name in engine.drafters if name != "none"]
         storm = Storm(engine, texts, methods, random.Random(5), longest=24)
