@@ -117,7 +117,7 @@ class Exactness(msgspec.Struct, frozen=True):
     def measured(self) -> str:
         """What was compared, in one line; "" where nothing had to be."""
         if self.why_not:
-            return f"passes were not compared: {self.why_not}"
+            return f"passes were not compared{'' if self.rows else ' yet'}: {self.why_not}"
         if not self.widths:
             return ""
         what = "every product and attention" if self.inside else "logits"

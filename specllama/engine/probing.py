@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("specllama.engine.probing")
 
 WHAT = "checking that drafting gives the same text here"
-LATER = "measured while the model is at rest, or now with: specllama tune -m FILE"
+LATER = "that is done while the model is at rest, or now by: specllama tune -m FILE"
 _TIMED = 5  # passes of each width
 _SURE = 0.04  # share of a measurement after which its length is estimated
 FAR_BYTES = 1 << 30  # weights of models for which passes of up to 65 rows are compared, too
