@@ -277,9 +277,7 @@ def _exactness(pair: Pair) -> str:
 
     key = {**verdicts.circumstances(pair.target), "repack": repacks(pair)}
     labels = [one.label for one in verdicts.all_known(SCHEMA, key, Exactness)]
-    later = (
-        "not measured yet: it is while the model is at rest, or now with: specllama tune -m FILE"
-    )
+    later = "not measured yet: that is done at rest, or now by: specllama tune -m FILE"
     return "; ".join(dict.fromkeys(labels)) or later
 
 
