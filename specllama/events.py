@@ -57,7 +57,7 @@ class LoadProgress(Event):
 
 @dataclass(frozen=True, slots=True)
 class Measuring(Event):
-    """A model that is new on this machine is measured, once.
+    """Progress of what is measured, once, of a model that is new on this machine.
 
     Attributes:
         share: of all steps together that is done.

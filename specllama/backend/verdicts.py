@@ -80,7 +80,7 @@ def known(schema: str, key: Mapping[str, Any], kind: type[Verdict]) -> Verdict |
 
 
 def all_known(schema: str, part: Mapping[str, Any], kind: type[Verdict]) -> list[Verdict]:
-    """The verdicts whose keys have all of ``part``."""
+    """Return the verdicts whose keys have all of ``part``."""
     from specllama.paths import profiles_dir
 
     found: list[Verdict] = []

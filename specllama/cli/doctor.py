@@ -270,7 +270,7 @@ def _plan(settings: Settings, options: EngineOptions) -> list[DoctorLine]:
 
 
 def _exactness(pair: Pair) -> str:
-    """What was measured of the target's passes here, with whichever settings."""
+    """Tell what was measured of the target's passes here, with whichever settings."""
     from specllama.backend import verdicts
     from specllama.backend.exactness import SCHEMA, Exactness
     from specllama.engine.repacking import repacks

@@ -120,7 +120,7 @@ class LoadingLine(Redrawn):
             self.show(f"loading {name} {new.load.fraction:4.0%}"[:79])
 
     def _measuring(self, now: Measuring) -> None:
-        """A bar on a terminal; elsewhere one line, once it is known how long it takes."""
+        """Show a bar on a terminal; elsewhere one line, once it is known how long it takes."""
         if now.over:
             self.clear()
         elif self._shown:

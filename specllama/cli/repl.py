@@ -63,7 +63,7 @@ def handler_name(command: str) -> str:
 
 @contextmanager
 def resting(engine: EngineLike) -> Iterator[None]:
-    """While the next message is typed, measure what is not known yet of the model."""
+    """Measure what is not known yet of the model while the next message is typed; say it then."""
     if not getattr(engine, "unmeasured", False):
         yield
         return
@@ -83,6 +83,8 @@ def resting(engine: EngineLike) -> Iterator[None]:
     finally:
         typed.set()
         thread.join()
+    if not measured.unmeasured:
+        diagnostics.note(f"checked, once, what drafting changes here: {measured.info.exactness}")
 
 
 class Repl:

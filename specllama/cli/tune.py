@@ -157,7 +157,7 @@ def command(
 
 @contextmanager
 def _kept(engine: Engine, save: bool) -> Iterator[None]:
-    """Where Ctrl-C ends the measuring, keep what was measured so far, and say so."""
+    """Keep what was measured so far where Ctrl-C ends the measuring, and say so."""
     try:
         yield
     except (KeyboardInterrupt, Interrupted, Cancelled):

@@ -215,7 +215,7 @@ def _load_as(
 
 
 class _Threads(msgspec.Struct, frozen=True):
-    """How many threads were found to be the fastest."""
+    """The number of threads that was found to be the fastest."""
 
     count: int
 

@@ -108,7 +108,7 @@ def load(
 
 
 def _exactness(found: Exactness, pool: Pool) -> dict[str, Any]:
-    """The fields of ``EngineInfo`` that state it."""
+    """Return the fields of ``EngineInfo`` that state it."""
     kernels = pool.kernels
     return {
         "exactness": found.label,
