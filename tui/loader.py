@@ -37,9 +37,8 @@ def loading_words(progress: Loading | Notice | None) -> str:
         case LoadProgress():
             return f"loading {progress.role} {100 * progress.fraction:.0f}%"
         case Measuring():
-            return (
-                f"first-use check {progress.step} of {progress.steps}, {100 * progress.share:.0f} %"
-            )
+            left = "" if progress.left_s is None else f", about {progress.left_s:.0f} s"
+            return f"first-use check {progress.step} of {progress.steps}{left}"
     return "loading"
 
 

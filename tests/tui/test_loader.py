@@ -134,7 +134,7 @@ def test_what_a_load_measures_is_shown() -> None:
     told.loader.load()
     while told.loader.progress is None:
         told.until(EngineLoading)
-    assert loading_words(told.loader.progress) == "first-use check 2 of 4, 40 %"
+    assert loading_words(told.loader.progress) == "first-use check 2 of 4, about 20 s"
     gate.set()
     told.until(EngineFailed)
 
@@ -148,7 +148,7 @@ def test_what_is_measured_at_rest_is_shown_and_changes_what_is_known() -> None:
     tell(Measuring("checking", 1, 4, 0.1))
     told.until(EngineLoading)
     assert loaded(told.loader) == "one"
-    assert loading_words(told.loader.progress) == "first-use check 1 of 4, 10 %"
+    assert loading_words(told.loader.progress) == "first-use check 1 of 4"
     engine = told.loader.host.engine  # type: ignore[attr-defined]
     engine.info = dataclasses.replace(engine.info, exactness="bitwise up to 65 rows")
     tell(Measuring(over=True))
