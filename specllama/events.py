@@ -8,6 +8,7 @@ milliseconds in ``*_ms`` and seconds in ``*_s``.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -54,6 +55,10 @@ class LoadProgress(Event):
     path: str
     fraction: float
 
+    @property
+    def words(self) -> str:
+        return f"loading {self.role} {100 * self.fraction:.0f}%"
+
 
 @dataclass(frozen=True, slots=True)
 class Measuring(Event):
@@ -73,9 +78,10 @@ class Measuring(Event):
     left_s: float | None = None
     over: bool = False
 
-    def __str__(self) -> str:
-        left = "" if self.left_s is None else f", about {self.left_s:.0f} s left"
-        return f"first use of this model: {self.what}, step {self.step} of {self.steps}{left}"
+    @property
+    def words(self) -> str:
+        left = "" if self.left_s is None else f", about {self.left_s:.0f} s"
+        return f"first-use check {self.step} of {self.steps}{left}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,6 +365,7 @@ class Finished(Event):
 
 
 Said = TextDelta | ReasoningDelta
+Report = Callable[[Event], object] | None  # hears of events, where somebody does
 Loading = LoadProgress | Measuring
 AnyEvent = Loading | Notice | Started | PrefillProgress | Said | RoundDone | Finished
 _PARTS: dict[str, type[Timings | Payoff]] = {"timings": Timings, "verdict": Payoff}

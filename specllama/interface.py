@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from specllama.cancel import Cancel
-from specllama.events import Event
+from specllama.events import Event, Report
 from specllama.settings.params import GenerateParams
 from specllama.stats import Histogram
 
@@ -244,9 +244,7 @@ class Stepped(EngineLike, Protocol):
         """True if something of the files that its requests rest on was not measured here yet."""
         ...
 
-    def measure(
-        self, report: Callable[[Event], None] | None = None, *, cancel: Cancel | None = None
-    ) -> bool:
+    def measure(self, report: Report = None, *, cancel: Cancel | None = None) -> bool:
         """Measure that while nothing runs, and keep it; False if ``cancel`` ended it."""
         ...
 

@@ -17,7 +17,7 @@ from textual.message import Message
 from specllama.backend.expected import Machine, this_machine
 from specllama.engine.host import EngineFactory, EngineHost, HostLike
 from specllama.errors import EngineError, ModelUnavailable, SpecllamaError
-from specllama.events import Event, Loading, LoadProgress, Measuring, Notice
+from specllama.events import Event, Loading, Notice
 from specllama.interface import EngineInfo, EngineLike
 from specllama.models.refs import is_bundled, lasting
 from specllama.told import news
@@ -33,13 +33,7 @@ def lasting_pair(target: str, draft: str | None) -> Pair:
 
 
 def loading_words(progress: Loading | Notice | None) -> str:
-    match progress:
-        case LoadProgress():
-            return f"loading {progress.role} {100 * progress.fraction:.0f}%"
-        case Measuring():
-            left = "" if progress.left_s is None else f", about {progress.left_s:.0f} s"
-            return f"first-use check {progress.step} of {progress.steps}{left}"
-    return "loading"
+    return getattr(progress, "words", "loading")
 
 
 class NoModel:
@@ -135,7 +129,7 @@ class EngineLoader:
     def apply(self, message: EngineLoading | EngineReady | EngineFailed) -> None:
         """Update from a message, on the app's thread."""
         match message:
-            case EngineLoading(progress=Measuring(over=True)):
+            case EngineLoading() if getattr(message.progress, "over", False):
                 self.progress, self.info = None, self.host.info
             case EngineLoading():
                 self.progress = message.progress
@@ -158,7 +152,7 @@ class EngineLoader:
 
     def skip(self) -> None:
         """End what is measured at rest."""
-        if isinstance(self.progress, Measuring) and isinstance(self.host, EngineHost):
+        if self.ready and self.progress is not None and isinstance(self.host, EngineHost):
             self.host.skip()
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from specllama.backend.kernels import Kernels
 from specllama.cancel import StopFlag
 
 if TYPE_CHECKING:
-    from specllama.events import Event
+    from specllama.events import Report
     from specllama.interface import ModelInfo
     from specllama.settings.params import EngineOptions
 
@@ -457,7 +457,7 @@ class OpenedPair:
     draft: Opened | None = None
     translated: bool = False
     exactness: Exactness = field(default_factory=Exactness)
-    measure: Callable[[Callable[[Event], None] | None], Exactness] = lambda report: Exactness()
+    measure: Callable[[Report], Exactness] = lambda report: Exactness()
     own: Callable[[], Own] = Own
     template: str | None = None
     bos: str = ""
@@ -472,7 +472,7 @@ class Opener(Protocol):
         target: Path,
         draft: Path | None,
         options: EngineOptions,
-        on_progress: Callable[[Event], None] | None,
+        on_progress: Report,
         stop: StopFlag,
         /,
     ) -> OpenedPair:

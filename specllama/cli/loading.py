@@ -125,7 +125,7 @@ class LoadingLine(Redrawn):
             self.clear()
         elif self._shown:
             done = int(10 * now.share)
-            self.show(f"{now} {'━' * done}{'╌' * (10 - done)}"[:79])
+            self.show(f"{now.words}: {now.what} {'━' * done}{'╌' * (10 - done)}"[:79])
         elif now.left_s is not None and self._told != now.what:
             self._told = now.what
-            diagnostics.note(str(now))
+            diagnostics.note(f"{now.words}: {now.what}, once")

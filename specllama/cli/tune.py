@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,6 +28,7 @@ from specllama.signals import Interrupted
 if TYPE_CHECKING:
     from specllama.bench.tune import Tuning
     from specllama.engine.engine import Engine
+    from specllama.engine.profiles import Profile
 
 EPILOG = """\b
 Examples:
@@ -88,7 +90,6 @@ def command(
 
     It learns on one half of the shipped prompts; `specllama bench run` measures on the other.
     """
-    from specllama.backend.cores import crowded
     from specllama.bench.prompts import half, load_prompts
     from specllama.bench.provenance import provenance
     from specllama.bench.tune import tune
@@ -112,11 +113,7 @@ def command(
             "--no-save measures without keeping anything",
         )
     say_settings(settings)
-    if crowd := crowded():
-        diagnostics.warn(
-            "other programs need the processors: times of such a minute are not those of this "
-            "machine; tune again later"
-        )
+    crowd = _crowd()
     opened = loading.open_engine(settings, quiet=as_json, measured=True)
     with opened as engine, Meter("measuring") as meter, _kept(engine, save):
         profile = engine.windows.profile
@@ -138,14 +135,8 @@ def command(
         )
         info = engine.info
         facts = provenance(info, hashes=not quick)
-    where = None
-    if save:
-        profile.refresh()  # another process may have saved meanwhile; what was timed here stays
-        result.costs.store(profile.costs)  # timed alone, sharper than what replies left there
-        profile.advice = {**result.advice, "when": facts["when"], "crowded": crowd}
-        where = profile.path if profile.save() else None
-        if where is None:
-            diagnostics.warn(f"the profile could not be written to {profiles_dir()}")
+    further = {"when": facts["when"], "crowded": crowd}
+    where = _saved(profile, result, further) if save else None
     if as_json:
         output.document({**result.to_dict(), "provenance": facts, "profile": where and str(where)})
         return
@@ -153,6 +144,29 @@ def command(
         output.line(line)
     if where is not None:
         output.line(f"profile kept: {where}")
+
+
+def _crowd() -> bool:
+    """True if other programs need the processors, which is said."""
+    from specllama.backend.cores import crowded
+
+    if found := crowded():
+        diagnostics.warn(
+            "other programs need the processors: times of such a minute are not those of this "
+            "machine; tune again later"
+        )
+    return found
+
+
+def _saved(profile: Profile, result: Tuning, further: dict[str, Any]) -> Path | None:
+    """Save what was measured; its file, None where that cannot be written."""
+    profile.refresh()  # another process may have saved meanwhile; what was timed here stays
+    result.costs.store(profile.costs)  # timed alone, sharper than what replies left there
+    profile.advice = {**result.advice, **further}
+    if profile.save():
+        return profile.path
+    diagnostics.warn("the profile could not be written")
+    return None
 
 
 @contextmanager

@@ -30,8 +30,8 @@ from specllama.engine.profiles import Windows
 from specllama.engine.pulse import patience
 from specllama.engine.scheduler import Running, Scheduler
 from specllama.engine.seating import Seats
-from specllama.errors import Cancelled, EngineError, UsageError
-from specllama.events import Event
+from specllama.errors import EngineError, UsageError
+from specllama.events import Event, Report
 from specllama.interface import (
     EngineFigures,
     EngineInfo,
@@ -101,8 +101,6 @@ class Engine:
         stop = StopFlag()
         with stop.obeying(cancel or Cancel()):
             return cls(load(target, draft, options or EngineOptions(), on_progress, stop))
-
-    # -- facts --
 
     @property
     def info(self) -> EngineInfo:
@@ -176,29 +174,13 @@ class Engine:
 
     @property
     def unmeasured(self) -> bool:
-        """See ``Stepped``; where nothing drafts and nobody shares a pass, nothing needs to be."""
+        """True if a pass that drafts or is shared may come, and none were compared here yet."""
         return not self.info.exact_rows and (self.info.lanes > 1 or self._drafts)
 
-    def measure(
-        self, report: Callable[[Event], None] | None = None, *, cancel: Cancel | None = None
-    ) -> bool:
-        """Measure what is not known yet of these files on this machine, and keep it.
-
-        It takes some seconds, and texts are the same before and after. It needs no request to run.
-
-        Returns:
-            Whether it came to its end; ``cancel`` stops it, and the next call begins anew.
-        """
-        loaded, measured = self._loaded, self._loaded.measured
+    def measure(self, report: Report = None, *, cancel: Cancel | None = None) -> bool:
+        """Compare passes of several rows with single steps; see ``Stepped``."""
         with self._alone():
-            if self.info.exact_rows or measured is None or len(self._scheduler):
-                return bool(self.info.exact_rows)
-            try:
-                with loaded.stop.obeying(cancel or Cancel()):
-                    loaded.info = loaded.windows.info = measured(report)
-            except Cancelled:
-                return False
-        return True
+            return bool(self.info.exact_rows) or self._loaded.measure(report, cancel or Cancel())
 
     def keep(self) -> None:
         """Have what conversations left written to disk, where they want it; returns at once."""
@@ -383,8 +365,7 @@ class Engine:
 
     def _submit(self, prompt: Prompt, params: GenerateParams | None, cancel: Cancel | None) -> int:
         self._require_free()
-        cancel = cancel or Cancel()
-        return self._begin(self.prepare(prompt, params), cancel)
+        return self._begin(self.prepare(prompt, params), cancel or Cancel())
 
     def _require_free(self) -> None:
         if not self.free:
@@ -412,11 +393,10 @@ class Engine:
         return id
 
     def step(self) -> list[tuple[int, Event | Exception]]:
-        """Go on with every conversation until one of them has something to say.
+        """Go on until a conversation has something to say: its id with the event, or with the error
+        that ended it; [] when none is left.
 
-        Returns its id with the event, or with the error that ended it; [] when no conversation is
-        left. One call at a time. A cancel stops the pass that is running where no other
-        conversation shares it.
+        A cancel stops the pass that is running where no other conversation shares it.
         """
         self._take()
         try:
@@ -437,8 +417,7 @@ class Engine:
         """Be the one thread that uses it, until the lock is released.
 
         Raises:
-            EngineError: another thread is in a call, or in the middle of a ``generate``; or the
-                engine is closed.
+            EngineError: another thread is in a call or a ``generate``, or the engine is closed.
         """
         if not self._using.acquire(blocking=False):
             raise EngineError(*_TWO_THREADS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from specllama.engine.heads import open_own
 from specllama.engine.probing import exactness_of, kernel_key
 from specllama.engine.repacking import repacks
 from specllama.errors import CannotLoad
-from specllama.events import Event, LoadProgress
+from specllama.events import LoadProgress, Report
 from specllama.interface import ModelInfo
 from specllama.models.gguf import GgufHeader
 from specllama.models.memory import kv_bytes
@@ -38,7 +37,6 @@ from specllama.store.corpus import tokenizer_key
 
 logger = logging.getLogger("specllama.engine.gguf_models")
 
-Report = Callable[[Event], None] | None
 _SCHEMA = "specllama.threads.v1"
 _STATES = 1  # version of what is written, and of how llama.cpp's own bytes are taken over
 
@@ -214,7 +212,7 @@ def _load_as(
     return target, _Model(pair.draft, model, pool, pair.draft_options)
 
 
-class _Threads(msgspec.Struct, frozen=True):
+class _Count(msgspec.Struct, frozen=True):
     """The number of threads that was found to be the fastest."""
 
     count: int
@@ -224,12 +222,12 @@ def _choose_threads(one: _Model) -> None:
     """Begin with as many threads as earlier runs found to be the fastest, and keep what this one
     finds; a crowded minute says nothing of the next run's."""
     key = {**verdicts.circumstances(one.header), "most": one.pool.kernels.threads}
-    kept = verdicts.known(_SCHEMA, key, _Threads) or _Threads(0)
+    kept = verdicts.known(_SCHEMA, key, _Count) or _Count(0)
 
     def found(count: int) -> None:
         nonlocal kept
         if count != kept.count and not crowded():
-            kept = _Threads(count)
+            kept = _Count(count)
             verdicts.keep(_SCHEMA, key, kept)
 
     one.pool.choose_threads(kept.count, found)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from specllama.cancel import StopFlag
+from specllama.cancel import Cancel, StopFlag
 from specllama.engine.profiles import Windows
 from specllama.engine.prompting import Prompting
 from specllama.engine.sampler_chains import SamplerChains
 from specllama.engine.shelf import Shelf
 from specllama.engine.slot import Slot
-from specllama.events import Event
+from specllama.errors import Cancelled
+from specllama.events import Report
 from specllama.interface import EngineInfo
 
 
@@ -42,7 +43,18 @@ class Loaded:
     chains: SamplerChains
     windows: Windows
     stop: StopFlag = field(default_factory=StopFlag)
-    measured: Callable[[Callable[[Event], None] | None], EngineInfo] | None = None
+    measured: Callable[[Report], EngineInfo] | None = None
     kv_ram: int = 0
     shelf: Shelf | None = None
     close: Callable[[], None] = _nothing
+
+    def measure(self, report: Report, cancel: Cancel) -> bool:
+        """Find out what is not known yet, and state it; False if ``cancel`` ended that."""
+        if self.measured is None:
+            return False
+        try:
+            with self.stop.obeying(cancel):
+                self.info = self.windows.info = self.measured(report)
+        except Cancelled:
+            return False
+        return True

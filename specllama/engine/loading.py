@@ -22,7 +22,7 @@ from specllama.engine.sampler_chains import SamplerChains
 from specllama.engine.shelf import Shelf, StateKeys
 from specllama.engine.slot import Slot
 from specllama.errors import StoreError
-from specllama.events import Event, Notice
+from specllama.events import Notice, Report
 from specllama.interface import EngineInfo
 from specllama.models.refs import resolve_pair
 from specllama.settings.params import EngineOptions, disk_bytes
@@ -48,7 +48,7 @@ def load(
     target: str | Path,
     draft: str | Path | None,
     options: EngineOptions,
-    on_progress: Callable[[Event], None] | None,
+    on_progress: Report,
     stop: StopFlag,
 ) -> Loaded:
     """Open the files of a pair and make the slots of its conversations; see ``Engine.load``.
@@ -89,7 +89,7 @@ def load(
         reads_ahead=lanes == 1 and not pool.forgets,
     )
 
-    def measured(report: Callable[[Event], None] | None) -> EngineInfo:
+    def measured(report: Report) -> EngineInfo:
         return replace(info, **_exactness(opened.measure(report), pool))
 
     idle = options.idle_bytes(info.n_bytes)

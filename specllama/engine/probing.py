@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ import msgspec
 from specllama.backend import verdicts
 from specllama.backend.exactness import SCHEMA, Exactness, Group
 from specllama.errors import Cancelled, EngineError, SpecllamaError, UsageError
-from specllama.events import Event, Measuring
+from specllama.events import Measuring, Report
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
@@ -40,7 +40,7 @@ def exactness_of(
     model: LlamaModel,
     target: LlamaPool,
     options: EngineOptions,
-    report: Callable[[Event], None] | None = None,
+    report: Report = None,
     *,
     now: bool,
 ) -> Exactness:
@@ -76,7 +76,7 @@ def _found(
     model: LlamaModel,
     target: LlamaPool,
     options: EngineOptions,
-    report: Callable[[Event], None] | None,
+    report: Report,
     now: bool,
 ) -> Exactness:
     if model.has_windows and not options.swa_full:
@@ -120,7 +120,7 @@ def _measure(
     model: LlamaModel,
     target: LlamaPool,
     options: EngineOptions,
-    report: Callable[[Event], None] | None,
+    report: Report,
 ) -> Exactness:
     """Measure in a separate context, made like the target's, whose passes can be watched."""
     from specllama.backend.llama_pool import open_pool

@@ -123,6 +123,7 @@ def test_what_is_not_an_event_is_a_key_error(data: dict[str, Any]) -> None:
 def test_names_are_unique_and_stable() -> None:
     assert set(EVENT_TYPES) == {
         "load_progress",
+        "measuring",
         "notice",
         "started",
         "prefill_progress",

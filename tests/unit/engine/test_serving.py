@@ -46,7 +46,7 @@ def test_constrained_requests_wait_apart(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_events_are_written_by_the_thread_that_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """To wake another one would cost more; only what follows closely waits for it."""
-    monkeypatch.setattr(serving, "GATHER_S", 3600.0)
+    monkeypatch.setattr(serving, "GATHER_S", 60.0)  # the machine is up for longer
     parent, child = Pipe()
     link = Link(child)
     link.event(1, TextDelta("a"))
