@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 import sketches
 
-from specllama.backend import devices
+from specllama.backend import devices, verdicts
+from specllama.backend.exactness import SCHEMA, Exactness
 from specllama.cli import invoke
 from specllama.engine import gguf_pair, repacking
 from specllama.models import context, memory
+from specllama.models.gguf import read_header
+from specllama.models.refs import bundled
 from specllama.settings.params import EngineOptions
 
 
@@ -85,6 +88,7 @@ def test_a_model_s_place_is_told(cli, monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(memory, "available_memory", lambda: 28_000_000_000)
     monkeypatch.setattr(gguf_pair, "read_header", lambda path: sketches.qwen_30b_a3b())
     monkeypatch.setattr(gguf_pair, "check_loadable", lambda header, role: None)
+    monkeypatch.setattr(verdicts, "circumstances", lambda header: {})
     file = tmp_path / "m.gguf"
     file.touch()
     found: dict[str, list[dict[str, str]]] = {}
@@ -117,6 +121,7 @@ def test_what_a_server_takes_is_told(cli, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(gguf_pair, "read_header", lambda path: sketches.qwen_30b_a3b())
     monkeypatch.setattr(gguf_pair, "check_loadable", lambda header, role: None)
     monkeypatch.setattr(repacking, "line", lambda pair: "as stored")
+    monkeypatch.setattr(verdicts, "circumstances", lambda header: {})
     file = tmp_path / "m.gguf"
     file.touch()
     assert "conversations" not in checks(28e9)
@@ -136,3 +141,20 @@ def test_what_a_server_takes_is_told(cli, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert short["RAM needed"]["status"] == "warn"
     assert short["RAM needed"]["advice"] == "what fits: -c 4096 or --parallel 1"
     assert checks(5e9, "--parallel", "4")["RAM needed"]["advice"].startswith("choose a smaller")
+
+
+def test_what_was_measured_of_a_model_is_told_and_what_was_not(cli) -> None:
+    def told() -> str:
+        checks = json.loads(cli("doctor", "-m", "tiny", "--json").out)["checks"]
+        return next(check["found"] for check in checks if check["name"] == "exactness")
+
+    assert told().endswith("specllama tune -m FILE")
+    here = verdicts.circumstances(read_header(bundled("tiny-target")))
+    found = Exactness(rows=65, trees=True)
+    verdicts.keep(SCHEMA, {**here, "repack": False, "threads": 2}, found)
+    assert told().startswith("not measured yet"), "that is another layout"
+    verdicts.keep(SCHEMA, {**here, "repack": True, "threads": 2}, found)
+    verdicts.keep(SCHEMA, {**here, "repack": True, "threads": 4}, found)
+    assert told() == "bitwise up to 65 rows"
+    verdicts.keep(SCHEMA, {**here, "file": "another", "repack": True}, Exactness(rows=3))
+    assert told() == "bitwise up to 65 rows"

@@ -443,6 +443,7 @@ def test_what_was_measured_wins_over_what_was_predicted(measured: float, on: boo
 
 def test_tuning_a_pair(engine: Engine) -> None:
     shares: list[float] = []
+    said: list[str] = []
     result = tune(
         engine,
         PROMPTS,
@@ -451,7 +452,11 @@ def test_tuning_a_pair(engine: Engine) -> None:
         max_tokens=16,
         repetitions=1,
         progress=shares.append,
+        say=said.append,
     )
+    assert [words.split(":")[0] for words in said] == [f"step {i} of 3" for i in (1, 2, 3)]
+    assert "4 replies" in said[1]
+    assert said[2].endswith("min")
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(1.0)
     assert {(g.slice, g.temperature) for g in result.groups} == {
