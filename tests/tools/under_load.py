@@ -207,6 +207,7 @@ def main() -> int:
         Engine.load(args.model, args.draft, many) as engine,
         Engine.load(args.model, args.draft, options) as alone,
     ):
+        engine.measure()
         texts = [ids for p in load_prompts()[::9] if len(ids := engine.encode(p.content)[0]) > 1]
         texts += [[*chain(*texts[i : i + 6])] for i in range(0, len(texts), 6)]  # long ones
         methods = [name for name in engine.drafters if name != "none"]

@@ -134,6 +134,7 @@ def cases(target: Path, other: Path, rpc: str) -> Iterator[dict[str, Any]]:
             yield {"case": f"load, drafts by {name}", "outcome": "refused", "why": str(error)}
             continue
         with engine:
+            engine.measure()
             exact = engine.info.exactness
             yield {"case": f"load, drafts by {name}", "outcome": "equal", "why": exact}
             for temperature in TEMPERATURES:
@@ -154,6 +155,7 @@ def side_by_side(target: Path, rpc: str) -> Iterator[dict[str, Any]]:
     """Conversations in one pass, whose prompts share beginnings, against each of them alone."""
     options = EngineOptions(n_ctx=512, threads=1, rpc=rpc, check_memory=False, parallel=4, kv_ram=8)
     with Engine.load(target, target, options) as engine:
+        engine.measure()
         exact, lanes = engine.info.exactness, engine.info.lanes
         yield {"case": "load, side by side", "outcome": "equal", "why": f"{exact}, {lanes} lanes"}
         asked = [
