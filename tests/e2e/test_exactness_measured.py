@@ -93,7 +93,7 @@ def test_latent_attention_is_measured_like_any_other(tmp_path: Path) -> None:
 
 
 def test_a_load_measures_nothing_unless_it_has_to(calls: list[int]) -> None:
-    options = EngineOptions(threads=1, n_ctx=512, keep_texts=False)
+    options = EngineOptions(threads=1, n_ctx=512)
     with Engine.load(TARGET, None, options) as engine:
         assert engine.info.exact_rows == 0
         assert engine.info.exactness == "near-ties possible (not measured yet)"
