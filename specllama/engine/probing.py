@@ -181,7 +181,8 @@ def _measure(
         )
     finally:
         model.drop(pool)
-    return msgspec.structs.replace(found, groups=_timed(found.groups, target))
+    # at rest, conversations have the target's lanes
+    return msgspec.structs.replace(found, groups=_timed(found.groups, target)) if widths else found
 
 
 def _timed(groups: Sequence[Group], target: LlamaPool) -> tuple[Group, ...]:
