@@ -57,4 +57,7 @@ class Loaded:
                 self.info = self.windows.info = self.measured(report)
         except Cancelled:
             return False
+        for slot in self.slots:
+            if self.info.is_exact(slot.target.max_rows, line=False):
+                slot.truncated(0)  # its passes were exact before that was known
         return True

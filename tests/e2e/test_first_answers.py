@@ -3,6 +3,7 @@ that every later run gives."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,14 +32,18 @@ def texts(engine: Engine, proposer: str, temperature: float) -> list[Text]:
     engine.reset()
     sampling = SamplingParams(temperature=temperature)
     params = GenerateParams(
-        max_tokens=24, seed=7, proposer=proposer, sampling=sampling, chances=0, draft_max=6
-    )
+        max_tokens=24, seed=7, proposer=proposer, sampling=sampling, chances=0, ignore_eos=True,
+        window="fixed", draft_max=6,
+    )  # fmt: skip
     found: list[Text] = []
+    drafted = 0
     for prompt in PROMPTS:
         told = Told.of(engine.generate(prompt, params))
         sure = tuple(chance.logprob for done in told.rounds for chance in done.chances)
-        assert len(sure) == len(told.end.token_ids)
+        assert len(sure) == len(told.end.token_ids) == 24
+        drafted += told.end.draft_n
         found.append((told.end.token_ids, sure, told.text))
+    assert (drafted > 0) is (proposer != "none")
     return found
 
 
@@ -78,3 +83,18 @@ def test_nothing_is_left_to_measure_where_nothing_drafts() -> None:
         assert engine.unmeasured
         assert engine.measure()
         assert not engine.unmeasured
+
+
+def test_what_was_written_before_is_exact_once_that_is_known(tiny_pair: Engine) -> None:
+    params = GenerateParams(max_tokens=40, proposer="draft", window="fixed", draft_max=4, seed=1)
+    list(tiny_pair.generate(LONG, params.replace(ignore_eos=True)))
+    assert tiny_pair.inexact, "nobody knows yet"
+    assert tiny_pair.measure()
+    assert not tiny_pair.inexact
+
+
+@pytest.fixture
+def tiny_pair() -> Iterator[Engine]:
+    options = EngineOptions(threads=1, n_ctx=1024)
+    with Engine.load(bundled("tiny-target"), bundled("tiny-draft"), options) as engine:
+        yield engine
