@@ -174,9 +174,12 @@ def _kept(engine: Engine, save: bool) -> Iterator[None]:
     """Keep what was measured so far where Ctrl-C ends the measuring, and say so."""
     try:
         yield
-    except (KeyboardInterrupt, Interrupted, Cancelled):
-        if save and engine.windows.profile.save():
-            diagnostics.note("stopped; what was measured so far is kept, tune again for the rest")
+    except (KeyboardInterrupt, Interrupted, Cancelled) as stopped:
+        if save:
+            engine.windows.profile.save()
+        diagnostics.note("stopped; what was measured so far is kept, tune again for the rest")
+        if isinstance(stopped, Cancelled):  # a pass heard of the signal first
+            raise Interrupted from None
         raise
 
 
