@@ -54,7 +54,7 @@ def test_texts_are_the_same_before_and_after_measuring(
     path = bundled("tiny-target") if model == "bundled" else small_llm()
     draft = bundled("tiny-draft") if model == "bundled" else None
     ways = [("none", 0.8), ("ngram", 0.8)] + ([("draft", 0.0)] if draft else [])
-    options = EngineOptions(threads=2, n_ctx=1024)
+    options = EngineOptions(threads=1, n_ctx=1024)
 
     def refuse(*arguments: object, **more: object) -> None:
         raise AssertionError("it is measured before an answer")
