@@ -9,9 +9,15 @@ from typing import Literal, Protocol
 import numpy as np
 
 from specllama.arrays import FloatArray, IntArray
+from specllama.history import Places
+from specllama.speculative.selection import Numbers, Peaks
 
 
-@dataclass(frozen=True, slots=True)
+CERTAIN: FloatArray = np.ones(1)
+CERTAIN.flags.writeable = False
+
+
+@dataclass(frozen=True)
 class Law:
     """A sparse probability law over token ids.
 
@@ -23,13 +29,35 @@ class Law:
 
     @staticmethod
     def point(token: int) -> Law:
-        return Law(np.array([token], np.int32), np.ones(1))
+        return Law(np.array([token], np.int32), CERTAIN)
 
     def prob(self, token: int) -> float:
         i = int(np.searchsorted(self.ids, token))
         if i < len(self.ids) and int(self.ids[i]) == token:
             return float(self.probs[i])
         return 0.0
+
+    # what a race asks (see ``noise.draw``): values that rise with the weights of the tokens
+
+    @property
+    def size(self) -> int:
+        return len(self.ids)
+
+    @property
+    def peaks(self) -> Peaks:
+        return Peaks(self.probs)
+
+    def at(self, places: Places | IntArray) -> IntArray:
+        """The tokens at these places of the values."""
+        return self.ids[places]
+
+    def weights(self, values: Numbers) -> FloatArray:
+        """Of tokens with these values, up to a common factor."""
+        return values.astype(np.float64, copy=False)
+
+    def level(self, weight: float) -> float:
+        """A value that all reach whose weight is at least that."""
+        return weight
 
 
 @dataclass(frozen=True, slots=True)
