@@ -79,9 +79,7 @@ def _spread(ids: IntArray) -> npt.NDArray[np.uint64]:
 _SPREAD = _spread(np.arange(_TILE, dtype=np.int32))
 
 
-def _almost(
-    x: npt.NDArray[np.uint64], shifted: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.uint64]:
+def _almost(x: npt.NDArray[np.uint64], shifted: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Hash in place, but for the last step, which leaves the highest bits as they are."""
     x ^= np.right_shift(x, _SHIFT_1, out=shifted)
     x *= _FACTOR_1

@@ -77,7 +77,6 @@ class Peaks:
         rows += columns[found]
         return rows
 
-
     def among(self, bar: float) -> IntArray:
         """Indices, ascending, among which are those that reach ``bar``: all of them where it takes
         longer to choose."""

@@ -12,7 +12,6 @@ from specllama.arrays import FloatArray, IntArray
 from specllama.history import Places
 from specllama.speculative.selection import Numbers, Peaks
 
-
 CERTAIN: FloatArray = np.ones(1)
 CERTAIN.flags.writeable = False
 
