@@ -37,6 +37,7 @@ _TILE = 32768  # hashes that are made at once: they stay in a core's own cache
 _BITS = 31  # of a hash, the highest, which its last step leaves as they are
 _LEAST_NOISE = -np.log1p(-(2.0**-53))  # see ``exp_noise``
 _ROUNDING = 1e-9  # much more than that of a time
+_ENDLESS = 1e300  # a time that nobody has whose weight counts
 _LOWEST = float(np.finfo(np.float32).min)
 
 
@@ -139,15 +140,14 @@ def _contenders(law: Law, seed: int, position: int) -> tuple[IntArray, FloatArra
     at = peaks.reaching(bar)
     times = exp_noise(seed, position, law.at(at)) / law.weights(values[at])
     limit = float(np.partition(times, 1)[1]) * (1.0 + _ROUNDING) if len(at) > 1 else np.inf
-    if limit < np.inf:
+    if limit < _ENDLESS:
         level = law.level(_LEAST_NOISE / limit)
         if level < bar:
-            bound = limit * float(law.weights(np.array([bar], values.dtype))[0])
             more = peaks.among(level)
-            more = more[_lucky(seed, position, law.at(more), bound)]
-            more = more[values[more] < bar]
-            late = exp_noise(seed, position, law.at(more)) / law.weights(values[more])
-            at, times = np.concatenate((at, more)), np.concatenate((times, late))
+            more = more[_lucky(seed, position, law.at(more), limit * law.weight(bar))]
+            if len(more := more[values[more] < bar]):
+                late = exp_noise(seed, position, law.at(more)) / law.weights(values[more])
+                at, times = np.concatenate((at, more)), np.concatenate((times, late))
     return law.at(at), times
 
 

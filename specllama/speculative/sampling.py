@@ -249,7 +249,9 @@ class SamplerChain:
             seen = z[ids]
             repeat = np.float32(p.repeat_penalty)
             seen = np.where(seen <= 0, seen * repeat, seen / repeat)
-            z[ids] = seen - n * np.float32(p.frequency_penalty) - np.float32(p.presence_penalty)
+            if p.frequency_penalty != 0.0 or p.presence_penalty != 0.0:
+                seen = seen - n * np.float32(p.frequency_penalty) - np.float32(p.presence_penalty)
+            z[ids] = seen
         if self._dry:
             tokens, lengths = self._dry_matches()
             inside = tokens < len(z)
@@ -266,8 +268,10 @@ class SamplerChain:
         found = Counter(window.tolist())  # of a short text, sooner than sorted
         n = len(found)
         ids, counts = np.fromiter(found, np.int32, n), np.fromiter(found.values(), np.int64, n)
-        known = ids < n_vocab
-        return ids[known], counts[known]
+        if n and int(ids.max()) >= n_vocab:
+            known = ids < n_vocab
+            ids, counts = ids[known], counts[known]
+        return ids, counts
 
     def _dry_matches(self) -> tuple[IntArray, Places]:
         """(tokens, for each the length of the longest repeat that it would continue).
@@ -458,6 +462,9 @@ class Softmax(Law):
         logits = values.astype(np.float64) - self._row.top
         logits /= self._temperature
         return np.exp(logits, out=logits)
+
+    def weight(self, value: float) -> float:
+        return math.exp((value - self._row.top) / self._temperature)
 
     def level(self, weight: float) -> float:
         top = self._row.top

@@ -54,6 +54,9 @@ class Law:
         """Of tokens with these values, up to a common factor."""
         return values.astype(np.float64, copy=False)
 
+    def weight(self, value: float) -> float:
+        return value
+
     def level(self, weight: float) -> float:
         """A value that all reach whose weight is at least that."""
         return weight
