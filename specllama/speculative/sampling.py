@@ -447,6 +447,9 @@ class Softmax(Law):
     def probs(self) -> FloatArray:
         return self._worked_out.probs
 
+    def kept(self) -> Law:
+        return self._worked_out
+
     @property
     def size(self) -> int:
         return len(self._row.values)
@@ -519,6 +522,5 @@ def likeliest(row: Row, token: int, n: int) -> list[tuple[int, float]]:
     """(token, log probability under the plain softmax) of ``token``, then of the n likeliest."""
     peaks = Peaks(row)
     total = float(np.log(np.exp(row - np.float32(peaks.top)).sum(dtype=np.float64))) + peaks.top
-    near = peaks.reaching(peaks.bar(n)) if n else np.empty(0, np.int64)
-    best = near[np.argsort(-row[near], kind="stable")][:n]
+    best = peaks.best(n) if n else ()
     return [(int(t), float(row[t]) - total) for t in (token, *best)]

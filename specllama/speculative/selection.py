@@ -77,6 +77,11 @@ class Peaks:
         rows += columns[found]
         return rows
 
+    def best(self, n: int) -> Places:
+        """The indices of the ``n`` largest, best first; of equal ones the first."""
+        near = self.reaching(self.bar(n))
+        return near[np.argsort(-self.values[near], kind="stable")][:n]
+
     def among(self, bar: float) -> IntArray:
         """Indices, ascending, among which are those that reach ``bar``: all of them where it takes
         longer to choose."""

@@ -36,6 +36,10 @@ class Law:
             return float(self.probs[i])
         return 0.0
 
+    def kept(self) -> Law:
+        """The same, for when the row that it came from is gone."""
+        return self
+
     # what a race asks (see ``noise.draw``): values that rise with the weights of the tokens
 
     @property
