@@ -26,8 +26,6 @@ def _base(kind: str) -> Path:
             return Path(platformdirs.user_config_dir("specllama"))
         if kind == "cache":
             return Path(platformdirs.user_cache_dir("specllama"))
-        if kind == "log":
-            return Path(platformdirs.user_log_dir("specllama"))
         return Path(platformdirs.user_data_dir("specllama"))
     except RuntimeError as error:
         raise UsageError(
@@ -46,11 +44,6 @@ def data_dir() -> Path:
 
 def cache_dir() -> Path:
     return _base("cache")
-
-
-def server_log() -> Path:
-    """The log of a server that was installed."""
-    return _base("log") / "serve.log"
 
 
 def config_file() -> Path:
