@@ -245,13 +245,7 @@ class SamplerChain:
             inside = self._biased < len(z)
             z[self._biased[inside]] += self._biases[inside]
         if self._penalties:
-            ids, n = self._recent_counts(len(z))
-            seen = z[ids]
-            repeat = np.float32(p.repeat_penalty)
-            seen = np.where(seen <= 0, seen * repeat, seen / repeat)
-            if p.frequency_penalty != 0.0 or p.presence_penalty != 0.0:
-                seen = seen - n * np.float32(p.frequency_penalty) - np.float32(p.presence_penalty)
-            z[ids] = seen
+            self._penalize(z)
         if self._dry:
             tokens, lengths = self._dry_matches()
             inside = tokens < len(z)
@@ -261,17 +255,21 @@ class SamplerChain:
             z[tokens] -= np.minimum(penalties, 1e38).astype(np.float32)
         return z
 
-    def _recent_counts(self, n_vocab: int) -> tuple[IntArray, Places]:
-        """The different tokens of the penalised window, and how often each occurs."""
-        last_n = self.params.repeat_last_n
-        window = self._history.array if last_n < 0 else self._history.array[-last_n:]
-        found = Counter(window.tolist())  # of a short text, sooner than sorted
-        n = len(found)
-        ids, counts = np.fromiter(found, np.int32, n), np.fromiter(found.values(), np.int64, n)
-        if n and int(ids.max()) >= n_vocab:
-            known = ids < n_vocab
-            ids, counts = ids[known], counts[known]
-        return ids, counts
+    def _penalize(self, z: Row) -> None:
+        """Lower the logits of the different tokens of the penalised window."""
+        p, n = self.params, len(z)
+        window = self._history if p.repeat_last_n < 0 else self._history[-p.repeat_last_n :]
+        repeat = float(np.float32(p.repeat_penalty))
+        if p.frequency_penalty == p.presence_penalty == 0.0:
+            # Python is quicker with few, and a product or quotient of float32 rounds alike
+            known = [token for token in set(window) if token < n]
+            z[known] = [x * repeat if x <= 0 else x / repeat for x in z[known].tolist()]
+            return
+        counts = Counter([token for token in window if token < n])
+        ids, times = list(counts), np.array(list(counts.values()), np.int64)
+        seen = z[ids]
+        seen = np.where(seen <= 0, seen * np.float32(repeat), seen / np.float32(repeat))
+        z[ids] = seen - times * np.float32(p.frequency_penalty) - np.float32(p.presence_penalty)
 
     def _dry_matches(self) -> tuple[IntArray, Places]:
         """(tokens, for each the length of the longest repeat that it would continue).
