@@ -317,7 +317,7 @@ class Conversation:
         )
 
     def _inexact(self, rows: int, line: bool, past: int) -> bool:
-        """Whether the rows of a pass may differ from those of single steps, here or through what a
+        """True if the rows of a pass may differ from those of single steps, also through what a
         pass of another width left in the cache."""
         if rows > 1 and not self._loaded.info.is_exact(rows, line=line):
             self._slot.mark_inexact_from(past)

@@ -118,7 +118,7 @@ def draw(law: Law, seed: int, position: int) -> tuple[int, float]:
 
 
 def _first(ids: IntArray, times: FloatArray) -> tuple[int, float]:
-    """Who is first, and its lead in log score."""
+    """Return who is first, and its lead in log score."""
     winner = int(times.argmin())
     first = times[winner]
     times[winner] = np.inf
@@ -126,7 +126,7 @@ def _first(ids: IntArray, times: FloatArray) -> tuple[int, float]:
 
 
 def _contenders(law: Law, seed: int, position: int) -> tuple[IntArray, FloatArray]:
-    """The winner and the runner-up of a race, among few others, and their times.
+    """Return the winner and the runner-up of a race, among few others, and their times.
 
     To hash 150,000 tokens takes longer than all else, to take the logarithm of each longer still.
     The second of the likeliest tokens has some time t; who beats it has noise below t * w, where w
@@ -152,7 +152,7 @@ def _contenders(law: Law, seed: int, position: int) -> tuple[IntArray, FloatArra
 
 
 def _lucky(seed: int, position: int, ids: IntArray, bound: float) -> Places:
-    """Indices of those whose noise can be below ``bound``, and of few others."""
+    """Return the indices of those whose noise can be below ``bound``, and of few others."""
     key = _key(seed, position)
     least = np.uint64(max(int((1.0 - min(bound, 1.0)) * 2**_BITS) - 1, 0) << (64 - _BITS))
     whole = len(ids) > 0 and int(ids[-1]) == len(ids) - 1  # ascending: each is its index

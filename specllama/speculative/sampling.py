@@ -143,8 +143,8 @@ class SamplerChain:
 
     @property
     def gap(self) -> float:
-        """Of a greedy chain, the lead of the last row's best logit over the second; else inf. The
-        row must still be there."""
+        """Lead of the last row's best logit over the second, of a greedy chain; else inf. The row
+        must still be there."""
         if isinstance(self._gap, tuple):
             z, best = self._gap
             others = [float(part.max()) for part in (z[:best], z[best + 1 :]) if len(part)]
@@ -424,7 +424,7 @@ class SamplerChain:
 
 
 class Softmax(Law):
-    """The law of a row from which nothing is cut.
+    """Law of a row from which nothing is cut.
 
     What takes the whole vocabulary is worked out when it is asked for: the row must stand so long.
     """

@@ -78,13 +78,13 @@ class Peaks:
         return rows
 
     def best(self, n: int) -> Places:
-        """The indices of the ``n`` largest, best first; of equal ones the first."""
+        """Return the indices of the ``n`` largest, best first; of equal ones the first."""
         near = self.reaching(self.bar(n))
         return near[np.argsort(-self.values[near], kind="stable")][:n]
 
     def among(self, bar: float) -> IntArray:
-        """Indices, ascending, among which are those that reach ``bar``: all of them where it takes
-        longer to choose."""
+        """Return indices, ascending, among which are those that reach ``bar``: all of them where it
+        takes longer to choose."""
         if 4 * np.count_nonzero(self.maxima >= bar) < len(self.maxima):
             return self.reaching(bar).astype(np.int32)
         return every(len(self.values))

@@ -37,7 +37,7 @@ class Law:
         return 0.0
 
     def kept(self) -> Law:
-        """The same, for when the row that it came from is gone."""
+        """Return a law that outlives the row that it came from."""
         return self
 
     # what a race asks (see ``noise.draw``): values that rise with the weights of the tokens
@@ -51,18 +51,18 @@ class Law:
         return Peaks(self.probs)
 
     def at(self, places: Places | IntArray) -> IntArray:
-        """The tokens at these places of the values."""
+        """Return the tokens at these places of the values."""
         return self.ids[places]
 
     def weights(self, values: Numbers) -> FloatArray:
-        """Of tokens with these values, up to a common factor."""
+        """Return the weights of tokens with these values, up to a common factor."""
         return values.astype(np.float64, copy=False)
 
     def weight(self, value: float) -> float:
         return value
 
     def level(self, weight: float) -> float:
-        """A value that all reach whose weight is at least that."""
+        """Return a value that all reach whose weight is at least that."""
         return weight
 
 
