@@ -10,7 +10,8 @@ of a hundred. ``--cold`` empties the processor's caches behind each pass, as a l
 copying that many megabytes. Standard output of the command is thrown away.
 
 ``--table`` writes a reply with each model at each of some settings, logged as ``run`` does, and
-prints the median time between passes and ``timings.other_ms`` by token.
+prints the median time between passes, that of the processor in it, and ``timings.other_ms`` by
+token.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def table(models: list[str], tokens: int, cold_mb: int) -> None:
     gaps = watch(cold_mb)
-    print(f"{'':34}{'between passes':>16}{'other_ms':>10}  ms by token")
+    print(f"{'':34}{'between passes':>16}{'processor':>11}{'other_ms':>10}  ms by token")
     for model in models:
         engine = LoadEngine(model)(lambda event: None)
         with tempfile.TemporaryDirectory() as folder:
@@ -138,8 +139,9 @@ def table(models: list[str], tokens: int, cold_mb: int) -> None:
                     else:
                         gaps.clear()
                     seed += 1
-                between = statistics.median([all_ms for all_ms, _ in gaps])
-                print(f"{Path(model).stem[:5]:6}{name:28}{between:16.3f}{other / rounds:10.3f}")
+                between, spent = map(statistics.median, zip(*gaps, strict=True))
+                figures = f"{between:16.3f}{spent:11.3f}{other / rounds:10.3f}"
+                print(f"{Path(model).stem[:5]:6}{name:28}{figures}")
             logged.close()
         engine.close()
 
