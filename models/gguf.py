@@ -1,6 +1,6 @@
 """What a GGUF file says about itself, read without loading it.
 
-    header = read_header(path)          # milliseconds, bounded memory, no numpy
+    header = read_header(path)          # milliseconds, bounded memory
 
 ``read_header`` checks the container (``gguf_format``), not its contents: ``loadable`` says whether
 llama.cpp can run it.
@@ -23,7 +23,9 @@ from specllama.models.gguf_format import (
     TensorInfo,
     decode_array,
     parse,
+    raw_array,
 )
+from specllama.models.strings import Texts
 
 __all__ = [
     "GgufArray",
@@ -262,8 +264,42 @@ class GgufHeader:
         return table.shape[1] if table is not None and len(table.shape) > 1 else 0
 
     @cached_property
+    def token_texts(self) -> Texts | None:
+        """Token texts as arrays; None where they are odd: see ``Texts``."""
+        tokens = self.arrays.get("tokenizer.ggml.tokens")
+        if tokens is None or tokens.kind != "str":
+            return None
+        return Texts.of(raw_array(self.path, tokens), tokens.count)
+
+    @property
+    def longest_token(self) -> int:
+        """Bytes of the longest token text: none stands for more of a prompt."""
+        if (texts := self.token_texts) is not None:
+            return int(texts.sizes.max())
+        return max(map(len, self.token_bytes), default=0)
+
+    @property
+    def joined_tokens(self) -> bytes:
+        """All token texts, each behind four bytes of its length."""
+        if (texts := self.token_texts) is not None:
+            return texts.joined.tobytes()
+        return b"".join(len(text).to_bytes(4, "little") + text for text in self.token_bytes)
+
+    def token_text(self, token: int) -> bytes:
+        texts = self.token_texts
+        return self.token_bytes[token] if texts is None else texts[token]
+
+    def tokens_of_sizes(self, *sizes: int) -> set[bytes]:
+        """The token texts that have so many bytes."""
+        if (texts := self.token_texts) is not None:
+            return texts.of_sizes(sizes)
+        return {text for text in self.token_bytes if len(text) in sizes}
+
+    @cached_property
     def token_bytes(self) -> tuple[bytes, ...]:
         """Token texts as llama.cpp sees them: cut at a NUL byte; an empty one gets a name."""
+        if self.token_texts is not None:
+            return tuple(self.array("tokenizer.ggml.tokens"))
         texts: list[bytes] = []
         for i, text in enumerate(self.array("tokenizer.ggml.tokens")):
             visible = text.partition(b"\0")[0] if isinstance(text, bytes) else b""

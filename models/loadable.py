@@ -296,28 +296,30 @@ def _check_special_ids(header: GgufHeader) -> None:
 
 
 def _check_token_texts(header: GgufHeader, model: str) -> None:
-    texts = header.token_bytes
-    index = dict(zip(texts, range(len(texts)), strict=True))
-    if len(index) != len(texts):
-        first = next(i for i, text in enumerate(texts) if index[text] != i)
-        shown = texts[first].decode("utf-8", "replace")
-        raise BadGguf(
-            f"{header.path.name}: the tokens {first} and {index[texts[first]]} are both {shown!r}",
-            _DAMAGED_HINT,
-        )
+    if header.token_texts is None or not header.token_texts.differ():
+        texts = header.token_bytes
+        index = dict(zip(texts, range(len(texts)), strict=True))
+        if len(index) != len(texts):
+            first = next(i for i, text in enumerate(texts) if index[text] != i)
+            shown = texts[first].decode("utf-8", "replace")
+            raise BadGguf(
+                f"{header.path.name}: the tokens {first} and {index[texts[first]]} are both "
+                f"{shown!r}",
+                _DAMAGED_HINT,
+            )
     if model not in ("llama", "t5"):
         return
     # SentencePiece falls back to byte tokens and looks them up without a check
-    kinds = header.token_types()
-    for i, kind in enumerate(kinds[: len(texts)]):
-        if kind == BYTE_TOKEN and not _is_byte_text(texts[i]):
+    for i, kind in enumerate(header.token_types()[: header.vocab_size]):
+        if kind == BYTE_TOKEN and not _is_byte_text(text := header.token_text(i)):
             raise BadGguf(
-                f"{header.path.name}: byte token {i} is {texts[i].decode('utf-8', 'replace')!r}",
+                f"{header.path.name}: byte token {i} is {text.decode('utf-8', 'replace')!r}",
                 _DAMAGED_HINT,
             )
     if model == "llama":
+        known = header.tokens_of_sizes(1, 6)
         for byte in range(256):
-            if b"<0x%02X>" % byte not in index and bytes([byte]) not in index:
+            if b"<0x%02X>" % byte not in known and bytes([byte]) not in known:
                 raise BadGguf(
                     f"{header.path.name}: its tokenizer lacks the byte token <0x{byte:02X}>",
                     _DAMAGED_HINT,

@@ -1,6 +1,6 @@
 """What the engine needs from an inference library: ``llama_pool`` is one, ``fake`` a table.
 
-A backend is an ``Opener`` and a line in ``engine/loading.py``.
+A backend is an ``Opener`` and a line in ``engine/opening.py``.
 
 A *pool* is one KV cache of one model; a *lane* is one conversation's place in it. Lanes take tokens
 in passes, several lanes in one pass where the pool runs them together. What else is in a pool

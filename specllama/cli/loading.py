@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -72,10 +73,16 @@ def load(
     Raises:
         Interrupted: a signal came while it loaded.
     """
-    from specllama.engine.engine import Engine
+    from specllama.engine.opening import Opening
 
-    with signals.stop_loading() as cancel:
-        engine = Engine.load(target, draft, options, on_progress=on_progress, cancel=cancel)
+    with (
+        signals.stop_loading() as cancel,
+        Opening(target, draft, options, on_progress=on_progress, cancel=cancel) as opening,
+    ):
+        from specllama.engine.engine import Engine
+
+        engine = Engine.of(opening)
+    gc.freeze()  # what was loaded stays: a search for garbage need not look through it
     signals.stops(engine.abort)
     return engine
 

@@ -106,7 +106,7 @@ def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
             template=header.chat_template,
             bos=model.vocab.bos_text,
             eos=model.vocab.eos_text,
-            vocabulary=tokenizer_key(header.token_bytes) if options.keep_texts else "",
+            vocabulary=tokenizer_key(header.joined_tokens) if options.keep_texts else "",
             close=closing.pop_all().close,
         )
 
@@ -142,10 +142,12 @@ def _load_as(
             if on_progress is not None:
                 on_progress(LoadProgress(role, str(header.path), fraction))
 
+        progress(0.0)
         place = None if plan is None else plan.target if role == "target" else plan.draft
         model = llama.LlamaModel(
             header.path,
             pre=header.pre_tokenizer or "",
+            longest=header.longest_token,
             gpu_layers="0",
             place=place,
             loras=[Adapter.read(text) for text in options.loras] if role == "target" else (),

@@ -78,11 +78,14 @@ class LoadEngine:
     beside: int = 0
 
     def __call__(self, progress: OnEvent, /) -> Stepped:
-        from specllama.engine.engine import Engine
+        from specllama.engine.opening import Opening
         from specllama.models import memory
 
         memory.leave(self.beside)
-        return Engine.load(self.target, self.draft, self.options, on_progress=progress)
+        with Opening(self.target, self.draft, self.options, on_progress=progress) as opening:
+            from specllama.engine.engine import Engine
+
+            return Engine.of(opening)
 
 
 class EngineHost:

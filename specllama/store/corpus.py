@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,12 +35,13 @@ def corpus_dir() -> Path:
     return data_dir() / "corpus"
 
 
-def tokenizer_key(tokens: Iterable[bytes]) -> str:
-    """The name of a vocabulary: models that mean the same text by the same ids share it."""
-    digest = hashlib.sha256()
-    for token in tokens:
-        digest.update(len(token).to_bytes(4, "little") + token)
-    return digest.hexdigest()[:16]
+def tokenizer_key(tokens: bytes) -> str:
+    """The name of a vocabulary: models that mean the same text by the same ids share it.
+
+    Args:
+        tokens: all of them, each behind four bytes of its length.
+    """
+    return hashlib.sha256(tokens).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

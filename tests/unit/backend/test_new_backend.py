@@ -15,7 +15,7 @@ import pytest
 
 from specllama.backend import base
 from specllama.engine.engine import Engine
-from specllama.engine.loading import BACKENDS
+from specllama.engine.opening import BACKENDS
 from specllama.errors import CannotLoad, PairIncompatible
 from specllama.events import Finished, RoundDone
 from specllama.interface import Message
