@@ -95,7 +95,7 @@ class Texts:
     def of_sizes(self, sizes: Sequence[int]) -> set[bytes]:
         import numpy as np
 
-        return {self[i] for i in np.flatnonzero(np.isin(self.sizes, sizes))}
+        return {self[i] for i in np.flatnonzero(np.isin(self.sizes, sizes)).tolist()}
 
     @property
     def joined(self) -> npt.NDArray[np.uint8]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -191,7 +190,7 @@ def build_info() -> BuildInfo:
             features.append(name if value == "1" else f"{name}={value}")
     return BuildInfo(
         binding=llama_cpp.__version__,
-        llama_cpp=_COMMITS.get(importlib.metadata.version("llama-cpp-python"), "?"),
+        llama_cpp=_COMMITS.get(llama_cpp.__version__, "?"),
         features=tuple(features),
         backends=tuple(backends),
         gpu_offload=bool(llama_cpp.llama_supports_gpu_offload()),
@@ -247,7 +246,9 @@ WHEELS_PAGE = "https://llama-cpp-python.readthedocs.io/en/latest/#supported-back
 
 def build_command(switch: str = "") -> str:
     """The command that builds the binding again, with a switch of llama.cpp."""
-    version = importlib.metadata.version("llama-cpp-python")
+    from importlib import metadata
+
+    version = metadata.version("llama-cpp-python")
     command = paths.pip_install(
         "--force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python "
         f"llama-cpp-python=={version}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,10 +21,12 @@ from specllama.cli.options import (
     settings_options,
 )
 from specllama.errors import UsageError
-from specllama.remote.address import Address
 from specllama.settings.config import Settings
 from specllama.settings.duration import seconds
 from specllama.store.sessions import SessionStore
+
+if TYPE_CHECKING:
+    from specllama.remote.address import Address
 
 EPILOG = """\b
 Examples:

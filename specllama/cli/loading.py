@@ -7,6 +7,7 @@ import gc
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ from specllama import signals
 from specllama.cli import diagnostics
 from specllama.cli.progress import Redrawn
 from specllama.events import Event
-from specllama.remote.address import Address
 from specllama.settings.config import Settings
 from specllama.settings.params import EngineOptions
 from specllama.text import sanitize_line
@@ -22,6 +22,7 @@ from specllama.told import news
 
 if TYPE_CHECKING:
     from specllama.engine.engine import Engine
+    from specllama.remote.address import Address
     from specllama.remote.foreign import ForeignEngine
 
 DEFAULT_MODEL = "tiny"
@@ -81,6 +82,7 @@ def load(
     ):
         from specllama.engine.engine import Engine
 
+        import_module("specllama.store.rounds")  # whoever loads an engine keeps what it did
         engine = Engine.of(opening)
     gc.freeze()  # what was loaded stays: a search for garbage need not look through it
     signals.stops(engine.abort)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specllama.backend import devices, placement, planning, rpc
-from specllama.engine.measured import measured_acceptance
 from specllama.errors import DoesNotFit
 from specllama.models import context, memory, running_state
 from specllama.models.adapter import check_adapter
@@ -213,6 +212,8 @@ def with_context(pair: Pair) -> Pair:
     found = devices.devices()
     accepted = None
     if pair.draft is not None and any(device.kind != "cpu" for device in found):
+        from specllama.engine.measured import measured_acceptance
+
         accepted = measured_acceptance(pair.target, pair.draft)
     pair = replace(pair, lanes=1 if pair.keeps_states else pair.most_lanes)
 

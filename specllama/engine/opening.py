@@ -1,4 +1,4 @@
-"""The files of a pair, opened in a thread: what else an engine consists of is imported meanwhile."""
+"""Opens the files of a pair in a thread, while what else an engine consists of is imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from specllama.cancel import Cancel, StopFlag
@@ -76,12 +75,7 @@ class Opening:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._give_up()
 
     def pair(self) -> OpenedPair:
