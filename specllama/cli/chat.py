@@ -139,7 +139,8 @@ def _can_draw() -> bool:
 
 
 def _terminal_app(settings: Settings, resume: str | None, server: Address | None) -> int:
-    from specllama.tui.app import run
+    from specllama.engine.host import EngineHost, LoadEngine
+    from specllama.models.refs import lasting
     from specllama.tui.state import Preferences
 
     session_id = None
@@ -151,15 +152,27 @@ def _terminal_app(settings: Settings, resume: str | None, server: Address | None
         diagnostics.warn(prefs.notice)
     if model is None and server is None and not prefs.last_target:
         model = loading.model_of(settings, quiet=False)
-    return run(
-        model,
-        settings["draft-model"],
-        settings.engine_options(),
-        settings.generate_params(),
-        session_id,
-        system=settings["system"] or None,
-        log_rounds=settings["log"],
-        server=server,
-        read_ahead=settings["read-ahead"],
-        idle_s=seconds(settings["idle-unload"]),
-    )
+    draft, options, ahead = settings["draft-model"], settings.engine_options(), None
+    if server is None:
+        named = (model, draft) if model else (prefs.last_target, draft or prefs.last_draft or None)
+        ahead = EngineHost(LoadEngine(lasting(named[0]), named[1] and lasting(named[1]), options))
+        ahead.begin()  # another process: it loads while this one imports what draws
+    try:
+        from specllama.tui.app import run
+
+        return run(
+            model,
+            draft,
+            options,
+            settings.generate_params(),
+            session_id,
+            system=settings["system"] or None,
+            log_rounds=settings["log"],
+            server=server,
+            read_ahead=settings["read-ahead"],
+            idle_s=seconds(settings["idle-unload"]),
+            ahead=ahead,
+        )
+    finally:
+        if ahead is not None:
+            ahead.close()

@@ -157,6 +157,11 @@ class EngineHost:
         Raises:
             SpecllamaError: what the load raised in the child, or EngineDied.
         """
+        self._last_info = self.begin().wait_ready()
+        return self._last_info
+
+    def begin(self) -> Child:
+        """As ``start``, without waiting for what is loaded."""
         if (child := self._child) is not None and child.stuck is not None:
             child.wait_gone()
         with self._guard:
@@ -166,15 +171,18 @@ class EngineHost:
             if child is None or child.death is not None:
                 child = Child(
                     self.factory,
-                    self.on_event,
+                    self._hear,
                     patience_s=self.patience_s,
                     on_death=lambda: self.on_death(),
                     loop=self.loop,
                 )
                 self._child = child
                 self._starts += 1
-        self._last_info = child.wait_ready()
-        return self._last_info
+        return child
+
+    def _hear(self, event: Event) -> None:
+        if self.on_event is not None:
+            self.on_event(event)
 
     def switch(self, factory: EngineFactory) -> EngineInfo:
         """Unload, then load something else; two targets at once seldom fit.
