@@ -278,13 +278,6 @@ class GgufHeader:
             return int(texts.sizes.max())
         return max(map(len, self.token_bytes), default=0)
 
-    @property
-    def joined_tokens(self) -> bytes:
-        """All token texts, each behind four bytes of its length."""
-        if (texts := self.token_texts) is not None:
-            return texts.joined.tobytes()
-        return b"".join(len(text).to_bytes(4, "little") + text for text in self.token_bytes)
-
     def token_text(self, token: int) -> bytes:
         texts = self.token_texts
         return self.token_bytes[token] if texts is None else texts[token]

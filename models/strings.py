@@ -97,16 +97,6 @@ class Texts:
 
         return {self[i] for i in np.flatnonzero(np.isin(self.sizes, sizes)).tolist()}
 
-    @property
-    def joined(self) -> npt.NDArray[np.uint8]:
-        """All texts, each behind four bytes of its length."""
-        import numpy as np
-
-        keep = np.ones(len(self.data), np.bool_)
-        for i in range(1, 5):
-            keep[self.starts - i] = False
-        return self.data[keep]
-
     def differ(self) -> bool:
         """True if no text is there twice; False where that is not known."""
         import numpy as np

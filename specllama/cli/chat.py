@@ -103,7 +103,7 @@ def command(
             raise UsageError(
                 "--unstored keeps nothing, so there is nothing for --resume to continue"
             )
-        settings = settings.with_flags({"log": False, "keep-texts": False, "kv-disk": "off"})
+        settings = settings.with_flags({"log": False, "kv-disk": "off"})
     params = settings.generate_params()
     if not (plain or unstored) and _can_draw():
         return _terminal_app(settings, resume, server)

@@ -20,7 +20,7 @@ from specllama.cli.listing import (
     show_path,
     show_table,
 )
-from specllama.cli.log_delete import rm, texts
+from specllama.cli.log_delete import rm
 from specllama.cli.printer import MEASURE, round_glyphs, statistics_line
 from specllama.errors import StoreError, UsageError
 from specllama.events import Payoff, RoundDone
@@ -40,7 +40,6 @@ Examples:
   specllama log plot --png rounds.png
   specllama log export --csv > rounds.csv
   specllama log rm --all                 delete every log
-  specllama log texts                    the texts that --keep-texts kept
 
 \b
 Every log is a JSON Lines file, so other tools read it as it is:
@@ -64,7 +63,6 @@ def command() -> None:
 
 
 command.add_command(rm)
-command.add_command(texts)
 
 
 @command.command("ls")

@@ -30,7 +30,6 @@ from specllama.models.nextn import why_not
 from specllama.replies.card import read_card
 from specllama.settings.hardware import Adapter
 from specllama.settings.params import DRAFT_MAX, EngineOptions
-from specllama.store.corpus import tokenizer_key
 
 logger = logging.getLogger("specllama.engine.gguf_models")
 
@@ -106,7 +105,6 @@ def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
             template=header.chat_template,
             bos=model.vocab.bos_text,
             eos=model.vocab.eos_text,
-            vocabulary=tokenizer_key(header.joined_tokens) if options.keep_texts else "",
             close=closing.pop_all().close,
         )
 

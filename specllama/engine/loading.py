@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from time import perf_counter
 
 from specllama.backend.base import OpenedPair, Own, Vocab
@@ -16,7 +15,6 @@ from specllama.engine.prompting import Prompting
 from specllama.engine.sampler_chains import SamplerChains
 from specllama.engine.shelf import Shelf, StateKeys
 from specllama.engine.slot import Slot
-from specllama.errors import StoreError
 from specllama.events import Notice
 from specllama.interface import EngineInfo
 from specllama.settings.params import disk_bytes
@@ -24,15 +22,11 @@ from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.library import Library
 from specllama.speculative.drafting.translate import join_vocabularies
 from specllama.speculative.effects import LaneView
-from specllama.store.corpus import Corpus
 from specllama.store.sessions import is_stored
 from specllama.store.states import States
 from specllama.store.texts import read_texts
 
-logger = logging.getLogger("specllama.engine.loading")
-
 GIVEN_TOKENS = 2**19  # of the texts that a user names: 6 MiB, sorted in a second or two
-PAST_TOKENS = 32768  # of kept texts, read when a model is loaded
 
 
 def load(opening: Opening) -> Loaded:
@@ -102,8 +96,7 @@ def _drafters(
     opened: OpenedPair, own: Own, slots: int, given: Iterable[Sequence[int]]
 ) -> list[Drafters]:
     """What each slot drafts with."""
-    kept, remember = _corpus(opened.vocabulary) if opened.vocabulary else ((), None)
-    library = Library([*given, *kept])
+    library = Library(given)
 
     def beside() -> LaneView | Drafter | None:
         if opened.draft is None:
@@ -114,7 +107,7 @@ def _drafters(
         return lane
 
     return [
-        Drafters(opened.target.pool.open(), beside(), library, remember, own.parts, own.reasons)
+        Drafters(opened.target.pool.open(), beside(), library, own.parts, own.reasons)
         for _ in range(slots)
     ]
 
@@ -138,18 +131,3 @@ def _given(names: Sequence[str], vocab: Vocab) -> tuple[list[list[int]], str]:
         left -= len(ids)
     said = f"drafting from {len(found)} of {len(texts)} texts, {GIVEN_TOKENS - left:,} tokens"
     return found[::-1], f"{said}; left out: {without}" if without else said
-
-
-def _corpus(
-    vocabulary: str,
-) -> tuple[Iterable[Sequence[int]], Callable[[Sequence[int]], None]]:
-    """Earlier texts in the tokens of this vocabulary, and how to keep a further one."""
-    corpus = Corpus()
-
-    def remember(text: Sequence[int]) -> None:
-        try:
-            corpus.add(vocabulary, text)
-        except StoreError as error:  # a full disk must not end a conversation
-            logger.warning("%s", error)
-
-    return corpus.texts(vocabulary, most=PAST_TOKENS), remember
