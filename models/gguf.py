@@ -8,6 +8,7 @@ llama.cpp can run it.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,6 +39,8 @@ __all__ = [
 _SPLIT = re.compile(r"^(?P<prefix>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
 MAX_PARTS = 1024
 GUESSED = 1024
+_PIECES = 64  # of the weights, hashed into a fingerprint
+_PIECE = 1 << 14
 
 # sets of llama.cpp's llama-arch.cpp (llm_arch_is_recurrent, llm_arch_is_hybrid)
 RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
@@ -241,6 +244,20 @@ class GgufHeader:
     def by_name(self) -> dict[str, TensorInfo]:
         return {tensor.name: tensor for tensor in self.tensors}
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """A name for the contents: the header and pieces of the weights, hashed."""
+        digest = hashlib.sha256()
+        for part in self.parts:
+            size = part.stat().st_size
+            digest.update(size.to_bytes(8, "little"))
+            with part.open("rb") as file:
+                digest.update(file.read(self.data_offset))
+                for i in range(_PIECES):
+                    file.seek(size * i // _PIECES)
+                    digest.update(file.read(_PIECE))
+        return digest.hexdigest()[:16]
+
     # -- the tokenizer -----------------------------------------------------------------------------
 
     @property
@@ -282,11 +299,10 @@ class GgufHeader:
         texts = self.token_texts
         return self.token_bytes[token] if texts is None else texts[token]
 
-    def tokens_of_sizes(self, *sizes: int) -> set[bytes]:
-        """The token texts that have so many bytes."""
-        if (texts := self.token_texts) is not None:
-            return texts.of_sizes(sizes)
-        return {text for text in self.token_bytes if len(text) in sizes}
+    def texts_of_bytes(self) -> set[bytes]:
+        """See ``Texts.of_bytes``; there may be others beside them."""
+        texts = self.token_texts
+        return set(self.token_bytes) if texts is None else texts.of_bytes()
 
     @cached_property
     def token_bytes(self) -> tuple[bytes, ...]:
@@ -306,6 +322,15 @@ class GgufHeader:
     def token_types(self) -> list[int]:
         """1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; empty if not given."""
         return [int(kind) for kind in self.array("tokenizer.ggml.token_type")]
+
+    def tokens_of_type(self, kind: int) -> list[int]:
+        import numpy as np
+
+        types = self.arrays.get("tokenizer.ggml.token_type")
+        if types is None:
+            return []
+        found = np.frombuffer(raw_array(self.path, types), "<i4")[: self.vocab_size] == kind
+        return [int(token) for token in np.flatnonzero(found)]
 
     @property
     def merges_count(self) -> int:

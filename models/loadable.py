@@ -310,14 +310,14 @@ def _check_token_texts(header: GgufHeader, model: str) -> None:
     if model not in ("llama", "t5"):
         return
     # SentencePiece falls back to byte tokens and looks them up without a check
-    for i, kind in enumerate(header.token_types()[: header.vocab_size]):
-        if kind == BYTE_TOKEN and not _is_byte_text(text := header.token_text(i)):
+    for i in header.tokens_of_type(BYTE_TOKEN):
+        if not _is_byte_text(text := header.token_text(i)):
             raise BadGguf(
                 f"{header.path.name}: byte token {i} is {text.decode('utf-8', 'replace')!r}",
                 _DAMAGED_HINT,
             )
     if model == "llama":
-        known = header.tokens_of_sizes(1, 6)
+        known = header.texts_of_bytes()
         for byte in range(256):
             if b"<0x%02X>" % byte not in known and bytes([byte]) not in known:
                 raise BadGguf(

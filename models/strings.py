@@ -7,7 +7,6 @@ one, which proves them; where one does not, the caller walks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MANY = 4096  # strings that NumPy is worth importing for
+_USUAL = 24  # bytes of a string, with its length
 WINDOW = 8 << 20  # bytes that are looked through at once: bounds the memory that it takes
 
 
@@ -27,7 +27,8 @@ def leap(buffer: bytes | bytearray, position: int, most: int) -> tuple[int, int]
     """
     n = size = 0
     while most - n >= MANY:
-        starts, sizes = _chain(memoryview(buffer)[position + size :][:WINDOW])
+        window = min(_USUAL * (most - n), WINDOW)
+        starts, sizes = _chain(memoryview(buffer)[position + size :][:window])
         found = min(len(starts), most - n)
         if not found:
             break
@@ -92,10 +93,12 @@ class Texts:
         start = self.starts[index]
         return self.data[start : start + self.sizes[index]].tobytes()
 
-    def of_sizes(self, sizes: Sequence[int]) -> set[bytes]:
+    def of_bytes(self) -> set[bytes]:
+        """Those of one byte, and those that may name one: "<0x0A>"."""
         import numpy as np
 
-        return {self[i] for i in np.flatnonzero(np.isin(self.sizes, sizes)).tolist()}
+        named = (self.sizes == 6) & (self.data[self.starts] == ord("<"))
+        return {self[i] for i in np.flatnonzero(named | (self.sizes == 1)).tolist()}
 
     def differ(self) -> bool:
         """True if no text is there twice; False where that is not known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from specllama.models.gguf import GgufHeader
 from specllama.models.memory import kv_bytes
 from specllama.models.nextn import why_not
 from specllama.replies.card import read_card
+from specllama.replies.marks import derive
 from specllama.settings.hardware import Adapter
 from specllama.settings.params import DRAFT_MAX, EngineOptions
 
@@ -77,6 +79,8 @@ class _Model:
 
 def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
     """Load the files; all is freed again where it fails."""
+    # it is kept for whoever asks for it once the weights are there
+    threading.Thread(target=derive, args=(pair.target.chat_template,), daemon=True).start()
     with ExitStack() as closing:
         target, draft = _load(pair, on_progress, stop, closing)
         heads = closing.enter_context(ExitStack())  # freed before the models

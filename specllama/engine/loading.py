@@ -18,6 +18,7 @@ from specllama.engine.slot import Slot
 from specllama.events import Notice
 from specllama.interface import EngineInfo
 from specllama.settings.params import disk_bytes
+from specllama.speculative.drafting import method
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.library import Library
 from specllama.speculative.drafting.translate import join_vocabularies
@@ -31,6 +32,7 @@ GIVEN_TOKENS = 2**19  # of the texts that a user names: 6 MiB, sorted in a secon
 
 def load(opening: Opening) -> Loaded:
     """The parts of an engine, once the files of its pair are open; see ``Engine.load``."""
+    method.methods()  # imports them while weights are being read
     opened, options = opening.pair(), opening.options
     pool, vocab = opened.target.pool, opened.target.vocab
     try:

@@ -1,6 +1,6 @@
 """How long until the first word: specllama beside five calls of the binding, on the same files.
 
-    python tests/tools/first_word.py FILE[,DRAFT] [FILE[,DRAFT] …] [--rounds 5] [--json OUT.json]
+    python tests/tools/first_word.py FILE[,DRAFT] [FILE[,DRAFT] …] [--rounds 5] [--json OUT]
 
 Arms take turns, each a process of its own: ``bare`` (the binding alone: load, context, tokenize,
 one pass, four steps), ``run`` (``specllama run --no-spec -n 4 hi``, everything measured already),
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from contextlib import nullcontext
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
@@ -116,12 +117,14 @@ def app(words: list[str], home: str) -> Times:
         return {"drawn": drawn, "typed": typed, "ready": time.monotonic() - begun}
 
 
-def measure(target: str, draft: str, rounds: int, arms: list[str]) -> dict[str, list[Times]]:
+def measure(
+    target: str, draft: str, rounds: int, arms: list[str], kept: str | None
+) -> dict[str, list[Times]]:
     found: dict[str, list[Times]] = defaultdict(list)
     n_ctx = "2048"
     loaded = ["-m", target, "-c", n_ctx]
     pair = [*loaded, *(["-d", draft] if draft else [])]
-    with tempfile.TemporaryDirectory() as warm:
+    with nullcontext(kept) if kept else tempfile.TemporaryDirectory() as warm:
         command = [sys.executable, "-c", SETTINGS, target, n_ctx, ASK]
         told = subprocess.run(command, env=environment(warm), capture_output=True, check=True)
         settings = told.stdout.decode()
@@ -158,13 +161,15 @@ def main() -> None:
     parser.add_argument("pairs", nargs="*", default=["tiny"], metavar="FILE[,DRAFT]")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--arms", default="bare,run,pair,app", help="pair is first and second")
+    parser.add_argument("--home", help="where what is measured once is kept for another time")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     kept = {}
     for pair in given.pairs:
         target, _, draft = pair.partition(",")
-        kept[Path(target).name] = measure(target, draft, given.rounds, given.arms.split(","))
-        table(Path(target).name, kept[Path(target).name])
+        arms, name = given.arms.split(","), Path(target).name
+        kept[name] = measure(target, draft, given.rounds, arms, given.home)
+        table(name, kept[name])
         if given.json is not None:
             given.json.write_text(json.dumps(kept, indent=1))
 

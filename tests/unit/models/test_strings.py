@@ -59,7 +59,7 @@ def test_it_never_skips_what_is_no_string(
 
 @pytest.mark.parametrize("odd", ODD)
 def test_a_table_is_whole_or_none(odd: str) -> None:
-    texts = [*words(50), *ODD[odd], b"end"]
+    texts = [*words(50), b"<0x41>", b"a", *ODD[odd], b"end"]
     found = Texts.of(packed(texts), len(texts))
     if found is None:
         assert odd not in ("plain", "of 256 bytes", "of 65,535 bytes")
@@ -67,7 +67,8 @@ def test_a_table_is_whole_or_none(odd: str) -> None:
     assert [found[i] for i in range(len(texts))] == texts
     assert all(texts)
     assert not any(b"\0" in text for text in texts)
-    assert found.of_sizes((3, 256)) == {text for text in texts if len(text) in (3, 256)}
+    names = {text for text in texts if len(text) == 1 or (len(text) == 6 and text[:1] == b"<")}
+    assert found.of_bytes() == names
     assert Texts.of(packed(texts), len(texts) - 1) is None
     assert Texts.of(packed(texts)[:-1], len(texts)) is None
 
@@ -95,7 +96,8 @@ def test_a_header_says_the_same_of_its_tokens_either_way(
     assert glance.token_texts is not None
     assert glance.token_bytes == walked.token_bytes
     assert glance.longest_token == walked.longest_token == max(map(len, walked.token_bytes))
-    assert glance.tokens_of_sizes(1, 6) == walked.tokens_of_sizes(1, 6)
+    assert b"<0x41>" in glance.texts_of_bytes() <= walked.texts_of_bytes()
+    assert glance.tokens_of_type(6) == [i for i, k in enumerate(walked.token_types()) if k == 6]
     assert [glance.token_text(i) for i in range(9)] == list(walked.token_bytes[:9])
     tokens = glance.arrays["tokenizer.ggml.tokens"]
     assert len(raw_array(path, tokens)) == sum(8 + len(text) for text in walked.token_bytes)
