@@ -17,6 +17,7 @@ def main() -> None:
 
     code = invoke()
     signals.end_at_once()
+    gc.freeze()  # there is nothing to look for at the exit
     raise SystemExit(code)
 
 
