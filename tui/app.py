@@ -168,8 +168,8 @@ class SpecllamaApp(PagedApp):
 
     def _begin(self) -> None:
         if self.leave_on_signals:  # the process is the app's: what it consists of is not garbage
-            gc.collect()
             gc.freeze()  # looking through it again and again is a tenth of what a reply costs
+            gc.enable()
         if self._server is not None:
             from specllama.remote.opening import watched
             from specllama.tui.lane_watch import LaneWatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -157,6 +158,7 @@ def _terminal_app(settings: Settings, resume: str | None, server: Address | None
         named = (model, draft) if model else (prefs.last_target, draft or prefs.last_draft or None)
         ahead = EngineHost(LoadEngine(lasting(named[0]), named[1] and lasting(named[1]), options))
         ahead.begin()  # another process: it loads while this one imports what draws
+    gc.disable()  # until the first frame is drawn
     try:
         from specllama.tui.app import run
 
