@@ -300,7 +300,7 @@ class GgufHeader:
         return self.token_bytes[token] if texts is None else texts[token]
 
     def texts_of_bytes(self) -> set[bytes]:
-        """See ``Texts.of_bytes``; there may be others beside them."""
+        """Every text that may stand for one byte, perhaps among others."""
         texts = self.token_texts
         return set(self.token_bytes) if texts is None else texts.of_bytes()
 

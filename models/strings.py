@@ -51,12 +51,11 @@ def _chain(
         short &= zero[i : n + i]
     at = np.flatnonzero(short)
     sizes = data[at].astype(np.int64) | data[at + 1].astype(np.int64) << 8
-    starts = at + 8
-    ends = starts + sizes
+    ends = at + 8 + sizes
     linked = np.concatenate(([0], ends[:-1])) == at if len(at) else np.empty(0, np.bool_)
     whole = linked & (ends <= len(data))
     n = len(at) if whole.all() else int(whole.argmin())
-    return starts[:n], sizes[:n]
+    return at[:n] + 8, sizes[:n]
 
 
 @dataclass(frozen=True)

@@ -248,10 +248,9 @@ def build_command(switch: str = "") -> str:
     """The command that builds the binding again, with a switch of llama.cpp."""
     from importlib import metadata
 
-    version = metadata.version("llama-cpp-python")
     command = paths.pip_install(
         "--force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python "
-        f"llama-cpp-python=={version}"
+        f"llama-cpp-python=={metadata.version('llama-cpp-python')}"
     )
     if not switch:
         return command

@@ -74,11 +74,11 @@ def load(
     Raises:
         Interrupted: a signal came while it loaded.
     """
-    from specllama.engine.opening import Opening
+    from specllama.engine.opening import OpeningPair
 
     with (
         signals.stop_loading() as cancel,
-        Opening(target, draft, options, on_progress=on_progress, cancel=cancel) as opening,
+        OpeningPair(target, draft, options, on_progress=on_progress, cancel=cancel) as opening,
     ):
         from specllama.engine.engine import Engine
 

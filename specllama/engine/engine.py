@@ -26,7 +26,7 @@ from specllama.engine.bounds import require_going, require_room, require_size, r
 from specllama.engine.conversation import Clock, Conversation, Ready
 from specllama.engine.infilling import infilled
 from specllama.engine.loaded import Loaded
-from specllama.engine.opening import Opening
+from specllama.engine.opening import OpeningPair
 from specllama.engine.profiles import Windows
 from specllama.engine.pulse import patience
 from specllama.engine.scheduler import Running, Scheduler
@@ -97,11 +97,11 @@ class Engine:
             ConfigError: the settings, which name more folders of models, cannot be read.
             Cancelled: ``cancel`` was set.
         """
-        with Opening(target, draft, options, on_progress=on_progress, cancel=cancel) as opening:
+        with OpeningPair(target, draft, options, on_progress=on_progress, cancel=cancel) as opening:
             return cls.of(opening)
 
     @classmethod
-    def of(cls, opening: Opening) -> Engine:
+    def of(cls, opening: OpeningPair) -> Engine:
         """See ``load``; for who began to open the files before this module was imported."""
         from specllama.engine.loading import load
 

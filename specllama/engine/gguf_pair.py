@@ -10,9 +10,8 @@ from pathlib import Path
 from specllama.backend import devices, placement, planning, rpc
 from specllama.errors import DoesNotFit
 from specllama.models import context, memory, running_state
-from specllama.models.adapter import check_adapter
 from specllama.models.gguf import GgufHeader, read_header
-from specllama.models.loadable import check_loadable
+from specllama.models.loadable import check_adapter, check_loadable
 from specllama.models.pairing import compare, require_pair
 from specllama.models.sliding_windows import saved_bytes
 from specllama.replies.card import read_card

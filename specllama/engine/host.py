@@ -78,11 +78,11 @@ class LoadEngine:
     beside: int = 0
 
     def __call__(self, progress: OnEvent, /) -> Stepped:
-        from specllama.engine.opening import Opening
+        from specllama.engine.opening import OpeningPair
         from specllama.models import memory
 
         memory.leave(self.beside)
-        with Opening(self.target, self.draft, self.options, on_progress=progress) as opening:
+        with OpeningPair(self.target, self.draft, self.options, on_progress=progress) as opening:
             from specllama.engine.engine import Engine
 
             return Engine.of(opening)

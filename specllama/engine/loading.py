@@ -9,7 +9,7 @@ from specllama.backend.base import OpenedPair, Own, Vocab
 from specllama.engine.drafters import Drafters
 from specllama.engine.loaded import Loaded
 from specllama.engine.methods import methods
-from specllama.engine.opening import Opening
+from specllama.engine.opening import OpeningPair
 from specllama.engine.profiles import Windows, open_profile
 from specllama.engine.prompting import Prompting
 from specllama.engine.sampler_chains import SamplerChains
@@ -30,7 +30,7 @@ from specllama.store.texts import read_texts
 GIVEN_TOKENS = 2**19  # of the texts that a user names: 6 MiB, sorted in a second or two
 
 
-def load(opening: Opening) -> Loaded:
+def load(opening: OpeningPair) -> Loaded:
     """The parts of an engine, once the files of its pair are open; see ``Engine.load``."""
     method.methods()  # imports them while weights are being read
     opened, options = opening.pair(), opening.options

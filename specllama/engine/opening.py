@@ -14,7 +14,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from specllama.cancel import Cancel, StopFlag
-from specllama.errors import Cancelled
 from specllama.events import Event, LoadProgress
 from specllama.models.refs import resolve_pair
 from specllama.settings.params import EngineOptions
@@ -28,7 +27,7 @@ BACKENDS = {  # by what a target's file name ends with: who opens it
 _SWITCH_S = 0.0005  # llama.cpp asks after every tensor whether to go on, and waits for its answer
 
 
-class Opening:
+class OpeningPair:
     """Opens a pair as long as the block lasts; see ``Engine.load``.
 
     The block begins when weights are being read, or all is over: checking the files does not
@@ -60,23 +59,22 @@ class Opening:
         self._thread = threading.Thread(target=self._open, name="specllama-open", daemon=True)
         self._leaving = ExitStack()
 
-    def __enter__(self) -> Opening:
-        self._leaving.enter_context(self.stop.obeying(self._cancel))
-        self._leaving.callback(sys.setswitchinterval, sys.getswitchinterval())
-        sys.setswitchinterval(_SWITCH_S)
-        if gc.isenabled():
-            self._leaving.callback(gc.enable)
-            gc.disable()
-        self._thread.start()
-        try:
+    def __enter__(self) -> OpeningPair:
+        with self._leaving as leaving:
+            leaving.enter_context(self.stop.obeying(self._cancel))
+            leaving.callback(sys.setswitchinterval, sys.getswitchinterval())
+            sys.setswitchinterval(_SWITCH_S)
+            if gc.isenabled():
+                leaving.callback(gc.enable)
+                gc.disable()
+            self._thread.start()
+            leaving.callback(self._give_up)
             self._hear(LoadProgress)
-        except BaseException:
-            self._give_up()
-            raise
+            self._leaving = leaving.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._give_up()
+        self._leaving.close()
 
     def pair(self) -> OpenedPair:
         """What was opened, once it is; the caller closes it.
@@ -88,14 +86,16 @@ class Opening:
         if self._error is not None:
             raise self._error
         opened, self._opened = self._opened, None
-        if opened is None:
-            raise Cancelled("loading was stopped")
+        assert opened is not None
         return opened
 
     def _open(self) -> None:
         try:
             target, draft = resolve_pair(*self._names)
-            self._opened = opener(target)(target, draft, self.options, self._said.put, self.stop)
+            # GGUF files may have any name
+            module, _, name = BACKENDS.get(target.suffix, BACKENDS[".gguf"]).partition(":")
+            open_pair: Opener = getattr(import_module(module), name)
+            self._opened = open_pair(target, draft, self.options, self._said.put, self.stop)
         except BaseException as error:
             self._error = error
         self._said.put(None)
@@ -111,16 +111,8 @@ class Opening:
 
     def _give_up(self) -> None:
         """Free what was not taken."""
-        with self._leaving:
-            if self._thread.is_alive():
-                self.stop.set()
-                self._thread.join()
-            if self._opened is not None:
-                self._opened.close()
-
-
-def opener(path: Path) -> Opener:
-    """Who opens such a file: GGUF files may have any name."""
-    module, _, name = BACKENDS.get(path.suffix, BACKENDS[".gguf"]).partition(":")
-    found: Opener = getattr(import_module(module), name)
-    return found
+        if self._thread.is_alive():
+            self.stop.set()
+            self._thread.join()
+        if self._opened is not None:
+            self._opened.close()

@@ -21,7 +21,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, said: bool) -> list[str]:
         if not said:
             raise click.Abort
 
-    monkeypatch.setattr("specllama.cli.log_delete.confirm", reply)
+    monkeypatch.setattr("specllama.cli.log.confirm", reply)
     return asked
 
 

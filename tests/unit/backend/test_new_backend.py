@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import table_model  # noqa: F401 (its backend)
 
 from specllama.backend import base
 from specllama.engine.engine import Engine

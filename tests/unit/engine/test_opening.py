@@ -14,7 +14,7 @@ import pytest
 
 from specllama.cancel import Cancel, StopFlag
 from specllama.engine import opening
-from specllama.engine.opening import Opening
+from specllama.engine.opening import OpeningPair
 from specllama.errors import Cancelled, CannotLoad
 from specllama.events import Event, LoadProgress, Notice
 
@@ -27,7 +27,8 @@ def opens(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], Non
 
     def put(open_pair: Callable[..., Any]) -> None:
         monkeypatch.setattr(opening, "resolve_pair", lambda *names: (Path("m.gguf"), None))
-        monkeypatch.setattr(opening, "opener", lambda path: open_pair)
+        module = SimpleNamespace(open_pair=open_pair)
+        monkeypatch.setattr(opening, "import_module", lambda name: module)
 
     return put
 
@@ -52,7 +53,7 @@ def test_the_block_begins_with_the_weights_and_events_come_to_its_thread(opens: 
 
     opens(open_pair)
     before = sys.getswitchinterval(), gc.isenabled()
-    with Opening("m", on_progress=lambda e: heard.append((e, threading.get_ident()))) as one:
+    with OpeningPair("m", on_progress=lambda e: heard.append((e, threading.get_ident()))) as one:
         assert [event for event, _ in heard] == [Notice("first", topic="x"), READING]
         assert not gc.isenabled()
         goes_on.set()
@@ -71,7 +72,7 @@ def test_what_is_not_taken_is_closed(opens: Any) -> None:
         return opened
 
     opens(open_pair)
-    with pytest.raises(ZeroDivisionError), Opening("m"):
+    with pytest.raises(ZeroDivisionError), OpeningPair("m"):
         raise ZeroDivisionError
     assert opened.closed == 1
 
@@ -87,7 +88,7 @@ def test_leaving_the_block_ends_what_is_being_read(opens: Any) -> None:
         raise Cancelled("stopped")
 
     opens(open_pair)
-    with pytest.raises(ZeroDivisionError), Opening("m"):
+    with pytest.raises(ZeroDivisionError), OpeningPair("m"):
         raise ZeroDivisionError
     assert ended.is_set()
 
@@ -102,7 +103,7 @@ def test_a_cancel_and_an_error_reach_the_caller(opens: Any) -> None:
         raise Cancelled("stopped")
 
     opens(open_pair)
-    with Opening("m", cancel=cancel) as one:
+    with OpeningPair("m", cancel=cancel) as one:
         cancel.set()
         with pytest.raises(Cancelled):
             one.pair()
@@ -111,7 +112,7 @@ def test_a_cancel_and_an_error_reach_the_caller(opens: Any) -> None:
         raise CannotLoad("no")
 
     opens(refuse)
-    with Opening("m") as one, pytest.raises(CannotLoad, match="no"):
+    with OpeningPair("m") as one, pytest.raises(CannotLoad, match="no"):
         one.pair()
 
 
@@ -128,6 +129,6 @@ def test_a_caller_that_cannot_hear_ends_it(opens: Any) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Opening("m", on_progress=fails).__enter__()
+        OpeningPair("m", on_progress=fails).__enter__()
     assert opened.closed == 1
     assert gc.isenabled()

@@ -12,9 +12,9 @@ import pytest
 from engine_ways import WAYS, Place, Way
 from export_hf import by_halves, export
 
+from specllama.models.checkpoint import read_safetensors
 from specllama.models.gguf import read_header
 from specllama.models.refs import resolve_pair
-from specllama.models.safetensors import read_safetensors
 from specllama.models.tensors import read_tensor
 
 Floats = npt.NDArray[np.float64]
