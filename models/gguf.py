@@ -315,10 +315,6 @@ class GgufHeader:
             texts.append(visible or b"[EMPTY_%d]" % i)
         return tuple(texts)
 
-    def tokens(self) -> list[str]:
-        """Token texts as stored (BPE keeps its byte alphabet); broken UTF-8 is replaced."""
-        return [token.decode("utf-8", "replace") for token in self.token_bytes]
-
     def token_types(self) -> list[int]:
         """1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; empty if not given."""
         return [int(kind) for kind in self.array("tokenizer.ggml.token_type")]

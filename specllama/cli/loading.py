@@ -7,7 +7,6 @@ import gc
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,8 +80,9 @@ def load(
         OpeningPair(target, draft, options, on_progress=on_progress, cancel=cancel) as opening,
     ):
         from specllama.engine.engine import Engine
+        from specllama.store.rounds import package_versions
 
-        import_module("specllama.store.rounds")  # whoever loads an engine keeps what it did
+        package_versions()  # while weights are read: the log of a reply begins with them
         engine = Engine.of(opening)
     gc.freeze()  # what was loaded stays: a search for garbage need not look through it
     signals.stops(engine.abort)
