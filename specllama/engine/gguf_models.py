@@ -18,7 +18,6 @@ from specllama.backend.llama_pool import LlamaPool, open_pool
 from specllama.backend.loaded_target import LoadedTarget
 from specllama.cancel import StopFlag
 from specllama.engine.gguf_pair import Pair
-from specllama.engine.heads import open_own
 from specllama.engine.probing import exactness_of
 from specllama.engine.repacking import Speed, repacks, speed
 from specllama.engine.state_keys import state_key
@@ -29,7 +28,6 @@ from specllama.models.gguf import GgufHeader
 from specllama.models.memory import kv_bytes
 from specllama.models.nextn import why_not
 from specllama.replies.card import read_card
-from specllama.replies.marks import derive
 from specllama.settings.hardware import Adapter
 from specllama.settings.params import DRAFT_MAX, EngineOptions
 
@@ -79,8 +77,6 @@ class _Model:
 
 def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
     """Load the files; all is freed again where it fails."""
-    # it is kept for whoever asks for it once the weights are there
-    threading.Thread(target=derive, args=(pair.target.chat_template,), daemon=True).start()
     with ExitStack() as closing:
         target, draft = _load(pair, on_progress, stop, closing)
         heads = closing.enter_context(ExitStack())  # freed before the models
@@ -95,6 +91,8 @@ def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
                 draft.pool.choose_threads()
 
         def own() -> Own:
+            from specllama.engine.heads import open_own
+
             threads = pool.kernels.threads
             return open_own(
                 LoadedTarget(header, model, pool, options, threads, heads), options.heads
@@ -111,6 +109,13 @@ def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
             eos=model.vocab.eos_text,
             close=closing.pop_all().close,
         )
+
+
+def _derive(template: str | None) -> None:
+    """Have the marks of a template known once the weights are there."""
+    from specllama.replies.marks import derive
+
+    derive(template)
 
 
 def _load(
@@ -167,6 +172,7 @@ def _load_as(
         return open_model(pair.target, "target", repack, closing)
 
     repack = pair.on_gpu or _repacks(pair, target_as, options, threads, on_progress)
+    threading.Thread(target=_derive, args=(pair.target.chat_template,), daemon=True).start()
     model = target_as(repack, closing)
     pool = open_pool(
         model,

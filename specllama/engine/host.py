@@ -171,7 +171,7 @@ class EngineHost:
             if child is None or child.death is not None:
                 child = Child(
                     self.factory,
-                    self._hear,
+                    lambda event: self.on_event(event) if self.on_event else None,
                     patience_s=self.patience_s,
                     on_death=lambda: self.on_death(),
                     loop=self.loop,
@@ -179,10 +179,6 @@ class EngineHost:
                 self._child = child
                 self._starts += 1
         return child
-
-    def _hear(self, event: Event) -> None:
-        if self.on_event is not None:
-            self.on_event(event)
 
     def switch(self, factory: EngineFactory) -> EngineInfo:
         """Unload, then load something else; two targets at once seldom fit.
