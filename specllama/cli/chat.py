@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import os
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -153,13 +154,13 @@ def _terminal_app(settings: Settings, resume: str | None, server: Address | None
         diagnostics.warn(prefs.notice)
     if model is None and server is None and not prefs.last_target:
         model = loading.model_of(settings, quiet=False)
-    draft, options, ahead = settings["draft-model"], settings.engine_options(), None
-    if server is None:
-        named = (model, draft) if model else (prefs.last_target, draft or prefs.last_draft or None)
-        ahead = EngineHost(LoadEngine(lasting(named[0]), named[1] and lasting(named[1]), options))
-        ahead.begin()  # another process: it loads while this one imports what draws
-    gc.disable()  # until the first frame is drawn
-    try:
+    draft, options = settings["draft-model"], settings.engine_options()
+    pair = (model, draft) if model else (prefs.last_target, draft or prefs.last_draft or None)
+    recipe = LoadEngine(lasting(pair[0]), pair[1] and lasting(pair[1]), options)
+    with nullcontext() if server is not None else EngineHost(recipe) as ahead:
+        if ahead is not None:
+            ahead.begin()  # another process: it loads while this one imports what draws
+        gc.disable()  # until the first frame is drawn
         from specllama.tui.app import run
 
         return run(
@@ -175,6 +176,3 @@ def _terminal_app(settings: Settings, resume: str | None, server: Address | None
             idle_s=seconds(settings["idle-unload"]),
             ahead=ahead,
         )
-    finally:
-        if ahead is not None:
-            ahead.close()

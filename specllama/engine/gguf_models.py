@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Literal
 
 from specllama.backend import llama
@@ -111,11 +112,10 @@ def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
         )
 
 
-def _derive(template: str | None) -> None:
-    """Have the marks of a template known once the weights are there."""
-    from specllama.replies.marks import derive
-
-    derive(template)
+def _prepare(template: str | None) -> None:
+    """Have at hand, once the weights are there, what is asked for next."""
+    import_module("specllama.replies.marks").derive(template)
+    import_module("specllama.models.pruned")
 
 
 def _load(
@@ -172,7 +172,7 @@ def _load_as(
         return open_model(pair.target, "target", repack, closing)
 
     repack = pair.on_gpu or _repacks(pair, target_as, options, threads, on_progress)
-    threading.Thread(target=_derive, args=(pair.target.chat_template,), daemon=True).start()
+    threading.Thread(target=_prepare, args=(pair.target.chat_template,), daemon=True).start()
     model = target_as(repack, closing)
     pool = open_pool(
         model,
