@@ -106,9 +106,12 @@ def run(words: list[str], home: str) -> Times:
 
 def app(words: list[str], home: str) -> Times:
     os.environ.update(environment(home))
-    begun, folder = time.monotonic(), Path(home)
+    folder = Path(home)
+    for typed_before in folder.rglob("unsent*"):
+        typed_before.unlink()
+    begun = time.monotonic()
     with terminal(folder, command=[*PROGRAM, "chat", *words], size=(120, 36)) as t:
-        t.until(lambda: "Write a message" in t.words)
+        t.until(lambda: "Enter sends" in t.words)
         drawn = time.monotonic() - begun
         t.type("zq")
         t.until(lambda: "zq" in t.words)
