@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specllama import paths
+from specllama.backend.binding import lighten
 from specllama.errors import EngineError
 from specllama.models import memory
 
@@ -99,6 +100,7 @@ def ggml(name: str, result: Any, *arguments: Any) -> Any:
         EngineError: this build does not have it.
     """
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+    lighten()
     import llama_cpp
 
     try:

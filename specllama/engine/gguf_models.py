@@ -19,9 +19,8 @@ from specllama.backend.llama_pool import LlamaPool, open_pool
 from specllama.backend.loaded_target import LoadedTarget
 from specllama.cancel import StopFlag
 from specllama.engine.gguf_pair import Pair
-from specllama.engine.probing import exactness_of
+from specllama.engine.probing import exactness_of, state_key
 from specllama.engine.repacking import Speed, repacks, speed
-from specllama.engine.state_keys import state_key
 from specllama.errors import CannotLoad
 from specllama.events import Event, LoadProgress
 from specllama.interface import ModelInfo

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -48,3 +49,18 @@ with OpeningPair("tiny-target", "none", EngineOptions(n_ctx=512, threads=1)) as 
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_the_binding_has_all_of_its_package_for_who_asks() -> None:
+    program = """
+import sys
+from specllama.backend.devices import build_info, devices
+assert devices()
+print("llama_cpp.llama" in sys.modules, build_info().binding)
+import llama_cpp
+low = llama_cpp.llama_decode
+print(llama_cpp.Llama.__name__, llama_cpp.__version__, llama_cpp.llama_decode is low)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    version = metadata.version("llama-cpp-python")
+    assert done.stdout == f"False {version}\nLlama {version} True\n", done.stderr
