@@ -21,7 +21,6 @@ FOLDERS = {
 # Third-party modules that only some of ours may import.
 RESTRICTED = {
     "llama_cpp": (
-        "specllama.backend.binding",
         "specllama.backend.capture",
         "specllama.backend.devices",
         "specllama.backend.attention",

@@ -7,15 +7,16 @@ import dataclasses
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 from specllama import paths
-from specllama.backend.binding import lighten
 from specllama.errors import EngineError
 from specllama.models import memory
 
@@ -91,6 +92,38 @@ class BuildInfo:
         return dataclasses.asdict(self)
 
 
+class _Package(ModuleType):
+    """The package, of which the low-level API is there; whoever asks for more gets all of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        package: Any = self
+        package.__class__ = ModuleType
+        package.__spec__.loader.exec_module(package)
+        return getattr(package, name)
+
+
+def _lighten() -> None:
+    """Have ``import llama_cpp`` import the low-level API alone: a tenth of what the whole takes.
+
+    Raises:
+        ImportError: llama-cpp-python is not installed.
+        RuntimeError: its library cannot be loaded.
+    """
+    spec = importlib.util.find_spec("llama_cpp") if "llama_cpp" not in sys.modules else None
+    if spec is None or spec.origin is None:
+        return
+    package = sys.modules["llama_cpp"] = importlib.util.module_from_spec(spec)
+    try:
+        low = vars(importlib.import_module("llama_cpp.llama_cpp"))
+    except BaseException:
+        del sys.modules["llama_cpp"]
+        raise
+    vars(package).update({name: value for name, value in low.items() if name[0] != "_"})
+    if version := re.search(r'__version__ = "(.+)"', Path(spec.origin).read_text("utf-8")):
+        vars(package)["__version__"] = version[1]
+    package.__class__ = _Package
+
+
 def ggml(name: str, result: Any, *arguments: Any) -> Any:
     """A function of ggml, from the very instance that libllama uses: another copy of the library
     would have devices of its own.
@@ -100,7 +133,7 @@ def ggml(name: str, result: Any, *arguments: Any) -> Any:
         EngineError: this build does not have it.
     """
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-    lighten()
+    _lighten()
     import llama_cpp
 
     try:
