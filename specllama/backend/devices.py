@@ -93,7 +93,7 @@ class BuildInfo:
 
 
 class _Package(ModuleType):
-    """The package, of which the low-level API is there; whoever asks for more gets all of it."""
+    """The binding as far as its low-level API goes; a name of the rest brings all of it."""
 
     def __getattr__(self, name: str) -> Any:
         package: Any = self
