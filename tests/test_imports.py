@@ -45,7 +45,7 @@ RESTRICTED = {
         "specllama.server.running",
     ),
     "click": ("specllama.cli",),
-    "torch": ("specllama.models.pickled", "specllama.models.recipe"),
+    "torch": ("specllama.models.checkpoint", "specllama.models.recipe"),
     "tokenizers": ("specllama.models.recipe",),
     "jinja2": ("specllama.replies.template",),
 }

@@ -168,8 +168,8 @@ class SpecllamaApp(PagedApp):
 
     def _begin(self) -> None:
         if self.leave_on_signals:  # the process is the app's: what it consists of is not garbage
-            gc.collect()
             gc.freeze()  # looking through it again and again is a tenth of what a reply costs
+            gc.enable()
         if self._server is not None:
             from specllama.remote.opening import watched
             from specllama.tui.lane_watch import LaneWatch
@@ -449,6 +449,14 @@ def _connected(server: Address, progress: Callable[[Event], None], /) -> EngineL
     return open_remote(server)
 
 
+def _begun(host: EngineHost, factory: EngineFactory) -> EngineHost:
+    """The host if it loads just this."""
+    if host.factory == factory:
+        return host
+    host.close()
+    return EngineHost(factory)
+
+
 def run(
     target: str | None = None,
     draft: str | None = None,
@@ -461,6 +469,7 @@ def run(
     server: Address | None = None,
     read_ahead: str = "auto",
     idle_s: float = math.inf,
+    ahead: EngineHost | None = None,
 ) -> int:
     """Run the app; returns the exit code, non-zero when it crashed.
 
@@ -468,6 +477,7 @@ def run(
         server: whose engine is used, instead of loading a model.
         read_ahead: when a message is read while it is typed, see ``ReadingAhead``.
         idle_s: at rest for so long, the model is unloaded, see ``Resting``.
+        ahead: has begun to load the pair.
 
     Raises:
         UsageError: standard input or standard error is not a terminal (the app draws on the
@@ -488,6 +498,7 @@ def run(
         server=server,
         read_ahead=read_ahead,
         idle_s=idle_s,
+        host_class=EngineHost if ahead is None else partial(_begun, ahead),
     )
     if sys.platform != "win32":
         from specllama.tui import pasting

@@ -43,6 +43,7 @@ class LlamaModel:
     """A loaded GGUF file. Pools made from it share its weights.
 
     Args:
+        longest: bytes of the longest token text.
         gpu_layers, devices: how many layers go to which devices; None lets llama.cpp choose.
         place: where layers and tensors go, instead of these.
         loras: adapters that every context of the model wears.
@@ -60,6 +61,7 @@ class LlamaModel:
         path: Path,
         *,
         pre: str = "",
+        longest: int = 0,
         gpu_layers: str = "auto",
         devices: Sequence[str] | None = None,
         place: Placement | None = None,
@@ -112,7 +114,7 @@ class LlamaModel:
                 raise Cancelled(f"loading {path.name} was stopped")
             reason = last_words() or "llama.cpp gave no reason"
             raise CannotLoad(f"cannot load {path.name}: {reason}")
-        self.vocab = LlamaVocab(self._model, pre)
+        self.vocab = LlamaVocab(self._model, pre, longest)
         self.is_recurrent = bool(ll.llama_model_is_recurrent(self._model))
         self.is_hybrid = bool(ll.llama_model_is_hybrid(self._model))
         self.window = int(ll.llama_model_n_swa(self._model))

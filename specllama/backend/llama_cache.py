@@ -45,7 +45,7 @@ _KV_TYPES = {
     "auto": ll.GGML_TYPE_F16,
     "f32": ll.GGML_TYPE_F32,
     "f16": ll.GGML_TYPE_F16,
-    "bf16": getattr(ll, "GGML_TYPE_BF16", 30),
+    "bf16": 30,  # GGML_TYPE_BF16, which the binding does not name
     "q8_0": ll.GGML_TYPE_Q8_0,
     "q4_0": ll.GGML_TYPE_Q4_0,
     "q4_1": ll.GGML_TYPE_Q4_1,

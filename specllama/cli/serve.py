@@ -214,11 +214,6 @@ def _read(flags: dict[str, Any], key_file: Path | None, open_to: str | None) -> 
             f"any program that reaches {open_to} could use this server",
             "give --api-key-file, or --insecure if that is meant",
         )
-    if settings["keep-texts"] and len(keys) > 1:
-        raise UsageError(
-            "kept texts would be drafted from for every API key, and drafts are told",
-            "give --no-keep-texts, or one key",
-        )
     return ServerSettings(settings, keys)
 
 

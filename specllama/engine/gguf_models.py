@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Literal
 
 from specllama.backend import llama
@@ -17,10 +19,8 @@ from specllama.backend.llama_pool import LlamaPool, open_pool
 from specllama.backend.loaded_target import LoadedTarget
 from specllama.cancel import StopFlag
 from specllama.engine.gguf_pair import Pair
-from specllama.engine.heads import open_own
-from specllama.engine.probing import exactness_of
+from specllama.engine.probing import exactness_of, state_key
 from specllama.engine.repacking import Speed, repacks, speed
-from specllama.engine.state_keys import state_key
 from specllama.errors import CannotLoad
 from specllama.events import Event, LoadProgress
 from specllama.interface import ModelInfo
@@ -30,7 +30,6 @@ from specllama.models.nextn import why_not
 from specllama.replies.card import read_card
 from specllama.settings.hardware import Adapter
 from specllama.settings.params import DRAFT_MAX, EngineOptions
-from specllama.store.corpus import tokenizer_key
 
 logger = logging.getLogger("specllama.engine.gguf_models")
 
@@ -92,6 +91,8 @@ def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
                 draft.pool.choose_threads()
 
         def own() -> Own:
+            from specllama.engine.heads import open_own
+
             threads = pool.kernels.threads
             return open_own(
                 LoadedTarget(header, model, pool, options, threads, heads), options.heads
@@ -106,9 +107,14 @@ def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
             template=header.chat_template,
             bos=model.vocab.bos_text,
             eos=model.vocab.eos_text,
-            vocabulary=tokenizer_key(header.token_bytes) if options.keep_texts else "",
             close=closing.pop_all().close,
         )
+
+
+def _prepare(template: str | None) -> None:
+    """Have at hand, once the weights are there, what is asked for next."""
+    import_module("specllama.replies.marks").derive(template)
+    import_module("specllama.models.pruned")
 
 
 def _load(
@@ -142,10 +148,12 @@ def _load_as(
             if on_progress is not None:
                 on_progress(LoadProgress(role, str(header.path), fraction))
 
+        progress(0.0)
         place = None if plan is None else plan.target if role == "target" else plan.draft
         model = llama.LlamaModel(
             header.path,
             pre=header.pre_tokenizer or "",
+            longest=header.longest_token,
             gpu_layers="0",
             place=place,
             loras=[Adapter.read(text) for text in options.loras] if role == "target" else (),
@@ -163,6 +171,7 @@ def _load_as(
         return open_model(pair.target, "target", repack, closing)
 
     repack = pair.on_gpu or _repacks(pair, target_as, options, threads, on_progress)
+    threading.Thread(target=_prepare, args=(pair.target.chat_template,), daemon=True).start()
     model = target_as(repack, closing)
     pool = open_pool(
         model,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from specllama.backend import verdicts
 from specllama.backend.exactness import SCHEMA, Exactness, Group
 from specllama.errors import EngineError, SpecllamaError, UsageError
 from specllama.events import Event, Notice
+from specllama.settings.hardware import Adapter
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
@@ -28,6 +31,7 @@ WAITING = (
     "measuring whether drafted passes compute the same bits as plain ones here; once for this model"
 )
 _TIMED = 5  # passes of each width
+_STATES = 1  # of what is written, and of how llama.cpp's own bytes are taken over
 FAR_BYTES = 1 << 30  # weights of models for which passes of up to 65 rows are compared, too
 
 
@@ -184,3 +188,26 @@ def _timed(groups: Sequence[Group], target: LlamaPool) -> tuple[Group, ...]:
     return tuple(
         msgspec.structs.replace(group, ms=tuple(ms[w] for w in group.widths)) for group in groups
     )
+
+
+def state_key(
+    header: GgufHeader, model: LlamaModel, pool: LlamaPool, options: EngineOptions
+) -> str:
+    """The name of everything that decides what a pool's cells hold, and how they are written."""
+    n_ctx = header.metadata.get(header.own("rope.scaling.original_context_length"))
+    key = {
+        **kernel_key(header, model, pool, options),
+        "version": _STATES,
+        "swa": options.swa_full,
+        "forgets": pool.forgets,
+        "adapters": [_changed(text) for text in options.loras],
+        # some models turn positions otherwise in a context that is longer
+        "long": isinstance(n_ctx, int) and pool.n_ctx > n_ctx,
+    }
+    return hashlib.sha256(msgspec.json.encode(key, order="sorted")).hexdigest()[:16]
+
+
+def _changed(adapter: str) -> list[int]:
+    """Size and time of an adapter's file."""
+    stat = Path(Adapter.read(adapter).path).expanduser().stat()
+    return [stat.st_size, stat.st_mtime_ns]

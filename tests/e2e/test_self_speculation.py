@@ -49,7 +49,7 @@ def test_the_draft_is_made_at_first_use_and_found_again(engine: Engine) -> None:
     events = list(engine.generate(prompt, greedy()))
     (path,) = pruned.folder().iterdir()
     assert path.name == (
-        f"{pruned.fingerprint(header)}-without-"
+        f"{header.fingerprint}-without-"
         f"{pruned.layer_list(pruned.middle_half(header.block_count))}.gguf"
     )
     said = [e.message for e in events if isinstance(e, Notice)]
@@ -101,13 +101,13 @@ def test_a_damaged_draft_is_made_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", ['{"drop": [1, 3], "speed": 0.9}', "{", "[]"])
 def test_a_choice_that_an_older_version_kept_changes_nothing(engine: Engine, kept: str) -> None:
     header = read_header(resolve("tiny-target"))
-    old = pruned.folder() / f"{pruned.fingerprint(header)}-layers.json"
+    old = pruned.folder() / f"{header.fingerprint}-layers.json"
     old.parent.mkdir(parents=True)
     old.write_text(kept)
     events = list(engine.generate(load_prompts()[0].content, greedy(max_tokens=8)))
     middle = pruned.layer_list(pruned.middle_half(header.block_count))
     assert [path.name for path in pruned.folder().glob("*.gguf")] == [
-        f"{pruned.fingerprint(header)}-without-{middle}.gguf"
+        f"{header.fingerprint}-without-{middle}.gguf"
     ]
     said = " ".join(e.message for e in events if isinstance(e, Notice))
     assert f"without layers {middle}" in said
