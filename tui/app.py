@@ -255,6 +255,9 @@ class SpecllamaApp(PagedApp):
             case EngineReady():
                 self._loaded_options = self.options
                 self._remember_pair()
+                while self.loader.warned:
+                    words = self.loader.warned.pop()
+                    self.notify(words, severity="warning", timeout=20, markup=False)
                 await self.chat.engine_ready(told.info)
                 self._race_demo()
             case EngineFailed():

@@ -23,7 +23,7 @@ from specllama.cli.listing import (
     without_name,
 )
 from specllama.cli.options import LOADING, GroupedCommand, resolve, settings_options
-from specllama.errors import PairIncompatible
+from specllama.errors import CannotLoad, PairIncompatible
 
 if TYPE_CHECKING:
     from specllama.bench.experiment import Run
@@ -310,11 +310,13 @@ def _memory_rows(finding: DraftFinding) -> list[list[str]]:
 
 def _gpus() -> list[Any]:
     """GPUs that the installed build can use; none when it is not installed."""
-    try:
-        from specllama.backend.devices import devices, gpus
+    from specllama.backend import trial
+    from specllama.backend.devices import devices, gpus
 
+    try:
+        trial.require()
         return list(gpus(devices()))
-    except (ImportError, OSError):
+    except (CannotLoad, OSError):
         return []
 
 

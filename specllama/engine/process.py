@@ -270,6 +270,10 @@ class Child:
                 if self._listeners
                 else "while nothing was asked of it"
             )
+            if self.process.exitcode == -signal.SIGILL:
+                from specllama.backend import trial  # only here: a screen is drawn without it
+
+                trial.distrust("SIGILL")
             self.death = _obituary(
                 self.process.exitcode, self._log, when, loading=self.info is None
             )
@@ -302,7 +306,7 @@ _CAUSES = {
     "SIGABRT": "llama.cpp aborted",
     "SIGSEGV": "a crash in native code",
     "SIGBUS": "did the file change, or the disk fail, while it was read?",
-    "SIGILL": "built for another processor?",
+    "SIGILL": "this build of llama.cpp uses an instruction that fails on this processor",
 }
 # what Windows gives instead of a signal
 _STATUSES = {0xC0000005: "SIGSEGV", 0xC000001D: "SIGILL", 0xC0000409: "SIGABRT", 3: "SIGABRT"}
@@ -323,11 +327,14 @@ def _obituary(exitcode: int | None, log: Path, when: str, *, loading: bool) -> E
         cause = f"exit status {exitcode}"
     words = last_words(log)
     said = f' llama.cpp said: "{words}"' if words else ""
-    hint = (
-        "choose a smaller model or a shorter context, or check the file with: specllama doctor"
-        if loading
-        else _NEXT
-    )
+    hint = _NEXT
+    if cause.startswith("SIGILL"):
+        hint = (
+            "the next engine does without what was built for it; specllama doctor tells how to "
+            "build llama.cpp again"
+        )
+    elif loading:
+        hint = "choose a smaller model or a shorter context, or check it with: specllama doctor"
     return EngineDied(f"The engine process ended {when} ({cause}).{said}", hint)
 
 
