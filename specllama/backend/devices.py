@@ -289,8 +289,6 @@ def build_command(switch: str = "", *, cxxflags: str = "") -> str:
     )
     if not switch:
         return f'CXXFLAGS="{cxxflags}" {command}' if cxxflags else command
-    if sys.platform == "win32":  # for PowerShell
-        return f'$env:CMAKE_ARGS="-D{switch}=on"; {command}'
     return f'CMAKE_ARGS="-D{switch}=on" {command}'
 
 

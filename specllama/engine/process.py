@@ -308,13 +308,9 @@ _CAUSES = {
     "SIGBUS": "did the file change, or the disk fail, while it was read?",
     "SIGILL": "this build of llama.cpp uses an instruction that fails on this processor",
 }
-# what Windows gives instead of a signal
-_STATUSES = {0xC0000005: "SIGSEGV", 0xC000001D: "SIGILL", 0xC0000409: "SIGABRT", 3: "SIGABRT"}
 
 
 def _obituary(exitcode: int | None, log: Path, when: str, *, loading: bool) -> EngineDied:
-    if sys.platform == "win32" and exitcode in _STATUSES:
-        exitcode = -signal.Signals[_STATUSES[exitcode]]
     if exitcode is not None and 128 < exitcode < 256:  # a shell's way to say a signal
         exitcode = 128 - exitcode
     if exitcode is not None and exitcode < 0:
@@ -380,10 +376,8 @@ def _ensure_resource_tracker() -> None:
     """Start multiprocessing's helper while stderr is a real file.
 
     A running Textual app replaces sys.stderr by an object whose fileno() is -1, and the helper
-    passes that number on to exec, which refuses it. Windows has no helper.
+    passes that number on to exec, which refuses it.
     """
-    if sys.platform == "win32":
-        return
     try:
         broken = sys.stderr is None or sys.stderr.fileno() < 0
     except (OSError, ValueError):

@@ -111,8 +111,13 @@ def test_the_library_is_told_and_goes_on(run: Run) -> None:
     done = run("rows", program=LIBRARY)
     assert done.returncode == 0, done.stderr
     assert "weights stay as stored" in done.stdout
-    refused = run("import", program=LIBRARY.replace('"tiny"', '"tiny"', 1))
-    assert refused.returncode == 0, "this build and machine are known by now"
+
+
+@pytest.mark.parametrize("dies", ["import", "passes"])
+def test_the_library_raises_where_nothing_can_be_computed(run: Run, dies: str) -> None:
+    done = run(dies, program=LIBRARY)
+    assert done.returncode == 1
+    assert done.stderr.startswith("CannotLoad: this build of llama.cpp dies of SIGILL")
 
 
 def test_the_process_of_the_app_and_of_a_server_is_told_and_goes_on(run: Run) -> None:

@@ -50,7 +50,7 @@ void * llama_model_load_from_file(const char * path, params_t params) {
 
 int llama_decode(void * context, batch_t batch) {
     int (*decode)(void *, batch_t) = real("llama_decode");
-    int faulty = dies("passes") || (dies("rows") && repacked) || (dies("later") && repacked && !tried);
+    int faulty = dies("passes") || (repacked && (dies("rows") || (dies("later") && !tried)));
     if (faulty && batch.n > 1) __builtin_trap();
     return decode(context, batch);
 }
