@@ -134,7 +134,7 @@ def mend_each() -> str:
     if not (flags := _cxxflags()):
         return mend()
     tools = "uv tool install, pipx install or pip install"
-    return f'{mend()}; later, too, write CXXFLAGS="{flags}" before {tools}'
+    return f'{mend()}; later, too, write CXXFLAGS="{flags}" before {tools} without a cache'
 
 
 def _cxxflags() -> str:

@@ -6,6 +6,7 @@ The faults are those of ``dying_llama``; on a processor with AMX, the installed 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -82,6 +83,12 @@ def run(library: Path, tmp_path: Path) -> Run:
         )
 
     return one
+
+
+@pytest.fixture(autouse=True)
+def untried(home: Path) -> None:
+    """Nothing is known of any build."""
+    shutil.rmtree(home)
 
 
 def trials(home: Path) -> list[Path]:
