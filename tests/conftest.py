@@ -75,7 +75,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
     folder = tmp_path / "home"
     monkeypatch.setenv("SPECLLAMA_HOME", str(folder))
     monkeypatch.setenv("NO_COLOR", "1")
-    if request.node.get_closest_marker("e2e") is not None:
+    if request.node.get_closest_marker("e2e") and "unit" not in request.path.parts:
         shutil.copytree(request.getfixturevalue("tried"), folder)
     return folder
 

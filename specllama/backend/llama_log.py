@@ -60,7 +60,7 @@ def _on_illegal(number: int) -> None:
 
 
 def _catch_illegal() -> None:
-    """Take the signal, unless somebody of this process has."""
+    """Take the signal, unless the process has a handler of its own."""
     catch = ctypes.CDLL(None).signal
     catch.restype = ctypes.c_void_p
     catch.argtypes = ctypes.c_int, ctypes.c_void_p

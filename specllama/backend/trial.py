@@ -38,8 +38,8 @@ _WIDTH = 256  # of the small model: the fewest values that every type has whole 
 _NOT_WEIGHTS = frozenset({"F32", "F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"})
 
 
-class Trial(msgspec.Struct, frozen=True):
-    """What became of a process that computed with this build here.
+class Ended(msgspec.Struct, frozen=True):
+    """The end of a process that computed with this build here.
 
     Attributes:
         died: of which signal, "" if it did not.
@@ -63,12 +63,12 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 _lock = threading.RLock()
-_known: dict[bytes, Trial] = {}  # by what they belong to
+_known: dict[bytes, Ended] = {}  # by what they belong to
 _untold: list[str] = []
 
 
 def repacks() -> bool:
-    """Whether weights may be laid out for this processor.
+    """True if weights may be laid out for this processor.
 
     Raises:
         CannotLoad: see ``require``.
@@ -76,8 +76,8 @@ def repacks() -> bool:
     return not require().died
 
 
-def require(*, anew: bool = False) -> Trial:
-    """What is known of this build on this machine, tried where it never was.
+def require(*, anew: bool = False) -> Ended:
+    """Return what is known of this build on this machine; try it where it never was.
 
     Args:
         anew: try again what died before.
@@ -88,14 +88,14 @@ def require(*, anew: bool = False) -> Trial:
     key = _key()
     text = msgspec.json.encode(key)
     with _lock:
-        found = _known.get(text) or verdicts.known(SCHEMA, key, Trial)
+        found = _known.get(text) or verdicts.known(SCHEMA, key, Ended)
         if found is None or (anew and found.died and found.step != _LATER):
             found = _tried()
             if found is not None and found.died != "SIGABRT":  # that may be for want of memory
                 verdicts.keep(SCHEMA, key, found)
             if found is not None and found.died and found.stored:
                 _untold.append(f"{found.said}; {mend()}")
-        _known[text] = found = found or Trial()
+        _known[text] = found = found or Ended()
     if not found.stored:
         raise CannotLoad(found.said, mend())
     try:
@@ -108,29 +108,29 @@ def require(*, anew: bool = False) -> Trial:
 
 
 def distrust(died: str) -> None:
-    """Keep that a process died of a signal though the trial went well: the next one leaves the
-    weights as stored."""
+    """Remember that a process died though the trial went well: the next one leaves weights as
+    stored."""
     key = _key()
-    before = verdicts.known(SCHEMA, key, Trial)
+    before = verdicts.known(SCHEMA, key, Ended)
     if before is None or not before.died:
-        verdicts.keep(SCHEMA, key, Trial(died, _LATER))
+        verdicts.keep(SCHEMA, key, Ended(died, _LATER))
 
 
 def untold() -> list[str]:
-    """What trials of this process came to, once."""
+    """Return what trials of this process came to, once."""
     said = _untold[:]
     _untold.clear()
     return said
 
 
 def mend(*, short: bool = False) -> str:
-    """How to build llama.cpp so that it runs on this processor."""
+    """Say how to build llama.cpp so that it runs on this processor."""
     command = devices.build_command(cxxflags=_cxxflags())
     return command if short else f"build it for this processor: {command}"
 
 
 def mend_each() -> str:
-    """The same, and for who installs specllama again."""
+    """Say the same, and what to write when specllama is installed again."""
     if not (flags := _cxxflags()):
         return mend()
     tools = "uv tool install, pipx install or pip install"
@@ -138,30 +138,30 @@ def mend_each() -> str:
 
 
 def _cxxflags() -> str:
-    """Compilers drop stores that this processor's tiles need: what stops them."""
+    """Return what keeps the stores that this processor's tiles need: some compilers drop them."""
     tiles = "amx_tile" in devices.cpu_features().split()
     return "-fno-dse -fno-tree-dse" if tiles else ""
 
 
 def _key() -> dict[str, Any]:
-    """The build and the machine, as plain values; llama.cpp is not imported for them."""
+    """Name the build and the machine; llama.cpp is not imported for that."""
     return {
         "build": devices.library_files(),
         "machine": [devices.cpu_name(), devices.cpu_features()],
     }
 
 
-def _tried() -> Trial | None:
-    """What a process that tries this build comes to; None if that cannot be told."""
+def _tried() -> Ended | None:
+    """Return the end of a process that tries this build; None if that cannot be told."""
     with tempfile.TemporaryDirectory(prefix="specllama-trial-", ignore_cleanup_errors=True) as name:
         model = Path(name) / "every-type.gguf"
         try:
             _write(model)
             died, steps = _run(model, "as stored", "repacked")
             if not died:
-                return Trial() if len(steps) > 1 else None  # else it could not import
+                return Ended() if len(steps) > 1 else None  # else it could not import
             if "repacked" in steps[-1]:
-                return Trial(died, steps[-1])
+                return Ended(died, steps[-1])
             # types that no file here may have were tried as well
             from specllama.models.refs import bundled
 
@@ -169,12 +169,12 @@ def _tried() -> Trial | None:
         except (OSError, subprocess.SubprocessError) as error:
             logger.warning("this build of llama.cpp could not be tried: %s", error)
             return None
-        return Trial(again, other[-1], stored=False) if again else Trial(died, steps[-1])
+        return Ended(again, other[-1], stored=False) if again else Ended(died, steps[-1])
 
 
 def _run(model: Path, *layouts: str) -> tuple[str, list[str]]:
-    """The signal of which a process died that tried some layouts, "" if it did not, and the steps
-    that it began."""
+    """Try some layouts in a process of their own; return the signal of which it died, "" if it did
+    not, and the steps that it began."""
     command = [sys.executable, "-P", str(TRYING), str(model), *layouts]
     ended = subprocess.run(
         command,
@@ -190,8 +190,8 @@ def _run(model: Path, *layouts: str) -> tuple[str, list[str]]:
 
 
 def _write(path: Path) -> None:
-    """A model of nothing but zeros with a layer of each type of tensor, which takes it for products
-    of all rows (attention) and of chosen ones (experts)."""
+    """Write a model of zeros with a layer for each type of tensor, in products of all rows
+    (attention) and of chosen ones (experts)."""
     import numpy as np
 
     from specllama.models.ggml_types import TENSOR_TYPES

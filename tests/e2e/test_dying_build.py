@@ -204,7 +204,7 @@ def amx() -> bool:
 def test_the_installed_build_lives_in_both_layouts() -> None:
     """With AMX, too: the build of ``make`` keeps the stores that tiles need."""
     found = trial._tried()
-    assert found == trial.Trial()
+    assert found == trial.Ended()
     if amx():
         assert "AMX_INT8" in devices.build_info().features
 
@@ -214,9 +214,9 @@ def test_what_died_is_known_for_one_build_and_machine(
 ) -> None:
     tried: list[int] = []
 
-    def died() -> trial.Trial:
+    def died() -> trial.Ended:
         tried.append(1)
-        return trial.Trial("SIGILL", "a pass of 2 rows is computed with weights repacked")
+        return trial.Ended("SIGILL", "a pass of 2 rows is computed with weights repacked")
 
     monkeypatch.setattr(trial, "_known", {})
     monkeypatch.setattr(trial, "_untold", [])
@@ -241,7 +241,7 @@ def test_what_died_is_known_for_one_build_and_machine(
 def test_want_of_memory_is_not_remembered(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(trial, "_known", {})
     monkeypatch.setattr(trial, "_untold", [])
-    monkeypatch.setattr(trial, "_tried", lambda: trial.Trial("SIGABRT", "it is imported"))
+    monkeypatch.setattr(trial, "_tried", lambda: trial.Ended("SIGABRT", "it is imported"))
     assert not trial.repacks()
     assert trials(home) == []
 
@@ -250,4 +250,4 @@ def test_a_trial_that_cannot_be_made_changes_nothing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(trial, "_known", {})
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     assert trial.repacks()
-    assert verdicts.known(trial.SCHEMA, trial._key(), trial.Trial) is None
+    assert verdicts.known(trial.SCHEMA, trial._key(), trial.Ended) is None
