@@ -159,7 +159,7 @@ def _tried() -> Ended | None:
             _write(model)
             died, steps = _run(model, "as stored", "repacked")
             if not died:
-                return Ended() if len(steps) > 1 else None  # else it could not import
+                return Ended() if steps[-1:] == ["nothing is left"] else None
             if "repacked" in steps[-1]:
                 return Ended(died, steps[-1])
             # types that no file here may have were tried as well
@@ -175,7 +175,7 @@ def _tried() -> Ended | None:
 def _run(model: Path, *layouts: str) -> tuple[str, list[str]]:
     """Try some layouts in a process of their own; return the signal of which it died, "" if it did
     not, and the steps that it began."""
-    command = [sys.executable, "-P", str(TRYING), str(model), *layouts]
+    command = [sys.executable or "python3", "-P", str(TRYING), str(model), *layouts]
     ended = subprocess.run(
         command,
         cwd=tempfile.gettempdir(),

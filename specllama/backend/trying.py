@@ -37,6 +37,7 @@ def main(path: str, layouts: list[str]) -> None:
             ll.llama_memory_clear(ll.llama_get_memory(context), True)
         ll.llama_free(context)
         ll.llama_model_free(model)
+    say("nothing is left")
 
 
 def say(step: str) -> None:
