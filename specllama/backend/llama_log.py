@@ -53,9 +53,7 @@ def _on_abort(text: bytes) -> None:
 def _on_illegal(number: int) -> None:
     """The trial went well, and yet an instruction fails: say so, remember it, and leave."""
     trial.distrust("SIGILL")
-    said = "error: llama.cpp met an instruction that fails on this processor (SIGILL)\n"
-    again = "start again: weights stay as stored from now on"
-    os.write(2, f"{said}  {again}; {trial.mend()}\n".encode())
+    os.write(2, f"error: {trial.LATER}\n  start again\n".encode())
     os._exit(CannotLoad.exit_code)
 
 

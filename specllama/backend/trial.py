@@ -34,6 +34,10 @@ _FAULTS = frozenset(
     for name in ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGSYS")
 )
 _LATER = "a model is computed with weights repacked"  # after a trial that went well
+LATER = (
+    "this build of llama.cpp died of an instruction that fails on this processor (SIGILL): weights "
+    "stay as stored from now on; specllama doctor tells how to build it again"
+)
 _WIDTH = 256  # of the small model: the fewest values that every type has whole blocks for
 _NOT_WEIGHTS = frozenset({"F32", "F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"})
 
@@ -107,13 +111,15 @@ def require(*, anew: bool = False) -> Ended:
     return found
 
 
-def distrust(died: str) -> None:
-    """Remember that a process died though the trial went well: the next one leaves weights as
-    stored."""
+def distrust(died: str) -> bool:
+    """Remember that a process died though the trial went well, unless it is known: the next one
+    leaves weights as stored. Returns whether that is new."""
     key = _key()
     before = verdicts.known(SCHEMA, key, Ended)
-    if before is None or not before.died:
+    new = before is None or not before.died
+    if new:
         verdicts.keep(SCHEMA, key, Ended(died, _LATER))
+    return new
 
 
 def untold() -> list[str]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from specllama.engine.pulse import Part, Pulse, Watchdog
 from specllama.engine.serving import EngineFactory, OnEvent, serve
 from specllama.errors import EngineDied, EngineError, EngineStuck, SpecllamaError
+from specllama.events import Notice
 from specllama.interface import EngineInfo
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Child:
         self.info: EngineInfo | None = None
         self.death: SpecllamaError | None = None
         self.stuck: EngineStuck | None = None  # it is being ended for that
+        self.distrusted = False  # it died of what its successor does without
         self._culprit = 0  # the request that it was stuck in, where that is known
         self._on_event = on_event
         self._on_death = on_death
@@ -273,7 +275,9 @@ class Child:
             if self.process.exitcode == -signal.SIGILL:
                 from specllama.backend import trial  # only here: a screen is drawn without it
 
-                trial.distrust("SIGILL")
+                self.distrusted = trial.distrust("SIGILL")
+                if self.distrusted and self._on_event is not None:
+                    self._on_event(Notice(trial.LATER, "warning", "trial"))
             self.death = _obituary(
                 self.process.exitcode, self._log, when, loading=self.info is None
             )
