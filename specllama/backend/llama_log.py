@@ -51,9 +51,11 @@ def _on_abort(text: bytes) -> None:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)  # type: ignore[untyped-decorator]
 def _on_illegal(number: int) -> None:
-    """The trial went well, and yet an instruction fails: say so, remember it, and leave."""
-    trial.distrust("SIGILL")
-    os.write(2, f"error: {trial.LATER}\n  start again\n".encode())
+    """An instruction fails though the trial went well: say so, remember it, and leave."""
+    said = "llama.cpp met an instruction that fails on this processor (SIGILL)"
+    new = trial.distrust("SIGILL")
+    text = f"{trial.LATER}\n  start again" if new else f"{said}\n  {trial.mend()}"
+    os.write(2, f"error: {text}\n".encode())
     os._exit(CannotLoad.exit_code)
 
 
