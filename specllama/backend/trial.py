@@ -9,6 +9,7 @@ that dies, too, nothing is loaded. Either is remembered for this build and this 
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 import signal
@@ -103,7 +104,7 @@ def require(*, anew: bool = False) -> Ended:
     if not found.stored:
         raise CannotLoad(found.said, mend())
     try:
-        import llama_cpp  # noqa: F401
+        devices.ggml("ggml_backend_dev_count", ctypes.c_size_t)  # imports it
     except Exception as error:
         why = str(error).rpartition("': ")[2] or str(error)  # the binding's words
         hint = f"free some memory (ulimit -v shows a limit), or build it again: {mend(short=True)}"
