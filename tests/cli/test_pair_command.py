@@ -124,17 +124,3 @@ def test_a_target_that_is_none(folder: Path, capsys: pytest.CaptureFixture[str])
     assert invoke(["pair", str(folder / "encoder.gguf")]) == 5
     assert invoke(["pair", str(folder / "missing.gguf")]) == 3
     assert "Traceback" not in capsys.readouterr().err
-
-
-@pytest.mark.e2e
-def test_measure(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECLLAMA_THREADS", "1")
-    assert invoke(["pair", "tiny", "tiny-draft", "--measure", "--json"]) == 0
-    measured = json.loads(capsys.readouterr().out)["measured"]
-    assert 0 <= measured["acceptance"] <= 1
-    assert measured["step_ms"] > 0
-    assert measured["draft_ms"] > 0
-    if measured["drafted"] >= 20:
-        assert measured["pays"] is (measured["acceptance"] > measured["required_acceptance"])
-    else:
-        assert measured["pays"] is None
