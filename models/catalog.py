@@ -5,7 +5,6 @@ Every entry gives its source and whether it was checked on the hub. Light to imp
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -136,6 +135,8 @@ def parse(text: str) -> dict[str, CatalogPair]:
     Raises:
         UsageError: the text is not TOML or an entry lacks a field.
     """
+    import tomllib
+
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -1,6 +1,6 @@
 """What a GGUF file says about itself, read without loading it.
 
-    header = read_header(path)          # milliseconds, bounded memory, no numpy
+    header = read_header(path)          # milliseconds, bounded memory
 
 ``read_header`` checks the container (``gguf_format``), not its contents: ``loadable`` says whether
 llama.cpp can run it.
@@ -8,6 +8,7 @@ llama.cpp can run it.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,7 +24,9 @@ from specllama.models.gguf_format import (
     TensorInfo,
     decode_array,
     parse,
+    raw_array,
 )
+from specllama.models.strings import Texts
 
 __all__ = [
     "GgufArray",
@@ -36,6 +39,8 @@ __all__ = [
 _SPLIT = re.compile(r"^(?P<prefix>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
 MAX_PARTS = 1024
 GUESSED = 1024
+_PIECES = 64  # of the weights, hashed into a fingerprint
+_PIECE = 1 << 14
 
 # sets of llama.cpp's llama-arch.cpp (llm_arch_is_recurrent, llm_arch_is_hybrid)
 RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
@@ -239,6 +244,20 @@ class GgufHeader:
     def by_name(self) -> dict[str, TensorInfo]:
         return {tensor.name: tensor for tensor in self.tensors}
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """A name for the contents: the header and pieces of the weights, hashed."""
+        digest = hashlib.sha256()
+        for part in self.parts:
+            size = part.stat().st_size
+            digest.update(size.to_bytes(8, "little"))
+            with part.open("rb") as file:
+                digest.update(file.read(self.data_offset))
+                for i in range(_PIECES):
+                    file.seek(size * i // _PIECES)
+                    digest.update(file.read(_PIECE))
+        return digest.hexdigest()[:16]
+
     # -- the tokenizer -----------------------------------------------------------------------------
 
     @property
@@ -262,21 +281,52 @@ class GgufHeader:
         return table.shape[1] if table is not None and len(table.shape) > 1 else 0
 
     @cached_property
+    def token_texts(self) -> Texts | None:
+        """Token texts as arrays; None where they are odd: see ``Texts``."""
+        tokens = self.arrays.get("tokenizer.ggml.tokens")
+        if tokens is None or tokens.kind != "str":
+            return None
+        return Texts.of(raw_array(self.path, tokens), tokens.count)
+
+    @property
+    def longest_token(self) -> int:
+        """Bytes of the longest token text: none stands for more of a prompt."""
+        if (texts := self.token_texts) is not None:
+            return int(texts.sizes.max())
+        return max(map(len, self.token_bytes), default=0)
+
+    def token_text(self, token: int) -> bytes:
+        texts = self.token_texts
+        return self.token_bytes[token] if texts is None else texts[token]
+
+    def texts_of_bytes(self) -> set[bytes]:
+        """Every text that may stand for one byte, perhaps among others."""
+        texts = self.token_texts
+        return set(self.token_bytes) if texts is None else texts.of_bytes()
+
+    @cached_property
     def token_bytes(self) -> tuple[bytes, ...]:
         """Token texts as llama.cpp sees them: cut at a NUL byte; an empty one gets a name."""
+        if self.token_texts is not None:
+            return tuple(self.array("tokenizer.ggml.tokens"))
         texts: list[bytes] = []
         for i, text in enumerate(self.array("tokenizer.ggml.tokens")):
             visible = text.partition(b"\0")[0] if isinstance(text, bytes) else b""
             texts.append(visible or b"[EMPTY_%d]" % i)
         return tuple(texts)
 
-    def tokens(self) -> list[str]:
-        """Token texts as stored (BPE keeps its byte alphabet); broken UTF-8 is replaced."""
-        return [token.decode("utf-8", "replace") for token in self.token_bytes]
-
     def token_types(self) -> list[int]:
         """1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; empty if not given."""
         return [int(kind) for kind in self.array("tokenizer.ggml.token_type")]
+
+    def tokens_of_type(self, kind: int) -> list[int]:
+        import numpy as np
+
+        types = self.arrays.get("tokenizer.ggml.token_type")
+        if types is None:
+            return []
+        found = np.frombuffer(raw_array(self.path, types), "<i4")[: self.vocab_size] == kind
+        return [int(token) for token in np.flatnonzero(found)]
 
     @property
     def merges_count(self) -> int:

@@ -2,7 +2,8 @@
 
 Every count, length, offset and size is checked against hard limits and against the size of the
 file before it is used, with the same rules as llama.cpp's ``gguf.cpp`` (its order, its alignment
-rule, its demand that tensors follow each other without gaps). Large arrays are walked, not decoded.
+rule, its demand that tensors follow each other without gaps). Large arrays are skipped, not
+decoded.
 
 ``gguf.py`` knows what the fields mean, ``loadable.py`` what llama.cpp accepts.
 """
@@ -17,6 +18,7 @@ from typing import IO
 
 from specllama.errors import BadGguf, CannotLoad, ModelUnavailable, UnsupportedModel
 from specllama.models.ggml_types import TENSOR_TYPES, tensor_bytes
+from specllama.models.strings import leap
 
 Scalar = int | float | bool | str
 
@@ -154,6 +156,8 @@ class _Reader:
         unpack = _U64.unpack_from
         buffer, position, left = self.buffer, self.position, count
         while left:
+            n, ahead = leap(buffer, position, left)
+            left, position = left - n, position + ahead
             available = len(buffer) - 8
             while left and position <= available:
                 position += unpack(buffer, position)[0] + 8

@@ -12,7 +12,7 @@ import math
 import re
 from typing import Literal
 
-from specllama.errors import BadGguf, UnsupportedModel
+from specllama.errors import BadGguf, CannotLoad, PairIncompatible, UnsupportedModel
 from specllama.models import sidecars
 from specllama.models.gguf import GgufHeader
 from specllama.models.heads import HEADS
@@ -43,6 +43,7 @@ BYTE_TOKEN = 6
 NOT_WEIGHTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 
 _ELEMENTWISE = re.compile(r"(norm[a-z_]*\.weight|\.bias)$")
+_LORA_PARTS = (".lora_a", ".lora_b")
 _GENERATOR_HINT = "choose a text-generation GGUF: specllama hub search"
 _DAMAGED_HINT = "download it again, or check it with: specllama hub verify FILE"
 
@@ -296,28 +297,30 @@ def _check_special_ids(header: GgufHeader) -> None:
 
 
 def _check_token_texts(header: GgufHeader, model: str) -> None:
-    texts = header.token_bytes
-    index = dict(zip(texts, range(len(texts)), strict=True))
-    if len(index) != len(texts):
-        first = next(i for i, text in enumerate(texts) if index[text] != i)
-        shown = texts[first].decode("utf-8", "replace")
-        raise BadGguf(
-            f"{header.path.name}: the tokens {first} and {index[texts[first]]} are both {shown!r}",
-            _DAMAGED_HINT,
-        )
+    if header.token_texts is None or not header.token_texts.differ():
+        texts = header.token_bytes
+        index = dict(zip(texts, range(len(texts)), strict=True))
+        if len(index) != len(texts):
+            first = next(i for i, text in enumerate(texts) if index[text] != i)
+            shown = texts[first].decode("utf-8", "replace")
+            raise BadGguf(
+                f"{header.path.name}: the tokens {first} and {index[texts[first]]} are both "
+                f"{shown!r}",
+                _DAMAGED_HINT,
+            )
     if model not in ("llama", "t5"):
         return
     # SentencePiece falls back to byte tokens and looks them up without a check
-    kinds = header.token_types()
-    for i, kind in enumerate(kinds[: len(texts)]):
-        if kind == BYTE_TOKEN and not _is_byte_text(texts[i]):
+    for i in header.tokens_of_type(BYTE_TOKEN):
+        if not _is_byte_text(text := header.token_text(i)):
             raise BadGguf(
-                f"{header.path.name}: byte token {i} is {texts[i].decode('utf-8', 'replace')!r}",
+                f"{header.path.name}: byte token {i} is {text.decode('utf-8', 'replace')!r}",
                 _DAMAGED_HINT,
             )
     if model == "llama":
+        known = header.texts_of_bytes()
         for byte in range(256):
-            if b"<0x%02X>" % byte not in index and bytes([byte]) not in index:
+            if b"<0x%02X>" % byte not in known and bytes([byte]) not in known:
                 raise BadGguf(
                     f"{header.path.name}: its tokenizer lacks the byte token <0x{byte:02X}>",
                     _DAMAGED_HINT,
@@ -362,3 +365,32 @@ def _check_shapes(header: GgufHeader) -> None:
             f" {header.embedding_length}",
             _DAMAGED_HINT,
         )
+
+
+def check_adapter(adapter: GgufHeader, target: GgufHeader) -> None:
+    """Refuse what llama.cpp would refuse, or would end the process over.
+
+    Raises:
+        CannotLoad: it is no LoRA adapter, or a damaged one.
+        PairIncompatible: it is one of another model.
+    """
+    file = adapter.path.name
+    if adapter.kind != "adapter" or adapter.text("adapter.type") != "lora":
+        raise CannotLoad(f"{file} is not a LoRA adapter", "choose the file of one with --lora")
+    if adapter.kinds.get("adapter.lora.alpha", "f32") != "f32":
+        raise CannotLoad(f"{file}: adapter.lora.alpha is not a 32-bit float")
+    if any(key.startswith("adapter.alora.") for key in (*adapter.kinds, *adapter.arrays)):
+        raise CannotLoad(f"{file} is an activated LoRA, which is not supported")
+    if adapter.architecture != target.architecture:
+        raise PairIncompatible(
+            f"{file} is an adapter for {adapter.architecture or 'another'} models, "
+            f"{target.path.name} is {target.architecture}"
+        )
+    if not adapter.tensors:
+        raise CannotLoad(f"{file} holds no tensors")
+    for tensor in adapter.tensors:
+        name = next(
+            (tensor.name.removesuffix(p) for p in _LORA_PARTS if tensor.name.endswith(p)), ""
+        )
+        if name and name not in target.by_name:
+            raise PairIncompatible(f"{file} changes {name}, which {target.path.name} does not have")

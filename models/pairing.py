@@ -188,14 +188,14 @@ def compare(target: GgufHeader, draft: GgufHeader) -> PairReport:
         BadGguf: a file changed since its header was read.
     """
     problems = [*_tokenizer_problems(target, draft)]
-    a, b = target.token_bytes, draft.token_bytes
-    differing = [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
-    shared = (min(len(a), len(b)) - len(differing)) / max(len(a), len(b), 1)
-    known = set(a)
-    common = sum(token in known for token in b) / max(len(b), 1)
-    compared = [i for i in differing if i >= FIRST_COMPARED_ID]
+    differing, common = _token_differences(target, draft)
+    most = max(target.vocab_size, draft.vocab_size)
+    shared = (min(target.vocab_size, draft.vocab_size) - len(differing)) / max(most, 1)
     differences = tuple(
-        TokenDifference(i, readable(target, a[i]), readable(draft, b[i])) for i in compared[:5]
+        TokenDifference(
+            i, readable(target, target.token_text(i)), readable(draft, draft.token_text(i))
+        )
+        for i in [i for i in differing if i >= FIRST_COMPARED_ID][:5]
     )
     if differences:
         problems.append(
@@ -225,6 +225,18 @@ def compare(target: GgufHeader, draft: GgufHeader) -> PairReport:
         target_rollback=rollback(target),
         draft_rollback=rollback(draft),
     )
+
+
+def _token_differences(target: GgufHeader, draft: GgufHeader) -> tuple[list[int], float]:
+    """The ids that both have with different texts, and ``PairReport.common``."""
+    if target.token_texts is not None and draft.token_texts is not None:
+        ours, theirs = target.token_texts.data, draft.token_texts.data
+        if len(theirs) <= len(ours) and (ours[: len(theirs)] == theirs).all():
+            return [], 1.0
+    a, b = target.token_bytes, draft.token_bytes
+    known = set(a)
+    common = sum(token in known for token in b) / max(len(b), 1)
+    return [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y], common
 
 
 def _tokenizer_problems(target: GgufHeader, draft: GgufHeader) -> list[Problem]:

@@ -8,7 +8,6 @@ its own drafts.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,9 +16,6 @@ from specllama.errors import BadGguf, SpecllamaError, UnsupportedModel
 from specllama.models import quantize
 from specllama.models.download import disk_error
 from specllama.models.gguf import GgufHeader, read_header
-
-_PIECES = 64  # of the weights, hashed into a fingerprint
-_PIECE = 1 << 14
 
 
 def why_not(header: GgufHeader) -> str:
@@ -72,20 +68,6 @@ def draft_work(header: GgufHeader, drop: Sequence[int]) -> float:
     return left / whole
 
 
-def fingerprint(header: GgufHeader) -> str:
-    """A name for the contents of a model: its header and pieces of its weights, hashed."""
-    digest = hashlib.sha256()
-    for part in header.parts:
-        size = part.stat().st_size
-        digest.update(size.to_bytes(8, "little"))
-        with part.open("rb") as file:
-            digest.update(file.read(header.data_offset))
-            for i in range(_PIECES):
-                file.seek(size * i // _PIECES)
-                digest.update(file.read(_PIECE))
-    return digest.hexdigest()[:16]
-
-
 def folder() -> Path:
     return paths.cache_dir() / "self"
 
@@ -107,7 +89,7 @@ def make_draft(
         UnsupportedModel: layers cannot be dropped from this architecture.
         SpecllamaError: the disk is full or not writable, or llama.cpp refused.
     """
-    path = (into or folder()) / f"{fingerprint(header)}-without-{layer_list(drop)}.gguf"
+    path = (into or folder()) / f"{header.fingerprint}-without-{layer_list(drop)}.gguf"
     if found := _found(path, header, drop):
         return found
     try:

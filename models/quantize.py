@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -309,7 +310,11 @@ def _run_child(request: dict[str, object], advanced: Callable[[int, int], None])
         status = child.wait()
     if result is None or status != 0:
         last = noise[-1][:200] if noise else f"exit status {status}"
-        raise SpecllamaError(f"the quantizer stopped: {last}", "nothing was written")
+        hint = "nothing was written"
+        if status == -signal.SIGILL:
+            last = "this build of llama.cpp uses an instruction that fails on this processor"
+            hint += "; specllama doctor tells how to build it again"
+        raise SpecllamaError(f"the quantizer stopped: {last}", hint)
     if result["rc"] != 0:
         reason = str(result.get("error") or "llama.cpp gave no reason")
         raise SpecllamaError(f"the quantizer refused: {reason[:300]}", "nothing was written")

@@ -203,7 +203,9 @@ def _default_draft(target_ref: str, target: Path) -> Path | None:
     if target.name == library.BUNDLED["tiny-target"] and target.parent.resolve() == tiny.resolve():
         draft = tiny / library.BUNDLED["tiny-draft"]
         return draft if draft.is_file() else None
-    hub = parse_hub(target_ref) if not _looks_like_path(target_ref) else None
+    if _looks_like_path(target_ref):
+        return None
+    hub = parse_hub(target_ref)
     pair = catalog.find(target_ref) or (catalog.find_target(hub.repo) if hub else None)
     if pair is None or pair.draft is None:
         return None

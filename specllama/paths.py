@@ -26,8 +26,6 @@ def _base(kind: str) -> Path:
             return Path(platformdirs.user_config_dir("specllama"))
         if kind == "cache":
             return Path(platformdirs.user_cache_dir("specllama"))
-        if kind == "log":
-            return Path(platformdirs.user_log_dir("specllama"))
         return Path(platformdirs.user_data_dir("specllama"))
     except RuntimeError as error:
         raise UsageError(
@@ -46,11 +44,6 @@ def data_dir() -> Path:
 
 def cache_dir() -> Path:
     return _base("cache")
-
-
-def server_log() -> Path:
-    """The log of a server that was installed."""
-    return _base("log") / "serve.log"
 
 
 def config_file() -> Path:
@@ -168,10 +161,9 @@ def _close(path: Path, mode: int) -> None:
 def pip_install(words: str) -> str:
     """The shell command that installs into the environment that runs this, whichever tool made it:
     uv puts no pip into one, and the pip of the PATH may be another environment's."""
-    windows = sys.platform == "win32"
-    python = f'& "{sys.executable}"' if windows else shlex.quote(sys.executable)
+    python = shlex.quote(sys.executable)
     if importlib.util.find_spec("pip") is None:
-        return f"uv pip install --python {python.removeprefix('& ')} {words}"
+        return f"uv pip install --python {python} {words}"
     active = os.environ.get("VIRTUAL_ENV") == sys.prefix
     return f"{'pip' if active else f'{python} -m pip'} install {words}"
 

@@ -138,14 +138,15 @@ class TextStream:
         new = self._utf8.feed(piece)
         before = len(self._held)
         self._held += new
+        if not self._stops:
+            return self._show(len(self._held))
         met = [
             (before + at, before + at - len(stop.text), stop.text)
             for stop in self._stops
             if (at := stop.feed(new)) is not None
         ]
         if not met:
-            begun = max((stop.begun for stop in self._stops), default=0)
-            return self._show(len(self._held) - begun)
+            return self._show(len(self._held) - max(stop.begun for stop in self._stops))
         _, start, self._stop = min(met)
         out = self._show(start)
         self._held = ""

@@ -33,6 +33,8 @@ RESTRICTED = {
         "specllama.backend.llama_vocab",
         "specllama.backend.quantizer",
         "specllama.backend.symbols",
+        "specllama.backend.trial",
+        "specllama.backend.trying",
         "specllama.backend.watch",
         "specllama.models.recipe",
     ),
@@ -45,7 +47,7 @@ RESTRICTED = {
         "specllama.server.running",
     ),
     "click": ("specllama.cli",),
-    "torch": ("specllama.models.pickled", "specllama.models.recipe"),
+    "torch": ("specllama.models.checkpoint", "specllama.models.recipe"),
     "tokenizers": ("specllama.models.recipe",),
     "jinja2": ("specllama.replies.template",),
 }

@@ -37,7 +37,7 @@ from specllama.remote.address import Address
 from specllama.session import Session
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.store.sessions import SessionStore
-from specllama.tui import advice, clipboard, keymap, pages
+from specllama.tui import advice, clipboard, keymap, pages, pasting
 from specllama.tui.bridge import Clock, FlushPace, monotonic
 from specllama.tui.commands import ActionCommands, MethodCommands, SessionCommands
 from specllama.tui.demo_pair import DemoPair, DemoTold
@@ -168,8 +168,8 @@ class SpecllamaApp(PagedApp):
 
     def _begin(self) -> None:
         if self.leave_on_signals:  # the process is the app's: what it consists of is not garbage
-            gc.collect()
             gc.freeze()  # looking through it again and again is a tenth of what a reply costs
+            gc.enable()
         if self._server is not None:
             from specllama.remote.opening import watched
             from specllama.tui.lane_watch import LaneWatch
@@ -257,6 +257,9 @@ class SpecllamaApp(PagedApp):
             case EngineReady():
                 self._loaded_options = self.options
                 self._remember_pair()
+                while self.loader.warned:
+                    words = self.loader.warned.pop()
+                    self.notify(words, severity="warning", timeout=20, markup=False)
                 await self.chat.engine_ready(told.info)
                 self._race_demo()
             case EngineFailed():
@@ -451,6 +454,14 @@ def _connected(server: Address, progress: Callable[[Event], None], /) -> EngineL
     return open_remote(server)
 
 
+def _begun(host: EngineHost, factory: EngineFactory) -> EngineHost:
+    """The host if it loads just this."""
+    if host.factory == factory:
+        return host
+    host.close()
+    return EngineHost(factory)
+
+
 def run(
     target: str | None = None,
     draft: str | None = None,
@@ -463,6 +474,7 @@ def run(
     server: Address | None = None,
     read_ahead: str = "auto",
     idle_s: float = math.inf,
+    ahead: EngineHost | None = None,
 ) -> int:
     """Run the app; returns the exit code, non-zero when it crashed.
 
@@ -470,6 +482,7 @@ def run(
         server: whose engine is used, instead of loading a model.
         read_ahead: when a message is read while it is typed, see ``ReadingAhead``.
         idle_s: at rest for so long, the model is unloaded, see ``Resting``.
+        ahead: has begun to load the pair.
 
     Raises:
         UsageError: standard input or standard error is not a terminal (the app draws on the
@@ -490,11 +503,9 @@ def run(
         server=server,
         read_ahead=read_ahead,
         idle_s=idle_s,
+        host_class=EngineHost if ahead is None else partial(_begun, ahead),
     )
-    if sys.platform != "win32":
-        from specllama.tui import pasting
-
-        pasting.install()
+    pasting.install()
     app.leave_on_signals = True
     try:
         code = app.run()

@@ -13,7 +13,7 @@ from textual.theme import Theme
 from specllama.tui import themes
 from specllama.tui.messages import InkChanged, StorageFailed
 from specllama.tui.plain_signs import PlainSigns
-from specllama.tui.state import Preferences
+from specllama.tui.state import DEFAULT_THEME, Preferences
 from specllama.tui.widgets.base import InkedApp
 
 
@@ -50,9 +50,9 @@ class ThemedApp(InkedApp):
         for theme in themes.THEMES:
             self.register_theme(theme)
         known = self.prefs.theme in self.available_themes
-        self.theme = self.prefs.theme if known else themes.DEFAULT_THEME
+        self.theme = self.prefs.theme if known else DEFAULT_THEME
         few = self.console.color_system == "standard" and not self.is_headless
-        if few and self.theme == themes.DEFAULT_THEME:  # ours would be rounded to white
+        if few and self.theme == DEFAULT_THEME:  # ours would be rounded to white
             self.theme = self._given = themes.FEW_COLOURS
         self.theme_changed_signal.subscribe(self, self._theme_changed)
         # Over SSH every animated frame is traffic.

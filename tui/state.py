@@ -17,8 +17,8 @@ from pathlib import Path
 from specllama import paths
 from specllama.files import DAMAGE
 from specllama.text import encodable
-from specllama.tui.themes import DEFAULT_THEME
 
+DEFAULT_THEME = "specllama"
 HISTORY_LIMIT = 500
 HISTORY_ENTRY_LIMIT = 20_000
 VIEWS = {

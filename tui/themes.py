@@ -16,6 +16,7 @@ from textual.color import Color
 from textual.theme import Theme
 
 from specllama.interface import MethodInfo
+from specllama.tui.state import DEFAULT_THEME
 
 # Where a theme (Textual's own, or a user's) does not define a colour: ours on dark, on light,
 # and among the terminal's own. A new method has a row here, or the draft model's colour.
@@ -38,7 +39,7 @@ VARIABLES, LIGHT_VARIABLES, ANSI_VARIABLES = (
 )
 
 DARK = Theme(
-    name="specllama",
+    name=DEFAULT_THEME,
     primary="#5aa9e6",
     secondary="#e6b450",
     accent="#7fc8a9",
@@ -68,7 +69,6 @@ LIGHT = Theme(
     variables={**LIGHT_VARIABLES, "footer-key-foreground": "#1565a8"},
 )
 THEMES = (DARK, LIGHT)
-DEFAULT_THEME = DARK.name
 FEW_COLOURS = "ansi-dark"  # the terminal's own, where it has 16
 READABLE = 4.5  # contrast of what carries information (WCAG AA)
 _READ = ("foreground", "primary", "secondary", "accent", "warning", "error", "success")

@@ -1,6 +1,6 @@
 """What the engine needs from an inference library: ``llama_pool`` is one, ``fake`` a table.
 
-A backend is an ``Opener`` and a line in ``engine/loading.py``.
+A backend is an ``Opener`` and a line in ``engine/opening.py``.
 
 A *pool* is one KV cache of one model; a *lane* is one conversation's place in it. Lanes take tokens
 in passes, several lanes in one pass where the pool runs them together. What else is in a pool
@@ -449,7 +449,6 @@ class OpenedPair:
         measure: finds that out where it is not known yet, and tells how far it is.
         own: opens what drafts for this target only, for all of its lanes.
         template: Jinja chat template, None for raw prompts; ``bos`` and ``eos``: texts for it.
-        vocabulary: names it where texts in its tokens are kept; "" keeps none.
         close: frees the models.
     """
 
@@ -462,7 +461,6 @@ class OpenedPair:
     template: str | None = None
     bos: str = ""
     eos: str = ""
-    vocabulary: str = ""
     close: Callable[[], None] = field(default=lambda: None)
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 from specllama import paths
@@ -91,6 +92,38 @@ class BuildInfo:
         return dataclasses.asdict(self)
 
 
+class _Package(ModuleType):
+    """The binding as far as its low-level API goes; a name of the rest brings all of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        package: Any = self
+        package.__class__ = ModuleType
+        package.__spec__.loader.exec_module(package)
+        return getattr(package, name)
+
+
+def _lighten() -> None:
+    """Have ``import llama_cpp`` import the low-level API alone: a tenth of what the whole takes.
+
+    Raises:
+        ImportError: llama-cpp-python is not installed.
+        RuntimeError: its library cannot be loaded.
+    """
+    spec = importlib.util.find_spec("llama_cpp") if "llama_cpp" not in sys.modules else None
+    if spec is None or spec.origin is None:
+        return
+    package = sys.modules["llama_cpp"] = importlib.util.module_from_spec(spec)
+    try:
+        low = vars(importlib.import_module("llama_cpp.llama_cpp"))
+    except BaseException:
+        del sys.modules["llama_cpp"]
+        raise
+    vars(package).update({name: value for name, value in low.items() if name[0] != "_"})
+    if version := re.search(r'__version__ = "(.+)"', Path(spec.origin).read_text("utf-8")):
+        vars(package)["__version__"] = version[1]
+    package.__class__ = _Package
+
+
 def ggml(name: str, result: Any, *arguments: Any) -> Any:
     """A function of ggml, from the very instance that libllama uses: another copy of the library
     would have devices of its own.
@@ -100,6 +133,7 @@ def ggml(name: str, result: Any, *arguments: Any) -> Any:
         EngineError: this build does not have it.
     """
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+    _lighten()
     import llama_cpp
 
     try:
@@ -191,7 +225,7 @@ def build_info() -> BuildInfo:
             features.append(name if value == "1" else f"{name}={value}")
     return BuildInfo(
         binding=llama_cpp.__version__,
-        llama_cpp=_COMMITS.get(importlib.metadata.version("llama-cpp-python"), "?"),
+        llama_cpp=_COMMITS.get(llama_cpp.__version__, "?"),
         features=tuple(features),
         backends=tuple(backends),
         gpu_offload=bool(llama_cpp.llama_supports_gpu_offload()),
@@ -245,17 +279,16 @@ def library_files() -> list[str]:
 WHEELS_PAGE = "https://llama-cpp-python.readthedocs.io/en/latest/#supported-backends"
 
 
-def build_command(switch: str = "") -> str:
-    """The command that builds the binding again, with a switch of llama.cpp."""
-    version = importlib.metadata.version("llama-cpp-python")
+def build_command(switch: str = "", *, cxxflags: str = "") -> str:
+    """The command that builds the binding again, with a switch of llama.cpp, or of the compiler."""
+    from importlib import metadata
+
     command = paths.pip_install(
         "--force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python "
-        f"llama-cpp-python=={version}"
+        f"llama-cpp-python=={metadata.version('llama-cpp-python')}"
     )
     if not switch:
-        return command
-    if sys.platform == "win32":  # for PowerShell
-        return f'$env:CMAKE_ARGS="-D{switch}=on"; {command}'
+        return f'CXXFLAGS="{cxxflags}" {command}' if cxxflags else command
     return f'CMAKE_ARGS="-D{switch}=on" {command}'
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import llama_cpp as ll
 
-from specllama.backend import llama_place
+from specllama.backend import llama_place, trial
 from specllama.backend.devices import devices as all_devices
 from specllama.backend.devices import gpus
 from specllama.backend.llama_log import last_words, recent, start, supports_gpu
@@ -43,6 +43,7 @@ class LlamaModel:
     """A loaded GGUF file. Pools made from it share its weights.
 
     Args:
+        longest: bytes of the longest token text.
         gpu_layers, devices: how many layers go to which devices; None lets llama.cpp choose.
         place: where layers and tensors go, instead of these.
         loras: adapters that every context of the model wears.
@@ -60,6 +61,7 @@ class LlamaModel:
         path: Path,
         *,
         pre: str = "",
+        longest: int = 0,
         gpu_layers: str = "auto",
         devices: Sequence[str] | None = None,
         place: Placement | None = None,
@@ -80,7 +82,7 @@ class LlamaModel:
             gpu_layers, devices = str(place.layers), place.devices
         wanted = 999 if gpu_layers in ("auto", "all") else int(gpu_layers)
         self.gpu_layers = wanted if supports_gpu() else 0
-        self.repacks = repack
+        self.repacks = repack and trial.repacks()
         params.n_gpu_layers = self.gpu_layers
         # a device that llama.cpp knows of takes buffers and wide passes without any layer, too
         moved = place is not None and any(device != CPU for _, device in place.moves)
@@ -94,7 +96,7 @@ class LlamaModel:
         )
         params.load_mode = _LOAD_MODES[use_mmap, use_mlock]
         params.load_mtp = load_mtp
-        params.use_extra_bufts = repack
+        params.use_extra_bufts = self.repacks
 
         @ll.llama_progress_callback  # type: ignore[untyped-decorator]
         def on_progress(fraction: float, user_data: object) -> bool:
@@ -112,7 +114,7 @@ class LlamaModel:
                 raise Cancelled(f"loading {path.name} was stopped")
             reason = last_words() or "llama.cpp gave no reason"
             raise CannotLoad(f"cannot load {path.name}: {reason}")
-        self.vocab = LlamaVocab(self._model, pre)
+        self.vocab = LlamaVocab(self._model, pre, longest)
         self.is_recurrent = bool(ll.llama_model_is_recurrent(self._model))
         self.is_hybrid = bool(ll.llama_model_is_hybrid(self._model))
         self.window = int(ll.llama_model_n_swa(self._model))

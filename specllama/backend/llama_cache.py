@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -45,7 +44,7 @@ _KV_TYPES = {
     "auto": ll.GGML_TYPE_F16,
     "f32": ll.GGML_TYPE_F32,
     "f16": ll.GGML_TYPE_F16,
-    "bf16": getattr(ll, "GGML_TYPE_BF16", 30),
+    "bf16": 30,  # GGML_TYPE_BF16, which the binding does not name
     "q8_0": ll.GGML_TYPE_Q8_0,
     "q4_0": ll.GGML_TYPE_Q4_0,
     "q4_1": ll.GGML_TYPE_Q4_1,
@@ -442,7 +441,6 @@ def _native_flag_reader() -> Any:
     function: 0 for an empty string, 1 for one of one character.
     """
     try:
-        libc = ctypes.CDLL(None) if os.name == "posix" else ctypes.CDLL("msvcrt")
-        return ctypes.cast(libc.strlen, ll.ggml_abort_callback)
+        return ctypes.cast(ctypes.CDLL(None).strlen, ll.ggml_abort_callback)
     except (OSError, AttributeError):
         return None

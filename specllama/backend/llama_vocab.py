@@ -44,15 +44,14 @@ _LONG_RUN = re.compile(r"\S{1000}|\s{1000}")
 class LlamaVocab:
     """Tokens and text. Every id is checked: llama.cpp aborts on one out of range."""
 
-    def __init__(self, model: Any, pre: str) -> None:
+    def __init__(self, model: Any, pre: str, longest: int = 0) -> None:
         self._vocab = ll.llama_model_get_vocab(model)
         self._n = int(ll.llama_vocab_n_tokens(self._vocab))
-        self._spm = ll.llama_vocab_type(self._vocab) == ll.LLAMA_VOCAB_TYPE_SPM
         kind = ll.llama_vocab_type(self._vocab)
+        self._spm = kind == ll.LLAMA_VOCAB_TYPE_SPM
+        byte_pairs = kind == ll.LLAMA_VOCAB_TYPE_BPE
         # the others make one token of any unknown word, or of many spaces
-        self._spells = kind in (ll.LLAMA_VOCAB_TYPE_SPM, ll.LLAMA_VOCAB_TYPE_BPE)
-        self._longest = 0
-        byte_pairs = ll.llama_vocab_type(self._vocab) == ll.LLAMA_VOCAB_TYPE_BPE
+        self.longest = longest if self._spm or byte_pairs else 0
         self._safe_pre = pre in _SAFE_PRE or not byte_pairs
         self._specials: Sequence[SpecialToken] | None = None
         self._special: dict[int, SpecialToken | None] = {}
@@ -63,13 +62,6 @@ class LlamaVocab:
     @property
     def n_tokens(self) -> int:
         return self._n
-
-    @property
-    def longest(self) -> int:
-        """Looked up once, when a text has more bytes than there is room for tokens; some 0.3 s."""
-        if self._spells and not self._longest:
-            self._longest = max(len(self.piece(t, special=True)) for t in range(self._n))
-        return self._longest
 
     @property
     def handle(self) -> Any:

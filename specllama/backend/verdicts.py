@@ -27,11 +27,10 @@ Verdict = TypeVar("Verdict", bound=msgspec.Struct)
 def circumstances(header: GgufHeader) -> dict[str, Any]:
     """The file, the build and the machine, as plain values."""
     from specllama.backend import devices
-    from specllama.models.pruned import fingerprint
 
     build = devices.build_info()
     return {
-        "file": fingerprint(header),
+        "file": header.fingerprint,
         "build": [build.binding, *build.backends, *build.features, *devices.library_files()],
         "machine": [
             devices.cpu_name(),

@@ -7,6 +7,7 @@ completion answer at once.
 from __future__ import annotations
 
 import difflib
+import gc
 import importlib
 import importlib.util
 import os
@@ -88,6 +89,9 @@ class Commands(click.Group):
         if cmd_name not in SUMMARIES or not _installed(cmd_name):
             return None
         command: click.Command = importlib.import_module(_module(cmd_name)).command
+        if not gc.isenabled():  # what was imported stays: it is not looked through
+            gc.freeze()
+            gc.enable()
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,10 +23,12 @@ from specllama.cli.options import (
     settings_options,
 )
 from specllama.errors import UsageError
-from specllama.remote.address import Address
 from specllama.settings.config import Settings
 from specllama.settings.duration import seconds
 from specllama.store.sessions import SessionStore
+
+if TYPE_CHECKING:
+    from specllama.remote.address import Address
 
 EPILOG = """\b
 Examples:
@@ -101,7 +105,7 @@ def command(
             raise UsageError(
                 "--unstored keeps nothing, so there is nothing for --resume to continue"
             )
-        settings = settings.with_flags({"log": False, "keep-texts": False, "kv-disk": "off"})
+        settings = settings.with_flags({"log": False, "kv-disk": "off"})
     params = settings.generate_params()
     if not (plain or unstored) and _can_draw():
         return _terminal_app(settings, resume, server)
@@ -137,7 +141,8 @@ def _can_draw() -> bool:
 
 
 def _terminal_app(settings: Settings, resume: str | None, server: Address | None) -> int:
-    from specllama.tui.app import run
+    from specllama.engine.host import EngineHost, LoadEngine
+    from specllama.models.refs import lasting
     from specllama.tui.state import Preferences
 
     session_id = None
@@ -149,15 +154,25 @@ def _terminal_app(settings: Settings, resume: str | None, server: Address | None
         diagnostics.warn(prefs.notice)
     if model is None and server is None and not prefs.last_target:
         model = loading.model_of(settings, quiet=False)
-    return run(
-        model,
-        settings["draft-model"],
-        settings.engine_options(),
-        settings.generate_params(),
-        session_id,
-        system=settings["system"] or None,
-        log_rounds=settings["log"],
-        server=server,
-        read_ahead=settings["read-ahead"],
-        idle_s=seconds(settings["idle-unload"]),
-    )
+    draft, options = settings["draft-model"], settings.engine_options()
+    pair = (model, draft) if model else (prefs.last_target, draft or prefs.last_draft or None)
+    recipe = LoadEngine(lasting(pair[0]), pair[1] and lasting(pair[1]), options)
+    with nullcontext() if server is not None else EngineHost(recipe) as ahead:
+        if ahead is not None:
+            ahead.begin()  # another process: it loads while this one imports what draws
+        gc.disable()  # until the first frame is drawn
+        from specllama.tui.app import run
+
+        return run(
+            model,
+            draft,
+            options,
+            settings.generate_params(),
+            session_id,
+            system=settings["system"] or None,
+            log_rounds=settings["log"],
+            server=server,
+            read_ahead=settings["read-ahead"],
+            idle_s=seconds(settings["idle-unload"]),
+            ahead=ahead,
+        )

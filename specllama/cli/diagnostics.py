@@ -112,10 +112,6 @@ def explain(error: BaseException) -> tuple[int, str, str | None]:
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         return Exit.FAILED, f"{error.strerror or error}{where}", None
-    if isinstance(error, RuntimeError) and str(error).startswith("Failed to load shared library"):
-        why = str(error).rpartition("': ")[2] or str(error)  # the binding's words
-        hint = "free some memory (ulimit -v shows a limit), or see: specllama doctor"
-        return Exit.CANNOT_LOAD, f"llama.cpp cannot be loaded: {why}", hint
     if isinstance(error, ImportError):
         from specllama.paths import pip_install
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,7 +14,6 @@ from specllama import signals
 from specllama.cli import diagnostics
 from specllama.cli.progress import Redrawn
 from specllama.events import Event, Measuring
-from specllama.remote.address import Address
 from specllama.settings.config import Settings
 from specllama.settings.params import EngineOptions
 from specllama.text import sanitize_line
@@ -21,6 +21,7 @@ from specllama.told import news
 
 if TYPE_CHECKING:
     from specllama.engine.engine import Engine
+    from specllama.remote.address import Address
     from specllama.remote.foreign import ForeignEngine
 
 DEFAULT_MODEL = "tiny"
@@ -80,10 +81,18 @@ def load(
     Raises:
         Interrupted: a signal came while it loaded.
     """
-    from specllama.engine.engine import Engine
+    from specllama.engine.opening import OpeningPair
 
-    with signals.stop_loading() as cancel:
-        engine = Engine.load(target, draft, options, on_progress=on_progress, cancel=cancel)
+    with (
+        signals.stop_loading() as cancel,
+        OpeningPair(target, draft, options, on_progress=on_progress, cancel=cancel) as opening,
+    ):
+        from specllama.engine.engine import Engine
+        from specllama.store.rounds import package_versions
+
+        package_versions()  # while weights are read: the log of a reply begins with them
+        engine = Engine.of(opening)
+    gc.freeze()  # what was loaded stays: a search for garbage need not look through it
     signals.stops(engine.abort)
     return engine
 

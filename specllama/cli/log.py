@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from specllama.cli import charts, completing, diagnostics, output
+from specllama.cli.asking import confirm, yes_option
 from specllama.cli.listing import (
     Column,
     json_option,
@@ -19,15 +20,23 @@ from specllama.cli.listing import (
     picked,
     show_path,
     show_table,
+    size,
 )
-from specllama.cli.log_delete import rm, texts
 from specllama.cli.printer import MEASURE, round_glyphs, statistics_line
 from specllama.errors import StoreError, UsageError
 from specllama.events import Payoff, RoundDone
 from specllama.paths import rounds_dir
 from specllama.stats import SpecStats
 from specllama.store import summary
-from specllama.store.rounds import LoggedTurn, RunRecord, find_run, iter_lines, list_runs, read_run
+from specllama.store.rounds import (
+    LoggedTurn,
+    RunRecord,
+    delete_run,
+    find_run,
+    iter_lines,
+    list_runs,
+    read_run,
+)
 from specllama.text import number_of, percent, rate, sanitize_line
 from specllama.verdict import by_source, details, judge, lead, words
 
@@ -40,13 +49,19 @@ Examples:
   specllama log plot --png rounds.png
   specllama log export --csv > rounds.csv
   specllama log rm --all                 delete every log
-  specllama log texts                    the texts that --keep-texts kept
 
 \b
 Every log is a JSON Lines file, so other tools read it as it is:
   jq 'select(.type == "round") | .accepted' "$(specllama log path last)"
   duckdb -c "select source, avg(accepted) from '$(specllama log path last)'
              where type = 'round' group by 1"
+"""
+
+RM_EPILOG = """\b
+Examples:
+  specllama log rm last
+  specllama log rm 20261121-0152 20261121-0160
+  specllama log rm --all --yes
 """
 
 run_argument = click.argument(
@@ -63,8 +78,31 @@ def command() -> None:
     """
 
 
-command.add_command(rm)
-command.add_command(texts)
+@command.command("rm", epilog=RM_EPILOG)
+@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=completing.runs)
+@click.option("--all", "every", is_flag=True, help="Delete the logs of every run.")
+@yes_option
+def rm(runs: tuple[str, ...], every: bool, yes: bool) -> None:
+    """Delete the logs of runs. A file outside the log folder is never touched."""
+    if every == bool(runs):
+        raise UsageError(
+            "give the runs to delete, or --all, not both", "list them: specllama log ls"
+        )
+    # one run can be named twice: `last` and its name
+    paths = list_runs() if every else list(dict.fromkeys(find_run(run) for run in runs))
+    folder = rounds_dir().resolve()
+    for path in paths:
+        if path.resolve().parent != folder:
+            raise UsageError(f"{path} is not in the log folder {folder}", "delete it yourself")
+    if not paths:
+        diagnostics.note("there is no round log to delete")
+        return
+    what = paths[0].stem if len(paths) == 1 else f"{len(paths)} round logs"
+    if not yes:
+        total = sum(path.stat().st_size for path in paths if path.exists())
+        confirm(f"delete {what} ({size(total)})?", default=False)
+    freed = sum(delete_run(path) for path in paths)
+    diagnostics.note(f"deleted {what}, {size(freed)} freed")
 
 
 @command.command("ls")

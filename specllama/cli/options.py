@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -20,12 +20,14 @@ from specllama.cli import completing, diagnostics
 from specllama.cli.numbers import SEED, TEMPERATURE
 from specllama.errors import UsageError
 from specllama.files import read_file
-from specllama.remote.address import KEY_VARIABLE, Address
 from specllama.settings.config import PROJECT_FILE, Settings, load_settings
 from specllama.settings.hardware import endpoints, is_loopback
 from specllama.settings.params import THINK, GenerateParams
 from specllama.settings.schema import BY_NAME, ENGINE_PARTS, SCHEMA
 from specllama.settings.setting import Setting
+
+if TYPE_CHECKING:
+    from specllama.remote.address import Address
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -290,6 +292,8 @@ def server_address(
     url: str, kind: str = "auto", model: str = "", key_file: Path | None = None
 ) -> Address:
     """A server, with the key that a file or the environment gives."""
+    from specllama.remote.address import KEY_VARIABLE, Address
+
     key = os.environ.get(KEY_VARIABLE, "")
     if key_file is not None:
         key = read_text(key_file, "the key file").strip()

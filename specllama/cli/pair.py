@@ -22,7 +22,7 @@ from specllama.cli.listing import (
     without_name,
 )
 from specllama.cli.options import LOADING, GroupedCommand, resolve, settings_options
-from specllama.errors import PairIncompatible
+from specllama.errors import CannotLoad, PairIncompatible
 
 if TYPE_CHECKING:
     from specllama.interface import MethodInfo
@@ -51,8 +51,8 @@ def command(
 ) -> None:
     """Show which DRAFTS fit TARGET and why the others do not, then every other method.
 
-    Only headers are read; no weights are loaded. Without DRAFTS, every model on
-    this machine and the catalogue's draft are considered. A folder stands for the files below it.
+    Only headers are read. Without DRAFTS, every model on this machine and the catalogue's draft are
+    considered. A folder stands for the files below it.
     """
     from specllama.engine.heads import survey
     from specllama.models import doctor, memory, refs
@@ -251,7 +251,7 @@ def _show_one(header: GgufHeader, finding: DraftFinding) -> None:
     rows += _memory_rows(finding)
     if finding.required is not None:
         above = f"above an acceptance of {finding.required:.0%}, plus the cost of wider passes"
-        rows.append(["·", "pays", f"{above}"])
+        rows.append(["·", "pays", f"{above} (specllama tune finds out)"])
     rows += [["!", "", warning] for warning in finding.warnings]
     columns = [Column(""), Column("check"), Column(f"for {header.path.name}", give=True)]
     show_table(rows, columns)
@@ -292,9 +292,11 @@ def _memory_rows(finding: DraftFinding) -> list[list[str]]:
 
 def _gpus() -> list[Any]:
     """GPUs that the installed build can use; none when it is not installed."""
-    try:
-        from specllama.backend.devices import devices, gpus
+    from specllama.backend import trial
+    from specllama.backend.devices import devices, gpus
 
+    try:
+        trial.require()
         return list(gpus(devices()))
-    except (ImportError, OSError):
+    except (CannotLoad, OSError):
         return []

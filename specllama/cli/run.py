@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,13 +26,14 @@ from specllama.cli.options import (
     say_project,
     settings_options,
 )
-from specllama.cli.printer import Printer
 from specllama.errors import SpecllamaError, UsageError
 from specllama.files import read_bounded
 from specllama.interface import EngineLike, Message
-from specllama.remote.address import Address
 from specllama.settings.params import GenerateParams
-from specllama.store.rounds import Logged
+
+if TYPE_CHECKING:
+    from specllama.cli.printer import Printer
+    from specllama.remote.address import Address
 
 WAITS_S = 1.0  # input that takes longer is named
 
@@ -121,6 +122,9 @@ def command(
         head = [Message("system", system)] if system else []
         request = [*head, Message("user", text)]
     with loading.opened(settings, server, quiet=quiet) as engine:
+        from specllama.cli.printer import Printer
+        from specllama.store.rounds import Logged
+
         keeps = settings["log"] and not paths.barred(paths.rounds_dir())
         logged = Logged(engine, command="run")
         printer = Printer(

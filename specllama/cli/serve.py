@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specllama import signals
-from specllama.cli import completing, diagnostics, loading, user_service
+from specllama.cli import completing, diagnostics, loading
 from specllama.cli.options import (
     LOADING,
     REPLYING,
@@ -48,7 +48,6 @@ Examples:
   specllama serve -m qwen3-8b --parallel 8   eight conversations at once
   specllama serve -m qwen3-8b -m gemma3-4b   two models: requests name one, loaded when needed
   specllama serve --on-demand                every model on this machine, loaded when needed
-  specllama serve --on-demand --install-service    start that when you log in
   specllama serve --host 0.0.0.0 --api-key-file keys.txt
   specllama serve --experiment auto=50,none=50    half of the conversations plain
 
@@ -124,12 +123,6 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
 @grouped("--drain", type=click.FloatRange(0), default=30.0, show_default=True, group="Server",
          metavar="SECONDS",
          help="Time that running replies get to finish when the server stops.")  # fmt: skip
-@grouped("--install-service", is_flag=True, group="Service",
-         help="Let systemd or launchd start this command when you log in: show the file, ask, "
-         "write it and start the service.")  # fmt: skip
-@grouped("--uninstall-service", is_flag=True, group="Service",
-         help="Stop the service and delete its file.")  # fmt: skip
-@grouped("-y", "--yes", is_flag=True, group="Service", help="Install or uninstall without asking.")
 @grouped("--access-log/--no-access-log", default=None, group="Output",
          help="Log each request on one line: time, route, status, seconds, client, id; never its "
          "text.  [default: on]")  # fmt: skip
@@ -157,9 +150,6 @@ def command(
     slots: bool,
     slot_save_path: Path | None,
     drain: float,
-    install_service: bool,
-    uninstall_service: bool,
-    yes: bool,
     quiet: bool,
     **flags: Any,
 ) -> int:
@@ -176,9 +166,6 @@ def command(
     from specllama.server.running import bind, run, url_of
     from specllama.server.service import Service
 
-    if uninstall_service:
-        user_service.uninstall(yes=yes)
-        return diagnostics.Exit.OK
     one = {"model": [*model, None][0], "draft_model": [*draft_model, None][0]}
     read = partial(_read, {**flags, **one}, api_key_file, None if insecure else host)
     settings = (told := read()).settings
@@ -198,10 +185,6 @@ def command(
         slots=slots,
         slot_folder=slot_save_path,
     )
-    if install_service:
-        ctx = click.get_current_context()
-        user_service.install(ctx, service.models, settings, drain, yes=yes)
-        return diagnostics.Exit.OK
     with ServerLog.of(settings, quiet=quiet) as log, bind(host, port) as listening:
         service.log = log.request
         service.models.hearers.add(log.model)
@@ -230,11 +213,6 @@ def _read(flags: dict[str, Any], key_file: Path | None, open_to: str | None) -> 
         raise UsageError(
             f"any program that reaches {open_to} could use this server",
             "give --api-key-file, or --insecure if that is meant",
-        )
-    if settings["keep-texts"] and len(keys) > 1:
-        raise UsageError(
-            "kept texts would be drafted from for every API key, and drafts are told",
-            "give --no-keep-texts, or one key",
         )
     return ServerSettings(settings, keys)
 

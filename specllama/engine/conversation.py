@@ -313,7 +313,15 @@ class Conversation:
             is_stop=self._reply.is_stop,
             pass_rows=self._target.max_rows,
             chances=params.chances,
+            inexact=self._inexact,
         )
+
+    def _inexact(self, rows: int, line: bool, past: int) -> bool:
+        """True if the rows of a pass may differ from those of single steps, also through what a
+        pass of another width left in the cache."""
+        if rows > 1 and not self._loaded.info.is_exact(rows, line=line):
+            self._slot.mark_inexact_from(past)
+        return self._slot.inexact
 
     def _coins(self, stream: int) -> RandomCoins:
         """Not those of another reply with this seed: drafts may be copied from it."""
@@ -392,8 +400,6 @@ class Conversation:
         accepted, emitted = min(len(judged.path), kept), done.tokens[:kept]
         drafted, target_token, gap = draft.tokens, judged.target_token, judged.gap
         n = len(drafted)
-        if done.rows > 1 and not self._loaded.info.is_exact(done.rows, line=draft.is_line):
-            self._slot.mark_inexact_from(done.n_past)
         index, wait_ms = self._stats.rounds, done.wait_ms
         if not index:
             took = done.draft_ms + done.verify_ms + done.other_ms
@@ -425,7 +431,6 @@ class Conversation:
             draft_ms=done.draft_ms,
             verify_ms=done.verify_ms,
             other_ms=done.other_ms,
-            # later steps read what a pass of another width left in the cache
             near_tie=self._slot.inexact and gap is not None and gap < NEAR_TIE,
             sources=draft.sources,
             read=done.read,

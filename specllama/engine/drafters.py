@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,6 @@ class Drafters:
     target: Lane
     draft: LaneView | Drafter | None = None
     library: Library = field(default_factory=Library)
-    remember: Callable[[Sequence[int]], None] | None = None
     parts: Mapping[str, Any] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
     reader: TextFollower = field(default_factory=TextFollower)

@@ -20,12 +20,13 @@ from time import perf_counter
 from typing import NamedTuple
 
 from specllama.backend.base import Lane, Vocab
-from specllama.cancel import Cancel, StopFlag
+from specllama.cancel import Cancel
 from specllama.engine import named_slots
 from specllama.engine.bounds import require_going, require_room, require_size, require_text
 from specllama.engine.conversation import Clock, Conversation, Ready
 from specllama.engine.infilling import infilled
 from specllama.engine.loaded import Loaded
+from specllama.engine.opening import OpeningPair
 from specllama.engine.profiles import Windows
 from specllama.engine.pulse import patience
 from specllama.engine.scheduler import Running, Scheduler
@@ -96,11 +97,15 @@ class Engine:
             ConfigError: the settings, which name more folders of models, cannot be read.
             Cancelled: ``cancel`` was set.
         """
+        with OpeningPair(target, draft, options, on_progress=on_progress, cancel=cancel) as opening:
+            return cls.of(opening)
+
+    @classmethod
+    def of(cls, opening: OpeningPair) -> Engine:
+        """See ``load``; for who began to open the files before this module was imported."""
         from specllama.engine.loading import load
 
-        stop = StopFlag()
-        with stop.obeying(cancel or Cancel()):
-            return cls(load(target, draft, options or EngineOptions(), on_progress, stop))
+        return cls(load(opening))
 
     @property
     def info(self) -> EngineInfo:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
+import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from importlib import import_module
 from typing import Literal
 
 import msgspec
@@ -21,8 +21,7 @@ from specllama.backend.llama_pool import LlamaPool, open_pool
 from specllama.backend.loaded_target import LoadedTarget
 from specllama.cancel import StopFlag
 from specllama.engine.gguf_pair import Pair
-from specllama.engine.heads import open_own
-from specllama.engine.probing import exactness_of, kernel_key
+from specllama.engine.probing import exactness_of, state_key
 from specllama.engine.repacking import repacks
 from specllama.errors import CannotLoad
 from specllama.events import LoadProgress, Report
@@ -33,12 +32,10 @@ from specllama.models.nextn import why_not
 from specllama.replies.card import read_card
 from specllama.settings.hardware import Adapter
 from specllama.settings.params import EngineOptions
-from specllama.store.corpus import tokenizer_key
 
 logger = logging.getLogger("specllama.engine.gguf_models")
 
 _SCHEMA = "specllama.threads.v1"
-_STATES = 1  # version of what is written, and of how llama.cpp's own bytes are taken over
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +50,8 @@ class _Model:
     @property
     def shown(self) -> Opened:
         kept = self.options.kv_disk != "off"
-        return Opened(self.pool, self.model.vocab, self._info, self._state_key if kept else "")
-
-    @property
-    def _state_key(self) -> str:
-        """The name of everything that decides what the pool's cells hold, and how they are written:
-        by it a state on disk is known to be of what is loaded."""
-        header, pool, options = self.header, self.pool, self.options
-        n_ctx = header.metadata.get(header.own("rope.scaling.original_context_length"))
-        key = {
-            **kernel_key(header, self.model, pool, options),
-            "version": _STATES,
-            "swa": options.swa_full,
-            "forgets": pool.forgets,
-            "adapters": [_changed(text) for text in options.loras],
-            # some models turn positions otherwise in a context that is longer
-            "long": isinstance(n_ctx, int) and pool.n_ctx > n_ctx,
-        }
-        return hashlib.sha256(msgspec.json.encode(key, order="sorted")).hexdigest()[:16]
+        key = state_key(self.header, self.model, self.pool, self.options) if kept else ""
+        return Opened(self.pool, self.model.vocab, self._info, key)
 
     @property
     def _info(self) -> ModelInfo:
@@ -115,6 +96,8 @@ def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
                 _choose_threads(one)
 
         def own() -> Own:
+            from specllama.engine.heads import open_own
+
             threads = pool.kernels.threads
             return open_own(
                 LoadedTarget(header, model, pool, options, threads, heads), options.heads
@@ -130,9 +113,14 @@ def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
             template=header.chat_template,
             bos=model.vocab.bos_text,
             eos=model.vocab.eos_text,
-            vocabulary=tokenizer_key(header.token_bytes) if options.keep_texts else "",
             close=closing.pop_all().close,
         )
+
+
+def _prepare(template: str | None) -> None:
+    """Have at hand, once the weights are there, what is asked for next."""
+    import_module("specllama.replies.marks").derive(template)
+    import_module("specllama.models.pruned")
 
 
 def _load(
@@ -166,10 +154,12 @@ def _load_as(
             if on_progress is not None:
                 on_progress(LoadProgress(role, str(header.path), fraction))
 
+        progress(0.0)
         place = None if plan is None else plan.target if role == "target" else plan.draft
         model = llama.LlamaModel(
             header.path,
             pre=header.pre_tokenizer or "",
+            longest=header.longest_token,
             gpu_layers="0",
             place=place,
             loras=[Adapter.read(text) for text in options.loras] if role == "target" else (),
@@ -183,6 +173,7 @@ def _load_as(
         closing.callback(model.close)
         return model
 
+    threading.Thread(target=_prepare, args=(pair.target.chat_template,), daemon=True).start()
     model = open_model(pair.target, "target", repacks(pair))
     pool = open_pool(
         model,
@@ -238,9 +229,3 @@ def _warm_up(pool: LlamaPool) -> None:
     lane = pool.open()
     lane.forward([0], outputs="last")
     lane.close()
-
-
-def _changed(adapter: str) -> list[int]:
-    """Size and time of an adapter's file."""
-    stat = Path(Adapter.read(adapter).path).expanduser().stat()
-    return [stat.st_size, stat.st_mtime_ns]

@@ -7,13 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specllama.backend import devices, placement, planning, rpc
-from specllama.engine.measured import measured_acceptance
+from specllama.backend import devices, placement, planning, rpc, trial
 from specllama.errors import DoesNotFit
 from specllama.models import context, memory, running_state
-from specllama.models.adapter import check_adapter
 from specllama.models.gguf import GgufHeader, read_header
-from specllama.models.loadable import check_loadable
+from specllama.models.loadable import check_adapter, check_loadable
 from specllama.models.pairing import compare, require_pair
 from specllama.models.sliding_windows import saved_bytes
 from specllama.replies.card import read_card
@@ -22,6 +20,7 @@ from specllama.settings.params import EngineOptions
 
 logger = logging.getLogger("specllama.engine.gguf_pair")
 
+ENOUGH_TESTED = 200  # tokens of a draft model, for a mean that says something
 _SHORT = 512  # the shortest context that is worth a word
 
 
@@ -167,6 +166,7 @@ def read_pair(target: Path, draft: Path | None, options: EngineOptions) -> Pair:
     Raises:
         BadGguf, UnsupportedModel, PairIncompatible, DoesNotFit, CannotLoad.
     """
+    trial.require()
     rpc.use(options.rpc)
     header = read_header(target)
     check_loadable(header, "target")
@@ -305,3 +305,43 @@ def _offload(
         lanes=pair.lanes,
         acceptance=accepted,
     )
+
+
+def measured_acceptance(
+    target: GgufHeader, draft: GgufHeader, folder: Path | None = None
+) -> float | None:
+    """How often the draft model's tokens were accepted, wherever its layers were.
+
+    None where too few were tested on this machine.
+    """
+    import msgspec
+
+    from specllama.engine.profiles import SCHEMA
+    from specllama.paths import profiles_dir
+    from specllama.speculative.policy.learned import Learned
+    from specllama.store import profiles as store
+
+    tested = accepted = 0.0
+    for path in sorted((folder or profiles_dir()).glob("*.json")):
+        try:
+            data = store.read(path)
+            if data is None or data["schema"] != SCHEMA:
+                continue
+            pair = data["pair"]
+            if not _is_of(pair["target"], target) or not _is_of(pair["draft"], draft):
+                continue
+            bands = msgspec.convert(data["bands"], dict[str, Learned], str_keys=True)
+        except (OSError, *store.DAMAGE):
+            continue
+        for band in bands.values():
+            known = band.sources.get("draft")
+            if known is not None:
+                tested += known.labels
+                accepted += known.labels * known.mean
+    return accepted / tested if tested >= ENOUGH_TESTED else None
+
+
+def _is_of(key: str, header: GgufHeader) -> bool:
+    """Whether a key of ``_model_key`` is this file's."""
+    beginning = f"{header.name} {header.quantization} "
+    return key.startswith(beginning) and key.endswith(f" {header.file_bytes}")

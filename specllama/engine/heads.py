@@ -41,7 +41,6 @@ def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
     """
     from specllama.models import pruned
     from specllama.models.gguf import read_header
-    from specllama.models.pruned import fingerprint
     from specllama.models.refs import resolve
 
     own = Own()
@@ -63,13 +62,13 @@ def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
         if method in own.parts:
             raise PairIncompatible(f"two {method} heads were given", "give one of each kind")
         own.parts[method] = _open(head, target)
-        own.keys[method] = fingerprint(head)
+        own.keys[method] = head.fingerprint
     for path in bundled_heads(target.header.path):
         head = read_header(path)
         kind = sidecars.kind_of(head)
         if kind in HEADS and HEADS[kind].method not in own.parts:
             unasked(HEADS[kind].method, "", partial(_open, head, target))
-            own.keys[HEADS[kind].method] = fingerprint(head)
+            own.keys[HEADS[kind].method] = head.fingerprint
     if "mtp" not in own.parts:
         layers = partial(_open_checked, "mtp", target.header, target, None)
         unasked("mtp", _no_layers(target.header), layers)

@@ -29,7 +29,7 @@ from specllama.cancel import Cancel
 from specllama.engine.process import Child, OnMessage
 from specllama.engine.serving import EngineFactory as EngineFactory
 from specllama.engine.serving import OnEvent
-from specllama.errors import EngineError, SpecllamaError
+from specllama.errors import EngineDied, EngineError, SpecllamaError
 from specllama.events import Event, Notice
 from specllama.interface import EngineInfo, EngineLike, Message, Prompt, SlotAction, Stepped
 from specllama.settings.params import EngineOptions, GenerateParams
@@ -78,11 +78,14 @@ class LoadEngine:
     beside: int = 0
 
     def __call__(self, progress: OnEvent, /) -> Stepped:
-        from specllama.engine.engine import Engine
+        from specllama.engine.opening import OpeningPair
         from specllama.models import memory
 
         memory.leave(self.beside)
-        return Engine.load(self.target, self.draft, self.options, on_progress=progress)
+        with OpeningPair(self.target, self.draft, self.options, on_progress=progress) as opening:
+            from specllama.engine.engine import Engine
+
+            return Engine.of(opening)
 
 
 class EngineHost:
@@ -155,6 +158,17 @@ class EngineHost:
         Raises:
             SpecllamaError: what the load raised in the child, or EngineDied.
         """
+        child = self.begin()
+        try:
+            self._last_info = child.wait_ready()
+        except EngineDied:
+            if not child.distrusted:
+                raise
+            return self.start()
+        return self._last_info
+
+    def begin(self) -> Child:
+        """As ``start``, without waiting for what is loaded."""
         if (child := self._child) is not None and child.stuck is not None:
             child.wait_gone()
         with self._guard:
@@ -164,15 +178,14 @@ class EngineHost:
             if child is None or child.death is not None:
                 child = Child(
                     self.factory,
-                    self.on_event,
+                    lambda event: self.on_event(event) if self.on_event else None,
                     patience_s=self.patience_s,
                     on_death=lambda: self.on_death(),
                     loop=self.loop,
                 )
                 self._child = child
                 self._starts += 1
-        self._last_info = child.wait_ready()
-        return self._last_info
+        return child
 
     def switch(self, factory: EngineFactory) -> EngineInfo:
         """Unload, then load something else; two targets at once seldom fit.

@@ -1,70 +1,49 @@
-"""From model references to the parts of an engine: who opens the files, what every slot gets."""
+"""From the opened files of a pair to the parts of an engine: what every slot gets."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from importlib import import_module
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from specllama.backend.base import OpenedPair, Opener, Own, Pool, Vocab
+from specllama.backend.base import OpenedPair, Own, Pool, Vocab
 from specllama.backend.exactness import Exactness
-from specllama.cancel import StopFlag
 from specllama.engine.drafters import Drafters
 from specllama.engine.loaded import Loaded
 from specllama.engine.methods import methods
+from specllama.engine.opening import OpeningPair
 from specllama.engine.profiles import Windows, open_profile
 from specllama.engine.prompting import Prompting
 from specllama.engine.sampler_chains import SamplerChains
 from specllama.engine.shelf import Shelf, StateKeys
 from specllama.engine.slot import Slot
-from specllama.errors import StoreError
 from specllama.events import Notice, Report
 from specllama.interface import EngineInfo
-from specllama.models.refs import resolve_pair
-from specllama.settings.params import EngineOptions, disk_bytes
+from specllama.settings.params import disk_bytes
+from specllama.speculative.drafting import method
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.library import Library
 from specllama.speculative.drafting.translate import join_vocabularies
 from specllama.speculative.effects import LaneView
-from specllama.store.corpus import Corpus
 from specllama.store.sessions import is_stored
 from specllama.store.states import States
 from specllama.store.texts import read_texts
 
-logger = logging.getLogger("specllama.engine.loading")
-
-BACKENDS = {  # by what a target's file name ends with: who opens it
-    ".gguf": "specllama.engine.open_gguf:open_pair",
-}
 GIVEN_TOKENS = 2**19  # of the texts that a user names: 6 MiB, sorted in a second or two
-PAST_TOKENS = 32768  # of kept texts, read when a model is loaded
 
 
-def load(
-    target: str | Path,
-    draft: str | Path | None,
-    options: EngineOptions,
-    on_progress: Report,
-    stop: StopFlag,
-) -> Loaded:
-    """Open the files of a pair and make the slots of its conversations; see ``Engine.load``.
-
-    Setting ``stop`` ends it with Cancelled; later, the passes of every context look at it.
-    """
-    begin = perf_counter()
-    path, draft_path = resolve_pair(str(target), None if draft is None else str(draft))
-    opened = _opener(path)(path, draft_path, options, on_progress, stop)
+def load(opening: OpeningPair) -> Loaded:
+    """The parts of an engine, once the files of its pair are open; see ``Engine.load``."""
+    method.methods()  # imports them while weights are being read
+    opened, options = opening.pair(), opening.options
     pool, vocab = opened.target.pool, opened.target.vocab
     try:
         pools = [pool] if opened.draft is None else [pool, opened.draft.pool]
         lanes = min(options.parallel, *(one.lanes for one in pools))
         given, said = _given(options.draft_from, vocab)
-        if said and on_progress is not None:
-            on_progress(Notice(said, topic="texts"))
+        if said and opening.on_progress is not None:
+            opening.on_progress(Notice(said, topic="texts"))
         own = opened.own()
         drafters = _drafters(opened, own, lanes, given)
         slots = tuple(Slot(made.target, made.all()) for made in drafters)
@@ -82,7 +61,7 @@ def load(
         device="CPU" if kernels.on_cpu else "GPU",
         threads=kernels.threads,
         flash_attn=kernels.flash != "off",
-        load_ms=(perf_counter() - begin) * 1e3,
+        load_ms=(perf_counter() - opening.begun) * 1e3,
         has_chat_template=opened.template is not None,
         methods=methods(drafters[0].facts),
         lanes=lanes,
@@ -99,7 +78,7 @@ def load(
         prompting=Prompting(vocab, opened.template, opened.bos, opened.eos),
         chains=chains,
         windows=Windows(open_profile(info), info),
-        stop=stop,
+        stop=opening.stop,
         measured=measured,
         kv_ram=idle if options.parallel > 1 else 0,
         shelf=_shelf(opened, own, options.kv_disk, idle),
@@ -119,13 +98,6 @@ def _exactness(found: Exactness, pool: Pool) -> dict[str, Any]:
     }
 
 
-def _opener(path: Path) -> Opener:
-    """Who opens such a file: GGUF files may have any name."""
-    module, _, name = BACKENDS.get(path.suffix, BACKENDS[".gguf"]).partition(":")
-    opener: Opener = getattr(import_module(module), name)
-    return opener
-
-
 def _shelf(opened: OpenedPair, own: Own, kv_disk: str, waiting: int) -> Shelf | None:
     """Where conversations are kept on disk; None where they are not.
     ``waiting``: bytes of what may wait for the disk."""
@@ -142,8 +114,7 @@ def _drafters(
     opened: OpenedPair, own: Own, slots: int, given: Iterable[Sequence[int]]
 ) -> list[Drafters]:
     """What each slot drafts with."""
-    kept, remember = _corpus(opened.vocabulary) if opened.vocabulary else ((), None)
-    library = Library([*given, *kept])
+    library = Library(given)
 
     def beside() -> LaneView | Drafter | None:
         if opened.draft is None:
@@ -154,7 +125,7 @@ def _drafters(
         return lane
 
     return [
-        Drafters(opened.target.pool.open(), beside(), library, remember, own.parts, own.reasons)
+        Drafters(opened.target.pool.open(), beside(), library, own.parts, own.reasons)
         for _ in range(slots)
     ]
 
@@ -178,18 +149,3 @@ def _given(names: Sequence[str], vocab: Vocab) -> tuple[list[list[int]], str]:
         left -= len(ids)
     said = f"drafting from {len(found)} of {len(texts)} texts, {GIVEN_TOKENS - left:,} tokens"
     return found[::-1], f"{said}; left out: {without}" if without else said
-
-
-def _corpus(
-    vocabulary: str,
-) -> tuple[Iterable[Sequence[int]], Callable[[Sequence[int]], None]]:
-    """Earlier texts in the tokens of this vocabulary, and how to keep a further one."""
-    corpus = Corpus()
-
-    def remember(text: Sequence[int]) -> None:
-        try:
-            corpus.add(vocabulary, text)
-        except StoreError as error:  # a full disk must not end a conversation
-            logger.warning("%s", error)
-
-    return corpus.texts(vocabulary, most=PAST_TOKENS), remember

@@ -6,10 +6,12 @@ on what is found, see ``Kernels.exact_rows``. ``--exact`` alone asks for it when
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from specllama.backend import verdicts
 from specllama.backend.exactness import SCHEMA, Exactness, Group
 from specllama.errors import Cancelled, EngineError, SpecllamaError, UsageError
 from specllama.events import Measuring, Report
+from specllama.settings.hardware import Adapter
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
@@ -32,6 +35,7 @@ WHAT = "checking that drafting gives the same text here"
 LATER = "that is done while the model is at rest, or now by: specllama tune -m FILE"
 _TIMED = 5  # passes of each width
 _SURE = 0.04  # share of a measurement after which its length is estimated
+_STATES = 1  # of what is written, and of how llama.cpp's own bytes are taken over
 FAR_BYTES = 1 << 30  # weights of models for which passes of up to 65 rows are compared, too
 
 
@@ -199,3 +203,26 @@ def _timed(groups: Sequence[Group], target: LlamaPool) -> tuple[Group, ...]:
     return tuple(
         msgspec.structs.replace(group, ms=tuple(ms[w] for w in group.widths)) for group in groups
     )
+
+
+def state_key(
+    header: GgufHeader, model: LlamaModel, pool: LlamaPool, options: EngineOptions
+) -> str:
+    """The name of everything that decides what a pool's cells hold, and how they are written."""
+    n_ctx = header.metadata.get(header.own("rope.scaling.original_context_length"))
+    key = {
+        **kernel_key(header, model, pool, options),
+        "version": _STATES,
+        "swa": options.swa_full,
+        "forgets": pool.forgets,
+        "adapters": [_changed(text) for text in options.loras],
+        # some models turn positions otherwise in a context that is longer
+        "long": isinstance(n_ctx, int) and pool.n_ctx > n_ctx,
+    }
+    return hashlib.sha256(msgspec.json.encode(key, order="sorted")).hexdigest()[:16]
+
+
+def _changed(adapter: str) -> list[int]:
+    """Size and time of an adapter's file."""
+    stat = Path(Adapter.read(adapter).path).expanduser().stat()
+    return [stat.st_size, stat.st_mtime_ns]

@@ -131,6 +131,8 @@ class Prompting:
 
     def _expected(self, text: str, ids: Sequence[int], n_ctx: int | None) -> Sequence[int]:
         """What is expected of the reply to ``ids``, as far as the context can hold it."""
+        if not text:
+            return ()
         if n_ctx is not None and self.vocab.longest:
             text = text[: n_ctx * self.vocab.longest]
         after_text = self.vocab.special(ids[-1]) is None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import platform
 from typing import TYPE_CHECKING
 
+from specllama.backend import trial
 from specllama.models.memory import repacked_bytes, repacked_types
 
 if TYPE_CHECKING:
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
 
 # In wide passes their rows differ from single steps where they are repacked (x86, llama-cpp-python
 # 0.3.36: the table in exactness.md, which tests/e2e/test_layouts.py compares with the kernels).
-# IQ4_NL and MXFP4 differ as stored instead, all others in neither.
+# IQ4_NL differs as stored instead, all others in neither.
 ROUNDS_REPACKED = frozenset({"Q4_K", "Q2_K"})
 
 
 def repacks(pair: Pair) -> bool:
     """True if the target of a pair is loaded with its weights repacked."""
+    if not trial.repacks():
+        return False
     if pair.options.repack != "auto":
         return pair.options.repack == "on"
     return pair.on_gpu or not _rounds_repacked(pair)
@@ -31,6 +34,8 @@ def repacks(pair: Pair) -> bool:
 
 def line(pair: Pair) -> str:
     """How the target's weights will lie in memory, and why."""
+    if not trial.repacks():
+        return "as stored: repacked, they end this build of llama.cpp here"
     if pair.options.repack != "auto":
         return "repacked where llama.cpp can" if pair.options.repack == "on" else "as stored"
     if repacks(pair):

@@ -29,7 +29,7 @@ from specllama.settings.setting import Setting
 
 PROJECT_FILE = "specllama.toml"
 # where texts go, stay or come from: the user's
-PERSONAL = ("rpc", "keep-texts", "kv-disk", "draft-from", "log-file")
+PERSONAL = ("rpc", "kv-disk", "draft-from", "log-file")
 CARD = "the model's card"
 
 

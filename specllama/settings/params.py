@@ -493,11 +493,6 @@ class EngineOptions:
         "Copy drafts from this file, or from the texts of this folder, as well; repeatable.",
         metavar="FILE|FOLDER",
     )
-    keep_texts: bool = speculation(
-        False,
-        "Keep texts on disk, as token ids, so that the suffix method can copy from them in later "
-        "runs.",
-    )
     exact: str = speculation(
         "off",
         "The same bits in plain and drafted passes: all of them get a number of rows that one "

@@ -45,7 +45,8 @@ def margins(cut: RowCut, params: SamplingParams) -> tuple[IntArray, FloatArray, 
     margin = np.full(len(ids), np.inf)
     if 0 < p.top_k < len(cut.peaks.values):
         last = float(logits.min())
-        near = np.setdiff1d(cut.peaks.reaching(last - REACH), ids, assume_unique=True)
+        near = cut.peaks.reaching(last - REACH)
+        near = np.delete(near, near.searchsorted(ids))
         if len(near):
             outside = cut.peaks.values[near].astype(np.float64)
             margin = np.concatenate((logits - outside.max(), outside - last - 1e-12))

@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from specllama.arrays import FloatArray, IntArray
 from specllama.history import Places
-from specllama.speculative.selection import Peaks
 from specllama.speculative.types import Law
 
 _MASK = (1 << 64) - 1
@@ -29,11 +28,17 @@ _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _XTC_STREAM = 0x5851F42D4C957F2D
 _SHIFT_1, _SHIFT_2, _SHIFT_3, _UNUSED = map(np.uint64, (30, 27, 31, 12))
-_ONE = np.float64(1.0).view(np.uint64)
+_FACTOR_1, _FACTOR_2 = map(np.uint64, (_MIX_1, _MIX_2))
 _REPLY_BITS = 32  # no reply is longer
 _MANY = 4096  # tokens whose noise is not worth a logarithm each
-_FAVOURITES = 16
+_FAVOURITES = 64
 _FEW = 8
+_TILE = 32768  # hashes that are made at once: they stay in a core's own cache
+_BITS = 31  # of a hash, the highest, which its last step leaves as they are
+_LEAST_NOISE = -np.log1p(-(2.0**-53))  # see ``exp_noise``
+_ROUNDING = 1e-9  # much more than that of a time
+_ENDLESS = 1e300  # a time that nobody has whose weight counts
+_LOWEST = float(np.finfo(np.float32).min)
 
 
 def reply_position(replies: int, begun: int) -> int:
@@ -59,16 +64,28 @@ def _hash(seed: int, position: int, ids: IntArray) -> npt.NDArray[np.uint64]:
     key = _key(seed, position)
     if len(ids) <= _FEW:  # array by array would take longer
         return np.array([_mix(i * _GOLDEN + key) >> 12 for i in ids.tolist()], np.uint64)
+    x = _spread(ids)
+    x += np.uint64(key)
+    x ^= _almost(x, np.empty_like(x)) >> _SHIFT_3
+    x >>= _UNUSED
+    return x
+
+
+def _spread(ids: IntArray) -> npt.NDArray[np.uint64]:
     x = ids.astype(np.uint64)
     x *= np.uint64(_GOLDEN)
-    x += np.uint64(key)
-    shifted = np.empty_like(x)
+    return x
+
+
+_SPREAD = _spread(np.arange(_TILE, dtype=np.int32))
+
+
+def _almost(x: npt.NDArray[np.uint64], shifted: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Hash in place, but for the last step, which leaves the highest bits as they are."""
     x ^= np.right_shift(x, _SHIFT_1, out=shifted)
-    x *= np.uint64(_MIX_1)
+    x *= _FACTOR_1
     x ^= np.right_shift(x, _SHIFT_2, out=shifted)
-    x *= np.uint64(_MIX_2)
-    x ^= np.right_shift(x, _SHIFT_3, out=shifted)
-    x >>= _UNUSED
+    x *= _FACTOR_2
     return x
 
 
@@ -90,36 +107,61 @@ def draw(law: Law, seed: int, position: int) -> tuple[int, float]:
 
     A lead near zero is a near-tie: a floating-point difference in the logits could flip it.
     """
-    if len(law.ids) == 1:
+    if law.size == 1:
         return int(law.ids[0]), float("inf")
-    ids, probs = law.ids, law.probs
-    if len(ids) > _MANY:
-        running = _contenders(law, seed, position)
-        ids, probs = ids[running], probs[running]
-    with np.errstate(over="ignore"):  # a vanishing probability never wins: inf is its time
-        times = exp_noise(seed, position, ids) / probs
-        winner = int(times.argmin())
-        first = times[winner]
-        times[winner] = np.inf
-        lead = float(np.log(times.min() / first))
-    return int(ids[winner]), lead
+    with np.errstate(over="ignore", divide="ignore"):  # who cannot win takes for ever
+        if law.size > _MANY:
+            token, lead = _first(*_contenders(law, seed, position))
+            if lead > _ROUNDING:
+                return token, lead
+        return _first(law.ids, exp_noise(seed, position, law.ids) / law.probs)
 
 
-def _contenders(law: Law, seed: int, position: int) -> Places:
-    """Indices that hold the winner and the runner-up of a race, and few others.
+def _first(ids: IntArray, times: FloatArray) -> tuple[int, float]:
+    """Return who is first, and its lead in log score."""
+    winner = int(times.argmin())
+    first = times[winner]
+    times[winner] = np.inf
+    return int(ids[winner]), float(np.log(times.min() / first))
 
-    A logarithm for each of 150,000 tokens takes longer than all else. The second of the likeliest
-    tokens has some time t; who beats it has noise below t * p, and so, as -log(u) >= 1 - u, a
-    uniform u with u + t * p >= 1. The bits of a hash are read as the mantissa of 1 + u, and a hair
-    more than is needed passes.
+
+def _contenders(law: Law, seed: int, position: int) -> tuple[IntArray, FloatArray]:
+    """Return the winner and the runner-up of a race, among few others, and their times.
+
+    To hash 150,000 tokens takes longer than all else, to take the logarithm of each longer still.
+    The second of the likeliest tokens has some time t; who beats it has noise below t * w, where w
+    is its weight. No noise is less than ``_LEAST_NOISE``, which leaves most of them out where the
+    others are likely enough. A bar bounds the weights of the rest, and as -log(u) >= 1 - u, their
+    uniform u is above 1 - t * w: the highest bits of a hash tell, and a hair more than is needed
+    passes.
     """
-    ids, probs = law.ids, law.probs
-    peaks = Peaks(probs)
-    likeliest = peaks.reaching(peaks.bar(_FAVOURITES))
-    times = exp_noise(seed, position, ids[likeliest]) / probs[likeliest]
-    bound = float(np.partition(times, 1)[1])
-    bits = _hash(seed, position, ids)
-    bits |= _ONE
-    reach = bits.view(np.float64)
-    reach += probs * bound
-    return np.flatnonzero(reach >= 2.0 - 1e-9)
+    peaks = law.peaks
+    values, bar = peaks.values, max(peaks.bar(_FAVOURITES), _LOWEST)
+    at = peaks.reaching(bar)
+    times = exp_noise(seed, position, law.at(at)) / law.weights(values[at])
+    limit = float(np.partition(times, 1)[1]) * (1.0 + _ROUNDING) if len(at) > 1 else np.inf
+    if limit < _ENDLESS:
+        level = law.level(_LEAST_NOISE / limit)
+        if level < bar:
+            more = peaks.among(level)
+            more = more[_lucky(seed, position, law.at(more), limit * law.weight(bar))]
+            if len(more := more[values[more] < bar]):
+                late = exp_noise(seed, position, law.at(more)) / law.weights(values[more])
+                at, times = np.concatenate((at, more)), np.concatenate((times, late))
+    return law.at(at), times
+
+
+def _lucky(seed: int, position: int, ids: IntArray, bound: float) -> Places:
+    """Return the indices of those whose noise can be below ``bound``, and of few others."""
+    key = _key(seed, position)
+    least = np.uint64(max(int((1.0 - min(bound, 1.0)) * 2**_BITS) - 1, 0) << (64 - _BITS))
+    whole = len(ids) > 0 and int(ids[-1]) == len(ids) - 1  # ascending: each is its index
+    hashes, shifted = np.empty((2, _TILE), np.uint64)
+    found = [np.empty(0, np.int64)]
+    for i in range(0, len(ids), _TILE):
+        n = min(len(ids) - i, _TILE)
+        spread, first = (_SPREAD, i) if whole else (_spread(ids[i : i + n]), 0)
+        x = np.add(spread[:n], np.uint64((key + first * _GOLDEN) & _MASK), out=hashes[:n])
+        if _almost(x, shifted[:n]).max() >= least:
+            found.append((x >= least).nonzero()[0] + i)
+    return np.concatenate(found)

@@ -44,7 +44,6 @@ class Round:
     other_ms: float
     wait_ms: float = 0.0  # between the round before and this one
     read: int = 0
-    rows: int = 0  # of the target's pass, those of other conversations among them
     likely: tuple[list[tuple[int, float]], ...] = ()  # see ``likeliest``, of each of ``tokens``
 
 
@@ -81,9 +80,10 @@ class _Times:
 class TargetWalk:
     """The target's laws along the draft: rows [1 + n, n_vocab] through the sampler chain."""
 
-    def __init__(self, rows: Rows, chain: SamplerChain) -> None:
+    def __init__(self, rows: Rows, chain: SamplerChain, measured: bool = True) -> None:
         self._rows = rows
         self._chain = chain
+        self._measured = measured  # whether it is asked how near another token was
 
     @property
     def position(self) -> int:
@@ -94,7 +94,7 @@ class TargetWalk:
         return self._chain.scale
 
     def slack(self, token: int) -> float:
-        return self._chain.slack(token)
+        return self._chain.slack(token) if self._measured else math.inf
 
     def law(self, node: int) -> Law:
         return self._chain.law(self._rows[node + 1])
@@ -103,7 +103,7 @@ class TargetWalk:
         self._chain.advance(token)
 
     def fork(self) -> TargetWalk:
-        return TargetWalk(self._rows, self._chain.fork())
+        return TargetWalk(self._rows, self._chain.fork(), self._measured)
 
 
 class Rounds:
@@ -116,6 +116,8 @@ class Rounds:
         chain: the sampler chain positioned after ``tokens``.
         pass_rows: widest pass of the target.
         chances: tell the probability of every token, and of so many others; None does not.
+        inexact: of a pass (rows, whether they follow each other, tokens before them), whether its
+            rows may differ by rounding from those of single steps; only then near-ties are told.
         clock: seconds; a virtual one in simulations.
     """
 
@@ -133,9 +135,11 @@ class Rounds:
         is_stop: Callable[[int], bool],
         pass_rows: int,
         chances: int | None = None,
+        inexact: Callable[[int, bool, int], bool] = lambda rows, line, past: True,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._chances = chances
+        self._inexact = inexact
         self.tokens = tokens
         self.chain = chain
         self.target = target
@@ -175,7 +179,8 @@ class Rounds:
         try:
             rows = (yield self._pass(draft)).rows if first is None else first[None]
             at.evaluated = clock()
-            walk = TargetWalk(rows, self.chain)
+            n = len(draft) + 1 if self._shared is None else self._shared.tokens
+            walk = TargetWalk(rows, self.chain, self._inexact(n, draft.is_line, past))
             verdict = self._rule.judge(draft, walk, self._seed, self._coins, self._is_stop)
             if len(draft):
                 self.drafter.read_rows(draft, lambda node: rows[node + 1])
@@ -218,7 +223,6 @@ class Rounds:
             other_ms=at.round_ms - at.draft_ms - at.verify_ms,
             wait_ms=at.wait_ms,
             read=read,
-            rows=len(draft) + 1 if self._shared is None else self._shared.tokens,
             likely=likely,
         )
 

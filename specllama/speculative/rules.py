@@ -21,6 +21,7 @@ import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Protocol
 
 import numpy as np
@@ -70,7 +71,11 @@ class RandomCoins:
     """Coins of a numpy generator."""
 
     def __init__(self, seed: int | tuple[int, ...]) -> None:
-        self._rng = np.random.default_rng(seed)
+        self._seed = seed
+
+    @cached_property
+    def _rng(self) -> np.random.Generator:
+        return np.random.default_rng(self._seed)  # few rules flip any: a slow import
 
     def bern(self, probability: float) -> bool:
         # strict: u == 0.0 must not accept probability 0

@@ -13,8 +13,9 @@ masked before truncation. That keeps the common case to a handful of candidates.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -27,8 +28,8 @@ from specllama.settings.params import SamplingParams
 from specllama.speculative.cuts import REACH, RowCut, slack
 from specllama.speculative.matches import agreement
 from specllama.speculative.noise import coin
-from specllama.speculative.selection import Peaks, smallest
-from specllama.speculative.types import Law
+from specllama.speculative.selection import Numbers, Peaks, every, smallest
+from specllama.speculative.types import CERTAIN, Law
 
 # Tokens this far (in logits) below the best are looked at only when the nearer ones do not settle
 # the truncation: a threshold scan is some 20 times cheaper than a partition of the vocabulary.
@@ -97,8 +98,10 @@ class SamplerChain:
         self.params = params
         self.seed = seed
         self.position = len(tokens) if position is None else position
-        self.gap = math.inf
-        self._peaks: Peaks | None = None  # of the last row that was cut
+        # of the last row: its lead, or the best of it; what was cut, and what the cuts began with
+        self._gap: float | tuple[Row, int] = math.inf
+        self._peaks: Peaks | None = None
+        self._cut: RowCut | None = None
         self.constraint = constraint
         self._breakers = breakers
         self._is_end = is_end
@@ -139,6 +142,16 @@ class SamplerChain:
         return self.params.temperature or 1.0
 
     @property
+    def gap(self) -> float:
+        """Lead of the last row's best logit over the second, of a greedy chain; else inf. The row
+        must still be there."""
+        if isinstance(self._gap, tuple):
+            z, best = self._gap
+            others = [float(part.max()) for part in (z[:best], z[best + 1 :]) if len(part)]
+            self._gap = float(z[best]) - max(others, default=-math.inf)
+        return self._gap
+
+    @property
     def remembers(self) -> bool:
         """Whether laws depend on the tokens before, and not on their number alone."""
         return self._penalties or self._dry or self.constraint is not None
@@ -169,8 +182,8 @@ class SamplerChain:
     def law(self, row: Row) -> Law:
         """The law of the next token. ``row``: [n_vocab] logits, left unchanged.
 
-        For a greedy chain the law is a point mass and ``gap`` is the lead of the best logit over
-        the second; otherwise ``gap`` is inf (the draw reports its own, ``slack`` that of the cuts).
+        For a greedy chain the law is a point mass, and ``gap`` tells the lead of its token; of
+        another one the draw reports its own, and ``slack`` that of the cuts.
 
         Raises:
             EngineError: the row holds NaN or +inf.
@@ -178,11 +191,15 @@ class SamplerChain:
         """
         z = self._adjusted(row)
         if self.greedy:
-            best = int(np.argmax(z))  # the lowest id on ties; a NaN wins, so it is seen here
+            best = int(z.argmax())  # the lowest id on ties; a NaN wins, so it is seen here
             self._require_number(row, float(z[best]))
             return self._greedy_law(z, best)
         peaks = Peaks(z)
         self._require_number(row, peaks.top)
+        self._gap = math.inf
+        if self.constraint is None and not self._weighs and not 0 < self.params.top_k < len(z):
+            self._peaks = None
+            return Softmax(peaks, self.params.temperature)
         at, logits = self._truncate(peaks)
         if self.constraint is not None:
             keep = self.constraint.allowed(at)
@@ -190,18 +207,7 @@ class SamplerChain:
                 at, logits = at[keep], logits[keep]
             else:
                 at, logits = self._truncate(Peaks(self._masked(z)))
-        self.gap = math.inf
-        if len(at) == 1:
-            return Law(at, np.ones(1))
-        logits -= logits.max()
-        with np.errstate(over="ignore"):  # a tiny temperature makes the others -inf, as it should
-            logits /= self.params.temperature
-        weights = np.exp(logits, out=logits)
-        weights /= weights.sum()
-        if weights.min() == 0.0:
-            positive = weights > 0.0
-            at, weights = at[positive], weights[positive]
-        return Law(at, weights)
+        return _softmax(at, logits, self.params.temperature)
 
     def slack(self, winner: int) -> float:
         """By how many logits rounding has to move the last row for another token than ``winner`` to
@@ -213,7 +219,7 @@ class SamplerChain:
             bar = peaks.top + math.log(p.min_p) - REACH
             if len(peaks.reaching(bar)) == 1:  # nothing else is close to coming in
                 return math.inf
-        cut = RowCut(peaks, *self._candidates(peaks, peaks.top))
+        cut = self._cut or RowCut(peaks, *self._candidates(peaks, peaks.top))
         return slack(cut, p, self.seed, self.position, winner)
 
     def _require_number(self, row: Row, top: float) -> None:
@@ -239,11 +245,7 @@ class SamplerChain:
             inside = self._biased < len(z)
             z[self._biased[inside]] += self._biases[inside]
         if self._penalties:
-            ids, n = self._recent_counts(len(z))
-            seen = z[ids]
-            repeat = np.float32(p.repeat_penalty)
-            seen = np.where(seen <= 0, seen * repeat, seen / repeat)
-            z[ids] = seen - n * np.float32(p.frequency_penalty) - np.float32(p.presence_penalty)
+            self._penalize(z)
         if self._dry:
             tokens, lengths = self._dry_matches()
             inside = tokens < len(z)
@@ -253,13 +255,21 @@ class SamplerChain:
             z[tokens] -= np.minimum(penalties, 1e38).astype(np.float32)
         return z
 
-    def _recent_counts(self, n_vocab: int) -> tuple[IntArray, Places]:
-        """The different tokens of the penalised window, and how often each occurs."""
-        last_n = self.params.repeat_last_n
-        window = self._history.array if last_n < 0 else self._history.array[-last_n:]
-        ids, counts = np.unique(window, return_counts=True)
-        known = ids < n_vocab
-        return ids[known], counts[known]
+    def _penalize(self, z: Row) -> None:
+        """Lower the logits of the different tokens of the penalised window."""
+        p, n = self.params, len(z)
+        window = self._history if p.repeat_last_n < 0 else self._history[-p.repeat_last_n :]
+        repeat = float(np.float32(p.repeat_penalty))
+        if p.frequency_penalty == p.presence_penalty == 0.0:
+            # Python is quicker with few, and a product or quotient of float32 rounds alike
+            known = [token for token in set(window) if token < n]
+            z[known] = [x * repeat if x <= 0 else x / repeat for x in z[known].tolist()]
+            return
+        counts = Counter([token for token in window if token < n])
+        ids, times = list(counts), np.array(list(counts.values()), np.int64)
+        seen = z[ids]
+        seen = np.where(seen <= 0, seen * np.float32(repeat), seen / np.float32(repeat))
+        z[ids] = seen - times * np.float32(p.frequency_penalty) - np.float32(p.presence_penalty)
 
     def _dry_matches(self) -> tuple[IntArray, Places]:
         """(tokens, for each the length of the longest repeat that it would continue).
@@ -301,22 +311,16 @@ class SamplerChain:
             and not self.constraint.allowed(np.array([best], np.int32)).all()
         ):
             z = self._masked(z)
-            best = int(np.argmax(z))
+            best = int(z.argmax())
         top = float(z[best])
         if self.constraint is not None:
             # only what the grammar allows can compete; a lead of more than 1 is no tie of any kind
             rivals = np.flatnonzero(z > top - 1.0).astype(np.int32)
             rivals = rivals[rivals != best]
             rivals = rivals[self.constraint.allowed(rivals)] if len(rivals) else rivals
-            self.gap = top - float(z[rivals].max()) if len(rivals) else math.inf
+            self._gap = top - float(z[rivals].max()) if len(rivals) else math.inf
             return Law.point(best)
-        keep = z[best]
-        if z.flags.writeable:
-            z[best] = -np.inf
-            self.gap = top - float(z.max())
-            z[best] = keep
-        else:
-            self.gap = top - float(np.delete(z, best).max()) if len(z) > 1 else math.inf
+        self._gap = z, best
         return Law.point(best)
 
     def _masked(self, z: Row) -> Row:
@@ -337,11 +341,16 @@ class SamplerChain:
         """Top-k, typical, top-p, min-p, XTC. Returns (ids ascending, logits float64)."""
         p, top = self.params, peaks.top
         self._peaks = peaks if 0 < p.top_k < len(peaks.values) or self._weighs else None
+        self._cut = None
         if p.top_k == 1 or (p.min_p > 0.0 and p.typical_p >= 1.0):
-            near = peaks.reaching(top if p.top_k == 1 else top + math.log(p.min_p))
+            bar = top if p.top_k == 1 else top + math.log(p.min_p)
+            if 1 < p.top_k < len(peaks.values):
+                peaks.reaching(min(bar, max(_LEAST, peaks.bar(p.top_k))))  # both are asked
+            near = peaks.reaching(bar)
             if p.top_k == 1 or len(near) == 1:
                 return near[:1].astype(np.int32), np.array([top])
         ids, logits, total, mean = self._candidates(peaks, top)
+        self._cut = RowCut(peaks, ids, logits, total, mean)
         whole = 1.0
         if p.typical_p < 1.0:
             # typical: as surprising as the mean, so a logit close to the mean one
@@ -414,6 +423,69 @@ class SamplerChain:
         return near.astype(np.int32), z[near].astype(np.float64), total, mean
 
 
+class Softmax(Law):
+    """Law of a row from which nothing is cut.
+
+    What takes the whole vocabulary is worked out when it is asked for: the row must stand so long.
+    """
+
+    def __init__(self, peaks: Peaks, temperature: float) -> None:
+        self._row = peaks
+        self._temperature = temperature
+
+    @cached_property
+    def _worked_out(self) -> Law:
+        return _softmax(*_possible(self._row.values), self._temperature)
+
+    @property
+    def ids(self) -> IntArray:
+        return self._worked_out.ids
+
+    @property
+    def probs(self) -> FloatArray:
+        return self._worked_out.probs
+
+    def kept(self) -> Law:
+        return self._worked_out
+
+    @property
+    def size(self) -> int:
+        return len(self._row.values)
+
+    @property
+    def peaks(self) -> Peaks:
+        return self._row
+
+    def at(self, places: Places | IntArray) -> IntArray:
+        return places.astype(np.int32, copy=False)
+
+    def weights(self, values: Numbers) -> FloatArray:
+        logits = values.astype(np.float64) - self._row.top
+        logits /= self._temperature
+        return np.exp(logits, out=logits)
+
+    def weight(self, value: float) -> float:
+        return math.exp((value - self._row.top) / self._temperature)
+
+    def level(self, weight: float) -> float:
+        top = self._row.top
+        return top + self._temperature * math.log(weight) - 1e-12 * abs(top)
+
+
+def _softmax(at: IntArray, logits: FloatArray, temperature: float) -> Law:
+    if len(at) == 1:
+        return Law(at, CERTAIN)
+    logits = logits - logits.max()
+    with np.errstate(over="ignore"):  # a tiny temperature makes the others -inf, as it should
+        logits /= temperature
+    weights = np.exp(logits, out=logits)
+    weights /= weights.sum()
+    if weights.min() == 0.0:
+        positive = weights > 0.0
+        at, weights = at[positive], weights[positive]
+    return Law(at, weights)
+
+
 def _weights(logits: FloatArray, top: float) -> FloatArray:
     weights = logits - top
     return np.exp(weights, out=weights)
@@ -422,16 +494,9 @@ def _weights(logits: FloatArray, top: float) -> FloatArray:
 def _possible(z: Row) -> tuple[IntArray, FloatArray]:
     """Ids and logits of all tokens that are not forbidden."""
     if z.min() > -np.inf:
-        return _every(len(z)), z.astype(np.float64)
+        return every(len(z)), z.astype(np.float64)
     allowed = np.flatnonzero(z > -np.inf)
     return allowed.astype(np.int32), z[allowed].astype(np.float64)
-
-
-@lru_cache(maxsize=2)  # of the target and of the draft
-def _every(n_vocab: int) -> IntArray:
-    ids = np.arange(n_vocab, dtype=np.int32)
-    ids.flags.writeable = False
-    return ids
 
 
 def _top_k(peaks: Peaks, k: int) -> IntArray:
@@ -455,6 +520,5 @@ def likeliest(row: Row, token: int, n: int) -> list[tuple[int, float]]:
     """(token, log probability under the plain softmax) of ``token``, then of the n likeliest."""
     peaks = Peaks(row)
     total = float(np.log(np.exp(row - np.float32(peaks.top)).sum(dtype=np.float64))) + peaks.top
-    near = peaks.reaching(peaks.bar(n)) if n else np.empty(0, np.int64)
-    best = near[np.argsort(-row[near], kind="stable")][:n]
+    best = peaks.best(n) if n else ()
     return [(int(t), float(row[t]) - total) for t in (token, *best)]

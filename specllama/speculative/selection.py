@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 
-from specllama.arrays import FloatArray, Row
+from specllama.arrays import FloatArray, IntArray, Row
 from specllama.history import Places
 
 Numbers = npt.NDArray[np.floating]
@@ -30,7 +32,7 @@ class Peaks:
         maxima: of the groups.
     """
 
-    __slots__ = ("_table", "maxima", "top", "values")
+    __slots__ = ("_bar", "_found", "_table", "maxima", "top", "values")
 
     def __init__(self, values: Numbers) -> None:
         least, most = _GROUP
@@ -43,14 +45,27 @@ class Peaks:
         np.maximum.reduce(self._table, axis=0, out=self.maxima[:-1])
         self.maxima[-1] = rest.max() if len(rest) else -np.inf
         self.top = float(self.maxima.max())  # NaN where one of them is
+        self._bar = 0, -np.inf
+        self._found: tuple[float, Places] | None = None
 
     def bar(self, k: int) -> float:
         """A number that at least ``k`` of them reach, and not many more; -inf for none found."""
         below = len(self.maxima) - k
-        return float(np.partition(self.maxima, below)[below]) if below >= 0 else -np.inf
+        if self._bar[0] != k:
+            ordered = self.maxima.copy()
+            ordered.partition(max(below, 0))
+            self._bar = k, float(ordered[below]) if below >= 0 else -np.inf
+        return self._bar[1]
 
     def reaching(self, bar: float) -> Places:
         """The indices of those that reach ``bar``, ascending."""
+        if self._found is None or not bar >= self._found[0]:
+            self._found = bar, self._reaching(bar)
+            return self._found[1]
+        places = self._found[1]
+        return places if bar == self._found[0] else places[self.values[places] >= bar]
+
+    def _reaching(self, bar: float) -> Places:
         columns = (self.maxima >= bar).nonzero()[0]
         n, width = self._table.shape[1], len(columns)
         if width > n // 4 or (width and columns[-1] == n):
@@ -61,6 +76,25 @@ class Peaks:
         rows *= n
         rows += columns[found]
         return rows
+
+    def best(self, n: int) -> Places:
+        """Return the indices of the ``n`` largest, best first; of equal ones the first."""
+        near = self.reaching(self.bar(n))
+        return near[np.argsort(-self.values[near], kind="stable")][:n]
+
+    def among(self, bar: float) -> IntArray:
+        """Return indices, ascending, among which are those that reach ``bar``: all of them where it
+        takes longer to choose."""
+        if 4 * np.count_nonzero(self.maxima >= bar) < len(self.maxima):
+            return self.reaching(bar).astype(np.int32)
+        return every(len(self.values))
+
+
+@lru_cache(maxsize=2)  # of the target and of the draft
+def every(n: int) -> IntArray:
+    indices = np.arange(n, dtype=np.int32)
+    indices.flags.writeable = False
+    return indices
 
 
 def confidence(row: Row) -> float:

@@ -9,9 +9,14 @@ from typing import Literal, Protocol
 import numpy as np
 
 from specllama.arrays import FloatArray, IntArray
+from specllama.history import Places
+from specllama.speculative.selection import Numbers, Peaks
+
+CERTAIN: FloatArray = np.ones(1)
+CERTAIN.flags.writeable = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Law:
     """A sparse probability law over token ids.
 
@@ -23,13 +28,42 @@ class Law:
 
     @staticmethod
     def point(token: int) -> Law:
-        return Law(np.array([token], np.int32), np.ones(1))
+        return Law(np.array([token], np.int32), CERTAIN)
 
     def prob(self, token: int) -> float:
         i = int(np.searchsorted(self.ids, token))
         if i < len(self.ids) and int(self.ids[i]) == token:
             return float(self.probs[i])
         return 0.0
+
+    def kept(self) -> Law:
+        """Return a law that outlives the row that it came from."""
+        return self
+
+    # what a race asks (see ``noise.draw``): values that rise with the weights of the tokens
+
+    @property
+    def size(self) -> int:
+        return len(self.ids)
+
+    @property
+    def peaks(self) -> Peaks:
+        return Peaks(self.probs)
+
+    def at(self, places: Places | IntArray) -> IntArray:
+        """Return the tokens at these places of the values."""
+        return self.ids[places]
+
+    def weights(self, values: Numbers) -> FloatArray:
+        """Return the weights of tokens with these values, up to a common factor."""
+        return values.astype(np.float64, copy=False)
+
+    def weight(self, value: float) -> float:
+        return value
+
+    def level(self, weight: float) -> float:
+        """Return a value that all reach whose weight is at least that."""
+        return weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from filelock import FileLock, Timeout
 
 from specllama.files import DAMAGE, read_json
 from specllama.paths import private_folder, replace_file
@@ -49,6 +48,8 @@ def stamp(path: Path) -> Stamp:
 def update(path: Path, change: Callable[[], Data]) -> Stamp:
     """Replace the file by ``change()``, called while no other process may; returns its new stamp,
     () where the file cannot be written."""
+    from filelock import FileLock, Timeout
+
     try:
         private_folder(path.parent)
         with FileLock(path.parent / ".lock", timeout=LOCK_S, mode=0o600):

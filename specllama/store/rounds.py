@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ _LINE_NAMES = {"start": Started, "round": RoundDone, "finish": Finished}
 _NAME_OF = {cls: name for name, cls in _LINE_NAMES.items()}
 
 
+@cache
 def package_versions() -> dict[str, str]:
     """Versions that decide what is computed; read from metadata, importing nothing heavy."""
     versions = {"python": platform.python_version()}

@@ -10,6 +10,7 @@ import pytest
 from engines import FakeContext, fake_info, loaded
 from table_model import FakeTable, FakeVocab
 
+from specllama.cli import loading
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Windows, open_profile
 from specllama.speculative.drafting.draft_model import ChainDrafter
@@ -19,7 +20,7 @@ from specllama.speculative.drafting.ngram import NgramDrafter
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
-    """``Engine.load`` gives a fake pair; what was asked for is noted."""
+    """``loading.load`` gives a fake pair; what was asked for is noted."""
     asked: list[tuple[Any, Any]] = []
 
     def load(target: Any, draft: Any = None, options: Any = None, **more: Any) -> Engine:
@@ -38,7 +39,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
             )
         )
 
-    monkeypatch.setattr(Engine, "load", staticmethod(load))
+    monkeypatch.setattr(loading, "load", load)
     return asked
 
 

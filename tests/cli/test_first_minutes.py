@@ -16,12 +16,12 @@ from specllama.cli import chat, diagnostics
 from specllama.cli.run import read_prompt
 
 
-@pytest.mark.parametrize("key", ["rpc", "keep-texts", "draft-from"])
+@pytest.mark.parametrize("key", ["rpc", "draft-from"])
 def test_a_folder_does_not_decide_where_texts_go(
     cli, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    value = {"keep-texts": "true", "draft-from": '["box:1"]'}.get(key, '"box:1"')
+    value = '["box:1"]' if key == "draft-from" else '"box:1"'
     Path("specllama.toml").write_text(f"{key} = {value}\n")
     result = cli("run", "Hi")
     assert result.code == 2

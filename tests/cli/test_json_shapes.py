@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / ".github" / "json.md"
 MAPS = {"by_source", "header", "requests", "memory", "report"}
 
 DOCUMENTS = (
-    "log ls", "log stats", "log plot", "log export", "log texts", "log path", "hub ls",
+    "log ls", "log stats", "log plot", "log export", "log path", "hub ls",
     "hub info tiny", "hub verify", "hub pairs", "hub path", "pair tiny", "config show",
     "config path", "doctor", "history ls", "history path",
 )  # fmt: skip
@@ -56,10 +56,6 @@ def fields(value: dict[str, Any], depth: int = 2) -> set[str]:
 @pytest.mark.parametrize("command", DOCUMENTS)
 def test_a_document_is_one_object_and_its_fields_are_documented(cli, command: str) -> None:
     cli("run", "Hello")
-    if command == "log texts":
-        from specllama.store.corpus import Corpus
-
-        Corpus().add("abc", list(range(64)))
     result = cli(*command.split(), "--json")
     assert len(result.out.splitlines()) == 1, result.err
     data = json.loads(result.out)

@@ -1,19 +1,14 @@
-"""``specllama log rm`` and ``log texts``: nothing goes without being asked for."""
+"""``specllama log rm``: nothing goes without being asked for."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 import pytest
 
-from specllama.cli import asking
 from specllama.errors import StoreError
-from specllama.store.corpus import Corpus
 from specllama.store.rounds import delete_run, list_runs
-
-KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, said: bool) -> list[str]:
@@ -26,7 +21,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, said: bool) -> list[str]:
         if not said:
             raise click.Abort
 
-    monkeypatch.setattr("specllama.cli.log_delete.confirm", reply)
+    monkeypatch.setattr("specllama.cli.log.confirm", reply)
     return asked
 
 
@@ -85,48 +80,3 @@ def test_a_log_that_is_gone_or_cannot_go(tmp_path: Path) -> None:
     (tmp_path / "folder.jsonl").mkdir()
     with pytest.raises(StoreError, match="cannot delete"):
         delete_run(tmp_path / "folder.jsonl")
-
-
-@pytest.fixture
-def kept(cli):
-    corpus = Corpus()
-    corpus.add(KEY, range(20))
-    corpus.add(KEY, range(5, 35))
-    corpus.add(OTHER, range(40))
-    return cli
-
-
-def test_texts_lists_counts_and_sizes(kept) -> None:
-    rows = {row["tokenizer"]: row for row in kept("log", "texts", "--json").json[0]["texts"]}
-    assert (rows[KEY]["texts"], rows[KEY]["tokens"], rows[KEY]["file_bytes"]) == (2, 50, 216)
-    assert rows[OTHER]["texts"] == 1
-    table = kept("log", "texts").out
-    assert KEY in table
-    assert OTHER in table
-    assert KEY not in kept("log", "texts", "fed").out
-    assert len(Corpus().files()) == 2
-
-
-def test_texts_are_deleted_after_a_question(kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kept("log", "texts", "--delete").code == 2
-    asked = answer(monkeypatch, False)
-    assert kept("log", "texts", "--delete").code != 0
-    assert asked == ["delete 3 kept texts?"]
-    assert len(Corpus().files()) == 2
-    assert "deleted 1 kept text," in kept("log", "texts", "fed", "--delete", "--yes").err
-    assert [file.tokenizer for file in Corpus().files()] == [KEY]
-    answer(monkeypatch, True)
-    assert kept("log", "texts", "--delete").code == 0
-    assert Corpus().files() == []
-    assert "no texts are kept" in kept("log", "texts").err
-    result = kept("log", "texts", "fed", "--delete", "-y")
-    assert result.code == 1
-    assert "no texts are kept for a tokenizer 'fed'" in result.err
-
-
-def test_confirm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(click, "confirm", lambda *_, **options: options["default"])
-    asking.confirm("go on?")
-    with pytest.raises(click.Abort):
-        asking.confirm("delete?", default=False)

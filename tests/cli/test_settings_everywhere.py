@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from engines import loaded
 
-from specllama.cli import invoke
+from specllama.cli import invoke, loading
 from specllama.engine.engine import Engine
 from specllama.errors import ModelUnavailable
 from specllama.paths import config_file
@@ -19,14 +19,14 @@ COMMANDS = (["run", "Hi"], ["chat", "--plain"], ["prove"], ["tune"], ["bench", "
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any, EngineOptions]]:
-    """What ``Engine.load`` was asked for; it never answers."""
+    """What ``loading.load`` was asked for; it never answers."""
     asked: list[tuple[Any, Any, EngineOptions]] = []
 
     def load(target: Any, draft: Any, options: EngineOptions, **more: Any) -> Engine:
         asked.append((target, draft, options))
         raise ModelUnavailable("far enough")
 
-    monkeypatch.setattr(Engine, "load", staticmethod(load))
+    monkeypatch.setattr(loading, "load", load)
     return asked
 
 
@@ -97,7 +97,7 @@ def test_prove_draws_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> Non
             loaded(target=FakeContext(table, n_ctx=2048), vocab=FakeVocab(), info=fake_info(2048))
         )
 
-    monkeypatch.setattr(Engine, "load", staticmethod(load))
+    monkeypatch.setattr(loading, "load", load)
     monkeypatch.setattr(proof, "prove", prove)
     monkeypatch.setattr(proof, "probe_stated_rows", lambda engine, prompts: [])
     monkeypatch.setattr(proof, "available", lambda engine, wanted: (tuple(wanted), {}))

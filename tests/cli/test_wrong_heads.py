@@ -27,7 +27,7 @@ SHARED = 0.8  # of the tokens of a draft model that is still too different
 
 
 def tokens_of(path: Path) -> list[str]:
-    return read_header(path).tokens()
+    return [text.decode("utf-8", "replace") for text in read_header(path).token_bytes]
 
 
 def renamed(tokens: Sequence[str], share: float) -> list[str]:

@@ -26,7 +26,7 @@ TARGET = bundled("tiny-target")
 
 
 def info(path: Path = TARGET, **options: Any) -> Any:
-    chosen = EngineOptions(**{"threads": 1, "n_ctx": 512, "keep_texts": False, **options})
+    chosen = EngineOptions(**{"threads": 1, "n_ctx": 512, **options})
     with measured(path, None, chosen) as engine:
         return engine.info
 

@@ -55,7 +55,9 @@ def engine(
     folder = tmp_path_factory.mktemp("other")
     own = request.param == "own tokenizer"
     draft = OTHER if own else renumbered(folder / "draft.gguf", 18)
-    options = EngineOptions(n_ctx=2048, threads=1, allow_other_vocab=True, check_memory=False)
+    options = EngineOptions(
+        n_ctx=2048, threads=1, repack="off", allow_other_vocab=True, check_memory=False
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(folder / "home"))
         with Engine.load(TARGET, draft, options) as opened:

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    with Engine.load("tiny-target", None, EngineOptions(threads=1, n_ctx=1024)) as engine:
+    with Engine.load(
+        "tiny-target", None, EngineOptions(threads=1, repack="off", n_ctx=1024)
+    ) as engine:
         yield engine
 
 
@@ -49,7 +51,7 @@ def test_the_draft_is_made_at_first_use_and_found_again(engine: Engine) -> None:
     events = list(engine.generate(prompt, greedy()))
     (path,) = pruned.folder().iterdir()
     assert path.name == (
-        f"{pruned.fingerprint(header)}-without-"
+        f"{header.fingerprint}-without-"
         f"{pruned.layer_list(pruned.middle_half(header.block_count))}.gguf"
     )
     said = [e.message for e in events if isinstance(e, Notice)]
@@ -65,7 +67,9 @@ def test_the_draft_is_made_at_first_use_and_found_again(engine: Engine) -> None:
     assert ids(events) == ids(plain)
     made = path.stat().st_mtime_ns
     engine.reset()
-    with Engine.load("tiny-target", None, EngineOptions(threads=1, n_ctx=512)) as again:
+    with Engine.load(
+        "tiny-target", None, EngineOptions(threads=1, repack="off", n_ctx=512)
+    ) as again:
         other = list(again.generate(prompt, greedy()))
     assert path.stat().st_mtime_ns == made
     assert ids(other) == ids(plain)
@@ -101,13 +105,13 @@ def test_a_damaged_draft_is_made_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", ['{"drop": [1, 3], "speed": 0.9}', "{", "[]"])
 def test_a_choice_that_an_older_version_kept_changes_nothing(engine: Engine, kept: str) -> None:
     header = read_header(resolve("tiny-target"))
-    old = pruned.folder() / f"{pruned.fingerprint(header)}-layers.json"
+    old = pruned.folder() / f"{header.fingerprint}-layers.json"
     old.parent.mkdir(parents=True)
     old.write_text(kept)
     events = list(engine.generate(load_prompts()[0].content, greedy(max_tokens=8)))
     middle = pruned.layer_list(pruned.middle_half(header.block_count))
     assert [path.name for path in pruned.folder().glob("*.gguf")] == [
-        f"{pruned.fingerprint(header)}-without-{middle}.gguf"
+        f"{header.fingerprint}-without-{middle}.gguf"
     ]
     said = " ".join(e.message for e in events if isinstance(e, Notice))
     assert f"without layers {middle}" in said

@@ -30,7 +30,7 @@ LENGTH = 24
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("home")))
-        options = EngineOptions(n_ctx=1024, threads=1, parallel=LANES)
+        options = EngineOptions(n_ctx=1024, threads=1, repack="off", parallel=LANES)
         measured("tiny", None, options).close()  # else nobody shares a pass
         with serving(LoadEngine("tiny", None, options)) as running:
             yield running
@@ -56,7 +56,7 @@ def test_replies_under_load_are_those_of_requests_alone(served: Serving) -> None
 
     with ThreadPoolExecutor(len(asked)) as pool:
         replies = list(pool.map(ask, asked))
-    with Engine.load("tiny", None, EngineOptions(n_ctx=1024, threads=1)) as alone:
+    with Engine.load("tiny", None, EngineOptions(n_ctx=1024, threads=1, repack="off")) as alone:
         for body, (text, n, near_ties) in zip(asked, replies, strict=True):
             params = GenerateParams(
                 seed=body["seed"],

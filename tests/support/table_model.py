@@ -23,7 +23,7 @@ from specllama.backend.kernels import Kernels
 from specllama.backend.pool import CellPool
 from specllama.cancel import StopFlag
 from specllama.engine.host import LoadEngine
-from specllama.engine.loading import BACKENDS
+from specllama.engine.opening import BACKENDS
 from specllama.errors import Cancelled, CannotLoad, ContextFull, EngineError
 from specllama.events import Event
 from specllama.files import DAMAGE

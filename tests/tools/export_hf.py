@@ -105,7 +105,7 @@ def special_ids(model: GgufHeader) -> dict[str, int]:
 
 def tokenizer(model: GgufHeader) -> dict[str, Any]:
     """What ``tokenizer.json`` says: the vocabulary with its merges, on bytes."""
-    tokens = model.tokens()
+    tokens = [text.decode("utf-8", "replace") for text in model.token_bytes]
     merges = [merge.decode().split(" ", 1) for merge in model.array("tokenizer.ggml.merges")]
     on_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     marks = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
@@ -149,7 +149,7 @@ def export(source: Path, folder: Path) -> Path:
     tensors = weights(model)
     save_safetensors(folder / "model.safetensors", tensors, "F32")
     ids = special_ids(model)
-    tokens = model.tokens()
+    tokens = [text.decode("utf-8", "replace") for text in model.token_bytes]
     said = {name.removesuffix("_id"): tokens[token] for name, token in ids.items()}
     template = model.chat_template or ""
     written = {

@@ -1,12 +1,17 @@
 """Our own time between two passes of the target, where it is spent: beside real passes.
 
     python tests/tools/own_time.py [-m MODEL] [--child] [--cold MB] -- --json
+    python tests/tools/own_time.py --table FILE...
 
 Runs ``specllama run`` with these words (with ``--child``: a reply of the app's engine process) and
 prints, in milliseconds, the time from the end of a pass to the beginning of the next one, and the
 processor time of the thread in it, which other programs lengthen less: median, tenth and ninetieth
 of a hundred. ``--cold`` empties the processor's caches behind each pass, as a large model does, by
 copying that many megabytes. Standard output of the command is thrown away.
+
+``--table`` writes a reply with each model at each of some settings, logged as ``run`` does, and
+prints the median time between passes, that of the processor in it, and ``timings.other_ms`` by
+token.
 """
 
 from __future__ import annotations
@@ -26,9 +31,10 @@ import numpy as np
 from specllama.backend import llama_cache
 from specllama.cli import invoke
 from specllama.engine.host import EngineHost, LoadEngine
-from specllama.events import Event
+from specllama.events import Event, Finished
 from specllama.interface import Stepped
 from specllama.settings.params import GenerateParams, SamplingParams
+from specllama.store.rounds import Logged
 
 ASK = "Tell me a long story about a fox and a crow."
 REPORT, COLD = "OWN_TIME_REPORT", "OWN_TIME_COLD"
@@ -101,6 +107,45 @@ def by_child(model: str, tokens: int, temperature: float) -> str:
         return Path(os.environ[REPORT]).read_text()
 
 
+OPEN = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "T = 0": {"temperature": 0.0},
+    "T = 0.8, top-k 40": {**OPEN, "temperature": 0.8, "top_k": 40},
+    "T = 0.8, no filters": {**OPEN, "temperature": 0.8},
+    "T = 0.8, repeat penalty 1.1": {"temperature": 0.8, "repeat_penalty": 1.1},
+}
+
+
+def table(models: list[str], tokens: int, cold_mb: int) -> None:
+    gaps = watch(cold_mb)
+    print(f"{'':34}{'between passes':>16}{'processor':>11}{'other_ms':>10}  ms by token")
+    for model in models:
+        engine = LoadEngine(model)(lambda event: None)
+        with tempfile.TemporaryDirectory() as folder:
+            logged = Logged(engine, command="run", folder=Path(folder))
+            for name, sampling in SETTINGS.items():
+                other, rounds, seed = 0.0, 0, 0
+                while rounds < tokens:
+                    params = GenerateParams(
+                        seed=seed,
+                        max_tokens=tokens,
+                        speculate=False,
+                        sampling=SamplingParams(**sampling),
+                    )
+                    *_, end = logged.generate(ASK, params)
+                    assert isinstance(end, Finished)
+                    if seed:  # the first one opens the log and loads what it needs
+                        other, rounds = other + end.timings.other_ms, rounds + end.rounds
+                    else:
+                        gaps.clear()
+                    seed += 1
+                between, spent = map(statistics.median, zip(*gaps, strict=True))
+                figures = f"{between:16.3f}{spent:11.3f}{other / rounds:10.3f}"
+                print(f"{Path(model).stem[:5]:6}{name:28}{figures}")
+            logged.close()
+        engine.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("-m", "--model", default="tiny")
@@ -108,9 +153,13 @@ def main() -> None:
     parser.add_argument("--cold", type=int, default=0, metavar="MB")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--table", nargs="+", metavar="FILE")
     parser.add_argument("words", nargs="*", help="further options of run")
     asked = parser.parse_args()
     os.environ[COLD] = str(asked.cold)
+    if asked.table:
+        table(asked.table, asked.tokens, asked.cold)
+        return
     if asked.child:
         print(by_child(asked.model, asked.tokens, asked.temperature))
         return

@@ -13,11 +13,14 @@ import logging
 from typing import TYPE_CHECKING
 
 import llama_cpp as ll
+import numpy as np
 
+from specllama.arrays import IntArray, Row
 from specllama.backend.heads.loading import head_params, load_head
-from specllama.backend.heads.markov import MarkovRows
 from specllama.backend.heads.pool import HeadGraph, HeadPool
 from specllama.errors import UnsupportedModel
+from specllama.models.layer_inputs import read_draft_ids
+from specllama.models.tensors import TensorRows, read_tensor
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
@@ -91,3 +94,38 @@ def open_dflash(header: GgufHeader, target: LoadedTarget, facts: DflashFacts) ->
         lanes=target.options.parallel,
         markov=_markov(header, facts),
     )
+
+
+class MarkovRows:
+    """The Markov head of a DSpark drafter, see ``blocks.Markov``.
+
+    llama.cpp adds it along the likeliest guesses only. For any other token it is computed here,
+    from the few rows of the file that it takes.
+
+    Raises:
+        BadGguf, UnsupportedModel: cut short, or in types that are not decoded here.
+    """
+
+    def __init__(self, header: GgufHeader) -> None:
+        self._before = TensorRows(header, "markov_w1.weight")
+        self._after = TensorRows(header, "markov_w2.weight")
+        self._row_of: IntArray | None = None  # of tokens, where not every one has a row
+        if "d2t" in header.by_name:
+            ids = read_draft_ids(header)
+            self._row_of = np.zeros(header.vocab_size, np.int32)
+            self._row_of[ids] = np.arange(len(ids), dtype=np.int32)
+        self._weights: Row | None = None
+        if "conf_proj.weight" in header.by_name:
+            self._weights = read_tensor(header, "conf_proj.weight")[0, header.embedding_length :]
+
+    def bias(self, ids: IntArray, behind: int) -> Row:
+        rows = ids if self._row_of is None else self._row_of[ids]
+        bias: Row = self._after[rows] @ self._state(behind)
+        return bias
+
+    def trust(self, behind: int) -> float:
+        return 0.0 if self._weights is None else float(self._weights @ self._state(behind))
+
+    def _state(self, token: int) -> Row:
+        state: Row = self._before[np.array([token], np.int32)][0]
+        return state

@@ -26,6 +26,7 @@ from specllama.speculative.drafting.method import Facts, Kit, Method, with_draft
 from specllama.speculative.drafting.stepping import Stepping
 from specllama.speculative.effects import Keep, LaneView, Pass, Steps
 from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.selection import Peaks
 from specllama.speculative.tree import ROOT, BestFirst, Guess, Path
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
 
@@ -293,7 +294,7 @@ class _Growth(BestFirst):
             score = model.sure(path, row)
             if score < request.p_min:
                 return None
-            law = ahead.law(row)
+            law = ahead.law(row).kept()
         except (EngineError, UsageError):
             return None
         if not self._drawn:
@@ -319,7 +320,7 @@ class _Growth(BestFirst):
         guess = self._guess_at(path)
         fixed: list[int] = [] if guess is None or most < 2 else [guess]
         left = 1.0 - sum(law.prob(t) for t in fixed)
-        for i in np.lexsort((law.ids, -law.probs)):
+        for i in Peaks(law.probs).best(most + 1):  # one of them may be fixed already
             # a further child pays only where the law leaves something to it
             if len(fixed) + 1 >= most or weight * (left - float(law.probs[i])) < _BESIDE:
                 break

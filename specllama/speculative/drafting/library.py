@@ -1,4 +1,4 @@
-"""Texts to copy from that do not change: a repository, and what earlier runs left.
+"""Texts to copy from that do not change: a repository, say.
 
 They are sorted once by what stands before each token (a suffix array, of the reversed text), so the
 longest end of another text that occurs here is found by halves, whatever their size. All

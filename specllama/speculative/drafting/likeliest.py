@@ -7,6 +7,7 @@ import numpy as np
 from specllama.arrays import FloatArray, Row
 from specllama.speculative.noise import exp_noise
 from specllama.speculative.sampling import SamplerChain
+from specllama.speculative.selection import Peaks
 from specllama.speculative.types import Law
 
 _NEAR = 8.0  # logits; a token farther below the best is never a greedy guess
@@ -33,7 +34,7 @@ def likeliest(
         if seed is not None:
             weights = weights / exp_noise(seed, ahead.position, ids)
     weights = weights / weights.sum()
-    order = np.lexsort((ids, -weights))[: max(most, 2)]
+    order = Peaks(weights).best(max(most, 2))
     found = [(int(ids[i]), float(weights[i])) for i in order]
     lead = float(np.log(found[0][1] / found[1][1])) if len(found) > 1 else float("inf")
     if ahead.greedy and found[0][0] != (best := int(law.ids[0])):

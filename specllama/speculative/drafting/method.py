@@ -6,7 +6,7 @@ Types of drafters are named, never imported: asking for a label loads that metho
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -57,14 +57,13 @@ class Kit(Protocol):
         draft: its lane of the draft model, in the target's tokens; a drafter where that has to
             translate; None without a draft model.
         reader: reads the text, once for all that copy from it.
-        library: texts that were given, to copy from. remember: told every text that ended.
+        library: texts that were given, to copy from.
     """
 
     target: Any
     draft: LaneView | Drafter | None
     reader: TextFollower
     library: Library
-    remember: Callable[[Sequence[int]], None] | None
 
     def own(self, method: str) -> Any:
         """What was opened of this target's own for a method, see ``Facts.own``.

@@ -114,7 +114,7 @@ class Stepping(Drafter):
             else:
                 token = request.coins.pick(law.ids, law.probs)
             drafted.append(token)
-            laws.append(None if ahead.greedy else law)
+            laws.append(None if ahead.greedy else law.kept())
             scores.append(score)
             if len(drafted) == n or request.is_eog(token) or not room.judge.further():
                 break

@@ -94,7 +94,6 @@ class SuffixDrafter(Copier):
     Args:
         library: texts that were given, to copy from.
         reader: of the text, to share with other copying sources.
-        remember: told every text that ended (replaced by another, or closed).
         most: tokens kept of what edits replaced; beyond it only ``library`` is.
     """
 
@@ -104,12 +103,10 @@ class SuffixDrafter(Copier):
         self,
         *,
         library: Library | None = None,
-        remember: Callable[[Sequence[int]], None] | None = None,
         most: int = 1 << 16,
         reader: TextFollower | None = None,
     ) -> None:
         self._library = library or Library()
-        self._remember = remember
         self._most = most
         self._tested: list[list[float]] = [[0.0, 0.0] for _ in _RELIABLE]  # [hits, expected]
         self._used: int | None = None  # match length of this round's draft
@@ -117,7 +114,7 @@ class SuffixDrafter(Copier):
         self._states: dict[Guess, State] = {}
         self._reader = reader or TextFollower()
         self._seen = Follower()
-        self._text: list[int] = []  # a copy of what was read, to remember it when it is gone
+        self._text: list[int] = []  # a copy of what was read: an edit replaces it
         self._past = Matches(History())
         self._beside: dict[int, Matches] = {}  # by the identity of the text
 
@@ -229,7 +226,6 @@ class SuffixDrafter(Copier):
         text = self._reader.follow(tokens)
         keep, edited = self._seen.follow(text)
         if edited and self._text:
-            self._ended()
             gone = (*self._text[max(keep - _OVERLAP, 0) :], BREAK)
             past = self._past.within
             if len(past) + len(gone) > self._most:
@@ -240,10 +236,6 @@ class SuffixDrafter(Copier):
             del self._text[keep:]
         self._text += text[len(self._text) :]
         self._past.follow(text)
-
-    def _ended(self) -> None:
-        if self._remember is not None and self._text:
-            self._remember(self._text)
 
     def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
         """Compare what the tested guesses promised with what was accepted."""
@@ -265,7 +257,6 @@ class SuffixDrafter(Copier):
         self._past = Matches(History())
 
     def close(self) -> None:
-        self._ended()
         self._text = []
 
 
@@ -337,7 +328,7 @@ class _CopyAlone(Willing):
 
 
 def _open(kit: Kit) -> Drafter:
-    return SuffixDrafter(library=kit.library, remember=kit.remember, reader=kit.reader)
+    return SuffixDrafter(library=kit.library, reader=kit.reader)
 
 
 METHOD = Method(
@@ -345,8 +336,8 @@ METHOD = Method(
     label="Suffix decoding",
     short="suffix",
     letter="s",
-    blurb="Finds the longest earlier match of the text's end (also in earlier texts, if they are "
-    "kept) and copies its most frequent continuation.",
+    blurb="Finds the longest earlier match of the text's end (also in texts that are "
+    "given) and copies its most frequent continuation.",
     cost="free",
     why_not=always,
     open=_open,

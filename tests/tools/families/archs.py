@@ -194,7 +194,7 @@ def heads_for(target: Path) -> list[Path]:
         target_width=width,
         width=width,
         layers=(0, last // 2, last),
-        tokens=header.tokens(),
+        tokens=[text.decode("utf-8", "replace") for text in header.token_bytes],
         own_embedding=True,
         own_output=True,
     )

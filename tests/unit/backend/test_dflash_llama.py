@@ -20,8 +20,7 @@ from head_lanes import begin_at, read
 
 from specllama.arrays import Rows
 from specllama.backend.base import Part
-from specllama.backend.heads.dflash import DflashPool
-from specllama.backend.heads.markov import MarkovRows
+from specllama.backend.heads.dflash import DflashPool, MarkovRows
 from specllama.backend.heads.pool import HeadLane
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import table_model  # noqa: F401 (its backend)
 
 from specllama.backend import base
 from specllama.engine.engine import Engine
-from specllama.engine.loading import BACKENDS
+from specllama.engine.opening import BACKENDS
 from specllama.errors import CannotLoad, PairIncompatible
 from specllama.events import Finished, RoundDone
 from specllama.interface import Message

@@ -17,7 +17,7 @@ from specllama.backend.layer_sizes import expert_weights, layer_bytes
 from specllama.backend.placement import OffloadPlan
 from specllama.backend.planning import plan_offload
 from specllama.engine import gguf_pair
-from specllama.engine.measured import ENOUGH_TESTED, measured_acceptance
+from specllama.engine.gguf_pair import ENOUGH_TESTED, measured_acceptance
 from specllama.engine.profiles import PairKey, Profile
 from specllama.errors import DoesNotFit, SpecllamaError, UsageError
 from specllama.models import context, memory, running_state

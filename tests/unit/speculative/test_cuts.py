@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from specllama.settings.params import SamplingParams
+from specllama.speculative.noise import draw
 from specllama.speculative.round import TargetWalk
 from specllama.speculative.rules import verify_match
 from specllama.speculative.sampling import SamplerChain
@@ -62,3 +63,31 @@ def test_rows_that_are_certain_are_not_marked() -> None:
             token, gap = drawn(row, params, 3)
             assert token == 7
             assert gap > 1.0
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+def test_what_a_row_was_cut_by_is_kept_as_it_was(cuts: str) -> None:
+    """The slack is told by what the law began with, which the law must not have changed."""
+    params = dataclasses.replace(OFF, **CUTS[cuts])
+    rng = np.random.default_rng(7)
+    for seed in range(40):
+        row = rng.normal(0.0, 1.0, N_VOCAB).astype(np.float32)
+        chain = SamplerChain(params, seed=seed, tokens=[1, 2, 3])
+        token, _ = draw(chain.law(row), seed, chain.position)
+        kept = chain.slack(token)
+        chain._cut = None
+        assert kept == chain.slack(token)
+
+
+def test_near_tokens_are_looked_for_only_where_rounding_can_matter() -> None:
+    row = np.linspace(3.0, 0.0, N_VOCAB, dtype=np.float32)
+    row[:2] = 4.0, 3.999
+    for temperature in (0.0, 0.8):
+        params = SamplingParams(temperature=temperature, top_k=1, top_p=1.0, min_p=0.0)
+        slacks = []
+        for measured in (True, False):
+            walk = TargetWalk(row[None], SamplerChain(params, seed=1), measured)
+            law = walk.law(-1)
+            assert law.ids.tolist() == [0]
+            slacks.append(walk.slack(0))
+        assert slacks == [pytest.approx(1e-3, rel=1e-3), math.inf]

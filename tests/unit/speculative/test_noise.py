@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from oracle import Toy, ToyWalk, emitted
 
 from specllama.arrays import FloatArray
 from specllama.settings.params import SamplingParams
+from specllama.speculative import noise
 from specllama.speculative.noise import _key, coin, draw, exp_noise, reply_position
 from specllama.speculative.rules import verify_match
 from specllama.speculative.sampling import SamplerChain
@@ -315,6 +317,82 @@ def test_a_race_ends_right_when_its_favourites_are_slow(chance: float) -> None:
         law = Law(ids, weights / weights.sum())
         times = noise / law.probs
         assert draw(law, seed, position)[0] == np.argmin(times)
+
+
+def unmixed(x: int) -> int:
+    """The number whose hash is ``x``."""
+    for shift, factor in ((31, noise._MIX_2), (27, noise._MIX_1), (30, 1)):
+        y = x
+        for _ in range(64 // shift):
+            y = x ^ (y >> shift)
+        x = (y * pow(factor, -1, 1 << 64)) & noise._MASK
+    return x
+
+
+def test_no_noise_is_below_its_bound() -> None:
+    least = -np.log((2**52 - 1 + 0.5) * 2.0**-52)
+    assert noise._LEAST_NOISE * (1 - 1e-9) <= least <= noise._LEAST_NOISE * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("n", [5_000, 151_936, 262_144])
+@pytest.mark.parametrize("temperature", [0.4, 0.8, 2.0])
+@pytest.mark.parametrize("least", [False, True])
+def test_a_token_far_below_wins_where_its_noise_lets_it(
+    n: int, temperature: float, least: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token with the least noise, a hair this and that side of the winner's time; ``least``:
+    with a hash of ones alone, the least that there is."""
+    if least:
+        key = (unmixed(noise._MASK) - 77 * noise._GOLDEN) & noise._MASK
+        monkeypatch.setattr(noise, "_key", lambda seed, position: key)
+    off = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
+    rng = np.random.default_rng(n)
+    for seed in range(4):
+        row = rng.normal(-200.0 if least else -4.0, 0.3, n).astype(np.float32)
+        row[rng.integers(100, n, 100)] = rng.normal(6.0, 1.0, 100)
+        waits = exp_noise(seed, 9, np.arange(n, dtype=np.int32))
+        luckiest = int(np.argmin(np.where(row < 0.0, waits, np.inf)))
+        assert not least or (luckiest, waits[77]) == (77, pytest.approx(2.0**-53))
+        row[luckiest] = -np.inf
+        others = np.log(waits) - row.astype(np.float64) / temperature
+        first = int(others.argmin())
+        for move, winner in ((1e-3, luckiest), (-1e-3, first)):
+            row[luckiest] = temperature * (np.log(waits[luckiest]) - others[first]) + move
+            token, lead = draw(SamplerChain(off, seed=seed).law(row), seed, 9)
+            assert token == winner
+            assert 0.0 < lead < 3e-3 / temperature
+
+
+def test_who_cannot_win_is_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    almost = noise._almost
+
+    def counted(x: Any, shifted: Any) -> Any:
+        hashed.append(len(x))
+        return almost(x, shifted)
+
+    monkeypatch.setattr(noise, "_almost", counted)
+    off = SamplingParams(temperature=0.5, top_k=0, top_p=1.0, min_p=0.0)
+    row = np.random.default_rng(1).normal(0.0, 1.0, 151_936).astype(np.float32)
+    row[1_000:1_100] += 30.0
+    law = SamplerChain(off, seed=1).law(row)
+    for position in range(20):
+        hashed.clear()
+        assert 1_000 <= draw(law, 1, position)[0] < 1_100
+        assert sum(hashed) < 10_000
+    hashed.clear()
+    exp_noise(1, 0, np.arange(100, dtype=np.int32))
+    assert hashed == [100], "what is counted here is what hashes"
+
+
+def test_two_that_are_nearly_even_are_timed_as_all_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rounding could tell the first from the second, the exact law does."""
+    row = np.random.default_rng(3).normal(0.0, 2.0, 20_000).astype(np.float32)
+    law = SamplerChain(SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)).law(row)
+    right = draw(law, 5, 5)
+    wrong = np.array([7, 8], np.int32), np.array([1.0, 1.0 + 1e-12])
+    monkeypatch.setattr(noise, "_contenders", lambda *asked: wrong)
+    assert draw(law, 5, 5) == pytest.approx(right, rel=1e-9)
 
 
 def test_no_two_tokens_of_a_conversation_share_a_position() -> None:

@@ -334,6 +334,22 @@ def _on_an_edge(
     return False
 
 
+@pytest.mark.parametrize("repeat", [0.01, 1.1, 1.3, 3.7, 10.0])
+@pytest.mark.parametrize("presence", [0.0, 0.1])
+def test_a_penalty_rounds_as_float32_does(repeat: float, presence: float) -> None:
+    rng = np.random.default_rng(3)
+    bits = rng.integers(0, 2**32, 20_000, dtype=np.uint32)  # subnormals among them
+    row = bits.view(np.float32)
+    row = np.append(row[np.isfinite(row) & (np.abs(row) < 1e36)], np.float32(-np.inf))
+    factor = np.float32(repeat)
+    expected = np.where(row <= 0, row * factor, row / factor)
+    if presence:
+        expected = expected - np.float32(presence)
+    p = dataclasses.replace(OFF, repeat_penalty=repeat, presence_penalty=presence, repeat_last_n=-1)
+    z = SamplerChain(p, tokens=list(range(len(row))) * 2)._adjusted(row)
+    np.testing.assert_array_equal(z.view(np.uint32), expected.view(np.uint32))
+
+
 def test_ties_at_the_edge_of_top_k_go_to_the_lowest_ids() -> None:
     row = logits(1, 5, 3, 3, 3, 3, 0)
     assert law_of(row, dataclasses.replace(OFF, top_k=3)).ids.tolist() == [1, 2, 3]

@@ -14,7 +14,6 @@ from fakes import engine_info
 from specllama import paths
 from specllama.events import Started
 from specllama.settings.params import GenerateParams
-from specllama.store.corpus import MIN_TOKENS, Corpus
 from specllama.store.rounds import RoundLog
 from specllama.store.sessions import SessionStore
 from specllama.store.tree import StoredMessage
@@ -37,7 +36,6 @@ def write_everything() -> None:
     log = RoundLog.open(engine_info(), GenerateParams())
     assert log.write(Started(1, 0, 8, 1, "none", "match", 0, "exact")) is None
     log.close()
-    Corpus().add("abc", list(range(MIN_TOKENS)))
     assert write_atomically(paths.data_dir() / "tui" / "unsent.json", "{}")
 
 

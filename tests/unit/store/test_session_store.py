@@ -16,7 +16,7 @@ import pytest
 from specllama.errors import StoreError, UsageError
 from specllama.paths import sessions_file
 from specllama.store import database, sessions
-from specllama.store.session_export import to_json, to_markdown
+from specllama.store.open_session import to_json, to_markdown
 from specllama.store.sessions import UNTITLED, ContinuedElsewhere, SessionStore
 from specllama.store.tree import START, StoredMessage
 

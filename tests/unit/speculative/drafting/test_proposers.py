@@ -109,6 +109,21 @@ def test_q_is_the_law_that_was_drawn_from() -> None:
             walking.advance(token)
 
 
+def test_q_of_a_large_vocabulary_outlives_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is cut, so that only who can win is timed; the next pass poisons the row."""
+    monkeypatch.setitem(globals(), "V", 5_000)
+    text = [3, 9, 4]
+    draft = run_alone(model().draft(text, chain(text), Room(5)))
+    walking = chain(text)
+    for i, token in enumerate(draft.tokens):
+        expected = walking.law(table().row(text + list(draft.tokens[:i])))
+        q = draft.q[i]
+        assert q is not None
+        assert token == draw(expected, 7, walking.position)[0]
+        np.testing.assert_array_equal(q.probs, expected.probs)
+        walking.advance(token)
+
+
 def test_greedy_drafts_are_point_masses() -> None:
     draft = run_alone(model(rule="rejection").draft([3, 9], chain([3, 9], GREEDY), Room(4)))
     assert draft.q == (None,) * 4
