@@ -228,11 +228,11 @@ def _say_model(prompt: str | None) -> None:
     """Who comes from other tools types the model's name first."""
     if prompt is None or not prompt or any(sign.isspace() for sign in prompt):
         return
-    from specllama.models import catalog, refs
+    from specllama.models import refs
 
-    if prompt in refs.TINY or prompt.endswith(".gguf") or catalog.find(prompt) is not None:
+    if refs.is_reference(prompt):
         diagnostics.note(
-            f"{prompt} is taken for the prompt; as the model: specllama run -m {prompt} PROMPT"
+            f"{prompt} is the prompt here; to use it as the model: specllama run -m {prompt} PROMPT"
         )
 
 

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
 from specllama import cli as cli_package
-from specllama.cli import SUMMARIES, diagnostics, group
+from specllama.cli import SUMMARIES, chat, diagnostics, group
 from specllama.errors import (
     BadGguf,
     ConfigError,
@@ -81,6 +82,40 @@ def test_summaries_list_exactly_the_commands_there_are() -> None:
         assert command.help
         if name in ("run", "chat", "log", "config", "prove", "hub"):
             assert "Examples:" in (command.epilog or "")
+
+
+@pytest.mark.parametrize(
+    ("args", "model", "n"),
+    [
+        (["-m", "a.gguf"], "a.gguf", None),
+        (["--model=a.gguf", "-n", "3"], "a.gguf", 3),
+        (["--model", "a.gguf"], "a.gguf", None),
+        (["-ma.gguf"], "a.gguf", None),
+        (["./folder/a.gguf", "-n", "3"], "./folder/a.gguf", 3),
+        (["--offline", "a.gguf"], "a.gguf", None),
+        (["tiny"], "tiny", None),
+        (["user/repo:Q4_K_M"], "user/repo:Q4_K_M", None),
+        (["-n", "3"], None, 3),
+    ],
+)
+def test_a_model_without_a_command_opens_the_app(
+    cli, monkeypatch: pytest.MonkeyPatch, args: list[str], model: str | None, n: int | None
+) -> None:
+    opened: list[Any] = []
+    monkeypatch.setenv("SPECLLAMA_OFFLINE", "1")
+    monkeypatch.setattr(cli_package, "_need_terminal", lambda words: None)
+    monkeypatch.setattr(chat, "_can_draw", lambda: True)
+    monkeypatch.setattr(chat, "_terminal_app", lambda settings, *rest: opened.append(settings) or 0)
+    assert cli(*args).code == 0
+    assert (opened[0]["model"], opened[0]["max-tokens"]) == (model, n)
+
+
+@pytest.mark.parametrize("args", [["-m", "a.gguf"], ["a.gguf"]])
+def test_a_model_without_a_terminal_gets_the_next_command(cli, args: list[str]) -> None:
+    result = cli(*args)
+    assert result.code == 2
+    assert 'specllama run -m a.gguf "…"' in result.err
+    assert cli(*args, "--plain").code == 0  # a chat line by line needs none
 
 
 @pytest.mark.parametrize(
