@@ -287,8 +287,8 @@ def lead(verdict: Payoff, measure: str) -> str:
             return f"Not known yet: {measure}"
         case "off":
             lost = verdict.lost_ms or 0.0
-            figure = f" ({lost:.1f} ms a token)" if lost >= 0.05 else ""
-            return f"Drafting is off: a guess costs more than it saves{figure}"
+            figure = f" by about {lost:.{lost < 10:d}f} ms a token" if lost >= 0.05 else ""
+            return f"Drafting is off: it would be slower here{figure}"
         case "faster":
             return f"{_times(verdict.ratio)}× faster ({interval(verdict)})"
         case "slower":
@@ -347,7 +347,7 @@ def details(verdict: Payoff, *, both: bool = False) -> list[str]:
         return []
     kept = f"{verdict.accepted / verdict.drafted:.0%} of guesses kept"
     if both and verdict.judged:
-        kept += f", {verdict.accepted / verdict.judged:.0%} of those judged"
+        kept += f", {verdict.accepted / verdict.judged:.0%} of those checked"
     found = [f"{verdict.tokens / verdict.passes:.1f} tokens a pass", kept]
     if both and verdict.plain_age_s is not None and not is_stale(verdict):
         found.append(f"plain measured within {_ago(math.ceil(verdict.plain_age_s))}")

@@ -212,12 +212,13 @@ def why(board: RaceBoard, way: Way) -> str:
     if pair is None or pair.pays != (one.ratio > 1.0):
         tokens = one.tokens / one.passes
         return (
-            f"a pass writes {tokens:.1f} tokens in the time of {tokens / one.ratio:.1f} plain steps"
+            f"each pass gave {tokens:.1f} tokens and took as long as "
+            f"{tokens / one.ratio:.1f} plain steps"
         )
     cost = pair.c + pair.beta
     return (
         f"a guess costs {cost:.2f} of a plain step: it pays where more than {min(cost, 1.0):.0%} "
-        f"are kept, and {pair.alpha:.0%} of those judged were"
+        f"are kept, and {pair.alpha:.0%} of those checked were"
     )
 
 

@@ -15,6 +15,7 @@ from specllama.cancel import Cancel
 from specllama.cli import diagnostics
 from specllama.cli.lines import Lines, open_lines
 from specllama.cli.printer import Printer
+from specllama.cli.wrapping import wrapped
 from specllama.errors import SpecllamaError, UsageError
 from specllama.events import Event
 from specllama.replies import attach
@@ -83,6 +84,7 @@ class Repl:
         self.quiet = quiet
         self.thoughts = thoughts
         self._files: dict[str, str] = {}  # the next message carries them
+        self._notes: set[str] = set()  # that were shown
         self._leaving = False
         self._failed = 0
 
@@ -132,7 +134,8 @@ class Repl:
         """Print one reply; Ctrl-C stops it and keeps what was written."""
         cancel = Cancel()
         with signals.stop_on_signals(cancel) as received:
-            Printer(quiet=self.quiet, thoughts=self.thoughts).show(ask(cancel))
+            shown = Printer(quiet=self.quiet, thoughts=self.thoughts, known=self._notes)
+            shown.show(ask(cancel))
         if received:
             if self.lines.interactive:
                 diagnostics.note(self._how_to_go_on())
@@ -174,13 +177,13 @@ class Repl:
         handler(rest.strip())
 
     def _do_help(self, rest: str) -> None:
-        width = max(len(name) + len(usage) for name, (usage, _) in COMMANDS.items()) + 2
+        left = max(len(name) + len(usage) for name, (usage, _) in COMMANDS.items()) + 5
+        room = (diagnostics.width() or 10_000) - left
         for name, (usage, text) in COMMANDS.items():
-            diagnostics.say(f"  /{f'{name} {usage}'.ljust(width)} {text}")
-        diagnostics.say(
-            '  Several lines: end a line with \\, or put """ before and after.\n'
-            "  Ctrl-C stops a reply and keeps it; Ctrl-D leaves."
-        )
+            lines = wrapped(text, room).replace("\n", "\n" + " " * left)
+            diagnostics.say(f"  /{name} {usage}".ljust(left) + lines)
+        diagnostics.say('  Several lines: end a line with \\, or put """ before and after.')
+        diagnostics.say("  Ctrl-C stops a reply and keeps it; Ctrl-D leaves.")
 
     def _do_stats(self, rest: str) -> None:
         stats, elsewhere = self.session.stats, self.session.elsewhere

@@ -172,8 +172,7 @@ class Reader:
         if self._turned or self._thoughts > 1:
             return None
         before, behind = (
-            decoded(self.spelling.bytes(units, special=True))
-            for units in self._seams
+            decoded(self.spelling.bytes(units, special=True)) for units in self._seams
         )
         return before, behind
 

@@ -234,8 +234,7 @@ def likeliest(place: Chances | None, glyphs: Glyphs, n: int = 3) -> str:
     if place is None:
         return ""
     return "  ".join(
-        f"{token_text(spelled(bytes(one.bytes)), glyphs)}"
-        f" {math.exp(one.logprob):.0%}"
+        f"{token_text(spelled(bytes(one.bytes)), glyphs)} {math.exp(one.logprob):.0%}"
         for one in place.top[:n]
     )
 
