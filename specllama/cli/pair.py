@@ -177,10 +177,10 @@ def _show_table(header: GgufHeader, target: str, findings: list[DraftFinding]) -
         number("same", lambda one: f"{100 * one.report.shared:.0f} %" if one.report else ""),
         number("needs", _needs, drop=90),
         number("memory", lambda one: size(one.memory.required) if one.memory else "", drop=90),
-        Column("what to know", _verdict, give=True),
+        Column("notes", _verdict, give=True),
     ]
     show_table(findings, columns)
-    note("same: ids with the same text · needs: the acceptance above which drafting can pay")
+    note("same: ids with the same text · needs: the share of guesses to be kept for any gain")
     _show_next(target, findings)
 
 
