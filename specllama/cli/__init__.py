@@ -70,7 +70,7 @@ Examples:
   specllama model.gguf                       open it on a model: chat -m model.gguf
   specllama run "What is a draft model?"     one answer, with the bundled pair
   specllama run -m model.gguf -d small.gguf "Tell me a story"
-  specllama chat -m qwen3-8b                 chat with a model from the catalogue
+  specllama chat -m qwen3-8b                 chat with a model from the catalog
   specllama prove                            same seed, same text: see for yourself
 
 pull, list, show, rm and search are short for the commands of hub.

@@ -104,7 +104,7 @@ def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
 @insecure_option
 @json_option
 def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
-    """Show what a repository offers, by quantisation, without downloading.
+    """Show what a repository offers, by quantization, without downloading.
 
     For a model on this machine (a path, `tiny`, an Ollama name), show what its header says.
     """
@@ -184,7 +184,7 @@ def _show_file(path: Path, as_json: bool) -> None:
 @command.command("pull")
 @click.argument("refs", nargs=-1, required=True, shell_complete=completing.pairs)
 @click.option("-y", "--yes", is_flag=True, help="Download large files without asking.")
-@click.option("--no-draft", is_flag=True, help="For a catalogue pair, pull only the target.")
+@click.option("--no-draft", is_flag=True, help="For a catalog pair, pull only the target.")
 @click.option(
     "--revision", default="main", show_default=True, help="Branch, tag or commit of the repository."
 )
@@ -398,7 +398,7 @@ def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json
         return
     if not entries:
         note(
-            f"no pair of the catalogue fits {size(machine.memory)}; the bundled pair does: -m tiny"
+            f"no pair of the catalog fits {size(machine.memory)}; the bundled pair does: -m tiny"
         )
         return
     if name is not None:
@@ -425,5 +425,5 @@ def _named_pair(name: str) -> CatalogPair:
 
         close = difflib.get_close_matches(name, catalog.load(), n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(close)}?" if close else "see: specllama hub pairs"
-        raise UsageError(f"the catalogue has no pair {name!r}", hint)
+        raise UsageError(f"the catalog has no pair {name!r}", hint)
     return pair

@@ -65,7 +65,7 @@ def command(
     """Show which DRAFTS fit TARGET and why the others do not, then every other method.
 
     Only headers are read; no weights are loaded without --measure. Without DRAFTS, every model on
-    this machine and the catalogue's draft are considered. A folder stands for the files below it.
+    this machine and the catalog's draft are considered. A folder stands for the files below it.
     """
     from specllama.engine.heads import survey
     from specllama.models import doctor, memory, refs

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 COLUMNS: dict[Way, str] = {
     "cold": "cold",
-    "behind": "behind a stranger",
-    "turns": "behind own turns",
+    "behind": "after another prompt",
+    "turns": "second turn",
     "beside": "beside others",
 }
 QUIET_S = 30.0  # between lines of progress where there is no terminal
