@@ -354,8 +354,9 @@ def compare_reports(first: Path, second: Path, as_json: bool) -> None:
     "--temperature", default=0.0, show_default=True, help="Sampling temperature of the replies."
 )
 def table(reports: tuple[Path, ...], temperature: float) -> None:
-    """Print the speed of every method by kind of text, cold → warm, as Markdown.
+    """Print every method's speed by kind of text.
 
+    The table is Markdown; "cold → warm" is without and with what was learned before.
     REPORTS are files written by `bench run --out`. If several hold a method, the last one counts.
     The table in README is made with this command.
     """

@@ -143,7 +143,9 @@ def report(error: BaseException) -> int:
         import traceback
 
         say("".join(traceback.format_exception(error)).rstrip())
-    if not isinstance(error, (KeyboardInterrupt, click.Abort, Interrupted)):
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        say(message)
+    elif not isinstance(error, (KeyboardInterrupt, click.Abort, Interrupted)):
         say(f"error: {sanitize_line(message)}", RED)
         if hint:
             say(f"  {sanitize_line(hint)}")

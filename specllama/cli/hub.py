@@ -104,9 +104,10 @@ def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
 @insecure_option
 @json_option
 def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
-    """Show what a repository offers, by quantization, without downloading.
+    """Show what a repository or a file offers.
 
-    For a model on this machine (a path, `tiny`, an Ollama name), show what its header says.
+    Nothing is downloaded. For a model on this machine (a path, `tiny`, an Ollama name), show what
+    its header says.
     """
     from specllama.models import pull
     from specllama.models.library import same_quant
@@ -369,10 +370,10 @@ def path(ref: str | None, as_json: bool) -> None:
 )
 @json_option
 def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json: bool) -> None:
-    """List curated pairs of target and draft, and mark those that fit this machine.
+    """List curated pairs of target and draft model.
 
-    tok/s is what their size lets one expect here, plainly and with their draft model at 70 %
-    acceptance; what is read at ease takes 8.
+    Those that fit this machine are marked. tok/s is an estimate from their size: plain, and with
+    the draft model if 70 % of its guesses are kept. About 8 tok/s is reading speed.
 
     With NAME, show one pair with its repositories, the reason and its source.
     """

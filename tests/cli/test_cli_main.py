@@ -65,6 +65,25 @@ def test_version_and_help() -> None:
         assert f"\n  {name} " in shown
 
 
+def test_a_group_alone_shows_its_help_in_lines(cli) -> None:
+    result = cli("hub")
+    assert result.code == 2
+    assert "\nCommands:\n" in result.err
+    assert "error" not in result.err
+
+
+@pytest.mark.parametrize("line", [("--help",), ("hub", "-h"), ("bench", "-h"), ("log", "-h")])
+def test_no_summary_of_a_command_is_cut(cli, line: tuple[str, ...]) -> None:
+    assert "..." not in cli(*line).out.partition("Commands:")[2].partition("Examples:")[0]
+
+
+def test_help_names_the_proposer_in_a_word(cli) -> None:
+    shown = cli("run", "--help").out
+    assert "--proposer METHOD" in shown
+    assert max(map(len, shown.splitlines())) <= 100
+    assert "'ngram'" in cli("run", "--proposer", "help", "Hi").err
+
+
 def test_alone_without_a_terminal_shows_help_and_fails() -> None:
     done = run()
     assert done.returncode == 2
