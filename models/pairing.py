@@ -303,9 +303,7 @@ def _warnings(
         if extra <= MAX_SIZE_DIFFERENCE:
             warnings.append(f"the draft lacks the target's last {extra} tokens")
     if same_template is False:
-        warnings.append(
-            "the draft was trained with another chat template: it may guess worse"
-        )
+        warnings.append("the draft was trained with another chat template: it may guess worse")
     if target.n_tensors and draft.n_tensors:
         low, high = GOOD_RATIO
         if ratio >= 1:
@@ -315,8 +313,7 @@ def _warnings(
             warnings.insert(0, f"{gain}: 1/{1 / ratio:.0f} of the target (1/10 to 1/30 is good)")
         elif ratio < low:
             warnings.append(
-                f"may guess wrong too often: 1/{1 / ratio:.0f} of the target"
-                " (1/10 to 1/30 is good)"
+                f"may guess wrong too often: 1/{1 / ratio:.0f} of the target (1/10 to 1/30 is good)"
             )
     if 0 < draft.context_length < target.context_length:
         warnings.append(

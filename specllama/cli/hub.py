@@ -398,9 +398,7 @@ def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json
         output.document({"pairs": found})
         return
     if not entries:
-        note(
-            f"no pair of the catalog fits {size(machine.memory)}; the bundled pair does: -m tiny"
-        )
+        note(f"no pair of the catalog fits {size(machine.memory)}; the bundled pair does: -m tiny")
         return
     if name is not None:
         show_pair(*entries[0], machine)
