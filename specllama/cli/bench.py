@@ -528,6 +528,10 @@ def _show(result: Comparison, out: Path | None, as_json: bool, spent: bool) -> N
         if any(map(COLUMNS[name], summaries))
     ]
     show_table(summaries, columns)
+    diagnostics.note(
+        "ratio: speed over plain · same text: replies that equal plain decoding · own time: share "
+        "that neither model took · the others: specllama bench run --help"
+    )
     if spent:
         output.line(f"\n{SPENT}:")
         heads = [Column(head, right=i > 2) for i, head in enumerate(SPENT_COLUMNS)]

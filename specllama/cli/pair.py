@@ -268,7 +268,7 @@ def _show_one(header: GgufHeader, finding: DraftFinding) -> None:
             rows.append(["✗", "file", finding.reason])
     rows += _memory_rows(finding)
     if finding.required is not None:
-        above = f"above an acceptance of {finding.required:.0%}, plus the cost of wider passes"
+        above = f"if more than {finding.required:.0%} of guesses are kept; wider passes raise that"
         rows.append(["·", "pays", f"{above} (--measure finds out)"])
     rows += [["!", "", warning] for warning in finding.warnings]
     columns = [Column(""), Column("check"), Column(f"for {header.path.name}", give=True)]

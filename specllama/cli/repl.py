@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "undo": ("", "Take back the last question and its reply."),
     "continue": ("", "Continue the last reply."),
     "answer": ("", "End the thought of a stopped reply and answer now."),
-    "think": ("on|off|low|medium|high|auto", "Whether, or how hard, the model thinks."),
+    "think": ("[LEVEL]", "How hard the model thinks: on, off, low, medium, high or auto."),
     "edit": ("[TEXT]", "Change the last question and answer it."),
     "read": ("PATH", "Put a file's text into the next message."),
     "sessions": ("[WORDS]", "List stored conversations."),

@@ -204,7 +204,7 @@ def read_prompt(argument: str | Path | None, *, raw: bool, quiet: bool = False) 
 def _piped(what: str, quiet: bool) -> str:
     """All of standard input, however slowly it comes; that it is waited for is said."""
     ends = "Ctrl-Z" if os.name == "nt" else "Ctrl-D"
-    said = f"reading {what} from standard input; its end is awaited ({ends}, or < {os.devnull})"
+    said = f"reading {what} from standard input; end it with {ends}, or use < {os.devnull}"
     waiting = threading.Timer(WAITS_S, diagnostics.note, [said])
     waiting.daemon = True
     if not quiet:

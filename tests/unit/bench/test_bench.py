@@ -457,7 +457,6 @@ def test_tuning_a_pair(engine: Engine) -> None:
     json.dumps(result.to_dict())
 
 
-
 # -- peers ----------------------------------------------------------------------------------------
 
 
