@@ -67,6 +67,12 @@ class Seat:
     lost: str = ""
 
 
+def _other_files() -> str:
+    """Log that no state is for these files, which is no loss to warn of; return ""."""
+    logger.info("the saved state is of other files, another build or other settings")
+    return ""
+
+
 class Seats:
     """The places of an engine: which are taken, and what the others hold.
 
@@ -356,10 +362,8 @@ class Seats:
         longest = self._slots[0].target.n_ctx
         found = self.shelf.best(params.scope, usable, held + _WORTH, longest)
         if found is None:
-            if held < _WORTH and self.shelf.elsewhere(params.owner):
-                logger.info("the saved state is of other files, another build or other settings")
-                return ""
-            return self.shelf.trouble()
+            other = held < _WORTH and self.shelf.elsewhere(params.owner)
+            return _other_files() if other else self.shelf.trouble()
         try:
             self._fetched = [self.shelf.take(found)]
         except StoreError as error:
