@@ -286,9 +286,12 @@ def lead(verdict: Payoff, measure: str) -> str:
         case "unknown":
             return f"Not known yet: {measure}"
         case "off":
-            lost = verdict.lost_ms or 0.0
-            figure = f" by about {lost:.{lost < 10:d}f} ms a token" if lost >= 0.05 else ""
-            return f"Drafting is off: it would be slower here{figure}"
+            lost, figure = verdict.lost_ms or 0.0, ""
+            if lost >= 0.05:
+                tried = verdict.ratio is not None
+                figure = f"it lost {lost:.1f} ms a token" if tried else f"{lost:.1f} ms a guess"
+                figure = f" ({figure})"
+            return f"Drafting is off: it would be slower with this pair{figure}"
         case "faster":
             return f"{_times(verdict.ratio)}× faster ({interval(verdict)})"
         case "slower":
