@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from engines import FakeContext, fake_info, loaded
 from requests_made import FREE, check_laws, params
@@ -9,7 +11,7 @@ from table_model import FakeTable, FakeVocab
 
 from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
-from specllama.events import Event, RoundDone
+from specllama.events import Event, Notice, RoundDone
 
 V = 48
 LLAMA = "🦙".encode()
@@ -65,3 +67,15 @@ def test_no_ending_leaves_a_part_of_a_character(
 def test_the_rounds_show_the_bytes() -> None:
     rounds = [one for one in reply(engine(), max_tokens=3) if isinstance(one, RoundDone)]
     assert [text for one in rounds for text in one.emitted_text] == ["<A6 99><F0 9F>"] * 3
+
+
+@pytest.mark.parametrize("has_draft", [True, False])
+def test_that_a_short_reply_is_not_drafted_is_told_where_it_could_be(has_draft: bool) -> None:
+    info = fake_info(256, V)
+    if not has_draft:
+        info = replace(info, draft=None)
+    target = FakeContext(FakeTable(V, seed=1), n_ctx=256)
+    one = Engine(loaded(target=target, vocab=FakeVocab(V), info=info))
+    events = one.generate("the", params(max_tokens=2, proposer="auto", min_speculative_tokens=8))
+    told = [event.message for event in events if isinstance(event, Notice)]
+    assert told == (["no drafting for 2 tokens: it starts to pay at 8"] if has_draft else [])
