@@ -145,6 +145,9 @@ def _terminal_app(settings: Settings, resume: str | None, server: Address | None
     from specllama.models.refs import lasting
     from specllama.tui.state import Preferences
 
+    for ref in (settings["model"], settings["draft-model"]):
+        if ref and refs.looks_like_path(ref):
+            refs.resolve(ref)  # a file that is not there is said before the app opens
     session_id = None
     if resume is not None:
         with stored() as store:

@@ -129,6 +129,18 @@ def test_a_model_without_a_command_opens_the_app(
     assert (opened[0]["model"], opened[0]["max-tokens"]) == (model, n)
 
 
+@pytest.mark.parametrize("args", [["-m", "gone.gguf"], ["./gone.gguf"], ["-d", "gone.gguf"]])
+def test_a_file_that_is_not_there_is_said_before_the_app_opens(
+    cli, monkeypatch: pytest.MonkeyPatch, args: list[str]
+) -> None:
+    monkeypatch.setattr(cli_package, "_need_terminal", lambda words: None)
+    monkeypatch.setattr(chat, "_can_draw", lambda: True)
+    result = cli(*args)
+    assert result.code == 3
+    assert "gone.gguf" in result.err
+    assert "specllama hub ls" in result.err
+
+
 @pytest.mark.parametrize("args", [["-m", "a.gguf"], ["a.gguf"]])
 def test_a_model_without_a_terminal_gets_the_next_command(cli, args: list[str]) -> None:
     result = cli(*args)
