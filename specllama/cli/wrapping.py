@@ -53,9 +53,10 @@ class WordWrap:
         if not (word := self._word):
             return ""
         gap, self._gap, self._word = self._gap, "", ""
-        end = self._column + len(gap) + columns(word)
+        wide = max(columns(word), 1)
+        end = self._column + len(gap) + wide
         if end > self._width and self._column and not self._code:
-            self._column = columns(word)
+            self._column = wide
             return f"\n{word}"
         self._column = end
         return gap + word

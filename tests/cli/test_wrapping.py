@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from fakes import Reply, ScriptedEngine
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specllama.cli import diagnostics, output
@@ -43,6 +43,7 @@ def test_code_keeps_its_lines() -> None:
     assert wrapped(code + PROSE, 24) == code + wrapped(PROSE, 24)
 
 
+@example(text="\u200d` ``", cuts=[1], width=2)
 @given(
     text=st.text("ab \n`漢\u200d", max_size=60),
     cuts=st.lists(st.integers(1, 5), min_size=1, max_size=60),
