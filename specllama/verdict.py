@@ -286,9 +286,12 @@ def lead(verdict: Payoff, measure: str) -> str:
         case "unknown":
             return f"Not known yet: {measure}"
         case "off":
-            lost = verdict.lost_ms or 0.0
-            figure = f" ({lost:.1f} ms a token)" if lost >= 0.05 else ""
-            return f"Drafting is off: a guess costs more than it saves{figure}"
+            lost, figure = verdict.lost_ms or 0.0, ""
+            if lost >= 0.05:
+                tried = verdict.ratio is not None
+                figure = f"it lost {lost:.1f} ms a token" if tried else f"{lost:.1f} ms a guess"
+                figure = f" ({figure})"
+            return f"Drafting is off: it would be slower with this pair{figure}"
         case "faster":
             return f"{_times(verdict.ratio)}× faster ({interval(verdict)})"
         case "slower":
@@ -347,7 +350,7 @@ def details(verdict: Payoff, *, both: bool = False) -> list[str]:
         return []
     kept = f"{verdict.accepted / verdict.drafted:.0%} of guesses kept"
     if both and verdict.judged:
-        kept += f", {verdict.accepted / verdict.judged:.0%} of those judged"
+        kept += f", {verdict.accepted / verdict.judged:.0%} of those checked"
     found = [f"{verdict.tokens / verdict.passes:.1f} tokens a pass", kept]
     if both and verdict.plain_age_s is not None and not is_stale(verdict):
         found.append(f"plain measured within {_ago(math.ceil(verdict.plain_age_s))}")

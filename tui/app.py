@@ -235,7 +235,7 @@ class SpecllamaApp(PagedApp):
         self.store.close()
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        yield SystemCommand("Theme", "Choose the colours", self.action_change_theme)
+        yield SystemCommand("Theme", "Choose the colors", self.action_change_theme)
 
     # ------------------------------------------------------------------ the engine
 

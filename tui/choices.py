@@ -194,7 +194,7 @@ def _finding(finding: doctor.DraftFinding) -> ChoiceRow:
     if path is None:
         return ChoiceRow(
             candidate.ref, name, "get", reason="made for it; not here yet",
-            detail=f"{candidate.ref} is the draft that the catalogue names for this target."
+            detail=f"{candidate.ref} is the draft that the catalog names for this target."
             " Enter downloads it.",
         )  # fmt: skip
     try:
@@ -389,7 +389,7 @@ def hit_rows(hits: Sequence[SearchHit]) -> list[ChoiceRow]:
     """What a search on the hub found."""
     rows = []
     for hit in hits:
-        gated = "; gated: its licence must be accepted on the hub" if hit.gated else ""
+        gated = "; gated: its license must be accepted on the hub" if hit.gated else ""
         words = f"{', '.join(hit.quants[:4])}{' and more' if len(hit.quants) > 4 else ''}"
         size = f"{hit.params / 1e9:.1f}B" if hit.params else ""
         rows.append(
@@ -415,7 +415,7 @@ def listing_rows(listing: Listing) -> list[ChoiceRow]:
         ref = f"{listing.repo}:{model.quant}" if model.quant else f"{listing.repo}/{model.name}"
         name = model.quant or model.name
         what = "" if fits else f"does not fit: {gigabytes(free)} are free"
-        licence = f"; licence {listing.licence}" if listing.licence else ""
+        licence = f"; license {listing.licence}" if listing.licence else ""
         rows.append(
             ChoiceRow(
                 ref,

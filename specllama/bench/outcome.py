@@ -211,13 +211,12 @@ def why(board: RaceBoard, way: Way) -> str:
         return ""
     if pair is None or pair.pays != (one.ratio > 1.0):
         tokens = one.tokens / one.passes
-        return (
-            f"a pass writes {tokens:.1f} tokens in the time of {tokens / one.ratio:.1f} plain steps"
-        )
+        took = tokens / one.ratio
+        return f"each pass gave {tokens:.1f} tokens and took as long as {took:.1f} plain ones"
     cost = pair.c + pair.beta
     return (
         f"a guess costs {cost:.2f} of a plain step: it pays where more than {min(cost, 1.0):.0%} "
-        f"are kept, and {pair.alpha:.0%} of those judged were"
+        f"are kept, and {pair.alpha:.0%} of those checked were"
     )
 
 

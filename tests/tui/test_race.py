@@ -280,7 +280,7 @@ async def test_the_race_is_run_replayed_and_judged(start: Any) -> None:
         assert ratio_words(found.verdict) in d.shown
         assert '"a question"' in d.shown
         assert "3 pairs of runs" in d.shown
-        assert "of those judged" in d.shown
+        assert "of those checked" in d.shown
         assert f"{plain.end_s - plain.ttft_s:.2f} s" in d.shown
         assert f"{way.finished.draft_n_accepted} of {way.finished.draft_n} kept" in d.shown  # type: ignore[union-attr]
         assert "Leave it as it is: drafting pays here" in d.shown

@@ -211,13 +211,12 @@ def test_it_is_off_once_no_guess_was_worth_it_for_a_while() -> None:
     found = judge([*tried, *[SINGLE] * ROUNDS_UNTIL_OFF])
     assert found.answer == "off"
     assert found.lost_ms == pytest.approx(10.0)
-    assert (
-        words(found, "?") == "Drafting is off: a guess costs more than it saves (10.0 ms a token)"
-    )
+    off = "Drafting is off: it would be slower with this pair"
+    assert words(found, "?") == f"{off} (it lost 10.0 ms a token)"
     never = judge([SINGLE] * ROUNDS_UNTIL_OFF)
-    assert words(never, "?") == "Drafting is off: a guess costs more than it saves"
+    assert words(never, "?") == off
     expected = judge([SINGLE] * ROUNDS_UNTIL_OFF, expected_ms=0.62)
-    assert words(expected, "?").endswith("than it saves (0.6 ms a token)")
+    assert words(expected, "?").endswith("with this pair (0.6 ms a guess)")
     # that nobody had a guess says nothing of what one costs
     assert judge([SINGLE._replace(declined=False)] * 64).answer == "unknown"
 
@@ -245,7 +244,7 @@ def verdict_of(ratio: float, half: float) -> Payoff:
 def test_the_words(ratio: float, half: float, said: str) -> None:
     found = verdict_of(ratio, half)
     assert words(found, "?") == f"{said} · 3.1 tokens a pass · 59% of guesses kept"
-    assert details(found, both=True)[1] == "59% of guesses kept, 79% of those judged"
+    assert details(found, both=True)[1] == "59% of guesses kept, 79% of those checked"
 
 
 @pytest.mark.parametrize(
