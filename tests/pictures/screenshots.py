@@ -29,7 +29,7 @@ from specllama.paths import HOME_VARIABLE
 from specllama.settings.params import GenerateParams
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import FlushPace
-from specllama.tui.demo import DemoFactory
+from support.demo_engine import DemoFactory
 from specllama.tui.picture import self_contained
 
 LIMIT_S = 900.0  # a race of a large pair on a small machine

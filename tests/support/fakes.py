@@ -31,7 +31,7 @@ from specllama.errors import EngineError, PromptTooLong, SpecllamaError
 from specllama.events import Event, FinishReason, LoadProgress, Notice, RoundDone
 from specllama.interface import EngineInfo, Message, MethodInfo, ModelInfo
 from specllama.settings.params import GenerateParams
-from specllama.tui.script import (
+from support.script import (
     N_VOCAB,
     Move,
     ScriptedGuess,

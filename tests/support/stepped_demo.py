@@ -7,7 +7,7 @@ from collections.abc import Callable
 from stepped_generator import OneAtATime
 
 from specllama.events import Event
-from specllama.tui.demo import DemoEngine, DemoFactory
+from support.demo_engine import DemoEngine, DemoFactory
 
 
 class SteppedDemo(DemoEngine, OneAtATime):

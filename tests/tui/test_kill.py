@@ -17,7 +17,7 @@ from specllama import paths
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import FlushPace
-from specllama.tui.demo import DEMO_REPLY
+from support.demo_engine import DEMO_REPLY
 from specllama.tui.widgets.message import AssistantMessage
 
 KILLS = 3

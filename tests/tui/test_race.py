@@ -24,7 +24,7 @@ from specllama.errors import EngineError
 from specllama.interface import Message
 from specllama.paths import rounds_dir
 from specllama.settings.params import GenerateParams
-from specllama.tui.demo import DemoEngine
+from support.demo_engine import DemoEngine
 from specllama.tui.race import (
     Advice,
     RaceEnded,

@@ -26,7 +26,7 @@ from specllama.events import Event, Finished, RoundDone
 from specllama.interface import EngineInfo, Prompt
 from specllama.remote.board import Board
 from specllama.settings.params import GenerateParams
-from specllama.tui.demo import DemoEngine, demo_info
+from support.demo_engine import DemoEngine, demo_info
 from specllama.tui.lane_watch import LaneWatch
 from specllama.tui.race import RaceEnded, Racing
 from specllama.tui.screens.top import TopScreen

@@ -13,7 +13,7 @@ from specllama.interface import MethodInfo
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.store.rounds import list_runs
 from specllama.store.tree import StoredMessage
-from specllama.tui.demo import DemoEngine
+from support.demo_engine import DemoEngine
 from specllama.tui.keymap import ACTIONS
 from specllama.tui.screens import inspector
 from specllama.tui.screens.help import HelpScreen

@@ -25,7 +25,7 @@ from specllama.store.tree import StoredMessage
 from specllama.tui import days
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import FlushPace
-from specllama.tui.demo import DemoFactory
+from support.demo_engine import DemoFactory
 from specllama.tui.screens import sessions
 from specllama.tui.screens.models import ModelsScreen
 from specllama.tui.widgets import preview

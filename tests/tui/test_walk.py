@@ -11,7 +11,7 @@ from specllama.events import RoundDone, Started
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.method import Facts
 from specllama.tui.coins import Toss
-from specllama.tui.demo import DemoEngine
+from support.demo_engine import DemoEngine
 from specllama.tui.record import Record, depth_of, fate_of, glyph_run
 from specllama.tui.themes import (
     ASCII,

@@ -19,7 +19,7 @@ from specllama.events import Event, LoadProgress
 from specllama.interface import EngineInfo, Message, ModelInfo, Prompt
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.method import Facts
-from specllama.tui.script import (
+from support.script import (
     N_VOCAB,
     Move,
     ScriptedGuess,
