@@ -21,7 +21,7 @@ from specllama.session import Session
 from specllama.store.sessions import SessionStore
 from specllama.text import sanitize_line
 from specllama.tui import keymap
-from specllama.tui.bridge import FlushPace
+from specllama.tui.bridge import FlushPace, monotonic
 from specllama.tui.copying import Copying
 from specllama.tui.downloads import Downloads
 from specllama.tui.editing import Editing
@@ -58,6 +58,7 @@ from specllama.tui.widgets.welcome import TopBar, Welcome, next_example
 if TYPE_CHECKING:
     from specllama.tui.exports import Export
 
+TWICE_S = 1.5  # within which a key is pressed twice
 FLAT = 20  # rows below which the conversation needs that of the rounds
 SIDEBAR = 160  # columns from which other conversations are listed alongside this one
 
@@ -103,6 +104,7 @@ class ChatScreen(TurnScreen):
         self.resting = Resting(self, idle_s)
         self._loaded: tuple[object, ...] = ()
         self._recording: Record | None = None
+        self._left_s = -TWICE_S  # when Esc was pressed in a prompt with text
 
     def compose(self) -> ComposeResult:
         yield TopBar(self.loader, id="top")
@@ -283,8 +285,17 @@ class ChatScreen(TurnScreen):
         self.mark_end()
 
     def action_stop(self) -> None:
+        """Esc: leave what is edited, stop the reply, empty the prompt when pressed twice."""
+        prompt, now = self.prompt, monotonic()
         if self.editing.index is not None:
             self.editing.stop(restore=True)
+        elif self.turn is None and not self.sending.queue and prompt.text and prompt.has_focus:
+            if now - self._left_s < TWICE_S:
+                prompt.empty()
+                now = -TWICE_S
+            else:
+                self.notify("Esc again empties the prompt", timeout=TWICE_S)
+            self._left_s = now
         else:
             if self.turn is not None:
                 self.turn.cancel()

@@ -68,11 +68,9 @@ class TopBar(Inked, Widget):
             names = [sanitize_line(PurePath(ref).name) for ref in wanted]
             left.append((" + ".join(names), ink.muted))
         elif info is not None:
-            target = f"{info.target.name} {info.target.quantization}"
-            left.append((sanitize_line(target), "bold"))
+            left.append((sanitize_line(info.target.label), "bold"))
             if info.draft is not None:
-                draft = f" + {info.draft.name} {info.draft.quantization}"
-                left.append((sanitize_line(draft), ""))
+                left.append((sanitize_line(f" + {info.draft.label}"), ""))
         line = Content.assemble(*left)
         room = width - right.cell_length - 1
         if info is not None and loader.ready:
