@@ -303,7 +303,7 @@ def _warnings(
             warnings.append(f"the draft lacks the target's last {extra} tokens")
     if same_template is False:
         warnings.append(
-            "their chat templates differ: the target's is used, which the draft may not know"
+            "the draft was trained with another chat template; it may guess worse"
         )
     if target.n_tensors and draft.n_tensors:
         low, high = GOOD_RATIO

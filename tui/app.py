@@ -189,8 +189,8 @@ class SpecllamaApp(PagedApp):
         self.exit(0)
 
     def action_copy_or_quit(self) -> None:
-        """Ctrl+C: copy what is selected, else stop the reply, else empty the prompt, else leave when
-        pressed twice."""
+        """Ctrl+C: copy what is selected, else stop the reply, else empty the prompt; with none of
+        these, leave when pressed twice."""
         text = self.screen.get_selected_text()
         focused = self.focused
         if not text and focused is not None:

@@ -26,8 +26,6 @@ PLAIN, DRAFTED = "plain", "drafted"
 TOKENS = 128  # of a race, unless the settings say fewer
 LENGTHS = range(2, 9)
 LAPS = 2  # of a table: each way once in either order
-TOGETHER = (1, 2, 4)  # conversations at once
-TOGETHER_TOKENS = 64  # of each of them
 
 
 @dataclass(slots=True)
@@ -99,27 +97,6 @@ def plain_and(
         *(Run(name, prompt, way.replace(**same), group, lap) for name, way in ways),
     ]
     return runs[::-1] if lap % 2 else runs
-
-
-def side_by_side(
-    prompts: Sequence[Prompt], params: GenerateParams, lanes: Iterable[int], lap: int = 0
-) -> list[Run]:
-    """The same prompts, answered by N conversations at once, plainly and drafted in turn; all of
-    one length, so that each has company to its end.
-
-    Args:
-        lap: the number of the first of these laps; each wave is one.
-    """
-    seed = params.seed if params.seed is not None else 1
-    base = params.replace(max_tokens=TOGETHER_TOKENS, ignore_eos=True, seed=seed)
-    ways = {PLAIN: base.replace(speculate=False, proposer="none"), DRAFTED: drafted(base)}
-    return [
-        Run(name, prompt, ways[name], str(n), wave, n)
-        for n in lanes
-        for wave, first in enumerate(range(0, len(prompts), n), lap)
-        for name in sorted(ways, reverse=wave % 2 == 0)  # plain first where it is even
-        for prompt in prompts[first : first + n]
-    ]
 
 
 def drafted(params: GenerateParams) -> GenerateParams:

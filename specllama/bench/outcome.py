@@ -5,7 +5,7 @@ Speeds, ratios and intervals come from ``paired`` alone, so that no column contr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specllama.bench.experiment import PLAIN, RaceBoard, Run
@@ -19,13 +19,15 @@ from specllama.bench.paired import (
 )
 from specllama.bench.speed_model import SpeedModel
 from specllama.events import Answer, Payoff
-from specllama.interface import Prompt
 from specllama.text import number_of
-from specllama.verdict import ROUNDS_UNTIL_OFF, counted, lead
+from specllama.verdict import ROUNDS_UNTIL_OFF, WIDE, counted, lead
 
 TOO_SHORT = "the reply was too short"
+TOO_WIDE = "not known yet: the runs differ too much"
 LEAST, MOST = 3, 10  # pairs of a race: before it may end, and at most
 MORE = 5  # pairs, on request
+IDLE = 2  # pairs, after which a race ends in which hardly anything is guessed
+FEW = 0.05  # guesses for each token, that are hardly any
 
 Row = list[tuple[list[Run], list[Run]]]
 """Of every lap, what ran plainly and what ran the other way."""
@@ -39,9 +41,7 @@ class Way:
         laps: of each, what ran plainly and what ran this way; the newest last.
         clock: speeds in tokens a second after the first, of all runs of a lap together; None where
             they were too short.
-        same: how many tokens are those of plain decoding, of how many; of conversations at once,
-            those of one alone.
-        alone: the speed of one conversation, plainly; None unless this is about company.
+        same: how many tokens are those of plain decoding, of how many.
     """
 
     laps: Row
@@ -49,7 +49,6 @@ class Way:
     same: int
     of: int
     verdict: Payoff
-    alone: float | None = None
 
     @property
     def run(self) -> Run:
@@ -69,9 +68,9 @@ class Way:
         return None if self.clock is None else self.clock.speed
 
     @property
-    def gain(self) -> float | None:
-        """Of plain conversations at once, over one alone."""
-        return self.plain / self.alone if self.plain and self.alone else None
+    def idle(self) -> bool:
+        """True if hardly anything was guessed."""
+        return self.pairs >= IDLE and self.verdict.drafted < FEW * self.verdict.tokens
 
     @property
     def proof(self) -> str:
@@ -86,34 +85,24 @@ class Way:
 
 
 def ways(board: RaceBoard, tab: str) -> list[Way]:
-    """What was run on a tab against its plain runs: the fastest first; of conversations at
-    once, in the order in which they were run."""
-    runs = board.runs.get(tab, [])
-    apart = tab == "lanes"  # each group of runs has plain runs of its own
-    alone = {run.prompt: run for run in runs if apart and run.name == PLAIN and run.lanes == 1}
+    """What was run on a tab against its plain runs, the fastest first."""
     rows: list[Row] = []
-    for group, name in dict.fromkeys((run.group, run.name) for run in runs if run.name != PLAIN):
-        laps = [lap for lap in board.laps(tab, group).values() if PLAIN in lap and name in lap]
+    for name in dict.fromkeys(run.name for run in board.runs.get(tab, []) if run.name != PLAIN):
+        laps = [lap for lap in board.laps(tab).values() if PLAIN in lap and name in lap]
         if laps:
             rows.append([(lap[PLAIN], lap[name]) for lap in laps])
     level = LOOKED_AT if tab == "race" else LEVEL
-    clocks = compare([_speeds(row) for row in rows], level=level, shared=not apart)
-    first = next((clock.plain for clock in clocks if clock is not None), None)
-    found = []
-    for row, clock in zip(rows, clocks, strict=True):
-        same, of = _same(row, alone)
-        one = first if alone else None
-        found.append(Way(row, clock, same, of, _verdict(row, clock), one))
-    return found if apart else sorted(found, key=lambda way: -(way.verdict.ratio or 0.0))
+    clocks = compare([_speeds(row) for row in rows], level=level, shared=True)
+    found = [
+        Way(row, clock, *_same(row), _verdict(row, clock))
+        for row, clock in zip(rows, clocks, strict=True)
+    ]
+    return sorted(found, key=lambda way: -(way.verdict.ratio or 0.0))
 
 
-def _same(row: Row, alone: Mapping[Prompt, Run]) -> tuple[int, int]:
-    """Tokens that are those they are compared with, and of how many."""
-    if alone:
-        runs = [run for both in row for some in both for run in some]
-        pairs = [(alone[run.prompt], run) for run in runs if run is not alone[run.prompt]]
-    else:
-        pairs = [pair for plains, runs in row for pair in zip(plains, runs, strict=True)]
+def _same(row: Row) -> tuple[int, int]:
+    """Tokens that are those of plain decoding, and of how many."""
+    pairs = [pair for plains, runs in row for pair in zip(plains, runs, strict=True)]
     sames = [run.same(plain) for plain, run in pairs]
     return sum(same for same, _ in sames), sum(of for _, of in sames)
 
@@ -151,6 +140,8 @@ def _verdict(row: Row, one: Compared | None) -> Payoff:
     answer: Answer = "unknown"
     if one is not None and one.low is not None and one.high is not None:
         answer = "faster" if one.low > 1.0 else "slower" if one.high < 1.0 else "unsure"
+        if answer == "unsure" and one.high > WIDE * one.low:
+            answer = "unknown"
     if answer != "faster" and _stays_off(row[-1][1]):
         answer = "off"
     return counted([one for _, runs in row for run in runs for one in run.passes], answer, one)
@@ -170,6 +161,8 @@ def _stays_off(runs: Sequence[Run]) -> bool:
 def said(verdict: Payoff) -> str:
     """In a table or a list: whether it paid."""
     match verdict.answer:
+        case "unknown" if verdict.low is not None:
+            return TOO_WIDE
         case "unknown" if verdict.ratio is not None:
             return f"{verdict.ratio:.2f}× in one run: Enter runs it again"
         case "off":
@@ -186,6 +179,8 @@ def _probing(verdict: Payoff) -> str:
 def answer(way: Way) -> tuple[str, str]:
     """The answer to "does it pay?": a word, and the sentence that explains it."""
     one = way.verdict
+    if way.idle and one.answer in ("unsure", "unknown", "off"):
+        return "NO", "hardly anything was guessed in this text"
     match one.answer:
         case "faster":
             return "YES", f"drafting is {one.ratio:.2f}× faster here"
@@ -195,12 +190,14 @@ def answer(way: Way) -> tuple[str, str]:
             return "NO", f"drafting switches itself off here, {_probing(one)}"
         case "unsure":
             return "CANNOT TELL YET", "plain and drafted are too close to call"
+    if one.low is not None:
+        return "CANNOT TELL YET", TOO_WIDE
     return "CANNOT TELL YET", TOO_SHORT if one.ratio is None else "one pair of runs proves nothing"
 
 
 def decided(way: Way) -> bool:
     """Whether further pairs would only say it more precisely."""
-    return way.pairs >= LEAST and way.verdict.answer not in ("unsure", "unknown")
+    return way.idle or (way.pairs >= LEAST and way.verdict.answer not in ("unsure", "unknown"))
 
 
 def why(board: RaceBoard, way: Way) -> str:
@@ -211,9 +208,8 @@ def why(board: RaceBoard, way: Way) -> str:
         return ""
     if pair is None or pair.pays != (one.ratio > 1.0):
         tokens = one.tokens / one.passes
-        return (
-            f"a pass writes {tokens:.1f} tokens in the time of {tokens / one.ratio:.1f} plain steps"
-        )
+        took = tokens / one.ratio
+        return f"each pass gave {tokens:.1f} tokens and took as long as {took:.1f} plain ones"
     cost = pair.c + pair.beta
     return (
         f"a guess costs {cost:.2f} of a plain step: it pays where more than {min(cost, 1.0):.0%} "

@@ -298,7 +298,7 @@ async def test_speculation_off_is_said_and_used(start: Any) -> None:
         await d.pilot.press("f9")
         await d.say("q")
         assert d.engine.requests[-1].params.speculate is False
-        assert "plain by your choice: F9 drafts" in d.shown
+        assert "Drafting is off (F9 turns it on)" in d.shown
         await d.pilot.press("f9")
         await d.say("q")
         assert d.engine.requests[-1].params.speculate is True
@@ -745,7 +745,7 @@ async def test_a_losing_window_is_said_to_lose(start: Any) -> None:
 async def test_what_nobody_measured_is_not_known_yet(start: Any) -> None:
     async with start(Reply(LONG, plain_ms=None)) as d:
         await d.say("go")
-        assert "NOT KNOWN YET: F4 measures" in d.shown
+        assert "Speed-up not known yet (F4 measures it)" in d.shown
 
 
 async def test_a_thought_is_counted_and_can_be_ended(start: Any) -> None:

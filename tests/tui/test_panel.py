@@ -154,7 +154,7 @@ def test_what_is_not_known_is_left_out() -> None:
     plain = drawn(record(Reply(LONG), speculate=False))
     assert "Kept by depth" not in plain
     assert "draft " not in plain
-    assert "May still lose" not in plain
+    assert "Loss limit" not in plain
     assert "–" not in plain
     known = drawn(record(Reply(LONG)), free=3 << 30)
     assert "3.2 GB left" in known
@@ -168,9 +168,11 @@ def test_the_balance_and_the_reason_for_the_window() -> None:
     )
     reply.rounds[-1] = last
     shown = drawn(reply)
-    assert "May still lose" in shown
+    assert "Loss limit left" in shown
     assert "6.2 plain steps" in shown
-    assert "Drafts nothing: unsure: 12% likely." in shown
+    assert "Not drafting: unsure: 12% likely." in shown
+    reply.rounds[-1] = dataclasses.replace(last, window_reason="")
+    assert "Not drafting." in drawn(reply)
 
 
 def sections(*heights: int) -> list[Section]:

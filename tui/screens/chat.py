@@ -20,7 +20,7 @@ from specllama.replies import attach
 from specllama.session import Session
 from specllama.store.sessions import SessionStore
 from specllama.text import sanitize_line
-from specllama.tui import keymap
+from specllama.tui import advice, keymap
 from specllama.tui.bridge import FlushPace, monotonic
 from specllama.tui.copying import Copying
 from specllama.tui.downloads import Downloads
@@ -403,6 +403,7 @@ class ChatScreen(TurnScreen):
             # With another pair, what was measured on the old one no longer holds.
             self.board.runs.clear()
             self.strip.n_ctx = self.prompt.n_ctx = info.target.n_ctx
+            self.strip.guesses = advice.guesses(info)
             self.strip.notice = ""
         self.refresh_top()
         for view in self.transcript.messages:

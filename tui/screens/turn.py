@@ -153,7 +153,8 @@ class TurnScreen(Inked, Screen[None]):
         self.query_one(RoundsRow).refresh()
         self.query_one(StatsStrip).refresh()
         self.set_class(record is None, "-new")
-        keys = "Esc stops, Enter waits its turn" if self.busy else "Enter sends, Ctrl+J new line"
+        self.set_class(record is None or not record.stats.drafted, "-unguessed")
+        keys = "Esc stops, Enter queues" if self.busy else "Enter sends, Ctrl+J new line"
         if keys != self.prompt.border_subtitle:  # setting it draws the prompt anew
             self.prompt.border_subtitle = keys
         self.call_after_refresh(self.mark_end)  # once what was written has its place

@@ -228,11 +228,11 @@ class Drawing:
 
     def balance(self, done: RoundDone) -> Iterator[Section]:
         """What drafting may still lose, and why it drafts as far as it does."""
-        window = f"Drafts {done.draft_max}" if done.draft_max else "Drafts nothing"
-        why = self.words(f"{window}: {sanitize_line(done.window_reason)}.")
+        window = f"Guessing {done.draft_max}" if done.draft_max else "Not drafting"
+        reason = sanitize_line(done.window_reason)
+        why = self.words(f"{window}: {reason}." if reason else f"{window}.")
         if done.balance is not None:
-            steps = f"{done.balance:.1f} plain steps"
-            yield Section("May still lose", steps, why)
+            yield Section("Loss limit left", f"{done.balance:.1f} plain steps", why)
         elif done.index:
             yield Section("Draft window", str(done.draft_max), why)
 

@@ -13,6 +13,7 @@ from specllama.backend import expected
 from specllama.bench.demo import KINDS
 from specllama.models.refs import NO_DRAFT
 from specllama.text import sanitize_line
+from specllama.tui.advice import guesses
 from specllama.tui.loader import EngineLoader, loading_words
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.stats_strip import gigabytes
@@ -52,9 +53,9 @@ class TopBar(Inked, Widget):
     def _promise(self, exactness: str) -> Piece:
         """What drafting does to the text here; how that was found out is the doctor's."""
         if exactness.startswith("bitwise"):
-            return self.glyphs.text("same text ✓"), self.ink.good
+            return "drafting: exact", self.ink.good
         if exactness.startswith("near-ties possible"):
-            return "same text up to rounding", self.ink.muted
+            return "drafting: exact up to rounding", self.ink.muted
         return sanitize_line(exactness), self.ink.muted
 
     def render(self) -> Content:
@@ -73,7 +74,7 @@ class TopBar(Inked, Widget):
                 left.append((sanitize_line(f" + {info.draft.label}"), ""))
         line = Content.assemble(*left)
         room = width - right.cell_length - 1
-        if info is not None and loader.ready:
+        if info is not None and loader.ready and guesses(info):
             chip = Content.assemble(("  ", ""), self._promise(info.exactness))
             if line.cell_length + chip.cell_length <= room:
                 line = Content.assemble(line, chip)
@@ -107,7 +108,7 @@ def legend(widget: Inked) -> list[Piece]:
         (f"{g.rejected} ", ink.rejected),
         ("refused  ", ink.muted),
         (f"{g.target} ", ink.target),
-        ("the target's own token, as in the row below\n", ink.muted),
+        ("the target's own token\n", ink.muted),
     ]
 
 
