@@ -124,7 +124,7 @@ class RaceSetup:
         prompt = self.prompt or load_prompts()[0].content
         first = board.free_lap(tab)
         laps = range(first, first + (1 if tab == "race" else LAPS))
-        return [run for lap in laps for run in plain_and(prompt, params, ways, "", lap)]
+        return [run for lap in laps for run in plain_and(prompt, params, ways, lap)]
 
 
 @dataclass(frozen=True, slots=True)

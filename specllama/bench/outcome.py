@@ -5,7 +5,6 @@ Speeds, ratios and intervals come from ``paired`` alone, so that no column contr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specllama.bench.experiment import PLAIN, RaceBoard, Run
@@ -29,7 +28,7 @@ MORE = 5  # pairs, on request
 IDLE = 2  # pairs, after which a race ends in which hardly anything is guessed
 FEW = 0.05  # guesses for each token, that are hardly any
 
-Row = list[tuple[list[Run], list[Run]]]
+Row = list[tuple[Run, Run]]
 """Of every lap, what ran plainly and what ran the other way."""
 
 
@@ -53,7 +52,7 @@ class Way:
     @property
     def run(self) -> Run:
         """The newest."""
-        return self.laps[-1][1][-1]
+        return self.laps[-1][1]
 
     @property
     def pairs(self) -> int:
@@ -102,15 +101,14 @@ def ways(board: RaceBoard, tab: str) -> list[Way]:
 
 def _same(row: Row) -> tuple[int, int]:
     """Tokens that are those of plain decoding, and of how many."""
-    pairs = [pair for plains, runs in row for pair in zip(plains, runs, strict=True)]
-    sames = [run.same(plain) for plain, run in pairs]
+    sames = [run.same(plain) for plain, run in row]
     return sum(same for same, _ in sames), sum(of for _, of in sames)
 
 
 def model(board: RaceBoard) -> SpeedModel | None:
     """What races say of the pair's own figures."""
     laps = [lap for tab in ("race", "sweep") for lap in board.laps(tab).values()]
-    runs = [run for lap in laps for some in lap.values() for run in some]
+    runs = [run for lap in laps for run in lap.values()]
     singles = [ms for run in runs if run.name == PLAIN for ms in run.singles]
     return SpeedModel.of([p for run in runs if run.name != PLAIN for p in run.passes], singles)
 
@@ -119,21 +117,14 @@ def model(board: RaceBoard) -> SpeedModel | None:
 
 
 def _speeds(row: Row) -> Pairs:
-    both = [(_together(plain), _together(way)) for plain, way in row]
+    both = [(_speed(plain), _speed(way)) for plain, way in row]
     return [(plain, way) for plain, way in both if plain is not None and way is not None]
 
 
-def _together(runs: Sequence[Run]) -> float | None:
-    """Tokens per second of all runs together after their first tokens, while all were running."""
-    begin = max(run.began_s + run.ttft_s for run in runs)
-    end = min(run.began_s + run.end_s for run in runs)
-    tokens = sum(
-        len(done.emitted)
-        for run in runs
-        for done in run.rounds
-        if done.index and begin < run.began_s + done.t_s <= end
-    )
-    return tokens / (end - begin) if tokens and end > begin else None
+def _speed(run: Run) -> float | None:
+    """Tokens per second after the first one."""
+    tokens, seconds = sum(one.tokens for one in run.passes), run.end_s - run.ttft_s
+    return tokens / seconds if tokens and seconds > 0 else None
 
 
 def _verdict(row: Row, one: Compared | None) -> Payoff:
@@ -144,15 +135,13 @@ def _verdict(row: Row, one: Compared | None) -> Payoff:
             answer = "unknown"
     if answer != "faster" and _stays_off(row[-1][1]):
         answer = "off"
-    return counted([one for _, runs in row for run in runs for one in run.passes], answer, one)
+    return counted([one for _, run in row for one in run.passes], answer, one)
 
 
-def _stays_off(runs: Sequence[Run]) -> bool:
-    """Whether these runs ended without drafts, because they were not worth it."""
-    newest = [run.passes[-ROUNDS_UNTIL_OFF:] for run in runs]
-    return all(
-        len(some) == ROUNDS_UNTIL_OFF and all(one.declined for one in some) for some in newest
-    )
+def _stays_off(run: Run) -> bool:
+    """True if it ended without drafts, because they were not worth it."""
+    newest = run.passes[-ROUNDS_UNTIL_OFF:]
+    return len(newest) == ROUNDS_UNTIL_OFF and all(one.declined for one in newest)
 
 
 # ---- in words

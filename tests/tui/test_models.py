@@ -492,7 +492,7 @@ def test_the_loaded_target_comes_first_and_drafts_are_no_targets() -> None:
         local("new", "maker/new", used=2e9),
     ]
     assert [row.ref for row in choices.local_rows(models)] == ["new", "old", "tiny-target"]
-    loaded = choices.local_rows(models, "tiny")
+    loaded = choices.local_rows(models, models[0].path)
     assert [row.ref for row in loaded] == ["tiny-target", "new", "old"]
 
 

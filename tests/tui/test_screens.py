@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from app_driver import Driver, GatedEngine, Recipe
 from fakes import Reply, ScriptedEngine, engine_info
+from support.demo_engine import DemoEngine
 from textual.widgets import Input, OptionList, TextArea
 
 from specllama.errors import DoesNotFit
@@ -13,7 +14,6 @@ from specllama.interface import MethodInfo
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.store.rounds import list_runs
 from specllama.store.tree import StoredMessage
-from support.demo_engine import DemoEngine
 from specllama.tui.keymap import ACTIONS
 from specllama.tui.screens import inspector
 from specllama.tui.screens.help import HelpScreen

@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 from fakes import Reply, ScriptedEngine
+from specllama.tui.coins import Toss
+from support.demo_engine import DemoEngine
 from textual.theme import BUILTIN_THEMES
 
 from specllama.engine.methods import methods
 from specllama.events import RoundDone, Started
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.method import Facts
-from specllama.tui.coins import Toss
-from support.demo_engine import DemoEngine
 from specllama.tui.record import Record, depth_of, fate_of, glyph_run
 from specllama.tui.themes import (
     ASCII,

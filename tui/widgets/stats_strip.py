@@ -110,7 +110,8 @@ class StatsStrip(Inked, Widget):
         s, ink, glyphs = self.state, self.ink, self.glyphs
         figures, verdict = s.figures, s.verdict
         cells: list[list[Content]] = []
-        if verdict is not None and not self.state.guesses and not verdict.drafted:
+        idle = figures is not None and (verdict is None or not verdict.drafted)
+        if idle and s.speculate and not s.guesses:
             forms = (NO_GUESSES, "No draft model: F6 chooses one", "no draft model")
             cells.append([Content.assemble((words, ink.muted)) for words in forms])
         elif verdict is not None:
