@@ -52,7 +52,7 @@ class ChoiceRow:
         where: the folder or store.
         detail: in words, for the pane below, of what is not on this machine.
         bold: it is the way of least effort.
-        draft: of a pair.
+        pair: target and draft of such a row.
     """
 
     ref: str
@@ -66,7 +66,7 @@ class ChoiceRow:
     where: str = ""
     detail: str = ""
     bold: bool = False
-    draft: str = ""
+    pair: tuple[str, str] = ("", "")
 
 
 # ---------------------------------------------------------------------- what is here
@@ -77,7 +77,8 @@ def pair_rows(loaded: Path | None) -> list[ChoiceRow]:
     pairs = [(target, draft) for target, draft in library.opened() if draft and target != loaded]
     return [
         ChoiceRow(
-            str(target), f"{target.stem} + {draft.stem}", "pair", draft=str(draft),
+            f"{target} + {draft}", f"{target.stem} + {draft.stem}", "pair",
+            pair=(str(target), str(draft)),
             reason="used before", detail=f"{target.name} with {draft.name}. Enter loads both.",
         )
         for target, draft in pairs[:MOST_PAIRS]

@@ -40,7 +40,6 @@ from specllama.speculative.drafting.drafter import Drafter
 
 _WORTH = 16  # fewer tokens are as soon read as found
 _AGAIN = "what was kept of this text on disk cannot be used, it is read again"
-_OTHER = f"{_AGAIN}: it is of other files, another build or other settings"
 _PRICE = 4  # tokens read ahead for each that need not be read later, at most
 
 
@@ -355,7 +354,7 @@ class Seats:
         found = self.shelf.best(params.scope, usable, held + _WORTH, longest)
         if found is None:
             other = held < _WORTH and self.shelf.elsewhere(params.owner)
-            return _OTHER if other else self.shelf.trouble()
+            return "" if other else self.shelf.trouble()  # that of another model is no loss
         try:
             self._fetched = [self.shelf.take(found)]
         except StoreError as error:

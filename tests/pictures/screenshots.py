@@ -118,7 +118,6 @@ async def _drafted(app: SpecllamaApp, pilot: Pilot[int]) -> None:
     await ask(app, pilot)
     await pilot.press("f2", "f2")
     await until(pilot, lambda: app.chat.view == "ghosts")
-    app.clear_notifications()
 
 
 async def _inspector(app: SpecllamaApp, pilot: Pilot[int]) -> None:
@@ -135,17 +134,11 @@ async def _race(app: SpecllamaApp, pilot: Pilot[int]) -> None:
     screen = app.screen
     assert isinstance(screen, RaceScreen)
     await until(pilot, screen.raced)
-    screen.action_skip()
 
 
-async def _sweep(app: SpecllamaApp, pilot: Pilot[int]) -> None:
-    from specllama.tui.screens.race import RaceScreen
-
+async def _theory(app: SpecllamaApp, pilot: Pilot[int]) -> None:
     await _race(app, pilot)
-    await pilot.press("3", "enter")
-    screen = app.screen
-    assert isinstance(screen, RaceScreen)
-    await until(pilot, screen.raced)
+    await pilot.press("3")
 
 
 async def _empty(app: SpecllamaApp, pilot: Pilot[int]) -> None:
@@ -193,10 +186,10 @@ README = {
     "inspector": Scene(_inspector),
     "tree": Scene(_inspector, TREE),
     "race": Scene(_race),
-    "sweep": Scene(_sweep),
     "methods": Scene(_key("f5")),
 }
 SCENES = README | {
+    "theory": Scene(_theory),
     "first-look": Scene(_empty, first_look=True),
     "first-steps": Scene(_first_steps, first_look=True),
     "empty": Scene(_empty),

@@ -427,12 +427,12 @@ async def test_a_refused_question_returns_to_the_prompt(start: Any) -> None:
 async def test_an_empty_reply_stays_in_the_conversation(start: Any) -> None:
     async with start("", "Words.") as d:
         await d.say("q")
-        await d.until(lambda: "empty reply" in d.shown)
+        await d.until(lambda: "(the model ended at once)" in d.shown)
         assert d.texts == [("user", "q"), ("assistant", "")]
         await d.say("again")
         assert [m.content for m in d.app.session.messages] == ["q", "", "again", "Words."]
         await d.app.chat.show_conversation()
-        await d.until(lambda: "empty reply" in d.shown)
+        await d.until(lambda: "(the model ended at once)" in d.shown)
 
 
 async def test_a_full_context_is_explained(start: Any) -> None:

@@ -22,7 +22,7 @@ from specllama.tui.widgets import first_look
 from specllama.tui.widgets.first_look import FirstLook, recording
 from specllama.tui.widgets.rounds import RoundsRow
 from specllama.tui.widgets.stats_strip import gigabytes
-from specllama.tui.widgets.welcome import EXAMPLES, Welcome
+from specllama.tui.widgets.welcome import BUNDLED_EXAMPLES, EXAMPLES, Welcome
 
 FIVE = ("F1", "F2", "F3", "F4", "F6")
 
@@ -56,7 +56,7 @@ async def test_the_first_launch_plays_a_recorded_reply_and_then_says_what_to_do(
         await d.until(lambda: "Guess, check, keep" in d.shown)
         assert look.over
         assert not d.app.chat.query_one(RoundsRow)._rounds
-        for words in (*EXAMPLES, *FIVE, "kept", "refused"):
+        for words in (*BUNDLED_EXAMPLES, *FIVE, "kept", "refused"):
             assert words in d.shown
         pair = d.app.loader.machine.recommended()
         assert pair is not None
@@ -260,7 +260,7 @@ async def test_all_that_is_said_is_seen(start: Any, size: tuple[int, int]) -> No
             await d.until(lambda: "Guess, check, keep" in d.shown)
             await d.until(lambda: "to download" in d.shown)
             assert "more below" not in d.shown
-            for words in (*FIVE, EXAMPLES[0], "/demo"):
+            for words in (*FIVE, BUNDLED_EXAMPLES[0], "/demo"):
                 assert words in d.shown, d.shown
             lines = [line.strip() for line in d.shown.split("\n")]
             above = next(i for i, line in enumerate(lines) if line.startswith("Guess")) - 1

@@ -505,3 +505,10 @@ async def test_the_palette_finds_actions_methods_and_conversations(start: Any) -
         await d.pilot.press("enter")
         await d.pilot.press("enter")
         await d.until(lambda: bool(d.texts))
+
+
+async def test_long_lines_of_code_are_wrapped(start: Any) -> None:
+    long = "value = " + " + ".join(f"part{i}" for i in range(30))
+    async with start(f"```python\n{long}\n```", size=(60, 20)) as d:
+        await d.say("q")
+        await d.until(lambda: "part29" in d.shown)

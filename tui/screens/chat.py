@@ -353,7 +353,8 @@ class ChatScreen(TurnScreen):
         self.view = self.prefs.view = views[(views.index(self.view) + 1) % len(views)]
         self._save_prefs()
         await self.transcript.show_as(self.view)
-        self.notify(VIEWS[self.view], timeout=2)
+        self.strip.notice = VIEWS[self.view] if self.view != "text" else ""
+        self.refresh_strip()
 
     def on_descendant_focus(self) -> None:
         if self.shown_record() is not self.strip.record:
@@ -364,7 +365,7 @@ class ChatScreen(TurnScreen):
         messages = [m for m in self.transcript.messages if m.is_attached]
         if messages:
             messages[-1].focus()
-        elif (example := next_example(self.prompt.text)) is not None:
+        elif (example := next_example(self.prompt.text, self.loader)) is not None:
             self.prompt.put(example)
 
     def on_ink_changed(self, _: InkChanged) -> None:

@@ -340,7 +340,7 @@ class ModelsScreen(Page):
                 if done.target is not None:
                     self.dismiss((done.target, done.draft or NO_DRAFT))
             case "pair":
-                self.dismiss((row.ref, row.draft))
+                self.dismiss(row.pair)
             case "choose":
                 self._take(column, row)
 

@@ -15,6 +15,7 @@ from textual.timer import Timer
 from specllama.cancel import Cancel
 from specllama.errors import EngineDied, SpecllamaError
 from specllama.events import Event, Started
+from specllama.replies import attach
 from specllama.session import Session
 from specllama.settings.params import GenerateParams
 from specllama.store.tree import StoredMessage
@@ -36,6 +37,7 @@ from specllama.tui.widgets.transcript import Transcript
 from specllama.tui.widgets.welcome import TopBar
 
 EDITED = "edited: C continues from here"
+NO_TEMPLATE = "a base model: it continues text, Esc stops it"
 UNNAMED = "assistant"  # who wrote a reply, before any model is loaded
 
 
@@ -214,7 +216,7 @@ class TurnScreen(Inked, Screen[None]):
         question = next(
             (m.content for m in reversed(messages[:index]) if m.role == "user"), "reply"
         )
-        line = " ".join(question.split())
+        line = " ".join(attach.split(question)[0].split())
         return line if len(line) <= 60 else line[:59] + "…"
 
     @property
@@ -350,7 +352,9 @@ class TurnScreen(Inked, Screen[None]):
             if strip.record is record:
                 self.query_one(RoundsRow).extend(batch.rounds)
         for notice in batch.notices:
-            if notice.level == "warning":
+            if notice.topic == "template":
+                strip.notice = NO_TEMPLATE
+            elif notice.level == "warning":
                 await self.transcript.note(notice.message)
             elif notice.message:
                 strip.notice = notice.message

@@ -241,8 +241,9 @@ class ModelColumn(Inked, Vertical):
 
     def redraw(self, highlight: str | None = None) -> None:
         """Every line, though the rows are the same."""
+        held = self.row.ref if self.row is not None else None
         self._lines = []
-        self.show(highlight=highlight)
+        self.show(highlight=highlight or held)
 
     def judged(self, old: ChoiceRow, new: ChoiceRow | None) -> None:
         """A row was looked into; None takes it out."""

@@ -85,18 +85,25 @@ class TopBar(Inked, Widget):
 
 
 EXAMPLES = (
-    "What is a draft model?",
+    "Why is the sky blue?",
     "Tell me a short story about a llama.",
     "Write a Python function that adds two numbers.",
 )
+BUNDLED_EXAMPLES = ("What is a draft model?", *EXAMPLES[1:])  # it knows little else
 Piece = tuple[str, str]
 
 
-def next_example(text: str) -> str | None:
+def examples(loader: EngineLoader) -> tuple[str, ...]:
+    """What the wanted model could be asked."""
+    return BUNDLED_EXAMPLES if loader.bundled else EXAMPLES
+
+
+def next_example(text: str, loader: EngineLoader) -> str | None:
     """What Tab writes into a prompt that holds nothing, or an example."""
-    if text in EXAMPLES:
-        return EXAMPLES[(EXAMPLES.index(text) + 1) % len(EXAMPLES)]
-    return None if text.strip() else EXAMPLES[0]
+    those = examples(loader)
+    if text in those:
+        return those[(those.index(text) + 1) % len(those)]
+    return None if text.strip() else those[0]
 
 
 def legend(widget: Inked) -> list[Piece]:
@@ -186,7 +193,7 @@ class Welcome(Inked, Static):
             return
         if not short:
             parts += [*legend(self), (line, "")]
-        asked = EXAMPLES[:1] if short else EXAMPLES
+        asked = examples(loader)[: 1 if short else None]
         lead = ("Tab ", "writes: ")
         for i, example in enumerate(asked):
             first = lead if i == 0 else ("    ", "        ")
