@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pictures.animation import MovingRace, animated
 from pictures.recordings import Recording, picture
+from support.demo_engine import DemoFactory
 from textual.pilot import Pilot
 from textual.widgets import Static
 
@@ -29,7 +30,6 @@ from specllama.paths import HOME_VARIABLE
 from specllama.settings.params import GenerateParams
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import FlushPace
-from support.demo_engine import DemoFactory
 from specllama.tui.picture import self_contained
 
 LIMIT_S = 900.0  # a race of a large pair on a small machine

@@ -156,7 +156,7 @@ async def test_edit_and_resend_an_earlier_question(start: Any) -> None:
         d.app.chat.query(UserMessage).first().focus()
         await d.pilot.press("e")
         await d.until(lambda: d.app.chat.editing.index == 0)
-        assert "this version is kept" in d.shown
+        assert "The old version is kept" in d.shown
         await d.type("changed")
         await d.pilot.press("enter")
         await d.until(lambda: len(d.texts) == 2)
@@ -594,7 +594,10 @@ async def test_ctrl_c_stops_a_reply_before_it_offers_to_leave(
         assert "stopped" in d.shown
         assert said == []
         await d.pilot.press("ctrl+c")
-        await d.until(lambda: said == ["Press Ctrl+C again to leave"])
+        await d.until(lambda: said == ["Ctrl+Z brings the text back"])
+        assert d.app.chat.prompt.text == ""
+        await d.pilot.press("ctrl+c")
+        await d.until(lambda: said[1:] == ["Press Ctrl+C again to leave"])
 
 
 async def test_a_reply_that_a_kill_cut_short_says_so(start: Any) -> None:

@@ -149,6 +149,7 @@ class TurnScreen(Inked, Screen[None]):
         strip.demonstration = self.session.lent
         if (record := self.shown_record()) is not strip.record:
             strip.record = record
+            self.query_one(LivePanel).refresh()  # they show one reply
             row = self.query_one(RoundsRow)
             row.clear()
             row.extend(record.rounds if record is not None else ())

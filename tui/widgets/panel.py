@@ -163,6 +163,8 @@ class Drawing:
             rows.append(("plain", plain, self.ink.muted))
         most = max(each, plain or 0.0)
         lines = [self.bar(name, ms, most, duration(ms), ink) for name, ms, ink in rows]
+        if plain is not None:
+            lines += self.words("By the clock; the strip judges typical passes.")
         yield Section("Time for a token", duration(each), lines)
 
     def first(
