@@ -306,8 +306,8 @@ def lead(verdict: Payoff, measure: str) -> str:
 
 
 def brief(verdict: Payoff, measure: str) -> str:
-    """The same in a word and a ratio to plain decoding: "LOSES 0.25× (0.14–0.36)". What stands
-    behind a colon or in brackets may be cut."""
+    """Say it in a word and a ratio to plain decoding: "LOSES 0.25× (0.14–0.36)". A caller may cut
+    it at a colon or a bracket."""
     match verdict.answer:
         case "unknown":
             return f"Speed-up not known yet ({measure})"

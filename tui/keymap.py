@@ -46,7 +46,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("app.inspector", "f3", "show('inspector')", "Inspect",
            "Step through the last reply round by round", "inspect", 0),
     Action("app.race", "f4", "show('race')", "Pays?",
-           "Does drafting pay? Plain against drafted, the methods, draft lengths", "race", 0),
+           "Does drafting pay? Plain against drafted, and the methods", "race", 0),
     Action("app.demo", "", "demo", "See it pay",
            "Make a pair that drafting pays for: the bundled model at the cost of 1 B; race it",
            "demo"),

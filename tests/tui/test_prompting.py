@@ -103,9 +103,8 @@ async def test_nothing_is_covered(start: Any, size: tuple[int, int]) -> None:
         assert chat.transcript.region.height > 0
         assert "Esc closes" in d.shown
         # no sentence ends in the middle
-        assert "Show replies as text" in d.shown
         assert "Does drafting pay?" in d.shown
-        whole = "Show replies as text, as drafted, or as drafted with every refused guess"
+        whole = "Make a pair that drafting pays for: the bundled model at the cost of 1 B; race it"
         assert (whole in d.shown) is (size[0] > 100)
 
 

@@ -173,7 +173,7 @@ class Drawing:
         progress = state.prefill
         if progress is not None and record.live:
             done = progress.done / max(progress.total, 1)
-            cached = f" {progress.cached} of them from the cache" if progress.cached else ""
+            cached = f" {progress.cached} of them were cached" if progress.cached else ""
             bar = self.bar("prompt", done, 1.0, f"{done:.0%}", self.ink.accent)
             lines = [bar, *(self.words(cached.strip()) if cached else [])]
             yield Section("Reading the prompt", f"{progress.done} of {progress.total}", lines)

@@ -157,8 +157,15 @@ class StatsStrip(Inked, Widget):
         progress = self.state.prefill
         assert progress is not None
         done = progress.done / progress.total if progress.total else 1.0
-        cached = f", {progress.cached} cached" if progress.cached else ""
-        words = f" reading prompt {progress.done}/{progress.total}{cached}"
+        left_s = (progress.left_ms or 0.0) / 1e3
+        parts = [
+            f" reading the prompt: {progress.done:,} of {progress.total:,} tokens",
+            *([f"about {left_s:.0f} s left"] * (left_s >= 1.0)),
+            *([f"{progress.cached:,} were cached"] * bool(progress.cached)),
+        ]
+        while len(", ".join(parts)) + 6 > width and len(parts) > 1:
+            del parts[-1]
+        words = ", ".join(parts)
         full, rest = self.glyphs.meter(done, max(4, min(24, width - len(words) - 2)))
         return Content.assemble(
             (full, self.ink.accent), (rest, self.ink.muted), (words, self.ink.muted)
