@@ -310,7 +310,7 @@ def brief(verdict: Payoff, measure: str) -> str:
     it at a colon or a bracket."""
     match verdict.answer:
         case "unknown":
-            return f"Speed-up not known yet ({measure})"
+            return f"Not known yet ({measure})"
         case "off":
             return "Drafting off: it would be slower with this pair"
     word = {"faster": "PAYS", "slower": "LOSES"}.get(verdict.answer, "UNSURE")

@@ -210,6 +210,7 @@ def way_words(way: Way) -> str:
     """ "raced, 2 pairs: 198 tok/s, 0.74× (0.62–0.86) of plain" """
     speed = "" if way.speed is None else f"{way.speed:.0f} tok/s, "
     ratio = ratio_words(way.verdict)
-    found = f"{speed}{ratio} of plain" if ratio else TOO_SHORT
+    found = TOO_SHORT if way.verdict.ratio is None else TOO_WIDE
+    found = f"{speed}{ratio} of plain" if ratio else found
     off = ", drafting stays off" if way.verdict.answer == "off" else ""
     return f"raced, {number_of(way.pairs, 'pair')}: {found}{off}"

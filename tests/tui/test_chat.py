@@ -748,7 +748,7 @@ async def test_a_losing_window_is_said_to_lose(start: Any) -> None:
 async def test_what_nobody_measured_is_not_known_yet(start: Any) -> None:
     async with start(Reply(LONG, plain_ms=None)) as d:
         await d.say("go")
-        assert "Speed-up not known yet (F4 measures it)" in d.shown
+        assert "Not known yet (F4 measures it)" in d.shown
 
 
 async def test_a_thought_is_counted_and_can_be_ended(start: Any) -> None:

@@ -406,6 +406,7 @@ def test_a_wide_range_is_no_figure() -> None:
     assert found.verdict.answer == "unknown"
     assert outcome.answer(found) == ("CANNOT TELL YET", outcome.TOO_WIDE)
     assert outcome.said(found.verdict) == outcome.TOO_WIDE
+    assert outcome.way_words(found) == f"raced, 3 pairs: {outcome.TOO_WIDE}"
     assert ratio_words(found.verdict) == ""
 
 
