@@ -147,7 +147,7 @@ async def test_target_and_draft_are_switched_without_a_restart(
         await d.until(lambda: len(screen.targets._lines) == 3)
         await d.pilot.press("enter")
         await d.until(lambda: screen.active is screen.drafts)
-        await d.until(lambda: "no draft model" in d.shown)
+        await d.until(lambda: "repeated text is still guessed" in d.shown)
         await lit(d, screen, "none")
         await d.pilot.press("enter")
         await d.until(lambda: d.app.screen is d.app.chat)
