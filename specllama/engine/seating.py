@@ -353,8 +353,7 @@ class Seats:
         longest = self._slots[0].target.n_ctx
         found = self.shelf.best(params.scope, usable, held + _WORTH, longest)
         if found is None:
-            other = held < _WORTH and self.shelf.elsewhere(params.owner)
-            return "" if other else self.shelf.trouble()  # that of another model is no loss
+            return self.shelf.trouble()
         try:
             self._fetched = [self.shelf.take(found)]
         except StoreError as error:
