@@ -285,23 +285,29 @@ class ChatScreen(TurnScreen):
         self.mark_end()
 
     def action_stop(self) -> None:
-        """Esc: leave what is edited, stop the reply, empty the prompt when pressed twice."""
-        prompt, now = self.prompt, monotonic()
+        """Esc: leave what is edited, or stop the reply; at rest, empty the prompt when pressed
+        twice."""
+        prompt = self.prompt
         if self.editing.index is not None:
             self.editing.stop(restore=True)
-        elif self.turn is None and not self.sending.queue and prompt.text and prompt.has_focus:
-            if now - self._left_s < TWICE_S:
-                prompt.empty()
-                now = -TWICE_S
-            else:
-                self.notify("Esc again empties the prompt", timeout=TWICE_S)
-            self._left_s = now
         else:
+            rests = self.turn is None and not self.sending.queue
             if self.turn is not None:
                 self.turn.cancel()
             self.sending.take_back_queue()
+            if rests and prompt.has_focus and prompt.text:
+                self._leave_text(prompt)
         if not self.prompt.has_focus:
             self.prompt.focus()
+
+    def _leave_text(self, prompt: Prompt) -> None:
+        now = monotonic()
+        if now - self._left_s < TWICE_S:
+            prompt.empty()
+            now = -TWICE_S
+        else:
+            self.notify("Esc again empties the prompt", timeout=TWICE_S)
+        self._left_s = now
 
     def action_read(self, path: str) -> None:
         """Attach a file to what is being written."""
