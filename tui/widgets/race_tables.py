@@ -57,7 +57,8 @@ def question(run: Run, asked: str, pairs: int, glyphs: Glyphs, ink: Ink, width: 
     tokens = len(run.tokens)
     told = f"  {tokens} tokens" if tokens else ""
     if pairs:
-        told += f", {pairs} {'pair' if pairs == 1 else 'pairs'} of runs, by the clock"
+        told += f", {pairs} {'pair' if pairs == 1 else 'pairs'} of runs"
+        told += ", by the clock" if width >= 70 else ""
     line = sanitize_line(asked)
     room = max(width - len(told) - 2, 10)
     if len(line) > room:
