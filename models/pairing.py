@@ -302,9 +302,7 @@ def _warnings(
         if extra <= MAX_SIZE_DIFFERENCE:
             warnings.append(f"the draft lacks the target's last {extra} tokens")
     if same_template is False:
-        warnings.append(
-            "the draft was trained with another chat template; it may guess worse"
-        )
+        warnings.append("the draft was trained with another chat template; it may guess worse")
     if target.n_tensors and draft.n_tensors:
         low, high = GOOD_RATIO
         if ratio >= 1:
