@@ -60,28 +60,41 @@ class TopBar(Inked, Widget):
 
     def render(self) -> Content:
         loader, ink, width = self.loader, self.ink, self.content_size.width
-        left: list[tuple[str, str]] = [("specllama ", "bold $primary")]
+        left: list[Piece] = [("specllama ", "bold $primary")]
         info = loader.info
         right = Content.assemble(self.status)
+        room = width - right.cell_length - 1
+        chip = Content("")
+        if info is not None and loader.ready and guesses(info):
+            chip = Content.assemble("  ", self._promise(info.exactness))
         if not loader.ready and loader.wanted is not None:
             # The pair that is loading, not the previous one.
             wanted = [ref for ref in loader.wanted if ref is not None and ref != NO_DRAFT]
-            names = [sanitize_line(PurePath(ref).name) for ref in wanted]
+            names = [sanitize_line(PurePath(ref).name.removesuffix(".gguf")) for ref in wanted]
             left.append((" + ".join(names), ink.muted))
         elif info is not None:
             left.append((sanitize_line(info.target.label), "bold"))
-            if info.draft is not None:
-                left.append((sanitize_line(f" + {info.draft.label}"), ""))
+            if (draft := info.draft) is not None:
+                used = Content.assemble(*left, chip).cell_length + 3
+                whole = used + len(draft.label) <= room
+                name = draft.label if whole else difference(draft.name, info.target.name)
+                left.append((sanitize_line(f" + {name}"), ""))
         line = Content.assemble(*left)
-        room = width - right.cell_length - 1
-        if info is not None and loader.ready and guesses(info):
-            chip = Content.assemble(("  ", ""), self._promise(info.exactness))
-            if line.cell_length + chip.cell_length <= room:
-                line = Content.assemble(line, chip)
+        if line.cell_length + chip.cell_length <= room:
+            line = Content.assemble(line, chip)
         if line.cell_length > room:
             line = line.truncate(max(0, room), ellipsis=True)
         gap = " " * max(1, width - line.cell_length - right.cell_length)
         return Content.assemble(line, gap, right)
+
+
+def difference(name: str, other: str) -> str:
+    """The words of a name in which it differs: "0.5b" of a draft model beside its target."""
+    mine, theirs = name.split("-"), other.split("-")
+    for end in (0, -1):
+        while len(mine) > 1 and theirs and mine[end] == theirs[end]:
+            del mine[end], theirs[end]
+    return "-".join(mine)
 
 
 EXAMPLES = (
