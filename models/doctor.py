@@ -104,7 +104,7 @@ def candidates(target: Path, target_ref: str, drafts: Sequence[str]) -> list[Dra
         return found
     found = [
         DraftCandidate(model.ref, model.path)
-        for model in library.scan()
+        for model in library.scan(near=target)
         if model.path.resolve() != target.resolve() and not known.get(model.path).sidecar
     ]
     known.save()

@@ -71,6 +71,12 @@ class ModelInfo:
         return cls("", name, "", "", 0, 0, n_ctx, 0, 0, 0, 0, kv_types="")
 
     @property
+    def label(self) -> str:
+        """Its name, which mostly says its quantization, too."""
+        told = self.quantization.lower() in self.name.lower()
+        return self.name if told else f"{self.name} {self.quantization}"
+
+    @property
     def layout(self) -> str:
         """How its weights lie in memory, in words."""
         return "repacked where llama.cpp can" if self.repacked else "as stored"

@@ -70,9 +70,9 @@ class ProofWatch(Redrawn):
 def headline(engine: Engine, proposers: Sequence[str], prompts: int) -> str:
     """The pair, the machine and what is about to be compared, in one line."""
     info = engine.info
-    draft = f" + {info.draft.name} {info.draft.quantization}" if info.draft else ""
+    draft = f" + {info.draft.label}" if info.draft else ""
     return sanitize_line(
-        f"{info.target.name} {info.target.quantization}{draft} on {info.device}, "
+        f"{info.target.label}{draft} on {info.device}, "
         f"{info.exactness}; {prompts} {'prompt' if prompts == 1 else 'prompts'}, "
         f"methods {', '.join(proposers)}; "
         "one plain text per prompt and temperature for all of them"

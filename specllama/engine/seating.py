@@ -19,7 +19,6 @@ request goes on from what was read.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -38,8 +37,6 @@ from specllama.history import History, common_prefix
 from specllama.models.memory import SPARE, available_memory
 from specllama.settings.params import SERVER, GenerateParams
 from specllama.speculative.drafting.drafter import Drafter
-
-logger = logging.getLogger("specllama.engine.seating")
 
 _WORTH = 16  # fewer tokens are as soon read as found
 _AGAIN = "the saved state of this conversation cannot be used, so it is read again"
@@ -65,12 +62,6 @@ class Seat:
     said: str
     until: int = 0
     lost: str = ""
-
-
-def _other_files() -> str:
-    """Log that no state is for these files, which is no loss to warn of; return ""."""
-    logger.info("the saved state is of other files, another build or other settings")
-    return ""
 
 
 class Seats:
@@ -362,8 +353,7 @@ class Seats:
         longest = self._slots[0].target.n_ctx
         found = self.shelf.best(params.scope, usable, held + _WORTH, longest)
         if found is None:
-            other = held < _WORTH and self.shelf.elsewhere(params.owner)
-            return _other_files() if other else self.shelf.trouble()
+            return self.shelf.trouble()
         try:
             self._fetched = [self.shelf.take(found)]
         except StoreError as error:
