@@ -27,6 +27,7 @@ from typing import Any
 
 import httpx2
 from real_models import MODELS, put_together
+from replayed import replayed
 from servers import serving
 
 from specllama.bench.prompts import BenchPrompt
@@ -199,6 +200,23 @@ def judged(name: str, part: str, cases: Sequence[Case], exactness: str) -> Row:
         words += f", {len(gaps) - wrong} near-ties, {wrong} not explained (gaps to {max(gaps):.3f})"
     figures = {"cases": [case.to_dict() for case in cases]}
     return Row(name, part, wrong == 0, f"{words}; {exactness}", figures)
+
+
+def again(on: Ground, name: str) -> Row:
+    """The passes of drafted replies again, with other guesses in refused places, where the layout
+    makes them round: what rounds by its width alone has the same bits."""
+    same = of = 0
+    greedy = GenerateParams(seed=1, ignore_eos=True, window="fixed", draft_max=6, chances=0)
+    with on.engine(name, repack="on") as engine:
+        for proposer in ("suffix", "mixed"):
+            for prompt in on.prompts(name):
+                wish = greedy.choose("temperature", 0.0).replace(max_tokens=48, proposer=proposer)
+                ids = engine.encode(prompt.content)[0]
+                engine.reset()
+                pairs = replayed(engine, ids, Told.of(engine.generate(ids, wish)))
+                same, of = same + sum(a == b for a, b in pairs), of + len(pairs)
+        words = f"{same} of {of} rows the same bits; {engine.info.exactness}"
+        return Row(name, "passes, other guesses", same == of, words)
 
 
 # -- what it can do --
@@ -378,6 +396,7 @@ PARTS: dict[str, Callable[[Ground, str], Any]] = {
     "repacked f16": lambda on, name: texts(on, name, "on", "f16"),
     "stored q8_0": lambda on, name: texts(on, name, "off", "q8_0"),
     "repacked q8_0": lambda on, name: texts(on, name, "on", "q8_0"),
+    "again": again,
     "together": together,
     "served": served,
     "speed": speed,
