@@ -224,9 +224,12 @@ def again(on: Ground, name: str) -> Row:
 
 def served(on: Ground, name: str) -> Iterator[Row]:
     """Tools, schemas and infilling over HTTP."""
-    load = LoadEngine(str(on.file(name)), str(on.draft(name) or "none"), on.options(parallel=4))
-    with serving(load) as server:
+    draft = on.draft(name)
+    load = LoadEngine(str(on.file(name)), draft and str(draft), on.options(parallel=4))
+    with serving(load, wait=False) as server:
         server.http.timeout = httpx2.Timeout(300)
+        while server.http.get("/health").status_code != 200:
+            time.sleep(0.2)
         if MODELS[name].chats:
             yield from _tools(server, on, name)
         yield _schema(server, name)
