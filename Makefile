@@ -147,8 +147,8 @@ speed: $(VENV)/.installed-dev
 	$(BIN)/specllama bench run $(PAIR) $(WHOLE) -r 3 --breakdown --out speed-auto
 	$(BIN)/specllama bench run $(PAIR) $(WHOLE) -r 2 --temperature 0 \
 	  $(addprefix --proposer ,$(METHODS)) --out speed-methods
-	$(BIN)/specllama bench table speed-methods.json speed-auto.json
-	$(BIN)/specllama bench table speed-auto.json --temperature 1
+	$(BIN)/python tests/tools/speed_table.py speed-methods.json speed-auto.json
+	$(BIN)/python tests/tools/speed_table.py speed-auto.json --temperature 1
 
 # the manual page and the completions that the wheel installs, as the command line tells them
 share: $(VENV)/.installed-test

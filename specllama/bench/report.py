@@ -23,7 +23,6 @@ from specllama.store.document import (
     Table,
     html,
     markdown,
-    markdown_table,
 )
 
 SCHEMA, TOTALS = "specllama.bench.v2", "specllama.bench.v1"  # ratios of the latter were of totals
@@ -185,37 +184,6 @@ def report_document(comparison: Comparison) -> Document:
     facts = [[line] for line in provenance_lines(comparison.provenance)]
     parts += [Heading("How this was measured"), FactList(facts)]
     return Document("specllama bench", parts)
-
-
-def by_kind(reports: Sequence[dict[str, Any]], temperature: float = 0.0) -> list[str]:
-    """A Markdown table of the speed over plain of every method, by kind of text: cold → warm.
-
-    If several reports have a method, the last one counts.
-    """
-    speeds: dict[str, dict[str, dict[str, float]]] = {}  # method, kind, state
-    kinds: dict[str, str] = {}  # the group of each
-    for report in reports:
-        for name in dict.fromkeys(run["slice"] for run in report["runs"]):
-            kinds[name] = f"{name} T={temperature:g}"
-        several = any(s["group"] == f"T={temperature:g}" for s in report["summaries"])
-        kinds["all"] = f"T={temperature:g}" if several else "all"
-        for s in report["summaries"]:
-            method, _, state = f" {s['arm']}".rpartition(" ")
-            if state in ("cold", "warm") and s["ratio"] is not None:
-                rows = speeds.setdefault(method.strip() or "auto", {})
-                for kind, group in kinds.items():
-                    if group == s["group"]:
-                        rows.setdefault(kind, {})[state] = s["ratio"]
-    heads = ["all", *(kind for kind in kinds if kind != "all")]
-
-    def cell(states: dict[str, float]) -> str:
-        return " → ".join(f"{states[s]:.2f}" for s in ("cold", "warm") if s in states) or "–"
-
-    table = [
-        [f"`{method}`", *(cell(found.get(kind, {})) for kind in heads)]
-        for method, found in speeds.items()
-    ]
-    return markdown_table(["", *heads], table)
 
 
 COMPARED = ("tok_per_s", "ratio", "acceptance_rate")

@@ -348,23 +348,6 @@ def compare_reports(first: Path, second: Path, as_json: bool) -> None:
         output.line(f"\n{name}: " + "\n   ".join(provenance_lines(report["provenance"])))
 
 
-@command.command("table")
-@click.argument("reports", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--temperature", default=0.0, show_default=True, help="Sampling temperature of the replies."
-)
-def table(reports: tuple[Path, ...], temperature: float) -> None:
-    """Print the speed of every method by kind of text, cold → warm, as Markdown.
-
-    REPORTS are files written by `bench run --out`. If several hold a method, the last one counts.
-    The table in README is made with this command.
-    """
-    from specllama.bench.report import by_kind
-
-    for line in by_kind([_read(path) for path in reports], temperature):
-        output.line(line)
-
-
 @command.command("scale")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("-m", "--model", "target", help="Target model; default: the bundled one.")
