@@ -85,7 +85,8 @@ TOOLS = [
 BARE = """
 import ctypes, sys, time
 import llama_cpp as ll
-ll.llama_log_set(ll.llama_log_callback(lambda *a: None), None)
+quiet = ll.llama_log_callback(lambda *a: None)
+ll.llama_log_set(quiet, None)
 begin = time.perf_counter()
 path, threads, n, text = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4].encode()
 params = ll.llama_model_default_params()
