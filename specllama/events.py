@@ -91,12 +91,21 @@ class Started(Event):
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress(Event):
-    """Prompt tokens read so far; ``cached`` of them were already in the KV cache."""
+    """How far a prompt is read.
+
+    Attributes:
+        done: tokens of it that are in the KV cache now, the ``cached`` ones among them.
+        total: of the whole prompt.
+        cached: those that were there before: ``total - cached`` have to be read, of which
+            ``done - cached`` were so far.
+        left_ms: what the rest takes at the present pace; None before that is known.
+    """
 
     type: ClassVar[str] = "prefill_progress"
     done: int
     total: int
     cached: int
+    left_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
