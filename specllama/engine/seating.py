@@ -27,13 +27,13 @@ from functools import partial
 from typing import cast
 
 from specllama.arrays import Row
-from specllama.backend.base import Blob, Context, Lane
-from specllama.backend.kernels import TILE
+from specllama.backend.base import Context, Lane
+from specllama.backend.kernels import TILE, Kernels
 from specllama.cancel import Cancel
 from specllama.engine.loaded import Loaded
 from specllama.engine.pace import CHUNK, Pace, part
 from specllama.engine.parked import ParkedText, copied, parked
-from specllama.engine.slot import Origin, Slot
+from specllama.engine.slot import Slot
 from specllama.errors import EngineError, PoolFull, SpecllamaError, StoreError
 from specllama.history import History, common_prefix
 from specllama.models.memory import SPARE, available_memory
@@ -129,13 +129,12 @@ class Seats:
             self.shelf.close()
 
     def chunk(self, left: int) -> int:
-        """How many tokens of a prompt are read at once, of which ``left`` are not read yet: of a
-        long one a tile, where nothing was read that would tell how long it takes."""
+        """Choose how many of ``left`` tokens of a prompt are read at once."""
         if len(self._taken) > 1:
             return self.pace.chunk()
-        kernels = self._pool.kernels
+        # of a long one a tile, where nothing tells yet how long it takes
         unknown = self.pace.token_s is None and left > CHUNK
-        return TILE if unknown and kernels.tiles and kernels.any_parts else CHUNK
+        return TILE if unknown and _way(self._pool.kernels, TILE) == TILE else CHUNK
 
     def seat(self, id: int, ids: Sequence[int], params: GenerateParams, cancel: Cancel) -> Seat:
         """Take a free slot; its lane holds as much of the prompt as need not be read, of texts of
@@ -168,11 +167,11 @@ class Seats:
             pass
         slot.target.capture(drafter.needs)
         n, known = len(ids), len(slot.target.tokens)
-        cached = min(drafter.reusable(ids, known), known)
-        if drafter.needs != "nothing":  # a state, not only the row
-            cached = min(cached, n - 1)
+        most = known if drafter.needs == "nothing" else min(known, n - 1)  # for a state, too
+        cached = min(drafter.reusable(ids, known), most)
         if cached < known:  # from where a fresh reading goes on
-            cached = self._exact(slot.target, slot.origin, cached, n)
+            begin = slot.origin.begin(cached)
+            cached = self._pool.exact_prefix(slot.target, cached, n, begin)
             self._cut(slot, cached)
         slot.goes_on(min(cached, settled) if stays else cached, n)
         slot.ahead = None
@@ -228,36 +227,22 @@ class Seats:
 
     def _pays(self, slot: Slot, ids: Sequence[int], scope: str, keep: int, end: int) -> bool:
         """Whether reading from ``keep`` to ``end`` spares the prompt's own request enough."""
-        last, least = self._last_part(slot, keep, len(ids))
-        if self._way(end - keep) != least:
+        last, least = _last_part(self._pool.kernels, slot, keep, len(ids))
+        if _way(self._pool.kernels, end - keep) != least:
             return False
         spared = last - self._usable(slot, ids, scope) - max(last - end, least)
         return spared > 0 and end - keep <= _PRICE * spared
 
     def in_vain(self, until: int, seconds: float, n: int) -> bool:
         """Whether what is left to read ahead takes longer than it spares a request of ``n`` tokens
-        that waits for it: it began ``seconds`` ago, and reads up to ``until``.
-
-        What is read in two passes takes a step longer than in one, as steps read the weights, too.
-        """
-        [slot], pace = self._slots, self.pace
+        that waits for it: it began ``seconds`` ago, and reads up to ``until``."""
+        [slot], pace, kernels = self._slots, self.pace, self._pool.kernels
         at = len(slot.target.tokens)
-        last, least = self._last_part(slot, at, n)
-        if self._way(until - at) != least:  # the request reads otherwise
+        last, least = _last_part(kernels, slot, at, n)
+        if _way(kernels, until - at) != least:  # the request reads otherwise
             return at < until
-        again = max(until - last + least, 0)
+        again = max(until - last + least, 0)  # and a pass more reads the weights once more
         return seconds < (pace.token_s or 0.0) * again + (pace.step_s or 0.0) * (at < until)
-
-    def _way(self, n: int) -> int:
-        """Tell how ``n`` tokens are read, see ``Kernels.least``; 0 where passes round anyway."""
-        kernels = self._pool.kernels
-        return kernels.least(n) if kernels.any_parts else 0
-
-    def _last_part(self, slot: Slot, keep: int, n: int) -> tuple[int, int]:
-        """Find where the last part of a prompt ends, and how many tokens it has at least, whatever
-        a slot holds of it: ``keep`` tokens or more."""
-        last = n - self._pool.kernels.apart
-        return last, self._way(last - slot.origin.begin(keep))
 
     def _may_read(self, slot: Slot, drafter: Drafter, begun: Sequence[int], keep: int) -> bool:
         """Whether a text can be read ahead after the first ``keep`` tokens of a slot."""
@@ -410,11 +395,7 @@ class Seats:
         known = min(known, n - 1)
         if ahead is not None and known > ahead and not self._pool.kernels.any_parts:
             known = self._whole_parts(ahead, known, n)
-        return self._exact(held, place.origin, known, n)
-
-    def _exact(self, held: Lane | Blob, origin: Origin, known: int, n: int) -> int:
-        """See ``Pool.exact_prefix``."""
-        return self._pool.exact_prefix(held, known, n, origin.begin(known))
+        return self._pool.exact_prefix(held, known, n, place.origin.begin(known))
 
     def _longest(
         self, ids: Sequence[int], but: Slot | None, scope: str
@@ -487,6 +468,18 @@ class Seats:
         slots = [slot for slot in self._slots if slot.scope == scope]
         lot = [one for one in (*self._lot, *self._fetched) if one.scope == scope]
         follow(lane, ids, slots, lot)
+
+
+def _way(kernels: Kernels, n: int) -> int:
+    """Tell how ``n`` tokens are read, see ``Kernels.least``; 0 where passes round anyway."""
+    return kernels.least(n) if kernels.any_parts else 0
+
+
+def _last_part(kernels: Kernels, slot: Slot, keep: int, n: int) -> tuple[int, int]:
+    """Find where the last part of a prompt ends, and how many tokens it has at least, whatever a
+    slot holds of it: ``keep`` tokens or more."""
+    last = n - kernels.apart
+    return last, _way(kernels, last - slot.origin.begin(keep))
 
 
 def follow(
