@@ -70,7 +70,7 @@ class States:
         for path in self.path.glob(f"[!.]*{SUFFIX}"):
             with suppress(OSError, ValueError):
                 which = path.name, path.stat().st_ctime_ns
-                known[which] = self._found.get(which) or opened(path)
+                known[which] = self._found.get(which) or _opened(path)
         self._found = known
         return list(known.values())
 
@@ -94,7 +94,7 @@ class States:
         forget(owner, self.root)
 
 
-def opened(path: Path) -> StateFile:
+def _opened(path: Path) -> StateFile:
     """A file that was written anywhere.
 
     Raises:
