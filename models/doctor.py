@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specllama.errors import SpecllamaError
-from specllama.models import catalog, library, memory, refs
+from specllama.models import catalog, context, library, memory, refs
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.loadable import VocabularyOnly, check_loadable
 from specllama.models.pairing import PairReport, active_params, compare
@@ -104,7 +104,7 @@ def candidates(target: Path, target_ref: str, drafts: Sequence[str]) -> list[Dra
         return found
     found = [
         DraftCandidate(model.ref, model.path)
-        for model in library.scan()
+        for model in library.scan(near=target)
         if model.path.resolve() != target.resolve() and not known.get(model.path).sidecar
     ]
     known.save()
@@ -156,11 +156,16 @@ def examine(
         # a file without weights can still be judged by its tokenizer: say both
         reason = report.explanation or f"the tokenizer fits, but {refusal}"
         return DraftFinding(candidate, reason, report, **facts)
+
+    def need(n_ctx: int) -> memory.PairMemory:
+        return memory.estimate_pair(target, draft, heads=heads, n_ctx=n_ctx)
+
+    length = context.usual(target, lambda n: need(n).required) if n_ctx is None else n_ctx
     return DraftFinding(
         candidate,
         "",
         report,
-        memory.estimate_pair(target, draft, heads=heads, n_ctx=n_ctx),
+        need(length),
         step_cost(target, draft),
         draft.n_params,
         draft.quantization,

@@ -136,7 +136,11 @@ class GgufHeader:
 
     @property
     def name(self) -> str:
-        return self.text("general.name") or self.path.stem
+        """The file's name: what files call themselves is often another model's. A store that names
+        files by their sums leaves only that."""
+        split = split_name(self.path)
+        stem = self.path.stem if split is None else split[0]
+        return self.text("general.name") or stem if stem.startswith("sha256-") else stem
 
     @property
     def kind(self) -> str:

@@ -2,11 +2,13 @@
 
 Models of other tools are found in place and never changed: the Hugging Face cache, LM Studio,
 Ollama (blobs named by their manifests), llama.cpp's cache, and the folders of the setting
-``model-dirs``. A link that leaves its own store is ignored.
+``model-dirs``. A link that leaves its own store is ignored. Files that were opened by their path
+are remembered.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -18,13 +20,14 @@ from typing import Literal
 
 from specllama import paths
 from specllama.errors import ModelUnavailable
-from specllama.files import DAMAGE
+from specllama.files import DAMAGE, read_json
 from specllama.models.sidecars import kind_of_name
 from specllama.settings.config import load_settings
 
 Source = Literal["bundled", "specllama", "huggingface", "lmstudio", "ollama", "llama.cpp", "folder"]
 
 MAX_FILES = 20_000
+MAX_OPENED = 50  # pairs that are remembered
 LOOPS = (OSError, RuntimeError)  # a link that leads to itself; which one depends on the version
 MAX_DEPTH = 6
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
@@ -149,6 +152,35 @@ def settings_folders() -> list[Path]:
         ConfigError: the settings cannot be read.
     """
     return [Path(os.path.expanduser(folder)) for folder in load_settings()["model-dirs"]]
+
+
+# -- what was opened ------------------------------------------------------------------------------
+
+
+def opened() -> list[tuple[Path, Path | None]]:
+    """The pairs that were loaded on this machine, newest first, as far as their files are there."""
+    try:
+        found = read_json(_opened_file(), list[tuple[str, str | None]]) or []
+    except (OSError, *DAMAGE):
+        return []
+    pairs = [(Path(target), None if draft is None else Path(draft)) for target, draft in found]
+    return [pair for pair in pairs if all(_is_file(path) for path in pair if path is not None)]
+
+
+def remember(target: Path, draft: Path | None) -> None:
+    """Put a pair that was loaded first among ``opened``; a full disk loses no more than that."""
+    pair = target.absolute(), None if draft is None else draft.absolute()
+    before = opened()
+    if pair in before[:1]:
+        return
+    pairs = [pair, *(one for one in before if one != pair)][:MAX_OPENED]
+    lines = [[str(path) if path is not None else None for path in one] for one in pairs]
+    with contextlib.suppress(OSError):
+        paths.replace_file(_opened_file(), json.dumps(lines, indent=1).encode())
+
+
+def _opened_file() -> Path:
+    return paths.data_dir() / "opened.json"
 
 
 # -- scanning --------------------------------------------------------------------------------------
@@ -316,8 +348,9 @@ def bundled() -> list[LocalModel]:
 BUNDLED = {"tiny-target": "tiny-target-q4_0.gguf", "tiny-draft": "tiny-draft-q8_0.gguf"}
 
 
-def scan(*, include_bundled: bool = True) -> list[LocalModel]:
-    """Every model on this machine, each file once, our own stores first.
+def scan(*, include_bundled: bool = True, near: Path | None = None) -> list[LocalModel]:
+    """Every model on this machine, each file once: our own stores first, those of other tools, what
+    was opened by its path, and what lies in the folder of the file ``near``.
 
     Raises:
         ConfigError: the settings cannot be read.
@@ -331,6 +364,8 @@ def scan(*, include_bundled: bool = True) -> list[LocalModel]:
         _in_ollama(ollama_folder()),
         _in_llama_cpp(llama_cpp_cache()),
         *(_in_folder(folder) for folder in settings_folders()),
+        _by_path(path for pair in opened() for path in pair if path is not None),
+        [] if near is None else beside(near),
     ]
     for stream in streams:
         for model in stream:
@@ -349,8 +384,16 @@ def scan_folder(folder: str | Path) -> list[LocalModel]:
 
 def beside(file: Path) -> list[LocalModel]:
     """The models in the folder of a file; what is no file or leads nowhere is passed over."""
-    paths = sorted(path for path in file.parent.glob("*.gguf") if _is_file(path))
-    return [model for path in paths if (model := _model(path, "folder", str(path), None))]
+    return _by_path(sorted(path for path in file.parent.glob("*.gguf") if _is_file(path)))
+
+
+def _by_path(files: Iterable[Path]) -> list[LocalModel]:
+    """Models that are named by their paths."""
+    return [
+        model
+        for path in files
+        if not is_later_part(path.name) and (model := _model(path, "folder", str(path), None))
+    ]
 
 
 def _is_file(path: Path) -> bool:

@@ -435,7 +435,7 @@ def require_fit(memory: PairMemory | ModelMemory, available: int | None = None) 
         raise DoesNotFit(
             f"this needs about {memory.required / 1e9:.1f} GB of memory,"
             f" {free / 1e9:.1f} GB are free",
-            "choose a smaller context (-c) or quantisation; see also: specllama hub pairs --fits",
+            "choose a smaller context (-c) or quantization; see also: specllama hub pairs --fits",
             needed=memory.required,
             free=free,
         )

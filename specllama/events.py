@@ -120,12 +120,21 @@ class Started(Event):
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress(Event):
-    """Prompt tokens read so far; ``cached`` of them were already in the KV cache."""
+    """How far a prompt is read.
+
+    Attributes:
+        done: tokens of it that are in the KV cache now, the ``cached`` ones among them.
+        total: of the whole prompt.
+        cached: those that were there before: ``total - cached`` have to be read, of which
+            ``done - cached`` were so far.
+        left_ms: what the rest takes at the present pace; None before that is known.
+    """
 
     type: ClassVar[str] = "prefill_progress"
     done: int
     total: int
     cached: int
+    left_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +307,8 @@ class Finished(Event):
 
     Law: ``len(token_ids) == draft_n_accepted + rounds - cut``. The first token comes from round 0,
     drawn from the row that the prompt's own last pass leaves: nothing is evaluated for it.
-    ``token_ids`` includes a stop token; ``text`` never shows it. ``reasoning`` is the thought of
+    ``token_ids`` includes a stop token; ``text`` never shows it, nor the bytes of a character that
+    the last tokens left incomplete. ``reasoning`` is the thought of
     the reply, ``seams`` what the model wrote before and behind it, None where that is nothing or
     not the whole (see ``thoughts``). Of a reply that was continued, ``text`` and ``reasoning`` are
     what is new, ``seams`` are those of the whole. ``stop`` is the stop string that ended it, if one

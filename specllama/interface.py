@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from specllama.cancel import Cancel
 from specllama.events import Event, Report
@@ -71,6 +70,12 @@ class ModelInfo:
         return cls("", name, "", "", 0, 0, n_ctx, 0, 0, 0, 0, kv_types="")
 
     @property
+    def label(self) -> str:
+        """Its name, which mostly says its quantization, too."""
+        told = self.quantization.lower() in self.name.lower()
+        return self.name if told else f"{self.name} {self.quantization}"
+
+    @property
     def layout(self) -> str:
         """How its weights lie in memory, in words."""
         return "repacked where llama.cpp can" if self.repacked else "as stored"
@@ -95,8 +100,6 @@ class MethodInfo:
     short: str = ""
     letter: str = ""
 
-
-SlotAction = Literal["save", "restore", "erase"]
 
 # how calls look in a chat template that is given tools: "" where it has no place for them, "json"
 # as Hermes and Qwen 3 write them, or a name in ``server.spellings``
@@ -246,10 +249,6 @@ class Stepped(EngineLike, Protocol):
 
     def measure(self, report: Report = None, *, cancel: Cancel | None = None) -> bool:
         """Measure that while nothing runs, and keep it; False if ``cancel`` ended it."""
-        ...
-
-    def slot(self, action: SlotAction, index: int, path: Path | None = None) -> tuple[int, int]:
-        """Save, restore or erase what an idle slot holds: tokens and bytes."""
         ...
 
     def step(self) -> list[tuple[int, Event | Exception]]:

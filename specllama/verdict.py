@@ -31,6 +31,7 @@ STRETCH_S = 1.0  # and a batch lasts so long, where that leaves enough of them
 MIN_BATCHES = 4
 ROUNDS_UNTIL_OFF = 16  # rounds without a draft, after which drafting is off
 MEMORY_S = 5.0  # after which plain steps are other plain steps
+WIDE = 4.0  # an interval of so many times its low end is no figure
 STALE_S = 120.0  # after the last plain step, a machine may have changed
 LONG_READ = 16  # more than this is a text to be read: it takes long, and is no hiccup
 
@@ -130,6 +131,8 @@ def judge(
         answer = "slower" if speed.high < 1.0 else "unsure"
     if age is not None and age > STALE_S and answer in ("faster", "slower"):
         answer = "unsure"
+    if answer == "unsure" and speed is not None and speed.high > WIDE * speed.low:
+        answer = "unknown"
     found = counted(passes, answer, speed)
     return replace(found, lost_ms=speed.lost_ms if speed else expected_ms, plain_age_s=age)
 
@@ -286,9 +289,12 @@ def lead(verdict: Payoff, measure: str) -> str:
         case "unknown":
             return f"Not known yet: {measure}"
         case "off":
-            lost = verdict.lost_ms or 0.0
-            figure = f" ({lost:.1f} ms a token)" if lost >= 0.05 else ""
-            return f"Drafting is off: a guess costs more than it saves{figure}"
+            lost, figure = verdict.lost_ms or 0.0, ""
+            if lost >= 0.05:
+                tried = verdict.ratio is not None
+                figure = f"it lost {lost:.1f} ms a token" if tried else f"{lost:.1f} ms a guess"
+                figure = f" ({figure})"
+            return f"Drafting is off: it would be slower with this pair{figure}"
         case "faster":
             return f"{_times(verdict.ratio)}× faster ({interval(verdict)})"
         case "slower":
@@ -300,12 +306,13 @@ def lead(verdict: Payoff, measure: str) -> str:
 
 
 def brief(verdict: Payoff, measure: str) -> str:
-    """The same in a word and a ratio to plain decoding: "LOSES 0.25× (0.14–0.36)"."""
+    """Say it in a word and a ratio to plain decoding: "LOSES 0.25× (0.14–0.36)". A caller may cut
+    it at a colon or a bracket."""
     match verdict.answer:
         case "unknown":
-            return f"NOT KNOWN YET: {measure}"
+            return f"Not known yet ({measure})"
         case "off":
-            return "OFF: a guess costs more than it saves"
+            return "Drafting off: it would be slower with this pair"
     word = {"faster": "PAYS", "slower": "LOSES"}.get(verdict.answer, "UNSURE")
     low, high = _times(verdict.low), _times(verdict.high)
     found = f"{word} {_times(verdict.ratio)}× ({low}–{high})"
@@ -347,7 +354,7 @@ def details(verdict: Payoff, *, both: bool = False) -> list[str]:
         return []
     kept = f"{verdict.accepted / verdict.drafted:.0%} of guesses kept"
     if both and verdict.judged:
-        kept += f", {verdict.accepted / verdict.judged:.0%} of those judged"
+        kept += f", {verdict.accepted / verdict.judged:.0%} of those checked"
     found = [f"{verdict.tokens / verdict.passes:.1f} tokens a pass", kept]
     if both and verdict.plain_age_s is not None and not is_stale(verdict):
         found.append(f"plain measured within {_ago(math.ceil(verdict.plain_age_s))}")

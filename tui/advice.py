@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 
 from specllama.errors import SpecllamaError
+from specllama.interface import EngineInfo
+from specllama.models.heads import HEADS
 
+NO_GUESSES = (
+    "This model has no draft model; only text that repeats itself is guessed. F6 chooses one"
+)
 _MODELS = re.compile(r"specllama hub (?:ls|pairs|search|info|pull)\b(?: --\w+)*")
 _FLAG = re.compile(r"(?<![\w-])(--?[a-z][a-z-]*)(?: (N|[a-z]+)\b)?")
 _KEYS = (
@@ -15,6 +20,13 @@ _KEYS = (
     (re.compile(r"\bstart a new chat\b"), "start a new chat (Ctrl+N)"),
     (re.compile(r"\banother model with -m\b"), "another model (F6)"),
 )
+
+
+def guesses(info: EngineInfo) -> bool:
+    """True if a draft model or a head of the target guesses new text; another engine may."""
+    heads = {kind.method for kind in HEADS.values()}
+    drafts = any(one.available for one in info.methods if one.name in heads)
+    return info.draft is not None or drafts or not info.target.path
 
 
 def hint(error: SpecllamaError, *, server: bool = False) -> str:

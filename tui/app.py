@@ -189,7 +189,8 @@ class SpecllamaApp(PagedApp):
         self.exit(0)
 
     def action_copy_or_quit(self) -> None:
-        """Ctrl+C: copy what is selected, else stop the reply, else leave when pressed twice."""
+        """Ctrl+C: copy what is selected, else stop the reply, else empty the prompt; with none of
+        these, leave when pressed twice."""
         text = self.screen.get_selected_text()
         focused = self.focused
         if not text and focused is not None:
@@ -201,6 +202,10 @@ class SpecllamaApp(PagedApp):
         turn = self.chat.turn
         if turn is not None and not turn.cancelled:
             self.chat.action_stop()
+            return
+        if self.screen is self.chat and self.chat.prompt.text:
+            self.chat.prompt.empty()
+            self.notify("Ctrl+Z brings the text back", timeout=2)
             return
         now = self.clock()
         if now - self._asked_to_quit < QUIT_WITHIN_S:
@@ -235,7 +240,7 @@ class SpecllamaApp(PagedApp):
         self.store.close()
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        yield SystemCommand("Theme", "Choose the colours", self.action_change_theme)
+        yield SystemCommand("Theme", "Choose the colors", self.action_change_theme)
 
     # ------------------------------------------------------------------ the engine
 

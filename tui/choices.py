@@ -17,7 +17,7 @@ from textual.content import Content
 from specllama.backend import expected
 from specllama.backend.expected import Machine
 from specllama.errors import SpecllamaError
-from specllama.models import catalog, doctor, fit, library, memory, pairing, pull, refs
+from specllama.models import catalog, context, doctor, fit, library, memory, pairing, pull, refs
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.hub import Listing, SearchHit, select
 from specllama.models.library import LocalModel
@@ -30,8 +30,12 @@ from specllama.tui.downloads import Download, progress_words
 from specllama.tui.themes import Glyphs
 from specllama.tui.widgets.stats_strip import gigabytes
 
-Does = Literal["choose", "get", "continue", "stop", "load", "open", "search", "list", "nothing"]
+Does = Literal[
+    "choose", "pair", "get", "continue", "stop", "load", "open", "search", "list", "nothing"
+]
 MOST_COMPLETIONS = 200
+MOST_PAIRS = 3  # that were used before
+DEAR = 0.4  # of a target's step, from which on a guess hardly gains
 DAY_S = 86_400.0
 
 
@@ -48,6 +52,7 @@ class ChoiceRow:
         where: the folder or store.
         detail: in words, for the pane below, of what is not on this machine.
         bold: it is the way of least effort.
+        pair: target and draft of such a row.
     """
 
     ref: str
@@ -61,18 +66,32 @@ class ChoiceRow:
     where: str = ""
     detail: str = ""
     bold: bool = False
+    pair: tuple[str, str] = ("", "")
 
 
 # ---------------------------------------------------------------------- what is here
 
 
-def local_rows(models: Iterable[LocalModel], current: str | None = None) -> list[ChoiceRow]:
+def pair_rows(loaded: Path | None) -> list[ChoiceRow]:
+    """The pairs that were used last, each as one entry, but for those of the loaded target."""
+    pairs = [(target, draft) for target, draft in library.opened() if draft and target != loaded]
+    return [
+        ChoiceRow(
+            f"{target} + {draft}", f"{target.stem} + {draft.stem}", "pair",
+            pair=(str(target), str(draft)),
+            reason="used before", detail=f"{target.name} with {draft.name}. Enter loads both.",
+        )
+        for target, draft in pairs[:MOST_PAIRS]
+        if not refs.is_bundled(str(target))
+    ]  # fmt: skip
+
+
+def local_rows(models: Iterable[LocalModel], loaded: Path | None = None) -> list[ChoiceRow]:
     """The targets on this machine, nothing read yet: the loaded one first, then what was used
     last. Draft models are no targets; a path that is typed takes one all the same."""
     rows = []
     found = [model for model in models if not _only_drafts(model)]
-    current = refs.TINY.get(current or "", current)
-    for model in sorted(found, key=lambda m: (m.ref != current, -(m.used // DAY_S))):
+    for model in sorted(found, key=lambda m: (m.path != loaded, -(m.used // DAY_S))):
         # In a path, people look for the file's name, so its folder comes last.
         by_path = model.ref == str(model.path)
         rows.append(
@@ -135,14 +154,20 @@ def _without_name(reason: str, path: Path) -> str:
 def _memory(
     target: GgufHeader, draft: GgufHeader | None, options: EngineOptions
 ) -> memory.PairMemory:
-    return memory.estimate_pair(
-        target,
-        draft,
-        n_ctx=options.n_ctx,
-        parallel=options.parallel,
-        type_k=options.kv_type_k,
-        type_v=options.kv_type_v,
-    )
+    def need(n_ctx: int | None) -> memory.PairMemory:
+        return memory.estimate_pair(
+            target,
+            draft,
+            n_ctx=n_ctx,
+            parallel=options.parallel,
+            type_k=options.kv_type_k,
+            type_v=options.kv_type_v,
+        )
+
+    if options.n_ctx is not None or target.context_length <= context.LEAST:
+        return need(options.n_ctx)
+    fits = context.within_share(lambda n: need(n).required, memory.available_memory())
+    return need(context.choose(None, target, fits, "").tokens)
 
 
 def _short_of(need: memory.PairMemory) -> str:
@@ -170,7 +195,7 @@ def draft_rows(target: ChoiceRow, options: EngineOptions) -> list[ChoiceRow]:
 
 
 def none_row() -> ChoiceRow:
-    return ChoiceRow(refs.NO_DRAFT, "no draft model", reason="copies of the text still draft")
+    return ChoiceRow(refs.NO_DRAFT, "none", reason="repeated text is still guessed")
 
 
 def _best(target: ChoiceRow, rows: Sequence[ChoiceRow]) -> list[ChoiceRow]:
@@ -194,7 +219,7 @@ def _finding(finding: doctor.DraftFinding) -> ChoiceRow:
     if path is None:
         return ChoiceRow(
             candidate.ref, name, "get", reason="made for it; not here yet",
-            detail=f"{candidate.ref} is the draft that the catalogue names for this target."
+            detail=f"{candidate.ref} is the draft that the catalog names for this target."
             " Enter downloads it.",
         )  # fmt: skip
     try:
@@ -211,7 +236,9 @@ def _finding(finding: doctor.DraftFinding) -> ChoiceRow:
     if not finding.useful:
         return replace(row, fits=False, reason="not smaller than the target: it cannot pay")
     short = _short_of(finding.memory) if finding.memory is not None else ""
-    return replace(row, fits=not short, reason=short)
+    dear = finding.required or 0.0
+    gain = f"hardly gains: a guess costs {dear:.0%} of a step" if dear > DEAR else ""
+    return replace(row, fits=not short, reason=short or gain)
 
 
 def judged_draft(target: ChoiceRow, row: ChoiceRow, options: EngineOptions) -> ChoiceRow:
@@ -245,6 +272,9 @@ def estimate(
         head = read_header(target.path)
         file = draft.path if draft is not None else None
         draft_head = read_header(file) if file is not None else None
+        report = None if draft_head is None else pairing.compare(head, draft_head)
+        if report is not None and not report.compatible:
+            return Content.assemble((sanitize_line(report.explanation), "$error"))
         need = _memory(head, draft_head, options)
     except SpecllamaError as error:
         return Content.assemble((sanitize_line(error.message), "$error"))
@@ -253,11 +283,11 @@ def estimate(
     parts: list[tuple[str, str]] = []
     if not brief:
         parts += [
-            (sanitize_line(head.name or head.architecture), "bold"),
+            (sanitize_line(head.name), "bold"),
             (f"  {sanitize_line(head.architecture)}, {sanitize_line(head.quantization)}", muted),
         ]
         if draft_head is not None:
-            name = sanitize_line(draft_head.name or draft_head.architecture)
+            name = sanitize_line(draft_head.name)
             parts += [(" + ", muted), (name, "bold")]
         parts.append(("\n", ""))
     parts.append((f"needs about {gigabytes(need.total)}", "bold"))
@@ -270,25 +300,24 @@ def estimate(
     speed = "" if brief else expected.headers_words(head, draft_head, machine)
     if speed:
         parts.append((f"\n{speed}", ""))
-    if draft_head is not None:
-        report = pairing.compare(head, draft_head)
+    if draft_head is not None and report is not None:
         warnings = report.warnings[:1]
-        if not report.compatible:
-            parts.append((f"\n{sanitize_line(report.explanation)}", "$error"))
-        elif not (brief and warnings):
+        if not (brief and warnings):
             cost = doctor.step_cost(head, draft_head)
-            lead = "; it " if speed else "\nby its size, "
-            parts.append((f"{lead}pays where more than {cost:.0%} of its guesses are kept", ""))
+            lead = "; it " if speed else "\n"
+            words = f"{lead}should pay if more than {cost:.0%} of guesses are accepted"
+            parts.append((words, ""))
         parts += [(f"\n{sanitize_line(warning)}", "$warning") for warning in warnings]
     return Content.assemble(*parts)
 
 
 def _memory_words(need: memory.PairMemory) -> str:
-    weights = need.target.weights + need.target.repacked
+    weights, repacked = need.target.weights, need.target.repacked
     draft = need.draft.total if need.draft is not None else 0
-    rest = need.total - weights - need.target.kv - draft
+    rest = need.total - weights - repacked - need.target.kv - draft
     words = [
         f"weights {gigabytes(weights)}",
+        *([f"their rearranged copy {gigabytes(repacked)}"] * bool(repacked)),
         f"context ({need.target.n_ctx:,}) {gigabytes(need.target.kv)}",
         *([f"draft {gigabytes(draft)}"] * bool(draft)),
         f"computing {gigabytes(rest)}",
@@ -389,7 +418,7 @@ def hit_rows(hits: Sequence[SearchHit]) -> list[ChoiceRow]:
     """What a search on the hub found."""
     rows = []
     for hit in hits:
-        gated = "; gated: its licence must be accepted on the hub" if hit.gated else ""
+        gated = "; gated: its license must be accepted on the hub" if hit.gated else ""
         words = f"{', '.join(hit.quants[:4])}{' and more' if len(hit.quants) > 4 else ''}"
         size = f"{hit.params / 1e9:.1f}B" if hit.params else ""
         rows.append(
@@ -415,7 +444,7 @@ def listing_rows(listing: Listing) -> list[ChoiceRow]:
         ref = f"{listing.repo}:{model.quant}" if model.quant else f"{listing.repo}/{model.name}"
         name = model.quant or model.name
         what = "" if fits else f"does not fit: {gigabytes(free)} are free"
-        licence = f"; licence {listing.licence}" if listing.licence else ""
+        licence = f"; license {listing.licence}" if listing.licence else ""
         rows.append(
             ChoiceRow(
                 ref,

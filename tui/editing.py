@@ -30,9 +30,9 @@ class Editing:
             self._before = screen.prompt.full_text
         self.index = index
         whose = "your message" if messages[index].role == "user" else "the reply"
-        words = f"Editing {whose}; this version is kept. Enter resends, Esc leaves it."
+        words = f"Editing {whose}. Enter sends a new version, Esc cancels. The old version is kept."
         if len(words) > screen.size.width - 4:  # on a narrow screen the keys matter more
-            words = "Editing: Enter resends, Esc leaves it"
+            words = "Editing: Enter sends, Esc cancels"
         line = screen.query_one("#editing", Static)
         line.update(Content.assemble((words, screen.ink.warn)))
         line.display = True

@@ -27,7 +27,6 @@ from specllama.store.document import (
 from specllama.store.rounds import circumstances
 from specllama.store.run_document import provenance, reply_parts, settings
 from specllama.text import rate
-from specllama.tui.coins import RecordedCoins
 from specllama.tui.race import Advice
 from specllama.tui.record import Record, fate_of
 from specllama.tui.themes import UNICODE
@@ -35,7 +34,7 @@ from specllama.tui.widgets import walk
 from specllama.tui.widgets.stats_strip import duration
 
 BEFORE = 600  # letters of the text before a round
-TABS = {"race": "Plain and drafted", "sweep": "Draft lengths", "methods": "Methods"}
+TABS = {"race": "Plain and drafted", "methods": "Methods"}
 RUN_HEADS = ("run", "first token", "tok/s", "tokens", "kept", "refused", "same text", "verdict")
 GUESS_HEADS = ("guess", "text", "behind", "sure", "q", "p", "verdict", "why", "likeliest there")
 
@@ -189,7 +188,7 @@ def round_(record: Record, at: int, under: Circumstances) -> Document:
         Quote(record.text_before(at)[-BEFORE:]),
     ]
     if done.drafted:
-        fates, tosses = fate_of(done), RecordedCoins(record).of(at)
+        fates = fate_of(done)
         rows = [
             [
                 str(i + 1),
@@ -199,7 +198,7 @@ def round_(record: Record, at: int, under: Circumstances) -> Document:
                 walk.number(done.q[i]),
                 walk.number(done.p[i]),
                 walk.WORDS[fates[i]],
-                Raw(walk.equation(done, i, fates[i], verify, UNICODE, tosses.get(i))),
+                Raw(walk.equation(done, i, fates[i], verify, UNICODE)),
                 Raw(walk.likeliest(walk.place_of(done, i), UNICODE)),
             ]
             for i in range(len(done.drafted))

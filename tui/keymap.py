@@ -42,11 +42,11 @@ class Action:
 ACTIONS: tuple[Action, ...] = (
     Action("app.help", "f1", "show('help')", "Help", "What the keys do here", "help", 0),
     Action("chat.view", "f2", "cycle_view", "View",
-           "Show replies as text, as drafted, or as drafted with every refused guess", "view", 0),
+           "Switch view: text, accepted guesses, all guesses", "view", 0),
     Action("app.inspector", "f3", "show('inspector')", "Inspect",
            "Step through the last reply round by round", "inspect", 0),
     Action("app.race", "f4", "show('race')", "Pays?",
-           "Does drafting pay? Plain against drafted, the methods, draft lengths", "race", 0),
+           "Does drafting pay? Plain against drafted, and the methods", "race", 0),
     Action("app.demo", "", "demo", "See it pay",
            "Make a pair that drafting pays for: the bundled model at the cost of 1 B; race it",
            "demo"),
@@ -98,7 +98,7 @@ ACTIONS: tuple[Action, ...] = (
            priority=False),
     Action("chat.editor", "ctrl+g", "editor", "Editor", "Write the prompt in $EDITOR"),
     Action("chat.panel", "f12", "toggle_panel", "Figures",
-           "The figures of the reply beside it, or in its place where there is no room", "figures"),
+           "Show live figures", "figures"),
     Action("app.quit", "ctrl+q", "quit", "Quit", "Leave; the conversation is kept", "quit"),
 )  # fmt: skip
 _COMMAND = re.compile(r"/[A-Za-z][A-Za-z_-]*")

@@ -174,13 +174,10 @@ def _models(app: PagedApp) -> None:
 def _top(app: PagedApp) -> None:
     from specllama.tui.screens.top import TopScreen
 
-    chat, info = app.chat, app.chat.loader.info
     if app.lanes is None:
         app.notify("Lanes are a server's: specllama chat --remote URL shows them")
-    elif info is None or chat.loader.foreign:
-        show(app, TopScreen(app.lanes))
     else:
-        show(app, TopScreen(app.lanes, info, chat.loader.host, chat.session.params, chat.board))
+        show(app, TopScreen(app.lanes))
 
 
 def _sessions(app: PagedApp) -> None:

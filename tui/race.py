@@ -1,6 +1,6 @@
 """Races: an experiment in a thread of its own, told to the screen, and what it advises.
 
-Times are the engine's own: a race is replayed from them.
+Times are the engine's own.
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ from textual.message import Message
 from specllama.bench.experiment import (
     DRAFTED,
     LAPS,
-    LENGTHS,
-    TOGETHER,
     TOKENS,
     RaceBoard,
     Run,
     ask_all,
     drafted,
     plain_and,
-    side_by_side,
 )
-from specllama.bench.prompts import SLICES, load_prompts
+from specllama.bench.prompts import load_prompts
 from specllama.cancel import Cancel
 from specllama.errors import EngineError, SpecllamaError
 from specllama.events import Payoff
@@ -119,33 +116,15 @@ class RaceSetup:
             self.prompt = ours[self._samples % len(ours)].content
 
     def runs(self, tab: str, board: RaceBoard, methods: Sequence[MethodInfo] = ()) -> list[Run]:
-        """The next lap of the race, or the next laps of a table: of lengths, of ``methods``."""
+        """The next lap of the race, or the next laps of ``methods``."""
         params = drafted(self.params).replace(max_tokens=self.tokens, ignore_eos=self.to_the_end)
-        match tab:
-            case "sweep":
-                fixed = params.replace(window="fixed", draft_min=0)
-                ways = [(f"k = {k}", fixed.replace(draft_max=k)) for k in LENGTHS]
-            case "methods":
-                ways = [(m.label, params.replace(proposer=m.name)) for m in methods]
-            case _:
-                ways = [(DRAFTED, params)]
+        ways = [(m.label, params.replace(proposer=m.name)) for m in methods]
+        if tab == "race":
+            ways = [(DRAFTED, params)]
         prompt = self.prompt or load_prompts()[0].content
         first = board.free_lap(tab)
         laps = range(first, first + (1 if tab == "race" else LAPS))
-        return [run for lap in laps for run in plain_and(prompt, params, ways, "", lap)]
-
-
-def at_once(params: GenerateParams, board: RaceBoard, lanes: int) -> list[Run]:
-    """One prompt of each kind of text, answered by as many conversations at once as there is room
-    for, after those of ours that ran before."""
-    ours = load_prompts()
-    asked = [next(one.content for one in ours if one.slice == kind) for kind in SLICES]
-    return [
-        run
-        for n in TOGETHER
-        if n <= lanes
-        for run in side_by_side(asked, params, [n], board.free_lap("lanes", str(n)))
-    ]
+        return [run for lap in laps for run in plain_and(prompt, params, ways, lap)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +158,7 @@ def advise(now: GenerateParams, mine: Payoff | None) -> Advice:
         case "off", True:
             return Advice("leave it as it is: drafting does not pay here and stays off by itself")
         case "unsure", _:
-            return Advice("no clear winner yet: Enter runs more pairs, L races a longer reply")
+            return Advice("too close to call: Enter runs more pairs, L races a longer reply")
     return Advice("the reply is too short to tell: L races a longer one, P another prompt")
 
 
@@ -187,25 +166,23 @@ def advise_among(
     now: GenerateParams,
     mine: Payoff | None,
     judged: Sequence[tuple[Run, Payoff]],
-    what: str,
 ) -> Advice:
-    """The fastest of several ways that was surely faster, unless today's is as good.
+    """The fastest of several methods that was surely faster, unless today's is as good.
 
     Args:
         mine: of today's settings, where they were raced.
-        what: how one of the ways is called: "length", "method".
     """
     faster = [(one.low or 0.0, run) for run, one in judged if one.answer == "faster"]
     today = mine.ratio if mine is not None and mine.answer == "faster" and now.speculate else None
     if faster:
         low, best = max(faster, key=lambda item: item[0])
         if low <= (today or 1.0):
-            return Advice(f"leave it as it is: no {what} is surely faster than today's settings")
+            return Advice("leave it as it is: no method is surely faster than today's settings")
         params = best.params.replace(
             max_tokens=now.max_tokens, seed=now.seed, ignore_eos=now.ignore_eos
         )
         return Advice(f"draft with {best.name}: at least {low:.2f}× as fast here", params)
     if any(one.answer in ("unsure", "unknown") for _, one in judged):
-        return Advice(f"no {what} is surely faster than plain yet: Enter runs all of them again")
+        return Advice("no method is surely faster than plain yet: Enter runs all of them again")
     kept = "; today's settings do" if today is not None else ""
-    return Advice(f"no {what} beats plain decoding here{kept}")
+    return Advice(f"no method beats plain decoding here{kept}")

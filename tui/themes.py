@@ -189,7 +189,6 @@ class Glyphs:
     pipe: str = "│ "
     diamond: str = "◆"
     star: str = "★"
-    whisker: str = "│"
     newline: str = "⏎"
     alpha: str = "α"
     beta: str = "β"
@@ -258,7 +257,6 @@ ASCII = Glyphs(
     pipe="| ",
     diamond="@",
     star="*",
-    whisker="|",
     newline="\\n",
     alpha="a",
     beta="b",

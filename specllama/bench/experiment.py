@@ -1,21 +1,19 @@
 """Experiments: prompts that are answered in several ways, and what came of it, lap by lap.
 
-Runs go one after the other, or side by side with others like them. Each begins with an empty cache,
-and all have one seed and one length, so they differ in nothing but how they draft and in what
-company. Laps alternate the order (plain, drafted, drafted, plain, ...), so that a machine that gets
-slower or faster meanwhile favours none. Times are the engine's own. Light to import.
+Runs go one after the other. Each begins with an empty cache, and all have one seed and one length,
+so they differ in nothing but how they draft. Laps alternate the order (plain, drafted, drafted,
+plain, ...), so that a machine that gets slower or faster meanwhile favours none. Times are the
+engine's own. Light to import.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from time import perf_counter
 from uuid import uuid4
 
 from specllama.cancel import Cancel
-from specllama.events import RoundDone
 from specllama.interface import EngineLike, Message, Prompt
 from specllama.settings.params import GenerateParams
 from specllama.store.rounds import Logged
@@ -24,28 +22,18 @@ from specllama.verdict import TimedRound
 
 PLAIN, DRAFTED = "plain", "drafted"
 TOKENS = 128  # of a race, unless the settings say fewer
-LENGTHS = range(2, 9)
 LAPS = 2  # of a table: each way once in either order
-TOGETHER = (1, 2, 4)  # conversations at once
-TOGETHER_TOKENS = 64  # of each of them
 
 
 @dataclass(slots=True)
 class Run(Told):
-    """One answer to a prompt. Runs of one ``group`` and ``lap`` are compared with each other.
-
-    Attributes:
-        lanes: runs that go on at once: this one and its neighbours.
-        began_s: ``perf_counter`` when it was asked for.
-    """
+    """One answer to a prompt. Runs of one ``lap`` are compared with each other."""
 
     name: str
     prompt: Prompt
     params: GenerateParams
-    group: str = ""
     lap: int = 0
-    lanes: int = 1
-    began_s: float = 0.0
+    began_s: float = 0.0  # by ``perf_counter``
 
     @property
     def tokens(self) -> list[int]:
@@ -58,10 +46,6 @@ class Run(Told):
     @property
     def end_s(self) -> float:
         return self.rounds[-1].t_s if self.rounds else 0.0
-
-    def until(self, seconds: float) -> list[RoundDone]:
-        """The rounds that had ended by then."""
-        return [done for done in self.rounds if done.t_s <= seconds]
 
     @property
     def passes(self) -> list[TimedRound]:
@@ -85,7 +69,6 @@ def plain_and(
     prompt: Prompt,
     params: GenerateParams,
     ways: Iterable[tuple[str, GenerateParams]],
-    group: str = "",
     lap: int = 0,
 ) -> list[Run]:
     """Plain decoding and each way to draft: same prompt, seed and length. Every second lap goes
@@ -95,31 +78,10 @@ def plain_and(
     same = {"max_tokens": tokens, "seed": base.seed, "ignore_eos": base.ignore_eos}
     plain = base.replace(speculate=False, proposer="none")
     runs = [
-        Run(PLAIN, prompt, plain, group, lap),
-        *(Run(name, prompt, way.replace(**same), group, lap) for name, way in ways),
+        Run(PLAIN, prompt, plain, lap),
+        *(Run(name, prompt, way.replace(**same), lap) for name, way in ways),
     ]
     return runs[::-1] if lap % 2 else runs
-
-
-def side_by_side(
-    prompts: Sequence[Prompt], params: GenerateParams, lanes: Iterable[int], lap: int = 0
-) -> list[Run]:
-    """The same prompts, answered by N conversations at once, plainly and drafted in turn; all of
-    one length, so that each has company to its end.
-
-    Args:
-        lap: the number of the first of these laps; each wave is one.
-    """
-    seed = params.seed if params.seed is not None else 1
-    base = params.replace(max_tokens=TOGETHER_TOKENS, ignore_eos=True, seed=seed)
-    ways = {PLAIN: base.replace(speculate=False, proposer="none"), DRAFTED: drafted(base)}
-    return [
-        Run(name, prompt, ways[name], str(n), wave, n)
-        for n in lanes
-        for wave, first in enumerate(range(0, len(prompts), n), lap)
-        for name in sorted(ways, reverse=wave % 2 == 0)  # plain first where it is even
-        for prompt in prompts[first : first + n]
-    ]
 
 
 def drafted(params: GenerateParams) -> GenerateParams:
@@ -153,37 +115,18 @@ def ask_all(
     *,
     log: bool,
 ) -> None:
-    """Have runs answered, one after the other, or in company where they have lanes.
-
-    Args:
-        log: keep the rounds of those that run alone: company says nothing of a method.
-    """
-    left = list(runs)
-    while left and not cancel.is_set():
-        beside, left = left[: left[0].lanes], left[left[0].lanes :]
-        empty = GenerateParams(max_tokens=1, speculate=False, proposer="none", seed=1)
+    """Have runs answered, one after the other; ``log`` keeps their rounds."""
+    empty = GenerateParams(max_tokens=1, speculate=False, proposer="none", seed=1)
+    for run in runs:
+        if cancel.is_set():
+            return
         for _ in engine.generate(".", empty, cancel=cancel):
             pass  # nothing of the prompt is left in the cache
-        with ThreadPoolExecutor(len(beside)) as pool:
-            going = [
-                pool.submit(_ask_one, engine, run, cancel, moved, log and run.lanes == 1)
-                for run in beside
-            ]
-            for one in as_completed(going):
-                if one.exception() is not None:
-                    cancel.set()  # the others prove nothing without it
-        for one in going:
-            one.result()
-
-
-def _ask_one(
-    engine: EngineLike, run: Run, cancel: Cancel, moved: Callable[[Run], object], log: bool
-) -> None:
-    logged = Logged(engine, command="race")
-    try:
-        ask(logged if log else engine, run, cancel=cancel, moved=moved)
-    finally:
-        logged.close()
+        logged = Logged(engine, command="race")
+        try:
+            ask(logged if log else engine, run, cancel=cancel, moved=moved)
+        finally:
+            logged.close()
 
 
 def question(prompt: Prompt | None) -> str:
@@ -194,7 +137,7 @@ def question(prompt: Prompt | None) -> str:
     return said[-1] if said else ""
 
 
-Laps = dict[int, dict[str, list[Run]]]
+Laps = dict[int, dict[str, Run]]
 """By number of the lap, and in it by way: what is compared."""
 
 
@@ -204,49 +147,32 @@ class RaceBoard:
 
     runs: dict[str, list[Run]] = field(default_factory=dict)
 
-    def laps(self, tab: str, group: str = "") -> Laps:
+    def laps(self, tab: str) -> Laps:
         """The laps in which every run came to its end."""
         found: Laps = {}
         for run in self.runs.get(tab, ()):
-            if run.group == group:
-                found.setdefault(run.lap, {}).setdefault(run.name, []).append(run)
-        return {
-            lap: ways
-            for lap, ways in found.items()
-            if all(run.whole for runs in ways.values() for run in runs)
-        }
+            found.setdefault(run.lap, {})[run.name] = run
+        return {lap: ways for lap, ways in found.items() if all(r.whole for r in ways.values())}
 
-    def free_lap(self, tab: str, group: str = "") -> int:
+    def free_lap(self, tab: str) -> int:
         """The number of the next lap."""
-        laps = [run.lap for run in self.runs.get(tab, ()) if run.group == group]
-        return max(laps, default=-1) + 1
+        return max((run.lap for run in self.runs.get(tab, ())), default=-1) + 1
 
     def drop_halves(self, tab: str) -> None:
         """Forget the laps that did not come to their end."""
-        groups = dict.fromkeys(run.group for run in self.runs.get(tab, ()))
-        kept = [
-            run
-            for group in groups
-            for ways in self.laps(tab, group).values()
-            for runs in ways.values()
-            for run in runs
-        ]
+        kept = [run for ways in self.laps(tab).values() for run in ways.values()]
         if kept:
             self.runs[tab] = kept
         else:
             self.runs.pop(tab, None)
 
-    def plain(self, tab: str, group: str = "") -> Run | None:
+    def plain(self, tab: str) -> Run | None:
         """The newest plain run, which may still go on."""
-        runs = [r for r in self.runs.get(tab, ()) if r.name == PLAIN and r.group == group]
+        runs = [run for run in self.runs.get(tab, ()) if run.name == PLAIN]
         begun = [run for run in runs if run.rounds]
         return (begun or runs)[-1] if runs else None
 
-    def ways(self, tab: str, group: str = "") -> list[Run]:
+    def ways(self, tab: str) -> list[Run]:
         """What was run against plain decoding: the newest run of each that came to its end."""
-        found = {
-            run.name: run
-            for run in self.runs.get(tab, ())
-            if run.name != PLAIN and run.group == group and run.whole
-        }
-        return list(found.values())
+        found = [run for run in self.runs.get(tab, ()) if run.name != PLAIN and run.whole]
+        return list({run.name: run for run in found}.values())

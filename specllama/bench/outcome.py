@@ -5,7 +5,6 @@ Speeds, ratios and intervals come from ``paired`` alone, so that no column contr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specllama.bench.experiment import PLAIN, RaceBoard, Run
@@ -19,15 +18,17 @@ from specllama.bench.paired import (
 )
 from specllama.bench.speed_model import SpeedModel
 from specllama.events import Answer, Payoff
-from specllama.interface import Prompt
 from specllama.text import number_of
-from specllama.verdict import ROUNDS_UNTIL_OFF, counted, lead
+from specllama.verdict import ROUNDS_UNTIL_OFF, WIDE, counted, lead
 
 TOO_SHORT = "the reply was too short"
+TOO_WIDE = "not known yet: the runs differ too much"
 LEAST, MOST = 3, 10  # pairs of a race: before it may end, and at most
 MORE = 5  # pairs, on request
+IDLE = 2  # pairs, after which a race ends in which hardly anything is guessed
+FEW = 0.05  # guesses for each token, that are hardly any
 
-Row = list[tuple[list[Run], list[Run]]]
+Row = list[tuple[Run, Run]]
 """Of every lap, what ran plainly and what ran the other way."""
 
 
@@ -39,9 +40,7 @@ class Way:
         laps: of each, what ran plainly and what ran this way; the newest last.
         clock: speeds in tokens a second after the first, of all runs of a lap together; None where
             they were too short.
-        same: how many tokens are those of plain decoding, of how many; of conversations at once,
-            those of one alone.
-        alone: the speed of one conversation, plainly; None unless this is about company.
+        same: how many tokens are those of plain decoding, of how many.
     """
 
     laps: Row
@@ -49,12 +48,11 @@ class Way:
     same: int
     of: int
     verdict: Payoff
-    alone: float | None = None
 
     @property
     def run(self) -> Run:
         """The newest."""
-        return self.laps[-1][1][-1]
+        return self.laps[-1][1]
 
     @property
     def pairs(self) -> int:
@@ -69,9 +67,9 @@ class Way:
         return None if self.clock is None else self.clock.speed
 
     @property
-    def gain(self) -> float | None:
-        """Of plain conversations at once, over one alone."""
-        return self.plain / self.alone if self.plain and self.alone else None
+    def idle(self) -> bool:
+        """True if hardly anything was guessed."""
+        return self.pairs >= IDLE and self.verdict.drafted < FEW * self.verdict.tokens
 
     @property
     def proof(self) -> str:
@@ -86,42 +84,31 @@ class Way:
 
 
 def ways(board: RaceBoard, tab: str) -> list[Way]:
-    """What was run on a tab against its plain runs: the fastest first; of conversations at
-    once, in the order in which they were run."""
-    runs = board.runs.get(tab, [])
-    apart = tab == "lanes"  # each group of runs has plain runs of its own
-    alone = {run.prompt: run for run in runs if apart and run.name == PLAIN and run.lanes == 1}
+    """What was run on a tab against its plain runs, the fastest first."""
     rows: list[Row] = []
-    for group, name in dict.fromkeys((run.group, run.name) for run in runs if run.name != PLAIN):
-        laps = [lap for lap in board.laps(tab, group).values() if PLAIN in lap and name in lap]
+    for name in dict.fromkeys(run.name for run in board.runs.get(tab, []) if run.name != PLAIN):
+        laps = [lap for lap in board.laps(tab).values() if PLAIN in lap and name in lap]
         if laps:
             rows.append([(lap[PLAIN], lap[name]) for lap in laps])
     level = LOOKED_AT if tab == "race" else LEVEL
-    clocks = compare([_speeds(row) for row in rows], level=level, shared=not apart)
-    first = next((clock.plain for clock in clocks if clock is not None), None)
-    found = []
-    for row, clock in zip(rows, clocks, strict=True):
-        same, of = _same(row, alone)
-        one = first if alone else None
-        found.append(Way(row, clock, same, of, _verdict(row, clock), one))
-    return found if apart else sorted(found, key=lambda way: -(way.verdict.ratio or 0.0))
+    clocks = compare([_speeds(row) for row in rows], level=level, shared=True)
+    found = [
+        Way(row, clock, *_same(row), _verdict(row, clock))
+        for row, clock in zip(rows, clocks, strict=True)
+    ]
+    return sorted(found, key=lambda way: -(way.verdict.ratio or 0.0))
 
 
-def _same(row: Row, alone: Mapping[Prompt, Run]) -> tuple[int, int]:
-    """Tokens that are those they are compared with, and of how many."""
-    if alone:
-        runs = [run for both in row for some in both for run in some]
-        pairs = [(alone[run.prompt], run) for run in runs if run is not alone[run.prompt]]
-    else:
-        pairs = [pair for plains, runs in row for pair in zip(plains, runs, strict=True)]
-    sames = [run.same(plain) for plain, run in pairs]
+def _same(row: Row) -> tuple[int, int]:
+    """Tokens that are those of plain decoding, and of how many."""
+    sames = [run.same(plain) for plain, run in row]
     return sum(same for same, _ in sames), sum(of for _, of in sames)
 
 
 def model(board: RaceBoard) -> SpeedModel | None:
     """What races say of the pair's own figures."""
     laps = [lap for tab in ("race", "sweep") for lap in board.laps(tab).values()]
-    runs = [run for lap in laps for some in lap.values() for run in some]
+    runs = [run for lap in laps for run in lap.values()]
     singles = [ms for run in runs if run.name == PLAIN for ms in run.singles]
     return SpeedModel.of([p for run in runs if run.name != PLAIN for p in run.passes], singles)
 
@@ -130,38 +117,31 @@ def model(board: RaceBoard) -> SpeedModel | None:
 
 
 def _speeds(row: Row) -> Pairs:
-    both = [(_together(plain), _together(way)) for plain, way in row]
+    both = [(_speed(plain), _speed(way)) for plain, way in row]
     return [(plain, way) for plain, way in both if plain is not None and way is not None]
 
 
-def _together(runs: Sequence[Run]) -> float | None:
-    """Tokens per second of all runs together after their first tokens, while all were running."""
-    begin = max(run.began_s + run.ttft_s for run in runs)
-    end = min(run.began_s + run.end_s for run in runs)
-    tokens = sum(
-        len(done.emitted)
-        for run in runs
-        for done in run.rounds
-        if done.index and begin < run.began_s + done.t_s <= end
-    )
-    return tokens / (end - begin) if tokens and end > begin else None
+def _speed(run: Run) -> float | None:
+    """Tokens per second after the first one."""
+    tokens, seconds = sum(one.tokens for one in run.passes), run.end_s - run.ttft_s
+    return tokens / seconds if tokens and seconds > 0 else None
 
 
 def _verdict(row: Row, one: Compared | None) -> Payoff:
     answer: Answer = "unknown"
     if one is not None and one.low is not None and one.high is not None:
         answer = "faster" if one.low > 1.0 else "slower" if one.high < 1.0 else "unsure"
+        if answer == "unsure" and one.high > WIDE * one.low:
+            answer = "unknown"
     if answer != "faster" and _stays_off(row[-1][1]):
         answer = "off"
-    return counted([one for _, runs in row for run in runs for one in run.passes], answer, one)
+    return counted([one for _, run in row for one in run.passes], answer, one)
 
 
-def _stays_off(runs: Sequence[Run]) -> bool:
-    """Whether these runs ended without drafts, because they were not worth it."""
-    newest = [run.passes[-ROUNDS_UNTIL_OFF:] for run in runs]
-    return all(
-        len(some) == ROUNDS_UNTIL_OFF and all(one.declined for one in some) for some in newest
-    )
+def _stays_off(run: Run) -> bool:
+    """True if it ended without drafts, because they were not worth it."""
+    newest = run.passes[-ROUNDS_UNTIL_OFF:]
+    return len(newest) == ROUNDS_UNTIL_OFF and all(one.declined for one in newest)
 
 
 # ---- in words
@@ -170,6 +150,8 @@ def _stays_off(runs: Sequence[Run]) -> bool:
 def said(verdict: Payoff) -> str:
     """In a table or a list: whether it paid."""
     match verdict.answer:
+        case "unknown" if verdict.low is not None:
+            return TOO_WIDE
         case "unknown" if verdict.ratio is not None:
             return f"{verdict.ratio:.2f}× in one run: Enter runs it again"
         case "off":
@@ -186,6 +168,8 @@ def _probing(verdict: Payoff) -> str:
 def answer(way: Way) -> tuple[str, str]:
     """The answer to "does it pay?": a word, and the sentence that explains it."""
     one = way.verdict
+    if way.idle and one.answer in ("unsure", "unknown", "off"):
+        return "NO", "hardly anything was guessed in this text"
     match one.answer:
         case "faster":
             return "YES", f"drafting is {one.ratio:.2f}× faster here"
@@ -195,12 +179,14 @@ def answer(way: Way) -> tuple[str, str]:
             return "NO", f"drafting switches itself off here, {_probing(one)}"
         case "unsure":
             return "CANNOT TELL YET", "plain and drafted are too close to call"
+    if one.low is not None:
+        return "CANNOT TELL YET", TOO_WIDE
     return "CANNOT TELL YET", TOO_SHORT if one.ratio is None else "one pair of runs proves nothing"
 
 
 def decided(way: Way) -> bool:
     """Whether further pairs would only say it more precisely."""
-    return way.pairs >= LEAST and way.verdict.answer not in ("unsure", "unknown")
+    return way.idle or (way.pairs >= LEAST and way.verdict.answer not in ("unsure", "unknown"))
 
 
 def why(board: RaceBoard, way: Way) -> str:
@@ -211,13 +197,12 @@ def why(board: RaceBoard, way: Way) -> str:
         return ""
     if pair is None or pair.pays != (one.ratio > 1.0):
         tokens = one.tokens / one.passes
-        return (
-            f"a pass writes {tokens:.1f} tokens in the time of {tokens / one.ratio:.1f} plain steps"
-        )
+        took = tokens / one.ratio
+        return f"each pass gave {tokens:.1f} tokens and took as long as {took:.1f} plain ones"
     cost = pair.c + pair.beta
     return (
         f"a guess costs {cost:.2f} of a plain step: it pays where more than {min(cost, 1.0):.0%} "
-        f"are kept, and {pair.alpha:.0%} of those judged were"
+        f"are kept, and {pair.alpha:.0%} of those checked were"
     )
 
 
@@ -225,6 +210,7 @@ def way_words(way: Way) -> str:
     """ "raced, 2 pairs: 198 tok/s, 0.74× (0.62–0.86) of plain" """
     speed = "" if way.speed is None else f"{way.speed:.0f} tok/s, "
     ratio = ratio_words(way.verdict)
-    found = f"{speed}{ratio} of plain" if ratio else TOO_SHORT
+    found = TOO_SHORT if way.verdict.ratio is None else TOO_WIDE
+    found = f"{speed}{ratio} of plain" if ratio else found
     off = ", drafting stays off" if way.verdict.answer == "off" else ""
     return f"raced, {number_of(way.pairs, 'pair')}: {found}{off}"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
-from specllama.verdict import Interval
+from specllama.verdict import WIDE, Interval
 
 LEVEL = 0.05  # 1 in 20 intervals misses the truth
 # After every pair of a race the interval is looked at: eight looks at this level miss as seldom.
@@ -115,8 +115,9 @@ def between(one: Interval) -> str:
 
 
 def ratio_words(one: Interval) -> str:
-    """ "0.74× (0.62–0.86)" """
-    if one.ratio is None:
+    """ "0.74× (0.62–0.86)"; "" where the range is too wide to be a figure."""
+    wide = one.low is not None and one.high is not None and one.high > WIDE * one.low
+    if one.ratio is None or wide:
         return ""
     interval = between(one)
     return f"{one.ratio:.2f}×" + (f" ({interval})" if interval else "")

@@ -131,7 +131,7 @@ def _raced(engine: Engine, board: RaceBoard, *, quiet: bool) -> Way:
     _say(quiet, f"{'tok/s':>7}  plain  drafted")
 
     def told(way: Way) -> None:
-        plain, run = way.laps[-1][0][-1], way.laps[-1][1][-1]
+        plain, run = way.laps[-1]
         speeds = "  ".join(f"{rate(one.end.timings.tok_per_s):>7}" for one in (plain, run))
         asked = question(run.prompt).replace("\n", " ")
         _say(quiet, f"{way.pairs:>5} {speeds}  {asked[:48]}")

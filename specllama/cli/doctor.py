@@ -178,7 +178,7 @@ def _recommended() -> DoctorLine:
     machine = expected.this_machine()
     pair = machine.recommended()
     if pair is None:
-        words = f"no pair of the catalogue would write {expected.FAST_ENOUGH:.0f} tokens a second"
+        words = f"no pair of the catalog would write {expected.FAST_ENOUGH:.0f} tokens a second"
         return DoctorLine("info", "a real pair", f"{words} here: specllama hub pairs")
     speed = expected.speed_words(pair, machine)
     words = f"{pair.name}: {size(pair.bytes)} to download, {speed}"

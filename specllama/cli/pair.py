@@ -51,7 +51,7 @@ def command(
 ) -> None:
     """Show which DRAFTS fit TARGET and why the others do not, then every other method.
 
-    Only headers are read. Without DRAFTS, every model on this machine and the catalogue's draft are
+    Only headers are read. Without DRAFTS, every model on this machine and the catalog's draft are
     considered. A folder stands for the files below it.
     """
     from specllama.engine.heads import survey
@@ -159,10 +159,10 @@ def _show_table(header: GgufHeader, target: str, findings: list[DraftFinding]) -
         number("same", lambda one: f"{100 * one.report.shared:.0f} %" if one.report else ""),
         number("needs", _needs, drop=90),
         number("memory", lambda one: size(one.memory.required) if one.memory else "", drop=90),
-        Column("what to know", _verdict, give=True),
+        Column("notes", _verdict, give=True),
     ]
     show_table(findings, columns)
-    note("same: ids with the same text · needs: the acceptance above which drafting can pay")
+    note("same: ids with the same text · needs: the share of guesses to be kept for any gain")
     _show_next(target, findings)
 
 
@@ -250,7 +250,7 @@ def _show_one(header: GgufHeader, finding: DraftFinding) -> None:
             rows.append(["✗", "file", finding.reason])
     rows += _memory_rows(finding)
     if finding.required is not None:
-        above = f"above an acceptance of {finding.required:.0%}, plus the cost of wider passes"
+        above = f"if more than {finding.required:.0%} of guesses are kept; wider passes raise that"
         rows.append(["·", "pays", f"{above} (specllama tune finds out)"])
     rows += [["!", "", warning] for warning in finding.warnings]
     columns = [Column(""), Column("check"), Column(f"for {header.path.name}", give=True)]

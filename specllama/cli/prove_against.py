@@ -189,11 +189,10 @@ def _arms(
             lambda prompt, params: server.ask(prompt.content, params, speculation=False),
         )
     if engine is not None:
-        target = engine.info.target
         notes.append("the plain texts are another engine's: rounding may part them at near-ties")
         return speculative, Side(
             PLAIN,
-            f"our own engine over {target.name} {target.quantization}",
+            f"our own engine over {engine.info.target.label}",
             lambda prompt, params: own_answer(engine, prompt, params),
             own=True,
         )

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 COLUMNS: dict[Way, str] = {
     "cold": "cold",
-    "behind": "behind a stranger",
-    "turns": "behind own turns",
+    "behind": "after another prompt",
+    "turns": "second turn",
     "beside": "beside others",
 }
 QUIET_S = 30.0  # between lines of progress where there is no terminal
@@ -70,9 +70,9 @@ class ProofWatch(Redrawn):
 def headline(engine: Engine, proposers: Sequence[str], prompts: int) -> str:
     """The pair, the machine and what is about to be compared, in one line."""
     info = engine.info
-    draft = f" + {info.draft.name} {info.draft.quantization}" if info.draft else ""
+    draft = f" + {info.draft.label}" if info.draft else ""
     return sanitize_line(
-        f"{info.target.name} {info.target.quantization}{draft} on {info.device}, "
+        f"{info.target.label}{draft} on {info.device}, "
         f"{info.exactness}; {prompts} {'prompt' if prompts == 1 else 'prompts'}, "
         f"methods {', '.join(proposers)}; "
         "one plain text per prompt and temperature for all of them"
@@ -85,10 +85,11 @@ def show_difference(case: Case, watch: ProofWatch) -> None:
         kind = "near-tie" if d.explained and not case.bitwise else "DIFFERENT"
         exact = ", although its passes are bit-exact here" if case.bitwise else ""
         where = "" if case.way == "cold" else f", {COLUMNS[case.way]}"
+        bound = f", rounding explains {d.bound:.2g} here" if d.bound else ""
         parted = (
             f"logprobs of {d.plain_text!r} differ by {d.gap:.2g}"
             if d.of_logprobs
-            else f"{d.plain_text!r} or {d.spec_text!r}, gap {d.gap:.4f}"
+            else f"{d.plain_text!r} or {d.spec_text!r}, gap {d.gap:.4f}{bound}"
         )
         watch.say(
             f"{kind}: prompt {case.prompt} ({case.slice}), {case.proposer}, "
@@ -139,7 +140,7 @@ def rows_alike(probes: Sequence[RowProbe]) -> None:
             f"{differ.difference:.1g} here; --draft-max {exact - 1} stays exact"
         )
     elif probes:
-        output.line(f"rows: passes of up to {probes[-1].rows} equal single steps bit for bit here")
+        output.line(f"passes of up to {probes[-1].rows} tokens are bit-identical here")
 
 
 def verdict(summary: Mapping[str, object]) -> None:

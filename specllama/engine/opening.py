@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from specllama.cancel import Cancel, StopFlag
 from specllama.events import Event, LoadProgress
+from specllama.models import library
 from specllama.models.refs import resolve_pair
 from specllama.settings.params import EngineOptions
 
@@ -96,6 +97,7 @@ class OpeningPair:
             module, _, name = BACKENDS.get(target.suffix, BACKENDS[".gguf"]).partition(":")
             open_pair: Opener = getattr(import_module(module), name)
             self._opened = open_pair(target, draft, self.options, self._said.put, self.stop)
+            library.remember(target, draft)
         except BaseException as error:
             self._error = error
         self._said.put(None)

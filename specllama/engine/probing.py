@@ -35,7 +35,7 @@ WHAT = "checking that drafting gives the same text here"
 LATER = "that is done while the model is at rest, or now by: specllama tune -m FILE"
 _TIMED = 5  # passes of each width
 _SURE = 0.04  # share of a measurement after which its length is estimated
-_STATES = 1  # of what is written, and of how llama.cpp's own bytes are taken over
+_STATES = 2  # of what is written, and of how llama.cpp's own bytes are taken over
 FAR_BYTES = 1 << 30  # weights of models for which passes of up to 65 rows are compared, too
 
 

@@ -28,6 +28,7 @@ from typing import Any
 
 from specllama.errors import SpecllamaError, StoreError, UsageError
 from specllama.paths import sessions_file
+from specllama.replies import attach
 from specllama.store import database, search, states
 from specllama.store.tree import StoredMessage, Tree
 
@@ -212,7 +213,7 @@ class SessionStore:
             ),
             _choose(session, seq, now),
         ]
-        if message.role == "user" and (title := _clean(content)):
+        if message.role == "user" and (title := _title(content)):
             statements.append(
                 (
                     "UPDATE sessions SET title = ?, titled = 1 WHERE id = ? AND titled = 0",
@@ -240,7 +241,7 @@ class SessionStore:
                 (
                     "UPDATE sessions SET title = ?, titled = 0 WHERE id = ? AND title = ? "
                     "AND NOT EXISTS (SELECT 1 FROM messages WHERE session_id = ?)",
-                    *(UNTITLED, session, _clean(text), session),
+                    *(UNTITLED, session, _title(text), session),
                 )
                 for (text,) in content
             ),
@@ -531,6 +532,11 @@ def _text(value: str) -> str:
 def _clean(title: str) -> str:
     line = " ".join(_text(title).split())
     return line if len(line) <= _TITLE_CHARS else line[: _TITLE_CHARS - 1].rstrip() + "…"
+
+
+def _title(question: str) -> str:
+    """What was typed, without the files that go with it."""
+    return _clean(attach.split(question)[0])
 
 
 def _dictionary(text: str | None) -> dict[str, Any] | None:

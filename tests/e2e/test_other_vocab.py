@@ -122,7 +122,7 @@ def test_characters_of_several_tokens_come_out_whole(engine: Engine, temperature
     both(engine, MULTIBYTE, temperature, ignore_eos=True, max_tokens=40)
     forced = both(engine, MULTIBYTE, temperature, grammar=ALPHABET, max_tokens=120)
     assert forced.text.startswith("Grüße 漢字 🙂: ")
-    assert "\ufffd" not in forced.text.removesuffix("\ufffd")
+    assert "\ufffd" not in forced.text
     pieces = [engine.vocab.piece(t) for t in forced.token_ids]
     assert any(b >= 0x80 for piece in pieces for b in piece)
     assert forced.text.encode() in b"".join(pieces)

@@ -23,7 +23,7 @@ def test_no_run_copies_what_another_wrote(own_tiny: Engine) -> None:
     )
     question = (Message("user", "What is speculative decoding?"),)
     runs = [
-        run for lap in range(2) for run in plain_and(question, fixed, [("drafted", fixed)], "", lap)
+        run for lap in range(2) for run in plain_and(question, fixed, [("drafted", fixed)], lap)
     ]
     for _ in own_tiny.generate(question, fixed.replace(seed=1)):
         pass  # the conversation beside it wrote the same, too

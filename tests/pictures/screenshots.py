@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pictures.animation import MovingRace, animated
 from pictures.recordings import Recording, picture
+from support.demo_engine import DemoFactory
 from textual.pilot import Pilot
 from textual.widgets import Static
 
@@ -29,7 +30,6 @@ from specllama.paths import HOME_VARIABLE
 from specllama.settings.params import GenerateParams
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import FlushPace
-from specllama.tui.demo import DemoFactory
 from specllama.tui.picture import self_contained
 
 LIMIT_S = 900.0  # a race of a large pair on a small machine
@@ -118,7 +118,6 @@ async def _drafted(app: SpecllamaApp, pilot: Pilot[int]) -> None:
     await ask(app, pilot)
     await pilot.press("f2", "f2")
     await until(pilot, lambda: app.chat.view == "ghosts")
-    app.clear_notifications()
 
 
 async def _inspector(app: SpecllamaApp, pilot: Pilot[int]) -> None:
@@ -135,17 +134,11 @@ async def _race(app: SpecllamaApp, pilot: Pilot[int]) -> None:
     screen = app.screen
     assert isinstance(screen, RaceScreen)
     await until(pilot, screen.raced)
-    screen.action_skip()
 
 
-async def _sweep(app: SpecllamaApp, pilot: Pilot[int]) -> None:
-    from specllama.tui.screens.race import RaceScreen
-
+async def _theory(app: SpecllamaApp, pilot: Pilot[int]) -> None:
     await _race(app, pilot)
-    await pilot.press("3", "enter")
-    screen = app.screen
-    assert isinstance(screen, RaceScreen)
-    await until(pilot, screen.raced)
+    await pilot.press("3")
 
 
 async def _empty(app: SpecllamaApp, pilot: Pilot[int]) -> None:
@@ -193,10 +186,10 @@ README = {
     "inspector": Scene(_inspector),
     "tree": Scene(_inspector, TREE),
     "race": Scene(_race),
-    "sweep": Scene(_sweep),
     "methods": Scene(_key("f5")),
 }
 SCENES = README | {
+    "theory": Scene(_theory),
     "first-look": Scene(_empty, first_look=True),
     "first-steps": Scene(_first_steps, first_look=True),
     "empty": Scene(_empty),

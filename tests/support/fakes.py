@@ -26,12 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stepped_generator import OneAtATime
-
-from specllama.errors import EngineError, PromptTooLong, SpecllamaError
-from specllama.events import Event, FinishReason, LoadProgress, Notice, RoundDone
-from specllama.interface import EngineInfo, Message, MethodInfo, ModelInfo
-from specllama.settings.params import GenerateParams
-from specllama.tui.script import (
+from support.script import (
     N_VOCAB,
     Move,
     ScriptedGuess,
@@ -40,6 +35,11 @@ from specllama.tui.script import (
     is_drafting,
     play,
 )
+
+from specllama.errors import EngineError, PromptTooLong, SpecllamaError
+from specllama.events import Event, FinishReason, LoadProgress, Notice, RoundDone
+from specllama.interface import EngineInfo, Message, MethodInfo, ModelInfo
+from specllama.settings.params import GenerateParams
 
 DRAFT_MS, VERIFY_MS, OTHER_MS = 3.0, 12.0, 0.25
 SEED = 20261121

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stepped_generator import OneAtATime
+from support.demo_engine import DemoEngine, DemoFactory
 
 from specllama.events import Event
-from specllama.tui.demo import DemoEngine, DemoFactory
 
 
 class SteppedDemo(DemoEngine, OneAtATime):

@@ -156,7 +156,7 @@ async def test_edit_and_resend_an_earlier_question(start: Any) -> None:
         d.app.chat.query(UserMessage).first().focus()
         await d.pilot.press("e")
         await d.until(lambda: d.app.chat.editing.index == 0)
-        assert "this version is kept" in d.shown
+        assert "The old version is kept" in d.shown
         await d.type("changed")
         await d.pilot.press("enter")
         await d.until(lambda: len(d.texts) == 2)
@@ -298,7 +298,7 @@ async def test_speculation_off_is_said_and_used(start: Any) -> None:
         await d.pilot.press("f9")
         await d.say("q")
         assert d.engine.requests[-1].params.speculate is False
-        assert "plain by your choice: F9 drafts" in d.shown
+        assert "Drafting is off (F9 turns it on)" in d.shown
         await d.pilot.press("f9")
         await d.say("q")
         assert d.engine.requests[-1].params.speculate is True
@@ -427,12 +427,12 @@ async def test_a_refused_question_returns_to_the_prompt(start: Any) -> None:
 async def test_an_empty_reply_stays_in_the_conversation(start: Any) -> None:
     async with start("", "Words.") as d:
         await d.say("q")
-        await d.until(lambda: "empty reply" in d.shown)
+        await d.until(lambda: "(the model ended at once)" in d.shown)
         assert d.texts == [("user", "q"), ("assistant", "")]
         await d.say("again")
         assert [m.content for m in d.app.session.messages] == ["q", "", "again", "Words."]
         await d.app.chat.show_conversation()
-        await d.until(lambda: "empty reply" in d.shown)
+        await d.until(lambda: "(the model ended at once)" in d.shown)
 
 
 async def test_a_full_context_is_explained(start: Any) -> None:
@@ -594,7 +594,10 @@ async def test_ctrl_c_stops_a_reply_before_it_offers_to_leave(
         assert "stopped" in d.shown
         assert said == []
         await d.pilot.press("ctrl+c")
-        await d.until(lambda: said == ["Press Ctrl+C again to leave"])
+        await d.until(lambda: said == ["Ctrl+Z brings the text back"])
+        assert d.app.chat.prompt.text == ""
+        await d.pilot.press("ctrl+c")
+        await d.until(lambda: said[1:] == ["Press Ctrl+C again to leave"])
 
 
 async def test_a_reply_that_a_kill_cut_short_says_so(start: Any) -> None:
@@ -745,7 +748,7 @@ async def test_a_losing_window_is_said_to_lose(start: Any) -> None:
 async def test_what_nobody_measured_is_not_known_yet(start: Any) -> None:
     async with start(Reply(LONG, plain_ms=None)) as d:
         await d.say("go")
-        assert "NOT KNOWN YET: F4 measures" in d.shown
+        assert "Not known yet (F4 measures it)" in d.shown
 
 
 async def test_a_thought_is_counted_and_can_be_ended(start: Any) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import Reply
+from app_driver import Recipe
+from fakes import Reply, ScriptedEngine, engine_info, model_info
 
 from specllama.backend.expected import FAST_ENOUGH, Machine
 from specllama.models import catalog, fit
@@ -22,7 +23,7 @@ from specllama.tui.widgets import first_look
 from specllama.tui.widgets.first_look import FirstLook, recording
 from specllama.tui.widgets.rounds import RoundsRow
 from specllama.tui.widgets.stats_strip import gigabytes
-from specllama.tui.widgets.welcome import EXAMPLES, Welcome
+from specllama.tui.widgets.welcome import BUNDLED_EXAMPLES, EXAMPLES, Welcome, difference
 
 FIVE = ("F1", "F2", "F3", "F4", "F6")
 
@@ -56,7 +57,7 @@ async def test_the_first_launch_plays_a_recorded_reply_and_then_says_what_to_do(
         await d.until(lambda: "Guess, check, keep" in d.shown)
         assert look.over
         assert not d.app.chat.query_one(RoundsRow)._rounds
-        for words in (*EXAMPLES, *FIVE, "kept", "refused"):
+        for words in (*BUNDLED_EXAMPLES, *FIVE, "kept", "refused"):
             assert words in d.shown
         pair = d.app.loader.machine.recommended()
         assert pair is not None
@@ -162,7 +163,7 @@ async def test_the_label_leaves_room_for_the_speed(start: Any, size: tuple[int, 
         await d.say("Hello")
         assert "demonstration" in d.shown
         assert re.search(r"F9 (lets it decide|decides)", d.shown)
-        assert size[0] < 80 or "NOT KNOWN YET" in d.shown
+        assert size[0] < 80 or "Not known yet" in d.shown
         assert re.search(r"\d tok/s", d.shown)
 
 
@@ -260,7 +261,7 @@ async def test_all_that_is_said_is_seen(start: Any, size: tuple[int, int]) -> No
             await d.until(lambda: "Guess, check, keep" in d.shown)
             await d.until(lambda: "to download" in d.shown)
             assert "more below" not in d.shown
-            for words in (*FIVE, EXAMPLES[0], "/demo"):
+            for words in (*FIVE, BUNDLED_EXAMPLES[0], "/demo"):
                 assert words in d.shown, d.shown
             lines = [line.strip() for line in d.shown.split("\n")]
             above = next(i for i, line in enumerate(lines) if line.startswith("Guess")) - 1
@@ -294,3 +295,19 @@ def test_few_cores_are_offered_what_they_can_run() -> None:
     assert large is not None
     assert small.target.params <= 4e9 < 20e9 < large.target.params
     assert slow.speeds(small)[0] >= FAST_ENOUGH > slow.speeds(large)[0]
+
+
+async def test_a_narrow_header_keeps_the_promise_and_what_the_draft_differs_in(start: Any) -> None:
+    name = "qwen2.5-coder-{}b-instruct-q4_k_m"
+    target, draft = (
+        model_info(role, name=name.format(n), quantization="Q4_K_M")
+        for role, n in (("target", 1.5), ("draft", 0.5))
+    )
+    engine = ScriptedEngine(["Yes."])
+    engine.info = engine_info(target=target, draft=draft)
+    async with start(recipe=Recipe(engine), size=(90, 24)) as d:
+        assert "1.5b-instruct-q4_k_m + 0.5b  drafting: exact" in d.shown
+        await d.pilot.resize_terminal(130, 36)
+        await d.until(lambda: f"+ {draft.name}  drafting: exact" in d.shown)
+    assert difference("a-q8_0", "b-q4_0") == "a-q8_0"
+    assert difference("same-1b", "same-1b") == "1b"

@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 import pytest
 from stepped_demo import SteppedDemoFactory
+from support.demo_engine import DEMO_REPLY
 from textual.pilot import Pilot
 
 from specllama import paths
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import FlushPace
-from specllama.tui.demo import DEMO_REPLY
 from specllama.tui.widgets.message import AssistantMessage
 
 KILLS = 3

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from app_driver import Recipe
 from fakes import Reply
+from support.demo_engine import DemoEngine
 
 from specllama.settings.params import GenerateParams
 from specllama.tui import legend
-from specllama.tui.demo import DemoEngine
 from specllama.tui.screens.help import HelpScreen
 from specllama.tui.themes import DARK, glyphs_for, ink_for
 from specllama.tui.widgets.message import AssistantMessage

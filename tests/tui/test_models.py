@@ -18,7 +18,7 @@ from textual.widgets import Input, OptionList
 
 from specllama import paths
 from specllama.backend.expected import FAST_ENOUGH, Machine
-from specllama.models import download, memory, pull
+from specllama.models import download, library, memory, pull
 from specllama.models.library import LocalModel
 from specllama.settings.params import EngineOptions
 from specllama.tui import choices
@@ -147,7 +147,7 @@ async def test_target_and_draft_are_switched_without_a_restart(
         await d.until(lambda: len(screen.targets._lines) == 3)
         await d.pilot.press("enter")
         await d.until(lambda: screen.active is screen.drafts)
-        await d.until(lambda: "no draft model" in d.shown)
+        await d.until(lambda: "repeated text is still guessed" in d.shown)
         await lit(d, screen, "none")
         await d.pilot.press("enter")
         await d.until(lambda: d.app.screen is d.app.chat)
@@ -492,7 +492,7 @@ def test_the_loaded_target_comes_first_and_drafts_are_no_targets() -> None:
         local("new", "maker/new", used=2e9),
     ]
     assert [row.ref for row in choices.local_rows(models)] == ["new", "old", "tiny-target"]
-    loaded = choices.local_rows(models, "tiny")
+    loaded = choices.local_rows(models, models[0].path)
     assert [row.ref for row in loaded] == ["tiny-target", "new", "old"]
 
 
@@ -522,3 +522,53 @@ def test_an_estimate_is_said_of_models_that_wait_for_memory() -> None:
     assert 1.1 < drafted / plain < 3.0
     assert two.both((1e9, 1.0), (9e8, 1.0))[1] is None  # a draft as large as its target
     assert two.both((9e9, 0.1), None)[0] == pytest.approx(two.speed(9e8))  # experts
+
+
+async def test_the_loaded_file_its_folder_and_pairs_used_before_are_listed(
+    start: Any, tmp_path: Path
+) -> None:
+    apart, asked = tmp_path / "apart", list[tuple[str, str | None]]()
+    apart.mkdir()
+    target, other = (ggufs.write_llama(apart / f"{n}-F32.gguf", quant="F32") for n in "tu")
+    far = tmp_path / "far"
+    far.mkdir()
+    draft = ggufs.write_llama(far / "small-F32.gguf", quant="F32", width=64, blocks=1)
+    library.remember(other, draft)
+
+    def factory(target: str, draft: str | None) -> Recipe:
+        asked.append((target, draft))
+        return Recipe()
+
+    async with start(target=str(target), factory_for=factory, size=(120, 36)) as d:
+        screen = await opened(d)
+        await d.until(lambda: screen.targets.row is not None and screen.targets.row.path == target)
+        paths = [row.path for row in screen.targets.here]
+        assert {target, other, draft} <= set(paths)
+        assert (await lit(d, screen, str(other))).path == other
+        await d.until(lambda: screen.drafts.row is not None and screen.drafts.row.path == draft)
+        (pair,) = [row for row in screen.targets.here if row.does == "pair"]
+        assert pair.name == "u-F32 + small-F32"
+        screen.targets.query_one(OptionList).highlighted = 0
+        await d.pilot.press("enter")
+        await d.until(lambda: asked[-1] == (str(other), str(draft)))
+
+
+async def test_a_typed_draft_is_judged_and_a_pair_that_cannot_be_has_no_speed(
+    start: Any, tmp_path: Path
+) -> None:
+    target = ggufs.write_llama(tmp_path / "t-F32.gguf", quant="F32")
+    words = ["<unk>", "<s>", "</s>", *(f"other{i}" for i in range(61))]
+    other = ggufs.write_llama(tmp_path / "far-F32.gguf", quant="F32", tokens=words)
+    options, machine = EngineOptions(), MACHINE
+    row = ChoiceRow(str(target), "t", path=target)
+    wrong = choices.judged_draft(row, ChoiceRow(str(other), "o", path=other), options)
+    assert wrong.refused
+    said = choices.estimate(row, wrong, options, machine, "", brief=False).plain
+    assert "tok/s" not in said
+    assert "needs about" not in said
+    async with start(target=str(target), size=(120, 36)) as d:
+        screen = await opened(d)
+        await lit(d, screen, str(target))
+        await d.pilot.press("tab")
+        screen.drafts.type(str(other))
+        await d.until(lambda: screen.drafts.row is not None and screen.drafts.row.refused)

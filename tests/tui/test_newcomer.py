@@ -58,7 +58,7 @@ def test_the_first_two_minutes(pane: Pane, tmp_path: Path) -> None:
     pane.press("Enter")
     screen = pane.sees("tok/s", "seed", "Enter sends")
     assert QUESTION in screen
-    verdict = re.compile(r"(PAYS|LOSES|UNSURE) \d|OFF|NOT KNOWN YET")
+    verdict = re.compile(r"(PAYS|LOSES|UNSURE) \d|Drafting off|Not known yet")
     assert verdict.search(screen), screen
 
     # Does it pay? The race says so, with its proof.

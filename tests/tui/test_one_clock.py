@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from app_driver import Driver
 from fakes import Reply, engine_info
+from support.script import Move, ScriptedGuess, ScriptedReading, play
 
 from specllama.cli.printer import Printer
 from specllama.events import Event, Finished, RoundDone, Started
@@ -23,7 +24,6 @@ from specllama.store.rounds import RoundLog
 from specllama.tui import exports
 from specllama.tui.record import LAG, Record
 from specllama.tui.screens.inspector import read_log
-from specllama.tui.script import Move, ScriptedGuess, ScriptedReading, play
 from specllama.tui.themes import DARK, UNICODE, ink_for
 from specllama.tui.widgets import walk
 from specllama.tui.widgets.panel import Drawing

@@ -10,13 +10,13 @@ import pytest
 from app_driver import Driver, GatedEngine, Recipe
 from fakes import Reply, ScriptedEngine, engine_info
 
-from specllama.events import Finished, RoundDone, Started
+from specllama.events import Finished, PrefillProgress, RoundDone, Started
 from specllama.replies.figures import ReplyFigures
 from specllama.settings.params import GenerateParams
 from specllama.tui.record import Record
 from specllama.tui.themes import ASCII, DARK, UNICODE, Glyphs, ink_for
 from specllama.tui.widgets.panel import Drawing, LivePanel, Section, layout
-from specllama.tui.widgets.stats_strip import StripState
+from specllama.tui.widgets.stats_strip import StatsStrip, StripState
 
 INK = ink_for(DARK)
 LONG = "The target reads all the guesses in a single pass and keeps those it agrees with. " * 4
@@ -154,7 +154,7 @@ def test_what_is_not_known_is_left_out() -> None:
     plain = drawn(record(Reply(LONG), speculate=False))
     assert "Kept by depth" not in plain
     assert "draft " not in plain
-    assert "May still lose" not in plain
+    assert "Loss limit" not in plain
     assert "–" not in plain
     known = drawn(record(Reply(LONG)), free=3 << 30)
     assert "3.2 GB left" in known
@@ -168,9 +168,11 @@ def test_the_balance_and_the_reason_for_the_window() -> None:
     )
     reply.rounds[-1] = last
     shown = drawn(reply)
-    assert "May still lose" in shown
+    assert "Loss limit left" in shown
     assert "6.2 plain steps" in shown
-    assert "Drafts nothing: unsure: 12% likely." in shown
+    assert "Not drafting: unsure: 12% likely." in shown
+    reply.rounds[-1] = dataclasses.replace(last, window_reason="")
+    assert "Not drafting." in drawn(reply)
 
 
 def sections(*heights: int) -> list[Section]:
@@ -273,3 +275,14 @@ def test_events_say_what_the_panel_needs() -> None:
     )
     assert started.tokenize_ms > 0
     assert {f.name for f in dataclasses.fields(RoundDone)} >= {"balance", "plain_ms", "chances"}
+
+
+async def test_the_progress_of_a_prompt_says_how_long_it_takes(start: Any) -> None:
+    words = " reading the prompt: 1,234 of 2,886 tokens"
+    async with start() as d:
+        strip = d.app.chat.query_one(StatsStrip)
+        strip.state.prefill = PrefillProgress(1234, 2886, 361, left_ms=12_400.0)
+        assert strip._prefill(120).plain.endswith(f"{words}, about 12 s left, 361 were cached")
+        assert strip._prefill(70).plain.endswith(f"{words}, about 12 s left")
+        strip.state.prefill = PrefillProgress(1, 9, 0)
+        assert strip._prefill(80).plain.endswith(" reading the prompt: 1 of 9 tokens")

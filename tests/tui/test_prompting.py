@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from app_driver import Driver, GatedEngine, Recipe
 from fakes import Reply, ScriptedEngine
+from textual import events
+from textual.keys import _character_to_key
 
 from specllama.errors import PromptTooLong
 from specllama.settings.params import THINK
@@ -101,9 +103,8 @@ async def test_nothing_is_covered(start: Any, size: tuple[int, int]) -> None:
         assert chat.transcript.region.height > 0
         assert "Esc closes" in d.shown
         # no sentence ends in the middle
-        assert "Show replies as text" in d.shown
         assert "Does drafting pay?" in d.shown
-        whole = "Show replies as text, as drafted, or as drafted with every refused guess"
+        whole = "Make a pair that drafting pays for: the bundled model at the cost of 1 B; race it"
         assert (whole in d.shown) is (size[0] > 100)
 
 
@@ -259,3 +260,40 @@ async def test_files_show_no_control_characters_but_are_sent_with_them(
         assert "\x1b" not in d.shown
     with SessionStore.open() as store:
         assert "\x1b[31mred" in store.get(store.find()).messages[0].content
+
+
+@pytest.mark.parametrize(
+    "text", ["می\u200cخواهم", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "क्\u200dष"]
+)
+async def test_typed_joiners_are_kept(start: Any, text: str) -> None:
+    async with start("Yes.") as d:
+        prompt = d.app.chat.prompt
+        for character in text:
+            prompt.post_message(events.Key(_character_to_key(character), character))
+        await d.until(lambda: prompt.text == text)
+
+
+@pytest.mark.parametrize("keys", [["ctrl+c"], ["escape", "escape"], ["ctrl+u"]])
+async def test_the_keys_that_people_try_empty_the_prompt(start: Any, keys: list[str]) -> None:
+    async with start("Yes.") as d:
+        prompt = d.app.chat.prompt
+        prompt.put("\n".join(f"line {i}" for i in range(9)))
+        await press(d, *keys)
+        assert prompt.text == ""
+        assert d.app.is_running
+        await press(d, "ctrl+z")
+        assert prompt.text.endswith("line 8")
+        await press(d, "escape")
+        assert prompt.text  # once only stops
+
+
+async def test_a_paste_of_many_lines_is_folded(start: Any) -> None:
+    async with start("Yes.") as d:
+        prompt = d.app.chat.prompt
+        prompt.put("before ")
+        prompt.post_message(events.Paste("a\n" * 163))
+        await d.until(lambda: "[pasted text #1" in prompt.text)
+        assert prompt.full_text == "before " + "a\n" * 163
+        prompt.empty()
+        await press(d, "ctrl+z")
+        assert prompt.full_text == "before " + "a\n" * 163

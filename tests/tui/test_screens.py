@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 from app_driver import Driver, GatedEngine, Recipe
 from fakes import Reply, ScriptedEngine, engine_info
+from support.demo_engine import DemoEngine
 from textual.widgets import Input, OptionList, TextArea
 
 from specllama.errors import DoesNotFit
+from specllama.events import Notice
 from specllama.interface import MethodInfo
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.store.rounds import list_runs
 from specllama.store.tree import StoredMessage
-from specllama.tui.demo import DemoEngine
 from specllama.tui.keymap import ACTIONS
 from specllama.tui.screens import inspector
 from specllama.tui.screens.help import HelpScreen
@@ -505,3 +506,41 @@ async def test_the_palette_finds_actions_methods_and_conversations(start: Any) -
         await d.pilot.press("enter")
         await d.pilot.press("enter")
         await d.until(lambda: bool(d.texts))
+
+
+async def test_long_lines_of_code_are_wrapped(start: Any) -> None:
+    long = "value = " + " + ".join(f"part{i}" for i in range(30))
+    async with start(f"```python\n{long}\n```", size=(60, 20)) as d:
+        await d.say("q")
+        await d.until(lambda: "part29" in d.shown)
+
+
+async def test_the_settings_turn_pages_and_say_what_an_empty_field_means(start: Any) -> None:
+    async with start(size=(80, 24)) as d:
+        await d.pilot.press("f8")
+        await d.until(lambda: isinstance(d.app.screen, SettingsScreen))
+        form = d.app.screen.query_one("#settings")
+        assert "random" in d.shown
+        await d.pilot.press("pagedown")
+        await d.until(lambda: form.scroll_offset.y > 10)
+        await d.pilot.press("pageup")
+        await d.until(lambda: form.scroll_offset.y == 0)
+
+
+async def test_a_view_is_named_in_the_strip_and_covers_nothing(start: Any) -> None:
+    async with start("Yes and no.", size=(120, 36)) as d:
+        await d.say("q")
+        await d.pilot.press("f2")
+        await d.until(lambda: "Replies as drafted" in d.shown)
+        assert not d.app._notifications
+        await d.pilot.press("f2", "f2")
+        await d.until(lambda: "Replies as" not in d.shown)
+
+
+async def test_a_base_model_is_named_in_the_strip(start: Any) -> None:
+    words = "this model has no chat template: messages are joined without roles"
+    notice = Notice(words, level="warning", topic="template")
+    async with start(Reply("On and on.", notices=(notice,)), size=(80, 24)) as d:
+        await d.say("q")
+        assert "a base model: it continues text" in d.shown
+        assert not d.notes

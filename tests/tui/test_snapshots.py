@@ -14,6 +14,7 @@ import pytest
 from app_driver import Recipe
 from fakes import Reply, ScriptedEngine
 from pictures.screenshots import LOOKS, SCENES, Pair, ask, picture_app, until
+from support.demo_engine import DemoFactory
 from textual.pilot import Pilot
 
 from specllama.engine.inline import InlineHost
@@ -25,7 +26,6 @@ from specllama.store.tree import StoredMessage
 from specllama.tui import days
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import FlushPace
-from specllama.tui.demo import DemoFactory
 from specllama.tui.screens import sessions
 from specllama.tui.screens.models import ModelsScreen
 from specllama.tui.widgets import preview

@@ -18,6 +18,7 @@ from specllama.verdict import (
     MIN_ROUNDS,
     ROUNDS_UNTIL_OFF,
     SINGLES,
+    WIDE,
     TimedRound,
     brief,
     by_source,
@@ -211,15 +212,27 @@ def test_it_is_off_once_no_guess_was_worth_it_for_a_while() -> None:
     found = judge([*tried, *[SINGLE] * ROUNDS_UNTIL_OFF])
     assert found.answer == "off"
     assert found.lost_ms == pytest.approx(10.0)
-    assert (
-        words(found, "?") == "Drafting is off: a guess costs more than it saves (10.0 ms a token)"
-    )
+    off = "Drafting is off: it would be slower with this pair"
+    assert words(found, "?") == f"{off} (it lost 10.0 ms a token)"
     never = judge([SINGLE] * ROUNDS_UNTIL_OFF)
-    assert words(never, "?") == "Drafting is off: a guess costs more than it saves"
+    assert words(never, "?") == off
     expected = judge([SINGLE] * ROUNDS_UNTIL_OFF, expected_ms=0.62)
-    assert words(expected, "?").endswith("than it saves (0.6 ms a token)")
+    assert words(expected, "?").endswith("with this pair (0.6 ms a guess)")
     # that nobody had a guess says nothing of what one costs
     assert judge([SINGLE._replace(declined=False)] * 64).answer == "unknown"
+
+
+def test_an_interval_that_says_nothing_is_not_known_yet() -> None:
+    noisy = [
+        one._replace(pass_ms=(5.0, 60.0)[i % 2], drafted=1 + i // 4)
+        for i, one in enumerate(rounds_of(2, 20.0)[:MIN_ROUNDS])
+    ]
+    found = judge(noisy)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < 1.0 < found.high
+    assert found.high > WIDE * found.low
+    assert found.answer == "unknown"
 
 
 def test_what_paid_paid_whatever_the_last_rounds_did() -> None:
@@ -245,7 +258,7 @@ def verdict_of(ratio: float, half: float) -> Payoff:
 def test_the_words(ratio: float, half: float, said: str) -> None:
     found = verdict_of(ratio, half)
     assert words(found, "?") == f"{said} · 3.1 tokens a pass · 59% of guesses kept"
-    assert details(found, both=True)[1] == "59% of guesses kept, 79% of those judged"
+    assert details(found, both=True)[1] == "59% of guesses kept, 79% of those checked"
 
 
 @pytest.mark.parametrize(
@@ -254,8 +267,8 @@ def test_the_words(ratio: float, half: float, said: str) -> None:
         ("faster", "PAYS 1.04× (0.92–1.16)"),
         ("slower", "LOSES 1.04× (0.92–1.16)"),
         ("unsure", "UNSURE 1.04× (0.92–1.16)"),
-        ("off", "OFF: a guess costs more than it saves"),
-        ("unknown", "NOT KNOWN YET: F4 measures"),
+        ("off", "Drafting off: it would be slower with this pair"),
+        ("unknown", "Not known yet (F4 measures)"),
     ],
 )
 def test_the_strip_says_it_in_a_word(answer: Answer, said: str) -> None:
@@ -287,7 +300,7 @@ def test_old_plain_steps_give_no_sure_answer() -> None:
     none = judge([one._replace(plain_n=1, plain_spread=None) for one in fresh])
     assert (none.answer, none.ratio) == ("unknown", None)
     wide = judge([one._replace(plain_spread=0.6) for one in fresh])
-    assert (wide.answer, wide.ratio) == ("unsure", found.ratio)
+    assert (wide.answer, wide.ratio) == ("unknown", found.ratio)
 
 
 def test_each_source_is_judged_alone() -> None:

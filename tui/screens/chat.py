@@ -20,8 +20,8 @@ from specllama.replies import attach
 from specllama.session import Session
 from specllama.store.sessions import SessionStore
 from specllama.text import sanitize_line
-from specllama.tui import keymap
-from specllama.tui.bridge import FlushPace
+from specllama.tui import advice, keymap
+from specllama.tui.bridge import FlushPace, monotonic
 from specllama.tui.copying import Copying
 from specllama.tui.downloads import Downloads
 from specllama.tui.editing import Editing
@@ -58,6 +58,7 @@ from specllama.tui.widgets.welcome import TopBar, Welcome, next_example
 if TYPE_CHECKING:
     from specllama.tui.exports import Export
 
+TWICE_S = 1.5  # within which a key is pressed twice
 FLAT = 20  # rows below which the conversation needs that of the rounds
 SIDEBAR = 160  # columns from which other conversations are listed alongside this one
 
@@ -103,6 +104,7 @@ class ChatScreen(TurnScreen):
         self.resting = Resting(self, idle_s)
         self._loaded: tuple[object, ...] = ()
         self._recording: Record | None = None
+        self._left_s = -TWICE_S  # when Esc was pressed in a prompt with text
 
     def compose(self) -> ComposeResult:
         yield TopBar(self.loader, id="top")
@@ -283,15 +285,30 @@ class ChatScreen(TurnScreen):
         self.mark_end()
 
     def action_stop(self) -> None:
+        """Esc: leave what is edited, or stop the reply; at rest, empty the prompt when pressed
+        twice."""
+        prompt = self.prompt
         if self.editing.index is not None:
             self.editing.stop(restore=True)
         else:
+            rests = self.turn is None and not self.sending.queue
             if self.turn is not None:
                 self.turn.cancel()
             self.loader.skip()
             self.sending.take_back_queue()
+            if rests and prompt.has_focus and prompt.text:
+                self._leave_text(prompt)
         if not self.prompt.has_focus:
             self.prompt.focus()
+
+    def _leave_text(self, prompt: Prompt) -> None:
+        now = monotonic()
+        if now - self._left_s < TWICE_S:
+            prompt.empty()
+            now = -TWICE_S
+        else:
+            self.notify("Esc again empties the prompt", timeout=TWICE_S)
+        self._left_s = now
 
     def action_read(self, path: str) -> None:
         """Attach a file to what is being written."""
@@ -343,7 +360,8 @@ class ChatScreen(TurnScreen):
         self.view = self.prefs.view = views[(views.index(self.view) + 1) % len(views)]
         self._save_prefs()
         await self.transcript.show_as(self.view)
-        self.notify(VIEWS[self.view], timeout=2)
+        self.strip.notice = VIEWS[self.view] if self.view != "text" else ""
+        self.refresh_strip()
 
     def on_descendant_focus(self) -> None:
         if self.shown_record() is not self.strip.record:
@@ -354,7 +372,7 @@ class ChatScreen(TurnScreen):
         messages = [m for m in self.transcript.messages if m.is_attached]
         if messages:
             messages[-1].focus()
-        elif (example := next_example(self.prompt.text)) is not None:
+        elif (example := next_example(self.prompt.text, self.loader)) is not None:
             self.prompt.put(example)
 
     def on_ink_changed(self, _: InkChanged) -> None:
@@ -393,6 +411,7 @@ class ChatScreen(TurnScreen):
             # With another pair, what was measured on the old one no longer holds.
             self.board.runs.clear()
             self.strip.n_ctx = self.prompt.n_ctx = info.target.n_ctx
+            self.strip.guesses = advice.guesses(info)
             self.strip.notice = ""
         self.refresh_top()
         for view in self.transcript.messages:

@@ -15,7 +15,6 @@ from textual.widgets.option_list import Option
 
 from specllama.errors import SpecllamaError
 from specllama.text import sanitize_line
-from specllama.tui.coins import RecordedCoins
 from specllama.tui.exports import Circumstances, Export, of_document, round_
 from specllama.tui.messages import ActionAsked, RecordGrew
 from specllama.tui.record import Record
@@ -43,8 +42,8 @@ class InspectorScreen(Page):
     time against plain decoding, amber and shaded lost some.
 
     conf is the proposer's own guess that the token will be accepted, q the probability it gave
-    the token, p the target's, where they were computed. u is the coin that was thrown for
-    a guess: it is kept where u lies below p/q.
+    the token, p the target's, where they were computed. Under rejection a coin u is thrown for a
+    guess: it is kept where u lies below p/q.
 
     T records the target's three likeliest tokens at every place, from the next reply on: they
     cost some time. Ctrl+R in the chat writes the last reply again, the same text.
@@ -86,7 +85,7 @@ class InspectorScreen(Page):
         self._timer: Timer | None = None
 
     def _take(self, record: Record) -> None:
-        self.record, self._coins = record, RecordedCoins(record)
+        self.record = record
         self.at = self._before_at = 0
         self._before = ""
 
@@ -237,15 +236,7 @@ class InspectorScreen(Page):
         )
         self.query_one("#walk-caption", Static).update(walk.caption(done, self.stage, g))
         self.query_one("#walk-table", Static).update(
-            walk.table(
-                done,
-                self.stage,
-                g,
-                ink,
-                width,
-                self.record.verify_at(self.at),
-                self._coins.of(self.at),
-            )
+            walk.table(done, self.stage, g, ink, width, self.record.verify_at(self.at))
         )
         self.query_one("#walk-rounds", Static).update(
             rounds_line(self.record.rounds, self.at, g, ink, max(20, self.size.width - 4))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events, on, work
@@ -18,7 +19,7 @@ from textual.worker import get_current_worker
 
 from specllama.backend.expected import Machine
 from specllama.errors import SpecllamaError
-from specllama.models import catalog, library
+from specllama.models import catalog, library, refs
 from specllama.models.refs import NO_DRAFT
 from specllama.settings.params import EngineOptions
 from specllama.text import sanitize_line
@@ -90,6 +91,7 @@ class ModelsScreen(Page):
         self.options = options
         self.downloads = downloads
         self.target: ChoiceRow | None = None
+        self._loaded: Path | None = None
         self._offered: list[ChoiceRow] = []
         self._compared: tuple[str, list[ChoiceRow]] | None = None
         self._settle: Timer | None = None
@@ -111,7 +113,7 @@ class ModelsScreen(Page):
         self.drafts.show(note="choose a target first")
         self._activate(self.targets)
         newest = self.downloads.newest
-        self._scan(newest.ref if newest else self.current[0] if self.current else None)
+        self._scan(newest.ref if newest else None)
 
     # ------------------------------------------------------------------ what there is
 
@@ -128,8 +130,13 @@ class ModelsScreen(Page):
     @work(thread=True, exclusive=True, exit_on_error=False, group="scan")
     def _scan(self, highlight: str | None) -> None:
         worker = get_current_worker()
-        models = library.scan()
-        self._on_screen(self._found, models, highlight)
+        try:
+            self._loaded = refs.resolve(self.current[0]) if self.current else None
+        except SpecllamaError:
+            self._loaded = None  # it is gone
+        models = library.scan(near=self._loaded)
+        pairs = choices.pair_rows(self._loaded)
+        self._on_screen(self._found, models, pairs, highlight)
         self._on_screen(self._offer, choices.offered_rows(models, self.machine))
         for row in list(self.targets.here):
             if worker.is_cancelled:
@@ -138,11 +145,14 @@ class ModelsScreen(Page):
                 self.targets.judged, row, choices.judged_target(row, self.options, self.machine)
             )
 
-    def _found(self, models: list[library.LocalModel], highlight: str | None) -> None:
+    def _found(
+        self, models: list[library.LocalModel], pairs: list[ChoiceRow], highlight: str | None
+    ) -> None:
         n = len(models)
         self.set_title("Models", f"{n} on this machine" if n else "none found on this machine")
-        rows = choices.local_rows(models, self.current[0] if self.current else None)
-        self.targets.show(here=rows, note="", highlight=highlight)
+        rows = choices.local_rows(models, self._loaded)
+        first = rows[0].ref if rows else None
+        self.targets.show(here=[*pairs, *rows], note="", highlight=highlight or first)
 
     def _offer(self, rows: list[ChoiceRow] | None = None) -> None:
         """What can be downloaded, in both columns: what runs or waits first."""
@@ -227,6 +237,23 @@ class ModelsScreen(Page):
             self._tell(Content.assemble((sanitize_line(row.reason), "$error")))
         elif target is not None and target.path is not None:
             self._estimate(target, self.drafts.row)
+            if row.fits is None and row.path is not None:
+                self._look_into(self.active, target, row)
+
+    @work(thread=True, exclusive=True, exit_on_error=False, group="look")
+    def _look_into(self, column: ModelColumn, target: ChoiceRow, row: ChoiceRow) -> None:
+        """Judge a file that was typed, before it is taken."""
+        try:
+            judged: ChoiceRow | None
+            if column is self.targets:
+                judged = choices.judged_target(row, self.options, self.machine)
+            else:
+                judged = choices.judged_draft(target, row, self.options)
+        except SpecllamaError as error:
+            judged = replace(row, refused=True, fits=False, reason=error.message)
+        if judged is not None:
+            judged = replace(judged, ref=row.ref, name=row.name)
+            self._on_screen(column.judge_typed, judged)
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="compare")
     def _compare(self, target: ChoiceRow) -> None:
@@ -238,8 +265,10 @@ class ModelsScreen(Page):
 
     def _drafts_found(self, target: ChoiceRow, rows: list[ChoiceRow]) -> None:
         self._compared = target.ref, rows
-        current = self.current
-        mine = current[1] if current is not None and current[0] == target.ref else None
+        used = next((d for t, d in library.opened() if t == target.path and d is not None), None)
+        mine = next((row.ref for row in rows if row.path == used), rows[0].ref) if used else None
+        if self.current is not None and target.path == self._loaded:
+            mine = self.current[1]
         self.drafts.show(here=rows, note="", highlight=mine or rows[0].ref)
         self._estimate(target, self.drafts.row)
 
@@ -310,6 +339,8 @@ class ModelsScreen(Page):
                 done = self.downloads.all[row.ref]
                 if done.target is not None:
                     self.dismiss((done.target, done.draft or NO_DRAFT))
+            case "pair":
+                self.dismiss(row.pair)
             case "choose":
                 self._take(column, row)
 

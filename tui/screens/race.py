@@ -1,6 +1,6 @@
 """The race shows whether drafting pays here.
 
-It compares plain with drafted decoding, methods, and draft lengths, with the user's own pair.
+It compares plain with drafted decoding and methods, with the user's own pair.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from specllama.bench.experiment import (
 from specllama.interface import EngineInfo, EngineLike, MethodInfo, Prompt
 from specllama.settings.params import GenerateParams
 from specllama.text import sanitize_line
+from specllama.tui.advice import NO_GUESSES, guesses
 from specllama.tui.exports import Circumstances, Export, of_document, race
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
 from specllama.tui.race import (
@@ -40,9 +41,8 @@ from specllama.tui.widgets import race_tables
 from specllama.tui.widgets.keys import Keys
 from specllama.tui.widgets.methods import PLAIN, MethodList, choices, raced
 from specllama.tui.widgets.playground import Playground
-from specllama.tui.widgets.track import Replay, ReplayChanged
 
-TABS = {"race": "Race", "methods": "Methods", "sweep": "Draft length"}
+TABS = {"race": "Race", "methods": "Methods", "theory": "Theory"}
 
 
 class RaceScreen(Page):
@@ -51,11 +51,9 @@ class RaceScreen(Page):
     HELP = """
     Plain and drafted decoding answer the same prompt with the same seed and length, each from an
     empty cache, in pairs of runs that alternate who goes first: until the answer is sure, or for
-    ten pairs. Enter runs more. L races a longer reply, P another prompt. Below the answer, the
-    newest pair is replayed as it really went: Space stops and goes on, Home begins again, End shows
-    all of it, plus and minus change the pace.
+    ten pairs. Enter runs more. L races a longer reply, P another prompt.
 
-    1 to 3 choose: the race, the methods, draft lengths. Of methods, Enter uses one from the next
+    1 to 3 choose: the race, the methods, the theory. Of methods, Enter uses one from the next
     reply on, R races it and Shift+R all of them. A takes what was best.
 
     Esc leaves, and stops what is running. Times and speeds are those of whole runs behind their
@@ -69,11 +67,6 @@ class RaceScreen(Page):
         Binding("R", "race_all", "Race all", id="race.all"),
         Binding("l", "longer", "Longer", id="race.longer"),
         Binding("p", "ask", "Prompt", id="race.ask"),
-        Binding("space", "play", "Play", id="race.play"),
-        Binding("home", "restart", "From the start", show=False, id="race.restart"),
-        Binding("end", "skip", "To the end", show=False, id="race.skip"),
-        Binding("plus,equals_sign", "pace(2)", "Faster", show=False, id="race.faster"),
-        Binding("minus", "pace(0.5)", "Slower", show=False, id="race.slower"),
         Binding("a", "apply", "Apply", id="race.apply"),
         Binding("ctrl+s", "app.export", "Save", id="app.export"),
         *(
@@ -99,7 +92,6 @@ class RaceScreen(Page):
         self.setup = RaceSetup(params, prompt)
         self.racing = Racing(engine, self.post_message, log=log)
         self.tab, self.busy = tab, busy
-        self.replay = Replay(board, id="tracks")
         self._raced: str = ""
         self._goal = 0  # laps of the race that is run
         self._early = False  # it may end before
@@ -111,10 +103,9 @@ class RaceScreen(Page):
             with Vertical(id="race"):
                 yield Static(id="race-answer", markup=False)
                 yield Input(id="race-ask", placeholder="a prompt to race; empty takes one of ours")
-                yield self.replay
             now = self.params.proposer if self.params.speculate else PLAIN.name
             yield MethodList(self.info, now, id="methods")
-            yield Playground(id="sweep")
+            yield Playground(id="theory")
         yield Static(id="race-verdict", markup=False)
         yield Keys()
 
@@ -124,7 +115,6 @@ class RaceScreen(Page):
         before, prompt = self.board.plain("race"), self.setup.prompt
         if before is not None and prompt is not None and before.prompt != prompt:
             self.board.runs.pop("race")  # another question is asked now
-        self.replay.skip()
         self.action_tab(self.tab)
 
     def on_resize(self) -> None:
@@ -143,9 +133,8 @@ class RaceScreen(Page):
     def action_run(self) -> None:
         if not self._idle():
             return
-        self.replay.stop()
-        self._raced = self.tab
-        if self.tab == "race":
+        self._raced = "methods" if self.tab == "methods" else "race"
+        if self._raced == "race":
             way = self._race
             self._early = way is None or not outcome.decided(way)
             laps = self.board.free_lap("race")
@@ -228,7 +217,7 @@ class RaceScreen(Page):
             super().action_back()
 
     def _race_anew(self) -> None:
-        for tab in ("race", "sweep", "methods"):  # they race this prompt at this length
+        for tab in ("race", "methods"):  # they race this prompt at this length
             self.board.runs.pop(tab, None)
         self._found.clear()
         self.action_tab("race")
@@ -239,7 +228,6 @@ class RaceScreen(Page):
 
     @on(RaceMoved)
     def _moved(self) -> None:
-        self.replay.skip()
         self._show()
 
     @on(RaceEnded)
@@ -252,8 +240,6 @@ class RaceScreen(Page):
         if event.error is not None:
             board.runs.pop(tab, None)
             self.notify(event.error.message, severity="error", markup=False)
-        elif tab == "race":
-            self.replay.restart()
         self._show()
 
     @property
@@ -275,23 +261,9 @@ class RaceScreen(Page):
             self._found[tab] = whole, outcome.ways(self.board, tab)
         return self._found[tab][1]
 
-    # ------------------------------------------------------------------ the replay
-
     def raced(self) -> bool:
         """Whether everything that was asked for was run and drawn."""
         return not self._raced and bool(self.board.runs.get(self.tab))
-
-    def action_skip(self) -> None:
-        self.replay.skip()
-
-    def action_restart(self) -> None:
-        self.replay.restart()
-
-    def action_play(self) -> None:
-        self.replay.toggle()
-
-    def action_pace(self, factor: float) -> None:
-        self.replay.speed(factor)
 
     # ------------------------------------------------------------------ choosing
 
@@ -299,15 +271,16 @@ class RaceScreen(Page):
         self.tab = tab
         self.query_one(ContentSwitcher).current = tab
         self._show()
-        self.set_focus(None if tab == "race" else self.query_one(f"#{tab}"))
+        focus = {"methods": "#methods", "theory": "#k"}.get(tab)
+        self.set_focus(None if focus is None else self.query_one(focus))
         self.refresh_bindings()
         new = self.board.plain("race") is None and not self.racing.busy
-        if tab == "race" and self.info is not None and new:
+        if tab == "race" and self.info is not None and new and guesses(self.info):
             self.action_run()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """What the keys of a tab do."""
-        if action in ("ask", "longer", "play"):
+        if action in ("ask", "longer"):
             return self.tab == "race"
         return self.tab == "methods" or action not in ("race_one", "race_all")
 
@@ -328,7 +301,7 @@ class RaceScreen(Page):
     def advice(self) -> Advice | None:
         """From what was raced on this tab."""
         tab = self.tab
-        if self.info is None or self._raced or tab not in ("race", "sweep", "methods"):
+        if self.info is None or self._raced or tab == "theory":
             return None
         mine = None if self._race is None else self._race.verdict
         if tab == "race":
@@ -336,7 +309,7 @@ class RaceScreen(Page):
         if not (ways := self._ways(tab)):
             return None
         judged = [(way.run, way.verdict) for way in ways]
-        return advise_among(self.params, mine, judged, {"sweep": "length"}.get(tab, "method"))
+        return advise_among(self.params, mine, judged)
 
     def action_apply(self) -> None:
         advice = self.advice
@@ -358,13 +331,10 @@ class RaceScreen(Page):
 
     # ------------------------------------------------------------------ drawing
 
-    @on(ReplayChanged)
     def _show(self) -> None:
         if not self.is_mounted:
             return
         state = f"running: {TABS[self._raced]}" if self._raced else ""
-        if not state and self.replay.timer is not None:
-            state = f"{self.glyphs.play} {self.replay.pace:g}{self.glyphs.times}"
         self.set_title(self.TITLE or "", state)
         parts: list[tuple[str, str]] = []
         pad = " " if self.size.width >= 72 else ""
@@ -375,10 +345,9 @@ class RaceScreen(Page):
         self.query_one("#tabs", Static).update(Content.assemble(*parts))
         match self.tab:
             case "race":
-                self.replay.draw()
                 self.query_one("#race-answer", Static).update(Content("\n").join(self._answer()))
-            case "sweep":
-                self._show_sweep()
+            case "theory":
+                self.query_one(Playground).measure(outcome.model(self.board))
             case "methods":
                 rows = self.query_one(MethodList)
                 rows.raced = raced(self.board)
@@ -391,6 +360,8 @@ class RaceScreen(Page):
         way, plain = self._race, self.board.plain("race")
         tall = self.size.height >= 24
         lines: list[Content] = []
+        if self.info is not None and not guesses(self.info):
+            lines += Content.assemble((f"{NO_GUESSES}.", ink.accent)).wrap(width)
         if self._raced == "race":
             most = f"at most {self._goal}" if self._early else str(self._goal)
             lap = self.board.free_lap("race")
@@ -408,14 +379,6 @@ class RaceScreen(Page):
             if not self._raced and (words := outcome.why(self.board, way)):
                 lines += Content.assemble((words, ink.muted)).wrap(width)
         return lines
-
-    def _show_sweep(self) -> None:
-        measured = {
-            way.run.params.draft_max or 0: way.verdict
-            for way in self._ways("sweep")
-            if way.verdict.ratio is not None
-        }
-        self.query_one(Playground).measure(outcome.model(self.board), measured)
 
     def _verdict(self) -> Content:
         """How far it is, or what to do."""

@@ -46,6 +46,7 @@ class Field:
         owner: what it is an attribute of.
         parse: of a field that is typed; raises ValueError. None for a choice or a switch.
         choices: of a choice.
+        empty: what an empty field stands for.
     """
 
     name: str
@@ -54,19 +55,20 @@ class Field:
     owner: Owner = "params"
     parse: Callable[[str], Any] | None = None
     choices: tuple[str, ...] = ()
+    empty: str = ""
 
 
 CARD = "Empty follows the model's card, else the default."
 
 
-def _of(name: str, label: str, help: str, owner: Owner = "params") -> Field:
+def _of(name: str, label: str, help: str, owner: Owner = "params", *, empty: str = "") -> Field:
     """The field of a setting, which says itself what is typed or chosen there."""
     one = declared(SETTINGS[owner])[name]
     parse: Callable[[str], Any] | None = None
     if one.kind != "bool" and not one.choices:
         whole = _maybe_int if one.default is None else int
         parse = {"int": whole, "float": float, "texts": _stops}.get(one.kind, str)
-    return Field(name, label, help, owner, parse, tuple(one.choices))
+    return Field(name, label, help, owner, parse, tuple(one.choices), empty)
 
 
 SETTINGS: dict[Owner, Any] = {
@@ -79,7 +81,7 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
         "System prompt",
         (
             Field("system", "", "What the model is told before every conversation.", "sheet"),
-            Field("default_system", "for new chats too", "Begin new chats with it.", "sheet"),
+            Field("default_system", "use in new chats", "Begin new chats with it.", "sheet"),
         ),
     ),
     (
@@ -90,23 +92,24 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
             _of("top_p", "top-p", f"1 is off. {CARD}", "sampling"),
             _of("min_p", "min-p", f"0 is off. {CARD}", "sampling"),
             _of("repeat_penalty", "repeat penalty", f"1 is off. {CARD}", "sampling"),
-            _of("seed", "seed", "Empty draws a new one for each reply."),
+            _of("seed", "seed", "Empty draws a new one for each reply.", empty="random"),
         ),
     ),
     (
         "Replies",
         (
-            _of("max_tokens", "max tokens", "Empty: until the context is full."),
-            _of("stop", "stop strings", "Apart by commas, \\n is a line break."),
+            _of("max_tokens", "max tokens", "Empty: until the context is full.", empty="no limit"),
+            _of("stop", "stop strings", "Apart by commas, \\n is a line break.", empty="none"),
             _of("think", "thoughts", "auto is the model's way; low to high say how hard."),
-            _of("think_budget", "think at most", "Tokens; empty: no bound."),
+            _of("think_budget", "think at most", "Tokens; empty: no bound.", empty="no limit"),
         ),
     ),
     (
         "Context",
         (
             _of("n_ctx", "context size",
-                f"Tokens; empty: what fits, 0: the trained length. {RELOADS}", "load"),
+                f"Tokens; empty: what fits, 0: the trained length. {RELOADS}", "load",
+                empty="what fits"),
             _of("on_full", "when full", "stop ends the reply; shift forgets the oldest text."),
         ),
     ),
@@ -117,8 +120,9 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
             _of("proposer", "method", "auto mixes what the pair has; F4, 2 explains each."),
             _of("window", "draft window",
                 "auto drafts as far as it was measured to pay; fixed always drafts the most."),
-            _of("draft_max", "draft at most", "Tokens a round; empty: the pair decides."),
-            _of("draft_p_min", "surer than",
+            _of("draft_max", "longest draft", "Tokens a round; empty: the pair decides.",
+                empty="automatic"),
+            _of("draft_p_min", "min. confidence",
                 "Drafts end at a guess less sure than this, 0 to 1; 0 is off."),
             _of("verify", "verification",
                 "match: same seed, same text. rejection and block: same distribution."),
@@ -130,7 +134,7 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
     (
         "Appearance",
         (
-            Field("theme", "theme", "Colours of the app.", "look"),
+            Field("theme", "theme", "Colors of the app.", "look"),
             Field("glyphs", "symbols", "ascii is for terminals without other symbols.", "look",
                   choices=("auto", "unicode", "ascii")),
             Field("view", "replies", "As text, as drafted, or with the refused guesses. F2"
@@ -169,6 +173,8 @@ class Form(VerticalScroll, inherit_bindings=False, can_focus=False):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down", "app.focus_next", "Next", show=False),
         Binding("up", "app.focus_previous", "Previous", show=False),
+        Binding("pagedown", "page_down", "Page down", show=False),
+        Binding("pageup", "page_up", "Page up", show=False),
     ]
 
 
@@ -274,7 +280,7 @@ class SettingsScreen(Page, ModalScreen[Any]):
             choices = tuple(sorted(self.app.available_themes))
         if choices:
             return Choose(choices, value if value in choices else choices[0], id=id)
-        return Input(value, id=id)
+        return Input(value, placeholder=field.empty, id=id)
 
     def _held(self, field: Field) -> str | bool:
         """The value before any change, as its control holds it."""

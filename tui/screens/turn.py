@@ -15,6 +15,7 @@ from textual.timer import Timer
 from specllama.cancel import Cancel
 from specllama.errors import EngineDied, SpecllamaError
 from specllama.events import Event, Started
+from specllama.replies import attach
 from specllama.session import Session
 from specllama.settings.params import GenerateParams
 from specllama.store.tree import StoredMessage
@@ -36,6 +37,7 @@ from specllama.tui.widgets.transcript import Transcript
 from specllama.tui.widgets.welcome import TopBar
 
 EDITED = "edited: C continues from here"
+NO_TEMPLATE = "a base model: it continues text, Esc stops it"
 UNNAMED = "assistant"  # who wrote a reply, before any model is loaded
 
 
@@ -147,13 +149,15 @@ class TurnScreen(Inked, Screen[None]):
         strip.demonstration = self.session.lent
         if (record := self.shown_record()) is not strip.record:
             strip.record = record
+            self.query_one(LivePanel).refresh()  # they show one reply
             row = self.query_one(RoundsRow)
             row.clear()
             row.extend(record.rounds if record is not None else ())
         self.query_one(RoundsRow).refresh()
         self.query_one(StatsStrip).refresh()
         self.set_class(record is None, "-new")
-        keys = "Esc stops, Enter waits its turn" if self.busy else "Enter sends, Ctrl+J new line"
+        self.set_class(record is None or not record.stats.drafted, "-unguessed")
+        keys = "Esc stops, Enter queues" if self.busy else "Enter sends, Ctrl+J new line"
         if keys != self.prompt.border_subtitle:  # setting it draws the prompt anew
             self.prompt.border_subtitle = keys
         self.call_after_refresh(self.mark_end)  # once what was written has its place
@@ -213,7 +217,7 @@ class TurnScreen(Inked, Screen[None]):
         question = next(
             (m.content for m in reversed(messages[:index]) if m.role == "user"), "reply"
         )
-        line = " ".join(question.split())
+        line = " ".join(attach.split(question)[0].split())
         return line if len(line) <= 60 else line[:59] + "…"
 
     @property
@@ -349,7 +353,9 @@ class TurnScreen(Inked, Screen[None]):
             if strip.record is record:
                 self.query_one(RoundsRow).extend(batch.rounds)
         for notice in batch.notices:
-            if notice.level == "warning":
+            if notice.topic == "template":
+                strip.notice = NO_TEMPLATE
+            elif notice.level == "warning":
                 await self.transcript.note(notice.message)
             elif notice.message:
                 strip.notice = notice.message

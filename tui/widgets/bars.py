@@ -104,25 +104,6 @@ class Slider(Inked, Widget, can_focus=True):
         return Content.assemble(*parts)
 
 
-@dataclass(frozen=True, slots=True)
-class IntervalMark:
-    """A measurement and the interval that it lies in."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """A chart's data: bars for the model, marks for what was measured, None where nothing was."""
-
-    bars: Sequence[float] = ()
-    marks: Sequence[IntervalMark | None] = ()
-    selected: int | None = None
-    imaginary: bool = False  # the bars are of no run
-
-
 class SpeedChart(Inked, Widget):
     """Speed-up against draft length, with plain decoding as the line to beat."""
 
@@ -130,19 +111,20 @@ class SpeedChart(Inked, Widget):
     SpeedChart { height: 1fr; min-height: 5; }
     """
 
-    series: reactive[Series] = reactive(Series(), layout=False)
+    values: reactive[Sequence[float]] = reactive((), layout=False)
+    selected = 0
+    imaginary = False  # the pair is none that was raced
 
     def render(self) -> Content:
         size = self.content_size
-        bars = [b if math.isfinite(b) else 0.0 for b in self.series.bars]
+        bars = [b if math.isfinite(b) else 0.0 for b in self.values]
         if not bars or size.width < 20 or size.height < 4:
             return Content("")
         rows = size.height - 1  # the last line names the draft lengths
         axis = 5
         slot = max(2, min(7, (size.width - axis) // len(bars)))
         bars = bars[: (size.width - axis) // slot]
-        marks = [m.value for m in self.series.marks if m is not None]
-        top = max([1.0, *bars, *marks]) * 1.08
+        top = max([1.0, *bars]) * 1.08
         # A peak needs its mark even if the bar touches the top.
         level: Callable[[float], float] = lambda value: value / top * rows  # noqa: E731
         peak = max(range(len(bars)), key=lambda k: (bars[k], -k))
@@ -151,9 +133,9 @@ class SpeedChart(Inked, Widget):
             lines.append(self._row(row, bars, slot, axis, level, peak, top, rows))
         labels: list[tuple[str, str]] = [(f"{'k':>{axis - 1}} ", self.ink.muted)]
         for k in range(len(bars)):
-            style = "bold reverse" if k == self.series.selected else self.ink.muted
-            if k == peak and not self.series.imaginary:
-                style = "bold reverse" if k == self.series.selected else "bold $success"
+            style = "bold reverse" if k == self.selected else self.ink.muted
+            if k == peak and not self.imaginary:
+                style = "bold reverse" if k == self.selected else "bold $success"
             text = str(k)
             labels.append((text, style))
             labels.append((" " * (slot - len(text)), ""))
@@ -182,7 +164,7 @@ class SpeedChart(Inked, Widget):
         for k, value in enumerate(bars):
             height = level(value)
             style = ink.good if k == peak else ink.rejected if value < 1.0 else ink.accent
-            if self.series.imaginary:
+            if self.imaginary:
                 style = ink.muted
             if height >= row:
                 cell = glyphs.full * width
@@ -192,19 +174,6 @@ class SpeedChart(Inked, Widget):
                 cell = glyphs.up.center(width)
             else:
                 cell, style = (glyphs.dot if row == one else " ") * width, ink.muted
-            mark = self.series.marks[k] if k < len(self.series.marks) else None
-            at = 0 if mark is None else max(1, math.ceil(level(mark.value)))
-            if mark is not None and _within(row, level(mark.low), level(mark.high), at):
-                middle = (width - 1) // 2
-                parts.append((cell[:middle], style))
-                parts.append((glyphs.diamond if at == row else glyphs.whisker, ink.mark))
-                parts.append((cell[middle + 1 : width], style))
-            else:
-                parts.append((cell[:width], style))
+            parts.append((cell, style))
             parts.append((" " * (slot - width), ""))
         return Content.assemble(*parts)
-
-
-def _within(row: int, low: float, high: float, at: int) -> bool:
-    """Whether the mark at row ``at`` or its whisker stands in this row."""
-    return row == at or math.ceil(low) <= row <= math.ceil(high)

@@ -272,7 +272,9 @@ class AssistantMessage(MessageView):
         done = self.record.finished
         if done is None:
             return []
-        empty = [] if self.text or self.reasoning else [("empty reply", self.ink.muted)]
+        empty = (
+            [] if self.text or self.reasoning else [("(the model ended at once)", self.ink.muted)]
+        )
         return empty + footer(self, done)
 
     # ------------------------------------------------------------------ streaming

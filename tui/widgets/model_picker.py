@@ -72,6 +72,7 @@ class ModelColumn(Inked, Vertical):
         self.favourites: Sequence[str] = ()
         self.asked = ""
         self.note = ""
+        self._typed_rows: dict[str, ChoiceRow] = {}  # by reference, those that were judged
         self._lines: Lines = []
         self._wished: str | None = None
 
@@ -122,7 +123,7 @@ class ModelColumn(Inked, Vertical):
     def _wanted(self) -> Lines:
         text = self.text
         if is_path(text):
-            rows = completions(text)
+            rows = [self._typed_rows.get(row.ref, row) for row in completions(text)]
             return _named(rows) or [("no folder and no GGUF file here", None)]
         words = text.lower().split()
 
@@ -240,13 +241,19 @@ class ModelColumn(Inked, Vertical):
 
     def redraw(self, highlight: str | None = None) -> None:
         """Every line, though the rows are the same."""
+        held = self.row.ref if self.row is not None else None
         self._lines = []
-        self.show(highlight=highlight)
+        self.show(highlight=highlight or held)
 
     def judged(self, old: ChoiceRow, new: ChoiceRow | None) -> None:
         """A row was looked into; None takes it out."""
         here = [new if row is old else row for row in self.here]
         self.show(here=[row for row in here if row is not None])
+
+    def judge_typed(self, row: ChoiceRow) -> None:
+        """A completion of a path was looked into."""
+        self._typed_rows[row.ref] = row
+        self._list()
 
     # ------------------------------------------------------------------ keys
 

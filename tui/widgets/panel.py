@@ -163,6 +163,8 @@ class Drawing:
             rows.append(("plain", plain, self.ink.muted))
         most = max(each, plain or 0.0)
         lines = [self.bar(name, ms, most, duration(ms), ink) for name, ms, ink in rows]
+        if plain is not None:
+            lines += self.words("By the clock; the strip judges typical passes.")
         yield Section("Time for a token", duration(each), lines)
 
     def first(
@@ -171,7 +173,7 @@ class Drawing:
         progress = state.prefill
         if progress is not None and record.live:
             done = progress.done / max(progress.total, 1)
-            cached = f" {progress.cached} of them from the cache" if progress.cached else ""
+            cached = f" {progress.cached} of them were cached" if progress.cached else ""
             bar = self.bar("prompt", done, 1.0, f"{done:.0%}", self.ink.accent)
             lines = [bar, *(self.words(cached.strip()) if cached else [])]
             yield Section("Reading the prompt", f"{progress.done} of {progress.total}", lines)
@@ -228,11 +230,11 @@ class Drawing:
 
     def balance(self, done: RoundDone) -> Iterator[Section]:
         """What drafting may still lose, and why it drafts as far as it does."""
-        window = f"Drafts {done.draft_max}" if done.draft_max else "Drafts nothing"
-        why = self.words(f"{window}: {sanitize_line(done.window_reason)}.")
+        window = f"Guessing {done.draft_max}" if done.draft_max else "Not drafting"
+        reason = sanitize_line(done.window_reason)
+        why = self.words(f"{window}: {reason}." if reason else f"{window}.")
         if done.balance is not None:
-            steps = f"{done.balance:.1f} plain steps"
-            yield Section("May still lose", steps, why)
+            yield Section("Loss limit left", f"{done.balance:.1f} plain steps", why)
         elif done.index:
             yield Section("Draft window", str(done.draft_max), why)
 

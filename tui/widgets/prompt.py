@@ -7,6 +7,7 @@ unsent text on disk.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
@@ -24,7 +25,7 @@ from specllama.tui.state import DraftFile, PromptHistory
 from specllama.tui.widgets.completions import Attached, Completions
 
 # The editor wraps and draws all of its text; with a megabyte, every key would be slow.
-FOLD_PASTE_CHARS = 6000
+FOLD_PASTE_CHARS, FOLD_PASTE_LINES = 6000, 40
 SAVE_AFTER_S = 0.4
 Count = Callable[[str], int]
 _LABEL = re.compile(r"\[pasted text #(\d+), [\d,]+ characters\]")
@@ -34,7 +35,8 @@ class Prompt(TextArea):
     HELP = """
     Enter sends. Ctrl+J (or Shift+Enter, where the terminal can tell it apart) starts a new line.
     Up and Down at the first and last line walk through what was sent before.
-    A large paste becomes one label, and is sent as a whole.
+    A large paste becomes one label, and is sent as a whole. Ctrl+C or Esc twice empties the prompt,
+    Ctrl+U takes out all before the cursor, Ctrl+Z brings it back.
 
     / in an empty prompt lists the commands. @ lists files: the text of @notes.md or @"my notes.md"
     goes with the message; @@ is an @ that names no file.
@@ -45,6 +47,7 @@ class Prompt(TextArea):
             "ctrl+j,shift+enter,alt+enter", "newline", "New line", id="prompt.newline", show=False
         ),
         Binding("tab", "leave", "Messages", id="prompt.leave", show=False),
+        Binding("ctrl+u", "delete_before", "Delete all before", id="prompt.empty", show=False),
         Binding("escape", "close_completions", "Close", show=False),
     ]
 
@@ -118,6 +121,12 @@ class Prompt(TextArea):
             event.stop()
             event.prevent_default()
             self.post_message(ActionAsked("show('help')"))
+            return
+        if unicodedata.category(event.character or " ") == "Cf":
+            # Joiners of Persian, of Indic scripts and of emoji: Python calls them not printable.
+            event.stop()
+            event.prevent_default()
+            self._replace_via_keyboard(event.character or "", *self.selection)
             return
         await super()._on_key(event)
         if event.character is not None and event.character.isspace():
@@ -297,6 +306,15 @@ class Prompt(TextArea):
     def action_newline(self) -> None:
         self.insert("\n")
 
+    def action_delete_before(self) -> None:
+        """Delete everything before the cursor, which undo brings back."""
+        self.delete((0, 0), self.cursor_location)
+
+    def empty(self) -> None:
+        """Delete everything, which undo brings back: pastes stay known until something is sent."""
+        self.clear()
+        self.history.checkpoint()
+
     def action_leave(self) -> None:
         self._look()
         if not self.take_completion():
@@ -313,7 +331,7 @@ class Prompt(TextArea):
         self.move_cursor(result.end_location)
 
     def _fold(self, text: str) -> str:
-        if len(text) <= FOLD_PASTE_CHARS:
+        if len(text) <= FOLD_PASTE_CHARS and text.count("\n") < FOLD_PASTE_LINES:
             return text
         number = str(len(self.pastes) + 1)
         self.pastes[number] = text

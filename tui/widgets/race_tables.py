@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from textual.content import Content
 
 from specllama.bench import outcome
-from specllama.bench.experiment import PLAIN, TOGETHER, Run
+from specllama.bench.experiment import PLAIN, Run
 from specllama.bench.outcome import Way
 from specllama.bench.paired import ratio_words
-from specllama.events import Payoff
-from specllama.interface import EngineInfo
 from specllama.text import rate, sanitize_line
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.stats_strip import duration
@@ -62,6 +58,7 @@ def question(run: Run, asked: str, pairs: int, glyphs: Glyphs, ink: Ink, width: 
     told = f"  {tokens} tokens" if tokens else ""
     if pairs:
         told += f", {pairs} {'pair' if pairs == 1 else 'pairs'} of runs"
+        told += ", by the clock" if width >= 70 else ""
     line = sanitize_line(asked)
     room = max(width - len(told) - 2, 10)
     if len(line) > room:
@@ -114,59 +111,3 @@ def proof(way: Way, glyphs: Glyphs, ink: Ink, width: int) -> Content:
         longer = Content.assemble(line, (f" {glyphs.dot} {part}", ink.muted))
         line = longer if longer.cell_length <= width else line
     return line
-
-
-def offer(info: EngineInfo) -> str:
-    """What R does for conversations at once, or why nothing."""
-    if info.lanes < 2:
-        return "This server writes one reply at a time: nothing can be raced at once."
-    *first, last = [str(n) for n in TOGETHER if n <= info.lanes]
-    several = f"{', '.join(first)} and {last}"
-    return f"R races {several} replies at once, each way, among what others ask."
-
-
-def lanes(ways: Sequence[Way], offer: str, glyphs: Glyphs, ink: Ink, width: int) -> Content:
-    """Conversations at once; ``offer``: what R would do."""
-    if not ways:
-        return Content.assemble((offer, ink.muted))
-    head = f"{'':4}{'plain':>8}{'':8}{'drafted':>8}{'each':>8}  same"
-    lines = [Content.assemble((head, ink.muted))]
-    for one in ways:
-        lanes = one.run.lanes
-        known = one.gain is not None and lanes > 1
-        gain = "" if not known else glyphs.text(f"{one.gain or 0.0:.2f}×")
-        each = None if one.speed is None else one.speed / lanes
-        same = glyphs.text("✓" if one.same == one.of else "✗")
-        lines.append(
-            Content.assemble(
-                (f"{lanes:<4}", "bold"),
-                f"{rate(one.plain):>8}",
-                (f"{gain:>8}", ink.muted),
-                f"{rate(one.speed):>8}{rate(each):>8}  ",
-                (f"{same:<6}", ink.muted if one.same == one.of else ink.warn),
-                _said(one.verdict, glyphs, ink, brief=width < 88),
-            )
-        )
-    legend = (
-        f"tokens a second of N at once, {glyphs.times} over one; each: of one of them, "
-        "drafted; same: every text is that of one alone"
-    )
-    return Content("\n").join([*lines, Content.assemble((legend, ink.muted))])
-
-
-def together(ways: Sequence[Way], glyphs: Glyphs, ink: Ink) -> Content:
-    """What the most of them gain and cost, in a sentence."""
-    most = ways[-1]
-    if most.gain is None or most.run.lanes < 2:
-        return Content("")
-    words = (
-        f"Plainly, {most.run.lanes} at once write {most.gain:.2f}× as much as one alone, "
-        f"each at {most.gain / most.run.lanes:.2f}× its speed"
-    )
-    return Content.assemble((glyphs.text(words), ink.accent))
-
-
-def _said(one: Payoff, glyphs: Glyphs, ink: Ink, *, brief: bool) -> Content:
-    said = (glyphs.text(ratio_words(one) if brief else outcome.said(one)), ink.verdict(one.answer))
-    kept = [part for part in details(one) if "kept" in part and not brief]
-    return Content.assemble(said, ("".join(f" {glyphs.dot} {part}" for part in kept), ink.muted))

@@ -13,11 +13,12 @@ from textual.widget import Widget
 from specllama.events import Payoff, PrefillProgress
 from specllama.replies.figures import ReplyFigures
 from specllama.text import percent, rate, sanitize_line
+from specllama.tui.advice import NO_GUESSES
 from specllama.tui.record import Record
 from specllama.tui.widgets.base import Inked
 from specllama.verdict import brief
 
-MEASURE = "F4 measures"
+MEASURE = "F4 measures it"
 FULL = 0.8  # of the context, from which on that is said
 
 
@@ -34,6 +35,7 @@ class StripState:
     on_full: str = "stop"
     prefill: PrefillProgress | None = None
     loading: str = ""
+    guesses: bool = True  # something guesses new text
     demonstration: bool = False  # drafting is forced where it does not pay
 
     @property
@@ -108,7 +110,11 @@ class StatsStrip(Inked, Widget):
         s, ink, glyphs = self.state, self.ink, self.glyphs
         figures, verdict = s.figures, s.verdict
         cells: list[list[Content]] = []
-        if verdict is not None:
+        idle = figures is not None and (verdict is None or not verdict.drafted)
+        if idle and s.speculate and not s.guesses:
+            forms = (NO_GUESSES, "No draft model: F6 chooses one", "no draft model")
+            cells.append([Content.assemble((words, ink.muted)) for words in forms])
+        elif verdict is not None:
             first = glyphs.text(brief(verdict, MEASURE))
             leads = [first, first.partition(":")[0], first.partition(" (")[0]]
             style = f"bold {ink.verdict(verdict.answer)}"
@@ -140,7 +146,7 @@ class StatsStrip(Inked, Widget):
             words = [forced + why + ": F9 decides", forced + then, short, "demonstration" + then]
             style = ink.warn
         elif not s.speculate:
-            words, style = ["plain by your choice: F9 drafts", "F9 drafts"], ink.muted
+            words, style = ["Drafting is off (F9 turns it on)", "F9 drafts"], ink.muted
         elif s.loses:
             words, style = ["F9 off"], ink.warn
         else:
@@ -151,8 +157,15 @@ class StatsStrip(Inked, Widget):
         progress = self.state.prefill
         assert progress is not None
         done = progress.done / progress.total if progress.total else 1.0
-        cached = f", {progress.cached} cached" if progress.cached else ""
-        words = f" reading prompt {progress.done}/{progress.total}{cached}"
+        left_s = (progress.left_ms or 0.0) / 1e3
+        parts = [
+            f" reading the prompt: {progress.done:,} of {progress.total:,} tokens",
+            *([f"about {left_s:.0f} s left"] * (left_s >= 1.0)),
+            *([f"{progress.cached:,} were cached"] * bool(progress.cached)),
+        ]
+        while len(", ".join(parts)) + 6 > width and len(parts) > 1:
+            del parts[-1]
+        words = ", ".join(parts)
         full, rest = self.glyphs.meter(done, max(4, min(24, width - len(words) - 2)))
         return Content.assemble(
             (full, self.ink.accent), (rest, self.ink.muted), (words, self.ink.muted)

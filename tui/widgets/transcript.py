@@ -79,6 +79,10 @@ class Transcript(VerticalScroll, can_focus=False):
         if round(old_value) != round(new_value):
             self.post_message(Scrolled())
 
+    def watch_virtual_size(self) -> None:
+        if not self._follows:  # what is below may be gone, or have come
+            self.post_message(Scrolled())
+
     @property
     def at_end(self) -> bool:
         # Where the end is followed, the scroll position is behind it until the next frame.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from textual.content import Content
 
 from specllama.events import Chances, RoundDone
-from specllama.text import number_of, sanitize
-from specllama.tui.coins import Toss
+from specllama.text import number_of, sanitize, spelled
 from specllama.tui.record import depth_of, fate_of, is_special
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.stats_strip import duration
@@ -136,12 +135,11 @@ def table(
     ink: Ink,
     width: int = 80,
     verify: str = "match",
-    tosses: Mapping[int, Toss] | None = None,
 ) -> Content:
     """Every drafted node with its confidence, then p and q and the verdict, then the target token.
 
     A chain is a list; a tree hangs its branches on their parents. ``verify`` is the rule that
-    judged, ``tosses`` what it threw. The target's likeliest stand alongside where there is room.
+    judged. The target's likeliest stand alongside where there is room.
     """
     style = ink.source(done.source)
     if not done.drafted:
@@ -185,8 +183,7 @@ def table(
                 "rejected": (glyphs.rejected, ink.rejected),
                 "untested": (glyphs.untested, ink.muted),
             }[fates[i]]
-            toss = (tosses or {}).get(i)
-            why = equation(done, i, fates[i], verify, glyphs, toss) or WORDS[fates[i]]
+            why = equation(done, i, fates[i], verify, glyphs) or WORDS[fates[i]]
             parts.append((f"{mark} {glyphs.text(why)}", ink_of))
         if letter:
             parts.append((f" {letter}", mine))
@@ -234,15 +231,12 @@ def likeliest(place: Chances | None, glyphs: Glyphs, n: int = 3) -> str:
     if place is None:
         return ""
     return "  ".join(
-        f"{token_text(bytes(one.bytes).decode('utf-8', 'replace'), glyphs)}"
-        f" {math.exp(one.logprob):.0%}"
+        f"{token_text(spelled(bytes(one.bytes)), glyphs)} {math.exp(one.logprob):.0%}"
         for one in place.top[:n]
     )
 
 
-def equation(
-    done: RoundDone, i: int, fate: str, verify: str, glyphs: Glyphs, toss: Toss | None = None
-) -> str:
+def equation(done: RoundDone, i: int, fate: str, verify: str, glyphs: Glyphs) -> str:
     """Why guess ``i`` was kept or refused, as the rule has it; "" where it was not judged."""
     kept = fate == "accepted"
     p, q = done.p[i], done.q[i]
@@ -255,13 +249,12 @@ def equation(
     if verify == "rejection" and p is not None:
         if p == 0.0:
             return "p = 0 ✗"
-        if toss is None and done.parents.index(done.parents[i]) < i:
+        if done.parents.index(done.parents[i]) < i:
             return ""  # what the siblings before it left is unknown
-        ratio = min(1.0, p / (q or 1.0)) if toss is None else toss.ratio
+        ratio = min(1.0, p / (q or 1.0))
         if kept and ratio == 1.0:
             return "p ≥ q ✓"  # whatever the coin says
-        u = "u" if toss is None else f"u {toss.u:.2f}"
-        return f"{u} < p/q {ratio:.2f} ✓" if kept else f"{u} ≥ p/q {ratio:.2f} ✗"
+        return f"u < p/q {ratio:.2f} ✓" if kept else f"u ≥ p/q {ratio:.2f} ✗"
     return ""
 
 

@@ -13,6 +13,7 @@ from specllama.backend import expected
 from specllama.bench.demo import KINDS
 from specllama.models.refs import NO_DRAFT
 from specllama.text import sanitize_line
+from specllama.tui.advice import guesses
 from specllama.tui.loader import EngineLoader, loading_words
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.stats_strip import gigabytes
@@ -52,52 +53,70 @@ class TopBar(Inked, Widget):
     def _promise(self, exactness: str) -> Piece:
         """What drafting does to the text here; how that was found out is the doctor's."""
         if exactness.startswith("bitwise"):
-            return self.glyphs.text("same text ✓"), self.ink.good
+            return "drafting: exact", self.ink.good
         if exactness.startswith("near-ties possible"):
-            return "same text up to rounding", self.ink.muted
+            return "drafting: exact up to rounding", self.ink.muted
         return sanitize_line(exactness), self.ink.muted
 
     def render(self) -> Content:
         loader, ink, width = self.loader, self.ink, self.content_size.width
-        left: list[tuple[str, str]] = [("specllama ", "bold $primary")]
+        left: list[Piece] = [("specllama ", "bold $primary")]
         info = loader.info
         right = Content.assemble(self.status)
+        room = width - right.cell_length - 1
+        chip = Content("")
+        if info is not None and loader.ready and guesses(info):
+            chip = Content.assemble("  ", self._promise(info.exactness))
         if not loader.ready and loader.wanted is not None:
             # The pair that is loading, not the previous one.
             wanted = [ref for ref in loader.wanted if ref is not None and ref != NO_DRAFT]
-            names = [sanitize_line(PurePath(ref).name) for ref in wanted]
+            names = [sanitize_line(PurePath(ref).name.removesuffix(".gguf")) for ref in wanted]
             left.append((" + ".join(names), ink.muted))
         elif info is not None:
-            target = f"{info.target.name} {info.target.quantization}"
-            left.append((sanitize_line(target), "bold"))
-            if info.draft is not None:
-                draft = f" + {info.draft.name} {info.draft.quantization}"
-                left.append((sanitize_line(draft), ""))
+            left.append((sanitize_line(info.target.label), "bold"))
+            if (draft := info.draft) is not None:
+                used = Content.assemble(*left, chip).cell_length + 3
+                whole = used + len(draft.label) <= room
+                name = draft.label if whole else difference(draft.name, info.target.name)
+                left.append((sanitize_line(f" + {name}"), ""))
         line = Content.assemble(*left)
-        room = width - right.cell_length - 1
-        if info is not None and loader.ready:
-            chip = Content.assemble(("  ", ""), self._promise(info.exactness))
-            if line.cell_length + chip.cell_length <= room:
-                line = Content.assemble(line, chip)
+        if line.cell_length + chip.cell_length <= room:
+            line = Content.assemble(line, chip)
         if line.cell_length > room:
             line = line.truncate(max(0, room), ellipsis=True)
         gap = " " * max(1, width - line.cell_length - right.cell_length)
         return Content.assemble(line, gap, right)
 
 
+def difference(name: str, other: str) -> str:
+    """The words of a name in which it differs: "0.5b" of a draft model beside its target."""
+    mine, theirs = name.split("-"), other.split("-")
+    for end in (0, -1):
+        while len(mine) > 1 and theirs and mine[end] == theirs[end]:
+            del mine[end], theirs[end]
+    return "-".join(mine)
+
+
 EXAMPLES = (
-    "What is a draft model?",
+    "Why is the sky blue?",
     "Tell me a short story about a llama.",
     "Write a Python function that adds two numbers.",
 )
+BUNDLED_EXAMPLES = ("What is a draft model?", *EXAMPLES[1:])  # it knows little else
 Piece = tuple[str, str]
 
 
-def next_example(text: str) -> str | None:
+def examples(loader: EngineLoader) -> tuple[str, ...]:
+    """What the wanted model could be asked."""
+    return BUNDLED_EXAMPLES if loader.bundled else EXAMPLES
+
+
+def next_example(text: str, loader: EngineLoader) -> str | None:
     """What Tab writes into a prompt that holds nothing, or an example."""
-    if text in EXAMPLES:
-        return EXAMPLES[(EXAMPLES.index(text) + 1) % len(EXAMPLES)]
-    return None if text.strip() else EXAMPLES[0]
+    those = examples(loader)
+    if text in those:
+        return those[(those.index(text) + 1) % len(those)]
+    return None if text.strip() else those[0]
 
 
 def legend(widget: Inked) -> list[Piece]:
@@ -109,7 +128,7 @@ def legend(widget: Inked) -> list[Piece]:
         (f"{g.rejected} ", ink.rejected),
         ("refused  ", ink.muted),
         (f"{g.target} ", ink.target),
-        ("the target's own token, as in the row below\n", ink.muted),
+        ("the target's own token\n", ink.muted),
     ]
 
 
@@ -187,7 +206,7 @@ class Welcome(Inked, Static):
             return
         if not short:
             parts += [*legend(self), (line, "")]
-        asked = EXAMPLES[:1] if short else EXAMPLES
+        asked = examples(loader)[: 1 if short else None]
         lead = ("Tab ", "writes: ")
         for i, example in enumerate(asked):
             first = lead if i == 0 else ("    ", "        ")

@@ -330,7 +330,9 @@ class Weighing(Willing):
             self._why = "the draft model promises more than a copy"
         elif length < max(terms.least, 1):
             length = 0
-            self._why = f"copy unsure: {fair * max(c.survival[0] for c in copies):.0%} likely"
+            self._why = (
+                f"the best copy is only {fair * max(c.survival[0] for c in copies):.0%} likely"
+            )
         if not length:
             return which, 0
         self._sending = copy = copies[which]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 import time
 from pathlib import Path
@@ -231,7 +232,15 @@ def test_names_that_are_no_text(llama: Path, tmp_path: Path) -> None:
     with pytest.raises(BadGguf, match="not UTF-8"):
         read_header(path)
     path.write_bytes(data.replace(b"model-F32", b"\xff\xfe\xff\xfe\xff\xfe\xff\xfe\xff"))
-    assert "�" in read_header(path).name  # a broken value is no reason to refuse
+    told = read_header(path).text("general.name") or ""
+    assert "�" in told  # a broken value is no reason to refuse
+
+
+def test_a_model_is_called_as_its_file_is(llama: Path, tmp_path: Path) -> None:
+    assert read_header(shutil.copy(llama, tmp_path / "mine-F32.gguf")).name == "mine-F32"
+    assert read_header(ggufs.write_split(tmp_path / "big-Q4_0.gguf")[0]).name == "big-Q4_0"
+    blob = shutil.copy(llama, tmp_path / "sha256-0b1c")  # as Ollama keeps it
+    assert read_header(blob).name == "model-F32"
 
 
 # -- split files -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from specllama import paths
 from specllama.errors import ModelUnavailable, UsageError
-from specllama.models import library, refs
+from specllama.models import doctor, library, refs
 
 pytestmark = pytest.mark.usefixtures("nobody_else")
 
@@ -174,6 +174,32 @@ def test_lm_studio_llama_cpp_and_folders(
     assert sources["folder"].path.name == "own.gguf"
 
 
+def test_what_was_opened_by_its_path_is_known_from_then_on(
+    model: Path, nobody_else: Path, tmp_path: Path
+) -> None:
+    draft = put(model, tmp_path / "elsewhere/draft-Q4_0.gguf")
+    library.remember(model, None)
+    library.remember(model, draft)
+    library.remember(model, None)
+    assert library.opened() == [(model, None), (model, draft)]
+    assert {m.path for m in library.scan(include_bundled=False)} == {model, draft}
+    draft.unlink()  # and nobody asks for what is gone
+    assert library.opened() == [(model, None)]
+    (paths.data_dir() / "opened.json").write_text('[["a", 1]]')
+    assert library.opened() == []
+
+
+def test_what_lies_beside_a_file_is_found_with_it(
+    model: Path, nobody_else: Path, tmp_path: Path
+) -> None:
+    target = put(model, tmp_path / "pair/target-Q4_0.gguf")
+    beside = put(model, tmp_path / "pair/draft-Q4_0.gguf")
+    assert {m.path for m in library.scan(include_bundled=False, near=target)} == {target, beside}
+    tried = doctor.candidates(target, str(target), [])
+    assert beside in [one.path for one in tried]
+    assert target not in [one.path for one in tried]
+
+
 def test_links_that_leave_a_folder_are_ignored(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -212,6 +238,9 @@ def test_summaries_are_cached_and_follow_the_file(model: Path, tmp_path: Path) -
     }
     assert listed[big] == (str(small),)
     assert listed[small] == ()
+    half = ggufs.write_llama(tmp_path / "half.gguf", width=256, blocks=2)  # large, but it fits
+    both = list_models(map(library.single, (big, half)))
+    assert [item.drafts for item in both] == [(str(half),), ()]
 
 
 def test_a_path_is_made_to_last_and_other_references_are_left_alone(

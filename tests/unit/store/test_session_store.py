@@ -15,6 +15,7 @@ import pytest
 
 from specllama.errors import StoreError, UsageError
 from specllama.paths import sessions_file
+from specllama.replies import attach
 from specllama.store import database, sessions
 from specllama.store.open_session import to_json, to_markdown
 from specllama.store.sessions import UNTITLED, ContinuedElsewhere, SessionStore
@@ -496,3 +497,15 @@ def test_a_session_is_untitled_again_when_its_only_question_is_dropped() -> None
         assert titles == [UNTITLED, "Mine", "much too long"]
         store.put(asked, 0, StoredMessage("user", "short"))
         assert store.title(asked) == "short"
+
+
+def test_a_title_is_what_was_typed_not_the_file_that_goes_with_it() -> None:
+    question = attach.attach(
+        "@notes.md what is missing?", {"notes.md": "# Notes\nThe launch is on"}
+    )
+    with SessionStore.open() as store:
+        session = store.create()
+        store.put(session, 0, user(question))
+        assert store.get(session).title == "@notes.md what is missing?"
+        store.drop(session, 0, START)
+        assert store.get(session).title == UNTITLED

@@ -14,12 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from specllama.engine.methods import methods
-from specllama.events import Event, LoadProgress
-from specllama.interface import EngineInfo, Message, ModelInfo, Prompt
-from specllama.settings.params import GenerateParams
-from specllama.speculative.drafting.method import Facts
-from specllama.tui.script import (
+from support.script import (
     N_VOCAB,
     Move,
     ScriptedGuess,
@@ -28,6 +23,12 @@ from specllama.tui.script import (
     is_drafting,
     play,
 )
+
+from specllama.engine.methods import methods
+from specllama.events import Event, LoadProgress
+from specllama.interface import EngineInfo, Message, ModelInfo, Prompt
+from specllama.settings.params import GenerateParams
+from specllama.speculative.drafting.method import Facts
 
 STEP_MS = 31.0
 ROW_MS = 1.4
