@@ -8,6 +8,7 @@ from typing import cast
 
 from specllama.arrays import Row
 from specllama.backend.base import Context, Lane
+from specllama.backend.kernels import TILE
 from specllama.errors import PairIncompatible, SpecllamaError, UsageError
 from specllama.history import History
 from specllama.interface import EngineInfo
@@ -178,7 +179,7 @@ class Slot:
         """
         pool = self.target.pool
         kernels = pool.kernels
-        alone = kernels.apart and (kernels.least(n - 1) > 1 or bool(kernels.widths))
+        alone = kernels.apart and (n > TILE or bool(kernels.widths))
         same = pool.forgets or cached == n or (cached == n - 1 and alone)
         if cached and not (self.origin.read == n and same):
             self.origin = replace(self.origin, read=0)

@@ -687,21 +687,19 @@ def test_before_it_is_known_which_passes_are_exact_nobody_shares_one() -> None:
             assert found[id].token_ids == alone(prompt, one)
 
 
-@pytest.mark.parametrize("tiles", [False, True])
 @pytest.mark.parametrize("exact_rows", [1, 65])
 def test_a_reply_behind_what_was_read_otherwise_is_marked_where_passes_round(
-    exact_rows: int, tiles: bool
+    exact_rows: int,
 ) -> None:
-    """With one lane, too; the same prompt again is read in the parts that it was read in. Where
-    nothing is read in tiles, as on GPUs, its last token was no step, and is one now."""
-    engine = engine_of(1, tiles=tiles)
+    """With one lane, too; the same prompt again is read in the parts that it was read in."""
+    engine = engine_of(1)
     pool: Any = engine.target.pool
     pool.kernels = replace(pool.kernels, exact_rows=exact_rows)
     text = [3 + i % 20 for i in range(100)]
     list(engine.generate(text, params(1)))
     assert not engine.inexact
     list(engine.generate(text, params(1)))
-    assert engine.inexact is (exact_rows == 1 and not tiles)
+    assert not engine.inexact
     list(engine.generate([*text, 1, 2], params(1)))
     assert engine.inexact is (exact_rows == 1)
 
