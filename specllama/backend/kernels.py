@@ -61,8 +61,8 @@ class Kernels:
 
     @property
     def apart(self) -> int:
-        """Count the tokens at the end of a text that are read apart from the rest, as a step: one
-        where that is cheap beside wide passes."""
+        """Count the tokens at the end of a text that steps read: the last one, unless wide passes
+        are far cheaper."""
         return int(not self.tiles or self.wide == TILE or bool(self.widths))
 
     def least(self, n: int) -> int:
