@@ -11,6 +11,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+INSTALL = sh tests/tools/install.sh $(BIN)/python
 
 PICTURES := .github/screenshots
 PAIR     ?=
@@ -81,16 +82,16 @@ $(BIN)/python:
 
 # an ordinary (not editable) install: what runs is what ships
 $(STAMP): $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install .
+	$(INSTALL) .
 	@touch $@
 
 $(VENV)/.installed-test: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install -e ".[test]" "setuptools>=77"
+	$(INSTALL) -e ".[test]" "setuptools>=77"
 	@touch $@
 
 # for contributors: editable install, links for the type checker, linters
 $(VENV)/.installed-dev: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install -e ".[dev,plot]" setuptools
+	$(INSTALL) -e ".[dev,plot]" setuptools
 	ln -sfn ../tui specllama/tui
 	ln -sfn ../models specllama/models
 	@touch $@

@@ -140,14 +140,14 @@ def parse(text: str) -> dict[str, CatalogPair]:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"the catalogue is not valid TOML: {error}") from None
+        raise UsageError(f"the catalog is not valid TOML: {error}") from None
     defaults = data.get("defaults", {})
     pairs: dict[str, CatalogPair] = {}
     for name, table in data.get("pairs", {}).items():
         try:
             pairs[name] = _pair(name, table, defaults)
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"catalogue entry {name!r}: {type(error).__name__} {error}") from None
+            raise UsageError(f"catalog entry {name!r}: {type(error).__name__} {error}") from None
     return pairs
 
 

@@ -74,6 +74,14 @@ def choose(
     return Length(tokens, trained, limit=limit)
 
 
+def usual(header: GgufHeader, need: Callable[[int], int]) -> int:
+    """Return the length that a target is loaded with in RAM if the user sets none; ``need`` as in
+    ``within_share``."""
+    if header.context_length <= LEAST:
+        return memory.context_length(header)
+    return choose(None, header, within_share(need, memory.available_memory()), "").tokens
+
+
 def within_share(need: Callable[[int], int], available: int) -> Callable[[int], bool]:
     """Whether a context takes no more than its share of what the weights leave free.
 

@@ -1,18 +1,17 @@
 """The pair doctor: which drafts fit a target, what they cost, and whether speculation can pay.
 
-It reads headers only. The caller measures (``--measure``), with an engine.
+It reads headers only.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specllama.errors import SpecllamaError
-from specllama.models import catalog, library, memory, refs
+from specllama.models import catalog, context, library, memory, refs
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.loadable import VocabularyOnly, check_loadable
 from specllama.models.pairing import PairReport, active_params, compare
@@ -157,11 +156,16 @@ def examine(
         # a file without weights can still be judged by its tokenizer: say both
         reason = report.explanation or f"the tokenizer fits, but {refusal}"
         return DraftFinding(candidate, reason, report, **facts)
+
+    def need(n_ctx: int) -> memory.PairMemory:
+        return memory.estimate_pair(target, draft, heads=heads, n_ctx=n_ctx)
+
+    length = context.usual(target, lambda n: need(n).required) if n_ctx is None else n_ctx
     return DraftFinding(
         candidate,
         "",
         report,
-        memory.estimate_pair(target, draft, heads=heads, n_ctx=n_ctx),
+        need(length),
         step_cost(target, draft),
         draft.n_params,
         draft.quantization,
@@ -193,56 +197,3 @@ def order(findings: Iterable[DraftFinding]) -> list[DraftFinding]:
         )
 
     return sorted(findings, key=key)
-
-
-ENOUGH_DRAFTS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What running the pair for a few seconds showed.
-
-    Attributes:
-        step_ms: one target step; ``draft_ms``: one draft step.
-        pass_ms: a target pass of two rows, so that ``marginal`` is the price of verifying one more.
-        drafted: how many tokens were drafted; fewer than ENOUGH_DRAFTS prove nothing.
-        acceptance: accepted over drafted, None if nothing was drafted.
-        plain, speculative: tokens per second.
-    """
-
-    step_ms: float
-    draft_ms: float
-    pass_ms: float
-    drafted: int
-    acceptance: float | None
-    plain: float
-    speculative: float
-
-    @property
-    def draft_cost(self) -> float:
-        return self.draft_ms / max(self.step_ms, 1e-9)
-
-    @property
-    def marginal(self) -> float:
-        return max(self.pass_ms / max(self.step_ms, 1e-9) - 1.0, 0.0)
-
-    @property
-    def required(self) -> float:
-        """Speculation pays exactly if acceptance is above this."""
-        return self.draft_cost + self.marginal
-
-    @property
-    def pays(self) -> bool | None:
-        """Whether it pays; None when too little was drafted to say."""
-        if self.acceptance is None or self.drafted < ENOUGH_DRAFTS:
-            return None
-        return self.acceptance > self.required
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            **dataclasses.asdict(self),
-            "draft_cost": self.draft_cost,
-            "marginal_cost": self.marginal,
-            "required_acceptance": self.required,
-            "pays": self.pays,
-        }

@@ -343,7 +343,7 @@ def refused(status: int, code: str | None = None, what: str = "the file") -> Mod
     """What an HTTP status means for the user."""
     if status in (401, 403) and code == "GatedRepo":
         return ModelUnavailable(
-            f"{what} is gated: its licence must be accepted first",
+            f"{what} is gated: its license must be accepted first",
             "accept it on the model's page, then set HF_TOKEN",
         )
     if status == 401:

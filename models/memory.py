@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import platform
-import struct
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -377,7 +375,7 @@ def available_memory() -> int:
 
 
 def _available() -> int:
-    available = _meminfo("MemAvailable") or _windows_memory()[1] or _from_sysconf()
+    available = _meminfo("MemAvailable") or _from_sysconf()
     for limit_file, used_file in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         (
@@ -393,19 +391,7 @@ def _available() -> int:
 
 def total_memory() -> int:
     """Bytes of RAM in the machine, 0 when the system does not say."""
-    return _meminfo("MemTotal") or _windows_memory()[0] or _from_sysconf()
-
-
-def _windows_memory() -> tuple[int, int]:
-    """All RAM and what is free of it, on Windows; else zeros."""
-    if sys.platform == "win32":
-        from ctypes import byref, create_string_buffer, windll
-
-        status = create_string_buffer(struct.pack("<I", 64), 64)  # MEMORYSTATUSEX
-        if windll.kernel32.GlobalMemoryStatusEx(byref(status)):
-            total, free = struct.unpack_from("<QQ", status.raw, 8)
-            return total, free
-    return 0, 0
+    return _meminfo("MemTotal") or _from_sysconf()
 
 
 def _from_sysconf() -> int:
@@ -449,7 +435,7 @@ def require_fit(memory: PairMemory | ModelMemory, available: int | None = None) 
         raise DoesNotFit(
             f"this needs about {memory.required / 1e9:.1f} GB of memory,"
             f" {free / 1e9:.1f} GB are free",
-            "choose a smaller context (-c) or quantisation; see also: specllama hub pairs --fits",
+            "choose a smaller context (-c) or quantization; see also: specllama hub pairs --fits",
             needed=memory.required,
             free=free,
         )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MAX_SIZE_DIFFERENCE = 128
 FIRST_COMPARED_ID = 5
 GOOD_RATIO = (1 / 30, 1 / 10)
+HARDLY = 1 / 4  # a guess of a larger draft costs a third of a step or more, its widths included
 
 ProblemKind = Literal["tokenizer", "bos", "eos", "vocabulary", "token"]
 
@@ -308,14 +309,11 @@ def _warnings(
         if ratio >= 1:
             warnings.append("the draft is not smaller than the target, so it cannot pay")
         elif ratio > high:
-            warnings.append(
-                f"1/{1 / ratio:.0f} of the target: drafting may cost more than it saves"
-                " (1/10 to 1/30 is good)"
-            )
+            gain = "will hardly gain" if ratio > HARDLY else "may gain little"
+            warnings.insert(0, f"{gain}: 1/{1 / ratio:.0f} of the target (1/10 to 1/30 is good)")
         elif ratio < low:
             warnings.append(
-                f"1/{1 / ratio:.0f} of the target: it may be right too rarely"
-                " (1/10 to 1/30 is good)"
+                f"may guess wrong too often: 1/{1 / ratio:.0f} of the target (1/10 to 1/30 is good)"
             )
     if 0 < draft.context_length < target.context_length:
         warnings.append(

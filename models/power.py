@@ -29,11 +29,6 @@ def _on_battery() -> bool:
                 ["pmset", "-g", "batt"], capture_output=True, text=True, timeout=1, check=False
             )
             return "'Battery Power'" in said.stdout
-        if sys.platform == "win32":
-            from ctypes import byref, create_string_buffer, windll
-
-            status = create_string_buffer(12)  # its first byte: 0 on battery, 1 plugged in
-            return bool(windll.kernel32.GetSystemPowerStatus(byref(status))) and not status.raw[0]
         return discharging(_SUPPLIES)
     except (OSError, subprocess.SubprocessError):
         return False

@@ -97,7 +97,7 @@ def expand(ref: str, *, with_draft: bool = True) -> list[tuple[str, refs.HubRef]
 
         close = difflib.get_close_matches(ref, catalog.load(), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}?" if close else "see: specllama hub pairs"
-        raise UsageError(f"{ref!r} is neither user/repo[:quant] nor a catalogue name", hint)
+        raise UsageError(f"{ref!r} is neither user/repo[:quant] nor a catalog name", hint)
     return [("model", hub)]
 
 

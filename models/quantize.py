@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -19,15 +20,22 @@ from pathlib import Path
 from specllama.errors import SpecllamaError, UnsupportedModel, UsageError
 from specllama.models.download import disk_error
 from specllama.models.gguf import GgufHeader, read_header
+from specllama.models.gguf_format import TensorInfo
 from specllama.models.loadable import check_loadable, elementwise
 
 # bits per weight of the matrices, K-quant mixtures on average over a model
 BITS = {
     "f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q6_k": 6.57, "q5_k_m": 5.7,
     "q5_k_s": 5.55, "q5_1": 6.0, "q5_0": 5.5, "q4_k_m": 4.9, "q4_k_s": 4.6, "q4_1": 5.0,
-    "q4_0": 4.55, "iq4_nl": 4.55, "iq4_xs": 4.3, "q3_k_l": 4.3, "q3_k_m": 3.95, "q3_k_s": 3.5,
+    "q4_0": 4.5, "iq4_nl": 4.5, "iq4_xs": 4.3, "q3_k_l": 4.3, "q3_k_m": 3.95, "q3_k_s": 3.5,
     "q2_k": 3.0, "mxfp4": 4.3,
 }  # fmt: skip
+# what llama.cpp takes instead for rows that are no multiple of 256 weights
+_NARROW = {
+    "q2_k": 4.5, "q3_k_s": 4.5, "q3_k_m": 4.7, "q3_k_l": 5.0, "iq4_xs": 4.5, "q4_k_s": 5.55,
+    "q4_k_m": 5.7, "q5_k_s": 6.05, "q5_k_m": 6.2, "q6_k": 8.5,
+}  # fmt: skip
+_WHOLE = ("f32", "f16", "bf16", "q8_0")  # the output matrix is of that type, too
 TYPES = tuple(BITS)
 SPACE_MARGIN = 64 << 20
 
@@ -143,7 +151,7 @@ def prepare(
     _check_source_types(header, kind, requantize)
     if kind in ("f16", "bf16"):
         _check_stays_f32(header, kind)
-    expected = estimate_bytes(header, kind, layers)
+    expected = estimate_bytes(header, kind, layers, pure=pure, output_type=output_type)
     free = shutil.disk_usage(destination.parent).free
     if expected + SPACE_MARGIN > free:
         raise SpecllamaError(
@@ -226,8 +234,24 @@ def _check_stays_f32(header: GgufHeader, kind: str) -> None:
             )
 
 
-def estimate_bytes(header: GgufHeader, kind: str, layers: Sequence[int] = ()) -> int:
-    """Size of the result, to within a few percent."""
+def estimate_bytes(
+    header: GgufHeader,
+    kind: str,
+    layers: Sequence[int] = (),
+    *,
+    pure: bool = False,
+    output_type: str | None = None,
+) -> int:
+    """Return the size of the result, to within a few percent."""
+
+    def bits(tensor: TensorInfo) -> float:
+        narrow = tensor.shape[0] % 256 != 0
+        if tensor.name == output and not pure and kind not in _WHOLE:
+            return BITS[output_type or ("q8_0" if narrow or kind == "mxfp4" else "q6_k")]
+        return _NARROW.get(kind, BITS[kind]) if narrow else BITS[kind]
+
+    names = {tensor.name for tensor in header.tensors}
+    output = "output.weight" if "output.weight" in names else "token_embd.weight"
     dropped = {f"blk.{layer}." for layer in layers}
     total = header.data_offset
     for tensor in header.tensors:
@@ -236,7 +260,7 @@ def estimate_bytes(header: GgufHeader, kind: str, layers: Sequence[int] = ()) ->
         if kind == "copy" or not tensor.is_matrix:
             total += tensor.n_bytes
         else:
-            total += int(tensor.n_elements * BITS[kind] / 8)
+            total += int(tensor.n_elements * bits(tensor) / 8)
     return total
 
 
@@ -309,7 +333,11 @@ def _run_child(request: dict[str, object], advanced: Callable[[int, int], None])
         status = child.wait()
     if result is None or status != 0:
         last = noise[-1][:200] if noise else f"exit status {status}"
-        raise SpecllamaError(f"the quantizer stopped: {last}", "nothing was written")
+        hint = "nothing was written"
+        if status == -signal.SIGILL:
+            last = "this build of llama.cpp uses an instruction that fails on this processor"
+            hint += "; specllama doctor tells how to build it again"
+        raise SpecllamaError(f"the quantizer stopped: {last}", hint)
     if result["rc"] != 0:
         reason = str(result.get("error") or "llama.cpp gave no reason")
         raise SpecllamaError(f"the quantizer refused: {reason[:300]}", "nothing was written")

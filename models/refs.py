@@ -129,6 +129,11 @@ def is_bundled(ref: str) -> bool:
     return ref in TINY or paths.bundled_dir() in Path(ref).parents
 
 
+def is_reference(word: str) -> bool:
+    """True if a word can only name a model: a path, or a name of the catalog."""
+    return word in TINY or _looks_like_path(word) or catalog.find(word) is not None
+
+
 def lasting(ref: str) -> str:
     """The reference in a form that means the same in every folder: a path becomes absolute."""
     path = None if ref in TINY else _existing(ref)

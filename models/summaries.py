@@ -26,7 +26,6 @@ from specllama.models.pairing import MAX_SIZE_DIFFERENCE, active_params, compare
 from specllama.models.sidecars import kind_of, kind_of_name
 
 SCHEMA = 2
-LARGEST_DRAFT = 1 / 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +183,7 @@ def list_models(models: Iterable[library.LocalModel]) -> list[Listed]:
 
 def _can_draft(target: Listed, draft: Listed, known: dict[tuple[str, str], bool]) -> bool:
     a, b = target.summary, draft.summary
-    if not (a.usable and b.usable) or b.active_params > a.active_params * LARGEST_DRAFT:
+    if not (a.usable and b.usable) or b.active_params >= a.active_params:
         return False
     if a.tokenizer != b.tokenizer or abs(a.vocab_size - b.vocab_size) > MAX_SIZE_DIFFERENCE:
         return False

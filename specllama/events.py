@@ -278,7 +278,8 @@ class Finished(Event):
 
     Law: ``len(token_ids) == draft_n_accepted + rounds - cut``. The first token comes from round 0,
     drawn from the row that the prompt's own last pass leaves: nothing is evaluated for it.
-    ``token_ids`` includes a stop token; ``text`` never shows it. ``reasoning`` is the thought of
+    ``token_ids`` includes a stop token; ``text`` never shows it, nor the bytes of a character that
+    the last tokens left incomplete. ``reasoning`` is the thought of
     the reply, ``seams`` what the model wrote before and behind it, None where that is nothing or
     not the whole (see ``thoughts``). Of a reply that was continued, ``text`` and ``reasoning`` are
     what is new, ``seams`` are those of the whole. ``stop`` is the stop string that ended it, if one

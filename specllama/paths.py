@@ -161,10 +161,9 @@ def _close(path: Path, mode: int) -> None:
 def pip_install(words: str) -> str:
     """The shell command that installs into the environment that runs this, whichever tool made it:
     uv puts no pip into one, and the pip of the PATH may be another environment's."""
-    windows = sys.platform == "win32"
-    python = f'& "{sys.executable}"' if windows else shlex.quote(sys.executable)
+    python = shlex.quote(sys.executable)
     if importlib.util.find_spec("pip") is None:
-        return f"uv pip install --python {python.removeprefix('& ')} {words}"
+        return f"uv pip install --python {python} {words}"
     active = os.environ.get("VIRTUAL_ENV") == sys.prefix
     return f"{'pip' if active else f'{python} -m pip'} install {words}"
 

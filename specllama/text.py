@@ -19,7 +19,10 @@ from functools import lru_cache
 
 
 class Utf8Stream:
-    """Bytes in, text out; an incomplete sequence waits for its rest, a wrong one becomes U+FFFD."""
+    """Bytes in, text out; an incomplete sequence waits for its rest, a wrong one becomes U+FFFD.
+
+    A text that ends inside a character ends before it: the sequence is dropped.
+    """
 
     __slots__ = ("_decoder",)
 
@@ -29,11 +32,26 @@ class Utf8Stream:
     def feed(self, piece: bytes) -> str:
         return self._decoder.decode(piece)
 
-    def finish(self) -> str:
-        """The replacement character if a sequence was left incomplete, else ''."""
-        text = self._decoder.decode(b"", final=True)
-        self._decoder.reset()
-        return text
+
+def decoded(raw: bytes) -> str:
+    """Return a text that may end inside a character, without that end."""
+    return Utf8Stream().feed(raw)
+
+
+def spelled(piece: bytes) -> str:
+    """Return a token for people: bytes that are not whole characters show as ``<F0 9F>``."""
+    return piece.decode("utf-8", "specllama.bytes")
+
+
+def _shown_bytes(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    end = error.end
+    while end < len(error.object) and 0x80 <= error.object[end] < 0xC0:
+        end += 1
+    return f"<{error.object[error.start : end].hex(' ').upper()}>", end
+
+
+codecs.register_error("specllama.bytes", _shown_bytes)
 
 
 class WordCount:
@@ -153,10 +171,9 @@ class TextStream:
         return out
 
     def finish(self) -> str:
-        """No more tokens: return what was held back, and U+FFFD for a character left incomplete."""
+        """No more tokens: return what was held back, without a character left incomplete."""
         if self.stopped:
             return ""
-        self._held += self._utf8.finish()
         return self._show(len(self._held))
 
     def _show(self, n: int) -> str:

@@ -354,7 +354,7 @@ def details(verdict: Payoff, *, both: bool = False) -> list[str]:
         return []
     kept = f"{verdict.accepted / verdict.drafted:.0%} of guesses kept"
     if both and verdict.judged:
-        kept += f", {verdict.accepted / verdict.judged:.0%} of those judged"
+        kept += f", {verdict.accepted / verdict.judged:.0%} of those checked"
     found = [f"{verdict.tokens / verdict.passes:.1f} tokens a pass", kept]
     if both and verdict.plain_age_s is not None and not is_stale(verdict):
         found.append(f"plain measured within {_ago(math.ceil(verdict.plain_age_s))}")

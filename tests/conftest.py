@@ -7,6 +7,7 @@ import gc
 import io
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,8 +53,21 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(10_000)
 
 
+@pytest.fixture(scope="session")
+def tried(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home in which the installed build was tried: the processes of each test need not."""
+    from specllama.backend import trial
+
+    folder = tmp_path_factory.mktemp("tried")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECLLAMA_HOME", str(folder))
+        patch.setattr(trial, "_known", {})
+        trial.require()
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     """A private home; variables of the caller's shell that change behaviour are removed."""
     for name in list(os.environ):
         if name.startswith("SPECLLAMA_"):
@@ -61,6 +75,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "home"
     monkeypatch.setenv("SPECLLAMA_HOME", str(folder))
     monkeypatch.setenv("NO_COLOR", "1")
+    if request.node.get_closest_marker("e2e") and "unit" not in request.path.parts:
+        shutil.copytree(request.getfixturevalue("tried"), folder)
     return folder
 
 

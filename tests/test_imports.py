@@ -33,6 +33,8 @@ RESTRICTED = {
         "specllama.backend.llama_vocab",
         "specllama.backend.quantizer",
         "specllama.backend.symbols",
+        "specllama.backend.trial",
+        "specllama.backend.trying",
         "specllama.backend.watch",
         "specllama.models.recipe",
     ),

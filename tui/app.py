@@ -37,7 +37,7 @@ from specllama.remote.address import Address
 from specllama.session import Session
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.store.sessions import SessionStore
-from specllama.tui import advice, clipboard, keymap, pages
+from specllama.tui import advice, clipboard, keymap, pages, pasting
 from specllama.tui.bridge import Clock, FlushPace, monotonic
 from specllama.tui.commands import ActionCommands, MethodCommands, SessionCommands
 from specllama.tui.demo_pair import DemoPair, DemoTold
@@ -240,7 +240,7 @@ class SpecllamaApp(PagedApp):
         self.store.close()
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        yield SystemCommand("Theme", "Choose the colours", self.action_change_theme)
+        yield SystemCommand("Theme", "Choose the colors", self.action_change_theme)
 
     # ------------------------------------------------------------------ the engine
 
@@ -260,6 +260,9 @@ class SpecllamaApp(PagedApp):
             case EngineReady():
                 self._loaded_options = self.options
                 self._remember_pair()
+                while self.loader.warned:
+                    words = self.loader.warned.pop()
+                    self.notify(words, severity="warning", timeout=20, markup=False)
                 await self.chat.engine_ready(told.info)
                 self._race_demo()
             case EngineFailed():
@@ -505,10 +508,7 @@ def run(
         idle_s=idle_s,
         host_class=EngineHost if ahead is None else partial(_begun, ahead),
     )
-    if sys.platform != "win32":
-        from specllama.tui import pasting
-
-        pasting.install()
+    pasting.install()
     app.leave_on_signals = True
     try:
         code = app.run()

@@ -164,10 +164,9 @@ def _memory(
             type_v=options.kv_type_v,
         )
 
-    if options.n_ctx is not None or target.context_length <= context.LEAST:
+    if options.n_ctx is not None:
         return need(options.n_ctx)
-    fits = context.within_share(lambda n: need(n).required, memory.available_memory())
-    return need(context.choose(None, target, fits, "").tokens)
+    return need(context.usual(target, lambda n: need(n).required))
 
 
 def _short_of(need: memory.PairMemory) -> str:
@@ -219,7 +218,7 @@ def _finding(finding: doctor.DraftFinding) -> ChoiceRow:
     if path is None:
         return ChoiceRow(
             candidate.ref, name, "get", reason="made for it; not here yet",
-            detail=f"{candidate.ref} is the draft that the catalogue names for this target."
+            detail=f"{candidate.ref} is the draft that the catalog names for this target."
             " Enter downloads it.",
         )  # fmt: skip
     try:
@@ -418,7 +417,7 @@ def hit_rows(hits: Sequence[SearchHit]) -> list[ChoiceRow]:
     """What a search on the hub found."""
     rows = []
     for hit in hits:
-        gated = "; gated: its licence must be accepted on the hub" if hit.gated else ""
+        gated = "; gated: its license must be accepted on the hub" if hit.gated else ""
         words = f"{', '.join(hit.quants[:4])}{' and more' if len(hit.quants) > 4 else ''}"
         size = f"{hit.params / 1e9:.1f}B" if hit.params else ""
         rows.append(
@@ -444,7 +443,7 @@ def listing_rows(listing: Listing) -> list[ChoiceRow]:
         ref = f"{listing.repo}:{model.quant}" if model.quant else f"{listing.repo}/{model.name}"
         name = model.quant or model.name
         what = "" if fits else f"does not fit: {gigabytes(free)} are free"
-        licence = f"; licence {listing.licence}" if listing.licence else ""
+        licence = f"; license {listing.licence}" if listing.licence else ""
         rows.append(
             ChoiceRow(
                 ref,

@@ -45,8 +45,6 @@ def _tools() -> list[list[str]]:
     elif not (env.get("SSH_CONNECTION") or env.get("SSH_TTY")):
         if sys.platform == "darwin":
             out.append(["pbcopy"])
-        elif sys.platform == "win32":
-            out.append(["clip"])
         elif env.get("WAYLAND_DISPLAY"):
             out.append(["wl-copy"])
         elif env.get("DISPLAY"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -19,8 +18,5 @@ def edit(command: str, text: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "prompt.md"
         path.write_text(text, "utf-8", errors="replace")
-        words = (
-            [*shlex.split(command), str(path)] if sys.platform != "win32" else f'{command} "{path}"'
-        )
-        subprocess.run(words, check=False)
+        subprocess.run([*shlex.split(command), str(path)], check=False)
         return path.read_text("utf-8", errors="replace")

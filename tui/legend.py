@@ -24,7 +24,7 @@ def rounds(glyphs: Glyphs, ink: Ink, sources: Iterable[str]) -> list[Entry]:
 def signs(glyphs: Glyphs, ink: Ink) -> list[Entry]:
     """Every sign of the row of rounds and of replies as drafted, but for the letters."""
     return [
-        (glyphs.accepted, ink.source("draft"), "a guess that was kept, in its source's colour"),
+        (glyphs.accepted, ink.source("draft"), "a guess that was kept, in its source's color"),
         (glyphs.rejected, ink.rejected, "a guess that was refused"),
         (glyphs.untested, ink.muted, "a guess behind a refused one, which was not read"),
         (glyphs.target, ink.target, "the target's own token, which ends every round"),

@@ -65,6 +65,7 @@ class EngineLoader:
         failed: the last load failed, or what was loaded died; ``load`` tries again.
         resting: why the pair was unloaded, "" where it was not; ``load`` loads it again.
         progress: of the load that is running.
+        warned: what loads warned of, to be shown.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class EngineLoader:
         self.ready = self.failed = False
         self.resting = ""
         self.progress: LoadProgress | Notice | None = None
+        self.warned: list[str] = []
         self._recipe_for = recipe_for
         self._post = post
         self._loads = 0
@@ -186,6 +188,7 @@ class EngineLoader:
     def _on_event(self, event: Event) -> None:
         """From the host's reader thread."""
         new = news(event)
+        self.warned += [notice.message for notice in new.notices if notice.level == "warning"]
         for progress in (new.load, *new.notices):
             if progress is not None:
                 self._post(EngineLoading(progress))

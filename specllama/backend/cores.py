@@ -7,28 +7,23 @@ from __future__ import annotations
 
 import ctypes
 import os
-import struct
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 _CPUS = Path("/sys/devices/system/cpu")
-_RELATION_CORE = 0  # RelationProcessorCore
 
 
 def physical_cores() -> int:
     """Physical cores that this process may use, at least 1.
 
-    On Apple silicon and Windows, only the performance cores. If the system does not say, what
+    On Apple silicon, only the performance cores. If the system does not say, what
     Python counts, hyper-threads included.
     """
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     count = len(usable) or os.cpu_count() or 1
     if sys.platform == "darwin":
         found = macos_cores(_sysctl)
-    elif sys.platform == "win32":
-        found = windows_cores(_processor_information())
     else:
         found = linux_cores(usable, _siblings)
     return max(1, min(count, found or count))
@@ -47,24 +42,6 @@ def linux_cores(cpus: Iterable[int], siblings: Callable[[int], str | None]) -> i
 def macos_cores(sysctl: Callable[[str], int | None]) -> int | None:
     """Cores of the fastest level, else all of them; None if the system does not say."""
     return sysctl("hw.perflevel0.physicalcpu") or sysctl("hw.physicalcpu")
-
-
-def windows_cores(raw: bytes) -> int | None:
-    """Cores of the fastest class among the records of GetLogicalProcessorInformationEx.
-
-    A record begins with Relationship and Size (32-bit each), a core's goes on with Flags and
-    EfficiencyClass (a byte each), which is higher for faster cores.
-    """
-    classes: list[int] = []
-    at = 0
-    while at + 10 <= len(raw):
-        relation, size, _, efficiency = struct.unpack_from("<IIBB", raw, at)
-        if size < 10:
-            break
-        if relation == _RELATION_CORE:
-            classes.append(efficiency)
-        at += size
-    return classes.count(max(classes)) if classes else None
 
 
 def _siblings(cpu: int) -> str | None:
@@ -87,15 +64,3 @@ def _sysctl(name: str) -> int | None:
         return None
     # some of these are 32 bits wide: the upper half stays zero on little-endian machines
     return None if failed else value.value
-
-
-def _processor_information() -> bytes:
-    try:
-        kernel: Any = ctypes.WinDLL("kernel32")  # type: ignore[attr-defined,unused-ignore]
-        ask = kernel.GetLogicalProcessorInformationEx
-    except (OSError, AttributeError):
-        return b""
-    size = ctypes.c_uint32(0)
-    ask(_RELATION_CORE, None, ctypes.byref(size))
-    raw = ctypes.create_string_buffer(size.value)
-    return raw.raw[: size.value] if ask(_RELATION_CORE, raw, ctypes.byref(size)) else b""

@@ -279,8 +279,8 @@ def library_files() -> list[str]:
 WHEELS_PAGE = "https://llama-cpp-python.readthedocs.io/en/latest/#supported-backends"
 
 
-def build_command(switch: str = "") -> str:
-    """The command that builds the binding again, with a switch of llama.cpp."""
+def build_command(switch: str = "", *, cxxflags: str = "") -> str:
+    """The command that builds the binding again, with a switch of llama.cpp, or of the compiler."""
     from importlib import metadata
 
     command = paths.pip_install(
@@ -288,9 +288,7 @@ def build_command(switch: str = "") -> str:
         f"llama-cpp-python=={metadata.version('llama-cpp-python')}"
     )
     if not switch:
-        return command
-    if sys.platform == "win32":  # for PowerShell
-        return f'$env:CMAKE_ARGS="-D{switch}=on"; {command}'
+        return f'CXXFLAGS="{cxxflags}" {command}' if cxxflags else command
     return f'CMAKE_ARGS="-D{switch}=on" {command}'
 
 

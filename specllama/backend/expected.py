@@ -133,8 +133,9 @@ def this_machine(cores: int | None = None, *, on_gpu: bool | None = None) -> Mac
 
         cores = physical_cores()
     if on_gpu is None:
-        from specllama.backend import devices
+        from specllama.backend import devices, trial
 
+        trial.require()
         on_gpu = bool(devices.gpus(devices.devices()))
     return Machine(fit.machine_memory(), cores, on_gpu)
 

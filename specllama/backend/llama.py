@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import llama_cpp as ll
 
-from specllama.backend import llama_place
+from specllama.backend import llama_place, trial
 from specllama.backend.devices import devices as all_devices
 from specllama.backend.devices import gpus
 from specllama.backend.llama_log import last_words, recent, start, supports_gpu
@@ -82,7 +82,7 @@ class LlamaModel:
             gpu_layers, devices = str(place.layers), place.devices
         wanted = 999 if gpu_layers in ("auto", "all") else int(gpu_layers)
         self.gpu_layers = wanted if supports_gpu() else 0
-        self.repacks = repack
+        self.repacks = repack and trial.repacks()
         params.n_gpu_layers = self.gpu_layers
         # a device that llama.cpp knows of takes buffers and wide passes without any layer, too
         moved = place is not None and any(device != CPU for _, device in place.moves)
@@ -96,7 +96,7 @@ class LlamaModel:
         )
         params.load_mode = _LOAD_MODES[use_mmap, use_mlock]
         params.load_mtp = load_mtp
-        params.use_extra_bufts = repack
+        params.use_extra_bufts = self.repacks
 
         @ll.llama_progress_callback  # type: ignore[untyped-decorator]
         def on_progress(fraction: float, user_data: object) -> bool:

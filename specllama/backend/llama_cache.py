@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -442,7 +441,6 @@ def _native_flag_reader() -> Any:
     function: 0 for an empty string, 1 for one of one character.
     """
     try:
-        libc = ctypes.CDLL(None) if os.name == "posix" else ctypes.CDLL("msvcrt")
-        return ctypes.cast(libc.strlen, ll.ggml_abort_callback)
+        return ctypes.cast(ctypes.CDLL(None).strlen, ll.ggml_abort_callback)
     except (OSError, AttributeError):
         return None

@@ -7,13 +7,16 @@ import ctypes
 import logging
 import os
 import re
+import signal
 import threading
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an abort must not fork a debugger
 
 import llama_cpp as ll
 
+from specllama.backend import trial
 from specllama.backend.devices import devices, ggml, gpus
+from specllama.errors import CannotLoad
 
 logger = logging.getLogger("specllama.llama")
 # without this handler, logging would print warnings to stderr, across the terminal app
@@ -46,6 +49,26 @@ def _on_abort(text: bytes) -> None:
     os._exit(ABORTED)
 
 
+@ctypes.CFUNCTYPE(None, ctypes.c_int)  # type: ignore[untyped-decorator]
+def _on_illegal(number: int) -> None:
+    """An instruction fails though the trial went well: say so, remember it, and leave."""
+    said = "llama.cpp met an instruction that fails on this processor (SIGILL)"
+    new = trial.distrust("SIGILL")
+    text = f"{trial.LATER}\n  start again" if new else f"{said}\n  {trial.mend()}"
+    os.write(2, f"error: {text}\n".encode())
+    os._exit(CannotLoad.exit_code)
+
+
+def _catch_illegal() -> None:
+    """Take the signal, unless the process has a handler of its own."""
+    catch = ctypes.CDLL(None).signal
+    catch.restype = ctypes.c_void_p
+    catch.argtypes = ctypes.c_int, ctypes.c_void_p
+    before = catch(signal.SIGILL, ctypes.cast(_on_illegal, ctypes.c_void_p))
+    if before is not None:
+        catch(signal.SIGILL, before)
+
+
 _started = threading.Lock()
 _is_started = False
 
@@ -57,6 +80,8 @@ def start() -> None:
             ll.llama_log_set(_on_log, ctypes.c_void_p(0))
             ggml("ggml_set_abort_callback", None, ctypes.c_void_p)(_on_abort)
             ll.llama_backend_init()
+            if os.name == "posix":
+                _catch_illegal()
             _is_started = True
 
 

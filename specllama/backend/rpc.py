@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from specllama.backend import devices
+from specllama.backend import devices, trial
 from specllama.errors import CannotLoad, UsageError
 from specllama.models import memory
 from specllama.settings.hardware import endpoints
@@ -112,6 +112,7 @@ def serve(
         UsageError: there is no such device or address, or the port is taken.
         CannotLoad: this build of llama.cpp cannot do that, or does not want to.
     """
+    trial.require()
     start = _backend_function("ggml_backend_rpc_start_server")
     found = devices.devices()
     lent = [device for device in found if device.name in names] if names else devices.gpus(found)

@@ -1,8 +1,8 @@
 """Functions of llama.cpp and ggml that the binding does not wrap, found by symbol.
 
-Those of llama.cpp are C++ and marked unstable, so their names differ by compiler (Itanium and MSVC)
-and they may change between versions: each is looked up when first used, and what is missing is
-reported instead of crashing. Signatures are those of the pinned binding's libraries.
+Those of llama.cpp are C++ and marked unstable, so their names are mangled and may change between
+versions: each is looked up when first used, and what is missing is reported instead of crashing.
+Signatures are those of the pinned binding's libraries.
 """
 
 from __future__ import annotations
@@ -22,57 +22,39 @@ from specllama.paths import pip_install
 _CONTEXT = ll.llama_context_p_ctypes
 _FLOATS = ctypes.POINTER(ctypes.c_float)
 
-# name -> (symbols, argument types, result type)
-_FUNCTIONS: dict[str, tuple[tuple[str, ...], list[Any], Any]] = {
+# name -> (symbol, argument types, result type)
+_FUNCTIONS: dict[str, tuple[str, list[Any], Any]] = {
     # (ctx, layer, on): keep the input of a layer, one row per token of a pass
     "llama_set_embeddings_layer_inp": (
-        (
-            "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
-            "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z",
-        ),
+        "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
         [_CONTEXT, ctypes.c_uint32, ctypes.c_bool],
         None,
     ),
     "llama_get_embeddings_layer_inp": (
-        (
-            "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
-            "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z",
-        ),
+        "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
         [_CONTEXT, ctypes.c_uint32],
         _FLOATS,
     ),
     # (ctx, on, masked): masked keeps the rows of outputs only
     "llama_set_embeddings_nextn": (
-        (
-            "_Z26llama_set_embeddings_nextnP13llama_contextbb",
-            "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
-        ),
+        "_Z26llama_set_embeddings_nextnP13llama_contextbb",
         [_CONTEXT, ctypes.c_bool, ctypes.c_bool],
         None,
     ),
     "llama_get_embeddings_nextn": (
-        (
-            "_Z26llama_get_embeddings_nextnP13llama_context",
-            "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z",
-        ),
+        "_Z26llama_get_embeddings_nextnP13llama_context",
         [_CONTEXT],
         _FLOATS,
     ),
     # (ctx, block): which NextN block the next passes run, from 0
     "llama_set_nextn_layer_offset": (
-        (
-            "_Z28llama_set_nextn_layer_offsetP13llama_contexti",
-            "?llama_set_nextn_layer_offset@@YAXPEAUllama_context@@H@Z",
-        ),
+        "_Z28llama_set_nextn_layer_offsetP13llama_contexti",
         [_CONTEXT, ctypes.c_int32],
         None,
     ),
     # (ctx) -> ggml_backend_sched_t; a const member, which takes its object first
     "llama_context_get_sched": (
-        (
-            "_ZNK13llama_context9get_schedEv",
-            "?get_sched@llama_context@@QEBAPEAUggml_backend_sched@@XZ",
-        ),
+        "_ZNK13llama_context9get_schedEv",
         [_CONTEXT],
         ctypes.c_void_p,
     ),
@@ -86,9 +68,9 @@ def function(name: str) -> Any:
     Raises:
         CannotLoad: this libllama does not export it.
     """
-    symbols, arguments, result = _FUNCTIONS[name]
+    mangled, arguments, result = _FUNCTIONS[name]
     library = ll.llama_cpp._lib
-    for symbol in (name, *symbols):
+    for symbol in (name, mangled):
         if hasattr(library, symbol):
             return _typed(library[symbol], arguments, result)
     raise CannotLoad(
@@ -106,7 +88,7 @@ def _ggml_library(library: str) -> ctypes.CDLL:
     """
     folder = library_folder() or Path()
     # the name that libllama asks for comes first: wheels hold copies instead of links
-    names = (f"*{library}.so.?", f"*{library}.so", f"*{library}.dylib", f"*{library}.dll")
+    names = (f"*{library}.so.?", f"*{library}.so", f"*{library}.dylib")
     files = [file for name in names for file in folder.glob(name)]
     try:
         return ctypes.CDLL(str(files[0]))

@@ -53,18 +53,23 @@ def kept(
         schema: "specllama.<name>.<version>"; files lie in a folder of that name.
         key: everything that the verdict depends on, as plain values.
     """
-    from specllama.paths import replace_file
-
     text, path = _place(schema, key, folder)
     found = _read(path, text, kind)
     if found is None:
         found = measure()
-        try:
-            whole = {"schema": schema, **key}
-            replace_file(path, msgspec.json.encode(_Kept(whole, found, _sum(found))))
-        except OSError as error:
-            logger.info("cannot keep what was measured: %s", error)
+        keep(schema, key, found, folder)
     return found
+
+
+def keep(schema: str, key: Mapping[str, Any], found: object, folder: Path | None = None) -> None:
+    """Keep a verdict under ``key``, instead of one that lies there."""
+    from specllama.paths import replace_file
+
+    try:
+        whole = msgspec.json.encode(_Kept({"schema": schema, **key}, found, _sum(found)))
+        replace_file(_place(schema, key, folder)[1], whole)
+    except OSError as error:
+        logger.info("cannot keep what was measured: %s", error)
 
 
 def known(schema: str, key: Mapping[str, Any], kind: type[Verdict]) -> Verdict | None:

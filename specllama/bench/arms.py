@@ -73,7 +73,6 @@ class RunFigures:
     verify_s: float = 0.0
     other_s: float = 0.0  # of the rounds, whatever neither model took
     deliver_s: float = 0.0  # of other_s, handing on and logging the events
-    joules: float | None = None
     token_ids: tuple[int, ...] = ()
     text: str = ""
     window: dict[str, int] = field(default_factory=dict)  # drafted tokens per round -> rounds

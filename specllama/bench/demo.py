@@ -220,7 +220,7 @@ def why(board: RaceBoard, way: Way) -> str:
         return ""
     return (
         f"a guess costs {costs.c + costs.beta:.2f} of a plain step here, of which the further row "
-        f"of the target's pass is {costs.beta:.2f}; {costs.alpha:.0%} of those judged were kept"
+        f"of the target's pass is {costs.beta:.2f}; {costs.alpha:.0%} of those checked were kept"
     )
 
 

@@ -202,7 +202,7 @@ def why(board: RaceBoard, way: Way) -> str:
     cost = pair.c + pair.beta
     return (
         f"a guess costs {cost:.2f} of a plain step: it pays where more than {min(cost, 1.0):.0%} "
-        f"are kept, and {pair.alpha:.0%} of those judged were"
+        f"are kept, and {pair.alpha:.0%} of those checked were"
     )
 
 

@@ -39,6 +39,7 @@ from specllama.errors import Cancelled, CannotLoad, DoesNotFit
 from specllama.events import Finished
 from specllama.settings.params import GenerateParams, WindowKind
 from specllama.speculative.noise import exp_noise
+from specllama.text import spelled
 from specllama.told import Told
 
 # rounding moved logits by up to 0.2 on the worst CPU paths measured; more is a bug
@@ -379,7 +380,7 @@ def _of_logprobs(engine: Engine, plain: ProofReply, spec: ProofReply) -> Differe
 
 
 def _piece(engine: Engine, token: int) -> str:
-    return engine.vocab.piece(token, special=True).decode("utf-8", "replace")
+    return spelled(engine.vocab.piece(token, special=True))
 
 
 def score_gap(

@@ -1,4 +1,4 @@
-"""One comparison as JSON, as Markdown, and as a self-contained web page."""
+"""One comparison as JSON and as Markdown."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ import msgspec
 from specllama.bench import breakdown, load
 from specllama.bench.paired import between
 from specllama.bench.runner import Comparison, Summary
-from specllama.bench.svg import bars
 from specllama.errors import UsageError
 from specllama.files import DAMAGE
 from specllama.store.document import (
     Document,
     FactList,
-    Figure,
     Heading,
     Part,
     Table,
-    html,
     markdown,
     markdown_table,
 )
@@ -58,7 +55,6 @@ COLUMNS: dict[str, Callable[[Summary], str]] = {
     "slowest 500": lambda s: _show(s.slowest_500, ".2f", "×"),
     "in run": lambda s: _show(s.in_run, ".2f", "×"),
     "in run, slowest 500": lambda s: _show(s.in_run_500, ".2f", "×"),
-    "J/token": lambda s: _show(s.joules_per_token, ".2f"),
 }
 """The columns of a report; an empty cell is a figure that was not measured."""
 
@@ -150,34 +146,9 @@ def spent_rows(comparison: Comparison, *, slices: bool = True) -> list[list[str]
 
 
 def report_document(comparison: Comparison) -> Document:
-    """Charts, the table of all summaries, where the time went, and how it was measured."""
+    """The table of all summaries, where the time went, and how it was measured."""
     summaries = comparison.summaries()
-    others = [s for s in summaries if s.arm != comparison.baseline and s.ratio is not None]
-    chart = bars(
-        f"Tokens per second over {comparison.baseline} (interval: 19 of 20 hold the ratio)",
-        [(f"{s.arm} · {s.group}", s.ratio or 0.0, s.low, s.high) for s in others],
-        mark=1.0,
-        unit="×",
-    )
-    latency = bars(
-        "Latency of a reply in seconds: median, whisker to the 95th percentile",
-        [
-            (f"{s.arm}", s.latency_p50_s or 0.0, s.latency_p50_s, s.latency_p95_s)
-            for s in summaries
-            if s.group == "all"
-        ],
-        unit=" s",
-    )
-    accepted = bars(
-        "Share of drafted tokens that were accepted",
-        [
-            (f"{s.arm} · {s.group}", s.acceptance_rate, None, None)
-            for s in others
-            if s.acceptance_rate is not None
-        ],
-    )
-    parts: list[Part] = [*map(Figure, (chart, latency, accepted))]
-    parts.append(Table(tuple(COLUMNS), list(map(cells, summaries))))
+    parts: list[Part] = [Table(tuple(COLUMNS), list(map(cells, summaries)))]
     if spent := spent_rows(comparison):
         parts += [Heading(SPENT), Table(SPENT_COLUMNS, spent)]
     if comparison.load:
@@ -218,55 +189,14 @@ def by_kind(reports: Sequence[dict[str, Any]], temperature: float = 0.0) -> list
     return markdown_table(["", *heads], table)
 
 
-COMPARED = ("tok_per_s", "ratio", "acceptance_rate")
-
-
-def common(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
-    """The figures of two reports where both have the arm and group."""
-    theirs = {(s["arm"], s["group"]): s for s in b["summaries"]}
-    return [
-        {
-            "arm": s["arm"],
-            "group": s["group"],
-            "a": {name: s[name] for name in COMPARED},
-            "b": {name: other[name] for name in COMPARED},
-        }
-        for s in a["summaries"]
-        if (other := theirs.get((s["arm"], s["group"]))) is not None
-    ]
-
-
-def difference(a: dict[str, Any], b: dict[str, Any]) -> list[list[str]]:
-    """Rows of two reports side by side: arm, group, then each figure in both and its change."""
-    forms = tuple(zip(COMPARED, (".1f", ".2f", ".0%"), strict=True))
-    return [
-        [
-            row["arm"],
-            row["group"],
-            *(cell for name, form in forms for cell in _pair(row["a"][name], row["b"][name], form)),
-        ]
-        for row in common(a, b)
-    ]
-
-
-def _pair(a: float | None, b: float | None, form: str) -> Sequence[str]:
-    change = f"{b / a - 1:+.1%}" if a and b else ""
-    return (
-        "" if a is None else format(a, form),
-        "" if b is None else format(b, form),
-        change,
-    )
-
-
 def write_reports(comparison: Comparison, out: Path) -> list[Path]:
-    """``OUT.json``, ``OUT.md`` and ``OUT.html``; returns what was written."""
-    stem = out.with_suffix("") if out.suffix in (".json", ".md", ".html") else out
+    """Write ``OUT.json`` and ``OUT.md``; return their paths."""
+    stem = out.with_suffix("") if out.suffix in (".json", ".md") else out
     stem.parent.mkdir(parents=True, exist_ok=True)
     written, document = [], report_document(comparison)
     for suffix, data in (
         (".json", msgspec.json.format(msgspec.json.encode(to_json(comparison)), indent=1)),
         (".md", markdown(document).encode()),
-        (".html", html(document).encode()),
     ):
         path = stem.with_name(stem.name + suffix)
         path.write_bytes(data)

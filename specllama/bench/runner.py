@@ -20,7 +20,6 @@ from specllama.bench.breakdown import (
     plain_step,
     what_drafting_took,
 )
-from specllama.bench.energy import EnergyMeter
 from specllama.bench.paired import Pairs, as_one, geometric
 from specllama.verdict import judge
 
@@ -60,7 +59,6 @@ class Summary:
     rounds: int
     draft_share: float | None
     other_share: float | None
-    joules_per_token: float | None
     slowest_500: float | None  # lowest speed over any 500 tokens, over the baseline's mean there
     in_run: float | None  # speed over the plain passes of the same run
     in_run_500: float | None  # and its lowest over any 500 tokens
@@ -160,7 +158,6 @@ class Comparison:
         same = [one for plain, run in beside if (one := plain.same(run)) is not None]
         busy = sum(r.draft_s + r.verify_s + r.other_s for r in mine)
         tokens = sum(r.tokens for r in mine)
-        joules = [r.joules for r in mine if r.joules is not None]
         return Summary(
             arm=arm,
             group=group,
@@ -179,7 +176,6 @@ class Comparison:
             rounds=sum(r.rounds for r in mine),
             draft_share=sum(r.draft_s for r in mine) / busy if busy else None,
             other_share=sum(r.other_s for r in mine) / busy if busy else None,
-            joules_per_token=sum(joules) / tokens if joules and tokens else None,
             slowest_500=_slowest(beside),
             in_run=judge([one for run in mine for one in run.passes]).ratio,
             in_run_500=_slowest_in_run(mine),
@@ -227,7 +223,6 @@ def compare(
     repetitions: int,
     warm_up: int = 1,
     progress: Progress = lambda done, total: None,
-    meter: EnergyMeter | None = None,
 ) -> Comparison:
     """Run all arms over all tasks. The first arm is the baseline.
 
@@ -240,10 +235,7 @@ def compare(
     done = count(1)
 
     def one(arm: Arm, task: Task, repetition: int) -> RunFigures:
-        before = meter.read() if meter is not None else None
         run = arm.run(task, repetition)
-        if meter is not None:
-            run.joules = meter.since(before)
         progress(next(done), total)
         return run
 

@@ -19,6 +19,7 @@ import click
 
 from specllama import signals
 from specllama.cli import diagnostics, output
+from specllama.errors import UsageError
 
 SUMMARIES = {
     "chat": "Chat with a model, in the terminal app or line by line.",
@@ -58,14 +59,18 @@ ELSEWHERE = {
     "help": "see specllama --help, and COMMAND --help",
 }
 
+_HELP = ("-h", "--help", "--help-all")
+_OWN = ("--offline", "-v", "--verbose")  # flags before a command
+
 _KEEPS_NOTHING = ("completion", "doctor", "top", "ps", "stop", "rpc-worker", "quantize", "convert")
 
 EPILOG = """\b
 Examples:
   specllama                                  open the terminal app
+  specllama model.gguf                       open it on a model: chat -m model.gguf
   specllama run "What is a draft model?"     one answer, with the bundled pair
   specllama run -m model.gguf -d small.gguf "Tell me a story"
-  specllama chat -m qwen3-8b                 chat with a model from the catalogue
+  specllama chat -m qwen3-8b                 chat with a model from the catalog
   specllama prove                            same seed, same text: see for yourself
 
 pull, list, show, rm and search are short for the commands of hub.
@@ -98,6 +103,15 @@ class Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, SUMMARIES[name]) for name in self.list_commands(ctx)])
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take ``-m FILE`` and ``FILE`` without a command for ``chat -m FILE``."""
+        at = next((i for i, word in enumerate(args) if word not in _OWN), len(args))
+        if chat := _chat_words(args[at:], self.list_commands(ctx)):
+            if not ctx.resilient_parsing:
+                _need_terminal(chat)
+            args = [*args[:at], "chat", *chat]
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -119,6 +133,36 @@ class Commands(click.Group):
                 also = '; to ask something: specllama run "…"'
             raise click.UsageError(f"there is no command {name!r}{also}", ctx)
         return super().resolve_command(ctx, args)
+
+
+def _chat_words(words: Sequence[str], commands: Sequence[str]) -> list[str]:
+    """Return the arguments of ``chat`` that a line without a command means, if it means any."""
+    first = words[0] if words else ""
+    if first.startswith("-"):
+        chat = importlib.import_module(_module("chat")).command
+        flags = {flag for param in chat.params for flag in (*param.opts, *param.secondary_opts)}
+        known = first.partition("=")[0] in flags or first[:2] in flags
+        return list(words) if known and first not in _HELP else []
+    if not first or first in (*commands, *SHORT, *ELSEWHERE) or not first.isprintable():
+        return []
+    from specllama.models import refs
+
+    is_model = refs.is_reference(first) or refs.parse_hub(first) is not None
+    return ["-m", *words] if is_model else []
+
+
+def _need_terminal(words: Sequence[str]) -> None:
+    """Refuse to open the app where it cannot draw, and name the commands that can answer."""
+    if not {"--plain", "--unstored"}.isdisjoint(words) or (
+        sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
+    ):
+        return
+    import shlex
+
+    line = shlex.join(words)
+    raise UsageError(
+        "the app needs a terminal", f'try: specllama run {line} "…", or specllama chat {line}'
+    )
 
 
 def _module(command: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specllama.cli import bench_load, diagnostics, loading, output
-from specllama.cli.listing import Column, json_option, number, show_table
+from specllama.cli.listing import Column, json_option, show_table
 from specllama.cli.numbers import LENGTH
 from specllama.cli.options import (
     LOADING,
@@ -47,8 +47,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   specllama bench run                      the bundled pair, on and off
-  specllama bench run --out before         write before.json, .md and .html
-  specllama bench compare before.json after.json
+  specllama bench run --out before         write before.json and before.md
   specllama bench load http://127.0.0.1:8484     several clients of a running server
   specllama bench scale --to 1b pair/      the bundled pair at the cost of 1 B
 """
@@ -60,7 +59,7 @@ Examples:
   specllama bench run --length 1 --length 4 --against "llama-server ./llama-server" \\
     --against "llama-speculative-simple ./llama-speculative-simple"
   specllama bench run --proposer draft --proposer tree     methods side by side
-  specllama bench run --out report                      report.json, .md and .html
+  specllama bench run --out report                      report.json and report.md
   specllama bench run --server http://127.0.0.1:8484    over a running specllama serve
 """
 
@@ -162,7 +161,7 @@ command.add_command(bench_load.command, "load")
     help="Also show where the time went (plain steps, reading text into the draft model, drafts of "
     "each source) and what each gained. Reports always have it.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Write OUT.json, OUT.md and OUT.html.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write OUT.json and OUT.md.")
 @json_option
 def run(
     prompts: Path | None,
@@ -321,41 +320,15 @@ def _expecting(
     ]
 
 
-@command.command("compare")
-@click.argument("first", type=click.Path(path_type=Path))
-@click.argument("second", type=click.Path(path_type=Path))
-@json_option
-def compare_reports(first: Path, second: Path, as_json: bool) -> None:
-    """Show two reports of `bench run --out` side by side."""
-    from specllama.bench.report import common, difference, provenance_lines
-
-    a, b = _read(first), _read(second)
-    rows = difference(a, b)
-    heads = [
-        head
-        for name in ("tok/s", "ratio", "accepted")
-        for head in (f"{name} A", f"{name} B", "change")
-    ]
-    if as_json:
-        output.document({"rows": common(a, b)})
-        return
-    columns = [Column("arm"), Column("group"), *map(number, heads)]
-    if rows:
-        show_table(rows, columns)
-    else:
-        diagnostics.say("the reports have no arm and group in common")
-    for name, report in (("A", a), ("B", b)):
-        output.line(f"\n{name}: " + "\n   ".join(provenance_lines(report["provenance"])))
-
-
 @command.command("table")
 @click.argument("reports", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--temperature", default=0.0, show_default=True, help="Sampling temperature of the replies."
 )
 def table(reports: tuple[Path, ...], temperature: float) -> None:
-    """Print the speed of every method by kind of text, cold → warm, as Markdown.
+    """Print every method's speed by kind of text.
 
+    The table is Markdown; "cold → warm" is without and with what was learned before.
     REPORTS are files written by `bench run --out`. If several hold a method, the last one counts.
     The table in README is made with this command.
     """
@@ -449,12 +422,10 @@ def _remote(
 
 
 def _measured(arms: Sequence[Arm], tasks: Sequence[Task], repetitions: int) -> Comparison:
-    from specllama.bench.energy import EnergyMeter
     from specllama.bench.runner import compare
 
     with Meter("comparing") as bar:
-        meter = EnergyMeter()
-        return compare(arms, tasks, repetitions=repetitions, progress=bar.at, meter=meter)
+        return compare(arms, tasks, repetitions=repetitions, progress=bar.at)
 
 
 def _load(
@@ -557,6 +528,10 @@ def _show(result: Comparison, out: Path | None, as_json: bool, spent: bool) -> N
         if any(map(COLUMNS[name], summaries))
     ]
     show_table(summaries, columns)
+    diagnostics.note(
+        "ratio: speed over plain · same text: replies that equal plain decoding · own time: share "
+        "that neither model took · the others: specllama bench run --help"
+    )
     if spent:
         output.line(f"\n{SPENT}:")
         heads = [Column(head, right=i > 2) for i, head in enumerate(SPENT_COLUMNS)]

@@ -134,6 +134,19 @@ def command(
             session.close()
 
 
+def _require_files(*named: str | None) -> None:
+    """Refuse a file that is not there before the app opens.
+
+    Raises:
+        ModelUnavailable: with the names that are near.
+    """
+    from specllama.models.refs import resolve as found
+
+    for ref in named:
+        if ref and ref.endswith(".gguf"):
+            found(ref)
+
+
 def _can_draw() -> bool:
     terminals = sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
     terminals = terminals and os.environ.get("TERM") != "dumb"
@@ -146,6 +159,7 @@ def _terminal_app(settings: Settings, resume: str | None, server: Address | None
     from specllama.tui.state import Preferences
 
     session_id = None
+    _require_files(settings["model"], settings["draft-model"])
     if resume is not None:
         with stored() as store:
             session_id = store.find(resume)

@@ -7,11 +7,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from enum import IntEnum
 
 import click
 
+from specllama.cli.wrapping import wrapped
 from specllama.errors import SpecllamaError
 from specllama.signals import Interrupted
 from specllama.text import sanitize, sanitize_line
@@ -55,6 +57,11 @@ def is_terminal() -> bool:
         return False
 
 
+def width() -> int:
+    """Return the columns of the terminal that stderr is; 0 if it is none."""
+    return shutil.get_terminal_size().columns if is_terminal() else 0
+
+
 def write(text: str, *codes: str, over: bool = False) -> None:
     """A piece of text to stderr, without a new line; ``over`` what is in the line already."""
     _put(("\r" if over else "") + styled(sanitize(text), *codes))
@@ -69,7 +76,7 @@ def _put(text: str) -> None:
 
 
 def note(text: str) -> None:
-    say(text, DIM)
+    say(wrapped(text, columns) if (columns := width()) else text, DIM)
 
 
 def tell_decisions() -> None:
@@ -112,10 +119,6 @@ def explain(error: BaseException) -> tuple[int, str, str | None]:
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         return Exit.FAILED, f"{error.strerror or error}{where}", None
-    if isinstance(error, RuntimeError) and str(error).startswith("Failed to load shared library"):
-        why = str(error).rpartition("': ")[2] or str(error)  # the binding's words
-        hint = "free some memory (ulimit -v shows a limit), or see: specllama doctor"
-        return Exit.CANNOT_LOAD, f"llama.cpp cannot be loaded: {why}", hint
     if isinstance(error, ImportError):
         from specllama.paths import pip_install
 
@@ -136,7 +139,9 @@ def report(error: BaseException) -> int:
         import traceback
 
         say("".join(traceback.format_exception(error)).rstrip())
-    if not isinstance(error, (KeyboardInterrupt, click.Abort, Interrupted)):
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        say(message)
+    elif not isinstance(error, (KeyboardInterrupt, click.Abort, Interrupted)):
         say(f"error: {sanitize_line(message)}", RED)
         if hint:
             say(f"  {sanitize_line(hint)}")

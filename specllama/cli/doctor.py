@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from specllama.cli import gpu_commands
 from specllama.cli.listing import Column, listing, note, size
 from specllama.cli.options import (
     LOADING,
@@ -39,28 +38,20 @@ Examples:
   specllama doctor -m big.gguf -d small.gguf --n-cpu-moe 20
   specllama doctor -m qwen3-8b --parallel 8  as serve would load it
   specllama doctor --rpc 10.0.0.7:50052      and whether that worker answers
-  specllama doctor --gpu                     the commands that measure a GPU
 """
 
 
 @click.command("doctor", cls=GroupedCommand, epilog=EPILOG)
 @settings_options(only=LOADING)
 @sharing_options(1)
-@grouped("--gpu", is_flag=True, group="Output",
-         help="Print the commands that measure a GPU, and what each one shows.")  # fmt: skip
 @grouped("--json", "as_json", is_flag=True, group="Output", help="Print one JSON object.")
-def command(parallel: int, kv_ram: int | None, gpu: bool, as_json: bool, **flags: Any) -> int:
+def command(parallel: int, kv_ram: int | None, as_json: bool, **flags: Any) -> int:
     """Check the installation and the machine; with -m, say where a pair would go and why.
 
     No model is loaded and the network is not used. The exit status is 1 if something is broken.
-
-    With --gpu, nothing is checked: it prints ordinary commands, in the order to run them, with what
-    each measures; for a pair of your own, name it with -m and -d.
     """
 
     settings = resolve(flags)
-    if gpu:
-        return gpu_commands.show(settings, as_json=as_json)
     native = _native(settings["rpc"])
     checks = [
         *_versions(),
@@ -69,9 +60,11 @@ def command(parallel: int, kv_ram: int | None, gpu: bool, as_json: bool, **flags
         *_stores(),
         *_network(),
         *_models(),
-        _recommended(),
     ]
-    if flags["model"] is not None and all(check.status != "bad" for check in native):
+    works = all(check.status != "bad" for check in native)
+    if works:
+        checks.append(_recommended())
+    if works and flags["model"] is not None:
         options = replace(settings.engine_options(), parallel=parallel, kv_ram=kv_ram)
         checks += _plan(settings, options)
     marks = {"ok": "✓", "warn": "!", "bad": "✗", "info": "·"}
@@ -113,9 +106,13 @@ def _versions() -> list[DoctorLine]:
 
 def _native(workers: str) -> list[DoctorLine]:
     """How llama.cpp was built, and the devices that it finds, those of workers among them."""
-    from specllama.backend import devices, rpc
+    from specllama.backend import devices, rpc, trial
     from specllama.errors import CannotLoad
 
+    try:
+        tried = trial.require(anew=True)
+    except CannotLoad as error:
+        return [DoctorLine("bad", "llama.cpp", error.message, error.hint or "")]
     try:
         build = devices.build_info()
         bad = []
@@ -142,6 +139,12 @@ def _native(workers: str) -> list[DoctorLine]:
             "ok", "llama.cpp", f"commit {build.llama_cpp}, backends {', '.join(build.backends)}"
         ),
         DoctorLine("ok", "CPU features", ", ".join(wanted + [f for f in others if f == "REPACK"])),
+        DoctorLine(
+            "warn" if tried.died else "ok",
+            "a trial of it",
+            tried.said or "passes of 1 to 32 rows, every type of tensor, both layouts",
+            trial.mend_each() if tried.died else "",
+        ),
     ]
     for device in found:
         memory = (
@@ -172,7 +175,7 @@ def _recommended() -> DoctorLine:
     machine = expected.this_machine()
     pair = machine.recommended()
     if pair is None:
-        words = f"no pair of the catalogue would write {expected.FAST_ENOUGH:.0f} tokens a second"
+        words = f"no pair of the catalog would write {expected.FAST_ENOUGH:.0f} tokens a second"
         return DoctorLine("info", "a real pair", f"{words} here: specllama hub pairs")
     speed = expected.speed_words(pair, machine)
     words = f"{pair.name}: {size(pair.bytes)} to download, {speed}"

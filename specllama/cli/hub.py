@@ -104,9 +104,10 @@ def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
 @insecure_option
 @json_option
 def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
-    """Show what a repository offers, by quantisation, without downloading.
+    """Show what a repository or a file offers.
 
-    For a model on this machine (a path, `tiny`, an Ollama name), show what its header says.
+    Nothing is downloaded. For a model on this machine (a path, `tiny`, an Ollama name), show what
+    its header says.
     """
     from specllama.models import pull
     from specllama.models.library import same_quant
@@ -184,7 +185,7 @@ def _show_file(path: Path, as_json: bool) -> None:
 @command.command("pull")
 @click.argument("refs", nargs=-1, required=True, shell_complete=completing.pairs)
 @click.option("-y", "--yes", is_flag=True, help="Download large files without asking.")
-@click.option("--no-draft", is_flag=True, help="For a catalogue pair, pull only the target.")
+@click.option("--no-draft", is_flag=True, help="For a catalog pair, pull only the target.")
 @click.option(
     "--revision", default="main", show_default=True, help="Branch, tag or commit of the repository."
 )
@@ -369,10 +370,10 @@ def path(ref: str | None, as_json: bool) -> None:
 )
 @json_option
 def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json: bool) -> None:
-    """List curated pairs of target and draft, and mark those that fit this machine.
+    """List curated pairs of target and draft model.
 
-    tok/s is what their size lets one expect here, plainly and with their draft model at 70 %
-    acceptance; what is read at ease takes 8.
+    Those that fit this machine are marked. tok/s is an estimate from their size: plain, and with
+    the draft model if 70 % of its guesses are kept. About 8 tok/s is reading speed.
 
     With NAME, show one pair with its repositories, the reason and its source.
     """
@@ -397,9 +398,7 @@ def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json
         output.document({"pairs": found})
         return
     if not entries:
-        note(
-            f"no pair of the catalogue fits {size(machine.memory)}; the bundled pair does: -m tiny"
-        )
+        note(f"no pair of the catalog fits {size(machine.memory)}; the bundled pair does: -m tiny")
         return
     if name is not None:
         show_pair(*entries[0], machine)
@@ -425,5 +424,5 @@ def _named_pair(name: str) -> CatalogPair:
 
         close = difflib.get_close_matches(name, catalog.load(), n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(close)}?" if close else "see: specllama hub pairs"
-        raise UsageError(f"the catalogue has no pair {name!r}", hint)
+        raise UsageError(f"the catalog has no pair {name!r}", hint)
     return pair

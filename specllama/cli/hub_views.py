@@ -73,12 +73,12 @@ def show_header(header: GgufHeader, summary: FileSummary) -> None:
         "name": header.name,
         "architecture": f"{header.architecture}, {header.block_count} layers",
         "parameters": params(header.n_params),
-        "quantisation": f"{header.quantization}, {size(header.file_bytes)}",
+        "quantization": f"{header.quantization}, {size(header.file_bytes)}",
         "context": f"{header.context_length:,} tokens",
         "tokenizer": f"{header.tokenizer_model}, {header.vocab_size:,} tokens",
         "chat template": "yes" if header.chat_template else "no",
         "NextN layers": nextn_blocks(header) or "",
-        "licence": header.text("general.license"),
+        "license": header.text("general.license"),
         "what it is": SIDECARS[kind] if kind else "",
     }
     show_facts("file", str(header.path), facts)
@@ -173,7 +173,7 @@ def show_pair(pair: CatalogPair, verdict: str, machine: Machine) -> None:
         "not here": pair.cannot,
         "memory": f"{pair.memory_gb:.0f} GB; this machine: {size(machine.memory)}, {verdict}",
         "speed here": f"{speed_words(pair, machine)}, by its size",
-        "licence": pair.licence,
+        "license": pair.licence,
         "source": pair.source,
         "checked": f"{'on the hub' if pair.checked else 'no'}, {pair.date}",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -421,7 +422,8 @@ def _tokens(done: RoundDone, room: int) -> str:
 
 def _visible(token: str) -> str:
     """A token with visible spaces and line breaks."""
-    marked = token.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣")
+    marked = re.sub("^ +| +$", lambda ends: "␣" * len(ends[0]), token)
+    marked = marked.replace("\n", "⏎").replace("\t", "⇥")
     return sanitize_line(marked)
 
 

@@ -216,7 +216,7 @@ def _option(setting: Setting) -> Callable[[Decorated], Decorated]:
         type=kind,
         default=None,
         multiple=setting.kind == "texts",
-        metavar=None if setting.choices else setting.metavar or _METAVARS[setting.kind],
+        metavar=setting.metavar or (None if setting.choices else _METAVARS[setting.kind]),
         help=help_text,
         shell_complete=complete,
     )

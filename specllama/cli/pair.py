@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli import completing, loading, output
+from specllama.cli import completing, output
 from specllama.cli.listing import (
     Column,
     context,
@@ -17,21 +17,17 @@ from specllama.cli.listing import (
     number,
     params,
     picked,
-    show_facts,
     show_table,
     size,
     without_name,
 )
 from specllama.cli.options import LOADING, GroupedCommand, resolve, settings_options
-from specllama.errors import PairIncompatible
+from specllama.errors import CannotLoad, PairIncompatible
 
 if TYPE_CHECKING:
-    from specllama.bench.experiment import Run
-    from specllama.engine.engine import Engine
     from specllama.interface import MethodInfo
-    from specllama.models.doctor import DraftFinding, Measured
+    from specllama.models.doctor import DraftFinding
     from specllama.models.gguf import GgufHeader
-    from specllama.settings.params import EngineOptions
 
 EPILOG = """\b
 Examples:
@@ -39,33 +35,24 @@ Examples:
   specllama pair qwen3-8b                      every known draft, on disk or to pull
   specllama pair target.gguf draft.gguf        one draft in detail
   specllama pair target.gguf drafts/ --json    every file below a folder
-  specllama pair tiny tiny-draft --measure     also run both for a few seconds
 """
-MEASURE_TOKENS = 96
-MEASURE_SECONDS = 3.0  # for each of four runs
-MEASURE_PROMPTS = (
-    "Explain in a few sentences what a draft model does.",
-    "Write a Python function that returns the largest of three numbers.",
-)
 
 
 @click.command("pair", cls=GroupedCommand, epilog=EPILOG)
 @click.argument("target", shell_complete=completing.models)
 @click.argument("drafts", nargs=-1, shell_complete=completing.models)
-@click.option("--measure", is_flag=True, help="Run the best draft and see whether it pays.")
 @json_option
 @settings_options(only=[name for name in LOADING if name not in ("model", "draft-model")])
 def command(
     target: str,
     drafts: tuple[str, ...],
-    measure: bool,
     as_json: bool,
     **flags: Any,
 ) -> None:
     """Show which DRAFTS fit TARGET and why the others do not, then every other method.
 
-    Only headers are read; no weights are loaded without --measure. Without DRAFTS, every model on
-    this machine and the catalogue's draft are considered. A folder stands for the files below it.
+    Only headers are read. Without DRAFTS, every model on this machine and the catalog's draft are
+    considered. A folder stands for the files below it.
     """
     from specllama.engine.heads import survey
     from specllama.models import doctor, memory, refs
@@ -80,10 +67,8 @@ def command(
     tried = doctor.candidates(path, target, drafts)
     beside = _heads(header, heads)
     findings = doctor.order(doctor.examine(header, one, heads=beside, n_ctx=n_ctx) for one in tried)
-    best = next((finding for finding in findings if finding.useful), None)
     ways = survey(header, heads, draft=any(finding.fits for finding in findings))
     ways = _with_heads_here(ways, header, path, drafts)
-    measured = _measure(path, best.candidate.path, options) if measure and best else None
     if as_json:
         output.document(
             {
@@ -92,7 +77,6 @@ def command(
                 "gpus": [gpu.to_dict() for gpu in _gpus()],
                 "drafts": [finding.to_dict() for finding in findings],
                 "methods": [picked(way, "name available reason") for way in ways],
-                "measured": None if measured is None else measured.to_dict(),
             }
         )
     elif len(findings) == 1:
@@ -101,8 +85,6 @@ def command(
         _show_table(header, target, findings)
     if not as_json:
         _show_ways(ways)
-    if measured is not None and best is not None and not as_json:
-        _show_measured(best, measured)
     if drafts and not any(finding.fits for finding in findings):
         first = findings[0] if findings else None
         raise PairIncompatible(
@@ -177,10 +159,10 @@ def _show_table(header: GgufHeader, target: str, findings: list[DraftFinding]) -
         number("same", lambda one: f"{100 * one.report.shared:.0f} %" if one.report else ""),
         number("needs", _needs, drop=90),
         number("memory", lambda one: size(one.memory.required) if one.memory else "", drop=90),
-        Column("what to know", _verdict, give=True),
+        Column("notes", _verdict, give=True),
     ]
     show_table(findings, columns)
-    note("same: ids with the same text · needs: the acceptance above which drafting can pay")
+    note("same: ids with the same text · needs: the share of guesses to be kept for any gain")
     _show_next(target, findings)
 
 
@@ -268,8 +250,8 @@ def _show_one(header: GgufHeader, finding: DraftFinding) -> None:
             rows.append(["✗", "file", finding.reason])
     rows += _memory_rows(finding)
     if finding.required is not None:
-        above = f"above an acceptance of {finding.required:.0%}, plus the cost of wider passes"
-        rows.append(["·", "pays", f"{above} (--measure finds out)"])
+        above = f"if more than {finding.required:.0%} of guesses are kept; wider passes raise that"
+        rows.append(["·", "pays", f"{above} (specllama tune finds out)"])
     rows += [["!", "", warning] for warning in finding.warnings]
     columns = [Column(""), Column("check"), Column(f"for {header.path.name}", give=True)]
     show_table(rows, columns)
@@ -310,83 +292,11 @@ def _memory_rows(finding: DraftFinding) -> list[list[str]]:
 
 def _gpus() -> list[Any]:
     """GPUs that the installed build can use; none when it is not installed."""
+    from specllama.backend import trial
+    from specllama.backend.devices import devices, gpus
+
     try:
-        from specllama.backend.devices import devices, gpus
-
+        trial.require()
         return list(gpus(devices()))
-    except (ImportError, OSError):
+    except (CannotLoad, OSError):
         return []
-
-
-def _measure(target: Path, draft: Path | None, options: EngineOptions) -> Measured:
-    """Run target and draft for a few seconds, plain and speculative in turn, at temperature 0."""
-    from statistics import median
-
-    from specllama.bench.experiment import plain_and
-    from specllama.models.doctor import Measured
-    from specllama.settings.params import GenerateParams, SamplingParams
-
-    note("measuring …")
-    plain = GenerateParams(
-        sampling=SamplingParams(temperature=0.0), max_tokens=MEASURE_TOKENS, seed=1, ignore_eos=True
-    )
-    ways = [("draft", plain.replace(proposer="draft", draft_max=1, window="fixed"))]
-    runs = [run for prompt in MEASURE_PROMPTS for run in plain_and(prompt, plain, ways)]
-    with loading.load(target, draft, options) as engine:
-        for run in runs[:2]:  # warm up: page cache, threads
-            for _ in engine.generate(run.prompt, run.params.replace(max_tokens=8)):
-                pass
-        for run in runs:
-            _ask_a_while(engine, run)
-    passes = [one for run in runs for one in run.passes]
-    singles, drafted = [p for p in passes if not p.drafted], [p for p in passes if p.drafted]
-    guesses = sum(one.drafted for one in drafted)
-    return Measured(
-        step_ms=median([one.pass_ms for one in singles] or [0.0]),
-        draft_ms=median([one.draft_ms / one.drafted for one in drafted] or [0.0]),
-        pass_ms=median([one.pass_ms for one in drafted] or [0.0]),
-        drafted=guesses,
-        acceptance=sum(one.accepted for one in drafted) / guesses if guesses else None,
-        plain=_speed(runs[::2]),
-        speculative=_speed(runs[1::2]),
-    )
-
-
-def _ask_a_while(engine: Engine, run: Run) -> None:
-    from specllama.bench.experiment import ask
-    from specllama.cancel import Cancel
-
-    cancel = Cancel()
-
-    def moved(run: Run) -> None:
-        if run.end_s > MEASURE_SECONDS:
-            cancel.set()
-
-    ask(engine, run, cancel=cancel, moved=moved)
-
-
-def _speed(runs: Sequence[Run]) -> float:
-    """Tokens a second after the first."""
-    passes = [one for run in runs for one in run.passes]
-    seconds = sum(one.took_ms for one in passes) / 1e3
-    return sum(one.tokens for one in passes) / max(seconds, 1e-9)
-
-
-def _show_measured(best: DraftFinding, measured: Measured) -> None:
-
-    verdicts = {
-        True: "it pays here",
-        False: "it does not pay here",
-        None: "too few drafts to tell: the machine is slow, or busy with something else",
-    }
-    accepted = "none was drafted" if measured.acceptance is None else f"{measured.acceptance:.0%}"
-    facts = {
-        "target step": f"{measured.step_ms:.2f} ms",
-        "draft step": f"{measured.draft_ms:.2f} ms ({measured.draft_cost:.0%} of a target step)",
-        "verifying one more row": f"{measured.marginal:.0%} of a target step",
-        "acceptance needed": f"{measured.required:.0%}",
-        "acceptance seen": f"{accepted} of {measured.drafted} drafts, temperature 0",
-        "speed": f"{measured.plain:.0f} tok/s plain, {measured.speculative:.0f} with one draft",
-        "verdict": verdicts[measured.pays],
-    }
-    show_facts(f"measured with {best.candidate.ref}", "", facts)

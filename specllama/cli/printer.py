@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specllama.cli import diagnostics, output
+from specllama.cli.wrapping import WordWrap
 from specllama.events import Event, Finished, RoundDone
 from specllama.replies.figures import ReplyFigures
 from specllama.store.codec import encode_event
 from specllama.text import WordCount, number_of, rate
 from specllama.told import news
-from specllama.verdict import words
+from specllama.verdict import lead, words
 
 MEASURE = "specllama bench run measures it"
 
@@ -30,6 +31,8 @@ class Printer:
         quiet: print warnings, but no other notices and no statistics.
         close_line: end the text with a newline if it has none.
         thoughts: "show" dims them on stderr, "fold" counts their words in a line, "hide" is silent.
+        known: None, or for a chat the notes that it has shown: each is shown once, words are
+            wrapped on a terminal, and the figures take one short line.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Printer:
         quiet: bool = False,
         close_line: bool = True,
         thoughts: str = "show",
+        known: set[str] | None = None,
     ):
         self.as_json = as_json
         self.quiet = quiet
@@ -46,6 +50,11 @@ class Printer:
         self.thoughts = "hide" if as_json or quiet else thoughts
         self.finished: Finished | None = None
         self._last = ""
+        self._known = known
+        wraps = known is not None
+        self._text = WordWrap(output.width()) if wraps and output.is_terminal() else None
+        columns = diagnostics.width()
+        self._thought = WordWrap(columns) if wraps and columns else None
         self._thinking = False
         self._count = WordCount()
         self._lines: list[bytes] = []  # to be written with the next
@@ -59,9 +68,15 @@ class Printer:
         finally:
             self._flush()
             self._end_thought()
+            if self._text is not None:
+                output.write(self._text.finish())
             if self._last and not self._last.endswith("\n") and self.close_line:
                 output.write("\n")
-        if self.finished is not None and not self.quiet:
+        if self.finished is None or self.quiet:
+            return
+        if self._known is not None:
+            diagnostics.note(short_line(self.finished))
+        else:
             diagnostics.note(statistics_line(self.finished))
             if (verdict := self.finished.verdict) is not None:
                 colour = {"slower": diagnostics.YELLOW, "faster": diagnostics.GREEN}
@@ -85,9 +100,14 @@ class Printer:
         if new.text:
             self._end_thought()
             if not self.as_json:
-                output.write(new.text)
+                shown = new.text if self._text is None else self._text.feed(new.text)
+                output.write(shown)
                 self._last = new.text
         for notice in new.notices:
+            if self._known is not None:
+                if notice.message in self._known:
+                    continue
+                self._known.add(notice.message)
             self._end_thought()
             if notice.level == "warning":
                 diagnostics.warn(notice.message)
@@ -106,7 +126,8 @@ class Printer:
     def _think(self, text: str) -> None:
         if self.thoughts == "show":
             self._thinking = True
-            diagnostics.write(text, diagnostics.DIM)
+            shown = text if self._thought is None else self._thought.feed(text)
+            diagnostics.write(shown, diagnostics.DIM)
         elif self.thoughts == "fold":
             self._thinking = True
             self._count.feed(text)
@@ -119,6 +140,8 @@ class Printer:
         if not self._thinking:
             return
         self._thinking = False
+        if self._thought is not None:
+            diagnostics.write(self._thought.finish(), diagnostics.DIM)
         if self.thoughts == "fold":
             over = diagnostics.is_terminal()
             line = f"thought: {self._count.words} words" + " " * over  # "thinking" was longer
@@ -132,7 +155,8 @@ def statistics_line(end: Finished) -> str:
     parts = ["– tokens" if end.tokens is None else number_of(end.tokens, "token")]
     if times.tok_per_s is not None:
         parts.append(f"{rate(times.tok_per_s)} tok/s")
-    parts.append(f"first token {times.ttft_ms:.0f} ms")
+    if end.tokens != 0 or end.engine:
+        parts.append(f"first token {times.ttft_ms:.0f} ms")
     figures = ReplyFigures.of(None, (), end)
     if end.engine and figures is not None:
         parts += [f"guesses kept: {figures.kept_words}", end.engine]
@@ -145,8 +169,22 @@ def statistics_line(end: Finished) -> str:
         parts.append(f"same text up to rounding ({ties}; --exact: none)")
     if end.reason in _ENDINGS:
         parts.append(_ENDINGS[end.reason])
+    if end.reason == "stop_token" and not (end.text or end.reasoning):
+        parts.append("the model ended at once")
     if end.reasoning and not end.text:
         parts.append("ended within its thought (see --think-budget)")
+    return " · ".join(parts)
+
+
+def short_line(end: Finished) -> str:
+    """Return the figures that a chat shows: length, speed, and the gain if it is sure."""
+    parts = ["– tokens" if end.tokens is None else number_of(end.tokens, "token")]
+    if end.timings.tok_per_s is not None:
+        parts.append(f"{rate(end.timings.tok_per_s)} tok/s")
+    if end.verdict is not None and end.verdict.answer in ("faster", "slower"):
+        parts.append(lead(end.verdict, MEASURE))
+    if end.reason in _ENDINGS or not (end.text or end.reasoning):
+        parts.append(_ENDINGS.get(end.reason, "the model ended at once"))
     return " · ".join(parts)
 
 

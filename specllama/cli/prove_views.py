@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 COLUMNS: dict[Way, str] = {
     "cold": "cold",
-    "behind": "behind a stranger",
-    "turns": "behind own turns",
+    "behind": "after another prompt",
+    "turns": "second turn",
     "beside": "beside others",
 }
 QUIET_S = 30.0  # between lines of progress where there is no terminal
@@ -139,7 +139,7 @@ def rows_alike(probes: Sequence[RowProbe]) -> None:
             f"{differ.difference:.1g} here; --draft-max {exact - 1} stays exact"
         )
     elif probes:
-        output.line(f"rows: passes of up to {probes[-1].rows} equal single steps bit for bit here")
+        output.line(f"passes of up to {probes[-1].rows} tokens are bit-identical here")
 
 
 def verdict(summary: Mapping[str, object]) -> None:

@@ -63,9 +63,9 @@ def command(url: str, api_key_file: Path | None, as_json: bool) -> None:
     columns = [
         Column("model", "name"),
         Column("draft", lambda one: one.get("draft_model") or ""),
-        number("memory", lambda one: size(one.get("size") or 0)),
+        number("memory at most", lambda one: size(one.get("size") or 0)),
         number("context", lambda one: context(one.get("context_length") or 0)),
-        number("replies", lambda one: one.get("running", "")),
+        number("writing", lambda one: one.get("running", "")),
         number("idle for", _idle),
         Column("unloaded in", _left),
     ]

@@ -77,10 +77,12 @@ def command(
     as_json: bool,
 ) -> None:
     """Quantize the GGUF file SOURCE into DESTINATION with llama.cpp's own quantizer."""
+    from specllama.backend import trial
     from specllama.cli.listing import note, size
     from specllama.cli.progress import Bar
     from specllama.models import quantize
 
+    trial.require()
     if draft_tokens is not None or likely_in:
         if draft_tokens is None or type_name or prune or pure or output_type or requantize:
             raise UsageError("--draft-tokens copies weights as they are", "give it without --type")

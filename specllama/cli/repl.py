@@ -8,45 +8,36 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator
 from functools import partialmethod
-from pathlib import Path
 
 from specllama import signals
 from specllama.cancel import Cancel
 from specllama.cli import diagnostics
 from specllama.cli.lines import Lines, open_lines
 from specllama.cli.printer import Printer
+from specllama.cli.wrapping import wrapped
 from specllama.errors import SpecllamaError, UsageError
 from specllama.events import Event
 from specllama.replies import attach
 from specllama.session import Session
 from specllama.settings.config import apply_text
 from specllama.store.sessions import SessionStore
-from specllama.store.summary import told_elsewhere
-from specllama.text import percent
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "help": ("", "Show these commands."),
-    "stats": ("", "Show the counters of this conversation."),
     "system": ("[TEXT|none]", "Show or change the system prompt."),
     "retry": ("[new]", "Answer the last question again with its seed, or with a new one."),
     "undo": ("", "Take back the last question and its reply."),
     "continue": ("", "Continue the last reply."),
     "answer": ("", "End the thought of a stopped reply and answer now."),
-    "think": ("on|off|low|medium|high|auto", "Whether, or how hard, the model thinks."),
+    "think": ("[LEVEL]", "How hard the model thinks: on, off, low, medium, high or auto."),
     "edit": ("[TEXT]", "Change the last question and answer it."),
     "read": ("PATH", "Put a file's text into the next message."),
-    "before": ("", "Go back to the version before an edit or a retry."),
-    "after": ("", "Go forward again."),
-    "save": ("[TITLE|FILE.md|FILE.json]", "Name the conversation, or write it to a new file."),
-    "save!": ("FILE.md|FILE.json", "The same, replacing a file that exists."),
-    "load": ("[ID]", "Continue a stored conversation; without ID, the last one."),
     "sessions": ("[WORDS]", "List stored conversations."),
     "new": ("", "Begin a new conversation."),
     "draft-max": ("N", "Most tokens drafted per round; 0 decodes plainly."),
     "proposer": ("NAME", "Method of drafting."),
     "seed": ("N|none", "Fix the random seed, or draw one for each reply."),
     "temperature": ("X", "0 always takes the likeliest token."),
-    "set": ("NAME VALUE", "Change any other setting of the conversation."),
     "quit": ("", "Leave (or Ctrl-D)."),
 }
 ALIASES = {"exit": "quit", "q": "quit", "?": "help", "temp": "temperature", "clear": "new"}
@@ -54,7 +45,7 @@ ALIASES = {"exit": "quit", "q": "quit", "?": "help", "temp": "temperature", "cle
 
 def handler_name(command: str) -> str:
     """Name of the Repl method for a command."""
-    return "_do_" + command.replace("-", "_").replace("!", "_over")
+    return "_do_" + command.replace("-", "_")
 
 
 class Repl:
@@ -83,6 +74,7 @@ class Repl:
         self.quiet = quiet
         self.thoughts = thoughts
         self._files: dict[str, str] = {}  # the next message carries them
+        self._notes: set[str] = set()  # that were shown
         self._leaving = False
         self._failed = 0
 
@@ -132,7 +124,8 @@ class Repl:
         """Print one reply; Ctrl-C stops it and keeps what was written."""
         cancel = Cancel()
         with signals.stop_on_signals(cancel) as received:
-            Printer(quiet=self.quiet, thoughts=self.thoughts).show(ask(cancel))
+            shown = Printer(quiet=self.quiet, thoughts=self.thoughts, known=self._notes)
+            shown.show(ask(cancel))
         if received:
             if self.lines.interactive:
                 diagnostics.note(self._how_to_go_on())
@@ -174,44 +167,13 @@ class Repl:
         handler(rest.strip())
 
     def _do_help(self, rest: str) -> None:
-        width = max(len(name) + len(usage) for name, (usage, _) in COMMANDS.items()) + 2
+        left = max(len(name) + len(usage) for name, (usage, _) in COMMANDS.items()) + 5
+        room = (diagnostics.width() or 10_000) - left
         for name, (usage, text) in COMMANDS.items():
-            diagnostics.say(f"  /{f'{name} {usage}'.ljust(width)} {text}")
-        diagnostics.say(
-            '  Several lines: end a line with \\, or put """ before and after.\n'
-            "  Ctrl-C stops a reply and keeps it; Ctrl-D leaves."
-        )
-
-    def _do_stats(self, rest: str) -> None:
-        stats, elsewhere = self.session.stats, self.session.elsewhere
-        if elsewhere:
-            told = told_elsewhere(elsewhere)
-            tokens, kept, drafted = (
-                "–" if told[name] is None else told[name]
-                for name in ("emitted", "accepted", "drafted")
-            )
-            most = "≤ " if elsewhere[-1].draft_at_most else ""
-            of = "not told" if told["drafted"] is None else f"{kept} of {most}{drafted}"
-            diagnostics.say(
-                f"{len(self.session.messages)} messages; {tokens} tokens by {elsewhere[-1].engine}"
-                f"\nguesses kept: {of}"
-            )
-        if elsewhere and not stats.rounds:
-            return
-        length = stats.mean_acceptance_length
-        diagnostics.say(
-            f"{len(self.session.messages)} messages; {stats.emitted} tokens in {stats.rounds} "
-            f"rounds\n"
-            f"{stats.accepted} of {stats.drafted} guesses kept "
-            f"({percent(stats.acceptance_rate)}), "
-            f"{'–' if length is None else f'{length:.2f}'} tokens a round\n"
-            f"by position, of all rounds: "
-            f"{' '.join(map(percent, stats.per_position)) or '–'}\n"
-            f"milliseconds: {stats.draft_ms:.0f} drafting, {stats.verify_ms:.0f} verifying, "
-            f"{stats.other_ms + stats.wait_ms:.0f} waiting"
-        )
-        if self.session.log is not None:
-            diagnostics.note(f"rounds: specllama log show {self.session.log.run}")
+            lines = wrapped(text, room).replace("\n", "\n" + " " * left)
+            diagnostics.say(f"  /{name} {usage}".ljust(left) + lines)
+        diagnostics.say('  Several lines: end a line with \\, or put """ before and after.')
+        diagnostics.say("  Ctrl-C stops a reply and keeps it; Ctrl-D leaves.")
 
     def _do_system(self, rest: str) -> None:
         if rest:
@@ -253,40 +215,6 @@ class Repl:
         said = attach.summary(self._files[name])
         diagnostics.say(f"{name}: {said}; it goes with your next message")
 
-    def _do_before(self, rest: str, step: int = -1) -> None:
-        index = self.session.show_version(None, step)
-        number, count = self.session.version(index)
-        diagnostics.note(f"version {number} of {count}")
-        self._recall()
-
-    def _do_after(self, rest: str) -> None:
-        self._do_before(rest, 1)
-
-    def _do_save(self, rest: str, mode: str = "x") -> None:
-        suffix = Path(rest).suffix
-        if suffix in (".md", ".json"):
-            text = self.session.export("json" if suffix == ".json" else "md")
-            try:
-                with Path(rest).open(mode, encoding="utf-8", errors="replace") as file:
-                    file.write(text)
-            except FileExistsError:
-                raise UsageError(f"{rest} exists", f"to replace it: /save! {rest}") from None
-            except OSError as error:
-                raise UsageError(f"cannot write {rest}: {error.strerror or error}") from None
-            diagnostics.say(f"wrote {rest}")
-            return
-        identity = self.session.save(rest)
-        diagnostics.say(f"saved as “{self.session.title}”: specllama chat --resume {identity}")
-
-    def _do_save_over(self, rest: str) -> None:
-        if Path(rest).suffix not in (".md", ".json"):
-            raise UsageError("/save! takes a file", "for example: /save! chat.md")
-        self._do_save(rest, "w")
-
-    def _do_load(self, rest: str) -> None:
-        self.session.load(rest or "last")
-        self._recall()
-
     def _do_sessions(self, rest: str) -> None:
         found = self.store.summaries(query=rest, limit=20)
         if not found:
@@ -298,10 +226,6 @@ class Repl:
     def _do_new(self, rest: str) -> None:
         self.session.clear()
         diagnostics.say("new conversation")
-
-    def _do_set(self, rest: str) -> None:
-        name, _, value = rest.replace("=", " ", 1).partition(" ")
-        self._set(name, value.strip())
 
     def _do_quit(self, rest: str) -> None:
         self._leaving = True

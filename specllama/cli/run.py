@@ -204,7 +204,7 @@ def read_prompt(argument: str | Path | None, *, raw: bool, quiet: bool = False) 
 def _piped(what: str, quiet: bool) -> str:
     """All of standard input, however slowly it comes; that it is waited for is said."""
     ends = "Ctrl-Z" if os.name == "nt" else "Ctrl-D"
-    said = f"reading {what} from standard input; its end is awaited ({ends}, or < {os.devnull})"
+    said = f"reading {what} from standard input; end it with {ends}, or use < {os.devnull}"
     waiting = threading.Timer(WAITS_S, diagnostics.note, [said])
     waiting.daemon = True
     if not quiet:
@@ -228,11 +228,11 @@ def _say_model(prompt: str | None) -> None:
     """Who comes from other tools types the model's name first."""
     if prompt is None or not prompt or any(sign.isspace() for sign in prompt):
         return
-    from specllama.models import catalog, refs
+    from specllama.models import refs
 
-    if prompt in refs.TINY or prompt.endswith(".gguf") or catalog.find(prompt) is not None:
+    if refs.is_reference(prompt):
         diagnostics.note(
-            f"{prompt} is taken for the prompt; as the model: specllama run -m {prompt} PROMPT"
+            f"{prompt} is the prompt here; to use it as the model: specllama run -m {prompt} PROMPT"
         )
 
 

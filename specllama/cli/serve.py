@@ -70,7 +70,7 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
          "each, in their order; auto is the model's own.")  # fmt: skip
 @grouped("-m", "--model", multiple=True, metavar="REF", group="Model",
          shell_complete=completing.models,
-         help="Target: a path, user/repo[:quant], a catalogue name, or a folder of models. "
+         help="Target: a path, user/repo[:quant], a catalog name, or a folder of models. "
          "Repeatable: requests name one of them, and the first is loaded at once.")  # fmt: skip
 @grouped("--on-demand", is_flag=True, group="Model",
          help="Also serve every other model on this machine: a request that names one loads "

@@ -46,7 +46,7 @@ from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.window import FixedWindow, Window
 from specllama.stats import SpecStats
-from specllama.text import passage_ending
+from specllama.text import passage_ending, spelled
 
 # A lead below this, in logits before the temperature, can flip when a pass of another width rounds
 # differently (measured: up to 0.1 on CPUs).
@@ -467,7 +467,7 @@ class Conversation:
 
     def _show(self, tokens: Sequence[int]) -> tuple[str, ...]:
         piece = self._piece
-        return tuple([piece(t, special=True).decode("utf-8", "replace") for t in tokens])
+        return tuple([spelled(piece(t, special=True)) for t in tokens])
 
     def _make_room(self) -> EventSteps[None]:
         """Keep the head of the prompt and the newer half of the rest, and read them again.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specllama.backend import devices, placement, planning, rpc
+from specllama.backend import devices, placement, planning, rpc, trial
 from specllama.errors import DoesNotFit
 from specllama.models import context, memory, running_state
 from specllama.models.gguf import GgufHeader, read_header
@@ -166,6 +166,7 @@ def read_pair(target: Path, draft: Path | None, options: EngineOptions) -> Pair:
     Raises:
         BadGguf, UnsupportedModel, PairIncompatible, DoesNotFit, CannotLoad.
     """
+    trial.require()
     rpc.use(options.rpc)
     header = read_header(target)
     check_loadable(header, "target")

@@ -29,7 +29,7 @@ from specllama.cancel import Cancel
 from specllama.engine.process import Child, OnMessage
 from specllama.engine.serving import EngineFactory as EngineFactory
 from specllama.engine.serving import OnEvent
-from specllama.errors import EngineError, SpecllamaError
+from specllama.errors import EngineDied, EngineError, SpecllamaError
 from specllama.events import Event, Notice
 from specllama.interface import EngineInfo, EngineLike, Message, Prompt, SlotAction, Stepped
 from specllama.settings.params import EngineOptions, GenerateParams
@@ -157,7 +157,13 @@ class EngineHost:
         Raises:
             SpecllamaError: what the load raised in the child, or EngineDied.
         """
-        self._last_info = self.begin().wait_ready()
+        child = self.begin()
+        try:
+            self._last_info = child.wait_ready()
+        except EngineDied:
+            if not child.distrusted:
+                raise
+            return self.start()
         return self._last_info
 
     def begin(self) -> Child:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from specllama.backend import trial
 from specllama.backend.base import OpenedPair
 from specllama.cancel import StopFlag
 from specllama.engine.gguf_pair import read_pair
-from specllama.events import Event
+from specllama.events import Event, Notice
 from specllama.settings.params import EngineOptions
+
+logger = logging.getLogger("specllama.engine.open_gguf")
 
 
 def open_pair(
@@ -21,6 +25,11 @@ def open_pair(
 ) -> OpenedPair:
     """See ``base.Opener``."""
     pair = read_pair(target, draft, options)
+    for said in trial.untold():
+        if on_progress is None:
+            logger.warning("%s", said)
+        else:
+            on_progress(Notice(said, "warning", "trial"))
     from specllama.engine.gguf_models import open_models
 
     return open_models(pair, on_progress, stop)

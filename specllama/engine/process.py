@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from specllama.engine.pulse import Part, Pulse, Watchdog
 from specllama.engine.serving import EngineFactory, OnEvent, serve
 from specllama.errors import EngineDied, EngineError, EngineStuck, SpecllamaError
+from specllama.events import Notice
 from specllama.interface import EngineInfo
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Child:
         self.info: EngineInfo | None = None
         self.death: SpecllamaError | None = None
         self.stuck: EngineStuck | None = None  # it is being ended for that
+        self.distrusted = False  # it died of what its successor does without
         self._culprit = 0  # the request that it was stuck in, where that is known
         self._on_event = on_event
         self._on_death = on_death
@@ -270,6 +272,12 @@ class Child:
                 if self._listeners
                 else "while nothing was asked of it"
             )
+            if self.process.exitcode == -signal.SIGILL:
+                from specllama.backend import trial  # only here: a screen is drawn without it
+
+                self.distrusted = trial.distrust("SIGILL")
+                if self.distrusted and self._on_event is not None:
+                    self._on_event(Notice(trial.LATER, "warning", "trial"))
             self.death = _obituary(
                 self.process.exitcode, self._log, when, loading=self.info is None
             )
@@ -302,15 +310,11 @@ _CAUSES = {
     "SIGABRT": "llama.cpp aborted",
     "SIGSEGV": "a crash in native code",
     "SIGBUS": "did the file change, or the disk fail, while it was read?",
-    "SIGILL": "built for another processor?",
+    "SIGILL": "this build of llama.cpp uses an instruction that fails on this processor",
 }
-# what Windows gives instead of a signal
-_STATUSES = {0xC0000005: "SIGSEGV", 0xC000001D: "SIGILL", 0xC0000409: "SIGABRT", 3: "SIGABRT"}
 
 
 def _obituary(exitcode: int | None, log: Path, when: str, *, loading: bool) -> EngineDied:
-    if sys.platform == "win32" and exitcode in _STATUSES:
-        exitcode = -signal.Signals[_STATUSES[exitcode]]
     if exitcode is not None and 128 < exitcode < 256:  # a shell's way to say a signal
         exitcode = 128 - exitcode
     if exitcode is not None and exitcode < 0:
@@ -323,11 +327,14 @@ def _obituary(exitcode: int | None, log: Path, when: str, *, loading: bool) -> E
         cause = f"exit status {exitcode}"
     words = last_words(log)
     said = f' llama.cpp said: "{words}"' if words else ""
-    hint = (
-        "choose a smaller model or a shorter context, or check the file with: specllama doctor"
-        if loading
-        else _NEXT
-    )
+    hint = _NEXT
+    if cause.startswith("SIGILL"):
+        hint = (
+            "the next engine does without what was built for it; specllama doctor tells how to "
+            "build llama.cpp again"
+        )
+    elif loading:
+        hint = "choose a smaller model or a shorter context, or check it with: specllama doctor"
     return EngineDied(f"The engine process ended {when} ({cause}).{said}", hint)
 
 
@@ -373,10 +380,8 @@ def _ensure_resource_tracker() -> None:
     """Start multiprocessing's helper while stderr is a real file.
 
     A running Textual app replaces sys.stderr by an object whose fileno() is -1, and the helper
-    passes that number on to exec, which refuses it. Windows has no helper.
+    passes that number on to exec, which refuses it.
     """
-    if sys.platform == "win32":
-        return
     try:
         broken = sys.stderr is None or sys.stderr.fileno() < 0
     except (OSError, ValueError):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from specllama.backend import verdicts
+from specllama.backend import trial, verdicts
 from specllama.backend.base import Outputs
 from specllama.backend.cores import physical_cores
 from specllama.events import Event, Notice
@@ -90,6 +90,8 @@ def repacks(
         bitwise: whether its passes of every width compute a row alike.
         report: hears that it is being measured.
     """
+    if not trial.repacks():
+        return False
     if pair.options.repack != "auto":
         return pair.options.repack == "on"
     if not _has_choice(pair):
@@ -111,6 +113,8 @@ def repacks(
 
 def line(pair: Pair) -> str:
     """How the target's weights will lie in memory, and why."""
+    if not trial.repacks():
+        return "as stored: repacked, they end this build of llama.cpp here"
     if pair.options.repack != "auto":
         return "repacked where llama.cpp can" if pair.options.repack == "on" else "as stored"
     if not _has_choice(pair):

@@ -100,8 +100,7 @@ class ReplyBuilder:
         return RoundFate(kept, "".join(thoughts), "".join(text), reason)
 
     def finish(self, reason: FinishReason | None) -> tuple[str, str]:
-        """Thought and text that were held back for a mark, a stop string or a character that never
-        completed."""
+        """Return thought and text that were held back for a mark or a stop string."""
         text: list[str] = []
         thoughts: list[str] = []
         if self._reader is not None:

@@ -19,6 +19,7 @@ request goes on from what was read.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -38,8 +39,10 @@ from specllama.models.memory import SPARE, available_memory
 from specllama.settings.params import SERVER, GenerateParams
 from specllama.speculative.drafting.drafter import Drafter
 
+logger = logging.getLogger("specllama.engine.seating")
+
 _WORTH = 16  # fewer tokens are as soon read as found
-_AGAIN = "what was kept of this text on disk cannot be used, it is read again"
+_AGAIN = "the saved state of this conversation cannot be used, so it is read again"
 _PRICE = 4  # tokens read ahead for each that need not be read later, at most
 
 
@@ -62,6 +65,12 @@ class Seat:
     said: str
     until: int = 0
     lost: str = ""
+
+
+def _other_files() -> str:
+    """Log that no state is for these files, which is no loss to warn of; return ""."""
+    logger.info("the saved state is of other files, another build or other settings")
+    return ""
 
 
 class Seats:
@@ -353,7 +362,8 @@ class Seats:
         longest = self._slots[0].target.n_ctx
         found = self.shelf.best(params.scope, usable, held + _WORTH, longest)
         if found is None:
-            return self.shelf.trouble()
+            other = held < _WORTH and self.shelf.elsewhere(params.owner)
+            return _other_files() if other else self.shelf.trouble()
         try:
             self._fetched = [self.shelf.take(found)]
         except StoreError as error:

@@ -218,6 +218,10 @@ class Shelf:
         numbers = head.inexact_from, head.read, head.reply_end
         return ParkedText(target, *numbers, scope, beside=beside, heads=heads)
 
+    def elsewhere(self, owner: str) -> bool:
+        """Whether an owner's text was written for other files, another build or settings."""
+        return owner != SERVER and self._states.elsewhere(owner)
+
     # -- writing --
 
     def put(self, text: ParkedText) -> None:

@@ -14,6 +14,7 @@ from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.drafter import Drafter, Held
 from specllama.speculative.drafting.method import HINTS, Facts, find, methods
 from specllama.speculative.rules import rule_of
+from specllama.text import number_of
 
 
 class Slot:
@@ -58,9 +59,8 @@ class Slot:
         if not params.speculate or params.proposer == "none" or params.draft_max == 0:
             return none, ""
         if params.max_tokens is not None and params.max_tokens < params.min_speculative_tokens:
-            return none, (
-                f"speculation skipped: {params.max_tokens} "
-                f"{'token' if params.max_tokens == 1 else 'tokens'} asked for, "
+            return none, "" if info.draft is None else (
+                f"no drafting for {number_of(params.max_tokens, 'token')}: "
                 f"it starts to pay at {params.min_speculative_tokens}"
             )
         if self.target.max_rows < 2:

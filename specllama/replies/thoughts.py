@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from specllama.replies.marks import Marks, first_tag
+from specllama.text import decoded
 
 _FIRST = 0x100  # units below are bytes
 _SPACE = " \t\r\n"
@@ -171,8 +172,7 @@ class Reader:
         if self._turned or self._thoughts > 1:
             return None
         before, behind = (
-            self.spelling.bytes(units, special=True).decode("utf-8", "replace")
-            for units in self._seams
+            decoded(self.spelling.bytes(units, special=True)) for units in self._seams
         )
         return before, behind
 

@@ -253,7 +253,7 @@ class Guard:
             ):
                 await self._answered(refused, scope, hear, answer)
         finally:
-            if self._log is not None and not (status < 400 and scope["path"] in _UNTOLD):
+            if self._log is not None and is_told(scope["path"], status):
                 took = time.monotonic() - begun
                 self._log(_line(scope, client or "no key", status, took))
 
@@ -279,6 +279,12 @@ class Guard:
 def _id(given: str) -> str:
     """What a request is called: as the client says, if that can stand in a header and a log."""
     return given if _GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def is_told(path: str, status: int) -> bool:
+    """True if a request stands in the log: a poll does only where it fails, and not for a load,
+    which has lines of its own."""
+    return path not in _UNTOLD or (status >= 400 and not (status == 503 and path in OPEN))
 
 
 def _line(scope: Scope, client: str, status: int, took_s: float) -> str:

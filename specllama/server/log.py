@@ -7,6 +7,7 @@ import logging
 import os
 import queue
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
@@ -19,6 +20,7 @@ from specllama.server.served import ServedModel
 from specllama.settings.config import Settings
 
 _MOST = 1000  # lines that were not written yet; further ones are dropped, and counted
+_EACH_S = 5.0  # between two lines of one load
 _FILES, _FILE_BYTES = 5, 10 << 20  # as ``log-file`` says
 _FORMAT = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
 
@@ -46,6 +48,7 @@ class ServerLog:
         self._writer = QueueListener(lines, handler)
         self._ends = file is not None  # a terminal may stall for good
         self._states: dict[str, str] = {}
+        self._begun: dict[str, tuple[float, float]] = {}  # when a load began, and was told last
         self._logger = logging.getLogger("specllama.server")
         self._logger.setLevel(logging.WARNING if quiet else logging.INFO)
         self._logger.propagate = False
@@ -79,6 +82,13 @@ class ServerLog:
         if model.state != before:
             why = f": {model.failed}" if model.failed and model.state == "unloaded" else ""
             self.say(f"{model.name} is {model.state}{why}")
+            self._begun[model.name] = (time.monotonic(),) * 2
+        elif model.state == "loading" and 0 < model.progress < 1:
+            (begun, told), now = self._begun[model.name], time.monotonic()
+            if now - told >= _EACH_S:
+                left = (now - begun) * (1 / model.progress - 1)
+                self.say(f"{model.name} is {model.progress:.0%} loaded, about {left:.0f} s left")
+                self._begun[model.name] = begun, now
 
     def close(self) -> None:
         """Write what was taken."""

@@ -237,8 +237,9 @@ class GenerateParams:
     proposer: str = speculation(
         "auto",
         "Method of drafting. auto is mixed: forced text and copies of the text compete with the "
-        "draft model or head of the pair.",
+        "draft model or head of the pair; a wrong name lists all methods.",
         choices=PROPOSERS,
+        metavar="METHOD",
     )
     draft_max: int | None = speculation(
         None,

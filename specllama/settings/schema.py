@@ -24,7 +24,7 @@ class AppOptions:
 
     model: str | None = setting(
         None,
-        "Target: a path, user/repo[:quant] or a catalogue name. Without it: the bundled tiny "
+        "Target: a path, user/repo[:quant] or a catalog name. Without it: the bundled tiny "
         "pair; in the terminal app, the pair opened last.",
         flags=("-m", "--model"),
         metavar="REF",

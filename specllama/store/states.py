@@ -93,6 +93,11 @@ class States:
         """Delete what an owner has, whatever it was written for."""
         forget(owner, self.root)
 
+    def elsewhere(self, owner: str) -> bool:
+        """Whether there is something of this owner that something else can read."""
+        others = self.root.glob(f"*/{owner}.*{SUFFIX}")
+        return any(path.parent != self.path for path in others)
+
 
 def opened(path: Path) -> StateFile:
     """A file that was written anywhere.

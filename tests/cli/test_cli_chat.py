@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import select
@@ -60,25 +59,17 @@ def test_commands_change_the_conversation(cli, tmp_path: Path) -> None:
 /draft-max 2
 /proposer ngram
 /seed 7
-/set top-k 3
 one
 /retry
 /retry new
 /continue
 /edit uno
-/before
-/after
 two
 /undo
-/save My talk
-/save talk.md
-/save talk.json
-/stats
 /sessions
 /seed none
 /new
 three
-/load My talk
 /quit
 never
 """
@@ -88,23 +79,12 @@ never
     first = cli.engine.requests[0]
     assert first.prompt[0] == Message("system", "Be brief.")
     assert first.params.sampling.temperature == 0.0
-    assert first.params.sampling.top_k == 3
     assert (first.params.draft_max, first.params.proposer, first.params.seed) == (2, "ngram", 7)
     assert [r.params.seed for r in cli.engine.requests[1:3]] == [7, 8]
     assert cli.engine.requests[3].prompt[-1] == Message("assistant", "B.")
     assert questions(cli)[4] == "uno"
     assert cli.engine.requests[6].params.seed is None
-    assert (tmp_path / "talk.md").read_text().startswith("# My talk\n")
-    saved = json.loads((tmp_path / "talk.json").read_text())
-    assert [m["content"] for m in saved["messages"]] == ["uno", "D."]
-    for words in (
-        "took back: two",
-        "saved as “My talk”",
-        "guesses kept",
-        "2 messages",
-        "version 1 of 2",
-    ):
-        assert words in result.err
+    assert "took back: two" in result.err
 
 
 @pytest.mark.parametrize(
@@ -117,17 +97,13 @@ never
         ("/undo", "nothing to undo"),
         ("/continue", "no reply to continue"),
         ("/edit", "nothing to edit"),
-        ("/before", "no other version yet"),
-        ("/load", "no stored session"),
         ("/read", "/read takes a path"),
         ("/read none.txt", "none.txt: there is no such file"),
         ("/draft-max", "a value is missing"),
         ("/draft-max many", "draft-max must be a whole number"),
         ("/draft-max 100", "draft-max must be a whole number from 0 to 64"),
         ("/proposer nobody", "proposer must be one of"),
-        ("/set threads 3", "cannot be changed while a model is loaded"),
-        ("/set temprature 3", "did you mean temperature?"),
-        ("/save /no/such/folder/x.md", "cannot write"),
+        ("/save talk.md", "there is no command /save"),
     ],
 )
 def test_wrong_commands_do_not_end_the_chat(cli, line: str, words: str) -> None:

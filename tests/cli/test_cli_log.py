@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from fakes import Reply
 
+from specllama.cli.log import _visible
 from specllama.events import RoundDone
 from specllama.paths import rounds_dir
 from specllama.stats import SpecStats
@@ -78,6 +79,10 @@ def test_show_json_is_the_log(logged) -> None:
     assert logged("log", "show", "--json").json == [
         json.loads(line) for line in path.read_text().splitlines()
     ]
+
+
+def test_only_spaces_at_the_ends_of_a_token_are_marked() -> None:
+    assert [_visible(one) for one in (" a b\n", "<F0 9F>", "  ")] == ["␣a b⏎", "<F0 9F>", "␣␣"]
 
 
 def test_stats_agree_with_the_rounds(logged) -> None:

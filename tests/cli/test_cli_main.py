@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
 from specllama import cli as cli_package
-from specllama.cli import SUMMARIES, diagnostics, group
+from specllama.cli import SUMMARIES, chat, diagnostics, group
 from specllama.errors import (
     BadGguf,
     ConfigError,
@@ -64,6 +65,25 @@ def test_version_and_help() -> None:
         assert f"\n  {name} " in shown
 
 
+def test_a_group_alone_shows_its_help_in_lines(cli) -> None:
+    result = cli("hub")
+    assert result.code == 2
+    assert "\nCommands:\n" in result.err
+    assert "error" not in result.err
+
+
+@pytest.mark.parametrize("line", [("--help",), ("hub", "-h"), ("bench", "-h"), ("log", "-h")])
+def test_no_summary_of_a_command_is_cut(cli, line: tuple[str, ...]) -> None:
+    assert "..." not in cli(*line).out.partition("Commands:")[2].partition("Examples:")[0]
+
+
+def test_help_names_the_proposer_in_a_word(cli) -> None:
+    shown = cli("run", "--help").out
+    assert "--proposer METHOD" in shown
+    assert max(map(len, shown.splitlines())) <= 100
+    assert "'ngram'" in cli("run", "--proposer", "help", "Hi").err
+
+
 def test_alone_without_a_terminal_shows_help_and_fails() -> None:
     done = run()
     assert done.returncode == 2
@@ -81,6 +101,52 @@ def test_summaries_list_exactly_the_commands_there_are() -> None:
         assert command.help
         if name in ("run", "chat", "log", "config", "prove", "hub"):
             assert "Examples:" in (command.epilog or "")
+
+
+@pytest.mark.parametrize(
+    ("args", "model", "n"),
+    [
+        (["-m", "a.gguf"], "a.gguf", None),
+        (["--model=a.gguf", "-n", "3"], "a.gguf", 3),
+        (["--model", "a.gguf"], "a.gguf", None),
+        (["-ma.gguf"], "a.gguf", None),
+        (["./folder/a.gguf", "-n", "3"], "./folder/a.gguf", 3),
+        (["--offline", "a.gguf"], "a.gguf", None),
+        (["tiny"], "tiny", None),
+        (["user/repo:Q4_K_M"], "user/repo:Q4_K_M", None),
+        (["-n", "3"], None, 3),
+    ],
+)
+def test_a_model_without_a_command_opens_the_app(
+    cli, monkeypatch: pytest.MonkeyPatch, args: list[str], model: str | None, n: int | None
+) -> None:
+    opened: list[Any] = []
+    monkeypatch.setenv("SPECLLAMA_OFFLINE", "1")
+    monkeypatch.setattr(cli_package, "_need_terminal", lambda words: None)
+    monkeypatch.setattr(chat, "_can_draw", lambda: True)
+    monkeypatch.setattr(chat, "_terminal_app", lambda settings, *rest: opened.append(settings) or 0)
+    assert cli(*args).code == 0
+    assert (opened[0]["model"], opened[0]["max-tokens"]) == (model, n)
+
+
+@pytest.mark.parametrize("args", [["-m", "gone.gguf"], ["./gone.gguf"], ["-d", "gone.gguf"]])
+def test_a_file_that_is_not_there_is_said_before_the_app_opens(
+    cli, monkeypatch: pytest.MonkeyPatch, args: list[str]
+) -> None:
+    monkeypatch.setattr(cli_package, "_need_terminal", lambda words: None)
+    monkeypatch.setattr(chat, "_can_draw", lambda: True)
+    result = cli(*args)
+    assert result.code == 3
+    assert "gone.gguf" in result.err
+    assert "specllama hub ls" in result.err
+
+
+@pytest.mark.parametrize("args", [["-m", "a.gguf"], ["a.gguf"]])
+def test_a_model_without_a_terminal_gets_the_next_command(cli, args: list[str]) -> None:
+    result = cli(*args)
+    assert result.code == 2
+    assert 'specllama run -m a.gguf "…"' in result.err
+    assert cli(*args, "--plain").code == 0  # a chat line by line needs none
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a plain chat writes to files, and what the log says of a reply's speed."""
+"""The speed that the log says of a reply."""
 
 from __future__ import annotations
 
@@ -7,22 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-
-def test_save_never_replaces_a_file_unless_told(cli: Any, tmp_path: Path) -> None:
-    file = tmp_path / "chat.md"
-    file.write_text("mine")
-    done = cli("chat", stdin=b"Hi\n/save chat.md\n")
-    assert done.code == 2
-    assert "chat.md exists" in done.err
-    assert "/save! chat.md" in done.err
-    assert file.read_text() == "mine"
-    done = cli("chat", stdin=b"Hi\n/save! chat.md\n/save other.json\n")
-    assert done.code == 0
-    assert "Hi" in file.read_text()
-    assert json.loads((tmp_path / "other.json").read_text())
-    done = cli("chat", stdin=b"Hi\n/save! a title\n")
-    assert done.code == 2
 
 
 def test_run_and_log_state_one_speed(cli: Any) -> None:

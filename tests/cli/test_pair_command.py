@@ -126,15 +126,27 @@ def test_a_target_that_is_none(folder: Path, capsys: pytest.CaptureFixture[str])
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.e2e
-def test_measure(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECLLAMA_THREADS", "1")
-    assert invoke(["pair", "tiny", "tiny-draft", "--measure", "--json"]) == 0
-    measured = json.loads(capsys.readouterr().out)["measured"]
-    assert 0 <= measured["acceptance"] <= 1
-    assert measured["step_ms"] > 0
-    assert measured["draft_ms"] > 0
-    if measured["drafted"] >= 20:
-        assert measured["pays"] is (measured["acceptance"] > measured["required_acceptance"])
-    else:
-        assert measured["pays"] is None
+def test_the_memory_is_that_of_the_context_that_a_load_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specllama.engine.gguf_pair import read_pair
+    from specllama.models import memory
+    from specllama.settings.params import EngineOptions
+
+    monkeypatch.setattr(memory, "available_memory", lambda: 400 << 20)
+    target = ggufs.write_llama(tmp_path / "target.gguf", width=256, context=131_072)
+    draft = ggufs.write_llama(tmp_path / "draft.gguf", context=131_072)
+    assert invoke(["pair", str(target), str(draft), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["drafts"]
+    loaded = read_pair(target, draft, EngineOptions()).n_ctx
+    assert 8192 < loaded < 131_072
+    assert found["memory"]["target"]["n_ctx"] == loaded
+
+
+def test_a_large_draft_is_said_to_gain_hardly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = ggufs.write_llama(tmp_path / "target.gguf", width=256, blocks=4)
+    ggufs.write_llama(tmp_path / "half.gguf", width=256, blocks=2)
+    assert invoke(["pair", str(target), str(tmp_path)]) == 0
+    assert "will hardly gain: 1/" in capsys.readouterr().out

@@ -45,8 +45,8 @@ def test_it_is_drafted_with_from_the_command_line(
     drafter: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def run(*more: str) -> dict[str, object]:
-        argv = ["run", "-m", "tiny", "-t", "1", "--seed", "3", "-n", "24", "--json", *more]
-        assert invoke([*argv, "Write a story about a lighthouse"]) == 0
+        argv = ["run", "-m", "tiny", "-t", "1", "--repack", "off", "--seed", "3", "-n", "24"]
+        assert invoke([*argv, "--json", *more, "Write a story about a lighthouse"]) == 0
         done: dict[str, object] = json.loads(capfd.readouterr().out.splitlines()[-1])
         return done
 

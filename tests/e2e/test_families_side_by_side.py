@@ -28,7 +28,7 @@ FAMILIES: dict[str, Callable[..., Path]] = {
 }
 METHODS = ("none", "ngram", "draft", "suffix", "mtp")
 LANES = 3
-OPTIONS = EngineOptions(n_ctx=1024, threads=1, check_memory=False)
+OPTIONS = EngineOptions(n_ctx=1024, threads=1, repack="off", check_memory=False)
 
 Key = tuple[int, int, float]
 

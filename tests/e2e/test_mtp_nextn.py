@@ -43,7 +43,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def opened(path: Path, home: Path, **options: Any) -> Iterator[Engine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(home))
-        with Engine.load(path, None, EngineOptions(threads=1, **options)) as engine:
+        with Engine.load(path, None, EngineOptions(threads=1, repack="off", **options)) as engine:
             yield engine
 
 

@@ -55,7 +55,9 @@ def engine(
     folder = tmp_path_factory.mktemp("other")
     own = request.param == "own tokenizer"
     draft = OTHER if own else renumbered(folder / "draft.gguf", 18)
-    options = EngineOptions(n_ctx=2048, threads=1, allow_other_vocab=True, check_memory=False)
+    options = EngineOptions(
+        n_ctx=2048, threads=1, repack="off", allow_other_vocab=True, check_memory=False
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(folder / "home"))
         with Engine.load(TARGET, draft, options) as opened:
@@ -120,7 +122,7 @@ def test_characters_of_several_tokens_come_out_whole(engine: Engine, temperature
     both(engine, MULTIBYTE, temperature, ignore_eos=True, max_tokens=40)
     forced = both(engine, MULTIBYTE, temperature, grammar=ALPHABET, max_tokens=120)
     assert forced.text.startswith("Grüße 漢字 🙂: ")
-    assert "\ufffd" not in forced.text.removesuffix("\ufffd")
+    assert "\ufffd" not in forced.text
     pieces = [engine.vocab.piece(t) for t in forced.token_ids]
     assert any(b >= 0x80 for piece in pieces for b in piece)
     assert forced.text.encode() in b"".join(pieces)

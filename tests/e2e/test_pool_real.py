@@ -26,7 +26,7 @@ ALIKE = EngineOptions(threads=1).resolved(on_gpu=False)
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[LlamaModel]:
-    loaded = LlamaModel(bundled("tiny-target"), gpu_layers="0")
+    loaded = LlamaModel(bundled("tiny-target"), gpu_layers="0", repack=False)
     yield loaded
     loaded.close()
 
@@ -64,7 +64,8 @@ def test_every_row_is_that_of_its_lane_alone(
 @pytest.fixture(scope="module")
 def windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
     path = tmp_path_factory.mktemp("windows") / "m.gguf"
-    loaded = LlamaModel(write_windows(path, window=24, quant="Q4_0"), pre="gpt-2", gpu_layers="0")
+    write_windows(path, window=24, quant="Q4_0")
+    loaded = LlamaModel(path, pre="gpt-2", gpu_layers="0", repack=False)
     yield loaded
     loaded.close()
 

@@ -215,8 +215,8 @@ def test_the_table_has_a_column_for_each_way() -> None:
     assert code == 0
     head, ngram, none, *_ = out.splitlines()
     assert "cold" in head
-    assert "behind a stranger" in head
-    assert "behind own turns" in head
+    assert "after another prompt" in head
+    assert "second turn" in head
     assert ngram.split()[:5] == ["ngram", "0", "1/1", "1/1", "1/1"]
     assert none.split()[:5] == ["none", "0", "–", "1/1", "–"]
     code, out, _ = run("-n", "1", "--temperature", "0", "--proposer", "ngram", "--parallel", "2")

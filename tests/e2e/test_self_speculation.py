@@ -22,7 +22,9 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    with Engine.load("tiny-target", None, EngineOptions(threads=1, n_ctx=1024)) as engine:
+    with Engine.load(
+        "tiny-target", None, EngineOptions(threads=1, repack="off", n_ctx=1024)
+    ) as engine:
         yield engine
 
 
@@ -65,7 +67,9 @@ def test_the_draft_is_made_at_first_use_and_found_again(engine: Engine) -> None:
     assert ids(events) == ids(plain)
     made = path.stat().st_mtime_ns
     engine.reset()
-    with Engine.load("tiny-target", None, EngineOptions(threads=1, n_ctx=512)) as again:
+    with Engine.load(
+        "tiny-target", None, EngineOptions(threads=1, repack="off", n_ctx=512)
+    ) as again:
         other = list(again.generate(prompt, greedy()))
     assert path.stat().st_mtime_ns == made
     assert ids(other) == ids(plain)

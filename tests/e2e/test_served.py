@@ -29,7 +29,7 @@ LENGTH = 24
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("home")))
-        options = EngineOptions(n_ctx=1024, threads=1, parallel=LANES)
+        options = EngineOptions(n_ctx=1024, threads=1, repack="off", parallel=LANES)
         with serving(LoadEngine("tiny", None, options)) as running:
             yield running
 
@@ -54,7 +54,7 @@ def test_replies_under_load_are_those_of_requests_alone(served: Serving) -> None
 
     with ThreadPoolExecutor(len(asked)) as pool:
         replies = list(pool.map(ask, asked))
-    with Engine.load("tiny", None, EngineOptions(n_ctx=1024, threads=1)) as alone:
+    with Engine.load("tiny", None, EngineOptions(n_ctx=1024, threads=1, repack="off")) as alone:
         for body, (text, n, near_ties) in zip(asked, replies, strict=True):
             params = GenerateParams(
                 seed=body["seed"],

@@ -37,7 +37,7 @@ def options(home: None, tmp_path_factory: pytest.TempPathFactory) -> EngineOptio
     """With a block drafter of random weights, beside the heads that ship."""
     path = tmp_path_factory.mktemp("drafter") / "dspark.gguf"
     write_dflash(path, resolve("tiny-target"), kind="dspark", layers=(1, 3))
-    return EngineOptions(threads=1, heads=(str(path),))
+    return EngineOptions(threads=1, repack="off", heads=(str(path),))
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ WORDS = (Path(__file__).parents[2] / "README.md").read_text("utf-8").split()
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Engine]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("home")))
-        options = EngineOptions(threads=1)
+        options = EngineOptions(threads=1, repack="off")
         with Engine.load("tiny", None, options) as a, Engine.load("tiny", None, options) as b:
             yield a, b
 

@@ -7,6 +7,8 @@ import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from servers import serving, table
@@ -14,6 +16,7 @@ from servers import serving, table
 from specllama.cli import invoke
 from specllama.errors import ConfigError, UsageError
 from specllama.server import log as server_log
+from specllama.server.guard import is_told
 from specllama.server.log import ServerLog
 from specllama.settings.config import load_settings
 
@@ -79,6 +82,31 @@ def test_what_is_told(tmp_path: Path) -> None:
     LOGGER.warning("a warning")
     quiet.close()
     assert [line[20:] for line in file.read_text("utf-8").splitlines()] == ["a word", "a warning"]
+
+
+def test_a_long_load_says_how_long_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_log, "time", clock := SimpleNamespace(now=0.0))
+    clock.monotonic = lambda: clock.now
+    log = ServerLog(tmp_path / "serve.log")
+    model = SimpleNamespace(name="m", state="loading", failed="", progress=0.0)
+    for now, share in ((0.0, 0.0), (2.0, 0.1), (6.0, 0.3), (8.0, 0.5), (12.0, 0.75)):
+        clock.now, model.progress = now, share
+        log.model(cast(Any, model))
+    model.state = "loaded"
+    log.model(cast(Any, model))
+    log.close()
+    assert [line[20:] for line in (tmp_path / "serve.log").read_text("utf-8").splitlines()] == [
+        "m is loading",
+        "m is 30% loaded, about 14 s left",
+        "m is 75% loaded, about 4 s left",
+        "m is loaded",
+    ]
+
+
+def test_polls_stand_in_the_log_where_they_fail() -> None:
+    told = [("/v1/models", 200), ("/metrics", 503), ("/health", 500), ("/metrics", 401)]
+    assert all(is_told(path, status) for path, status in told)
+    assert not any(is_told(path, status) for path, status in [("/health", 503), ("/health", 200)])
 
 
 def test_lines_that_nobody_takes_are_counted(tmp_path: Path) -> None:

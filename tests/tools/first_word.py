@@ -148,14 +148,18 @@ def measure(
 
 
 def table(name: str, found: dict[str, list[Times]]) -> None:
-    base = {k: statistics.median(t[k] for t in found.get("bare", [])) for k in ("word", "end")}
+    bare = found.get("bare", [])
+    base = {k: statistics.median(t[k] for t in bare) for k in bare[0]} if bare else {}
     print(f"\n{name}\n{'arm':8} {'':6} {'median':>7}  {'spread':15} {'of bare':>7}")
     for arm, times in found.items():
         for what in times[0]:
             values = [one[what] for one in times]
             median = statistics.median(values)
             spread = f"{min(values):.2f} to {max(values):.2f}"
-            ratio = f"{median / base[what]:7.2f}" if arm == "run" else ""
+            ratio = f"{median / base[what]:7.2f}" if arm in ("run", "app") and what in base else ""
+            if arm == "second":  # as a part of it
+                first = statistics.median(one[what] for one in found["first"])
+                ratio = f"first: {first / median:.2f}"
             print(f"{arm:8} {what:6} {median:7.2f}  {spread:15} {ratio}")
 
 

@@ -27,7 +27,7 @@ from fakes import (
 from specllama import paths
 from specllama.engine.host import EngineHost, LoadEngine
 from specllama.errors import BadGguf
-from specllama.events import Event, LoadProgress
+from specllama.events import Event, LoadProgress, Notice
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.tui.screens.models import ModelsScreen
 from specllama.tui.state import Preferences
@@ -40,6 +40,20 @@ def chosen_from(recipes: dict[str, Any]) -> Callable[[str, str | None], Any]:
 
 
 # ---------------------------------------------------------------------- the first load
+
+
+async def test_what_a_load_warns_of_is_shown_once_it_is_over(start: Any) -> None:
+    """A build of llama.cpp that dies in one layout, say: progress that follows hides it."""
+
+    class Warned(Recipe):
+        def __call__(self, progress: Callable[[Event], None], /) -> Any:
+            progress(Notice("this build dies; again: CXXFLAGS=x pip install", "warning", "trial"))
+            progress(LoadProgress("target", "one.gguf", 0.5))
+            return super().__call__(progress)
+
+    async with start(recipe=Warned()) as d:
+        await d.until(lambda: any("CXXFLAGS" in n.message for n in d.app._notifications))
+        assert not d.app.loader.warned
 
 
 async def test_a_relative_path_is_remembered_from_every_folder(

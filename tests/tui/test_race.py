@@ -258,7 +258,7 @@ async def test_the_race_is_run_and_judged(start: Any) -> None:
         assert ratio_words(found.verdict) in d.shown
         assert '"a question"' in d.shown
         assert "3 pairs of runs, by the clock" in d.shown
-        assert "of those judged" in d.shown
+        assert "of those checked" in d.shown
         assert "Leave it as it is: drafting pays here" in d.shown
 
 

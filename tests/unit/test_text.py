@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from specllama.text import (
     TextStream,
     WordCount,
+    decoded,
     encodable,
     passage_ending,
     sanitize,
     sanitize_line,
+    spelled,
 )
 
 
@@ -51,7 +53,10 @@ def test_any_bytes_decode_like_the_whole(data: bytes, at: list[int]) -> None:
     stream = TextStream()
     pieces = cut(data, at)
     out = "".join(stream.feed(piece) for piece in pieces) + stream.finish()
-    assert out == data.decode("utf-8", "replace")
+    assert out == decoded(data)
+    assert out == data.decode("utf-8", "replace") or out + "\ufffd" == data.decode(
+        "utf-8", "replace"
+    )
 
 
 def test_nothing_that_may_be_a_stop_is_shown_early() -> None:
@@ -81,7 +86,17 @@ def test_a_character_over_three_tokens() -> None:
     assert [stream.feed(bytes([b])) for b in "€".encode()] == ["", "", "€"]
     assert TextStream().feed(b"\xe2\x82") == ""
     stream.feed(b"\xe2\x82")
-    assert stream.finish() == "\ufffd"
+    assert stream.finish() == ""  # what ends inside a character ends before it
+    assert TextStream().feed("\ufffd".encode()) == "\ufffd"  # written as such
+
+
+def test_a_token_that_is_no_character_shows_its_bytes() -> None:
+    llama = "🦙".encode()
+    assert [spelled(llama[:2]), spelled(llama[2:]), spelled(b" a" + llama[:1])] == [
+        "<F0 9F>", "<A6 99>", " a<F0>",
+    ]  # fmt: skip
+    assert spelled("é🦙\ufffd".encode()) == "é🦙\ufffd"
+    assert decoded("é".encode() + llama[:3]) == "é"
 
 
 def test_an_empty_stop_is_refused() -> None:

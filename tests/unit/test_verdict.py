@@ -258,7 +258,7 @@ def verdict_of(ratio: float, half: float) -> Payoff:
 def test_the_words(ratio: float, half: float, said: str) -> None:
     found = verdict_of(ratio, half)
     assert words(found, "?") == f"{said} · 3.1 tokens a pass · 59% of guesses kept"
-    assert details(found, both=True)[1] == "59% of guesses kept, 79% of those judged"
+    assert details(found, both=True)[1] == "59% of guesses kept, 79% of those checked"
 
 
 @pytest.mark.parametrize(

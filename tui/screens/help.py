@@ -93,7 +93,7 @@ class HelpScreen(Page):
         else:
             parts += self._of_chat(width)
         signs = [*legend.signs(self.glyphs, self.ink), *legend.colours(self.glyphs, self.ink)]
-        parts.append(("\nSigns and colours\n", "bold $primary"))
+        parts.append(("\nSigns and colors\n", "bold $primary"))
         for sign, style, meaning in signs:
             parts += [(" " * max(0, 9 - len(sign)), ""), (sign, style), ("  ", "")]
             parts.append((_hanging(meaning, width, 11), ""))

@@ -134,7 +134,7 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
     (
         "Appearance",
         (
-            Field("theme", "theme", "Colours of the app.", "look"),
+            Field("theme", "theme", "Colors of the app.", "look"),
             Field("glyphs", "symbols", "ascii is for terminals without other symbols.", "look",
                   choices=("auto", "unicode", "ascii")),
             Field("view", "replies", "As text, as drafted, or with the refused guesses. F2"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from textual.content import Content
 
 from specllama.events import Chances, RoundDone
-from specllama.text import number_of, sanitize
+from specllama.text import number_of, sanitize, spelled
 from specllama.tui.record import depth_of, fate_of, is_special
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.stats_strip import duration
@@ -231,8 +231,7 @@ def likeliest(place: Chances | None, glyphs: Glyphs, n: int = 3) -> str:
     if place is None:
         return ""
     return "  ".join(
-        f"{token_text(bytes(one.bytes).decode('utf-8', 'replace'), glyphs)}"
-        f" {math.exp(one.logprob):.0%}"
+        f"{token_text(spelled(bytes(one.bytes)), glyphs)} {math.exp(one.logprob):.0%}"
         for one in place.top[:n]
     )
 

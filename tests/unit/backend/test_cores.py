@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 import sys
 
 import pytest
@@ -27,30 +26,11 @@ def test_apple_silicon_gives_its_performance_cores() -> None:
     assert cores.macos_cores({}.get) is None
 
 
-def record(relation: int, efficiency: int, groups: int = 1) -> bytes:
-    """One SYSTEM_LOGICAL_PROCESSOR_INFORMATION_EX of a core."""
-    masks = b"\0" * 16 * groups
-    body = struct.pack("<BB20xH", 1, efficiency, groups) + masks
-    return struct.pack("<II", relation, 8 + len(body)) + body
-
-
-def test_windows_counts_records_of_the_fastest_class() -> None:
-    plain = record(0, 0) * 8
-    assert cores.windows_cores(plain) == 8
-    hybrid = record(0, 1) * 6 + record(0, 0, groups=2) * 8 + record(3, 9)
-    assert cores.windows_cores(hybrid) == 6
-    assert cores.windows_cores(b"") is None
-    assert cores.windows_cores(plain[:-40]) == 7, "a record cut short"
-    assert cores.windows_cores(struct.pack("<II", 0, 0) + b"\0" * 8) is None, "no endless loop"
-
-
 @pytest.mark.parametrize(
     ("platform", "name", "answer", "expected"),
     [
         ("darwin", "_sysctl", lambda name: 6 if "perflevel0" in name else 10, 6),
         ("darwin", "_sysctl", lambda name: None, 12),
-        ("win32", "_processor_information", lambda: record(0, 0) * 6, 6),
-        ("win32", "_processor_information", lambda: b"", 12),
         ("linux", "_siblings", lambda cpu: str(cpu % 6), 6),
         ("linux", "_siblings", lambda cpu: None, 12),
         ("linux", "_siblings", lambda cpu: "all of them", 1),

@@ -27,13 +27,12 @@ from specllama.bench.arms import (
 )
 from specllama.bench.breakdown import breakdown, parts_of, what_drafting_took
 from specllama.bench.edits import Expected, expecting
-from specllama.bench.energy import EnergyMeter
 from specllama.bench.measure import PassCosts, measure_costs
 from specllama.bench.peer_server import StartedServer
 from specllama.bench.peers import ProgramPeer, make_peers, read_speed
 from specllama.bench.prompts import SLICES, BenchPrompt, half, load_prompts
 from specllama.bench.provenance import provenance
-from specllama.bench.report import difference, read_report, report_document, write_reports
+from specllama.bench.report import read_report, report_document, write_reports
 from specllama.bench.runner import Comparison, compare
 from specllama.bench.svg import bars
 from specllama.bench.tune import Tally, advise, pick, predict, smaller_draft, tune
@@ -268,19 +267,13 @@ def test_percentiles() -> None:
 def test_reports_are_complete_and_self_contained(engine: Engine, tmp_path: Path) -> None:
     result = compare(both(engine), tasks(12), repetitions=1)
     result.provenance = provenance(engine.info, ["bench", "run"])
-    paths = write_reports(result, tmp_path / "deep" / "report.html")
-    assert [p.name for p in paths] == ["report.json", "report.md", "report.html"]
+    paths = write_reports(result, tmp_path / "deep" / "report.md")
+    assert [p.name for p in paths] == ["report.json", "report.md"]
     data = read_report(paths[0])
     assert data["provenance"]["arguments"] == ["bench", "run"]
     assert {s["arm"] for s in data["summaries"]} == {"plain", "specllama"}
     assert "token_ids" not in data["runs"][0], "texts stay at home"
-    page = paths[2].read_text()
-    for outside in ("http://", "https://", "<script", "<link", "@import", "src="):
-        assert outside not in page
-    for svg in page.split("<svg")[1:]:
-        ElementTree.fromstring("<svg" + svg.split("</svg>")[0] + "</svg>")
     assert paths[1].read_text().count("\n| ") + 1 >= 2 + len(result.summaries())
-    assert difference(data, data)[0][4] == "+0.0%"
 
 
 def test_hostile_names_stay_text(engine: Engine) -> None:
@@ -462,19 +455,6 @@ def test_tuning_a_pair(engine: Engine) -> None:
     summary = result.check.summary("specllama", "all")
     assert summary.equal == summary.compared
     json.dumps(result.to_dict())
-
-
-def test_energy_where_the_platform_tells(tmp_path: Path) -> None:
-    assert not EnergyMeter(tmp_path).available
-    zone = tmp_path / "intel-rapl:0"
-    zone.mkdir()
-    (zone / "energy_uj").write_text("900000\n")
-    (zone / "max_energy_range_uj").write_text("1000000\n")
-    meter = EnergyMeter(tmp_path)
-    before = meter.read()
-    (zone / "energy_uj").write_text("400000\n")
-    assert meter.since(before) == pytest.approx(0.5), "the counter wrapped"
-    assert meter.since(None) is None
 
 
 # -- peers ----------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_names_are_unique_and_found_whatever_the_case() -> None:
 
 @pytest.mark.parametrize("text", ["not toml [", "[pairs.x]\nfamily = 'y'", "[pairs]\nx = 3"])
 def test_a_broken_catalogue_says_where(text: str) -> None:
-    with pytest.raises(UsageError, match="catalogue"):
+    with pytest.raises(UsageError, match="catalog"):
         catalog.parse(text)
 
 

@@ -72,6 +72,25 @@ def test_a_result_of_the_type_asked_for(source: Path, tmp_path: Path, kind: str)
 
 
 @pytest.mark.e2e
+@pytest.mark.parametrize("kind", ["q4_0", "q4_k_m", "q6_k", "q3_k_m"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("width", [96, 256])
+def test_the_estimate_knows_the_types_that_the_quantizer_takes(
+    tmp_path: Path, kind: str, tied: bool, width: int
+) -> None:
+    """The output matrix stays wide; rows that are no multiple of 256 take other types."""
+    words = [f"w{i}" for i in range(3000)]
+    source = ggufs.write_llama(
+        tmp_path / "in.gguf", width=width, heads=4, heads_kv=4, hidden=2 * width, tied=tied,
+        tokens=words, merges=["w 1"],
+    )  # fmt: skip
+    target = tmp_path / "out.gguf"
+    job = quantize.prepare(source, target, kind, threads=1)
+    quantize.run(job)
+    assert job.expected == pytest.approx(target.stat().st_size, rel=0.06)
+
+
+@pytest.mark.e2e
 def test_dropping_layers(source: Path, tmp_path: Path) -> None:
     job = quantize.prepare(source, tmp_path / "half.gguf", None, prune="1,3", threads=1)
     header = quantize.run(job)

@@ -238,6 +238,9 @@ def test_summaries_are_cached_and_follow_the_file(model: Path, tmp_path: Path) -
     }
     assert listed[big] == (str(small),)
     assert listed[small] == ()
+    half = ggufs.write_llama(tmp_path / "half.gguf", width=256, blocks=2)  # large, but it fits
+    both = list_models(map(library.single, (big, half)))
+    assert [item.drafts for item in both] == [(str(half),), ()]
 
 
 def test_a_path_is_made_to_last_and_other_references_are_left_alone(

@@ -42,7 +42,7 @@ def test_a_reply_with_its_verdict_rounds_and_legend() -> None:
     assert one.finished.verdict is not None
     page = markdown(Document("T", reply_parts(one, METHODS)))
     assert lead(one.finished.verdict, "") in page
-    assert "of those judged" in page
+    assert "of those checked" in page
     assert f"{one.finished.draft_n_accepted} of {one.finished.draft_n} guesses kept" in page
     assert f"```text\n{LONG}\n```" in page
     assert f"<summary>{len(one.rounds)} rounds</summary>" in page
