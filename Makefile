@@ -3,6 +3,7 @@
 #   make test   install with the test extras, then run every test
 #   make families LLAMA_CPP=FOLDER   compare chat prompts with llama.cpp's own (its source there)
 #   make archs MODELS=FOLDER         draft every architecture (models by its test-llama-archs -o)
+#   make real MODELS=FOLDER           a battery on real files, which it fetches (2 GB)
 #   make engines VLLM=VENV …          start other engines that are installed, ask and prove them
 #   make gpu-check                   build for the GPU that is here, measure it, write a report
 #   make gpu-pack OUT=DIR            what gpu-check needs, for a machine without a network
@@ -31,7 +32,7 @@ ARGS    ?=
 PYVER   ?= 3.12
 export OUT
 
-.PHONY: gpu-check gpu-pack chat test share dist schemas families archs devices engines lint types check pictures screenshots gallery walk clean
+.PHONY: gpu-check gpu-pack chat test share dist schemas families archs real devices engines lint types check pictures screenshots gallery walk clean
 
 chat: $(STAMP)
 	$(BIN)/specllama chat
@@ -45,6 +46,11 @@ families: $(VENV)/.installed-test
 archs: $(VENV)/.installed-test
 	$(BIN)/python tests/tools/families/archs.py $(MODELS)
 	$(BIN)/python tests/tools/families/archs.py $(MODELS) --quant q4_0
+
+# real files in FOLDER, fetched where they are missing (2 GB); 25 minutes, ARGS=--quick 8. Goes on
+# where it was stopped. LLAMA_SERVER=PROGRAM LLAMA_BENCH=PROGRAM time llama.cpp as well
+real: $(VENV)/.installed-test
+	PYTHONPATH=tests/support:tests/tools $(BIN)/python tests/tools/real.py $(MODELS) $(ARGS)
 
 # needs cmake and the GPU's toolkit, too; goes on where it was stopped. .github/gpu.md says more
 gpu-check:
@@ -72,7 +78,7 @@ build/devices$(VULKAN)/bin:
 
 # other engines over the bundled pair, one after another: those whose variable says where they are.
 #   make engines LLAMA_SERVER=PROGRAM MLX_LM=VENV TRANSFORMERS=VENV VLLM=VENV [WAYS="mlx-draft …"]
-export LLAMA_SERVER MLX_LM TRANSFORMERS VLLM
+export LLAMA_SERVER LLAMA_BENCH MLX_LM TRANSFORMERS VLLM
 WAYS ?=
 engines: $(VENV)/.installed-test
 	$(BIN)/python tests/tools/live_engines.py $(WAYS)
@@ -142,8 +148,8 @@ speed: $(VENV)/.installed-dev
 	$(BIN)/specllama bench run $(PAIR) $(WHOLE) -r 3 --breakdown --out speed-auto
 	$(BIN)/specllama bench run $(PAIR) $(WHOLE) -r 2 --temperature 0 \
 	  $(addprefix --proposer ,$(METHODS)) --out speed-methods
-	$(BIN)/specllama bench table speed-methods.json speed-auto.json
-	$(BIN)/specllama bench table speed-auto.json --temperature 1
+	$(BIN)/python tests/tools/speed_table.py speed-methods.json speed-auto.json
+	$(BIN)/python tests/tools/speed_table.py speed-auto.json --temperature 1
 
 # the manual page and the completions that the wheel installs, as the command line tells them
 share: $(VENV)/.installed-test

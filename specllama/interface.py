@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from specllama.cancel import Cancel
 from specllama.events import Event
@@ -101,8 +100,6 @@ class MethodInfo:
     short: str = ""
     letter: str = ""
 
-
-SlotAction = Literal["save", "restore", "erase"]
 
 # how calls look in a chat template that is given tools: "" where it has no place for them, "json"
 # as Hermes and Qwen 3 write them, or a name in ``server.spellings``
@@ -243,10 +240,6 @@ class Stepped(EngineLike, Protocol):
 
     def keep(self) -> None:
         """Nothing runs: have what requests left written to disk, where they want it."""
-        ...
-
-    def slot(self, action: SlotAction, index: int, path: Path | None = None) -> tuple[int, int]:
-        """Save, restore or erase what an idle slot holds: tokens and bytes."""
         ...
 
     def step(self) -> list[tuple[int, Event | Exception]]:

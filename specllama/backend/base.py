@@ -239,13 +239,6 @@ class Lane(Context, Protocol):
         """Hidden states that passes left, by position; follows every rollback."""
         ...
 
-    def exact_prefix(self, keep: int, n: int, begin: int = 0) -> int:
-        """How many of the first ``keep`` tokens are reusable bit for bit in a text of ``n`` tokens:
-        a fresh reading would leave the same cells and read the rest in the same parts. The first
-        ``begin`` tokens are not read, they stay as they were written. Where the parts of a pass
-        change rounding anyway: how many can be reused at all (``reusable_prefix``)."""
-        ...
-
     def branches(self, parents: Sequence[int], reopen: int = 0) -> int:
         """Leaves that a tree pass adds to the lane's tree, see ``Part``. The last ``reopen`` tokens
         become a tree first."""
@@ -272,10 +265,6 @@ class Blob(Protocol):
     @property
     def n_bytes(self) -> int:
         """Memory that it takes."""
-        ...
-
-    def exact_prefix(self, keep: int, n: int, begin: int = 0) -> int:
-        """See ``Lane.exact_prefix``."""
         ...
 
 
@@ -366,6 +355,14 @@ class Pool(Passes, Protocol):
             EngineError: every lane is taken.
             ValueError: there are fewer tokens, or ``into`` holds some.
         """
+        ...
+
+    def exact_prefix(self, held: Lane | Blob, keep: int, n: int, begin: int = 0) -> int:
+        """Count the tokens, of the first ``keep`` that are held, that are reusable bit for
+        bit in a text of ``n`` tokens: a fresh reading would leave the same cells and read the rest
+        in the same parts. The first ``begin`` tokens are not read, they stay as they were written.
+        Where the parts of a pass change rounding anyway: how many can be reused at all
+        (``reusable_prefix``)."""
         ...
 
     def settle(self) -> None:

@@ -103,6 +103,11 @@ def _layers(needs: set[HiddenNeed]) -> set[int]:
 
 def architecture(model: Any) -> str:
     """``general.architecture`` of a loaded model."""
+    return metadata(model, "general.architecture")
+
+
+def metadata(model: Any, key: str) -> str:
+    """Look a value up in the file of a loaded model; "" if it lacks one."""
     buffer = ctypes.create_string_buffer(128)
-    n = int(ll.llama_model_meta_val_str(model, b"general.architecture", buffer, len(buffer)))
+    n = int(ll.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer)))
     return buffer.value.decode("utf-8", "replace") if n > 0 else ""

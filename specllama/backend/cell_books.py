@@ -199,7 +199,7 @@ class CellBooks:
     def _cut(self, lane: CellLane, keep: int) -> None:
         """Cut the cache of a lane to its first ``keep`` tokens."""
         lane.n_cells = keep
-        lane.tiled = [(begin, min(end, keep)) for begin, end in lane.tiled if begin < keep]
+        lane.read = [(begin, min(end, keep), way) for begin, end, way in lane.read if begin < keep]
         if not self.cache.remove(lane.sequence, keep):
             self._lose()
             raise EngineError("llama.cpp refused to roll the KV cache back; it was cleared")
@@ -214,7 +214,7 @@ class CellBooks:
                 self._free += lane.tree.sequences[1:]
             lane.tokens.clear()
             lane.hidden.clear()
-            lane.tiled = []
+            lane.read = []
             lane.n_cells, lane.tree = 0, None
 
     # -- room --

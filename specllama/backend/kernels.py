@@ -3,18 +3,25 @@
 Two ways of adding up cells matter (see ``attention``). One by one, a row is a function of its
 lane's cells in the order in which they lie, whatever lies between them. In tiles of 64 it depends
 on where in them they lie: the bits are those of a lane alone for one that lies as if it were alone.
+
+Two kinds of products do, where weights are K-quants: row by row, as in steps, or in tiles, which
+read 30 tokens in half of the time. So a text is read in one of three ways, by how long it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specllama.settings.params import DRAFT_MAX
+
+Read = tuple[int, int, int]  # cells of a text that were read, from and to, and ``Kernels.least``
 
 ZONE = 256  # cells in whose multiples attention is computed (llama-kv-cache.cpp get_n_kv)
 GROUP = 16  # rows that products of wide passes take at once (ggml-cpu/arch/x86/repack.cpp)
 LACKING = 3  # so many rows cost less than what is left over costs row by row (measured)
 TILE = 64  # tokens of a pass from which attention is tiled (ggml-cpu/common.h GGML_FA_TILE_Q)
+WIDE = 8  # and products of K-quants (ggml-cpu/tiled/tiled.cpp ggml_tiled_min_batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +34,8 @@ class Kernels:
         flash: flash attention, "on", "off" or "auto" (llama.cpp's choice).
         kv: types of the K and of the V cache.
         any_width: attention computes a row alike in passes of any width, long reads apart.
-        tiles: passes of at least ``TILE`` tokens that return no rows are computed in tiles.
+        tiles: passes of at least ``TILE`` tokens that read a text are computed in tiles.
+        wide: passes of at least so many are faster with other products than those of steps.
         exact_rows: widest pass that was found to be like single steps, bit for bit.
         exact_trees: rows of branches were, too.
         widths: passes that return rows have one of so many, ascending, see ``padding``; ()
@@ -40,6 +48,7 @@ class Kernels:
     kv: tuple[str, str] = ("f16", "f16")
     any_width: bool = True
     tiles: bool = False
+    wide: int = TILE
     exact_rows: int = 1
     exact_trees: bool = False
     widths: tuple[int, ...] = ()
@@ -48,3 +57,33 @@ class Kernels:
     def any_parts(self) -> bool:
         """Whether a text has the same bits in whatever parts it is read, tiles apart."""
         return self.exact_rows > DRAFT_MAX and not self.widths
+
+    @property
+    def apart(self) -> int:
+        """Count the tokens at the end of a text that are read apart from the rest, as a step: one
+        where that is cheap beside wide passes."""
+        return int(not self.tiles or self.wide == TILE or bool(self.widths))
+
+    def least(self, n: int) -> int:
+        """Return the fewest tokens of a pass that computes cells as one does that reads ``n``."""
+        if not self.tiles or n < self.wide:
+            return 1
+        return TILE if n >= TILE else self.wide
+
+    def exact_prefix(self, read: Sequence[Read], keep: int, n: int, begin: int = 0) -> int:
+        """Count those of the first ``keep`` cells that a text of ``n`` tokens would have as they
+        are, and that leave enough to be read as it is; ``read``: how they came there.
+
+        The first ``begin`` stay as they were written; what follows is read in one way.
+        """
+        end = n - self.apart
+        least = self.least(end - begin)
+        if least == 1:
+            return min([keep, *(first for first, until, _ in read if until > begin)])
+        known = begin
+        for first, until, way in read:
+            if first > known or (way != least and until > begin):
+                break
+            known = max(known, until)
+        keep = min(keep, known)
+        return max(end - least, begin) if 0 < end - keep < least else keep

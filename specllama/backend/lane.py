@@ -16,7 +16,7 @@ from specllama.arrays import HiddenNeed, Rows
 from specllama.backend.base import Out, Outputs, Part, Pool
 from specllama.backend.cells import Places
 from specllama.backend.hidden import HiddenRows
-from specllama.backend.kernels import TILE
+from specllama.backend.kernels import Read
 from specllama.backend.layout import Layout
 from specllama.errors import EngineError
 from specllama.history import History
@@ -51,10 +51,6 @@ class Home(Pool, Protocol):
         """See ``Lane.reusable_prefix``."""
         ...
 
-    def exact_prefix(self, lane: CellLane, keep: int, n: int, begin: int) -> int:
-        """See ``Lane.exact_prefix``."""
-        ...
-
     def choose_states(self) -> None:
         """A lane wants other hidden states than before."""
         ...
@@ -84,22 +80,6 @@ class CachedTree:
         return np.flatnonzero(~stays)
 
 
-def exact_prefix(tiled: Sequence[tuple[int, int]], keep: int, n: int, begin: int = 0) -> int:
-    """See ``base.Lane.exact_prefix``, where long texts are read in tiles.
-
-    What follows ``begin`` is read in tiles up to its last token, or not at all if it is short.
-    """
-    if n - 1 - begin < TILE:
-        return min([keep, *(first for first, until in tiled if until > begin)])
-    end = begin
-    for first, until in tiled:
-        if first > end:
-            break
-        end = max(end, until)
-    keep = min(keep, end)
-    return max(n - 1 - TILE, begin) if 0 < n - 1 - keep < TILE else keep
-
-
 @dataclass(frozen=True, slots=True)
 class Parked:
     """A lane outside its pool; see ``base.Blob``."""
@@ -108,11 +88,7 @@ class Parked:
     state: bytes
     hidden: HiddenRows = field(default_factory=HiddenRows)
     need: HiddenNeed = "nothing"
-    tiled: Sequence[tuple[int, int]] = ()  # cells that were read in tiles, from and to
-    tiles: bool = False  # whether that decides from where a text goes on
-
-    def exact_prefix(self, keep: int, n: int, begin: int = 0) -> int:
-        return exact_prefix(self.tiled, keep, n, begin) if self.tiles else keep
+    read: Sequence[Read] = ()
 
     @property
     def n_bytes(self) -> int:
@@ -130,7 +106,7 @@ class CellLane:
         self.tokens = History()
         self.places: Places = np.empty(pool.longest, np.int64)  # of the cells, by position
         self.n_cells = 0  # of them that the cache holds, a tree apart
-        self.tiled: list[tuple[int, int]] = []  # cells that were read in tiles, from and to
+        self.read: list[Read] = []
         self.tree: CachedTree | None = None
         self.hidden = HiddenRows()
         self.need: HiddenNeed = "nothing"
@@ -153,9 +129,6 @@ class CellLane:
         self.pool.require_open()
         if self.closed:
             raise EngineError("the lane is closed")
-
-    def exact_prefix(self, keep: int, n: int, begin: int = 0) -> int:
-        return self.pool.exact_prefix(self, keep, n, begin)
 
     def rows_at(self, past: int) -> int:
         return self.pool.rows_at(past)

@@ -16,8 +16,8 @@ from specllama.arrays import HiddenNeed, Rows
 from specllama.backend.attention import FLOATS, one_by_one
 from specllama.backend.batch import Batch
 from specllama.backend.cache import Shape
-from specllama.backend.capture import Capture
-from specllama.backend.kernels import TILE, Kernels
+from specllama.backend.capture import Capture, metadata
+from specllama.backend.kernels import TILE, WIDE, Kernels
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_log import last_words, recent
 from specllama.backend.llama_place import Cores
@@ -53,6 +53,8 @@ _KV_TYPES = {
     "iq4_nl": ll.GGML_TYPE_IQ4_NL,
 }
 _FLASH = {"auto": -1, "off": 0, "on": 1}
+# llama_ftype of files with hardly any: F32, F16, Q4_0, Q4_1, Q8_0, Q5_0, Q5_1, IQ4_NL, BF16
+_NO_K_QUANTS = ("0", "1", "2", "3", "7", "8", "9", "25", "32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ class LlamaCache:
             kv=settings.kv,
             any_width=on_cpu and (not one_float or self._one_by_one is not None),
             tiles=self._one_by_one is not None,
+            wide=TILE if metadata(model.handle, "general.file_type") in _NO_K_QUANTS else WIDE,
         )
         self.capture = Capture(model.handle, self._ctx)
         self._planes = int(ll.llama_n_rs_seq(self._ctx))  # 0 for models of which it keeps none
@@ -179,18 +182,19 @@ class LlamaCache:
         choice = self.choice
         begin = 0.0
         settings = self.settings
-        if choice is not None and n < TILE:
+        reads = tiled or n >= TILE
+        if choice is not None and not reads:
             self.compute_with(choice.choose(n))
             begin = perf_counter()
         else:
             prompts = settings.threads_batch or settings.threads
-            self.compute_with(prompts if n >= TILE else settings.threads)
+            self.compute_with(prompts if reads else settings.threads)
         status = int(ll.llama_decode(self._ctx, self._native))
         if self._pinned:
             self._let_go()
         if status != 0:
             raise decode_error(status, self.shape.n_ctx)
-        if choice is not None and n < TILE:
+        if choice is not None and not reads:
             choice.took(n, perf_counter() - begin)
 
     def compute_with(self, threads: int) -> None:

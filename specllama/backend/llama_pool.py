@@ -7,12 +7,14 @@ lanes with cells of their own, and those of which only the windows are kept one 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 import llama_cpp as ll
 
 from specllama.backend.cache import Shape
+from specllama.backend.kernels import TILE
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_cache import CacheSettings, LlamaCache
@@ -37,7 +39,8 @@ class LlamaPool(CellPool):
             self._llama,
             shape,
             model.vocab.n_tokens,
-            self._llama.kernels,
+            # what a running state goes on from was left by steps
+            replace(self._llama.kernels, wide=TILE) if self.forgets else self._llama.kernels,
             # the rows of a draft model are not compared, and GPUs compute them in other orders;
             # of cells that a lane's window has left llama.cpp takes those below the last one again
             in_order=((settings.any_width and model.gpu_layers == 0) or model.has_windows)

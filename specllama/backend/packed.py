@@ -11,6 +11,7 @@ from specllama.arrays import HiddenNeed, Rows
 from specllama.backend.base import Blob
 from specllama.backend.checkpoints import Checkpoint, Checkpoints
 from specllama.backend.hidden import HiddenRows
+from specllama.backend.kernels import Read
 from specllama.backend.lane import Parked
 from specllama.backend.running import ParkedWhole
 
@@ -37,8 +38,7 @@ class About(msgspec.Struct, frozen=True, array_like=True):
     tokens: bytes
     hidden: RowsAbout
     need: str | tuple[int, ...]
-    tiled: tuple[tuple[int, int], ...]
-    tiles: bool
+    read: tuple[Read, ...]
     whole: tuple[tuple[int, int], ...] | None = None
 
     @property
@@ -64,8 +64,7 @@ def pack(blob: Blob) -> tuple[About, list[Bytes]] | None:
         tokens=np.asarray(blob.tokens, "<i4").tobytes(),
         hidden=hidden,
         need=blob.need,
-        tiled=tuple(blob.tiled),
-        tiles=blob.tiles,
+        read=tuple(blob.read),
         whole=None if whole is None else tuple(whole),
     )
     return about, parts
@@ -79,7 +78,7 @@ def unpack(about: About, parts: Sequence[Bytes]) -> Parked:
     """
     state, hidden = parts[0], unpack_rows(about.hidden, parts[1])
     need: HiddenNeed = about.need  # type: ignore[assignment]
-    common = (about.text, state, hidden, need, about.tiled, about.tiles)
+    common = (about.text, state, hidden, need, about.read)
     if about.whole is None:
         return Parked(*common)  # type: ignore[arg-type]
     kept = Checkpoints()
@@ -91,7 +90,7 @@ def unpack(about: About, parts: Sequence[Bytes]) -> Parked:
 
 def outline(about: About) -> Parked:
     """A parked lane without its bytes: how much of a text it holds."""
-    none = (about.text, b"", HiddenRows(), "nothing", about.tiled, about.tiles)
+    none = (about.text, b"", HiddenRows(), "nothing", about.read)
     if about.whole is None:
         return Parked(*none)  # type: ignore[arg-type]
     kept = Checkpoints()

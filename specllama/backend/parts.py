@@ -95,7 +95,8 @@ class PassPart:
         )
         batch.output[rows] = self.outputs == "all"
         if self.outputs == "last":
-            batch.output[size - 1 if isinstance(rows, slice) else rows[-1]] = 1
+            at = size - 1 - self.pads
+            batch.output[at if isinstance(rows, slice) else rows[at]] = 1
 
     def address(self, cache: Cache, free: list[int], rows: slice | Places) -> None:
         """Say in the batch which sequences its tokens are for."""
@@ -114,6 +115,18 @@ class PassPart:
             batch.n_sequences[i] = len(below)
             batch.sequences[i, : len(below)] = ids[list(below)]
 
+    def keep_states(
+        self, cache: Cache, rows: slice | Places, order: Places | None, total: int
+    ) -> None:
+        """After the pass: keep the hidden states that its lane wants."""
+        lane, past = self.lane, self.past
+        if lane.need == "final_hidden":
+            if self.gives_final:
+                states = cache.states(lane.need, total)
+                lane.hidden.add(past, states if order is None else states[order[rows]])
+        elif lane.need != "nothing":
+            lane.hidden.add(past, cache.states(lane.need, cache.batch.n)[rows])
+
     def undo(self, cache: Cache, free: list[int]) -> None:
         """The pass failed: the cache of its lane is as it was before."""
         for leaf in self.opened:
@@ -126,7 +139,7 @@ class PassPart:
         for end, sequence in zip(tree.layout.ends, tree.sequences, strict=True):
             cache.remove(sequence, len(lane.tokens) + len(tree.layout.above(end)))
 
-    def enter(self, tokens: list[int], places: Places, *, tiled: bool) -> None:
+    def enter(self, tokens: list[int], places: Places, way: int) -> None:
         """The lane holds these tokens now, in these cells."""
         lane, size, past = self.lane, len(self.tokens), len(self.lane.tokens)
         if self.laid is not None:
@@ -137,8 +150,8 @@ class PassPart:
             tree.places = np.concatenate((tree.places, places))
             lane.tree = tree
             return
-        if tiled:
-            lane.tiled.append((past, past + size))
+        if way > 1:
+            lane.read.append((past, past + size, way))
         lane.places[past : past + size] = places
         lane.n_cells += size
         lane.tokens.extend(tokens)

@@ -28,7 +28,7 @@ from specllama.backend.cache import Cache, Shape
 from specllama.backend.cell_books import CellBooks
 from specllama.backend.cells import Places
 from specllama.backend.kernels import TILE, ZONE, Kernels
-from specllama.backend.lane import CellLane, Parked, exact_prefix
+from specllama.backend.lane import CellLane, Parked
 from specllama.backend.parts import PassPart, lay, pick, require_tokens
 from specllama.backend.reading import ReadingRoom
 from specllama.errors import Cancelled, ContextFull, EngineError
@@ -105,9 +105,9 @@ class CellPool(CellBooks):
     def reusable_prefix(self, lane: CellLane, keep: int) -> int:
         return keep
 
-    def exact_prefix(self, lane: CellLane, keep: int, n: int, begin: int) -> int:
-        tiles = self.kernels.tiles and self.kernels.any_parts
-        return exact_prefix(lane.tiled, keep, n, begin) if tiles else keep
+    def exact_prefix(self, held: Lane | Blob, keep: int, n: int, begin: int = 0) -> int:
+        read = cast(CellLane | Parked, held).read
+        return self.kernels.exact_prefix(read, keep, n, begin) if self.kernels.any_parts else keep
 
     # -- lanes --
 
@@ -128,7 +128,7 @@ class CellPool(CellBooks):
             new.places[:keep] = mine.places[:keep]
         new.n_cells = keep
         new.tokens.extend(mine.tokens[:keep])
-        new.tiled = [(begin, min(end, keep)) for begin, end in mine.tiled if begin < keep]
+        new.read = [(begin, min(end, keep), way) for begin, end, way in mine.read if begin < keep]
         new.need, new.hidden = mine.need, mine.hidden.copy()
         new.hidden.cut(keep)
         return new
@@ -146,8 +146,7 @@ class CellPool(CellBooks):
         state = self.cache.state(mine.sequence) if mine.n_cells else b""
         if mine.n_cells and not state:
             raise EngineError("the library does not give the state of a lane away")
-        tiles = self.kernels.tiles and self.kernels.any_parts
-        return Parked([*mine.tokens], state, mine.hidden.copy(), mine.need, (*mine.tiled,), tiles)
+        return Parked([*mine.tokens], state, mine.hidden.copy(), mine.need, (*mine.read,))
 
     def park(self, lane: Lane) -> Parked:
         parked = self.copied(lane)
@@ -171,7 +170,7 @@ class CellPool(CellBooks):
                 lane.places[:n] = places
                 lane.n_cells = n
                 lane.tokens.extend(parked.tokens)
-            lane.tiled = list(parked.tiled)
+            lane.read = list(parked.read)
             lane.hidden = parked.hidden.copy()
             if parked.need != "nothing":
                 lane.need = parked.need
@@ -220,6 +219,7 @@ class CellPool(CellBooks):
             and part.parents is None
             and 0 < n <= most
             and (n == 1 or part.outputs != "last" or not self.kernels.widths)
+            and (n == 1 or self.kernels.least(n) == 1 or part.outputs == "all")
             and n < TILE
             and len(lane.tokens) + n <= self.n_ctx
             and not self._needs
@@ -289,32 +289,39 @@ class CellPool(CellBooks):
         Text in tiles or beside passes of fixed widths, and all before a last row whose bits must be
         those of a later pass over the same text, or whose hidden state only passes of rows give.
         """
-        n, fixed = len(piece.tokens), bool(self.kernels.widths)
-        tiled = self.kernels.tiles and n - (piece.outputs == "last") >= TILE
-        if piece.laid is not None:
+        kernels, n, outputs = self.kernels, len(piece.tokens), piece.outputs
+        if piece.laid is not None or outputs == "all":
             return False
-        apart = tiled or fixed or piece.lane.need == "final_hidden"
-        if piece.outputs == "last" and n > 1 and apart:
-            before = PassPart(piece.lane, piece.tokens[:-1], "none")
-            if not self._read_first(before):
-                self._pass([before])
-            piece.tokens, piece.outputs = piece.tokens[-1:], "all"
-        elif piece.outputs == "none" and tiled:
-            if self.cells.has_ghosts and self.cells.held == piece.lane.n_cells:
-                self.compact()
-            if self.cells.tail == piece.lane.n_cells or not self.cells.in_order:
-                room = min(self.n_batch, self.n_ctx - piece.past, self.cells.room)
-                piece.fill(0 if self.forgets else room)
-                self._pass([piece], tiled=True)
-                piece.drop_pads()
-                self.settle()
-            else:
-                self._read_apart(piece)
-            return True
-        elif piece.outputs == "none" and fixed:
-            self._pass([piece])
-            return True
-        return False
+        last = outputs == "last"
+        apart = last and bool(kernels.apart or self.forgets)
+        way = kernels.least(n - apart)
+        fixed = bool(kernels.widths)
+        if (apart and (way > 1 or fixed)) or (
+            last and way == 1 and piece.lane.need == "final_hidden"
+        ):
+            if n > 1:
+                before = PassPart(piece.lane, piece.tokens[:-1], "none")
+                if not self._read_first(before):
+                    self._pass([before])
+                piece.tokens, piece.outputs = piece.tokens[-1:], "all"
+            return False
+        if way == 1:
+            if fixed:
+                self._pass([piece])
+            return fixed
+        if way == TILE and self.cells.has_ghosts and self.cells.held == piece.lane.n_cells:
+            self.compact()
+        if way < TILE or self.cells.tail == piece.lane.n_cells or not self.cells.in_order:
+            room = min(self.n_batch, self.n_ctx - piece.past, self.cells.room)
+            piece.fill(0 if self.forgets or way < TILE else room)
+            self._pass([piece], way)
+            piece.drop_pads()
+            self.settle()
+        else:
+            self._read_apart(piece)
+        if last and piece.rows is not None:
+            piece.rows = piece.rows.copy()  # the next pass takes their place
+        return True
 
     def _run_padded(self, pieces: Sequence[PassPart]) -> None:
         """One pass, of a width that passes are kept to."""
@@ -330,8 +337,8 @@ class CellPool(CellBooks):
         self._pass(pieces)
         longest.drop_pads()
 
-    def _pass(self, pieces: Sequence[PassPart], *, tiled: bool = False) -> None:
-        """One pass of the library."""
+    def _pass(self, pieces: Sequence[PassPart], way: int = 1) -> None:
+        """One pass of the library; ``way``: see ``Kernels.least``."""
         self.cache.require_running()
         sizes = [len(piece.tokens) for piece in pieces]
         n = sum(sizes)
@@ -353,14 +360,14 @@ class CellPool(CellBooks):
             try:
                 for piece, rows in zip(pieces, at, strict=True):
                     piece.address(self.cache, self._free, rows)
-                self.cache.decode(tiled=tiled)
+                self.cache.decode(tiled=way > 1)
             except BaseException as error:
                 self.cells.untake(places)
                 self._undo(pieces, error)
                 raise
             finally:
                 batch.n_sequences[:n] = 1
-            self._take(pieces, at, places, tiled)
+            self._take(pieces, at, places, way)
 
     def _undo(self, pieces: Sequence[PassPart], error: BaseException) -> None:
         """The pass failed: the cache of every lane is as it was before."""
@@ -372,7 +379,7 @@ class CellPool(CellBooks):
         pieces: Sequence[PassPart],
         at: Sequence[slice | Places],
         places: Places,
-        tiled: bool,
+        way: int,
     ) -> None:
         """Enter a pass into the books."""
         batch, n = self.cache.batch, self.cache.batch.n
@@ -381,24 +388,12 @@ class CellPool(CellBooks):
         given = self.cache.rows(total)
         for piece, rows in zip(pieces, at, strict=True):
             if order is None:
-                piece.rows = given[: total - piece.pads]
+                piece.rows = given[: total - piece.pads * (piece.outputs == "all")]
             else:
                 size = len(piece.tokens)
                 piece.rows = pick(given, order[rows][size - piece.n_rows : size - piece.pads])
-            self._give_states(piece, rows, order, total)
-            piece.enter(batch.token[rows].tolist(), places[rows], tiled=tiled)
-
-    def _give_states(
-        self, piece: PassPart, rows: slice | Places, order: Places | None, total: int
-    ) -> None:
-        """Keep the hidden states that the piece's lane wants."""
-        lane, past = piece.lane, piece.past
-        if lane.need == "final_hidden":
-            if piece.gives_final:
-                states = self.cache.states(lane.need, total)
-                lane.hidden.add(past, states if order is None else states[order[rows]])
-        elif lane.need != "nothing":
-            lane.hidden.add(past, self.cache.states(lane.need, self.cache.batch.n)[rows])
+            piece.keep_states(self.cache, rows, order, total)
+            piece.enter(batch.token[rows].tolist(), places[rows], way)
 
     # -- reading apart --
 
@@ -406,7 +401,7 @@ class CellPool(CellBooks):
         """Read a text in the reading room, and take its cells over."""
         lane, past, n = piece.lane, len(piece.lane.tokens), len(piece.tokens)
         self._fit(n)
-        state, hidden = self._reading.read(lane, piece.tokens)
+        state, hidden, piece.rows = self._reading.read(lane, piece.tokens, piece.outputs)
         places = self.cells.take(n)
         if not state or not self.cache.restore(self._spare, state):
             self.cache.remove(self._spare, 0)
@@ -415,7 +410,7 @@ class CellPool(CellBooks):
             raise EngineError("llama.cpp does not take over what was read apart")
         self.cache.copy(self._spare, lane.sequence, -1, -1)
         self.cache.remove(self._spare, 0)
-        piece.enter([int(token) for token in piece.tokens], places, tiled=True)
+        piece.enter([int(token) for token in piece.tokens], places, TILE)
         if (states := hidden.rows(past, past + n)) is not None:
             lane.hidden.add(past, states)
         self._reading.taken(lane)

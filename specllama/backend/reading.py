@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from specllama.arrays import Rows
+from specllama.backend.base import Outputs
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.lane import CellLane, Parked
 from specllama.history import Mark
@@ -52,8 +54,10 @@ class ReadingRoom:
         self._n_ctx = n_ctx
         self._reader: _PromptReader | None = None
 
-    def read(self, lane: CellLane, tokens: Sequence[int]) -> tuple[bytes, HiddenRows]:
-        """Read ``tokens`` after the lane's text; the state of their cells, and hidden states."""
+    def read(
+        self, lane: CellLane, tokens: Sequence[int], outputs: Outputs
+    ) -> tuple[bytes, HiddenRows, Rows]:
+        """Read ``tokens`` after the lane's text; the state of their cells, hidden states, rows."""
         past = len(lane.tokens)
         reader = self._reader
         if reader is not None and reader.room.n_ctx < past + len(tokens):
@@ -67,8 +71,8 @@ class ReadingRoom:
             copy = room.resume(Parked(list(lane.tokens), state))
             reader = self._reader = _PromptReader(room, copy, lane, lane.tokens.mark())
         reader.lane.capture(lane.need)
-        reader.lane.forward(tokens, outputs="none")
-        return room.state_behind(reader.lane, past), reader.lane.hidden
+        rows = reader.lane.forward(tokens, outputs=outputs)
+        return room.state_behind(reader.lane, past), reader.lane.hidden, rows
 
     def _size(self, n: int) -> int:
         return min(4 * n, self._n_ctx)

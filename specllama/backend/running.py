@@ -47,12 +47,6 @@ class ParkedWhole(Parked):
 
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
 
-    def exact_prefix(self, keep: int, n: int, begin: int = 0) -> int:
-        if keep == len(self.tokens):
-            return keep
-        found = self.checkpoints.before(keep)
-        return 0 if found is None else found.length
-
     @property
     def n_bytes(self) -> int:
         return len(self.state) + self.checkpoints.n_bytes
@@ -68,10 +62,15 @@ class ForgettingPool(CellPool):
 
     def copied(self, lane: Lane) -> ParkedWhole:
         one = super().copied(lane)
-        return ParkedWhole(one.tokens, one.state, one.hidden, one.need, one.tiled, one.tiles)
+        return ParkedWhole(one.tokens, one.state, one.hidden, one.need, one.read)
 
-    def exact_prefix(self, lane: CellLane, keep: int, n: int, begin: int) -> int:
-        return self.reusable_prefix(lane, keep)
+    def exact_prefix(self, held: Lane | Blob, keep: int, n: int, begin: int = 0) -> int:
+        if not isinstance(held, ParkedWhole):
+            return self.reusable_prefix(cast(CellLane, held), keep)
+        if keep == len(held.tokens):
+            return keep
+        found = held.checkpoints.before(keep)
+        return 0 if found is None else found.length
 
     def reusable_prefix(self, lane: CellLane, keep: int) -> int:
         raise NotImplementedError
@@ -87,7 +86,7 @@ class ForgettingPool(CellPool):
 
     def _cut(self, lane: CellLane, keep: int) -> None:
         lane.n_cells = keep
-        lane.tiled.clear()  # not asked for: no lane shares cells
+        lane.read.clear()  # not asked for: no lane shares cells
         self._set_back(lane)
 
     def _set_back(self, lane: CellLane, *, replay: bool = True) -> None:
@@ -300,14 +299,14 @@ class RunningPool(ForgettingPool):
             self._keep_state(piece.lane)
         return super()._read_first(piece)
 
-    def _pass(self, pieces: Sequence[PassPart], *, tiled: bool = False) -> None:
+    def _pass(self, pieces: Sequence[PassPart], way: int = 1) -> None:
         if len(pieces) == 1:
-            self._pass_at_once(pieces, tiled=tiled)
+            self._pass_at_once(pieces, way)
             return
         self._pad(pieces)
         groups = alike(pieces)
         for together in groups:
-            self._pass_at_once(together, tiled=tiled)
+            self._pass_at_once(together, way)
             for piece in together:
                 if piece.rows is not None and len(groups) > 1:  # the next pass takes their place
                     piece.rows = piece.rows.copy()
@@ -326,7 +325,7 @@ class RunningPool(ForgettingPool):
                 if (more := most - len(piece.tokens)) and piece.outputs == "all":
                     piece.pad(more)
 
-    def _pass_at_once(self, pieces: Sequence[PassPart], *, tiled: bool) -> None:
+    def _pass_at_once(self, pieces: Sequence[PassPart], way: int) -> None:
         planes = self.cache.planes
         for piece in pieces:
             lane, n, mine = piece.lane, len(piece.tokens), self._of[piece.lane.sequence]
@@ -337,7 +336,7 @@ class RunningPool(ForgettingPool):
                     self._keep_state(lane)
             elif mine.guesses or (piece.outputs == "all" and n > 1 + planes):
                 self._keep_passing(lane)
-        super()._pass(pieces, tiled=tiled)
+        super()._pass(pieces, way)
         if len(pieces) > 1:
             for other in self._of.values():
                 other.depth = 0

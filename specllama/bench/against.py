@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from specllama.bench.prompts import BenchPrompt
-from specllama.bench.proof import EXPLAINED_GAP
 from specllama.errors import EngineDied, SpecllamaError
 from specllama.settings.params import GenerateParams, SamplingParams
 
@@ -33,6 +32,9 @@ WAYS: dict[Way, str] = {
     "beside": "several at the same time",
 }
 SPECULATIVE, PLAIN = "speculative", "plain"
+_TIE = (
+    0.3  # a lead that a server's rounding may close: how far it goes cannot be measured from here
+)
 _TOP = 10  # rivals that are asked for at a difference
 _SHOWN = 40  # characters on both sides of a difference
 
@@ -223,7 +225,7 @@ class _Judge:
             outcome = "white space"
         else:
             gap, by = self._gap(a[:at], a[at:], b[at:])
-            if gap is not None and gap <= EXPLAINED_GAP:
+            if gap is not None and gap <= _TIE:
                 outcome = "near-tie"
         return dataclasses.replace(
             case,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,9 @@ from specllama.store.document import (
     Part,
     Table,
     markdown,
-    markdown_table,
 )
 
-SCHEMA, TOTALS = "specllama.bench.v2", "specllama.bench.v1"  # ratios of the latter were of totals
+SCHEMA = "specllama.bench.v2"
 
 SPENT = "Where the time after the first token went, in plain steps"
 SPENT_COLUMNS = ("arm", "group", *breakdown.COLUMNS)
@@ -92,7 +91,7 @@ def read_report(path: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except DAMAGE as error:
         raise UsageError(f"{path} is not a report of specllama bench ({error})") from None
-    if not isinstance(data, dict) or data.get("schema") not in (SCHEMA, TOTALS):
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise UsageError(f"{path} is not a report of specllama bench")
     return data
 
@@ -158,35 +157,6 @@ def report_document(comparison: Comparison) -> Document:
     return Document("specllama bench", parts)
 
 
-def by_kind(reports: Sequence[dict[str, Any]], temperature: float = 0.0) -> list[str]:
-    """A Markdown table of the speed over plain of every method, by kind of text: cold → warm.
-
-    If several reports have a method, the last one counts.
-    """
-    speeds: dict[str, dict[str, dict[str, float]]] = {}  # method, kind, state
-    kinds: dict[str, str] = {}  # the group of each
-    for report in reports:
-        for name in dict.fromkeys(run["slice"] for run in report["runs"]):
-            kinds[name] = f"{name} T={temperature:g}"
-        several = any(s["group"] == f"T={temperature:g}" for s in report["summaries"])
-        kinds["all"] = f"T={temperature:g}" if several else "all"
-        for s in report["summaries"]:
-            method, _, state = f" {s['arm']}".rpartition(" ")
-            if state in ("cold", "warm") and s["ratio"] is not None:
-                rows = speeds.setdefault(method.strip() or "auto", {})
-                for kind, group in kinds.items():
-                    if group == s["group"]:
-                        rows.setdefault(kind, {})[state] = s["ratio"]
-    heads = ["all", *(kind for kind in kinds if kind != "all")]
-
-    def cell(states: dict[str, float]) -> str:
-        return " → ".join(f"{states[s]:.2f}" for s in ("cold", "warm") if s in states) or "–"
-
-    table = [
-        [f"`{method}`", *(cell(found.get(kind, {})) for kind in heads)]
-        for method, found in speeds.items()
-    ]
-    return markdown_table(["", *heads], table)
 
 
 def write_reports(comparison: Comparison, out: Path) -> list[Path]:

@@ -320,22 +320,6 @@ def _expecting(
     ]
 
 
-@command.command("table")
-@click.argument("reports", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--temperature", default=0.0, show_default=True, help="Sampling temperature of the replies."
-)
-def table(reports: tuple[Path, ...], temperature: float) -> None:
-    """Print every method's speed by kind of text.
-
-    The table is Markdown; "cold → warm" is without and with what was learned before.
-    REPORTS are files written by `bench run --out`. If several hold a method, the last one counts.
-    The table in README is made with this command.
-    """
-    from specllama.bench.report import by_kind
-
-    for line in by_kind([_read(path) for path in reports], temperature):
-        output.line(line)
 
 
 @command.command("scale")
@@ -379,15 +363,6 @@ def scale(
         return
     for path in written:
         output.line(str(path))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    from specllama.bench.report import TOTALS, read_report
-
-    report = read_report(path)
-    if report["schema"] == TOTALS:
-        diagnostics.note(f"{path} is older: its speeds are of totals, not means of pairs of runs")
-    return report
 
 
 def _peers(

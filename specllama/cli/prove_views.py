@@ -85,10 +85,11 @@ def show_difference(case: Case, watch: ProofWatch) -> None:
         kind = "near-tie" if d.explained and not case.bitwise else "DIFFERENT"
         exact = ", although its passes are bit-exact here" if case.bitwise else ""
         where = "" if case.way == "cold" else f", {COLUMNS[case.way]}"
+        bound = f", rounding explains {d.bound:.2g} here" if d.bound else ""
         parted = (
             f"logprobs of {d.plain_text!r} differ by {d.gap:.2g}"
             if d.of_logprobs
-            else f"{d.plain_text!r} or {d.spec_text!r}, gap {d.gap:.4f}"
+            else f"{d.plain_text!r} or {d.spec_text!r}, gap {d.gap:.4f}{bound}"
         )
         watch.say(
             f"{kind}: prompt {case.prompt} ({case.slice}), {case.proposer}, "

@@ -117,9 +117,6 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
 @grouped("--slots/--no-slots", default=True, show_default=True, group="Server",
          help="Let every client see how replies are written, in /slots, /specllama/events "
          "and `specllama top`.")  # fmt: skip
-@grouped("--slot-save-path", type=click.Path(file_okay=False, path_type=Path), group="Server",
-         metavar="FOLDER",
-         help="Where POST /slots/ID?action=save and restore keep the states of slots.")  # fmt: skip
 @grouped("--drain", type=click.FloatRange(0), default=30.0, show_default=True, group="Server",
          metavar="SECONDS",
          help="Time that running replies get to finish when the server stops.")  # fmt: skip
@@ -148,7 +145,6 @@ def command(
     experiment: str | None,
     expose_text: bool,
     slots: bool,
-    slot_save_path: Path | None,
     drain: float,
     quiet: bool,
     **flags: Any,
@@ -183,7 +179,6 @@ def command(
         experiment=_shares(experiment),
         expose_text=expose_text,
         slots=slots,
-        slot_folder=slot_save_path,
     )
     with ServerLog.of(settings, quiet=quiet) as log, bind(host, port) as listening:
         service.log = log.request

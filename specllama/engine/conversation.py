@@ -6,7 +6,7 @@ A generator of events for the caller and of effects (``speculative.effects``) fo
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
@@ -223,7 +223,8 @@ class Conversation:
             return len(self._target.tokens)
         keep = common_prefix(self._target.tokens, self._tokens)
         if self._stats.rounds and keep > self._started.prompt_n:
-            self._slot.reply_end = keep
+            origin = self._slot.origin
+            self._slot.origin = replace(origin, ends=(*origin.ends, keep))
         return keep
 
     # -- the parts of a request --
@@ -248,16 +249,29 @@ class Conversation:
     def _read_prompt(self) -> EventSteps[Row]:
         """Read what is not in the cache; returns the row after the prompt."""
         self._go_on()
-        cached, total = self._started.cached_n, self._started.prompt_n
-        done, rows = cached, None
+        done, total = self._started.cached_n, self._started.prompt_n
+        if (row := self._seat.row) is not None:  # this very prompt was the last one here
+            yield from self._drafter.read_prompt(self._tokens, total)
+            self._clock.read()
+            yield self._progress(total)
+            self._go_on()
+            return row
+        if total - done > min(self._seats.chunk(total - done), self._target.n_batch):
+            yield self._progress(done)
         while done < total:
             done, rows = yield from self._read(self._tokens, done, row=True)
             self._clock.read()
-            yield PrefillProgress(done=done, total=total, cached=cached)
+            yield self._progress(done)
             self._go_on()
-        assert rows is not None  # the last token of a prompt is always read
-        row: Row = rows[0]
-        return row
+        last: Row = rows[0]  # the last token of a prompt is always read
+        last.flags.writeable = False  # the next prompt like it begins with it
+        if not self._target.pool.forgets:
+            self._slot.origin = replace(self._slot.origin, row=(total, last))
+        return last
+
+    def _progress(self, done: int) -> PrefillProgress:
+        total, cached = self._started.prompt_n, self._started.cached_n
+        return PrefillProgress(done, total, cached, self._seats.pace.left_ms(total - done))
 
     def _read_ahead(self) -> EventSteps[None]:
         """Read what is typed so far and not in the cache."""
@@ -266,7 +280,7 @@ class Conversation:
             self._go_on()
             done, _ = yield from self._read(self._tokens, done, row=False)
             self._clock.read()
-            yield PrefillProgress(done=done, total=total, cached=self._started.cached_n)
+            yield self._progress(done)
 
     def _begin(self, chain: SamplerChain) -> EventSteps[Rounds]:
         """What drafts, judges and decides how far to draft."""
@@ -369,12 +383,15 @@ class Conversation:
 
         With ``row`` also the row after the last of all, once it is there.
         """
-        size = part(len(ids) - row - done, self._seats.chunk(), self._target.n_batch)
+        pool = self._target.pool
+        apart = row and (pool.kernels.apart or pool.forgets)
+        left = len(ids) - apart - done
+        size = part(left, self._seats.chunk(left), self._target.n_batch)
         tokens = ids[done : done + size]
         end = done + len(tokens)
-        last, pool = row and end == len(ids), self._target.pool
+        last = row and end == len(ids)
         parts: list[tuple[Sequence[int], Outputs]] = [(tokens, "last" if last else "none")]
-        shares = pool.lanes > 1 and pool.kernels.tiles and not pool.forgets
+        shares = pool.lanes > 1 and pool.kernels.tiles and apart and not pool.forgets
         if last and len(tokens) > TILE and shares:
             # they are two passes in any case, and others can share the second one
             parts = [(tokens[:-1], "none"), (tokens[-1:], "last")]
@@ -486,9 +503,9 @@ class Conversation:
         dropped = len(tokens) - head - tail
         tokens.replace([*tokens[:head], *tokens[-tail:]])
         same = min(common_prefix(self._target.tokens, tokens), head)
-        yield Keep(self._target, keep := self._target.exact_prefix(same, len(tokens)))
-        self._slot.truncated(keep)
-        self._slot.read = 0
+        keep = self._target.pool.exact_prefix(self._target, same, len(tokens))
+        yield Keep(self._target, keep)
+        self._slot.origin = replace(self._slot.origin.cut(keep), read=0)
         done, text = len(self._target.tokens), tokens[:-1]
         while done < len(text):
             done, _ = yield from self._read(text, done, row=False)

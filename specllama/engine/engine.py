@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 from specllama.backend.base import Lane, Vocab
 from specllama.cancel import Cancel
-from specllama.engine import named_slots
 from specllama.engine.bounds import require_going, require_room, require_size, require_text
 from specllama.engine.conversation import Clock, Conversation, Ready
 from specllama.engine.infilling import infilled
@@ -38,7 +37,6 @@ from specllama.interface import (
     EngineInfo,
     Message,
     Prompt,
-    SlotAction,
     ToolSyntax,
 )
 from specllama.settings.params import SEED_DRAWN, EngineOptions, GenerateParams
@@ -183,22 +181,6 @@ class Engine:
         """Have what conversations left written to disk, where they want it; returns at once."""
         with self._alone():
             self._seats.keep()
-
-    def slot(self, action: SlotAction, index: int, path: Path | None = None) -> tuple[int, int]:
-        """Save what a slot holds to a file, restore it from one, or erase it: tokens and bytes.
-
-        Raises:
-            UsageError: there is no such slot.
-            EngineError, StoreError: it is writing a reply, or the file cannot be used.
-        """
-        if not 0 <= index < len(self._slots):
-            raise UsageError(f"there is no slot {index}, but 0 to {len(self._slots) - 1}")
-        with self._alone():
-            slot, seats = self._slots[index], self._seats
-            if path is None:
-                return named_slots.erase(seats, slot)
-            act = named_slots.save if action == "save" else named_slots.restore
-            return act(seats, slot, path)
 
     def reset(self) -> None:
         """Forget every text, so that the next request reads its prompt afresh."""

@@ -22,7 +22,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specllama.cancel import Cancel
@@ -31,7 +30,7 @@ from specllama.engine.serving import EngineFactory as EngineFactory
 from specllama.engine.serving import OnEvent
 from specllama.errors import EngineDied, EngineError, SpecllamaError
 from specllama.events import Event, Notice
-from specllama.interface import EngineInfo, EngineLike, Message, Prompt, SlotAction, Stepped
+from specllama.interface import EngineInfo, EngineLike, Message, Prompt, Stepped
 from specllama.settings.params import EngineOptions, GenerateParams
 
 if TYPE_CHECKING:
@@ -258,12 +257,6 @@ class EngineHost:
         """Call a method of the child's engine that answers and changes nothing."""
         child = self._healthy()
         child.ask(on_message, "call", whose, method, args)
-
-    def slot(
-        self, action: SlotAction, index: int, path: Path | None, *, on_message: OnMessage
-    ) -> None:
-        """See ``Engine.slot``; it is done between passes."""
-        self._healthy().ask(on_message, "slot", "", action, index, path)
 
     def count_tokens(self, prompt: str | Sequence[Message]) -> int:
         self.start()

@@ -45,6 +45,10 @@ class Pace:
         else:
             self.token_s = _drifted(self.token_s, seconds / tokens)
 
+    def left_ms(self, n: int) -> float | None:
+        """Estimate what reading ``n`` tokens takes; None before anything was read."""
+        return None if self.token_s is None else n * self.token_s * 1e3
+
     def chunk(self) -> int:
         """How many tokens of a prompt are read while others wait for their next pass: a tile or two
         in any case, which are read with the bits that the whole would have."""

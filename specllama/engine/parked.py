@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from specllama.backend.base import Blob, Lane, Pool
-from specllama.engine.slot import Slot
+from specllama.engine.slot import Origin, Slot
 from specllama.errors import EngineError
 from specllama.speculative.drafting.drafter import Held
 
@@ -24,9 +24,7 @@ class ParkedText:
     """
 
     blob: Blob
-    inexact_from: int | None
-    read: int
-    reply_end: int
+    origin: Origin
     scope: str
     owner: str = ""
     beside: Sequence[tuple[Pool, Blob]] = ()
@@ -37,7 +35,9 @@ class ParkedText:
     def n_bytes(self) -> int:
         """Memory that it takes."""
         arrays = (array.nbytes for held in self.heads.values() for array in held.values())
-        return self.blob.n_bytes + sum(blob.n_bytes for _, blob in self.beside) + sum(arrays)
+        row = self.origin.row
+        whole = self.blob.n_bytes + (0 if row is None else row[1].nbytes)
+        return whole + sum(blob.n_bytes for _, blob in self.beside) + sum(arrays)
 
 
 def copied(slot: Slot) -> ParkedText:
@@ -68,9 +68,7 @@ def _outside(slot: Slot, give: Callable[[Pool, Lane], Blob]) -> ParkedText:
                 beside.append((lane.pool, give(lane.pool, cast(Lane, lane))))
     return ParkedText(
         blob,
-        slot.inexact_from,
-        slot.read,
-        slot.reply_end,
+        slot.origin,
         slot.scope,
         slot.owner,
         beside,

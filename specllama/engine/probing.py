@@ -31,7 +31,7 @@ WAITING = (
     "measuring whether drafted passes compute the same bits as plain ones here; once for this model"
 )
 _TIMED = 5  # passes of each width
-_STATES = 1  # of what is written, and of how llama.cpp's own bytes are taken over
+_STATES = 2  # of what is written, and of how llama.cpp's own bytes are taken over
 FAR_BYTES = 1 << 30  # weights of models for which passes of up to 65 rows are compared, too
 
 

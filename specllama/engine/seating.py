@@ -2,8 +2,9 @@
 
 One law for any number of lanes: a new prompt goes on from the longest beginning that a lane holds,
 busy or idle, or that was parked, as far as its cells are those that a fresh reading would leave
-(``Lane.exact_prefix``). Only a prompt that goes on from a whole conversation, its last reply
-included, takes that one's cells as they were written. So no text depends on another conversation.
+(``Pool.exact_prefix``). Only a prompt that goes on from a whole conversation, its last reply
+included, takes that one's cells as they were written; so do that turn's other tries. The very
+prompt that was read last finds the row behind it. So no text depends on another conversation.
 Where other parts of a pass round otherwise, or a running state goes on from where it stands, the
 reply is marked instead (``Slot.goes_on``). A drafter that lacks the hidden states of what lies
 there has it read again.
@@ -19,13 +20,13 @@ request goes on from what was read.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
+from specllama.arrays import Row
 from specllama.backend.base import Context, Lane
 from specllama.backend.kernels import TILE, Kernels
 from specllama.cancel import Cancel
@@ -39,8 +40,6 @@ from specllama.models.memory import SPARE, available_memory
 from specllama.settings.params import SERVER, GenerateParams
 from specllama.speculative.drafting.drafter import Drafter
 
-logger = logging.getLogger("specllama.engine.seating")
-
 _WORTH = 16  # fewer tokens are as soon read as found
 _AGAIN = "the saved state of this conversation cannot be used, so it is read again"
 _PRICE = 4  # tokens read ahead for each that need not be read later, at most
@@ -52,6 +51,7 @@ class Seat:
 
     Attributes:
         cached: the first tokens of its prompt, which the lane holds and nothing reads again.
+        row: what follows the prompt, if it need not be read at all; its last token counts as read.
         again: tokens after those that the lane held, and the drafter needs read again.
         said: why less is drafted than was asked for, or "".
         until: how many tokens of the prompt are read ahead, those cached among them.
@@ -65,12 +65,7 @@ class Seat:
     said: str
     until: int = 0
     lost: str = ""
-
-
-def _other_files() -> str:
-    """Log that no state is for these files, which is no loss to warn of; return ""."""
-    logger.info("the saved state is of other files, another build or other settings")
-    return ""
+    row: Row | None = None
 
 
 class Seats:
@@ -132,9 +127,13 @@ class Seats:
         if self.shelf is not None:
             self.shelf.close()
 
-    def chunk(self) -> int:
-        """How many tokens of a prompt are read at once."""
-        return self.pace.chunk() if len(self._taken) > 1 else CHUNK
+    def chunk(self, left: int) -> int:
+        """Choose how many of ``left`` tokens of a prompt are read at once."""
+        if len(self._taken) > 1:
+            return self.pace.chunk()
+        # of a long one a tile, where nothing tells yet how long it takes
+        unknown = self.pace.token_s is None and left > CHUNK
+        return TILE if unknown and _way(self._pool.kernels, TILE) == TILE else CHUNK
 
     def seat(self, id: int, ids: Sequence[int], params: GenerateParams, cancel: Cancel) -> Seat:
         """Take a free slot; its lane holds as much of the prompt as need not be read, of texts of
@@ -165,18 +164,20 @@ class Seats:
             self._follow(lane, ids, scope)
         while not (slot.target.tokens or self._fill(slot, ids, scope)) and self.vacate():
             pass
-        slot.reply_end = 0
         slot.target.capture(drafter.needs)
-        known = len(slot.target.tokens)
-        cached = min(drafter.reusable(ids, known), known)
+        n, known = len(ids), len(slot.target.tokens)
+        most = known if drafter.needs == "nothing" else min(known, n - 1)  # for a state, too
+        cached = min(drafter.reusable(ids, known), most)
         if cached < known:  # from where a fresh reading goes on
-            cached = slot.target.exact_prefix(cached, len(ids))
+            begin = slot.origin.begin(cached)
+            cached = self._pool.exact_prefix(slot.target, cached, n, begin)
             self._cut(slot, cached)
-        slot.goes_on(min(cached, settled) if stays else cached, len(ids))
+        slot.goes_on(min(cached, settled) if stays else cached, n)
         slot.ahead = None
         slot.owner, slot.unkept = params.owner, False
         self._take(id, slot, cancel)
-        return Seat(slot, drafter, cached, known - cached, said, lost=lost)
+        row = slot.origin.row[1] if cached == n and slot.origin.row else None
+        return Seat(slot, drafter, min(cached, n - 1), known - cached, said, lost=lost, row=row)
 
     def _place(self, free: Sequence[Slot]) -> Slot:
         """Where a text goes that goes on from none in a slot."""
@@ -208,7 +209,7 @@ class Seats:
         scope, begun = params.scope, ids[: stable + 1]
         self._take_back(begun, scope, over=False)
         lost = self._reopen(slot, begun, params)
-        keep = self._usable(slot, begun, scope)
+        keep = min(self._usable(slot, begun, scope), stable)
         any_parts = self._pool.kernels.any_parts
         end = stable if any_parts else self._whole_parts(keep, stable, stable + 1)
         if self._pays(slot, ids, scope, keep, end) and self._may_read(slot, drafter, begun, keep):
@@ -218,8 +219,6 @@ class Seats:
             self._cut(slot, keep)
             slot.target.capture(drafter.needs)
             slot.ahead = ahead
-            if slot.reply_end > keep:
-                slot.reply_end = 0
         else:
             keep = end = min(common_prefix(slot.target.tokens, ids), stable)
         self._take(id, slot, cancel)
@@ -227,19 +226,22 @@ class Seats:
 
     def _pays(self, slot: Slot, ids: Sequence[int], scope: str, keep: int, end: int) -> bool:
         """Whether reading from ``keep`` to ``end`` spares the prompt's own request enough."""
-        last = len(ids) - 1
-        tile = _last_tile(self._pool.kernels, slot, keep, last)
-        if end - keep < tile:  # it would not be one
+        last, least = _last_part(self._pool.kernels, slot, keep, len(ids))
+        if _way(self._pool.kernels, end - keep) != least:
             return False
-        spared = last - self._usable(slot, ids, scope) - max(last - end, tile)
+        spared = last - self._usable(slot, ids, scope) - max(last - end, least)
         return spared > 0 and end - keep <= _PRICE * spared
 
     def in_vain(self, until: int, seconds: float, n: int) -> bool:
         """Whether what is left to read ahead takes longer than it spares a request of ``n`` tokens
         that waits for it: it began ``seconds`` ago, and reads up to ``until``."""
-        [slot], last = self._slots, n - 1
-        tile = _last_tile(self._pool.kernels, slot, len(slot.target.tokens), last)
-        return seconds < (self.pace.token_s or 0.0) * (until - last + tile)
+        [slot], pace, kernels = self._slots, self.pace, self._pool.kernels
+        at = len(slot.target.tokens)
+        last, least = _last_part(kernels, slot, at, n)
+        if _way(kernels, until - at) != least:  # the request reads otherwise
+            return at < until
+        again = max(until - last + least, 0)  # and a pass more reads the weights once more
+        return seconds < (pace.token_s or 0.0) * again + (pace.step_s or 0.0) * (at < until)
 
     def _may_read(self, slot: Slot, drafter: Drafter, begun: Sequence[int], keep: int) -> bool:
         """Whether a text can be read ahead after the first ``keep`` tokens of a slot."""
@@ -256,10 +258,7 @@ class Seats:
         lane = slot.target
         lane.rollback(slot.settled)
         blob = self._pool.park(lane)
-        self._aside = ParkedText(
-            blob, slot.inexact_from, slot.read, slot.reply_end, slot.scope, slot.owner,
-            unkept=slot.unkept,
-        )  # fmt: skip
+        self._aside = ParkedText(blob, slot.origin, slot.scope, slot.owner, unkept=slot.unkept)
         slot.unkept = False
         if keep:
             self._pool.resume(blob, lane)
@@ -280,9 +279,7 @@ class Seats:
         self._aside = None
         slot.target.rollback(0)
         self._pool.resume(aside.blob, slot.target)
-        slot.ahead, slot.scope = None, aside.scope
-        slot.read, slot.reply_end = aside.read, aside.reply_end
-        slot.inexact_from = aside.inexact_from
+        slot.ahead, slot.scope, slot.origin = None, aside.scope, aside.origin
         slot.owner, slot.unkept = aside.owner, aside.unkept
 
     def _whole_parts(self, at: int, until: int, n: int) -> int:
@@ -362,8 +359,7 @@ class Seats:
         longest = self._slots[0].target.n_ctx
         found = self.shelf.best(params.scope, usable, held + _WORTH, longest)
         if found is None:
-            other = held < _WORTH and self.shelf.elsewhere(params.owner)
-            return _other_files() if other else self.shelf.trouble()
+            return self.shelf.trouble()
         try:
             self._fetched = [self.shelf.take(found)]
         except StoreError as error:
@@ -376,14 +372,12 @@ class Seats:
         if self._aside is not None or slot.ahead is not None or not safe:
             return ""
         lost = self._fetch(begun, params)
-        for source in self._fetched:
+        if self._fetched:
             self.empty(slot)
             slot.scope, slot.owner = params.scope, params.owner
             for lane in slot.beside:
                 self._follow(lane, begun, params.scope)
             self._fill(slot, begun, params.scope)
-            held = len(slot.target.tokens)
-            slot.reply_end = source.reply_end if source.reply_end <= held else 0
         return lost
 
     def _usable(self, place: Slot | ParkedText, ids: Sequence[int], scope: str) -> int:
@@ -392,12 +386,14 @@ class Seats:
         if place.scope != scope:
             return 0
         held = place.blob if isinstance(place, ParkedText) else place.target
-        known = min(common_prefix(held.tokens, ids), len(ids) - 1)
+        n, known = len(ids), common_prefix(held.tokens, ids)
         ahead = None if isinstance(place, ParkedText) else place.ahead
+        if (row := place.origin.row) is not None and known == n == row[0] and ahead is None:
+            return n
+        known = min(known, n - 1)
         if ahead is not None and known > ahead and not self._pool.kernels.any_parts:
-            known = self._whole_parts(ahead, known, len(ids))
-        begin = place.reply_end if place.reply_end <= known else 0
-        return held.exact_prefix(known, len(ids), begin)
+            known = self._whole_parts(ahead, known, n)
+        return self._pool.exact_prefix(held, known, n, place.origin.begin(known))
 
     def _longest(
         self, ids: Sequence[int], but: Slot | None, scope: str
@@ -426,8 +422,7 @@ class Seats:
             self._shelve(slot)
             slot.target.rollback(keep := 0)
         slot.unkept = False
-        slot.truncated(keep)
-        slot.read = 0
+        slot.origin = replace(slot.origin.cut(keep), read=0)
 
     def _keep(self, text: ParkedText) -> None:
         tokens = text.blob.tokens
@@ -462,9 +457,7 @@ class Seats:
         except EngineError:  # a tree that is not settled, or a state that is not taken: read afresh
             slot.target.rollback(0)
             return True
-        slot.read = source.read
-        if (at := source.inexact_from) is not None and at < keep:
-            slot.mark_inexact_from(at)
+        slot.origin = source.origin.cut(keep)
         return True
 
     def _follow(self, lane: Context, ids: Sequence[int], scope: str) -> None:
@@ -475,10 +468,16 @@ class Seats:
         follow(lane, ids, slots, lot)
 
 
-def _last_tile(kernels: Kernels, slot: Slot, keep: int, last: int) -> int:
-    """How many tokens before its last one a prompt reads in tiles whatever a slot holds of it."""
-    begin = slot.reply_end if slot.reply_end <= keep else 0
-    return TILE if kernels.tiles and kernels.any_parts and last - begin >= TILE else 0
+def _way(kernels: Kernels, n: int) -> int:
+    """Tell how ``n`` tokens are read, see ``Kernels.least``; 0 where passes round anyway."""
+    return kernels.least(n) if kernels.any_parts else 0
+
+
+def _last_part(kernels: Kernels, slot: Slot, keep: int, n: int) -> tuple[int, int]:
+    """Find where the last part of a prompt ends, and how many tokens it has at least, whatever a
+    slot holds of it: ``keep`` tokens or more."""
+    last = n - kernels.apart
+    return last, _way(kernels, last - slot.origin.begin(keep))
 
 
 def follow(

@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 from specllama.cancel import Cancel
@@ -22,7 +21,7 @@ from specllama.engine.pulse import PARTS, Pulse
 from specllama.engine.turns import Turns
 from specllama.errors import Cancelled, EngineError, SpecllamaError
 from specllama.events import Event, Finished, Started
-from specllama.interface import EngineInfo, EngineLike, SlotAction, Stepped
+from specllama.interface import EngineInfo, EngineLike, Stepped
 from specllama.settings.params import GenerateParams
 
 KEEP_S = 0.5  # without a request, before what the last ones left is written to disk
@@ -168,8 +167,6 @@ class Link:
                     cancel.set()
                 self.closing = True
                 self.ready.put(None)
-            elif verb == "slot":
-                self.ready.put((request_id, SlotWork(*args[1:])))
             else:
                 self._cancels[request_id] = Cancel()  # one that is sent before its turn counts
                 whose, *rest = args
@@ -302,9 +299,6 @@ def _pump(engine: Stepped, link: Link, pulse: Pulse) -> None:
             if work is None:
                 break
             request_id, ready = work
-            if isinstance(ready, SlotWork):
-                ready.do(engine, link, request_id)
-                continue
             try:
                 id = engine.begin(ready, cancel=link.cancel_of(request_id))
             except Exception as error:
@@ -329,21 +323,6 @@ def _pump(engine: Stepped, link: Link, pulse: Pulse) -> None:
             if said.ends:
                 link.end(running.pop(id))
         link.flush()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SlotWork:
-    """What is done with a slot between passes, see ``Engine.slot``."""
-
-    action: SlotAction
-    index: int
-    path: Path | None
-
-    def do(self, engine: Stepped, link: Link, request_id: int) -> None:
-        try:
-            link.send("result", request_id, engine.slot(self.action, self.index, self.path))
-        except Exception as error:
-            link.end(request_id, error)
 
 
 def _next(engine: Stepped, link: Link) -> tuple[int, Any] | None:

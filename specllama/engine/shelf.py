@@ -13,7 +13,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,6 +21,7 @@ import numpy as np
 from specllama.backend import packed
 from specllama.backend.base import Blob, Pool
 from specllama.engine.parked import ParkedText
+from specllama.engine.slot import Origin
 from specllama.errors import StoreError
 from specllama.files import DAMAGE
 from specllama.history import common_prefix
@@ -67,7 +67,7 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     scope: str
     inexact_from: int | None
     read: int
-    reply_end: int
+    ends: tuple[int, ...]
     target: packed.About
     beside: tuple[tuple[str, packed.About], ...]
     heads: tuple[tuple[str, str, tuple[_Array, ...]], ...]
@@ -164,36 +164,6 @@ class Shelf:
         except DAMAGE as error:
             raise StoreError(f"{found.path.name} cannot be read: {error}") from None
 
-    # -- files that a client names --
-
-    def export(self, text: ParkedText, path: Path) -> int:
-        """Write a text to a file of its own; returns its bytes.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
-        whole = _packed(text, self._keys)
-        if whole is None:
-            raise StoreError("cells of this model cannot be written to a file")
-        try:
-            states.write(path, *whole)
-            return path.stat().st_size
-        except OSError as error:
-            raise StoreError(f"cannot write {path}: {error.strerror or error}") from None
-
-    def fetch(self, path: Path) -> tuple[ParkedText, int]:
-        """The text of such a file, and its bytes.
-
-        Raises:
-            StoreError: there is none, or not for what is loaded.
-        """
-        try:
-            found = states.opened(path)
-            return self._taken(found, ""), path.stat().st_size
-        except (OSError, ValueError) as error:
-            said = error.strerror if isinstance(error, OSError) else str(error)
-            raise StoreError(f"cannot read {path}: {said}") from None
-
     def _whole(self, head: _Head, scope: str, parts: Sequence[memoryview]) -> ParkedText:
         at = 0
 
@@ -215,12 +185,7 @@ class Shelf:
             at += len(arrays)
             if self._keys.heads.get(name) == key:
                 heads[name] = held
-        numbers = head.inexact_from, head.read, head.reply_end
-        return ParkedText(target, *numbers, scope, beside=beside, heads=heads)
-
-    def elsewhere(self, owner: str) -> bool:
-        """Whether an owner's text was written for other files, another build or settings."""
-        return owner != SERVER and self._states.elsewhere(owner)
+        return ParkedText(target, _origin(head), scope, beside=beside, heads=heads)
 
     # -- writing --
 
@@ -340,9 +305,9 @@ def _packed(text: ParkedText, keys: StateKeys) -> tuple[bytes, list[Bytes]] | No
     head = _Head(
         keys.target,
         _hidden(text.scope),
-        text.inexact_from,
-        text.read,
-        text.reply_end,
+        text.origin.inexact_from,
+        text.origin.read,
+        text.origin.ends,
         about,
         tuple(beside),
         tuple(heads),
@@ -362,5 +327,8 @@ def _outline(found: StateFile) -> tuple[str, ParkedText] | None:
         blob = packed.outline(head.target)
     except DAMAGE:
         return None
-    text = ParkedText(blob, head.inexact_from, head.read, head.reply_end, "", found.owner)
-    return head.scope, text
+    return head.scope, ParkedText(blob, _origin(head), "", found.owner)
+
+
+def _origin(head: _Head) -> Origin:
+    return Origin(head.ends, None, head.read, head.inexact_from)

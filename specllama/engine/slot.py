@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
+from specllama.arrays import Row
 from specllama.backend.base import Context, Lane
 from specllama.backend.kernels import TILE
 from specllama.errors import PairIncompatible, SpecllamaError, UsageError
@@ -17,6 +19,41 @@ from specllama.speculative.rules import rule_of
 from specllama.text import number_of
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """How a text came into the cells that hold it.
+
+    Attributes:
+        ends: where its replies ended. A prompt that goes on from there takes what is before it as
+            it was written.
+        row: of the prompt that was read last: how many tokens it has, and what follows them; None
+            where the cells behind it are gone.
+        read: tokens of that prompt, if all of it was read afresh; 0 where it went on from
+            something, or another text was read since.
+        inexact_from: the position from which the cells may differ from those of single steps by
+            rounding; None if nowhere.
+    """
+
+    ends: tuple[int, ...] = ()
+    row: tuple[int, Row] | None = None
+    read: int = 0
+    inexact_from: int | None = None
+
+    def begin(self, known: int) -> int:
+        """Count those of the first ``known`` tokens that stay as they were written."""
+        return max((end for end in self.ends if end <= known), default=0)
+
+    def cut(self, n: int) -> Origin:
+        """Keep what holds of the first ``n`` tokens."""
+        at, row = self.inexact_from, self.row
+        return Origin(
+            tuple(end for end in self.ends if end <= n),
+            None if row is None or row[0] > n else row,
+            self.read,
+            None if at is None or n <= at else at,
+        )
+
+
 class Slot:
     """Serves one conversation at a time and keeps what the next one may use again.
 
@@ -25,13 +62,7 @@ class Slot:
         drafters: by method; "none" is always there.
 
     Attributes:
-        read: tokens of the prompt that was read here last, all of it afresh; 0 where it went on
-            from something, or the lane holds another text by now.
-        reply_end: tokens of the conversation that ended here last, its reply included; 0 while the
-            next one runs, and where only a prompt was read.
         ahead: tokens that stood here before some were read ahead; None where none were.
-        inexact_from: the position from which the cache may differ from that of single steps by
-            rounding; None if nowhere.
         owner: of the text that it holds, see ``GenerateParams.owner``.
         unkept: that text is to be kept on disk, and is not there yet.
     """
@@ -40,10 +71,9 @@ class Slot:
         self.target = target
         self.drafters: dict[str, Drafter] = {"none": Drafter(), **drafters}
         self.history = History()  # the text of the present request, and of the last one until then
-        self.read = self.reply_end = 0
+        self.origin = Origin()
         self.ahead: int | None = None
         self.scope = ""  # of the request whose text the lanes hold
-        self.inexact_from: int | None = None
         self.owner = ""
         self.unkept = False
 
@@ -111,8 +141,7 @@ class Slot:
     def reset(self) -> None:
         """Forget every text, so that the next prompt is read afresh."""
         self.target.rollback(0)
-        self.truncated(0)
-        self.read = 0
+        self.origin = Origin()
         self.ahead = None
         self.unkept = False
         for lane in self.beside:
@@ -137,34 +166,36 @@ class Slot:
 
     def mark_inexact_from(self, at: int) -> None:
         """From position ``at`` on, the cache may differ from that of single steps by rounding."""
-        self.inexact_from = min(at, at if self.inexact_from is None else self.inexact_from)
+        before = self.origin.inexact_from
+        self.origin = replace(self.origin, inexact_from=at if before is None else min(at, before))
 
     def goes_on(self, cached: int, n: int) -> None:
         """A prompt of ``n`` tokens is read after its first ``cached`` ones, which are in this slot.
 
         Where passes round, those may differ from what a fresh reading would leave, unless they are
         what it left: a prompt as long as this one is read in the same parts. A running state goes
-        on at the beginning of such a part, other lanes at the last token if it was read alone.
+        on at the beginning of such a part, other lanes where nothing is left to be read, or the
+        last token if it was read alone.
         """
         pool = self.target.pool
         kernels = pool.kernels
-        apart = pool.forgets or (cached == n - 1 and (n > TILE or bool(kernels.widths)))
-        if cached and not (self.read == n and apart):
-            self.read = 0
+        alone = kernels.apart and (n > TILE or bool(kernels.widths))
+        same = pool.forgets or cached == n or (cached == n - 1 and alone)
+        if cached and not (self.origin.read == n and same):
+            self.origin = replace(self.origin, read=0)
             if pool.forgets or not kernels.any_parts:
                 self.mark_inexact_from(cached - 1)
         else:
-            self.read = n
+            self.origin = replace(self.origin, read=n)
 
     def truncated(self, n: int) -> None:
         """The cache was cut to its first ``n`` tokens."""
-        if self.inexact_from is not None and n <= self.inexact_from:
-            self.inexact_from = None
+        self.origin = self.origin.cut(n)
 
     @property
     def inexact(self) -> bool:
         """Whether a row can differ from that of plain decoding by rounding."""
-        return self.inexact_from is not None
+        return self.origin.inexact_from is not None
 
 
 def _missing(name: str, info: EngineInfo, have: Sequence[str]) -> SpecllamaError:

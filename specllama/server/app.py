@@ -23,7 +23,6 @@ from specllama.server import (
     ollama,
     openai,
     router,
-    slot_files,
 )
 from specllama.server.dialect import openai_error
 from specllama.server.exchange import Json
@@ -69,7 +68,6 @@ def make_app(service: Service) -> Starlette:
                 openai,
                 anthropic,
                 native,
-                slot_files,
                 ollama,
                 lmstudio,
                 live,

@@ -91,7 +91,7 @@ class Reply(Told):
         if new.started is not None:
             self._begun_s = time.perf_counter()
             self.read.append((new.started.cached_n, 0.0))
-        if new.prefill is not None:
+        if new.prefill is not None and new.prefill.done > new.prefill.cached:
             self.read.append((new.prefill.done, self._ms))
         if self.silent:
             new.text, new.reasoning, new.rounds = "", "", ()

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, Protocol
 
@@ -27,7 +26,7 @@ from specllama.engine.process import OnMessage
 from specllama.engine.turns import Turns
 from specllama.errors import EngineDied, EngineStuck, SpecllamaError
 from specllama.events import Event
-from specllama.interface import EngineFigures, EngineInfo, Prompt, SlotAction, ToolSyntax
+from specllama.interface import EngineFigures, EngineInfo, Prompt, ToolSyntax
 from specllama.server.refusals import Refusal, ended_engine, loading, shutting_down
 from specllama.settings.params import SERVER, GenerateParams
 
@@ -274,14 +273,6 @@ class RequestQueue:
             await asyncio.to_thread(self.host.start)
         call = partial(self.host.ask, method, *args, whose=client)
         return await self._answer(call)
-
-    async def slot(self, action: SlotAction, index: int, path: Path | None) -> tuple[int, int]:
-        """See ``Engine.slot``; raises as ``ask`` does."""
-        found: tuple[int, int]
-        if not self.ready:
-            raise loading()
-        found = await self._answer(partial(self.host.slot, action, index, path))
-        return found
 
     async def _answer(self, call: Callable[..., None]) -> Any:
         """What the engine answers to a call."""

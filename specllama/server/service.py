@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
@@ -45,7 +44,6 @@ class Service:
     Attributes:
         experiment: (arm, share) of requests, by conversation; shares add up to 100.
         slots: clients are told what is being written, their own and others'.
-        slot_folder: where clients have slots written to; None lets them not.
         log: takes a line for each request.
     """
 
@@ -54,7 +52,6 @@ class Service:
     experiment: tuple[tuple[str, int], ...] = ()
     expose_text: bool = False
     slots: bool = True
-    slot_folder: Path | None = None
     log: Callable[[str], object] | None = None
     started: int = field(default_factory=now)
     metrics: Metrics = field(init=False)

@@ -70,7 +70,7 @@ class States:
         for path in self.path.glob(f"[!.]*{SUFFIX}"):
             with suppress(OSError, ValueError):
                 which = path.name, path.stat().st_ctime_ns
-                known[which] = self._found.get(which) or opened(path)
+                known[which] = self._found.get(which) or _opened(path)
         self._found = known
         return list(known.values())
 
@@ -93,13 +93,8 @@ class States:
         """Delete what an owner has, whatever it was written for."""
         forget(owner, self.root)
 
-    def elsewhere(self, owner: str) -> bool:
-        """Whether there is something of this owner that something else can read."""
-        others = self.root.glob(f"*/{owner}.*{SUFFIX}")
-        return any(path.parent != self.path for path in others)
 
-
-def opened(path: Path) -> StateFile:
+def _opened(path: Path) -> StateFile:
     """A file that was written anywhere.
 
     Raises:

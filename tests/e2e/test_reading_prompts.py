@@ -12,6 +12,7 @@ import pytest
 from specllama.arrays import HiddenNeed, Row
 from specllama.backend import attention, llama_pool, parts
 from specllama.backend.attention import can_switch
+from specllama.backend.kernels import WIDE
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_pool import open_pool
@@ -20,6 +21,7 @@ from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
 from specllama.errors import CannotLoad
 from specllama.events import Finished, PrefillProgress
+from specllama.models.quantize import prepare, run
 from specllama.models.refs import bundled
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
@@ -37,6 +39,13 @@ def model() -> Iterator[LlamaModel]:
     loaded = LlamaModel(bundled("tiny-target"), gpu_layers="0", repack=False)
     yield loaded
     loaded.close()
+
+
+@pytest.fixture(scope="module")
+def k_quants(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "k.gguf"
+    run(prepare(bundled("tiny-target"), path, "q4_k_m", requantize=True, threads=1))
+    return path
 
 
 def context(model: LlamaModel, **changes: object) -> CellLane:
@@ -107,6 +116,52 @@ def test_a_tiled_prompt_does_not_depend_on_how_it_was_cut(model: LlamaModel) -> 
         rows.append(c.forward([5], outputs="last")[0].copy())
     assert np.array_equal(rows[0], rows[1])
     assert np.array_equal(rows[0], rows[2])
+
+
+@pytest.mark.parametrize(("n", "cuts"), [(7, [3]), (30, [8, 22]), (63, [8, 55]), (200, [64, 130])])
+def test_a_prompt_of_k_quants_does_not_depend_on_how_it_was_cut(
+    k_quants: Path, n: int, cuts: list[int]
+) -> None:
+    """As far as its parts are as long as such a text wants. Its row comes with the last of them."""
+    model = LlamaModel(k_quants, gpu_layers="0", repack=False)
+    try:
+        c = context(model)
+        assert c.pool.kernels.wide == WIDE
+        passes: list[int] = []
+        decode = c.pool.cache.decode
+
+        def counted(*, tiled: bool) -> None:
+            passes.append(c.pool.cache.batch.n)
+            decode(tiled=tiled)
+
+        c.pool.cache.decode = counted
+        row = c.forward(text(n), outputs="last")[0].copy()
+        assert len(passes) == 1
+        cells = c.pool.cache.state(c.sequence)
+        for cut in cuts:
+            c.rollback(0)
+            c.forward(text(n)[:cut], outputs="none")
+            assert np.array_equal(c.forward(text(n)[cut:], outputs="last")[0], row)
+            assert c.pool.cache.state(c.sequence) == cells
+    finally:
+        model.close()
+
+
+@pytest.mark.parametrize("n", [6, 30, 150])
+def test_a_prompt_of_k_quants_gives_the_same_text_afresh_and_again(k_quants: Path, n: int) -> None:
+    """Also behind a text that begins alike, and is read in another way."""
+    options = EngineOptions(n_ctx=1024, threads=2, repack="off")
+    with Engine.load(k_quants, None, options) as engine:
+        for seed in range(12):
+            prompt = text(n, seed=seed)
+            engine.reset()
+            first = reply(engine, prompt, "none", seed=seed)
+            again = reply(engine, prompt, "ngram", seed=seed)
+            assert (again.cached_n, again.token_ids) == (n - 1, first.token_ids)
+            engine.reset()
+            other = [*prompt[: n - 2], *text(5 if n > 30 else 90, seed=99)]
+            reply(engine, other, "none", seed=seed)
+            assert reply(engine, prompt, "none", seed=seed).token_ids == first.token_ids
 
 
 @pytest.mark.parametrize("n", [78, 159])

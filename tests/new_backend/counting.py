@@ -133,9 +133,6 @@ class CountLane:
     def rows_at(self, past: int) -> int:
         return self.max_rows
 
-    def exact_prefix(self, keep: int, n: int, begin: int = 0) -> int:
-        return keep
-
     def capture(self, need: HiddenNeed) -> None:
         if need != "nothing":
             raise EngineError("nothing is hidden here")
@@ -152,9 +149,6 @@ class Kept:
 
     tokens: Sequence[int]
     n_bytes: int = 0
-
-    def exact_prefix(self, keep: int, n: int, begin: int = 0) -> int:
-        return keep
 
 
 class CountPool:
@@ -173,6 +167,9 @@ class CountPool:
         self._lanes: list[CountLane] = []
         self._handed_out: list[Rows] = []
         self._shared = 0  # passes of several lanes, for the test
+
+    def exact_prefix(self, held: Lane | Blob, keep: int, n: int, begin: int = 0) -> int:
+        return keep
 
     def open(self) -> Lane:
         if len(self._lanes) == self.lanes:

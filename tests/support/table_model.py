@@ -19,7 +19,7 @@ from specllama.backend.base import Gap, Opened, OpenedPair, SpecialToken
 from specllama.backend.batch import Batch
 from specllama.backend.cache import Shape
 from specllama.backend.exactness import Exactness
-from specllama.backend.kernels import Kernels
+from specllama.backend.kernels import TILE, Kernels
 from specllama.backend.pool import CellPool
 from specllama.cancel import StopFlag
 from specllama.engine.host import LoadEngine
@@ -195,7 +195,10 @@ class FakeCache:
         for i in range(n) if several else ():
             for s in batch.sequences[i, 1 : batch.n_sequences[i]]:
                 self._owners[cells[i]] |= np.uint64(1 << int(s))
-        self._displaced[cells] = cells - batch.position[:n] + IN_A_TILE if tiled else 0
+        self._displaced[cells] = 0
+        if tiled:
+            tiles = cells - batch.position[:n] + IN_A_TILE
+            self._displaced[cells] = tiles if n >= TILE else IN_A_TILE // 2
         if self._by_four:
             self._displaced[cells[: n // 4 * 4]] += 1
         self.passes.append(n)
@@ -347,6 +350,7 @@ class FakePool(CellPool):
         in_order: False frees cells instead of leaving ghosts.
         by_order, by_four: see ``FakeCache``.
         tiles: long reads are computed in tiles, which see where cells lie.
+        wide: see ``Kernels``.
         widths: see ``keep_to``.
     """
 
@@ -364,12 +368,13 @@ class FakePool(CellPool):
         by_order: bool = True,
         by_four: bool = False,
         tiles: bool = False,
+        wide: int = TILE,
         widths: Sequence[int] = (),
     ) -> None:
         shape = Shape(n_ctx, lanes, max_rows, max_leaves, n_batch)
         self.fake = FakeCache(table, shape, stop or StopFlag(), by_order=by_order, by_four=by_four)
         exact = 1 if by_four else max_rows
-        kernels = Kernels(tiles=tiles, exact_rows=exact, exact_trees=exact > 1)
+        kernels = Kernels(tiles=tiles, wide=wide, exact_rows=exact, exact_trees=exact > 1)
         super().__init__(self.fake, shape, table.n_vocab, kernels, in_order=in_order)
         if widths:
             self.keep_to(widths, trees=True)

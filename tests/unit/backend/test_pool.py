@@ -76,9 +76,7 @@ def test_long_reads_that_ignore_where_cells_lie_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Negative control: read in tiles among others, in place."""
-    monkeypatch.setattr(
-        FakePool, "_read_apart", lambda self, piece: self._pass([piece], tiled=True)
-    )
+    monkeypatch.setattr(FakePool, "_read_apart", lambda self, piece: self._pass([piece], TILE))
     machine = Machine(
         pool(n_ctx=600, tiles=True), alone(tiles=True, n_ctx=600), range(1, V), long=True
     )
@@ -97,7 +95,7 @@ def test_a_nearly_full_group_of_rows_is_filled_and_given_up(n: int, widths: list
     row = a.forward(text, outputs="last")[0].copy()
     assert p.fake.passes == widths
     assert (a.tokens, p.cells.held, p.cells.tail, a.n_past) == (text, n, n, n)
-    assert a.tiled == ([(0, n - 1)] if n > TILE else [])
+    assert a.read == ([(0, n - 1, TILE)] if n > TILE else [])
     expected = TABLE.row(text)
     if n > TILE:  # what tiles leave shows in it
         a.rollback(0)

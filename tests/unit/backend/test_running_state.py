@@ -48,8 +48,8 @@ def play(planes: int, seed: int, steps: int = 150) -> int:
                 pool.resume(blob, lane)
                 assert list(lane.tokens) == list(blob.tokens)
                 keep = rng.randrange(len(lane.tokens) + 1)
-                assert lane.exact_prefix(keep, keep + 9) in (
-                    blob.exact_prefix(keep, keep + 9),
+                assert pool.exact_prefix(lane, keep, keep + 9) in (
+                    pool.exact_prefix(blob, keep, keep + 9),
                     keep,
                 )
         if len(lane.tokens) > 3000:
@@ -130,9 +130,9 @@ def test_planes_of_a_state_that_was_moved_are_caught(monkeypatch: pytest.MonkeyP
     """Negative control: a pass of others may move a state, and its planes stay behind."""
     at_once = RunningPool._pass_at_once
 
-    def keeps(self: RunningPool, pieces: Sequence[PassPart], *, tiled: bool) -> None:
+    def keeps(self: RunningPool, pieces: Sequence[PassPart], way: int) -> None:
         before = {sequence: one.depth for sequence, one in self._of.items()}
-        at_once(self, pieces, tiled=tiled)
+        at_once(self, pieces, way)
         mine = {piece.lane.sequence for piece in pieces}
         for sequence in self._of.keys() - mine:
             self._of[sequence].depth = before[sequence]

@@ -494,7 +494,7 @@ def test_prompts_longer_than_a_pass_are_read_in_pieces() -> None:
     events = list(engine.generate(prompt, params()))
     assert words(check_laws(events)) == words(run(make(n_ctx=300), params(), prompt))
     done = [e.done for e in events if isinstance(e, PrefillProgress)]
-    assert done == [32, 64, 96, len(prompt)]
+    assert done == [0, 32, 64, 96, len(prompt)]
     full = params(max_tokens=300, on_full="shift", ignore_eos=True)
     assert words(run(make(context=small, n_ctx=200), full, prompt)) == words(
         run(make(n_ctx=200), plain(full), prompt)
@@ -503,7 +503,7 @@ def test_prompts_longer_than_a_pass_are_read_in_pieces() -> None:
 
 @pytest.mark.parametrize("proposer", ["none", "mixed"])
 def test_a_prompt_is_read_to_its_end_in_one_go(proposer: str) -> None:
-    """The first row is that of the prompt's own last pass; a cached prompt costs one row."""
+    """The first row is that of the prompt's own last pass; the same one again costs none."""
     passes: list[tuple[int, str]] = []
 
     class Counted(FakeContext):
@@ -518,7 +518,7 @@ def test_a_prompt_is_read_to_its_end_in_one_go(proposer: str) -> None:
     assert passes == [(len(ids), "last")]
     assert (first.rounds, len(first.token_ids), first.draft_n) == (1, 1, 0)
     again = run(engine, p)
-    assert passes[1:] == [(1, "last")]
+    assert passes[1:] == []
     assert words(again) == words(first)
     assert engine.target.tokens == ids
 

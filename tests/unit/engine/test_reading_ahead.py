@@ -11,8 +11,7 @@ import pytest
 from engines import fake_info, loaded
 from table_model import FakeCache, FakePool, FakeTable, FakeVocab
 
-from specllama.backend.kernels import TILE
-from specllama.backend.lane import exact_prefix
+from specllama.backend.kernels import TILE, Kernels
 from specllama.cancel import Cancel
 from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
@@ -214,7 +213,8 @@ def test_the_conversation_before_comes_back_as_it_was_written() -> None:
 
 
 def test_exact_prefix_behind_what_was_written() -> None:
-    tiled = [(0, 100), (150, 250)]
+    read = [(0, 100, TILE), (150, 250, TILE)]
+    kernels = Kernels(tiles=True)
     for keep, n, begin, found in (
         (250, 400, 150, 250),
         (250, 300, 150, 300 - 1 - TILE),
@@ -223,7 +223,7 @@ def test_exact_prefix_behind_what_was_written() -> None:
         (150, 400, 150, 150),
         (250, 400, 0, 100),
     ):
-        assert exact_prefix(tiled, keep, n, begin) == found
+        assert kernels.exact_prefix(read, keep, n, begin) == found
 
 
 @pytest.mark.parametrize("chunk", [64, 100, 128, 256, 512])  # others that write want short ones

@@ -15,13 +15,13 @@ import pytest
 from engines import fake_info, loaded
 from table_model import FakePool, FakeTable, FakeVocab
 
-from specllama.backend.kernels import TILE
-from specllama.engine import scheduler
+from specllama.backend.kernels import TILE, WIDE
+from specllama.engine import scheduler, seating
 from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
 from specllama.engine.slot import Slot
 from specllama.errors import EngineError, PromptTooLong, UsageError
-from specllama.events import Finished, Started
+from specllama.events import Finished, PrefillProgress, Started
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.effects import Shared
 
@@ -31,8 +31,10 @@ TABLE = FakeTable(V, seed=3, sharpness=2.0, eog_bias=-4.0)
 DRAFT = FakeTable(V, seed=4, sharpness=2.0, of=TABLE, agreement=0.7)
 
 
-def engine_of(slots: int, *, tiles: bool = False, kv_ram: int = 1 << 30) -> Engine:
-    pool = FakePool(TABLE, n_ctx=N_CTX, lanes=slots, tiles=tiles)
+def engine_of(
+    slots: int, *, tiles: bool = False, wide: int = TILE, kv_ram: int = 1 << 30
+) -> Engine:
+    pool = FakePool(TABLE, n_ctx=N_CTX, lanes=slots, tiles=tiles, wide=wide)
     beside = FakePool(DRAFT, n_ctx=N_CTX, lanes=slots, in_order=False, by_order=False)
 
     def slot() -> Slot:
@@ -63,8 +65,10 @@ def ends(engine: Engine) -> dict[int, Finished]:
     return {id: event for id, event in said if isinstance(event, Finished)}
 
 
-def alone(prompt: list[int], asked: GenerateParams, *, tiles: bool = False) -> tuple[int, ...]:
-    *_, last = engine_of(1, tiles=tiles).generate(prompt, asked)
+def alone(
+    prompt: list[int], asked: GenerateParams, *, tiles: bool = False, wide: int = TILE
+) -> tuple[int, ...]:
+    *_, last = engine_of(1, tiles=tiles, wide=wide).generate(prompt, asked)
     assert isinstance(last, Finished)
     return last.token_ids
 
@@ -159,7 +163,7 @@ def test_one_that_is_parked_waits_for_room_for_its_next_pass(
     """A prompt finds just room, and the other writes on before it is read, in one pass: it would
     be brought back for its few cells and be parked for that pass, again and again."""
     engine = engine_of(2)
-    monkeypatch.setattr(engine._seats, "chunk", lambda: 512)
+    monkeypatch.setattr(engine._seats, "chunk", lambda left: 512)
     first = engine.submit([1] * 110, params(0, most=100))
     while engine._scheduler._target.room > 180:
         engine.step()
@@ -466,10 +470,10 @@ def random_clock(seed: int) -> Callable[[], float]:
     return accumulate(iter(lambda: 10 ** rng.uniform(-6, -2), None)).__next__
 
 
-@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize(("tiles", "wide"), [(False, TILE), (True, TILE), (True, WIDE)])
 @pytest.mark.parametrize("seed", range(6))
 def test_no_text_depends_on_who_was_here_before(
-    monkeypatch: pytest.MonkeyPatch, tiles: bool, seed: int
+    monkeypatch: pytest.MonkeyPatch, tiles: bool, wide: int, seed: int
 ) -> None:
     """Prompts that share beginnings, at random, in a pool that is too small for them, while passes
     take times at random."""
@@ -477,7 +481,7 @@ def test_no_text_depends_on_who_was_here_before(
     for name, module in list(sys.modules.items()):
         if name.startswith("specllama.") and hasattr(module, "perf_counter"):
             monkeypatch.setattr(module, "perf_counter", clock)
-    engine = engine_of(3, tiles=tiles, kv_ram=rng.choice((0, 20_000, 1 << 30)))
+    engine = engine_of(3, tiles=tiles, wide=wide, kv_ram=rng.choice((0, 20_000, 1 << 30)))
     heads = [[rng.randrange(1, V) for _ in range(n)] for n in (30, 130)]
     texts: dict[int, tuple[list[int], GenerateParams]] = {}
     found: dict[int, Finished] = {}
@@ -503,7 +507,94 @@ def test_no_text_depends_on_who_was_here_before(
     for id, (prompt, asked) in texts.items():
         end = found[id]
         n = len(end.token_ids) if end.reason == "cancelled" else None
-        assert end.token_ids == alone(prompt, asked, tiles=tiles)[:n], id
+        assert end.token_ids == alone(prompt, asked, tiles=tiles, wide=wide)[:n], id
+
+
+def passes(engine: Engine) -> list[int]:
+    pool: Any = engine.target.pool
+    return list(pool.fake.passes)
+
+
+@pytest.mark.parametrize("wide", [TILE, WIDE])
+@pytest.mark.parametrize(("n", "turns"), [(5, 1), (30, 1), (63, 1), (150, 1), (30, 2), (150, 2)])
+def test_who_tries_again_reads_nothing_again(n: int, turns: int, wide: int) -> None:
+    """By the same seed it is the same text, by another one the text of who tried that first."""
+    head, more = [3 + i * i % 20 for i in range(n)], [4 + i % 17 for i in range(25)]
+    for seed in range(50):
+        engine, other = (engine_of(1, tiles=True, wide=wide) for _ in range(2))
+        text, again = head, params(seed + 1, method="draft" if seed % 2 else "none")
+        for turn in range(turns - 1):
+            for one in (engine, other):
+                *_, last = one.generate(text, params(turn))
+            assert isinstance(last, Finished)
+            text = [*text, *last.token_ids, *more]
+        list(engine.generate(text, params(seed)))
+        before, first = len(passes(engine)), list(other.generate(text, again))[-1]
+        started, *_, last = engine.generate(text, again)
+        assert isinstance(started, Started)
+        assert isinstance(first, Finished)
+        assert isinstance(last, Finished)
+        assert started.cached_n == len(text) - 1
+        assert len(passes(engine)) - before == last.rounds - 1  # the first row was there
+        assert last.token_ids == first.token_ids
+
+
+@pytest.mark.parametrize("wide", [TILE, WIDE])
+def test_an_edited_question_goes_on_from_the_reply_before_it(wide: int) -> None:
+    head, asked = [3 + i * i % 20 for i in range(40)], [[5] * 20, [6] * 30]
+    engine, other = (engine_of(2, tiles=True, wide=wide) for _ in range(2))
+    for one in (engine, other):
+        *_, last = one.generate(head, params(0))
+    assert isinstance(last, Finished)
+    said = [*head, *last.token_ids]
+    list(engine.generate([*said, *asked[0]], params(1)))
+    found, expected = (list(one.generate([*said, *asked[1]], params(2))) for one in (engine, other))
+    assert isinstance(found[0], Started)
+    assert found[0].cached_n >= len(said) - 1  # its last token was in a pass of what followed
+    assert found[-1].token_ids == expected[-1].token_ids  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("wide", [TILE, WIDE])
+def test_several_replies_to_one_prompt_read_it_once(wide: int) -> None:
+    text = [3 + i % 20 for i in range(150)]
+    engine = engine_of(3, tiles=True, wide=wide)
+    list(engine.generate(text, params(0)))
+    read = sum(passes(engine))
+    ids = [engine.submit(text, params(seed)) for seed in (1, 2)]
+    found = ends(engine)
+    assert sum(passes(engine)) - read == 2 * 23  # a token each
+    for id, seed in zip(ids, (1, 2), strict=True):
+        assert found[id].token_ids == alone(text, params(seed), tiles=True, wide=wide)
+
+
+@pytest.mark.parametrize(("n", "read"), [(6, [6]), (14, [14]), (30, [30]), (89, [89])])
+def test_a_prompt_is_read_in_one_pass_where_its_row_comes_with_it(n: int, read: list[int]) -> None:
+    engine = engine_of(1, tiles=True, wide=WIDE)
+    list(engine.generate([3 + i % 20 for i in range(n)], params(0, most=1)))
+    assert passes(engine) == read
+    engine = engine_of(1, tiles=True)
+    list(engine.generate([3 + i % 20 for i in range(n)], params(0, most=1)))
+    assert passes(engine) == ([n] if n < TILE else [n - 1, 1])
+
+
+def test_who_waits_for_a_long_prompt_hears_how_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From the first moment, or from the first tile on where nothing was read before."""
+    monkeypatch.setattr(seating, "CHUNK", 128)
+    engine = engine_of(1, tiles=True)
+    text = [3 + i % 20 for i in range(280)]
+    asked = params(0, most=1)
+    events = [e for e in engine.generate(text, asked) if isinstance(e, PrefillProgress)]
+    assert [e.done for e in events] == [0, 64, 192, 280]
+    assert [e.left_ms is None for e in events] == [True, False, False, False]
+    engine._seats.pace.token_s = 0.02
+    text[90] += 1
+    events = [e for e in engine.generate(text, asked) if isinstance(e, PrefillProgress)]
+    assert [e.done for e in events] == [90, 215, 280]  # the last part has a tile, too
+    assert {(e.total, e.cached) for e in events} == {(280, 90)}
+    assert events[0].left_ms == pytest.approx((280 - 90) * 20)
+    assert events[-1].left_ms == 0
 
 
 def cached(engine: Engine, prompt: list[int]) -> int:
