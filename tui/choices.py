@@ -164,10 +164,9 @@ def _memory(
             type_v=options.kv_type_v,
         )
 
-    if options.n_ctx is not None or target.context_length <= context.LEAST:
+    if options.n_ctx is not None:
         return need(options.n_ctx)
-    fits = context.within_share(lambda n: need(n).required, memory.available_memory())
-    return need(context.choose(None, target, fits, "").tokens)
+    return need(context.usual(target, lambda n: need(n).required))
 
 
 def _short_of(need: memory.PairMemory) -> str:

@@ -79,7 +79,7 @@ async def test_a_chat_over_a_server(start: Any, server: Serving) -> None:
         assert len(record.rounds) == record.finished.rounds  # for strip, panel and inspector
         assert server.url.rpartition("/")[2] in d.shown
         assert d.app.loader.info == server.host.info
-        assert " left" not in d.shown  # nobody here knows the memory there
+        assert "GB left" not in d.shown  # nobody here knows the memory there
     assert Preferences.load().last_target == ""
 
 

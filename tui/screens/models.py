@@ -58,7 +58,7 @@ class ModelsScreen(Page):
         Binding("tab", "other", "Column", id="models.other", priority=True),
         Binding("shift+tab", "switch", "Column", show=False, priority=True),
         Binding("ctrl+f", "search", "Search hub", id="models.search", priority=True),
-        Binding("ctrl+y", "favourite", "Favourite", id="models.favourite", priority=True),
+        Binding("ctrl+y", "favourite", "Favorite", id="models.favourite", priority=True),
         Binding("down", "move(1)", "Down", show=False, priority=True),
         Binding("up", "move(-1)", "Up", show=False, priority=True),
         Binding("pagedown", "move(6)", "Page down", show=False, priority=True),
@@ -314,7 +314,7 @@ class ModelsScreen(Page):
     def action_favourite(self) -> None:
         row, names = self.targets.row, self.prefs.favourites
         if row is None or row.path is None:
-            self._tell(Content("A favourite is a target that is on this machine."))
+            self._tell(Content("A favorite is a target that is on this machine."))
             return
         (names.remove if row.ref in names else names.append)(row.ref)
         self.prefs.save()

@@ -89,7 +89,7 @@ class TopBar(Inked, Widget):
 
 
 def difference(name: str, other: str) -> str:
-    """The words of a name in which it differs: "0.5b" of a draft model beside its target."""
+    """Return the words of a name that another one lacks: "0.5b" of a draft, next to its target."""
     mine, theirs = name.split("-"), other.split("-")
     for end in (0, -1):
         while len(mine) > 1 and theirs and mine[end] == theirs[end]:
