@@ -191,7 +191,7 @@ def test_it_is_proved_with_every_method_that_needs_no_second_model(smol: Engine)
     methods = ("ngram", "suffix", "lookahead", "mixed")
     cases = list(
         prove(
-            smol, prompts, proposers=methods, temperatures=(0.0, 0.8), max_tokens=20, warm=True
+            smol, prompts, proposers=methods, temperatures=(0.0, 0.8), max_tokens=16, warm=True
         )
     )  # fmt: skip
     assert [case for case in cases if not case.ok] == []
