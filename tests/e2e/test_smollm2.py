@@ -68,6 +68,7 @@ def file() -> Path:
 @pytest.fixture(scope="module")
 def smol(file: Path, home: Path) -> Iterator[Engine]:
     with Engine.load(file, None, OPTIONS) as engine:
+        assert engine.measure()
         yield engine
 
 
