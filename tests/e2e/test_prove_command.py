@@ -140,7 +140,7 @@ def test_a_machine_whose_rows_differ_is_told_how_far_it_is_exact(
     assert "a pass of 8 differs" in said
     assert "--draft-max 3 stays exact" in said
     rows_alike([RowProbe(2, 0.0), RowProbe(7, 0.0)])
-    assert "up to 7 equal single steps" in capsys.readouterr().out
+    assert "up to 7 tokens are bit-identical" in capsys.readouterr().out
     rows_alike([])
     assert capsys.readouterr().out == ""
 

@@ -68,6 +68,7 @@ def file() -> Path:
 @pytest.fixture(scope="module")
 def smol(file: Path, home: Path) -> Iterator[Engine]:
     with Engine.load(file, None, OPTIONS) as engine:
+        assert engine.measure()
         yield engine
 
 
@@ -155,7 +156,7 @@ def test_a_stop_that_spans_tokens_ends_the_reply(smol: Engine, proposer: str) ->
     assert len(smol.tokenize(stop, False, False)) > 1
     done = reply(smol, user(LIST), params.replace(stop=(stop,)))
     if exact(smol) or proposer == "none":
-        assert (done.reason, done.stop) == ("stop", stop)
+        assert (done.reason, done.stop) == ("stop_string", stop)
         assert done.text == plain[: plain.index(stop)]
 
 
@@ -179,7 +180,7 @@ def test_what_fits_a_schema_in_a_real_vocabulary(smol: Engine) -> None:
         assert found["kind"] in ("long", "šířka", "🦖")
         assert 1 <= found["km"] <= 9000
         texts.append(done.text)
-        assert (done.draft_n_accepted > 0) is (proposer != "none")
+        assert proposer != "forced" or done.draft_n_accepted > 0
     assert len(set(texts)) == 1 or not exact(smol)
 
 
@@ -191,7 +192,7 @@ def test_it_is_proved_with_every_method_that_needs_no_second_model(smol: Engine)
     methods = ("ngram", "suffix", "lookahead", "mixed")
     cases = list(
         prove(
-            smol, prompts, proposers=methods, temperatures=(0.0, 0.8), max_tokens=20, warm=True
+            smol, prompts, proposers=methods, temperatures=(0.0, 0.8), max_tokens=16, warm=True
         )
     )  # fmt: skip
     assert [case for case in cases if not case.ok] == []

@@ -146,7 +146,9 @@ class Ground:
         return EngineOptions(n_ctx=2048, threads=self.threads, kv_disk="off", **more)
 
     def engine(self, name: str, **more: Any) -> Engine:
-        return Engine.load(self.file(name), self.draft(name), self.options(**more))
+        engine = Engine.load(self.file(name), self.draft(name), self.options(**more))
+        engine.measure()
+        return engine
 
 
 # -- the same text --
