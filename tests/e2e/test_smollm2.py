@@ -171,7 +171,7 @@ def test_what_fits_a_schema_in_a_real_vocabulary(smol: Engine) -> None:
         "required": ["river", "kind", "km"],
         "additionalProperties": False,
     }
-    params = GREEDY.replace(json_schema=json.dumps(schema), max_tokens=80)
+    params = GREEDY.replace(json_schema=json.dumps(schema), max_tokens=80, window="fixed")
     texts = []
     for proposer in ("none", "forced", "auto"):
         done = reply(smol, user("A river as JSON."), params.replace(proposer=proposer))
