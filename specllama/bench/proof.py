@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from specllama.arrays import IntArray
+from specllama.arrays import IntArray, Rows
 from specllama.backend.kernels import TILE
 from specllama.bench.edits import edited
 from specllama.bench.prompts import BenchPrompt, load_prompts
@@ -46,6 +46,12 @@ from specllama.told import Told
 _MARGIN = 1.5  # the furthest of some hundred gaps is not the furthest there is
 _LIKELY = 7.0  # logits behind the best; tokens below a thousandth of its probability do not count
 _SAMPLES = 4  # prompts to measure on, and passes of each width
+_AMONG = 40  # prompts of which the longest are taken
+_PARTS = (
+    1 << 30,
+    TILE // 2,
+    7,
+)  # tokens of a pass that reads a prompt: all of it; too few for tiles
 
 Way = Literal["cold", "behind", "turns", "beside"]
 """Where a reply was written: in an empty cache or after the same prompt (cold), after a
@@ -446,15 +452,40 @@ class RowProbe:
 
 @lru_cache(maxsize=1)
 def rounding(engine: Engine) -> float:
-    """Measure, once for an engine, how large a gap passes of several rows can close here.
+    """Measure, once for an engine, how large a gap passes of several rows can close here, and a
+    prompt that is read in other parts.
 
     It is the furthest that they moved one likely token's score from another's, with a margin.
     """
     most, n_ctx = min(engine.target.max_rows, 16), engine.target.n_ctx
     widths = [n for n in _WIDTHS if n <= most]
-    texts = [engine.encode(prompt.content)[0][:n_ctx] for prompt in load_prompts()[:_SAMPLES]]
-    probes = [one for ids in texts if len(ids) > most for one in probe_rows(engine, ids, widths)]
-    return _MARGIN * max((probe.moved for probe in probes), default=0.0)
+    texts = [engine.encode(prompt.content)[0][:n_ctx] for prompt in load_prompts()[:_AMONG]]
+    moved = [0.0]
+    for ids in sorted(texts, key=len)[-_SAMPLES:]:
+        if len(ids) > most:
+            moved += [probe.moved for probe in probe_rows(engine, ids, widths)]
+            whole, *others = (_steps(engine, ids, most, size) for size in _PARTS)
+            moved += [_moved(whole, other) for other in others]
+    engine.reset()
+    return _MARGIN * max(moved)
+
+
+def _steps(engine: Engine, prompt: Sequence[int], n: int, most: int) -> Rows:
+    """Return the rows [n, n_vocab] of a prompt's last ``n`` tokens, each a step of its own; what
+    comes before them is read in parts of ``most`` tokens."""
+    target, head, tail = engine.target, prompt[:-n], prompt[-n:]
+    size = min(most, target.n_batch)
+    engine.reset()
+    for i in range(0, len(head), size):
+        target.forward(head[i : i + size], outputs="none")
+    return np.stack([target.forward([token], outputs="last")[0].copy() for token in tail])
+
+
+def _moved(steps: Rows, rows: Rows) -> float:
+    """Return how far the lead of a likely token over another one moved at most."""
+    likely, apart = steps > steps.max(axis=1, keepdims=True) - _LIKELY, rows - steps
+    up, down = np.where(likely, apart, -np.inf), np.where(likely, apart, np.inf)
+    return float((up.max(axis=1) - down.min(axis=1)).max())
 
 
 def probe_stated_rows(engine: Engine, prompts: Iterable[BenchPrompt]) -> list[RowProbe]:
@@ -475,23 +506,15 @@ def probe_rows(engine: Engine, prompt: Sequence[int], widths: Sequence[int]) -> 
     ``prompt`` must be longer than the widest pass; its tail is evaluated both ways, in a few passes
     of each width.
     """
-    target = engine.target
-    widest = max(widths)
-    head, tail = list(prompt[:-widest]), list(prompt[-widest:])
-    engine.reset()
-    for i in range(0, len(head), target.n_batch):
-        target.forward(head[i : i + target.n_batch], outputs="none")
-    alone = np.stack([target.forward([t], outputs="last")[0].copy() for t in tail])
+    target, widest = engine.target, max(widths)
+    tail = prompt[-widest:]
+    alone = _steps(engine, prompt, widest, target.n_batch)
     out = []
     for n in widths:
-        target.rollback(len(head))
+        target.rollback(len(prompt) - widest)
         some = range(0, min(widest - n + 1, _SAMPLES * n), n)
         rows = np.concatenate([target.forward(tail[i : i + n], outputs="all").copy() for i in some])
         steps = alone[: len(rows)]
-        apart = rows - steps
-        likely = steps > steps.max(axis=1, keepdims=True) - _LIKELY
-        up, down = np.where(likely, apart, -np.inf), np.where(likely, apart, np.inf)
-        moved = float((up.max(axis=1) - down.min(axis=1)).max())
-        out.append(RowProbe(n, float(np.abs(apart).max()), moved))
+        out.append(RowProbe(n, float(np.abs(rows - steps).max()), _moved(steps, rows)))
     engine.reset()
     return out
