@@ -82,13 +82,7 @@ def test_a_module_of_the_tests_is_found_under_one_name() -> None:
 
 # Upper bounds of what the design wants smaller: they go down with the figures, never up.
 BOUNDS = {
-    # 55,230: 3,300 drive engines; 1,400: free drafts, layouts, reading ahead; 150: states side by
-    # side; 1,000: states on disk; 1,100: several models, models at rest. To it came, by merge,
-    # 420: conversations by day, found by their words; 610: a server left running, LM Studio's chat;
-    # 620: a pair that drafting pays for, made and raced here; 215: heads of few tokens, trees of
-    # DFlash; 130: prices in company and of shorter drafts; 15: streams and first looks that end.
-    # From it went 610: pages of the app; 60: what nobody called.
-    "code that ships": 56_630,
+    "code that ships": 55_764,
     "class names defined twice": 0,
     "functions over 80 lines": 0,
     "classes over 400 lines": 0,
