@@ -120,7 +120,7 @@ class Cli:
         self.engine = ScriptedEngine(replies)
 
     def __call__(self, *args: str, stdin: bytes = b"") -> Result:
-        def open_engine(settings: Any, *, quiet: bool) -> ScriptedEngine:
+        def open_engine(settings: Any, *, quiet: bool, measured: bool = False) -> ScriptedEngine:
             self.opened.append(settings)
             self.engine.closed = False
             return self.engine

@@ -12,7 +12,6 @@ import pytest
 
 from specllama import paths
 from specllama.cli import invoke
-from specllama.engine import loading
 from specllama.errors import ModelUnavailable
 
 TARGET, DRAFT, HEAD = "maker/some-GGUF:Q4_0", "little.gguf", "head.gguf"
@@ -81,14 +80,12 @@ def test_what_loads_a_pair(
         listening.close()
         service.models.first.queue.host.factory(lambda event: None)
 
-    def opener(path: Path) -> Any:
-        return lambda target, draft, *more: asked.extend([target, draft]) or far()
-
-    def far() -> None:
+    def open_pair(target: Path, draft: Path, *more: Any) -> None:
+        asked.extend([target, draft])
         raise ModelUnavailable("far enough")
 
     monkeypatch.setattr("specllama.server.running.run", serve)
-    monkeypatch.setattr(loading, "_opener", opener)
+    monkeypatch.setattr("specllama.engine.open_gguf.open_pair", open_pair)
     assert invoke([*command, *PAIR]) == 3
     assert asked == [shelf / "maker/some-GGUF/some-Q4_0.gguf", shelf / DRAFT]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -184,24 +183,6 @@ def test_bench_measures_on_prompts_that_tune_has_not_seen(
     assert not measured & learnt
 
 
-def test_bench_table_sets_methods_beside_kinds(
-    capsys: pytest.CaptureFixture[str], prompts: Path, tmp_path: Path
-) -> None:
-    flags = ["--prompts", str(prompts), "--max-tokens", "12", "-r", "1"]
-    assert invoke(["tune", "--max-tokens", "8", "-n", "1", "--temperature", "0"]) == 0
-    first, second = tmp_path / "methods.json", tmp_path / "auto.json"
-    methods = ["--temperature", "0", "--proposer", "draft", "--proposer", "mixed"]
-    assert invoke(["bench", "run", *flags, *methods, "--out", str(first)]) == 0
-    assert invoke(["bench", "run", *flags, "--out", str(second)]) == 0
-    capsys.readouterr()
-    assert invoke(["bench", "table", str(first), str(second)]) == 0
-    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()]
-    assert [row[0].strip() for row in rows] == ["", "---", "`draft`", "`mixed`", "`auto`"]
-    assert [head.strip() for head in rows[0][1:]] == ["all", "chat", "code"]
-    assert all(re.fullmatch(r" \d+\.\d\d → \d+\.\d\d ", c) for row in rows[2:] for c in row[1:])
-    assert invoke(["bench", "table", str(tmp_path / "none.json")]) == 2
-
-
 def test_bench_reports_cold_beside_warm_and_keeps_nothing(
     capsys: pytest.CaptureFixture[str], prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,12 +237,3 @@ def test_scaling_needs_no_package_of_its_own(
     monkeypatch.setattr("specllama.models.scale.write_gguf", lambda *args: None)
     assert invoke(["bench", "scale", str(tmp_path / "pair"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["target"].endswith("scaled-1b.gguf")
-
-
-def test_bench_table_refuses_other_files(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    path = tmp_path / "x.json"
-    path.write_text("{}")
-    assert invoke(["bench", "table", str(path), str(path)]) == 2
-    assert "not a report" in capsys.readouterr().err

@@ -50,7 +50,7 @@ def main():
     with EngineHost(LoadEngine("tiny"), on_event=told.append) as host:
         for attempt in range(2):
             try:
-                *_, done = host.generate("hi", GenerateParams(seed=1, max_tokens=4))
+                *_, done = host.generate("Name some colors.", GenerateParams(seed=1, max_tokens=4))
                 assert done.text and not host.info.target.repacked
                 break
             except SpecllamaError as error:

@@ -42,7 +42,7 @@ import sys
 from specllama.engine.opening import OpeningPair
 from specllama.settings.params import EngineOptions
 late = ("specllama.engine.engine specllama.speculative specllama.store "
-        "filelock email numpy.random specllama.remote specllama.models.quantize").split()
+        "filelock email numpy.random specllama.remote").split()
 with OpeningPair("tiny-target", "none", EngineOptions(n_ctx=512, threads=1)) as opening:
     print([name for name in late if name in sys.modules])
     opening.pair().close()

@@ -332,7 +332,7 @@ def test_the_number_of_threads_changes_no_bit(model: LlamaModel, monkeypatch: An
     monkeypatch.setattr(llama_pool, "ThreadChoice", EveryOther)
     pool = varied.pool
     varied.close()
-    pool.choose_threads()
+    pool.choose_threads(2, lambda count: None)
     varied = pool.open()
     for c in (fixed, varied):
         read(c, prompt)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from engines import measured
 
 from specllama.engine.engine import Engine
 from specllama.events import Event, Finished, RoundDone, Started
@@ -23,7 +24,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, En
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("home")))
         options = EngineOptions(threads=1, repack="off")
-        with Engine.load("tiny", None, options) as a, Engine.load("tiny", None, options) as b:
+        with measured("tiny", None, options) as a, measured("tiny", None, options) as b:
             yield a, b
 
 

@@ -18,9 +18,9 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from demo_engine import DemoFactory
 from pictures.animation import MovingRace, animated
 from pictures.recordings import Recording, picture
-from support.demo_engine import DemoFactory
 from textual.pilot import Pilot
 from textual.widgets import Static
 

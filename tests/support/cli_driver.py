@@ -17,7 +17,7 @@ from specllama.cli import loading
 def main() -> None:
     script = json.loads(sys.argv.pop(1))
     engine = ScriptedEngine([Reply(**reply) for reply in script["replies"]])
-    loading.open_engine = lambda settings, *, quiet: engine  # type: ignore[assignment]
+    loading.open_engine = lambda settings, *, quiet, measured=False: engine  # type: ignore[assignment]
     cli.main()
 
 

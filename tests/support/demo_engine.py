@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from support.script import (
+from script import (
     N_VOCAB,
     Move,
     ScriptedGuess,

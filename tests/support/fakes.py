@@ -25,8 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stepped_generator import OneAtATime
-from support.script import (
+from script import (
     N_VOCAB,
     Move,
     ScriptedGuess,
@@ -35,6 +34,7 @@ from support.script import (
     is_drafting,
     play,
 )
+from stepped_generator import OneAtATime
 
 from specllama.errors import EngineError, PromptTooLong, SpecllamaError
 from specllama.events import Event, FinishReason, LoadProgress, Notice, RoundDone

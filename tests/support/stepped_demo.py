@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from demo_engine import DemoEngine, DemoFactory
 from stepped_generator import OneAtATime
-from support.demo_engine import DemoEngine, DemoFactory
 
 from specllama.events import Event
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 
 import pytest
+from demo_engine import DEMO_REPLY
 from stepped_demo import SteppedDemoFactory
-from support.demo_engine import DEMO_REPLY
 from textual.pilot import Pilot
 
 from specllama import paths

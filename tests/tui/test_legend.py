@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from app_driver import Recipe
+from demo_engine import DemoEngine
 from fakes import Reply
-from support.demo_engine import DemoEngine
 
 from specllama.settings.params import GenerateParams
 from specllama.tui import legend

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from app_driver import Driver
 from fakes import Reply, engine_info
-from support.script import Move, ScriptedGuess, ScriptedReading, play
+from script import Move, ScriptedGuess, ScriptedReading, play
 
 from specllama.cli.printer import Printer
 from specllama.events import Event, Finished, RoundDone, Started

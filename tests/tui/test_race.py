@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import pytest
 from app_driver import Driver, GatedEngine, Recipe
+from demo_engine import DemoEngine
 from fakes import OTHER_MS, VERIFY_MS, Reply, ScriptedEngine
-from support.demo_engine import DemoEngine
 
 from specllama.bench import outcome
 from specllama.bench.experiment import (

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from app_driver import Driver, GatedEngine, Recipe
+from demo_engine import DemoEngine
 from fakes import Reply, ScriptedEngine, engine_info
-from support.demo_engine import DemoEngine
 from textual.widgets import Input, OptionList, TextArea
 
 from specllama.errors import DoesNotFit

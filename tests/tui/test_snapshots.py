@@ -12,9 +12,9 @@ from typing import Any
 import ggufs
 import pytest
 from app_driver import Recipe
+from demo_engine import DemoFactory
 from fakes import Reply, ScriptedEngine
 from pictures.screenshots import LOOKS, SCENES, Pair, ask, picture_app, until
-from support.demo_engine import DemoFactory
 from textual.pilot import Pilot
 
 from specllama.engine.inline import InlineHost

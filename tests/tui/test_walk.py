@@ -3,8 +3,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from demo_engine import DemoEngine
 from fakes import Reply, ScriptedEngine
-from support.demo_engine import DemoEngine
 from textual.theme import BUILTIN_THEMES
 
 from specllama.engine.methods import methods

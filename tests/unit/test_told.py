@@ -13,6 +13,7 @@ from specllama.events import (
     Event,
     Finished,
     LoadProgress,
+    Measuring,
     Notice,
     ReasoningDelta,
     TextDelta,
@@ -27,7 +28,11 @@ LOADING = LoadProgress("target", "a.gguf", 0.5)
 def events() -> list[Event]:
     text = "<think>Hm, let me see.</think>One two three four."
     engine = ScriptedEngine([Reply(text, accept=(2, 0), notices=(NOTICE,))])
-    return [LOADING, *engine.generate("x", GenerateParams(seed=1, draft_max=4))]
+    return [
+        LOADING,
+        Measuring("exactness"),
+        *engine.generate("x", GenerateParams(seed=1, draft_max=4)),
+    ]
 
 
 EVENTS = tuple(events())

@@ -32,7 +32,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_it_is_a_choice_and_is_listed(shown: dict[str, Any]) -> None:
-    assert "|repeat|" in shown["help"]
+    assert "--proposer METHOD" in shown["help"]
     ways = {way["name"]: way for way in json.loads(shown["pair"])["methods"]}
     assert ways["repeat"] == {"name": "repeat", "available": True, "reason": ""}
     row = next(row for row in shown["page"] if "Repeat the line" in row)
