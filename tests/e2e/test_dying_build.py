@@ -50,7 +50,8 @@ def main():
     with EngineHost(LoadEngine("tiny"), on_event=told.append) as host:
         for attempt in range(2):
             try:
-                *_, done = host.generate("Name some colors.", GenerateParams(seed=1, max_tokens=4))
+                params = GenerateParams(seed=1, max_tokens=4)
+                *_, done = host.generate("Once upon a time there was a river that", params)
                 assert done.text and not host.info.target.repacked
                 break
             except SpecllamaError as error:
@@ -147,10 +148,11 @@ def test_a_fault_that_no_trial_meets_is_met_once(run: Run) -> None:
 
 
 def test_an_engine_process_that_dies_of_it_is_started_again_without(run: Run) -> None:
+    """Nothing wide is computed while it loads: the first prompt meets the fault, the next none."""
     done = run("later", program=HOST)
     assert done.returncode == 0, done.stderr
-    assert "EngineDied" not in done.stdout, "whoever asked need not know"
-    assert "an instruction that fails on this processor (SIGILL)" in done.stdout
+    assert "an instruction that fails on this processor" in done.stdout
+    assert "the next engine does without what was built for it" in done.stdout
     assert "specllama doctor" in done.stdout
 
 

@@ -326,8 +326,12 @@ def test_a_killed_server_takes_its_engine_along(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_to_end_lets_replies_end(tmp_path: Path) -> None:
-    with commanded(tmp_path) as (process, url), httpx2.Client(base_url=url, timeout=30) as http:
-        with http.stream("POST", CHAT, json={**LONG, "stream": True}) as answer:
+    long = {**LONG, "max_tokens": 8000, "stream": True}  # some seconds
+    with (
+        commanded(tmp_path, "-c", "16384") as (process, url),
+        httpx2.Client(base_url=url, timeout=60) as http,
+    ):
+        with http.stream("POST", CHAT, json=long) as answer:
             parts = answer.iter_bytes()
             next(parts)
             process.send_signal(signal.SIGTERM)
