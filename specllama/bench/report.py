@@ -11,8 +11,6 @@ import msgspec
 from specllama.bench import breakdown, load
 from specllama.bench.paired import between
 from specllama.bench.runner import Comparison, Summary
-from specllama.errors import UsageError
-from specllama.files import DAMAGE
 from specllama.store.document import (
     Document,
     FactList,
@@ -77,23 +75,6 @@ def to_json(comparison: Comparison, *, texts: bool = False) -> dict[str, Any]:
         "load": [row.to_dict() for row in comparison.load],
         "runs": [run.to_dict(texts=texts) for run in comparison.runs],
     }
-
-
-def read_report(path: Path) -> dict[str, Any]:
-    """A report written by ``bench run --out``.
-
-    Raises:
-        UsageError: the file is missing or is not such a report.
-    """
-    try:
-        data = msgspec.json.decode(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except DAMAGE as error:
-        raise UsageError(f"{path} is not a report of specllama bench ({error})") from None
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise UsageError(f"{path} is not a report of specllama bench")
-    return data
 
 
 def provenance_lines(data: dict[str, Any]) -> list[str]:

@@ -12,8 +12,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specllama.bench.report import read_report
+import msgspec
+
+from specllama.bench.report import SCHEMA
+from specllama.errors import UsageError
+from specllama.files import DAMAGE
 from specllama.store.document import markdown_table
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """A report written by ``bench run --out``.
+
+    Raises:
+        UsageError: the file is missing or is not such a report.
+    """
+    try:
+        data = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except DAMAGE as error:
+        raise UsageError(f"{path} is not a report of specllama bench ({error})") from None
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise UsageError(f"{path} is not a report of specllama bench")
+    return data
 
 
 def by_kind(reports: Sequence[dict[str, Any]], temperature: float = 0.0) -> list[str]:

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 from engines import FakeContext, fake_info, loaded
+from speed_table import read_report
 from table_model import FakeTable, FakeVocab
 
 from specllama.bench.arms import (
@@ -32,7 +33,7 @@ from specllama.bench.peer_server import StartedServer
 from specllama.bench.peers import ProgramPeer, make_peers, read_speed
 from specllama.bench.prompts import SLICES, BenchPrompt, half, load_prompts
 from specllama.bench.provenance import provenance
-from specllama.bench.report import read_report, report_document, write_reports
+from specllama.bench.report import report_document, write_reports
 from specllama.bench.runner import Comparison, compare
 from specllama.bench.svg import bars
 from specllama.bench.tune import Tally, advise, pick, predict, smaller_draft, tune
