@@ -187,7 +187,7 @@ def on_hangup(call: Callable[[], object]) -> Iterator[None]:
 
 def _loses_terminal() -> bool:
     """Whether the terminal is gone, or goes: the signal may come before that."""
-    for _ in range(5):
+    for _ in range(25):
         if not _has_terminal():
             return True
         time.sleep(0.02)

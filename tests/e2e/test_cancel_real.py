@@ -83,7 +83,7 @@ def test_whenever_a_cancel_comes(
 
 
 def test_loading_stops_on_request(tmp_path: Path) -> None:
-    path = write_llama(tmp_path / "many.gguf", blocks=8)
+    path = write_llama(tmp_path / "many.gguf", blocks=96)
     cancel = Cancel()
     seen: list[float] = []
 
