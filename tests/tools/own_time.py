@@ -130,6 +130,7 @@ def table(models: list[str], tokens: int, cold_mb: int) -> None:
                         seed=seed,
                         max_tokens=tokens,
                         speculate=False,
+                        ignore_eos=True,
                         sampling=SamplingParams(**sampling),
                     )
                     *_, end = logged.generate(ASK, params)
