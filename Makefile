@@ -47,7 +47,7 @@ archs: $(VENV)/.installed-test
 	$(BIN)/python tests/tools/families/archs.py $(MODELS)
 	$(BIN)/python tests/tools/families/archs.py $(MODELS) --quant q4_0
 
-# real files in FOLDER, fetched where they are missing (2 GB); 25 minutes, ARGS=--quick 8. Goes on
+# real files in FOLDER, fetched where they are missing (2 GB); ARGS=--quick: 3 minutes. Goes on
 # where it was stopped. LLAMA_SERVER=PROGRAM LLAMA_BENCH=PROGRAM time llama.cpp as well
 real: $(VENV)/.installed-test
 	PYTHONPATH=tests/support:tests/tools $(BIN)/python tests/tools/real.py $(MODELS) $(ARGS)
