@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -162,13 +162,13 @@ def on_hangup(call: Callable[[], object]) -> Iterator[None]:
     Where the terminal is gone that the process was started on, it is SIGTERM, as a closed window
     ends what ran in it. A process that ignores SIGHUP (nohup) outlives its terminal.
     """
-    number = getattr(signal, "SIGHUP", None)
-    if number is None or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     _listen()
+    number = signal.SIGHUP
     former = signal.getsignal(number)
-    bound = former is not signal.SIG_IGN and _has_terminal()
+    bound = former is not signal.SIG_IGN and has_terminal()
 
     def hear() -> None:
         if bound and _loses_terminal():
@@ -186,20 +186,19 @@ def on_hangup(call: Callable[[], object]) -> Iterator[None]:
 
 
 def _loses_terminal() -> bool:
-    """Whether the terminal is gone, or goes: the signal may come before that."""
-    for _ in range(25):
-        if not _has_terminal():
-            return True
+    """True if the terminal is gone, or goes: the signal may come before that."""
+    until = time.monotonic() + 0.5
+    while (there := has_terminal()) and time.monotonic() < until:
         time.sleep(0.02)
-    return False
+    return not there
 
 
-def _has_terminal() -> bool:
-    try:
+def has_terminal() -> bool:
+    """True if the terminal that the process was started on is there."""
+    with suppress(OSError):
         os.close(os.open("/dev/tty", os.O_RDONLY))
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _listen() -> None:

@@ -36,6 +36,7 @@ from specllama.models.refs import NO_DRAFT
 from specllama.remote.address import Address
 from specllama.session import Session
 from specllama.settings.params import EngineOptions, GenerateParams
+from specllama.signals import has_terminal
 from specllama.store.sessions import SessionStore
 from specllama.tui import advice, clipboard, keymap, pages, pasting
 from specllama.tui.bridge import Clock, FlushPace, monotonic
@@ -191,10 +192,7 @@ class SpecllamaApp(PagedApp):
     def action_copy_or_quit(self) -> None:
         """Ctrl+C: copy what is selected, else stop the reply, else empty the prompt; with none of
         these, leave when pressed twice."""
-        text = self.screen.get_selected_text()
-        focused = self.focused
-        if not text and focused is not None:
-            text = getattr(focused, "selected_text", "")
+        text = self.screen.get_selected_text() or getattr(self.focused, "selected_text", "")
         if text:
             self.copy_text(text)
             self.screen.clear_selection()
@@ -217,11 +215,15 @@ class SpecllamaApp(PagedApp):
     def _watch_signals(self) -> None:
         """Else TERM and HUP would leave the terminal full-screen with the mouse captured."""
         loop = asyncio.get_running_loop()
-        for name in ("SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            if number is not None:
-                with contextlib.suppress(NotImplementedError, RuntimeError):
-                    loop.add_signal_handler(number, partial(self.exit, return_code=128 + number))
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            with contextlib.suppress(RuntimeError):  # not the main thread
+                loop.add_signal_handler(number, partial(self.exit, return_code=128 + number))
+        if has_terminal():  # it may go without a signal, where a shell or make stands between
+            self.set_interval(5.0, self._leave_without_terminal)
+
+    def _leave_without_terminal(self) -> None:
+        if not has_terminal():
+            self.exit(return_code=129)
 
     def shut_down(self) -> None:
         """After the terminal is restored: end the child, keep what it wrote, close the files."""
