@@ -47,11 +47,7 @@ _MARGIN = 1.5  # the furthest of some hundred gaps is not the furthest there is
 _LIKELY = 7.0  # logits behind the best; tokens below a thousandth of its probability do not count
 _SAMPLES = 4  # prompts to measure on, and passes of each width
 _AMONG = 40  # prompts of which the longest are taken
-_PARTS = (
-    1 << 30,
-    TILE // 2,
-    7,
-)  # tokens of a pass that reads a prompt: all of it; too few for tiles
+_PARTS = (1 << 30, TILE // 2, 7)  # tokens of a pass that reads a prompt; few are not tiled
 
 Way = Literal["cold", "behind", "turns", "beside"]
 """Where a reply was written: in an empty cache or after the same prompt (cold), after a
