@@ -3,8 +3,8 @@
     python tests/tools/kill_writing.py [--kills 200] [--bytes 2000000] [--seed 1]
 
 A child replaces one conversation's state over and over, each time by a larger number, and says so
-when it is there. It is killed at a random moment. Then the file must be whole, and of that number
-or a later one. POSIX only.
+when it is there. It is killed at a random moment, or, every second time, as soon as a file is seen
+half written. Then the file must be whole, and of that number or a later one. POSIX only.
 """
 
 from __future__ import annotations
@@ -40,8 +40,13 @@ def write(folder: Path, number: int, n_bytes: int, told: int) -> None:
         os.write(told, _NUMBER.pack(number))
 
 
-def killed(folder: Path, number: int, n_bytes: int, wait_s: float) -> int:
-    """Start a writer, and kill it; the number that it said last."""
+def begun(folder: Path) -> list[Path]:
+    """List the files that are written and do not yet have their names."""
+    return list(folder.glob("*/.*"))
+
+
+def killed(folder: Path, number: int, n_bytes: int, wait_s: float, writing_only: bool) -> int:
+    """Start a writer and kill it, after a while or in its writing; return its last number."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -52,6 +57,8 @@ def killed(folder: Path, number: int, n_bytes: int, wait_s: float) -> int:
             os._exit(1)
     os.close(writing)
     time.sleep(wait_s)
+    while writing_only and not begun(folder):
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0), "the writer ended by itself"
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     with os.fdopen(reading, "rb") as pipe:
@@ -81,14 +88,13 @@ def main() -> int:
     rng, number, torn = random.Random(args.seed), 0, 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "states"
-        for _ in range(args.kills):
-            number = killed(folder, number, args.bytes, rng.uniform(0.005, 0.08))
+        for kill in range(args.kills):
+            number = killed(folder, number, args.bytes, rng.uniform(0.005, 0.08), bool(kill % 2))
             found = kept(folder, args.bytes)
             assert found >= number, f"{number} was written, and {found} is there"
             number = found
-            begun = list(folder.glob("*/.*"))
-            torn += bool(begun)
-            for path in begun:
+            torn += bool(left := begun(folder))
+            for path in left:
                 path.unlink()
     print(f"{args.kills} kills, {torn} in the middle of a file; {number} states written: none lost")
     return 0

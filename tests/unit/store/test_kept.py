@@ -13,7 +13,6 @@ import pytest
 from specllama import paths
 from specllama.backend import verdicts
 from specllama.backend.exactness import SCHEMA, Exactness, Group
-from specllama.bench.report import read_report
 from specllama.errors import SpecllamaError
 from specllama.models.receipts import make_receipt, read_receipt, receipt_path, write_receipt
 from specllama.models.summaries import Summaries
@@ -83,10 +82,6 @@ def profile(folder: Path) -> tuple[Path, Callable[[], object]]:
     return in_file(folder / "p.json", bytes_of("ä pair"), read)
 
 
-def report(folder: Path) -> tuple[Path, Callable[[], object]]:
-    return in_file(folder / "r.json", bytes_of("ä report"), read_report)
-
-
 def run(folder: Path) -> tuple[Path, Callable[[], object]]:
     lines = bytes_of("ä run") + b'{"type": "notice", "message": "\xc3\xa4"}\n'
     return in_file(folder / "1.jsonl", lines, read_run)
@@ -107,7 +102,7 @@ def unsent(folder: Path) -> tuple[Path, Callable[[], object]]:
 
 
 KEPT = (
-    *(exactness, summaries, receipt, profile, report, run),
+    *(exactness, summaries, receipt, profile, run),
     *(preferences, history, unsent),
 )
 
