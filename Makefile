@@ -116,11 +116,11 @@ schemas: $(VENV)/.installed-test
 # the README's pictures: of the app on real runs of PAIR (none: its demo engine), of commands from
 # recordings of real runs:   make screenshots PAIR="-m target.gguf -d draft.gguf"
 screenshots: $(VENV)/.installed-dev
-	PYTHONPATH=tests $(BIN)/python -m pictures.screenshots $(PICTURES) $(PAIR)
+	PYTHONPATH=tests:tests/support $(BIN)/python -m pictures.screenshots $(PICTURES) $(PAIR)
 
 # every screen in every size and look, to be looked at
 gallery: $(VENV)/.installed-dev
-	PYTHONPATH=tests $(BIN)/python -m pictures.screenshots build/gallery $(PAIR) --all
+	PYTHONPATH=tests:tests/support $(BIN)/python -m pictures.screenshots build/gallery $(PAIR) --all
 
 # a newcomer's first two minutes, recorded: asciinema play build/walk.cast
 walk: $(VENV)/.installed-test
@@ -132,11 +132,11 @@ walk: $(VENV)/.installed-test
 QUESTION ?= What is speculative decoding?
 WHERE    ?= the bundled pair
 pictures: $(VENV)/.installed-dev
-	PYTHONPATH=tests $(BIN)/python -m pictures.recordings $(PICTURES)/data/tune.json tune $(PAIR) $(TUNE)
-	PYTHONPATH=tests $(BIN)/python -m pictures.recordings $(PICTURES)/data/bench.json bench run $(PAIR) $(BENCH)
-	PYTHONPATH=tests $(BIN)/python -m pictures.animation $(PICTURES)/data/moving-race.json "$(WHERE)" "$(QUESTION)" \
+	PYTHONPATH=tests:tests/support $(BIN)/python -m pictures.recordings $(PICTURES)/data/tune.json tune $(PAIR) $(TUNE)
+	PYTHONPATH=tests:tests/support $(BIN)/python -m pictures.recordings $(PICTURES)/data/bench.json bench run $(PAIR) $(BENCH)
+	PYTHONPATH=tests:tests/support $(BIN)/python -m pictures.animation $(PICTURES)/data/moving-race.json "$(WHERE)" "$(QUESTION)" \
 	  $(PAIR) --temperature 0 --seed 7
-	PYTHONPATH=tests $(BIN)/python -m pictures.screenshots $(PICTURES) $(PAIR)
+	PYTHONPATH=tests:tests/support $(BIN)/python -m pictures.screenshots $(PICTURES) $(PAIR)
 
 # measures anew how fast whole replies are, for README and benchmarks.md (an hour, on an idle
 # machine), and prints the table:

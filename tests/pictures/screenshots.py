@@ -1,9 +1,9 @@
 """Pictures of the app, drawn by the app itself: ``python -m pictures.screenshots FOLDER``.
 
-With ``-m`` and ``-d`` they are of real runs of that pair. Without, a demonstration engine stands in
-for a model, so that the pictures are the same on every machine; they name it as such. ``--all``
-draws every screen in every size and look, to be looked at. What commands print is drawn from
-recordings of real runs in ``FOLDER/data`` (recordings.py).
+With ``-m`` and ``-d`` they are of real runs of that pair; ``--first NAME`` draws its first reply.
+Without, a demonstration engine stands in for a model, so that the pictures are the same on every
+machine; they name it as such. ``--all`` draws every screen in every size and look, to be looked at.
+What commands print is drawn from recordings of real runs in ``FOLDER/data`` (recordings.py).
 """
 
 from __future__ import annotations
@@ -256,6 +256,12 @@ async def draw(
     return drawn
 
 
+async def draw_first(folder: Path, pair: Pair, name: str) -> list[Path]:
+    """The first reply of a pair, in the sizes of ordinary terminals."""
+    sizes = {f"-{w}x{h}": (w, h) for w, h in ((120, 36), (80, 24))}
+    return await draw(folder / name, pair, Scene(_chat), sizes, LOOKS["dark"])
+
+
 async def draw_readme(folder: Path, pair: Pair) -> list[Path]:
     drawn: list[Path] = []
     for name, scene in README.items():
@@ -290,6 +296,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("-m", "--model", help="target of real runs; default: a demonstration")
     parser.add_argument("-d", "--draft-model")
     parser.add_argument("--all", action="store_true", help="every screen, size and look")
+    parser.add_argument(
+        "--first", metavar="NAME", help="only the first reply, as NAME-120x36.svg …"
+    )
     chosen = parser.parse_args(arguments)
     folder: Path = chosen.folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -298,7 +307,9 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ["LANG"], os.environ["COLORTERM"] = "C.UTF-8", "truecolor"
     pair = Pair(chosen.model, chosen.draft_model)
     try:
-        if chosen.all:
+        if chosen.first:
+            drawn = asyncio.run(draw_first(folder, pair, chosen.first))
+        elif chosen.all:
             drawn = asyncio.run(draw_all(folder, pair))
         else:
             drawn = [*asyncio.run(draw_readme(folder, pair)), *draw_recordings(folder)]

@@ -56,6 +56,7 @@ ASKED = (
     "Explain in three sentences why the sky is blue.",
     "Write a JSON list of three rivers, each with a name and a length in km.",
 )
+GREEDY = GenerateParams(seed=1, ignore_eos=True).choose("temperature", 0.0)
 RAW = (CODE + "\n\ndef surface(width, height, depth):\n", "The capital of France is", "1, 2, 3, 5,")
 SCHEMA = {
     "type": "object",
@@ -142,8 +143,8 @@ class Ground:
             return [BenchPrompt(t[:12], "own", (Message("user", t),)) for t in ASKED[:n]]
         return [BenchPrompt(text[:12], "own", text=text) for text in RAW[:n]]
 
-    def options(self, **more: Any) -> EngineOptions:
-        return EngineOptions(n_ctx=2048, threads=self.threads, kv_disk="off", **more)
+    def options(self, n_ctx: int = 2048, **more: Any) -> EngineOptions:
+        return EngineOptions(n_ctx=n_ctx, threads=self.threads, kv_disk="off", **more)
 
     def engine(self, name: str, **more: Any) -> Engine:
         engine = Engine.load(self.file(name), self.draft(name), self.options(**more))
@@ -159,7 +160,7 @@ def texts(on: Ground, name: str, repack: str, kv: str) -> Row:
     part = f"texts, {'repacked' if repack == 'on' else 'as stored'}, {kv}"
     kinds = {} if kv == "f16" else {"kv_type_k": kv, "kv_type_v": kv}
     with on.engine(name, repack=repack, **kinds) as engine:
-        wanted = ("draft", "suffix", "auto") if on.quick else (
+        wanted = ("draft", "suffix", "auto") if on.quick or kv != "f16" else (
             "draft", "ngram", "suffix", "lookahead", "tree", "mixed", "auto",
         )  # fmt: skip
         cases = list(
@@ -168,7 +169,7 @@ def texts(on: Ground, name: str, repack: str, kv: str) -> Row:
                 on.prompts(name),
                 proposers=available(engine, wanted)[0],
                 temperatures=(0.0,) if on.quick else (0.0, 0.8),
-                max_tokens=24 if on.quick else 40,
+                max_tokens=24 if on.quick else 32,
                 draft_max=(4,),
             )
         )
@@ -186,7 +187,7 @@ def together(on: Ground, name: str) -> Row:
                 proposers=(*names[0], "none"),
                 temperatures=(0.0,) if on.quick else (0.0, 0.8),
                 draft_max=(3,),
-                max_tokens=16 if on.quick else 40,
+                max_tokens=16 if on.quick else 32,
                 seed=1,
                 base=GenerateParams(),
                 window="fixed",
@@ -209,11 +210,11 @@ def again(on: Ground, name: str) -> Row:
     """The passes of drafted replies again, with other guesses in refused places, where the layout
     makes them round: what rounds by its width alone has the same bits."""
     same = of = 0
-    greedy = GenerateParams(seed=1, ignore_eos=True, window="fixed", draft_max=6, chances=0)
+    greedy = GREEDY.replace(window="fixed", draft_max=6, chances=0)
     with on.engine(name, repack="on") as engine:
         for proposer in ("suffix", "mixed"):
             for prompt in on.prompts(name):
-                wish = greedy.choose("temperature", 0.0).replace(max_tokens=48, proposer=proposer)
+                wish = greedy.replace(max_tokens=48, proposer=proposer)
                 ids = engine.encode(prompt.content)[0]
                 engine.reset()
                 pairs = replayed(engine, ids, Told.of(engine.generate(ids, wish)))
@@ -310,23 +311,43 @@ def _seconds(command: Sequence[str], env: dict[str, str]) -> float:
     return time.perf_counter() - begin
 
 
-def speed(on: Ground, name: str) -> Iterator[Row]:
-    """Reading, writing and the time between passes, ours and llama.cpp's on the same file."""
+def reading(on: Ground, name: str) -> Row:
+    """Prompts of some lengths, read by us and by llama-bench in turn."""
+    lengths = (30, 324) if on.quick else (30, 89, 324, 1258, 2513)
+    program = os.environ.get("LLAMA_BENCH")
+    ours: dict[int, list[float]] = {n: [] for n in lengths}
+    theirs: dict[int, list[float]] = {n: [] for n in lengths if program}
+    with on.engine(name, n_ctx=4096) as engine:
+        ids = engine.tokenize(READ * 300, False, False)
+        for _ in range(1 if on.quick else 3):
+            for n, rates in ours.items():
+                engine.reset()
+                end = Told.of(engine.generate(ids[:n], GREEDY.replace(max_tokens=1))).end
+                rates.append(n / end.timings.prefill_ms * 1e3)
+            if program:
+                command = [program, "-m", on.file(name), "-t", str(on.threads), "-n", "0"]
+                command += ["-p", ",".join(map(str, lengths)), "-r", "1", "-o", "json"]
+                done = subprocess.run(command, check=True, capture_output=True)
+                for test in json.loads(done.stdout):
+                    theirs[test["n_prompt"]].append(test["avg_ts"])
+    words, figures = [], {}
+    for n, rates in ours.items():
+        rate = figures[f"read_{n}"] = statistics.median(rates)
+        words.append(f"{n}: {rate:.0f}")
+        if program:
+            other = figures[f"llama-bench_{n}"] = statistics.median(theirs[n])
+            words[-1] += f" ({rate / other:.2f})"
+    said = "; in brackets over llama-bench" if program else "; LLAMA_BENCH is not given"
+    return Row(name, "reading, tok/s", None, ", ".join(words) + said, figures)
+
+
+def writing(on: Ground, name: str) -> Iterator[Row]:
+    """Writing and the time between passes, ours and llama-server's on the same file."""
     n = 32 if on.quick else 96
-    greedy = GenerateParams(seed=1, ignore_eos=True).choose("temperature", 0.0)
-    wish = greedy.replace(max_tokens=n)
+    wish = GREEDY.replace(max_tokens=n)
     content = on.prompts(name)[0].content
     theirs = _llama_server(on, name, content if isinstance(content, str) else ASKED[0], n)
     with on.engine(name) as engine:
-        words, figures = [], {}
-        for tokens in (30, 324) if on.quick else (30, 89, 324, 1258):
-            engine.reset()
-            ids = engine.tokenize(READ * (tokens // 10), False, False)[:tokens]
-            end = Told.of(engine.generate(ids, greedy.replace(max_tokens=1))).end
-            rate = figures[f"read_{tokens}"] = tokens / end.timings.prefill_ms * 1e3
-            words.append(f"{tokens}: {rate:.0f}")
-        said, measured = _llama_bench(on, name, 324)
-        yield Row(name, "reading, tok/s", None, ", ".join(words) + said, figures | measured)
         rates: dict[str, list[float]] = {"none": [], "auto": []}
         own: dict[str, float] = {}
         for _ in range(1 if on.quick else 2):
@@ -384,16 +405,6 @@ def _running(program: str, on: Ground, name: str, more: Sequence[str]) -> Iterat
         process.wait()
 
 
-def _llama_bench(on: Ground, name: str, tokens: int) -> tuple[str, dict[str, float]]:
-    program = os.environ.get("LLAMA_BENCH")
-    if not program:
-        return "; llama-bench: LLAMA_BENCH is not given", {}
-    command = [program, "-m", on.file(name), "-t", str(on.threads), "-p", str(tokens), "-n", "0"]
-    done = subprocess.run([*command, "-r", "2", "-o", "json"], check=True, capture_output=True)
-    rate = float(json.loads(done.stdout)[0]["avg_ts"])
-    return f"; llama-bench {tokens}: {rate:.0f}", {"llama-bench": rate}
-
-
 # -- the run --
 
 PARTS: dict[str, Callable[[Ground, str], Any]] = {
@@ -405,7 +416,8 @@ PARTS: dict[str, Callable[[Ground, str], Any]] = {
     "again": again,
     "together": together,
     "served": served,
-    "speed": speed,
+    "reading": reading,
+    "writing": writing,
 }
 WHOLE_ONLY = ("repacked q8_0",)
 
