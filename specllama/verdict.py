@@ -294,7 +294,7 @@ def lead(verdict: Payoff, measure: str) -> str:
                 tried = verdict.ratio is not None
                 figure = f"it lost {lost:.1f} ms a token" if tried else f"{lost:.1f} ms a guess"
                 figure = f" ({figure})"
-            return f"Drafting is off: it would be slower with this pair{figure}"
+            return f"Drafting is off: it would be slower here{figure}"
         case "faster":
             return f"{_times(verdict.ratio)}× faster ({interval(verdict)})"
         case "slower":
@@ -312,7 +312,7 @@ def brief(verdict: Payoff, measure: str) -> str:
         case "unknown":
             return f"Not known yet ({measure})"
         case "off":
-            return "Drafting off: it would be slower with this pair"
+            return "Drafting off: it would be slower here"
     word = {"faster": "PAYS", "slower": "LOSES"}.get(verdict.answer, "UNSURE")
     low, high = _times(verdict.low), _times(verdict.high)
     found = f"{word} {_times(verdict.ratio)}× ({low}–{high})"

@@ -66,7 +66,6 @@ def main(kind_name: str) -> None:
                 told |= {"question": QUESTION, "what": demo.WHAT, "kind": kind.name}
                 for model in (told["target"], told["draft"]):
                     model["path"] = Path(model["path"]).name
-            told |= {"window_reason": ""} if "window_reason" in told else {}
             file.write(json.dumps(slim(told), ensure_ascii=False, separators=(",", ":")) + "\n")
     print(f"{OUT}: {OUT.stat().st_size / 1e3:.0f} kB", file=sys.stderr)
 

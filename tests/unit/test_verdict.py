@@ -212,12 +212,12 @@ def test_it_is_off_once_no_guess_was_worth_it_for_a_while() -> None:
     found = judge([*tried, *[SINGLE] * ROUNDS_UNTIL_OFF])
     assert found.answer == "off"
     assert found.lost_ms == pytest.approx(10.0)
-    off = "Drafting is off: it would be slower with this pair"
+    off = "Drafting is off: it would be slower here"
     assert words(found, "?") == f"{off} (it lost 10.0 ms a token)"
     never = judge([SINGLE] * ROUNDS_UNTIL_OFF)
     assert words(never, "?") == off
     expected = judge([SINGLE] * ROUNDS_UNTIL_OFF, expected_ms=0.62)
-    assert words(expected, "?").endswith("with this pair (0.6 ms a guess)")
+    assert words(expected, "?").endswith("slower here (0.6 ms a guess)")
     # that nobody had a guess says nothing of what one costs
     assert judge([SINGLE._replace(declined=False)] * 64).answer == "unknown"
 
@@ -267,7 +267,7 @@ def test_the_words(ratio: float, half: float, said: str) -> None:
         ("faster", "PAYS 1.04× (0.92–1.16)"),
         ("slower", "LOSES 1.04× (0.92–1.16)"),
         ("unsure", "UNSURE 1.04× (0.92–1.16)"),
-        ("off", "Drafting off: it would be slower with this pair"),
+        ("off", "Drafting off: it would be slower here"),
         ("unknown", "Not known yet (F4 measures)"),
     ],
 )
