@@ -145,7 +145,7 @@ WHOLE   := --max-tokens 96 --no-ignore-eos -n 20
 METHODS ?= draft tree ngram suffix mixed merged lookahead self
 speed: $(VENV)/.installed-dev
 	$(BIN)/specllama tune $(PAIR) -n 5 -r 3
-	$(BIN)/specllama bench run $(PAIR) $(WHOLE) -r 3 --breakdown --out speed-auto
+	$(BIN)/specllama bench run $(PAIR) $(WHOLE) -r 3 --out speed-auto
 	$(BIN)/specllama bench run $(PAIR) $(WHOLE) -r 2 --temperature 0 \
 	  $(addprefix --proposer ,$(METHODS)) --out speed-methods
 	$(BIN)/python tests/tools/speed_table.py speed-methods.json speed-auto.json

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from specllama.bench.breakdown import Timeline, parts_of, plain_step
 from specllama.bench.experiment import Run, ask
 from specllama.bench.prompts import BenchPrompt
 from specllama.engine.engine import Engine
@@ -23,6 +22,9 @@ from specllama.interface import EngineLike
 from specllama.settings.params import GenerateParams
 from specllama.store.rounds import Logged
 from specllama.verdict import TimedRound
+
+Timeline = tuple[tuple[int, float], ...]
+"""(tokens so far, seconds so far) after every round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +141,8 @@ class RunFigures:
         return self.prompt, self.temperature, self.repetition
 
     def to_dict(self, *, texts: bool = False) -> dict[str, Any]:
-        parts = parts_of(self.passes)
         hidden = {"timeline", "passes", *(() if texts else ("token_ids", "text"))}
         data = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
-        data |= {"plain_s": plain_step(parts), "parts": parts}
         return {name: value for name, value in data.items() if name not in hidden}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from specllama.bench import breakdown, load
+from specllama.bench import load
 from specllama.bench.paired import between
 from specllama.bench.runner import Comparison, Summary
 from specllama.store.document import (
@@ -21,9 +21,6 @@ from specllama.store.document import (
 )
 
 SCHEMA = "specllama.bench.v2"
-
-SPENT = "Where the time after the first token went, in plain steps"
-SPENT_COLUMNS = ("arm", "group", *breakdown.COLUMNS)
 
 
 def _show(value: float | None, form: str, unit: str = "") -> str:
@@ -68,10 +65,6 @@ def to_json(comparison: Comparison, *, texts: bool = False) -> dict[str, Any]:
         "provenance": comparison.provenance,
         "baseline": comparison.baseline,
         "summaries": [s.to_dict() for s in comparison.summaries()],
-        "breakdowns": [
-            {"arm": arm, "group": group, "rows": [row.to_dict() for row in rows]}
-            for arm, group, rows in comparison.breakdowns()
-        ],
         "load": [row.to_dict() for row in comparison.load],
         "runs": [run.to_dict(texts=texts) for run in comparison.runs],
     }
@@ -116,21 +109,10 @@ def load_rows(comparison: Comparison) -> list[list[str]]:
     return [[cell(row) for cell in load.COLUMNS.values()] for row in comparison.load]
 
 
-def spent_rows(comparison: Comparison, *, slices: bool = True) -> list[list[str]]:
-    """The cells below ``SPENT_COLUMNS``; the kinds of round of one group below each other."""
-    out: list[list[str]] = []
-    for arm, group, rows in comparison.breakdowns(slices=slices):
-        for i, row in enumerate(rows):
-            out.append([*(("", "") if i else (arm, group)), *breakdown.cells(row)])
-    return out
-
-
 def report_document(comparison: Comparison) -> Document:
-    """The table of all summaries, where the time went, and how it was measured."""
+    """Return the table of all summaries, and how it was measured."""
     summaries = comparison.summaries()
     parts: list[Part] = [Table(tuple(COLUMNS), list(map(cells, summaries)))]
-    if spent := spent_rows(comparison):
-        parts += [Heading(SPENT), Table(SPENT_COLUMNS, spent)]
     if comparison.load:
         parts += [Heading(load.LOADED), Table(tuple(load.COLUMNS), load_rows(comparison))]
     facts = [[line] for line in provenance_lines(comparison.provenance)]

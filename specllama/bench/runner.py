@@ -10,18 +10,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from specllama.bench.arms import Arm, RunFigures, Task, percentile, slowest_stretch
-from specllama.bench.breakdown import (
-    BreakdownRow,
-    breakdown,
-    parts_of,
-    plain_step,
-    what_drafting_took,
-)
-from specllama.bench.paired import Pairs, as_one, geometric
-from specllama.verdict import judge
+from specllama.bench.arms import Arm, RunFigures, Task, Timeline, percentile, slowest_stretch
+from specllama.bench.paired import Pairs, as_one
+from specllama.verdict import TimedRound, judge
 
 if TYPE_CHECKING:
     from specllama.bench.load import LoadRow
@@ -30,6 +24,7 @@ Progress = Callable[[int, int], object]
 """Called with what is done, and of how much."""
 
 STRETCH = 500  # tokens; the slowest stretch of this length is shown
+_ENOUGH = 16  # passes whose mean is a plain step
 
 Beside = Sequence[tuple[RunFigures, RunFigures]]
 """Runs of the baseline, each with the arm's of the same task in the same repetition."""
@@ -116,26 +111,6 @@ class Comparison:
                     out.append(self.summary(arm, f"{s} T={t:g}", temperature=t, slice=s))
         return out
 
-    def breakdowns(self, *, slices: bool = True) -> list[tuple[str, str, list[BreakdownRow]]]:
-        """(arm, group, rows) of every arm that speculates: where its time went.
-
-        Per temperature and, with ``slices``, per slice and temperature. The time of a plain step is
-        that of the same arm and group, or, if the arm hardly took any, the baseline's per token.
-        """
-        out: list[tuple[str, str, list[BreakdownRow]]] = []
-        for arm in self.arms:
-            if arm == self.baseline:
-                continue
-            for t in self.temperatures:
-                for s in (None, *(self.slices if slices else ())):
-                    mine = self._runs(t, s, arm)
-                    parts = parts_of(one for run in mine for one in run.passes)
-                    speeds = [run.speed for run in self._runs(t, s, self.baseline) if run.speed]
-                    step = plain_step(parts) or (1.0 / geometric(speeds) if speeds else 0.0)
-                    if rows := breakdown(parts, step):
-                        out.append((arm, f"{s} T={t:g}" if s else f"T={t:g}", rows))
-        return out
-
     def _runs(self, temperature: float | None, slice: str | None, arm: str) -> list[RunFigures]:
         return [
             r
@@ -214,6 +189,25 @@ def _slowest_in_run(runs: Sequence[RunFigures]) -> float | None:
         if plain_s and (slow := slowest_stretch(drafting, STRETCH)):
             found.append(plain_s * slow)
     return min(found, default=None)
+
+
+def what_drafting_took(rounds: Sequence[TimedRound]) -> tuple[float | None, Timeline]:
+    """Return the seconds of a plain pass, and the timeline at that pace, of one run.
+
+    On a busy machine, passes differ by more than drafting may cost. So every pass that verified
+    nothing counts as their mean; drafting and the passes that verified something count as they
+    were. (None, ()) if hardly any pass was plain.
+    """
+    plain = [one.pass_ms / 1e3 for one in rounds if not one.drafted]
+    if len(plain) < _ENOUGH:
+        return None, ()
+    mean_s = fmean(plain)
+    points = [(0, 0.0)]
+    for one in rounds:
+        tokens, seconds = points[-1]
+        pass_s = one.pass_ms / 1e3 if one.drafted else mean_s
+        points.append((tokens + one.tokens, seconds + one.draft_ms / 1e3 + pass_s))
+    return mean_s, tuple(points)
 
 
 def compare(

@@ -56,8 +56,6 @@ Examples:
   specllama bench run                                   the bundled pair, on and off
   specllama bench run -m t.gguf -d d.gguf --slice code --temperature 0
   specllama bench run --against http://127.0.0.1:8000   beside a running vLLM, llama-server, ...
-  specllama bench run --length 1 --length 4 --against "llama-server ./llama-server" \\
-    --against "llama-speculative-simple ./llama-speculative-simple"
   specllama bench run --proposer draft --proposer tree     methods side by side
   specllama bench run --out report                      report.json and report.md
   specllama bench run --server http://127.0.0.1:8484    over a running specllama serve
@@ -120,8 +118,7 @@ command.add_command(bench_load.command, "load")
     "lengths",
     multiple=True,
     type=LENGTH,
-    help="Add a fixed window of this length, and run every program given with --against at it; "
-    "repeatable.",
+    help="Add a fixed window of this length; repeatable.",
 )
 @click.option(
     "--prediction",
@@ -133,12 +130,11 @@ command.add_command(bench_load.command, "load")
 )
 @click.option(
     "--against",
-    "peers",
+    "urls",
     multiple=True,
-    metavar="WHAT",
-    help="plain (the default), the URL of a server (vLLM, SGLang, llama-server, mlx-lm, ...), or a "
-    'program to start: "llama-server PATH [ARG…]", "llama-cli PATH", '
-    '"llama-speculative-simple PATH [ARG…]".',
+    metavar="URL",
+    help="A running server beside plain decoding (vLLM, SGLang, llama-server, mlx-lm, ...); "
+    "repeatable.",
 )
 @click.option(
     "--clients",
@@ -154,13 +150,6 @@ command.add_command(bench_load.command, "load")
     is_flag=True,
     help="Make every guess of the draft model wrong, at the same cost: the worst case.",
 )
-@click.option(
-    "--breakdown",
-    "spent",
-    is_flag=True,
-    help="Also show where the time went (plain steps, reading text into the draft model, drafts of "
-    "each source) and what each gained. Reports always have it.",
-)
 @click.option("--out", type=click.Path(path_type=Path), help="Write OUT.json and OUT.md.")
 @json_option
 def run(
@@ -175,10 +164,9 @@ def run(
     proposers: tuple[str, ...],
     lengths: tuple[int, ...],
     predictions: tuple[Expected, ...],
-    peers: tuple[str, ...],
+    urls: tuple[str, ...],
     clients: tuple[int, ...],
     useless_draft: bool,
-    spent: bool,
     out: Path | None,
     as_json: bool,
     server: str | None,
@@ -218,8 +206,7 @@ def run(
     base, usual = settings.generate_params(speculate=True), settings.given("temperature")
     temperatures = temperatures or ((0.0, 1.0) if usual is None else (usual,))
     proposers = proposers or (settings["proposer"],)
-    programs, urls = _split(peers, clients)
-    _refuse(programs, out, elsewhere=server is not None, local=useless_draft or bool(programs))
+    _refuse(urls, clients, out, local=useless_draft and server is not None)
     say_settings(settings)
     with contextlib.ExitStack() as stack:
         ours = None if server is None else server_address(server, "specllama")
@@ -228,7 +215,6 @@ def run(
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specllama-bench-")))
         arms = _arms(engine, base, proposers, lengths, start, logs)
         tasks = tasks_of(chosen, temperatures, max_tokens, seed, ignore_eos=ignore_eos)
-        arms += _peers(programs, engine, base, lengths)
         arms += (remote := _remote(urls, engine, base, ignore_eos=ignore_eos))
         arms += _expecting(predictions, engine, base, proposers, start, logs, tasks)
         for arm in arms:
@@ -238,33 +224,26 @@ def run(
         result.load = _load(remote, tasks, clients, repetitions)
         facts |= {"prompts": [p.id for p in chosen], "against": [arm.to_dict() for arm in remote]}
         result.provenance = provenance(engine.info) | facts
-    _show(result, out, as_json, spent)
+    _show(result, out, as_json)
 
 
-def _split(peers: Sequence[str], clients: Sequence[int]) -> tuple[list[str], list[str]]:
-    """Programs to start, and the addresses of servers."""
-    urls = [peer for peer in peers if "://" in peer and " " not in peer]
-    if clients and not urls:
-        raise click.UsageError("--clients ask servers: name one with --against URL")
-    return [peer for peer in peers if peer not in ("plain", *urls)], urls
-
-
-def _refuse(peers: Sequence[str], out: Path | None, *, elsewhere: bool, local: bool) -> None:
-    """What cannot be measured, or written, is refused before anything is loaded.
+def _refuse(urls: Sequence[str], clients: Sequence[int], out: Path | None, *, local: bool) -> None:
+    """Refuse what cannot be measured, or written, before anything is loaded.
 
     Args:
-        elsewhere: the engine is a server's. local: what was asked for needs one of ours.
+        local: the engine is a server's, and what was asked for needs one of ours.
     """
-    from specllama.bench.peers import parse_peer
     from specllama.errors import UsageError
     from specllama.paths import why_not_writable
 
-    for peer in peers:
-        parse_peer(peer)
+    for url in urls:
+        server_address(url)
+    if clients and not urls:
+        raise click.UsageError("--clients ask servers: name one with --against URL")
     if out is not None and (why := why_not_writable(out.parent)):
         raise UsageError(f"cannot write to {out.parent}: {why}", "name another place with --out")
-    if elsewhere and local:
-        raise UsageError("--useless-draft and peers need a model that is loaded here, no --server")
+    if local:
+        raise UsageError("--useless-draft needs a model that is loaded here, no --server")
 
 
 def _arms(
@@ -363,22 +342,6 @@ def scale(
         output.line(str(path))
 
 
-def _peers(
-    peers: Sequence[str],
-    engine: Engine | ForeignEngine,
-    base: GenerateParams,
-    lengths: Sequence[int],
-) -> list[Arm]:
-    from specllama.bench.peers import make_peers
-    from specllama.engine.engine import Engine
-
-    if not peers:
-        return []
-    assert isinstance(engine, Engine), "refused before"
-    sampling = base.on_card(engine.info.target.card).sampling  # peers know no card
-    return [arm for peer in peers for arm in make_peers(peer, engine, sampling, lengths)]
-
-
 def _remote(
     urls: Sequence[str], engine: Engine | ForeignEngine, base: GenerateParams, *, ignore_eos: bool
 ) -> list[RemoteArm]:
@@ -470,16 +433,13 @@ def _chosen(path: Path | None, slices: tuple[str, ...], count: int) -> list[Benc
     return prompts[:count]
 
 
-def _show(result: Comparison, out: Path | None, as_json: bool, spent: bool) -> None:
+def _show(result: Comparison, out: Path | None, as_json: bool) -> None:
     from specllama.bench.load import COLUMNS as LOAD_COLUMNS
     from specllama.bench.load import LOADED
     from specllama.bench.report import (
         COLUMNS,
-        SPENT,
-        SPENT_COLUMNS,
         load_rows,
         provenance_lines,
-        spent_rows,
         to_json,
         write_reports,
     )
@@ -505,10 +465,6 @@ def _show(result: Comparison, out: Path | None, as_json: bool, spent: bool) -> N
         "ratio: speed over plain · same text: replies that equal plain decoding · own time: share "
         "that neither model took · the others: specllama bench run --help"
     )
-    if spent:
-        output.line(f"\n{SPENT}:")
-        heads = [Column(head, right=i > 2) for i, head in enumerate(SPENT_COLUMNS)]
-        show_table(spent_rows(result, slices=False), heads)
     if result.load:
         output.line(f"\n{LOADED}:")
         heads = [Column(head, right=i > 0) for i, head in enumerate(LOAD_COLUMNS)]

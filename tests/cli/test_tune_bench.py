@@ -124,21 +124,6 @@ def test_bench_run_table_and_reports(
     assert sorted(p.name for p in tmp_path.glob("report.*")) == ["report.json", "report.md"]
 
 
-def test_bench_run_says_where_the_time_went(
-    capsys: pytest.CaptureFixture[str], prompts: Path
-) -> None:
-    flags = ["--prompts", str(prompts), "--max-tokens", "12", "-r", "1", "--length", "2"]
-    assert invoke(["bench", "run", *flags]) == 0
-    assert "rounds of" not in capsys.readouterr().out
-    assert invoke(["bench", "run", *flags, "--breakdown"]) == 0
-    table = capsys.readouterr().out.partition("in plain steps:")[2].partition("measured")[0]
-    fixed = [line.split() for line in table.splitlines() if line.startswith("fixed 2")]
-    assert [row[2] for row in fixed] == ["T=0", "T=1"]
-    whole = [line.split() for line in table.splitlines() if line.split()[:1] == ["all"]]
-    assert len(whole) == 4, "one sum for each arm and temperature"
-    assert all(row[-1] == "100%" for row in whole)
-
-
 def test_bench_run_json(capsys: pytest.CaptureFixture[str], prompts: Path) -> None:
     flags = ["--prompts", str(prompts), "--slice", "code", "--max-tokens", "8", "-r", "1"]
     assert invoke(["bench", "run", *flags, "--temperature", "0", "--json"]) == 0
@@ -219,7 +204,7 @@ def test_bench_reports_cold_beside_warm_and_keeps_nothing(
     [
         (["--slice", "poetry"], 2, "no prompts of slice"),
         (["-n", "0"], 2, "at least 1"),
-        (["--against", "magic 8ball"], 2, "cannot compare"),
+        (["--against", "magic 8ball"], 2, "is no address"),
         (["--prompts", "/no/such/file.txt"], 2, "cannot read"),
     ],
 )

@@ -35,7 +35,7 @@ PART_S = 600.0
 LEAST_S = 15.0  # no part is begun with less time than this
 LAST_WORDS = 12  # lines
 # what takes room in answers and is in no figure of the report
-DROPPED = frozenset({"runs", "breakdowns", "token_ids", "text", "events", "arguments", "check"})
+DROPPED = frozenset({"runs", "token_ids", "text", "events", "arguments", "check"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ def main(kind_name: str) -> None:
         found = []
         with Engine.load(target, draft, EngineOptions(n_ctx=2048)) as engine:
             engine.windows.profile.path = None
+            engine.measure()
             plain = params.replace(speculate=False)
             alone = Told.of(engine.generate([Message("user", QUESTION)], plain)).end
             for _ in range(REPLIES):

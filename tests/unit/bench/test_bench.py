@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 from engines import FakeContext, fake_info, loaded
+from llama_peers import ProgramPeer, StartedServer, make_peers, read_speed
 from speed_table import read_report
 from table_model import FakeTable, FakeVocab
 
@@ -26,15 +27,12 @@ from specllama.bench.arms import (
     percentile,
     slowest_stretch,
 )
-from specllama.bench.breakdown import breakdown, parts_of, what_drafting_took
 from specllama.bench.edits import Expected, expecting
 from specllama.bench.measure import PassCosts, measure_costs
-from specllama.bench.peer_server import StartedServer
-from specllama.bench.peers import ProgramPeer, make_peers, read_speed
 from specllama.bench.prompts import SLICES, BenchPrompt, half, load_prompts
 from specllama.bench.provenance import provenance
 from specllama.bench.report import report_document, write_reports
-from specllama.bench.runner import Comparison, compare
+from specllama.bench.runner import Comparison, compare, what_drafting_took
 from specllama.bench.svg import bars
 from specllama.bench.tune import Tally, advise, pick, predict, smaller_draft, tune
 from specllama.engine.engine import Engine
@@ -205,47 +203,6 @@ def test_what_drafting_took_does_not_depend_on_the_machine() -> None:
     assert summary.in_run == judge(passes).ratio == pytest.approx(620 * 0.02 / 12.6, rel=0.02)
     assert summary.in_run_500 == pytest.approx(500 * 0.02 / (480 * 0.02 + 10 * 0.06), rel=0.01)
     assert what_drafting_took(passes[-10:]) == (None, ())
-
-
-def test_a_breakdown_says_where_the_time_went() -> None:
-    def done(ms: float, drafted: int = 0, accepted: int = 0, **more: Any) -> Any:
-        emitted = (1,) * (accepted + 1)
-        return dataclasses.replace(
-            round_of(drafted, accepted, source=more.pop("source", "draft")),
-            verify_ms=ms - 1.0, other_ms=1.0, emitted=emitted,
-            **{"draft_ms": 0.0, **more},
-        )  # fmt: skip
-
-    rounds = [done(20.0, draft_ms=0.1) for _ in range(20)]
-    rounds.append(done(20.0, draft_ms=50.0, read=70))  # read the text, sent nothing
-    rounds.append(done(44.0, 3, 2, draft_ms=12.0, read=2))
-    rounds += [done(48.0, 3, 3, source="suffix") for _ in range(2)]
-    rows = {row.kind: row for row in breakdown(parts_of(map(TimedRound.of, rounds)), 0.02)}
-    assert list(rows) == ["plain", "reading", "draft", "suffix", "all"]
-    assert rows["plain"].gained == pytest.approx(-20 * 0.1 / 20)
-    assert (rows["reading"].rounds, rows["reading"].drafting) == (1, pytest.approx(2.5))
-    assert rows["draft"].gained == pytest.approx(3 - 44 / 20 - 12 / 20)
-    assert rows["suffix"].gained == pytest.approx(2 * (4 - 48 / 20))
-    assert rows["all"].rounds == len(rounds)
-    assert rows["all"].tokens == sum(len(r.emitted) for r in rounds)
-    parts = [row.gained for kind, row in rows.items() if kind != "all"]
-    assert rows["all"].gained == pytest.approx(sum(parts))
-    assert sum(row.share for kind, row in rows.items() if kind != "all") == pytest.approx(1.0)
-    assert breakdown({}, 0.02) == []
-
-
-def test_a_comparison_breaks_down_every_arm_that_speculates(engine: Engine) -> None:
-    result = compare(both(engine), tasks(), repetitions=2)
-    groups = [(arm, group) for arm, group, _ in result.breakdowns()]
-    assert groups[0] == ("specllama", "T=0")
-    assert {arm for arm, _ in groups} == {"specllama"}
-    arm, group, rows = result.breakdowns()[0]
-    runs = [r for r in result.runs if r.arm == arm and f"T={r.temperature:g}" == group]
-    assert rows[-1].tokens == sum(r.decoded for r in runs), "all but the first token"
-    assert rows[-1].accepted <= sum(r.accepted for r in runs)
-    assert sum(row.rounds for row in rows if row.kind == "reading") == len(runs), "each its prompt"
-    assert "reading" in markdown(report_document(result))
-    assert "<td>reading</td>" in html(report_document(result))
 
 
 def test_a_useless_draft_is_never_right_and_the_text_the_same(engine: Engine) -> None:
