@@ -236,8 +236,6 @@ def _refuse(urls: Sequence[str], clients: Sequence[int], out: Path | None, *, lo
     from specllama.errors import UsageError
     from specllama.paths import why_not_writable
 
-    for url in urls:
-        server_address(url)
     if clients and not urls:
         raise click.UsageError("--clients ask servers: name one with --against URL")
     if out is not None and (why := why_not_writable(out.parent)):

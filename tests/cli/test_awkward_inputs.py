@@ -146,7 +146,6 @@ def test_not_a_number(args: tuple[str, ...], capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("args", "word"),
     [
-        (("bench", "run", "--against", "llama-server /nowhere"), "is no address of a server"),
         (("bench", "run", "--clients", "2"), "--against URL"),
         (("bench", "run", "--length", "900"), "--length"),
         (("bench", "run", "--seed", "-4"), "--seed"),
