@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from docstrings import docstrings, faults
 from house_table import House, Module
 
 # "N" is plainer than "so many", "after" than "behind", and an actor has a name
@@ -38,3 +39,61 @@ def test_only_the_first_paragraph_counts() -> None:
 def test_docstrings_begin_in_plain_words() -> None:
     found = [text for module in House().shipped for text in translated(module)]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'def f():\n    """The text of a reply."""\n',
+        'def f():\n    """Size of a file."""\n',
+        'def f():\n    """Returns the text."""\n',
+        'class A:\n    def _f(self):\n        """Whether it fits."""\n',
+        'class A:\n    """What a pass needs."""\n',
+        'class A:\n    @property\n    def f(self):\n        """None of the tokens."""\n',
+        '"""Where drafts come from."""\n',
+    ],
+)
+def test_a_poor_beginning_is_found(source: str) -> None:
+    assert [one for one in docstrings(Module("m", "m.py", source)) if one.fault]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'def f():\n    """Return the text of a reply."""\n',
+        'def f():\n    """True if it fits."""\n',
+        'def f():\n    """Raises:\n    ValueError: it is empty.\n    """\n',
+        'class A:\n    @property\n    def f(self):\n        """The text of a reply."""\n',
+        '"""Drafts of a small model."""\n',
+    ],
+)
+def test_a_good_beginning_is_not(source: str) -> None:
+    assert not [one for one in docstrings(Module("m", "m.py", source)) if one.fault]
+
+
+# Docstrings with a poor beginning, by package: upper bounds, and they only go down.
+POOR = {
+    "specllama": 103,
+    "specllama.backend": 268,
+    "specllama.bench": 145,
+    "specllama.cli": 130,
+    "specllama.engine": 188,
+    "specllama.grammar": 31,
+    "specllama.models": 240,
+    "specllama.remote": 74,
+    "specllama.replies": 72,
+    "specllama.server": 229,
+    "specllama.settings": 38,
+    "specllama.speculative": 265,
+    "specllama.store": 96,
+    "specllama.tui": 276,
+}
+
+
+def test_poor_beginnings_do_not_grow() -> None:
+    grown = {
+        package: found
+        for package, found in faults(House()).items()
+        if len(found) > POOR.get(package, 0)
+    }
+    assert not grown
