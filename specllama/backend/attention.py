@@ -1,4 +1,4 @@
-"""Which attention a pass on the CPU takes: queries one by one, or tiles of them.
+"""The kernel for attention in a pass on the CPU: one query at a time, or tiles of queries.
 
 Where K and V share a float type, ggml's flash attention on CPUs (ggml-cpu/ops.cpp
 ``ggml_compute_forward_flash_attn_ext_f16``) computes a pass of 64 rows and more in tiles, which
@@ -29,7 +29,7 @@ _SET_USE_REF = ctypes.CFUNCTYPE(None, _P, ctypes.c_bool)
 
 
 def can_switch() -> bool:
-    """Whether this libllama lets the attention of a context be chosen."""
+    """True if this libllama lets the attention of a context be chosen."""
     try:
         _functions()
     except CannotLoad:
@@ -38,7 +38,7 @@ def can_switch() -> bool:
 
 
 def one_by_one(ctx: Any) -> Switch | None:
-    """A switch for the passes of a context from now on: True takes queries one by one.
+    """Return a switch for the later passes of a context: True computes one query at a time.
 
     None where llama.cpp does not let us reach its CPU backend. Not to be called once the context is
     freed.

@@ -1,4 +1,4 @@
-"""What the engine needs from an inference library: ``llama_pool`` is one, ``fake`` a table.
+"""The engine's interface to an inference library: ``llama_pool`` is one, ``fake`` a table.
 
 A backend is an ``Opener`` and a line in ``engine/opening.py``.
 
@@ -32,7 +32,7 @@ Outputs = Literal["all", "last", "none", "states"]
 
 
 class Out(NamedTuple):
-    """What a pass answers.
+    """The output of a pass.
 
     Attributes:
         rows: logits [n, n_vocab] of the tokens that return one: a view, good until the pool's next
@@ -81,7 +81,7 @@ class Vocab(Protocol):
 
     @property
     def adds_bos(self) -> bool:
-        """Whether ``add_special`` puts a begin token in front."""
+        """True if ``add_special`` puts a begin token in front."""
         ...
 
     @property
@@ -90,32 +90,32 @@ class Vocab(Protocol):
         ...
 
     def special(self, token: int) -> SpecialToken | None:
-        """The special token of this id; None for others."""
+        """Return the special token of this id; None for other ids."""
         ...
 
     def tokenize(
         self, text: str, *, add_special: bool, parse_special: bool, after_text: bool = False
     ) -> list[int]:
-        """Token ids; ``after_text`` says that the text goes on from another, not afresh."""
+        """Return token ids; ``after_text`` says that the text continues another one."""
         ...
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes of a token; control tokens are empty unless ``special``."""
+        """Return the bytes of a token; control tokens are empty unless ``special``."""
         ...
 
     def is_eog(self, token: int) -> bool:
-        """Whether the token ends a turn."""
+        """True if the token ends a turn."""
         ...
 
     @property
     def gap(self) -> Gap | None:
-        """How a gap in a text is marked; None where the model fills in none."""
+        """The tokens that mark a gap in a text; None if the model cannot fill gaps."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one lane contributes to a pass.
+    """The part of one lane in a pass.
 
     Attributes:
         lane: a ``Lane``, or a head's.
@@ -146,7 +146,7 @@ class Context(Protocol):
 
     @property
     def pool(self) -> Pool | None:
-        """Whose passes it can share with others; None for one that runs alone."""
+        """The pool whose passes it can share with others; None if it runs alone."""
         ...
 
     @property
@@ -199,21 +199,21 @@ class Context(Protocol):
         ...
 
     def evaluate(self, part: Part) -> Out:
-        """A pass of a part of this lane, see ``forward``."""
+        """Run a part of this lane as a pass, see ``forward``."""
         ...
 
     def reopen(self, n: int) -> None:
-        """Make the last ``n`` tokens the first nodes of a tree, each the child of the last; nothing
-        happens where there is a tree."""
+        """Turn the last ``n`` tokens into the first nodes of a tree, each the child of the one
+        before. Do nothing if there already is a tree."""
         ...
 
     def keep_path(self, path: Sequence[int]) -> None:
-        """Of a tree keep the root-to-node ``path`` only (nodes in the order of their passes)."""
+        """Keep only the root-to-node ``path`` of a tree (nodes in the order of their passes)."""
         ...
 
     def reusable_prefix(self, keep_len: int) -> int:
-        """How many of its first ``keep_len`` tokens a text that begins with them goes on from: to
-        these it can be cut without reading any again. Drafts have no say in it."""
+        """Count the first tokens that can be kept after a cut to ``keep_len``, with none of them
+        read again. Drafts have no say in it."""
         ...
 
     def rollback(self, keep_len: int) -> None:
@@ -240,12 +240,12 @@ class Lane(Context, Protocol):
         ...
 
     def branches(self, parents: Sequence[int], reopen: int = 0) -> int:
-        """Leaves that a tree pass adds to the lane's tree, see ``Part``. The last ``reopen`` tokens
-        become a tree first."""
+        """Count the leaves that a tree pass adds to the lane's tree, see ``Part``. The last
+        ``reopen`` tokens become a tree first."""
         ...
 
     def rows_at(self, past: int) -> int:
-        """The widest judged pass allowed after ``past`` tokens; ``max_rows`` at most."""
+        """Return the widest judged pass allowed after ``past`` tokens; ``max_rows`` at most."""
         ...
 
     def capture(self, need: HiddenNeed) -> None:
@@ -269,11 +269,11 @@ class Blob(Protocol):
 
 
 class Passes(Protocol):
-    """What runs the passes of lanes, and how much one pass takes."""
+    """The runner of lanes' passes, with the limits of one pass."""
 
     @property
     def kernels(self) -> Kernels:
-        """What decides how passes are computed."""
+        """The kernels and thread settings that decide how passes are computed."""
         ...
 
     @property
@@ -310,13 +310,14 @@ class Pool(Passes, Protocol):
 
     @property
     def forgets(self) -> bool:
-        """Whether a cut may find what came before it gone: a text goes on from where it can."""
+        """True if a cut may lose the state before it: the text then continues from an earlier
+        point."""
         ...
 
     @property
     def alike(self) -> int | None:
-        """Where only parts of one length share a pass of the library: the most guesses that each
-        may have then. None where lengths may differ."""
+        """The most guesses of each part, if only parts of one length can share a pass of the
+        library. None if lengths may differ."""
         ...
 
     @property
@@ -336,11 +337,11 @@ class Pool(Passes, Protocol):
 
     @property
     def compactions(self) -> int:
-        """How often ghosts were freed by ``compact``."""
+        """Number of times that ``compact`` freed ghosts."""
         ...
 
     def open(self) -> Lane:
-        """An empty lane.
+        """Open an empty lane.
 
         Raises:
             EngineError: every lane is taken.
@@ -348,7 +349,7 @@ class Pool(Passes, Protocol):
         ...
 
     def fork(self, lane: Lane, keep: int, into: Lane | None = None) -> Lane:
-        """A lane with the first ``keep`` tokens of another, whose cells they share: a new one, or
+        """Open a lane that shares the cells of the first ``keep`` tokens of another: a new lane, or
         ``into``, which must be empty.
 
         Raises:
@@ -358,11 +359,10 @@ class Pool(Passes, Protocol):
         ...
 
     def exact_prefix(self, held: Lane | Blob, keep: int, n: int, begin: int = 0) -> int:
-        """Count the tokens, of the first ``keep`` that are held, that are reusable bit for
-        bit in a text of ``n`` tokens: a fresh reading would leave the same cells and read the rest
-        in the same parts. The first ``begin`` tokens are not read, they stay as they were written.
-        Where the parts of a pass change rounding anyway: how many can be reused at all
-        (``reusable_prefix``)."""
+        """Count the tokens, of the first ``keep`` in the cache, that a text of ``n`` tokens can
+        reuse bit for bit: a fresh reading would write the same cells and split the rest into the
+        same parts. The first ``begin`` tokens are not read; they stay as they were written. If the
+        parts of a pass change rounding anyway, count all reusable tokens (``reusable_prefix``)."""
         ...
 
     def settle(self) -> None:
@@ -370,7 +370,7 @@ class Pool(Passes, Protocol):
         ...
 
     def copied(self, lane: Lane) -> Blob:
-        """What a lane holds, outside the pool; the lane stays as it is.
+        """Copy the lane's content out of the pool; the lane keeps it.
 
         Raises:
             EngineError: the library does not give its state away.
@@ -378,7 +378,7 @@ class Pool(Passes, Protocol):
         ...
 
     def park(self, lane: Lane) -> Blob:
-        """Take what a lane holds out of the pool; it is empty then.
+        """Move the lane's content out of the pool; the lane is empty then.
 
         Raises:
             EngineError: the library does not give its state away. The lane stays.
@@ -386,8 +386,8 @@ class Pool(Passes, Protocol):
         ...
 
     def resume(self, blob: Blob, into: Lane | None = None) -> Lane:
-        """A lane as it was when it was parked: a new one, or ``into``, which must be empty. A blob
-        can be resumed more than once.
+        """Restore a parked lane into a new lane, or into ``into``, which must be empty. A blob can
+        be resumed more than once.
 
         Raises:
             EngineError: every lane is taken, or the library refused.
@@ -396,7 +396,7 @@ class Pool(Passes, Protocol):
         ...
 
     def compact(self) -> None:
-        """Free all ghosts. Passes do it where they need the room.
+        """Free all ghosts. Passes do it when they need the room.
 
         Raises:
             EngineError: the library lost its state; every lane is empty.
@@ -425,7 +425,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """What drafts for one target only, by method.
+    """The drafters made for one target only, by method.
 
     ``parts`` are for the methods to use (``Kit.own``), ``reasons`` say why one that was looked
     for is not there, ``keys`` name the files of heads as ``Opened.key`` does those of a model.

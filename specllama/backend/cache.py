@@ -1,4 +1,4 @@
-"""What a pool asks of the library that keeps its cells and runs its passes."""
+"""A pool's interface to the library that keeps its cells and runs its passes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specllama.backend.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large a pool is.
+    """The size of a pool.
 
     Attributes:
         n_ctx: most tokens of a lane, and of all lanes together unless they are apart.
@@ -31,7 +31,7 @@ class Shape:
 
     @property
     def judged(self) -> bool:
-        """Whether a pass returns more than a row of each lane: those of a draft model do not."""
+        """True if a pass returns more than one row of each lane; not so for a draft model."""
         return self.max_rows > self.lanes
 
     @property
@@ -58,11 +58,11 @@ class Cache(Protocol):
     def n_cells(self) -> int: ...
 
     def require_open(self) -> None:
-        """Raises EngineError when the cache is closed."""
+        """Raise EngineError if the cache is closed."""
         ...
 
     def require_running(self) -> None:
-        """Raises Cancelled when the engine is to stop."""
+        """Raise Cancelled if the engine must stop."""
         ...
 
     def decode(self, *, tiled: bool) -> None:
@@ -74,7 +74,7 @@ class Cache(Protocol):
         ...
 
     def rows(self, n: int) -> Rows:
-        """The first ``n`` rows of the last pass, in the order of the batch; a view."""
+        """Return the first ``n`` rows of the last pass, in the order of the batch; a view."""
         ...
 
     def want(self, needs: set[HiddenNeed]) -> None:
@@ -82,11 +82,11 @@ class Cache(Protocol):
         ...
 
     def prepare(self, *, every_row: bool) -> None:
-        """The next pass returns every row, or does not."""
+        """Tell the cache if the next pass returns every row."""
         ...
 
     def states(self, need: HiddenNeed, n: int) -> Rows:
-        """Hidden states [n, width] of the last pass, in the order of the batch; a view."""
+        """Return hidden states [n, width] of the last pass, in the order of the batch; a view."""
         ...
 
     def copy(self, sequence: int, to: int, begin: int, end: int) -> None:
@@ -94,7 +94,8 @@ class Cache(Protocol):
         ...
 
     def remove(self, sequence: int, begin: int) -> bool:
-        """Take the cells from position ``begin`` on from a sequence; False where it cannot be."""
+        """Remove the cells from position ``begin`` on from a sequence; return False if that
+        fails."""
         ...
 
     def keep(self, sequence: int) -> None:
@@ -104,15 +105,15 @@ class Cache(Protocol):
     def clear(self) -> None: ...
 
     def end(self, sequence: int) -> int:
-        """One past the last position of a sequence."""
+        """Return the position after the last one of a sequence."""
         ...
 
     def state(self, sequence: int) -> bytes:
-        """All that a sequence holds; empty where the library does not give it away."""
+        """Return the whole state of a sequence; empty if the library does not expose it."""
         ...
 
     def restore(self, sequence: int, state: bytes) -> bool:
-        """Fill an empty sequence with what ``state`` gave."""
+        """Fill an empty sequence with a result of ``state``."""
         ...
 
     def rewrite(self) -> bool:
@@ -120,7 +121,7 @@ class Cache(Protocol):
         ...
 
     def beside(self, shape: Shape) -> Cache:
-        """An empty cache of another shape on the same model, computed alike."""
+        """Create an empty cache of another shape on the same model, computed alike."""
         ...
 
     def close(self) -> None: ...

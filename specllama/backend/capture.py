@@ -26,7 +26,7 @@ from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
 
 
 class Capture:
-    """What one context gives away of its passes.
+    """The hidden states that one context exposes from its passes.
 
     Args:
         model, ctx: llama.cpp's pointers; the context must outlive this.
@@ -79,12 +79,12 @@ class Capture:
         self._needs = set(needs)
 
     def prepare(self, every_row: bool) -> None:
-        """Before a pass; ``every_row``: every token of it has logits, and its state is wanted."""
+        """Prepare for a pass; ``every_row``: every token has logits, and its state is wanted."""
         if "final_hidden" in self._needs:
             ll.llama_set_embeddings(self._ctx, every_row)
 
     def rows(self, need: HiddenNeed, n: int) -> Rows:
-        """States [n, width] of the tokens of the last pass; of layers no view."""
+        """Return states [n, width] of the tokens of the last pass; those of layers are copies."""
         if isinstance(need, tuple):
             read = function("llama_get_embeddings_layer_inp")
             parts = [rows(read(self._ctx, layer), n, self._width) for layer in need]
@@ -102,7 +102,7 @@ def _layers(needs: set[HiddenNeed]) -> set[int]:
 
 
 def architecture(model: Any) -> str:
-    """``general.architecture`` of a loaded model."""
+    """Return ``general.architecture`` of a loaded model."""
     return metadata(model, "general.architecture")
 
 

@@ -78,7 +78,7 @@ class CellBooks:
     # -- lanes --
 
     def take_sequence(self) -> int:
-        """The id of a lane to be made."""
+        """Settle the pool and return a sequence id for a new lane."""
         self.require_open()
         self.settle()
         if len(self._lanes) >= self.lanes:
@@ -109,7 +109,7 @@ class CellBooks:
             self._needs = needs
 
     def _seek_only(self) -> None:
-        """Whether a lane is alone from here on."""
+        """Remember the lane that is alone in the pool, if there is one."""
         if len(self._lanes) == 1 and not self.cells.has_ghosts:
             lane = self._lanes[0]
             settled = all(one is lane for one in self._decided)  # of it, pads may be left
@@ -142,7 +142,7 @@ class CellBooks:
                 self._carry_out(lane)
 
     def _give_up(self, lane: CellLane) -> None:
-        """Take what the lane no longer wants out of the books."""
+        """Remove from the books the cells that the lane gives up."""
         tree, keep = lane.tree, len(lane.tokens)
         if tree is not None and tree.path is not None:
             tree.path = tree.path[: max(0, keep - lane.n_cells)]
@@ -166,14 +166,14 @@ class CellBooks:
             self._leave(lane.sequence, keep, lane.places[keep : lane.n_cells])
 
     def _leave(self, sequence: int, position: int, places: Places) -> None:
-        """Of these dead cells of a sequence, those before living ones become ghosts."""
+        """Turn the dead cells of a sequence into ghosts if living cells follow them."""
         begin, end = self.cells.gaps(places)
         if end:
             self.cache.copy(sequence, self._ghost, position + begin, position + end)
             self.cells.make_ghosts(places[begin:end])
 
     def _carry_out(self, lane: CellLane) -> None:
-        """Make the cache hold of this lane what its text says."""
+        """Make the cache agree with the lane's text."""
         tree, keep = lane.tree, len(lane.tokens)
         if tree is not None and tree.path is not None:
             path = tree.path

@@ -51,13 +51,13 @@ class Cells:
         return self.n - (self.tail if self.in_order else self.held)
 
     def fill(self, n: int) -> None:
-        """One lane holds the first ``n`` cells, and nothing else is there."""
+        """Give the first ``n`` cells to one lane and clear the rest."""
         self.clear()
         self._holders[:n] = 1
         self.tail = n if self.in_order else 0
 
     def take(self, n: int) -> Places:
-        """The next ``n`` cells, held from here on. There must be room."""
+        """Take the next ``n`` cells, which must be there, for a lane."""
         if not self.in_order:
             free: Places = np.flatnonzero(self._holders == 0)[:n]
             self._holders[free] = 1
@@ -73,15 +73,15 @@ class Cells:
             self.tail -= len(places)
 
     def share(self, places: Places) -> None:
-        """One more lane holds these."""
+        """Count one more lane as a holder of these cells."""
         self._holders[self._where(places)] += 1
 
     def drop(self, places: Places) -> None:
-        """One lane less holds these. ``settle`` must follow before the next ``take``."""
+        """Count one lane less as a holder. ``settle`` must follow before the next ``take``."""
         self._holders[self._where(places)] -= 1
 
     def settle(self) -> bool:
-        """Bring the tail down after some ``drop``; whether every ghost is to be freed.
+        """Lower the tail after some ``drop``; return True if every ghost must be freed.
 
         Dropped cells below the tail become ghosts: see ``gaps`` and ``make_ghosts``.
         """
@@ -99,7 +99,7 @@ class Cells:
         return True
 
     def _top(self) -> int:
-        """One past the last cell that a lane holds."""
+        """Return the index after the last cell that a lane holds."""
         top = self.tail
         for _ in range(_FEW):
             if not top or self._holders[top - 1]:
@@ -108,7 +108,8 @@ class Cells:
         return _end(self._holders[:top] > 0)
 
     def gaps(self, places: Places) -> tuple[int, int]:
-        """The range of ``places``, ascending and dropped, that has to become ghosts; (0, 0): none.
+        """Return the range of ``places`` (ascending, dropped) that must become ghosts; (0, 0):
+        none.
 
         The range may include cells that others hold.
         """
@@ -118,18 +119,18 @@ class Cells:
         return (int(below[0]), int(below[-1]) + 1) if len(below) else (0, 0)
 
     def make_ghosts(self, places: Places) -> None:
-        """These are ghosts from here on."""
+        """Turn these cells into ghosts."""
         self._ghost[places] = self.has_ghosts = True
 
     def _where(self, places: Places) -> slice | Places:
-        """As a slice where they lie side by side."""
+        """Return a slice if the places are contiguous; otherwise return them as they are."""
         n = len(places)
         if self.in_order and n and places[-1] - places[0] == n - 1:  # they ascend
             return slice(int(places[0]), int(places[0]) + n)
         return places
 
     def compact(self) -> Places:
-        """Close every gap; where each cell below the old tail lies now (for those held)."""
+        """Close every gap; return the new place of each cell below the old tail (for held ones)."""
         held = self._holders[: self.tail] > 0
         moved: Places = np.cumsum(held) - 1
         kept = self._holders[: self.tail][held]
@@ -146,5 +147,5 @@ class Cells:
 
 
 def _end(marks: npt.NDArray[np.bool_]) -> int:
-    """One past the last True."""
+    """Return the index after the last True."""
     return len(marks) - int(marks[::-1].argmax()) if marks.any() else 0

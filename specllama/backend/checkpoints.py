@@ -1,4 +1,4 @@
-"""Copies of a running state: to go back to, where a state cannot be cut as cells can.
+"""Copies of a running state, to return to where a state cannot be cut as cells can.
 
 A few are kept for a text, the newest two always, the others spread over it: going far back reads at
 most what lies between two of them again.
@@ -30,13 +30,13 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """Those of one text."""
+    """The checkpoints of one text."""
 
     def __init__(self) -> None:
         self._all: list[Checkpoint] = []  # lengths ascend
 
     def copy(self) -> Checkpoints:
-        """The same ones, to go on from apart."""
+        """Return a copy that can change apart from this one."""
         new = Checkpoints()
         new._all = list(self._all)
         return new
@@ -63,10 +63,10 @@ class Checkpoints:
             del self._all[gaps.index(min(gaps))]
 
     def cut(self, n: int) -> None:
-        """The text was cut to its first ``n`` tokens."""
+        """Drop the checkpoints after the first ``n`` tokens of the text."""
         del self._all[bisect_right(self.lengths, n) :]
 
     def before(self, n: int) -> Checkpoint | None:
-        """The last one within the first ``n`` tokens."""
+        """Return the last checkpoint within the first ``n`` tokens."""
         at = bisect_right(self.lengths, n)
         return self._all[at - 1] if at else None

@@ -1,4 +1,4 @@
-"""How many cores llama.cpp should use: physical ones, and only the fast kind if there are two.
+"""The number of cores for llama.cpp: physical ones, and only fast ones if there are two kinds.
 
 Two threads on one core share its arithmetic, and every pass waits for its slowest thread.
 """
@@ -16,7 +16,7 @@ _SLACK = 0.5  # of the load: an engine that computes with every core is no crowd
 
 
 def physical_cores() -> int:
-    """Physical cores that this process may use, at least 1.
+    """Count the physical cores that this process may use, at least 1.
 
     On Apple silicon, only the performance cores. If the system does not say, what
     Python counts, hyper-threads included.
@@ -31,8 +31,8 @@ def physical_cores() -> int:
 
 
 def crowded() -> bool:
-    """True if more programs want to compute than there are processors: what is timed in such a
-    minute says little of the machine."""
+    """True if more programs want to compute than there are processors: a timing taken then says
+    little about the machine."""
     try:
         wanting = os.getloadavg()[0]
     except (AttributeError, OSError):
@@ -41,7 +41,7 @@ def crowded() -> bool:
 
 
 def linux_cores(cpus: Iterable[int], siblings: Callable[[int], str | None]) -> int | None:
-    """Physical cores of some logical CPUs; None if the kernel does not say.
+    """Count the physical cores of some logical CPUs; None if the kernel does not say.
 
     Args:
         siblings: the logical CPUs that share the core of one, as the kernel lists them ("0,4").
@@ -51,7 +51,7 @@ def linux_cores(cpus: Iterable[int], siblings: Callable[[int], str | None]) -> i
 
 
 def macos_cores(sysctl: Callable[[str], int | None]) -> int | None:
-    """Cores of the fastest level, else all of them; None if the system does not say."""
+    """Count the cores of the fastest level, else all of them; None if the system does not say."""
     return sysctl("hw.perflevel0.physicalcpu") or sysctl("hw.physicalcpu")
 
 

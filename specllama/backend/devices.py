@@ -1,4 +1,4 @@
-"""Which devices llama.cpp sees, and how it was built."""
+"""The devices that llama.cpp sees, and the build of llama.cpp."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ class Device:
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is another program's, reached over a network."""
+        """True if it belongs to another program and is reached over a network."""
         return self.backend == "RPC"
 
     @property
     def shares_ram(self) -> bool:
-        """Whether it shares the machine's memory: what it takes is missing from RAM."""
+        """True if it uses the machine's own memory: its allocations reduce the free RAM."""
         return self.kind == "igpu" or self.maps_ram
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class BuildInfo:
-    """How the native library was built."""
+    """Facts about the build of the native library."""
 
     binding: str
     llama_cpp: str
@@ -103,7 +103,7 @@ class _Package(ModuleType):
 
 
 def _lighten() -> None:
-    """Have ``import llama_cpp`` import the low-level API alone: a tenth of what the whole takes.
+    """Make ``import llama_cpp`` load only the low-level API: a tenth of the whole import.
 
     Raises:
         ImportError: llama-cpp-python is not installed.
@@ -125,8 +125,8 @@ def _lighten() -> None:
 
 
 def ggml(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of ggml, from the very instance that libllama uses: another copy of the library
-    would have devices of its own.
+    """Return a function of ggml from the instance that libllama uses: another copy of the library
+    would have its own devices.
 
     Raises:
         ImportError: llama-cpp-python is not installed.
@@ -145,7 +145,7 @@ def ggml(name: str, result: Any, *arguments: Any) -> Any:
 
 
 def handles() -> dict[str, int]:
-    """ggml's handles of the devices, by name."""
+    """Return ggml's handles of the devices, by name."""
     get = ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
     name = ggml("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
     found = [get(i) for i in range(ggml("ggml_backend_dev_count", ctypes.c_size_t)())]
@@ -153,7 +153,7 @@ def handles() -> dict[str, int]:
 
 
 def devices() -> list[Device]:
-    """Every device that the native library was built for and finds.
+    """List every device that the native library was built for and finds.
 
     Raises:
         ImportError: llama-cpp-python is not installed.
@@ -190,9 +190,9 @@ def _device(handle: int) -> Device:
 
 
 def gpus(found: Sequence[Device]) -> list[Device]:
-    """The devices that layers go to unless others are chosen, in llama.cpp's order: remote ones,
-    then cards, each once though several backends may see it; integrated GPUs, of one backend, only
-    if there is no card."""
+    """List the devices that get layers by default, in llama.cpp's order: remote ones, then cards,
+    each once though several backends may see it; integrated GPUs, of one backend, only if there is
+    no card."""
     remote = [device for device in found if device.kind == "gpu" and device.is_remote]
     cards: list[Device] = []
     for device in found:
@@ -204,7 +204,7 @@ def gpus(found: Sequence[Device]) -> list[Device]:
 
 
 def build_info() -> BuildInfo:
-    """What the installed llama-cpp-python can do.
+    """Return the abilities of the installed llama-cpp-python.
 
     Raises:
         ImportError: it is not installed.
@@ -240,17 +240,17 @@ _COMMITS = {"0.3.36": "0c1e57098"}
 
 
 def cpu_name() -> str:
-    """The processor's name as the system gives it."""
+    """Return the processor's name as the system gives it."""
     return " ".join(_cpuinfo("model name").split()) or platform.processor() or platform.machine()
 
 
 def cpu_features() -> str:
-    """The features of this processor, as far as the system lists them; else ""."""
+    """Return the features of this processor, if the system lists them; else ""."""
     return " ".join(sorted(_cpuinfo("flags", "Features").split()))
 
 
 def _cpuinfo(*names: str) -> str:
-    """What Linux says of the first processor under one of these names; else ""."""
+    """Return the first value under one of these names in /proc/cpuinfo; else ""."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             return next((line.partition(":")[2] for line in file if line.startswith(names)), "")
@@ -259,7 +259,7 @@ def _cpuinfo(*names: str) -> str:
 
 
 def library_folder() -> Path | None:
-    """Where the binding finds its libraries; nothing is loaded."""
+    """Return the folder of the binding's libraries; nothing is loaded."""
     chosen = os.environ.get("LLAMA_CPP_LIB_PATH")  # the binding's own variable
     if chosen is not None:
         return Path(chosen)
@@ -268,7 +268,7 @@ def library_folder() -> Path | None:
 
 
 def library_files() -> list[str]:
-    """Name, size and time of each of these libraries, which differ between builds."""
+    """Return the name, size and time of each of these libraries; they differ between builds."""
     folder = library_folder()
     files = sorted(folder.iterdir()) if folder is not None and folder.is_dir() else []
     found = ((file, file.stat()) for file in files if file.is_file())
@@ -280,7 +280,8 @@ WHEELS_PAGE = "https://llama-cpp-python.readthedocs.io/en/latest/#supported-back
 
 
 def build_command(switch: str = "", *, cxxflags: str = "") -> str:
-    """The command that builds the binding again, with a switch of llama.cpp, or of the compiler."""
+    """Return the command that rebuilds the binding with a switch of llama.cpp or of the
+    compiler."""
     from importlib import metadata
 
     command = paths.pip_install(
@@ -293,7 +294,7 @@ def build_command(switch: str = "", *, cxxflags: str = "") -> str:
 
 
 def gpu_build_command(found: Sequence[Device]) -> tuple[str, str] | None:
-    """(what was seen, command) when this machine has a GPU that the installed build cannot use."""
+    """Return (GPU that was seen, command) if this machine has a GPU that the build cannot use."""
     if any(device.kind in ("gpu", "igpu") and not device.is_remote for device in found):
         return None
     if sys.platform == "darwin" and platform.machine() == "arm64":

@@ -1,4 +1,4 @@
-"""How far passes of several rows equal single steps here: measured once (see ``verdicts``).
+"""The passes of several rows that equal single steps here, measured once (see ``verdicts``).
 
 Where ``--exact`` asks for it, widths of passes are divided into groups in which a row has the same
 bits, and passes are kept to the widths of one of them, plain ones too (see ``backend.widths``).
@@ -46,7 +46,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Exactness(msgspec.Struct, frozen=True):
-    """What was measured of a target on this machine.
+    """The measured exactness of a target on this machine.
 
     Attributes:
         rows: widest pass whose every row equals a single step bit for bit; 1 if none does, 0 if
@@ -72,7 +72,7 @@ class Exactness(msgspec.Struct, frozen=True):
     kept: Group | None = None
 
     def keeping(self, wish: str) -> Exactness:
-        """The same with passes kept to one group.
+        """Return a copy whose passes keep to one group.
 
         Args:
             wish: "off", "on" for the group that costs least, or the most rows of a pass.
@@ -104,7 +104,7 @@ class Exactness(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """What this means for the promise of the same text, in a few words."""
+        """The strength of the promise of the same text, in a few words."""
         if self.kept is not None:
             return _kept_label(self.kept)
         if self.rows > DRAFT_MAX:
@@ -115,7 +115,7 @@ class Exactness(msgspec.Struct, frozen=True):
 
     @property
     def measured(self) -> str:
-        """What was compared, in one line; "" where nothing had to be."""
+        """The comparison that was made, in one line; "" if none was needed."""
         if self.why_not:
             return f"passes were not compared{'' if self.rows else ' yet'}: {self.why_not}"
         if not self.widths:

@@ -1,4 +1,4 @@
-"""How fast a placement should be: reading the active weights once a step, from where they lie.
+"""The expected speed of a placement: a step reads the active weights once, wherever they lie.
 
 Rules of thumb, good for choosing between placements of one pair on one machine, not for promises:
 what a machine really does is measured once the pair is loaded.
@@ -33,13 +33,13 @@ _EXPERTS = re.compile(EXPERTS)
 
 
 def is_expert(name: str) -> bool:
-    """Whether a tensor holds experts, of which a token uses a few."""
+    """True if a tensor holds experts, of which a token uses a few."""
     return _EXPERTS.search(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one step of a model reads: bytes of weights, by kind and by where they lie.
+    """The bytes of weights that one step of a model reads, by kind and by memory.
 
     Attributes:
         gpu, ram: dense weights.
@@ -54,7 +54,7 @@ class Reading:
     shared: bool
 
     def seconds(self, rows: int) -> float:
-        """Seconds that a pass of N rows takes; each row picks its own experts."""
+        """Return the seconds of a pass of N rows; each row picks its own experts."""
         touched = 1.0 - (1.0 - self.used) ** rows
         fast = SHARED_BANDWIDTH if self.shared else GPU_BANDWIDTH
         on_gpu = (self.gpu + touched * self.gpu_experts) / fast
@@ -64,14 +64,14 @@ class Reading:
 
 
 def used_share(header: GgufHeader) -> float:
-    """The share of its experts that a token uses; 1 without experts."""
+    """Return the share of its experts that a token uses; 1 without experts."""
     used = max(header.per_layer(header.own("expert_used_count")), default=0)
     return min(used / header.expert_count, 1.0) if header.expert_count and used else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What is known of a machine before a model is on it: bytes of memory, cores that compute, and
+    """Facts about a machine before a model is loaded: bytes of memory, cores that compute, and
     whether a GPU does."""
 
     memory: float
@@ -79,13 +79,13 @@ class Machine:
     on_gpu: bool = False
 
     def speed(self, n_bytes: float) -> float:
-        """Plain tokens a second of a model of which a step reads N bytes."""
+        """Return the plain tokens a second of a model whose step reads N bytes."""
         cpu = min(RAM_BANDWIDTH, self.cores * CORE_BANDWIDTH)
         return (SHARED_BANDWIDTH if self.on_gpu else cpu) / n_bytes
 
     def speeds(self, pair: catalog.CatalogPair) -> tuple[float, float | None]:
-        """Of a pair that is not here: plainly, and with its draft model, if it has one that pays
-        at ``ACCEPTANCE``."""
+        """Estimate the speed of a pair that is not here: plain, and with its draft model if that
+        pays at ``ACCEPTANCE``."""
         draft = pair.draft
         return self.both(
             (pair.target.bytes, pair.target.active / pair.target.params),
@@ -95,7 +95,7 @@ class Machine:
     def both(
         self, target: tuple[float, float], draft: tuple[float, float] | None
     ) -> tuple[float, float | None]:
-        """The same of models of N bytes of which a token uses this share."""
+        """Estimate the same for models of N bytes of which a token uses this share."""
         n_bytes, used = target
         plain = self.speed(n_bytes * used)
         if draft is None:
@@ -113,8 +113,8 @@ class Machine:
     def recommended(
         self, pairs: Iterable[catalog.CatalogPair] | None = None
     ) -> catalog.CatalogPair | None:
-        """The largest pair of the catalogue with a draft model that runs comfortably here and is
-        fast enough to chat with; None if there is none."""
+        """Return the largest pair of the catalogue that has a draft model, runs comfortably here
+        and is fast enough to chat with; None if there is none."""
         found = [
             pair
             for pair in pairs or catalog.load().values()
@@ -127,7 +127,7 @@ class Machine:
 
 
 def this_machine(cores: int | None = None, *, on_gpu: bool | None = None) -> Machine:
-    """This one; what is not given is looked up, which loads llama.cpp."""
+    """Describe this machine; missing values are looked up, which loads llama.cpp."""
     if cores is None:
         from specllama.backend.cores import physical_cores
 
@@ -141,12 +141,12 @@ def this_machine(cores: int | None = None, *, on_gpu: bool | None = None) -> Mac
 
 
 def speed_words(pair: catalog.CatalogPair, machine: Machine) -> str:
-    """ "about 12 tok/s, 20 with its draft" """
+    """Return words such as "about 12 tok/s, 20 with its draft"."""
     return _words(*machine.speeds(pair))
 
 
 def headers_words(target: GgufHeader, draft: GgufHeader | None, machine: Machine) -> str:
-    """The same of files; "" where they are too small."""
+    """Return the same words for files; "" if they are too small."""
     if target.tensor_bytes < LEAST_BYTES:
         return ""
 
@@ -162,14 +162,14 @@ def _words(plain: float, drafted: float | None) -> str:
 
 
 def figure(speed: float) -> str:
-    """An estimate has two digits at most."""
+    """Format an estimated speed with two digits at most."""
     return f"{speed:.{0 if speed >= 9.5 else 1}f}"
 
 
 def tokens_per_second(
     target: Reading, draft: Reading | None, acceptance: float = ACCEPTANCE
 ) -> float:
-    """With the draft length that pays best, none included.
+    """Return the speed with the draft length that pays best, possibly none.
 
     Args:
         acceptance: of every drafted token, given that those before it were accepted.

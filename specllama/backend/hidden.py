@@ -32,7 +32,7 @@ class HiddenRows:
         return self._first + self._n
 
     def rows(self, first: int, end: int) -> Rows | None:
-        """Rows [end - first, width] of positions first..end - 1; None where one is unknown.
+        """Return rows [end - first, width] of positions first..end - 1; None if one is unknown.
 
         A view: valid until the next pass.
         """
@@ -41,7 +41,8 @@ class HiddenRows:
         return self._rows[first - self._first : end - self._first]
 
     def add(self, past: int, rows: Rows) -> None:
-        """The states of a pass over a cache of ``past`` tokens; ``rows`` [n, width] is copied."""
+        """Add the states of a pass over a cache of ``past`` tokens; ``rows`` [n, width] is
+        copied."""
         if past != self.end:  # a pass before it was not kept: what is known starts here
             self.clear(past)
         n = len(rows)
@@ -55,7 +56,7 @@ class HiddenRows:
         self._n += n
 
     def keep_path(self, past: int, path: Sequence[int]) -> None:
-        """Of a tree pass over ``past`` tokens, keep the nodes of ``path`` (indices in the pass)."""
+        """Keep the nodes of ``path`` (indices in the pass) of a tree pass over ``past`` tokens."""
         at = past - self._first
         if self._rows is None or not 0 <= at <= self._n:
             return
@@ -69,7 +70,7 @@ class HiddenRows:
         self._n = min(self._n, keep_len - self._first)
 
     def forget(self, before: int) -> None:
-        """Positions below ``before`` will not be asked for again."""
+        """Forget positions below ``before``; nothing asks for them again."""
         drop = min(before - self._first, self._n)
         if drop > 0 and self._rows is not None:
             left = self._n - drop
@@ -78,7 +79,7 @@ class HiddenRows:
             self._n = left
 
     def copy(self) -> HiddenRows:
-        """The same states, to go on in another way."""
+        """Return a copy that can change apart from this one."""
         other = HiddenRows()
         other._first, other._n = self._first, self._n
         if self._rows is not None:

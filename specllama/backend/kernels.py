@@ -1,4 +1,4 @@
-"""How the passes of a pool are computed, as far as it decides which of them give the same bits.
+"""The way a pool's passes are computed, as far as it decides which of them give the same bits.
 
 Two ways of adding up cells matter (see ``attention``). One by one, a row is a function of its
 lane's cells in the order in which they lie, whatever lies between them. In tiles of 64 it depends
@@ -26,7 +26,7 @@ WIDE = 8  # and products of K-quants (ggml-cpu/tiled/tiled.cpp ggml_tiled_min_ba
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What a pool's passes are computed with.
+    """The kernels and settings that compute a pool's passes.
 
     Attributes:
         on_cpu: all of it is computed on the CPU.
@@ -56,13 +56,13 @@ class Kernels:
 
     @property
     def any_parts(self) -> bool:
-        """Whether a text has the same bits in whatever parts it is read, tiles apart."""
+        """True if a text has the same bits in whatever parts it is read, apart from tiles."""
         return self.exact_rows > DRAFT_MAX and not self.widths
 
     @property
     def apart(self) -> int:
-        """Count the tokens at the end of a text that steps read: the last one, unless wide passes
-        are far cheaper."""
+        """The number of tokens at the end of a text that steps read: the last one, unless wide
+        passes are far cheaper."""
         return int(not self.tiles or self.wide == TILE or bool(self.widths))
 
     def least(self, n: int) -> int:
@@ -72,8 +72,9 @@ class Kernels:
         return TILE if n >= TILE else self.wide
 
     def exact_prefix(self, read: Sequence[Read], keep: int, n: int, begin: int = 0) -> int:
-        """Count those of the first ``keep`` cells that a text of ``n`` tokens would have as they
-        are, and that leave enough to be read as it is; ``read``: how they came there.
+        """Count the cells, of the first ``keep``, that a fresh reading of ``n`` tokens would write
+        alike, and that leave enough tokens to be read as they would be; ``read``: the passes that
+        wrote them.
 
         The first ``begin`` stay as they were written; what follows is read in one way.
         """

@@ -1,4 +1,4 @@
-"""A conversation's place in a pool: its text, its cells, and what was decided but not yet done.
+"""A conversation's place in a pool: its text, its cells, and its pending changes.
 
 Decisions (``rollback``, ``keep_path``, ``close``) change the lane's text at once and the cache when
 the pool settles, before its next pass: then it is known of every lane which cells die.
@@ -23,7 +23,7 @@ from specllama.history import History
 
 
 class Home(Pool, Protocol):
-    """What a lane asks of its pool."""
+    """A lane's interface to its pool."""
 
     @property
     def n_ctx(self) -> int: ...
@@ -40,11 +40,11 @@ class Home(Pool, Protocol):
     def max_leaves(self) -> int: ...
 
     def decided(self, lane: CellLane) -> None:
-        """The lane's text is not what the cache holds."""
+        """Note that the lane's text no longer equals the cache."""
         ...
 
     def end_of(self, lane: CellLane) -> int:
-        """One past the last position of the lane, as the library reports it."""
+        """Return the position after the last one of the lane, as the library reports it."""
         ...
 
     def reusable_prefix(self, lane: CellLane, keep: int) -> int:
@@ -52,7 +52,7 @@ class Home(Pool, Protocol):
         ...
 
     def choose_states(self) -> None:
-        """A lane wants other hidden states than before."""
+        """Change the hidden states that a lane wants."""
         ...
 
     def rows_at(self, past: int) -> int:
@@ -144,7 +144,7 @@ class CellLane:
         return Out(self.forward(part.tokens, outputs=part.outputs, parents=part.parents))
 
     def grown(self, parents: Sequence[int]) -> Layout:
-        """The lane's tree with the nodes of a further pass.
+        """Return the lane's tree with the nodes of a further pass.
 
         Raises:
             ValueError: a parent does not precede its child.
@@ -207,7 +207,7 @@ class CellLane:
             self.hidden.clear()
 
     def close(self) -> None:
-        """Give the place back; nothing happens where that was done."""
+        """Give the place back; do nothing if that was done before."""
         if self.closed:
             return
         if (tree := self.growing) is not None:

@@ -1,4 +1,4 @@
-"""What each layer of a model takes, from its header: weights, experts among them, KV."""
+"""The size of each layer of a model, from its header: weights, experts among them, KV."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def layer_weights(header: GgufHeader) -> list[int]:
-    """Weights of each layer; the output layer (and what belongs to no layer) comes last."""
+    """Return the weights of each layer; the output layer (with tensors of no layer) comes last."""
     n = header.block_count
     sizes = [0] * (n + 1)
     for tensor in header.tensors:
@@ -26,7 +26,7 @@ def layer_weights(header: GgufHeader) -> list[int]:
 
 
 def expert_weights(header: GgufHeader) -> list[int]:
-    """The experts among the weights of each layer; the output layer comes last."""
+    """Return the bytes of experts in each layer; the output layer comes last."""
     sizes = [0] * (header.block_count + 1)
     for tensor in header.tensors:
         if expected.is_expert(tensor.name):
@@ -35,14 +35,14 @@ def expert_weights(header: GgufHeader) -> list[int]:
 
 
 def layer_of(name: str, n: int) -> int:
-    """The layer of a tensor; ``n`` for what belongs to none."""
+    """Return the layer of a tensor; ``n`` for a tensor of no layer."""
     first, _, rest = name.partition(".")
     number = rest.partition(".")[0]
     return int(number) if first == "blk" and number.isdigit() and int(number) < n else n
 
 
 def layer_bytes(header: GgufHeader, n_ctx: int, **kv: Any) -> list[int]:
-    """Weights and KV of each layer, the output layer last."""
+    """Return the weights and KV of each layer, the output layer last."""
     sizes = layer_weights(header)
     per_layer = memory.kv_bytes(header, n_ctx, **kv) // max(header.block_count, 1)
     return [size + per_layer for size in sizes[:-1]] + [sizes[-1]]
@@ -55,7 +55,7 @@ def without_moved(
     *,
     experts: bool = False,
 ) -> list[int]:
-    """The sizes without the tensors that were given a place of their own."""
+    """Return the sizes without the tensors that have a place of their own."""
     if not moves:
         return sizes
     left = list(sizes)

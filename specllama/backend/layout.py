@@ -1,4 +1,4 @@
-"""Where the nodes of a token tree stand in the cache; the tree may grow pass by pass.
+"""The positions of a token tree's nodes in the cache; the tree may grow pass by pass.
 
 Every leaf gets a sequence of its own, and a node is in the sequences of all leaves below it, so a
 query that looks into its first one sees exactly its ancestors (the layout of SpecInfer and Medusa,
@@ -40,11 +40,11 @@ class Layout:
 
     @property
     def new_depth(self) -> tuple[int, ...]:
-        """That of the nodes of the last pass."""
+        """The depth of the nodes of the last pass."""
         return self.depth[len(self.depth) - len(self.leaves) :]
 
     def grown(self, parents: Sequence[int]) -> Layout:
-        """With the nodes of a further pass.
+        """Return a tree with the nodes of a further pass.
 
         Raises:
             ValueError: a parent does not precede its child.
@@ -74,7 +74,7 @@ class Layout:
         )
 
     def above(self, node: int) -> list[int]:
-        """The nodes from the root to one, itself included; none for -1."""
+        """Return the nodes from the root to one, itself included; none for -1."""
         found: list[int] = []
         while node >= 0:
             found.append(node)
@@ -82,5 +82,5 @@ class Layout:
         return found[::-1]
 
     def leaf_at(self, node: int) -> int:
-        """A leaf at or below a node; for -1 the first."""
+        """Return a leaf at or below a node; for -1 the first."""
         return next(i for i, end in enumerate(self.ends) if node in (-1, *self.above(end)))

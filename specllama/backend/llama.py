@@ -141,8 +141,8 @@ class LlamaModel:
 
     @property
     def last_device(self) -> str:
-        """Where the last layer is computed: layers go to the devices in order, the last ones
-        first where not all of them do."""
+        """The device of the last layer: layers go to the devices in order, and if not all of them
+        do, the last ones go first."""
         if not self.gpu_layers:
             return CPU
         found = self.devices
@@ -152,15 +152,15 @@ class LlamaModel:
 
     @property
     def can_roll_back(self) -> bool:
-        """Whether a partial rollback is a metadata change (attention) rather than a replay."""
+        """True if a partial rollback is a metadata change (attention) rather than a replay."""
         return not (self.is_recurrent or self.is_hybrid)
 
     def adopt(self, part: Closing) -> None:
-        """Close this before the model, whose weights it reads."""
+        """Register a part to close before the model, whose weights it reads."""
         self._parts.append(part)
 
     def drop(self, part: Closing) -> None:
-        """Close one part before the model is."""
+        """Close one such part before the model is closed."""
         self._parts.remove(part)
         part.close()
 

@@ -59,7 +59,7 @@ _NO_K_QUANTS = ("0", "1", "2", "3", "7", "8", "9", "25", "32")
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """How the passes of a cache are computed.
+    """The settings that compute the passes of a cache.
 
     Attributes:
         flash: flash attention, "on", "off" or "auto".
@@ -164,7 +164,7 @@ class LlamaCache:
         return self._ctx
 
     def require_open(self) -> None:
-        """llama.cpp would read freed memory."""
+        """Refuse a closed context: llama.cpp would read freed memory."""
         if not self._ctx:
             raise EngineError("the context is closed")
 
@@ -254,7 +254,7 @@ class LlamaCache:
         ll.llama_memory_clear(self._memory, False)
 
     def begin(self, sequence: int) -> int:
-        """The first position that is still there, -1 for none."""
+        """Return the first position that the cache still has, -1 for none."""
         return int(ll.llama_memory_seq_pos_min(self._memory, sequence))
 
     def end(self, sequence: int) -> int:
@@ -375,12 +375,12 @@ def _params(model: LlamaModel, shape: Shape, settings: CacheSettings) -> Any:
 
 
 def _piece(model: LlamaModel, settings: CacheSettings) -> int:
-    """Tokens of a piece of a lane's state; 0 where it is taken as a whole."""
+    """Return the number of tokens in a piece of a lane's state; 0 if it is taken as a whole."""
     return model.window if settings.swa_full and model.can_roll_back else 0
 
 
 def readable(state: Any) -> Any:
-    """Bytes as llama.cpp reads them; without a copy where they may be written to."""
+    """Return bytes as llama.cpp reads them; without a copy if they are writable."""
     if isinstance(state, ctypes.Array):
         return state
     kind = ctypes.c_uint8 * len(state)
@@ -388,7 +388,7 @@ def readable(state: Any) -> Any:
 
 
 def native(batch: Batch) -> Any:
-    """llama.cpp's view of a batch, whose memory stays ours."""
+    """Return llama.cpp's view of a batch; its memory stays ours."""
 
     def pointer(array: Any, kind: Any) -> Any:
         return array.ctypes.data_as(ctypes.POINTER(kind))
@@ -418,7 +418,7 @@ def decode_error(status: int, n_ctx: int) -> Exception:
 
 
 def require_running(stop: StopFlag) -> None:
-    """Before a pass: not every device stops within one.
+    """Raise Cancelled before a pass if a stop is set: not every device stops within one.
 
     Raises:
         Cancelled: the engine is to stop.
@@ -439,7 +439,7 @@ def stop_on(stop: StopFlag, params: Any) -> None:
 
 @cache
 def _native_flag_reader() -> Any:
-    """A C function ``bool f(void *flag)`` for llama.cpp's abort callback, without the GIL.
+    """Return a C function ``bool f(void *flag)`` for llama.cpp's abort callback, without the GIL.
 
     It is called for every graph node, too often for a Python callback. libc's strlen is that
     function: 0 for an empty string, 1 for one of one character.

@@ -1,4 +1,4 @@
-"""Start llama.cpp; its log goes to the ``specllama.llama`` logger and nowhere else."""
+"""The start of llama.cpp; its log goes to the ``specllama.llama`` logger and nowhere else."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _on_abort(text: bytes) -> None:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)  # type: ignore[untyped-decorator]
 def _on_illegal(number: int) -> None:
-    """An instruction fails though the trial went well: say so, remember it, and leave."""
+    """Report an instruction that fails though the trial went well, remember it, and exit."""
     said = "llama.cpp met an instruction that fails on this processor (SIGILL)"
     new = trial.distrust("SIGILL")
     text = f"{trial.LATER}\n  start again" if new else f"{said}\n  {trial.mend()}"
@@ -86,7 +86,7 @@ def start() -> None:
 
 
 def last_words(skip: int = 0) -> str:
-    """The newest error line of llama.cpp, cleaned for people."""
+    """Return the newest error line of llama.cpp, cleaned for people."""
     for line in reversed(list(recent)[skip:]):
         cleaned = re.sub(r"^\w+:\s*", "", line).strip()
         if cleaned and "failed to load model" not in cleaned:
@@ -95,6 +95,6 @@ def last_words(skip: int = 0) -> str:
 
 
 def supports_gpu() -> bool:
-    """Whether there is a device that layers can be moved to."""
+    """True if there is a device that layers can be moved to."""
     start()
     return bool(gpus(devices()))

@@ -50,7 +50,7 @@ class _Threads(ctypes.Structure):
 
 
 def buffer_type(device: str) -> int:
-    """The buffer type in which tensors on a device lie; "CPU" is RAM.
+    """Return the buffer type for tensors on a device; "CPU" is RAM.
 
     Raises:
         UsageError: there is no such device.
@@ -133,14 +133,15 @@ class Cores:
         attach(context, self._pool, self._pool)
 
     def close(self) -> None:
-        """After the context that uses them."""
+        """Free the threads, after the context that uses them."""
         if self._pool:
             ggml("ggml_threadpool_free", None, ctypes.c_void_p)(self._pool)
             self._pool = None
 
 
 def use_numa(options: CpuOptions) -> None:
-    """Once, before a model is loaded; llama.cpp takes the first choice of a process."""
+    """Apply the NUMA choice once, before a model is loaded; llama.cpp takes the first of a
+    process."""
     if options.numa != "off":
         ll.llama_numa_init(NUMA.index(options.numa))
 

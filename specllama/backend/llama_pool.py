@@ -54,7 +54,7 @@ class LlamaPool(CellPool):
         return self._llama.handle
 
     def settings(self) -> Any:
-        """A copy of llama.cpp's parameters, for a second context."""
+        """Copy llama.cpp's parameters, for a second context."""
         params = self._llama.params
         copy = type(params).from_buffer_copy(params)
         copy.n_rs_seq = 0  # what runs alongside the target drafts, in passes of one row
@@ -66,7 +66,7 @@ class LlamaPool(CellPool):
         self._llama.capture.require_layers(layers)
 
     def choose_threads(self, count: int, found: Callable[[int], object]) -> None:
-        """From now on try fewer threads as well, where that changes no bit of a row; see
+        """Let later passes use fewer threads, where that changes no bit of a row; see
         ``ThreadChoice``.
 
         Attention that splits a single query over threads does, which matters where rows are judged.
@@ -81,7 +81,7 @@ class LlamaPool(CellPool):
         return same and kernels.threads > 1 and kernels.on_cpu
 
     def try_one_thread(self) -> None:
-        """From now on compute narrow passes with one thread, if one is faster and changes no bit.
+        """Compute later narrow passes with one thread, if that is faster and changes no bit.
 
         It is where little is computed between two of the points at which threads wait for each
         other: in a small model, and in any whose passes are watched.
@@ -99,7 +99,7 @@ class LlamaPool(CellPool):
         self._llama.choice = None
 
     def _time_one_row(self, lane: CellLane, threads: int) -> float:
-        """Seconds of a pass of one row."""
+        """Return the seconds of a pass of one row."""
         self._llama.compute_with(threads)
         begin = perf_counter()
         lane.forward([0], outputs="last")
@@ -115,7 +115,7 @@ class LlamaRunningPool(RunningPool, LlamaPool):
 
 
 class SlidingWindowPool(ForgettingPool, LlamaPool):
-    """The pool of a model with sliding windows whose cells are taken again once they have left.
+    """The pool of a model with sliding windows; cells that have left the window are reused.
 
     One lane. A cut is free while the window before it is still there; else the text is read again.
     """
@@ -135,7 +135,7 @@ class SlidingWindowPool(ForgettingPool, LlamaPool):
         return keep if cut and self._is_there(lane, keep) else 0
 
     def _is_there(self, lane: CellLane, keep: int) -> bool:
-        """Whether the window before this position is."""
+        """True if the cache still holds the window before this position."""
         return 0 <= self._llama.begin(lane.sequence) <= max(keep - self.model.window, 0)
 
 
@@ -152,7 +152,7 @@ def open_pool(
     any_width: bool = True,
     watch: Watch | None = None,
 ) -> LlamaPool:
-    """A pool of a loaded model.
+    """Open a pool of a loaded model.
 
     Models with a running state, and with windows that alone are kept, take chains, the latter one
     lane.

@@ -75,7 +75,7 @@ class LlamaVocab:
         return self._vocab
 
     def close(self) -> None:
-        """The model is about to be freed: refuse every call from now on."""
+        """Refuse every call from now on: the model is about to be freed."""
         self._vocab = None
 
     @property
@@ -127,7 +127,7 @@ class LlamaVocab:
     def tokenize(
         self, text: str, *, add_special: bool, parse_special: bool, after_text: bool = False
     ) -> list[int]:
-        """Token ids of a text.
+        """Return the token ids of a text.
 
         Raises:
             EngineError: the vocabulary cannot express the text.
@@ -158,7 +158,7 @@ class LlamaVocab:
         return out + ids[begin:]
 
     def _is_crowded(self, text: str) -> bool:
-        """Whether a text has more special tokens than llama.cpp handles quickly."""
+        """True if a text has more special tokens than llama.cpp handles quickly."""
         if len(text) < _CROWD:
             return False
         return sum(text.count(special.text) for special in self.specials) >= _CROWD
@@ -234,7 +234,7 @@ def _split_long_runs(text: str) -> list[str]:
 
 
 def count_tokens(path: Path, pre: str, texts: Iterable[str]) -> Counter[int]:
-    """How often each token of a model occurs in some texts; only its vocabulary is loaded.
+    """Count the tokens of a model in some texts; only its vocabulary is loaded.
 
     Raises:
         CannotLoad: llama.cpp refuses the file.

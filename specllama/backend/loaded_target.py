@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadedTarget:
-    """What a head, or a draft cut out of the target, is opened with.
+    """The target's parts that a head, or a draft cut out of the target, is opened with.
 
     ``on_close`` frees what an opener loads, before the target goes; last registered, first freed.
     """

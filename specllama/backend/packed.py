@@ -19,7 +19,7 @@ Bytes = bytes | bytearray | memoryview
 
 
 class RowsAbout(msgspec.Struct, frozen=True, array_like=True):
-    """Of hidden states by position: the first one, how many, how wide."""
+    """The outline of hidden states by position: the first position, how many, how wide."""
 
     first: int = 0
     n: int = 0
@@ -27,7 +27,7 @@ class RowsAbout(msgspec.Struct, frozen=True, array_like=True):
 
 
 class About(msgspec.Struct, frozen=True, array_like=True):
-    """What a parked lane is without its bytes; see ``Parked``.
+    """A parked lane without its bytes; see ``Parked``.
 
     Attributes:
         tokens: 32-bit integers.
@@ -48,7 +48,7 @@ class About(msgspec.Struct, frozen=True, array_like=True):
 
 
 def pack(blob: Blob) -> tuple[About, list[Bytes]] | None:
-    """A parked lane as two things, what it is and its bytes; None of a kind that is not known."""
+    """Pack a parked lane into a description and its bytes; None if its kind is not known."""
     if not isinstance(blob, Parked):
         return None
     hidden, states = pack_rows(blob.hidden)
@@ -71,7 +71,7 @@ def pack(blob: Blob) -> tuple[About, list[Bytes]] | None:
 
 
 def unpack(about: About, parts: Sequence[Bytes]) -> Parked:
-    """What ``pack`` was given.
+    """Rebuild the lane from the results of ``pack``.
 
     Raises:
         ValueError, IndexError: the parts do not fit what stands beside them.
@@ -89,7 +89,7 @@ def unpack(about: About, parts: Sequence[Bytes]) -> Parked:
 
 
 def outline(about: About) -> Parked:
-    """A parked lane without its bytes: how much of a text it holds."""
+    """Return a parked lane without its bytes: it shows how much of a text it holds."""
     none = (about.text, b"", HiddenRows(), "nothing", about.read)
     if about.whole is None:
         return Parked(*none)  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ def outline(about: About) -> Parked:
 
 
 def n_parts(about: About) -> int:
-    """How many parts ``pack`` gives of a lane."""
+    """Count the parts that ``pack`` returns for a lane."""
     return 2 if about.whole is None else 2 + 2 * len(about.whole)
 
 

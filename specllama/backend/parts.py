@@ -43,11 +43,11 @@ class PassPart:
 
     @property
     def gives_final(self) -> bool:
-        """Whether final hidden states are kept of it."""
+        """True if final hidden states are kept of it."""
         return self.lane.need == "final_hidden" and self.n_rows == len(self.tokens)
 
     def lay(self, parents: Sequence[int], max_leaves: int, *, kept: bool) -> int:
-        """Make nodes of the lane's tree of it; how many branches they open.
+        """Turn it into nodes of the lane's tree; return the number of branches that they open.
 
         Args:
             kept: passes are kept to widths.
@@ -82,7 +82,8 @@ class PassPart:
             self.pad(lacks)
 
     def drop_pads(self) -> None:
-        """After the pass: the lane's text is without them. Those of a tree are rejected with it."""
+        """Remove the padding from the lane's text after the pass. That of a tree is rejected with
+        it."""
         if self.pads and self.laid is None:
             self.lane.rollback(len(self.lane.tokens) - self.pads)
 
@@ -118,7 +119,7 @@ class PassPart:
     def keep_states(
         self, cache: Cache, rows: slice | Places, order: Places | None, total: int
     ) -> None:
-        """After the pass: keep the hidden states that its lane wants."""
+        """Keep the hidden states that its lane wants, after the pass."""
         lane, past = self.lane, self.past
         if lane.need == "final_hidden":
             if self.gives_final:
@@ -128,7 +129,7 @@ class PassPart:
             lane.hidden.add(past, cache.states(lane.need, cache.batch.n)[rows])
 
     def undo(self, cache: Cache, free: list[int]) -> None:
-        """The pass failed: the cache of its lane is as it was before."""
+        """Restore the lane's cache as it was before a pass that failed."""
         for leaf in self.opened:
             cache.remove(leaf, 0)
             free.append(leaf)
@@ -140,7 +141,7 @@ class PassPart:
             cache.remove(sequence, len(lane.tokens) + len(tree.layout.above(end)))
 
     def enter(self, tokens: list[int], places: Places, way: int) -> None:
-        """The lane holds these tokens now, in these cells."""
+        """Record that the lane holds these tokens now, in these cells."""
         lane, size, past = self.lane, len(self.tokens), len(self.lane.tokens)
         if self.laid is not None:
             tree = lane.tree or CachedTree([], self.laid, [lane.sequence], places[:0])
@@ -166,7 +167,7 @@ def require_tokens(tokens: Sequence[int], n_vocab: int) -> None:
 
 
 def lay(sizes: Sequence[int], *, in_turn: bool = False) -> list[slice | Places]:
-    """The rows in the batch of each of some pieces: every first token, then every second one.
+    """Return the batch rows of some pieces: every first token, then every second one.
 
     Args:
         in_turn: one piece after the other instead.
@@ -183,7 +184,7 @@ def lay(sizes: Sequence[int], *, in_turn: bool = False) -> list[slice | Places]:
 
 
 def pick(rows: Rows, which: Places) -> Rows:
-    """Some rows, ascending; a view where they are evenly spaced."""
+    """Return some rows, ascending; a view if they are evenly spaced."""
     steps = np.diff(which)
     if len(which) and (steps == (step := int(steps[0]) if len(steps) else 1)).all():
         return rows[which[0] : which[-1] + 1 : step]

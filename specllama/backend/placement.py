@@ -1,4 +1,4 @@
-"""Where the weights of a pair lie: layers and experts by device, in words and in bytes."""
+"""The places of a pair's weights: layers and experts by device, in words and in bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU = "CPU"
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one model's layers go.
+    """The places of one model's layers.
 
     Attributes:
         layers: how many to offload, the output layer counted (llama.cpp's ``n_gpu_layers``).
@@ -66,7 +66,7 @@ class Placement:
         return (*self.moves, *kept)
 
     def lines(self, gpus: Sequence[Device]) -> list[str]:
-        """In words, for ``-v`` and ``doctor``."""
+        """Describe it in words, for ``-v`` and ``doctor``."""
         where = ", ".join(
             f"{n} on {device.name} ({size / 1e9:.1f} GB)"
             for n, device, size in zip(self.split, gpus, self.bytes, strict=True)
@@ -101,13 +101,13 @@ class OffloadPlan:
 
     @property
     def uses_ram(self) -> bool:
-        """Whether some weights or the cache of some layers lie in RAM, or GPUs share it."""
+        """True if some weights or the cache of some layers lie in RAM, or GPUs share it."""
         placed = [one for one in (self.target, self.draft) if one is not None]
         in_ram = any(not one.whole or one.expert_bytes for one in placed)
         return in_ram or any(device.shares_ram for device in self.gpus)
 
     def as_good_as(self, other: OffloadPlan) -> bool:
-        """Whether no less of the pair is on the GPUs than in the other plan."""
+        """True if the GPUs hold no less of the pair than in the other plan."""
 
         def key(plan: OffloadPlan) -> tuple[int, int, int]:
             return (
@@ -119,7 +119,7 @@ class OffloadPlan:
         return all(mine >= theirs for mine, theirs in zip(key(self), key(other), strict=True))
 
     def lines(self) -> list[str]:
-        """The plan in words, for ``-v`` and ``doctor``."""
+        """Describe the plan in words, for ``-v`` and ``doctor``."""
         if not self.gpus:
             return ["offload: no GPU that this build can use; everything runs on the CPU"]
         placed = [one for one in (self.target, self.draft) if one is not None]
@@ -130,7 +130,7 @@ class OffloadPlan:
 def left_in_ram(
     need: memory.PairMemory, plan: OffloadPlan, target: GgufHeader, draft: GgufHeader | None
 ) -> memory.PairMemory:
-    """What a pair needs in RAM when some of its weights lie in the memory of GPUs.
+    """Return the RAM that a pair needs when some of its weights lie in the memory of GPUs.
 
     Args:
         need: the pair's memory with everything in one place.
@@ -164,7 +164,7 @@ def _remainder(
 
 
 def fewer_layers(plan: OffloadPlan) -> OffloadPlan | None:
-    """The next smaller plan after a load failed on the GPU; None when nothing is offloaded.
+    """Return the next smaller plan after a load failed on the GPU; None if nothing is offloaded.
 
     Target layers go first, a quarter at a time; then the draft; the last plan is the CPU alone.
     """

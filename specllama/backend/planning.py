@@ -1,4 +1,4 @@
-"""Where the weights of a pair should go: layers and experts by device.
+"""The planned places of a pair's weights: layers and experts by device.
 
 It says, too, whether a draft model is worth its room.
 
@@ -40,7 +40,7 @@ USABLE = 0.92
 
 
 def chosen_devices(options: PlaceOptions, found: Sequence[Device]) -> tuple[Device, ...]:
-    """The devices that may take layers.
+    """Choose the devices that may take layers.
 
     Raises:
         UsageError: there is no such device, not as many as were counted on, or one cannot do what
@@ -79,7 +79,7 @@ def chosen_devices(options: PlaceOptions, found: Sequence[Device]) -> tuple[Devi
 def checked_moves(
     options: PlaceOptions, header: GgufHeader, devices: Sequence[Device]
 ) -> tuple[tuple[str, str], ...]:
-    """The overrides of tensors.
+    """Check the overrides of tensors.
 
     Raises:
         UsageError: a device is not there, or no tensor matches.
@@ -103,7 +103,7 @@ def checked_moves(
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """What there is to place of one model."""
+    """One model's sizes and options, for placing it."""
 
     role: str
     header: GgufHeader
@@ -130,7 +130,7 @@ class _Placed:
         return len(self.sizes)
 
     def kept(self, experts: int) -> list[int]:
-        """Bytes of each layer on a GPU when the experts of the first N layers stay in RAM."""
+        """Return each layer's bytes on a GPU when the experts of the first N layers stay in RAM."""
         return [size - (self.experts[i] if i < experts else 0) for i, size in enumerate(self.sizes)]
 
 
@@ -154,7 +154,7 @@ def plan_offload(
     lanes: int = 1,
     acceptance: float | None = None,
 ) -> OffloadPlan:
-    """Decide what of target and draft goes to the GPUs.
+    """Decide which parts of target and draft go to the GPUs.
 
     "auto" takes what fits after buffers and a reserve. Of a model with experts, these are the first
     to stay in RAM, from the first layer on: a token uses few of them. A draft gets its memory only
@@ -180,7 +180,7 @@ def plan_offload(
     free = [max(int(device.free * USABLE) - RESERVE_BYTES, 0) for device in devices]
 
     def sizes(header: GgufHeader) -> list[int]:
-        """With KV, by layer; the output layer last."""
+        """Return the sizes with KV, by layer; the output layer last."""
         *every, last = layer_bytes(header, context, max_rows=n_outputs, lanes=lanes, **kv)
         if not swa_full and header.block_count:
             saved = saved_bytes(header, context, n_ubatch=n_ubatch, **kv) // header.block_count
@@ -223,7 +223,7 @@ def _weighed(
     free: list[int],
     acceptance: float | None,
 ) -> OffloadPlan:
-    """The faster of two plans: the draft on the GPUs with its target, or on the CPU."""
+    """Choose the faster of two plans: the draft on the GPUs with its target, or on the CPU."""
     warnings: list[str] = []
     aside = _place(dataclasses.replace(second, asked="0"), free, [])
     beside = _place(second, free, warnings)
@@ -247,14 +247,14 @@ def _weighed(
 
 
 def _left(free: list[int], taken: Placement) -> list[int]:
-    """Bytes of each device that stay free once a model is placed."""
+    """Return the bytes of each device that stay free once a model is placed."""
     return [max(size - used, 0) for size, used in zip(free, taken.bytes, strict=True)]
 
 
 def _why(
     target: Placement, draft: Placement, alone: Placement, gain: float, acceptance: float | None
 ) -> str:
-    """What the draft costs the target, and what it should gain."""
+    """Explain what the draft costs the target, and what it should gain."""
     cost = []
     if target.layers < alone.layers:
         cost.append(f"{alone.layers - target.layers} layers")
@@ -274,7 +274,7 @@ def _why(
 
 
 def reading(header: GgufHeader, placement: Placement, shared: bool) -> expected.Reading:
-    """What a step reads, and from where."""
+    """Return the bytes that a step reads, by memory."""
     weights, experts = layer_weights(header), expert_weights(header)
     first = placement.of - placement.layers
     sums = {"gpu": 0, "ram": 0, "gpu_experts": 0, "ram_experts": 0}
@@ -287,7 +287,7 @@ def reading(header: GgufHeader, placement: Placement, shared: bool) -> expected.
 
 
 def _place(model: _Placed, free: list[int], warnings: list[str]) -> Placement:
-    """The last layers go to the devices, first to first, as in llama.cpp."""
+    """Place the last layers on the devices, first to first, as in llama.cpp."""
     of, asked, options = model.of, model.asked, model.options
     free = [size if may else 0 for size, may in zip(free, model.usable, strict=True)]
     nowhere = Placement(
@@ -344,7 +344,7 @@ def _place(model: _Placed, free: list[int], warnings: list[str]) -> Placement:
 
 
 def _on_devices(placement: Placement, model: _Placed) -> Placement:
-    """With the devices that take something: llama.cpp keeps buffers on every one it is given."""
+    """Drop the devices that take nothing: llama.cpp keeps buffers on every one it is given."""
     moved = {device for _, device in model.moves}
     parts = zip(placement.split, model.devices, strict=True)
     usable = tuple(n > 0 or device in moved for n, device in parts)
@@ -353,7 +353,7 @@ def _on_devices(placement: Placement, model: _Placed) -> Placement:
 
 
 def _fitting(model: _Placed, wanted: int, room: list[int]) -> tuple[int, int, list[int] | None]:
-    """(layers, experts of the first layers in RAM, layers per device) of what fits."""
+    """Return the (layers, experts of the first layers in RAM, layers per device) that fit."""
     options, of = model.options, model.of
     blocks = of - 1
 
@@ -379,7 +379,7 @@ def _fitting(model: _Placed, wanted: int, room: list[int]) -> tuple[int, int, li
 def _fill(
     layers: Sequence[int], room: Sequence[int], shares: Sequence[float] = ()
 ) -> list[int] | None:
-    """How many of the layers each device takes, in order; None if they do not fit."""
+    """Return the number of layers on each device, in order; None if they do not fit."""
     split = [0] * len(room)
     if shares:  # as llama.cpp does: layer i goes where i / n falls among the sums of the shares
         ends = [end / sum(shares) for end in accumulate(shares)]

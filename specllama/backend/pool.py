@@ -1,4 +1,4 @@
-"""Bookkeeping and admission for a pool of lanes, whichever library runs the passes.
+"""The bookkeeping and admission of a pool of lanes, whichever library runs the passes.
 
 The rows of a pass lie depth first of all: every lane's first token, then every second one, so that
 what is rejected gathers at the end. ``cell_books`` frees or keeps it.
@@ -67,7 +67,7 @@ class CellPool(CellBooks):
         return self.shape.max_rows - 1
 
     def rows_at(self, past: int) -> int:
-        """The widest pass allowed after ``past`` tokens.
+        """Return the widest pass allowed after ``past`` tokens.
 
         llama.cpp computes attention over a multiple of 256 cells. Where its kernels choose by that,
         a row has to be judged over as many as it has in a pass of its own.
@@ -80,7 +80,7 @@ class CellPool(CellBooks):
         return next(rows, 1)
 
     def keep_to(self, widths: Sequence[int], *, trees: bool) -> None:
-        """From now on a pass that returns rows has one of ``widths``, ascending. No lane is open.
+        """Keep each later pass that returns rows to one of ``widths``, ascending. No lane is open.
 
         Args:
             trees: rows of branches are computed as those of chains.
@@ -134,7 +134,7 @@ class CellPool(CellBooks):
         return new
 
     def _emptied(self, lane: Lane) -> CellLane:
-        """A lane of ours that holds nothing."""
+        """Return a lane of ours, after a check that it is empty."""
         mine = self._mine(lane)
         if mine.tokens:
             raise ValueError(f"the lane still holds {len(mine.tokens)} tokens")
@@ -210,7 +210,8 @@ class CellPool(CellBooks):
         return [Out(self._no_rows if piece.rows is None else piece.rows) for piece in pieces]
 
     def _is_step(self, part: Part) -> bool:
-        """Whether this is a pass of a lane alone that nothing speaks against, and short."""
+        """True if this is a short pass of a lane alone that needs none of the work for several
+        lanes."""
         lane, n = cast(CellLane, part.lane), len(part.tokens)
         most = self.max_rows if part.outputs == "all" else self.n_batch
         return (
@@ -226,7 +227,7 @@ class CellPool(CellBooks):
         )
 
     def _step(self, part: Part) -> Rows:
-        """Such a pass: what many conversations need costs one nothing."""
+        """Run such a pass without the work that several lanes need."""
         cache, batch = self.cache, self.cache.batch
         cache.require_open()
         cache.require_running()
@@ -257,7 +258,7 @@ class CellPool(CellBooks):
             return cache.rows(n if outputs == "all" else int(outputs == "last"))
 
     def _check(self, parts: Sequence[Part]) -> list[PassPart]:
-        """Refuse what the library would not take."""
+        """Refuse a pass that the library would not take."""
         pieces: list[PassPart] = []
         n = n_rows = leaves = 0
         for part in parts:
@@ -284,7 +285,7 @@ class CellPool(CellBooks):
         return pieces
 
     def _read_first(self, piece: PassPart) -> bool:
-        """Read what has to be read in a pass of its own; whether that was all of it.
+        """Read what needs a pass of its own; return True if that was all.
 
         Text in tiles or beside passes of fixed widths, and all before a last row whose bits must be
         those of a later pass over the same text, or whose hidden state only passes of rows give.
@@ -324,7 +325,7 @@ class CellPool(CellBooks):
         return True
 
     def _run_padded(self, pieces: Sequence[PassPart]) -> None:
-        """One pass, of a width that passes are kept to."""
+        """Run one pass of an allowed width."""
         if not self.kernels.widths:
             self._pass(pieces)
             return
@@ -338,7 +339,7 @@ class CellPool(CellBooks):
         longest.drop_pads()
 
     def _pass(self, pieces: Sequence[PassPart], way: int = 1) -> None:
-        """One pass of the library; ``way``: see ``Kernels.least``."""
+        """Run one pass of the library; ``way``: see ``Kernels.least``."""
         self.cache.require_running()
         sizes = [len(piece.tokens) for piece in pieces]
         n = sum(sizes)
@@ -370,7 +371,7 @@ class CellPool(CellBooks):
             self._take(pieces, at, places, way)
 
     def _undo(self, pieces: Sequence[PassPart], error: BaseException) -> None:
-        """The pass failed: the cache of every lane is as it was before."""
+        """Restore the cache of every lane as it was before a pass that failed."""
         for piece in pieces:
             piece.undo(self.cache, self._free)
 
@@ -420,7 +421,7 @@ class CellPool(CellBooks):
         return CellPool(self.cache.beside(shape), shape, self.n_vocab, self.kernels, in_order=True)
 
     def state_behind(self, lane: CellLane, past: int) -> bytes:
-        """What the cache holds of a lane from position ``past`` on."""
+        """Return the cache's state of a lane from position ``past`` on."""
         self.cache.copy(lane.sequence, self._spare, past, -1)
         state = self.cache.state(self._spare)
         self.cache.remove(self._spare, 0)

@@ -1,4 +1,4 @@
-"""Which passes are computed like single steps here, bit for bit: measured on the loaded file.
+"""The passes computed like single steps here, bit for bit: measured on the loaded file.
 
 A few tokens are decoded one by one, then again in passes of 2, 3, 4, 8 … rows; every row of every
 matrix product and attention (see ``watch``), and the logits, must be the same bits. It is done in a
@@ -40,7 +40,7 @@ def probe(
     all_threads: Callable[[], object] = lambda: None,
     told: Callable[[int, float], object] = lambda step, share: None,
 ) -> Exactness:
-    """How many rows of a pass are computed like single steps.
+    """Measure which rows of a pass are computed like single steps.
 
     Args:
         context: empty, of ``CELLS`` cells, for passes of 16 rows at least; cleared in the end.
@@ -117,7 +117,7 @@ def _effort(rows: int) -> float:
 def _lengthen(
     context: Context, fill: Callable[[int], None], head: Sequence[int], trained: int
 ) -> int:
-    """Make the cache long; how many tokens of the text it then holds, 0 where it stayed short."""
+    """Lengthen the cache; return the tokens of the text in it, 0 if it stayed short."""
     context.rollback(HEAD)
     try:
         fill(COPIES)
@@ -139,7 +139,7 @@ class _Found:
 
 
 def _widths(prober: Probe, widths: Sequence[int]) -> _Found:
-    """The widest pass that is like single steps, looked for upwards and then in between."""
+    """Search for the widest pass that is like single steps, upwards and then in between."""
     tried: list[int] = []
     good, bad, by = 1, 0, 0.0
     prober.steps(5)

@@ -1,4 +1,4 @@
-"""Decodes the rows of one text in passes of any width, to compare them bit by bit."""
+"""A decoder of one text in passes of any width, to compare its rows bit by bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LINE = (0, 3, 4)
 
 
 class Seen(Protocol):
-    """What passes compute inside: by name, a hash of each token's row."""
+    """The sums inside passes: by name, a hash of each token's row."""
 
     def expect(self, n: int) -> None: ...
 
@@ -32,7 +32,7 @@ class Computed:
     inside: Mapping[str, int]
 
     def same(self, other: Computed) -> bool:
-        """Bit for bit, in all that both passes name alike."""
+        """True if both are equal bit for bit, in all sums that both passes name alike."""
         mine, theirs = self.inside, other.inside
         return bool(
             np.array_equal(self.logits.view(np.uint32), other.logits.view(np.uint32))
@@ -59,7 +59,8 @@ class Probe:
         self.worst = 0.0
 
     def run(self, start: int, n: int) -> list[Computed]:
-        """Rows ``start`` to ``start + n - 1`` of the text in one pass, on top of those before."""
+        """Compute rows ``start`` to ``start + n - 1`` of the text in one pass after those
+        before."""
         return self.evaluate(self._text[start : start + n], None)
 
     def evaluate(self, tokens: Sequence[int], parents: Sequence[int] | None) -> list[Computed]:
@@ -80,7 +81,7 @@ class Probe:
     def padded(
         self, text: Sequence[int], width: int, parents: Sequence[int] | None = None
     ) -> list[Computed]:
-        """These tokens of the text in one pass of ``width`` rows, of which only theirs stay."""
+        """Run these tokens of the text in one pass of ``width`` rows, and keep only theirs."""
         n = len(text)
         past = len(self.context.tokens)
         tokens = [self._text[i] for i in text]
@@ -92,7 +93,7 @@ class Probe:
         return rows
 
     def padded_steps(self, text: Sequence[int], width: int) -> list[Computed]:
-        """Rows of these tokens after the common beginning, each in a pass of ``width`` rows."""
+        """Compute these tokens after the common beginning, each in a pass of ``width`` rows."""
         self.restart()
         return [self.padded([i], width)[0] for i in text]
 
@@ -111,7 +112,7 @@ class Probe:
             self._alone += self.run(start, min(size, n - start))
 
     def matches(self, n: int) -> bool:
-        """Whether a pass of the first ``n`` tokens, and the step after it, are like steps."""
+        """True if a pass of the first ``n`` tokens, and the step after it, are like steps."""
         self.restart()
         rows = self.run(0, n)
         pairs = list(zip(self._alone, rows, strict=False))
@@ -122,5 +123,5 @@ class Probe:
 
 
 def spread(i: int, n_vocab: int) -> int:
-    """Tokens spread over the vocabulary, the same for everyone."""
+    """Return a token of a sequence that spreads over the vocabulary, the same on every machine."""
     return (7919 * i + 101) % n_vocab

@@ -1,4 +1,4 @@
-"""Where a long text is read while others are in the pool.
+"""A side pool that reads a long text while the main pool serves others.
 
 Attention in tiles depends on where cells lie (``kernels``). A lane among others has its text read
 in a pool of its own, where it lies as if it were alone, and takes the new cells over.
@@ -57,7 +57,8 @@ class ReadingRoom:
     def read(
         self, lane: CellLane, tokens: Sequence[int], outputs: Outputs
     ) -> tuple[bytes, HiddenRows, Rows]:
-        """Read ``tokens`` after the lane's text; the state of their cells, hidden states, rows."""
+        """Read ``tokens`` after the lane's text; return the state of their cells, hidden states,
+        rows."""
         past = len(lane.tokens)
         reader = self._reader
         if reader is not None and reader.room.n_ctx < past + len(tokens):
@@ -83,7 +84,7 @@ class ReadingRoom:
         return reader.of is lane and len(reader.lane.tokens) == n == lane.tokens.kept(reader.mark)
 
     def taken(self, lane: CellLane) -> None:
-        """The lane took what was read for it last."""
+        """Remember that the lane took the text read for it last."""
         if self._reader is not None:
             self._reader.mark = lane.tokens.mark()
 

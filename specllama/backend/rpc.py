@@ -144,7 +144,7 @@ def serve(
 
 
 def _tell_free(device: int, limit: int | None) -> Any:
-    """Let a CPU say how much RAM is free: ggml says all that there is.
+    """Make a CPU report its free RAM: ggml reports the total.
 
     Returns:
         What has to live as long as the device.
@@ -163,7 +163,7 @@ def _tell_free(device: int, limit: int | None) -> Any:
 
 
 def _backend_function(name: str) -> int:
-    """The address of a function of the RPC backend.
+    """Return the address of a function of the RPC backend.
 
     Raises:
         CannotLoad: the binding was built without it.

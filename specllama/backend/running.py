@@ -43,7 +43,7 @@ SPREAD = 1024  # tokens of a long prompt between two
 
 @dataclass(frozen=True, slots=True)
 class ParkedWhole(Parked):
-    """One that a text can only go on from as it is, or from a checkpoint."""
+    """Saved state that can be resumed only in full or at a checkpoint."""
 
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
 
@@ -90,7 +90,7 @@ class ForgettingPool(CellPool):
         self._set_back(lane)
 
     def _set_back(self, lane: CellLane, *, replay: bool = True) -> None:
-        """Make the cache that of the lane's text, or of the beginning that costs nothing."""
+        """Set the cache to the lane's text, or to the prefix that costs nothing."""
         text, keep = list(lane.tokens), len(lane.tokens)
         at = self._restored(lane, keep)
         if at == 0:
@@ -108,7 +108,7 @@ class ForgettingPool(CellPool):
             raise
 
     def _give_up_all(self, lane: CellLane) -> None:
-        """Its text is lost."""
+        """Drop the lane's text: it is lost."""
         self.cache.remove(lane.sequence, 0)
         self.cells.drop(lane.places[: lane.n_cells])
         lane.n_cells = 0
@@ -121,7 +121,7 @@ class RunningCache(Cache, Protocol):
 
     @property
     def planes(self) -> int:
-        """How many tokens of a pass can be taken from its end again, at most."""
+        """The most tokens that can be removed from the end of a pass."""
         ...
 
     @property
@@ -130,8 +130,8 @@ class RunningCache(Cache, Protocol):
         ...
 
     def save_running(self, sequence: int, into: Any = None) -> Any:
-        """A copy of a sequence's running state, in the buffer ``into`` if it fits; empty where the
-        library does not give it away."""
+        """Copy a sequence's running state, into the buffer ``into`` if it fits; empty if the
+        library does not expose it."""
         ...
 
     def restore_running(self, sequence: int, state: Any) -> bool:
@@ -141,7 +141,7 @@ class RunningCache(Cache, Protocol):
 
 @dataclass(slots=True)
 class _Running:
-    """What is known of the state of one lane.
+    """The state of one lane, as far as it is known.
 
     Attributes:
         passing: for the last pass, or the last guesses.
@@ -157,7 +157,7 @@ class _Running:
     guesses: bool = False
 
     def before(self, keep: int) -> Checkpoint | None:
-        """The last checkpoint within the first ``keep`` tokens."""
+        """Return the last checkpoint within the first ``keep`` tokens."""
         found, passing = self.checkpoints.before(keep), self.passing
         if passing is None or passing.length > keep:
             return found
@@ -183,11 +183,11 @@ class RunningPool(ForgettingPool):
 
     @cached_property
     def _of(self) -> dict[int, _Running]:
-        """By the lane's sequence, which is always the same."""
+        """The running states by the lane's sequence, which never changes."""
         return {}
 
     def checkpoints(self, lane: CellLane) -> Checkpoints:
-        """Those of a lane's text."""
+        """Return the checkpoints of a lane's text."""
         return self._of[lane.sequence].checkpoints
 
     # -- out of the cache, and in again --
@@ -314,7 +314,7 @@ class RunningPool(ForgettingPool):
             piece.drop_pads()
 
     def _pad(self, pieces: Sequence[PassPart]) -> None:
-        """Make them equally long, where planes take back what is too much."""
+        """Pad the parts to one length, if planes can remove the padding."""
         most = max(len(piece.tokens) for piece in pieces)
         longest = max(piece.past for piece in pieces) + most
         exact = self.kernels.exact_rows
@@ -352,7 +352,7 @@ class RunningPool(ForgettingPool):
         )
 
     def _keep_passing(self, lane: CellLane) -> None:
-        """Take the checkpoint for what is not known to stay; it gives way to the next one."""
+        """Save a checkpoint of tokens that may not stay; it replaces the last such one."""
         mine = self._of[lane.sequence]
         old = mine.passing
         if lane.n_cells and (old is None or old.length != lane.n_cells):
@@ -371,7 +371,7 @@ class RunningPool(ForgettingPool):
 
 
 def alike(pieces: Sequence[PassPart]) -> list[list[PassPart]]:
-    """The passes of some parts: first the one that most lanes share, then one for each other."""
+    """Group parts into passes: first the one that most lanes share, then one for each other."""
     first, *others = sorted(pieces, key=lambda piece: piece.lane.sequence)
     runs = [[first]]
     for piece in others:

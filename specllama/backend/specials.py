@@ -1,4 +1,4 @@
-"""Where special tokens stand in a text: llama.cpp's way of finding them, with a say in it."""
+"""The special tokens in a text: llama.cpp's way of finding them, with a say in it."""
 
 from __future__ import annotations
 

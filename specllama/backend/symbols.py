@@ -63,7 +63,7 @@ _FUNCTIONS: dict[str, tuple[str, list[Any], Any]] = {
 
 @cache
 def function(name: str) -> Any:
-    """The C function ``name`` of libllama.
+    """Return the C function ``name`` of libllama.
 
     Raises:
         CannotLoad: this libllama does not export it.
@@ -81,7 +81,7 @@ def function(name: str) -> Any:
 
 @cache
 def _ggml_library(library: str) -> ctypes.CDLL:
-    """A library of ggml that the binding has loaded, such as ``ggml-base``.
+    """Return a library of ggml that the binding has loaded, such as ``ggml-base``.
 
     Raises:
         CannotLoad: it is built in another way here.
@@ -97,7 +97,7 @@ def _ggml_library(library: str) -> ctypes.CDLL:
 
 
 def ggml(name: str, library: str, arguments: list[Any], result: Any) -> Any:
-    """The C function ``name`` of one of ggml's libraries.
+    """Return the C function ``name`` of one of ggml's libraries.
 
     Raises:
         CannotLoad: it is not there.
@@ -115,5 +115,5 @@ def _typed(function: Any, arguments: list[Any], result: Any) -> Any:
 
 
 def rows(pointer: Any, n: int, width: int) -> Any:
-    """A float32 view [n, width] of llama.cpp's buffer; valid until the next pass."""
+    """View llama.cpp's buffer as float32 [n, width]; valid until the next pass."""
     return np.ctypeslib.as_array(pointer, (n, width))

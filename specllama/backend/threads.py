@@ -1,4 +1,4 @@
-"""How many threads a context computes with, measured while it runs.
+"""The number of threads that a context computes with, measured while it runs.
 
 llama.cpp's threads wait for each other at every operation, spinning. A neighbour that takes a core
 (a browser, an editor, our own terminal app) stops one of them, and with it all: two threads on two
@@ -55,11 +55,11 @@ class ThreadChoice:
 
     @property
     def count(self) -> int:
-        """The count in use, tries apart."""
+        """The current count, without tries."""
         return self._counts[self._now]
 
     def choose(self, rows: int) -> int:
-        """Threads for a pass of ``rows`` rows that comes now."""
+        """Choose the threads for the next pass, of ``rows`` rows."""
         if rows not in self._tries:
             self._begin_try(rows)
         return self._counts[self._index(rows)]
@@ -69,7 +69,7 @@ class ThreadChoice:
         return self._now if trial is None or trial.seconds is not None else trial.other
 
     def took(self, rows: int, seconds: float) -> None:
-        """The pass that was chosen for has run."""
+        """Record the seconds of the pass that was chosen for."""
         self._savings += SHARE * seconds
         trial, used = self._tries.get(rows), self._index(rows)
         times = self._times.setdefault((rows, self._counts[used]), deque(maxlen=_RECENT))
@@ -115,7 +115,8 @@ class ThreadChoice:
                 return
 
     def _expected(self, rows: int, index: int) -> float | None:
-        """Seconds of a pass with another count: measured, or in proportion to one that was."""
+        """Estimate the seconds of a pass with another count: measured, or in proportion to
+        another."""
         known = self._times.get((rows, self._counts[index]))
         if known:
             return median(known)
@@ -130,7 +131,7 @@ class ThreadChoice:
 
 
 def ladder(most: int) -> tuple[int, ...]:
-    """The counts worth trying: all, one or two fewer, then three quarters of the last each."""
+    """List the counts worth trying: all, one or two fewer, then three quarters of the last each."""
     counts = [most]
     while counts[-1] > 1:
         counts.append(counts[-1] - 1 if len(counts) < 3 else counts[-1] * 3 // 4)

@@ -1,4 +1,4 @@
-"""A build of llama.cpp is tried on this machine before it is trusted, by a process that may die.
+"""A trial of llama.cpp's build on this machine, in a process that may die.
 
 A compiler may drop what a processor needs, a wheel may be made for another one: then some
 instruction ends the process, at once or at the first pass of several rows. The process that tries
@@ -58,7 +58,7 @@ class Ended(msgspec.Struct, frozen=True):
 
     @property
     def said(self) -> str:
-        """What follows, in words; "" where nothing does."""
+        """The consequence, in words; "" if there is none."""
         if not self.died:
             return ""
         what = f"this build of llama.cpp dies of {self.died} on this processor when {self.step}"
@@ -82,7 +82,7 @@ def repacks() -> bool:
 
 
 def require(*, anew: bool = False) -> Ended:
-    """Return what is known of this build on this machine; try it where it never was.
+    """Return the facts about this build on this machine; try it if it was never tried.
 
     Args:
         anew: try again what died before.
@@ -113,8 +113,8 @@ def require(*, anew: bool = False) -> Ended:
 
 
 def distrust(died: str) -> bool:
-    """Remember that a process died though the trial went well, unless it is known: the next one
-    leaves weights as stored. Returns whether that is new."""
+    """Remember that a process died though the trial went well, unless that is known: the next one
+    leaves weights as stored. Return True if that is new."""
     key = _key()
     before = verdicts.known(SCHEMA, key, Ended)
     new = before is None or not before.died
@@ -124,20 +124,20 @@ def distrust(died: str) -> bool:
 
 
 def untold() -> list[str]:
-    """Return what trials of this process came to, once."""
+    """Return the results of this process's trials, once."""
     said = _untold[:]
     _untold.clear()
     return said
 
 
 def mend(*, short: bool = False) -> str:
-    """Say how to build llama.cpp so that it runs on this processor."""
+    """Tell how to build llama.cpp so that it runs on this processor."""
     command = devices.build_command(cxxflags=_cxxflags())
     return command if short else f"build it for this processor: {command}"
 
 
 def mend_each() -> str:
-    """Say the same, and what to write when specllama is installed again."""
+    """Tell the same, and what to write when specllama is installed again."""
     if not (flags := _cxxflags()):
         return mend()
     tools = "uv tool install, pipx install or pip install"
@@ -145,7 +145,8 @@ def mend_each() -> str:
 
 
 def _cxxflags() -> str:
-    """Return what keeps the stores that this processor's tiles need: some compilers drop them."""
+    """Return flags that keep the stores that this processor's tiles need: some compilers drop
+    them."""
     tiles = "amx_tile" in devices.cpu_features().split()
     return "-fno-dse -fno-tree-dse" if tiles else ""
 
@@ -159,7 +160,7 @@ def _key() -> dict[str, Any]:
 
 
 def _tried() -> Ended | None:
-    """Return the end of a process that tries this build; None if that cannot be told."""
+    """Return the end of a process that tries this build; None if it is unknown."""
     with tempfile.TemporaryDirectory(prefix="specllama-trial-", ignore_cleanup_errors=True) as name:
         model = Path(name) / "every-type.gguf"
         try:

@@ -1,4 +1,4 @@
-"""What was measured of a model file on this machine, kept between runs.
+"""The measurements of a model file on this machine, kept between runs.
 
 A verdict belongs to one file, one build of llama.cpp, one machine and the settings that choose
 kernels; anything else is measured anew. One small JSON file per verdict.
@@ -25,7 +25,7 @@ Verdict = TypeVar("Verdict", bound=msgspec.Struct)
 
 
 def circumstances(header: GgufHeader) -> dict[str, Any]:
-    """The file, the build and the machine, as plain values."""
+    """Describe the file, the build and the machine, as plain values."""
     from specllama.backend import devices
 
     build = devices.build_info()
@@ -47,7 +47,7 @@ def kept(
     measure: Callable[[], Verdict],
     folder: Path | None = None,
 ) -> Verdict:
-    """The verdict kept under ``key``, or a new one, which is then kept.
+    """Return the verdict kept under ``key``, or measure and keep a new one.
 
     Args:
         schema: "specllama.<name>.<version>"; files lie in a folder of that name.
@@ -73,7 +73,7 @@ def keep(schema: str, key: Mapping[str, Any], found: object, folder: Path | None
 
 
 def known(schema: str, key: Mapping[str, Any], kind: type[Verdict]) -> Verdict | None:
-    """The verdict kept under ``key``, None if there is none."""
+    """Return the verdict kept under ``key``, None if there is none."""
     text, path = _place(schema, key, None)
     return _read(path, text, kind)
 

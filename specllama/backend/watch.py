@@ -1,4 +1,4 @@
-"""What llama.cpp computes inside a pass: the rows of its matrix products and attention.
+"""The sums that llama.cpp computes inside a pass: rows of its matrix products and attention.
 
 Logits hide differences: activations are rounded to 8 bits before each matrix product, and only now
 and then does a last bit get through. To know whether two passes were computed alike
@@ -46,7 +46,7 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
 
 
 class Watch:
-    """Takes down the sums of every pass of the context that it is given to.
+    """A recorder of the sums of every pass of one context.
 
     Raises:
         CannotLoad: ggml cannot be asked here.
@@ -60,17 +60,17 @@ class Watch:
         self.function = callback(self._on_node)
 
     def expect(self, n: int) -> None:
-        """The next pass has ``n`` tokens; 0 looks at nothing."""
+        """Prepare for a pass of ``n`` tokens; 0 looks at nothing."""
         self._n = n
         self._seen = {}
 
     def take(self) -> dict[str, list[int]]:
-        """By tensor name, a hash of each token's row, of the pass since ``expect``."""
+        """Return, by tensor name, a hash of each token's row of the pass since ``expect``."""
         seen, self._n, self._seen = self._seen, 0, {}
         return seen
 
     def _on_node(self, pointer: Any, ask: bool, user_data: Any) -> bool:
-        """Called for each tensor before (``ask``: is it wanted?) and after it was computed."""
+        """Handle a tensor before (``ask``: is it wanted?) and after it was computed."""
         if self._n == 0:
             return not ask
         node = ctypes.cast(pointer, _TENSOR)
@@ -84,7 +84,7 @@ class Watch:
         return True
 
     def _is_wanted(self, node: Any) -> bool:
-        """A sum in float32 whose last dimension counts the tokens of the pass."""
+        """True if it is a float32 sum whose last dimension counts the tokens of the pass."""
         if self._g["ggml_op_desc"](node) not in _SUMS or node.contents.type != _F32:
             return False
         ne = list(node.contents.ne)

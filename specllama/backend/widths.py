@@ -1,4 +1,4 @@
-"""Which widths of passes compute a row alike, wherever it stands among the others: measured.
+"""The widths of passes that compute a row alike, wherever it stands: measured.
 
 Kernels are chosen by how many rows a pass has: CPUs compute four rows of a K-quant together and
 what is left over one by one, GPUs take another kernel from some width on, or give each thread more
@@ -28,7 +28,7 @@ class _Steps:
         self.rows = probe.padded_steps(range(n), width)
 
     def takes(self, probe: Probe, width: int) -> bool:
-        """Whether rows of passes of this width are these, wherever they stand, and leave the cells
+        """True if passes of this width compute these rows, wherever they stand, and leave the cells
         that these leave."""
         for n in {1, width // 2 + 1, width}:
             probe.restart()
@@ -40,7 +40,7 @@ class _Steps:
 
 
 def groups(probe: Probe, widths: Sequence[int]) -> list[list[int]]:
-    """The groups of widths after one text, each ascending."""
+    """Divide the widths after one text into groups, each ascending."""
     n = max(widths) + 1
     found: list[_Steps] = []
     for width in widths:
@@ -59,13 +59,13 @@ def groups(probe: Probe, widths: Sequence[int]) -> list[list[int]]:
 
 
 def common(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """What two divisions of widths have in common."""
+    """Return the groups that two divisions of widths have in common."""
     shared = (tuple(w for w in a if w in b) for a in one for b in other)
     return sorted(group for group in shared if group)
 
 
 def with_branches(probe: Probe, widths: tuple[int, ...]) -> Group:
-    """A group of widths, and whether the rows of branches are computed as steps are."""
+    """Return a group of widths that knows if rows of branches are computed as steps are."""
     wide = next((w for w in widths if w >= len(TREE)), 0)
     if not wide or probe.context.max_leaves < 2:
         return Group(widths)

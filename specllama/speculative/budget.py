@@ -20,7 +20,8 @@ _RUIN = 1e-3  # share of a balance that counts as none
 
 
 def growth(survival: Sequence[float], costs: FloatArray, balance: float) -> FloatArray:
-    """What the first 0, 1, ... guesses of a draft are worth, in tokens: ``[costs, guesses + 1]``.
+    """Return the worth, in tokens, of the first 0, 1, ... guesses of a draft: ``[costs, guesses +
+    1]``.
 
     Args:
         survival: probabilities that guess 1, 2, ... and all before it are accepted.
@@ -40,7 +41,7 @@ def _unknown(rows: int) -> Sequence[float]:
 
 @dataclass(frozen=True, slots=True)
 class Bid:
-    """What one conversation would have checked in a pass that others share.
+    """The guesses that one conversation wants checked in a shared pass.
 
     Attributes:
         survival: see ``growth``; never rising.
@@ -57,7 +58,7 @@ class Bid:
 
 
 def allocate(bids: Sequence[Bid], v: Sequence[float], *, taken: int = 1) -> tuple[list[int], float]:
-    """How many guesses of each bid go into a pass that all pay for, and what that is worth.
+    """Choose how many guesses of each bid go into a pass that all pay for; return the gain, too.
 
     For a given number of rows the best are those with the largest increments of ``growth``, and
     increments within a bid never rise, so prefixes are kept. Every number is tried: kernels make

@@ -1,4 +1,4 @@
-"""How near a drawn token is to another outcome of top-k, typical, top-p, min-p and XTC.
+"""The distance of a drawn token from another outcome of top-k, typical, top-p, min-p and XTC.
 
 Rounding moves logits. It changes which token is drawn where a rival is close (``noise.draw`` tells
 that lead), and where a token is close to a cut: the drawn one may fall out, and one that was left
@@ -23,7 +23,7 @@ REACH = 0.3  # logits beyond which nothing is called close: more than rounding e
 
 @dataclass(frozen=True, slots=True)
 class RowCut:
-    """What the cuts of one row started from: the top-k set, ids ascending.
+    """The input of one row's cuts: the top-k set, ids ascending.
 
     ``total`` is the sum of exp(logit - top) and ``mean`` the mean of logit - top over that set.
     """
@@ -36,7 +36,8 @@ class RowCut:
 
 
 def margins(cut: RowCut, params: SamplingParams) -> tuple[IntArray, FloatArray, FloatArray]:
-    """(ids, logits, margins): by how many logits a token survives, negative where it is left out.
+    """Return (ids, logits, margins): a margin is the logits by which a token survives, negative if
+    it is left out.
 
     Tokens further than ``REACH`` outside are not among them.
     """
@@ -73,7 +74,7 @@ def margins(cut: RowCut, params: SamplingParams) -> tuple[IntArray, FloatArray, 
 def _by_mass(
     keys: FloatArray, weights: FloatArray, inside: npt.NDArray[np.bool_], mass: float
 ) -> FloatArray:
-    """Margins of a cut that keeps the largest keys until their weights reach ``mass``.
+    """Return the margins of a cut that keeps the largest keys until their weights reach ``mass``.
 
     A change of d logits moves a sum w of probabilities by at most w (1 - w) d, and exchanges
     neighbours that are closer than d.
@@ -95,8 +96,8 @@ def _by_mass(
 
 
 def slack(cut: RowCut, params: SamplingParams, seed: int, position: int, winner: int) -> float:
-    """The change of logits at which a cut lets another token than ``winner`` be drawn, inf for a
-    large one."""
+    """Return the change of logits at which a cut lets a token other than ``winner`` be drawn, inf
+    for a large one."""
     ids, logits, margin = margins(cut, params)
     gap = math.inf
     if params.xtc_probability > 0.0 and coin(seed, position) < params.xtc_probability:

@@ -1,4 +1,4 @@
-"""What rounds and drafters ask for: they never run a model themselves.
+"""The requests of rounds and drafters: they never run a model themselves.
 
 Both are generators. They yield an effect and are sent the answer, so that their driver
 decides what shares a pass: ``run_alone`` answers one conversation at once, a scheduler answers many
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class LaneView(Protocol):
-    """A lane as those see it who may not run it: how large it is and what it holds."""
+    """A read-only view of a lane: its size and its tokens."""
 
     @property
     def n_ctx(self) -> int: ...
@@ -47,12 +47,13 @@ class LaneView(Protocol):
         ...
 
     def reusable_prefix(self, keep_len: int) -> int:
-        """How many of its first ``keep_len`` tokens it can be cut to without reading any again."""
+        """Count the first tokens that can be kept after a cut to ``keep_len``, with none read
+        again."""
         ...
 
 
 class HeadPlace(Protocol):
-    """A head's lane: what it has read of a text, by positions of that text.
+    """A head's lane: the states that it has read of a text, by positions of that text.
 
     ``Pass.keep`` and ``Keep.length`` are positions, too: what the lane holds from there on is cut,
     and where it holds nothing before, its next token lies there. A pass with ``parents`` drafts
@@ -79,12 +80,13 @@ class HeadPlace(Protocol):
 
     @property
     def width(self) -> int:
-        """Of a state that it reads."""
+        """The width of a state that it reads."""
         ...
 
     @property
     def heads(self) -> int:
-        """How many it has: 1 continues by its own states, of several each drafts one depth."""
+        """The number of its heads: one continues by its own states; of several, each drafts one
+        depth."""
         ...
 
     @property
@@ -94,16 +96,16 @@ class HeadPlace(Protocol):
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Of the target, whose inputs it is made to read; () for other states."""
+        """The target's layers whose inputs it reads; () for other states."""
         ...
 
     def copied(self) -> bytes:
-        """What it holds, without nodes; b"" where the library does not give it away."""
+        """Copy its content without nodes; b"" if the library does not expose it."""
         ...
 
     def restore(self, state: memoryview, first: int, end: int) -> bool:
-        """Hold what ``copied`` gave, from ``first`` to ``end``; False, and nothing, where the
-        library refuses."""
+        """Take a copy made by ``copied``, from ``first`` to ``end``; return False, and hold
+        nothing, if the library refuses."""
         ...
 
     def close(self) -> None: ...
@@ -141,7 +143,7 @@ class Pass(Part):
     on_shared: Callable[[Shared], None] | None = None
 
     def prepare(self) -> None:
-        """Make the lane's text what the tokens follow."""
+        """Set the lane's text to the tokens that the pass follows."""
         if self.keep is not None:
             self.lane.rollback(self.keep)
         if self.reopen:
@@ -150,7 +152,8 @@ class Pass(Part):
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Of the lane keep the first ``length`` tokens, or of its tree the nodes of ``path``."""
+    """A wish to keep the first ``length`` tokens of the lane, or the nodes of ``path`` of its
+    tree."""
 
     lane: LaneView | HeadPlace
     length: int | None = None
@@ -165,7 +168,7 @@ class Keep:
 
 
 class Bidder(Protocol):
-    """What a draft is worth to a conversation that shares its pass, see ``budget``."""
+    """A conversation that shares its pass and bids for guesses, see ``budget``."""
 
     def bid(self, offer: Offer) -> Bid: ...
 
@@ -201,7 +204,7 @@ class Offer:
         return reach
 
     def cut(self, n: int) -> Draft:
-        """What goes of it where only ``n`` guesses may: the likeliest, their parents among them.
+        """Return the best ``n`` guesses of the draft: the likeliest, with their parents.
 
         Unseen it is the beginning of the line of first children, whatever stands alongside it.
         """
@@ -220,7 +223,7 @@ Steps = Generator[Effect, Any, T]
 
 
 def run_alone(steps: Steps[T], answer: Callable[[Effect], object] | None = None) -> T:
-    """Answer until it is done; returns its result. Without ``answer`` every wish is granted.
+    """Run the steps to their end and return the result. Without ``answer`` every wish is granted.
 
     Errors of an answer are raised where it was asked for.
     """
@@ -239,7 +242,7 @@ def run_alone(steps: Steps[T], answer: Callable[[Effect], object] | None = None)
 
 
 def perform(effect: Effect) -> object:
-    """Run what is asked for at once, on its lane; every offered token goes."""
+    """Run a wish at once, on its lane; every offered token goes."""
     if isinstance(effect, Pass):
         effect.prepare()
         return effect.lane.evaluate(effect)

@@ -1,4 +1,4 @@
-"""What fixed draft lengths gain at given costs: for predictions and advice, not for the window.
+"""The gain of fixed draft lengths at given costs: for predictions and advice, not for the window.
 
 The principle (maximise tokens per second as a ratio of expectations, by Dinkelbach's
 transformation) is that of renewal-reward processes.
@@ -23,7 +23,7 @@ class BestPlan:
 
 
 def expected_tokens(survival: Sequence[float], length: int) -> float:
-    """Tokens of a round that drafts ``length``: one, plus every position that survives.
+    """Return the tokens of a round that drafts ``length``: one, plus every position that survives.
 
     ``survival[i]`` is the probability that drafts 1..i+1 are all accepted.
     """
@@ -36,7 +36,7 @@ def plans(
     verify_ms: Sequence[float],
     catch_up_ms: float = 0.0,
 ) -> list[BestPlan]:
-    """Every fixed length and what it gains.
+    """List every fixed length with its gain.
 
     Args:
         survival: see ``expected_tokens``; its length bounds the plans.
@@ -59,14 +59,14 @@ def best_plan(
     verify_ms: Sequence[float],
     catch_up_ms: float = 0.0,
 ) -> BestPlan:
-    """The fixed length with the most tokens per second; see ``plans``."""
+    """Return the fixed length with the most tokens per second; see ``plans``."""
     found = [BestPlan(0, 1.0), *plans(survival, draft_ms, verify_ms, catch_up_ms)]
     return max(found, key=lambda plan: plan.speed)
 
 
 def cannot_gain(draft_ms: float, verify_ms: Sequence[float]) -> str:
-    """Why no draft model can pay at these costs, "" if one could: no length beats plain decoding
-    where the draft step and an extra row cost nearly what a plain step does."""
+    """Explain why no draft model can pay at these costs, "" if one could: no length beats plain
+    decoding if a draft step and an extra row cost nearly a plain step."""
     survival = [_BEST**i for i in range(1, _LONGEST + 1)]
     if best_plan(survival, draft_ms, verify_ms).speed >= _LEAST:
         return ""

@@ -1,4 +1,4 @@
-"""Where the end of a text occurs elsewhere, and how far back it does.
+"""Other places of a text's end, and the number of tokens that agree there.
 
 New tokens lengthen the matches that they continue, so following a text costs what the places of its
 last token cost. Nothing is kept per substring: after an edit the end is looked up again.
@@ -16,7 +16,7 @@ _DEEP = 64  # a longer match says nothing more, but for the few that are left
 
 
 class Matches:
-    """Places of one text where the end of another (or its own) stands.
+    """Places in one text where the end of another (or its own) also occurs.
 
     ``places`` are positions of the last token in ``within``, ascending; ``lengths[i]`` tells how
     many tokens up to there equal those up to the text's end, from 1 to at least 64 if so many do.
@@ -37,12 +37,12 @@ class Matches:
         return int(self.lengths.max()) if len(self.lengths) else 0
 
     def at_least(self, length: int, most: int) -> list[int]:
-        """The newest ``most`` places where ``length`` tokens or more agree, ascending."""
+        """Return the newest ``most`` places where at least ``length`` tokens agree, ascending."""
         places: list[int] = self.places[np.flatnonzero(self.lengths >= length)[-most:]].tolist()
         return places
 
     def follow(self, text: History) -> None:
-        """Find the end of ``text``, in all that ``within`` is by now."""
+        """Find the end of ``text`` in the whole of ``within``, as it is now."""
         kept, edited = self._seen.follow(text)
         known = 0 if edited else kept
         if len(text) > known:
@@ -73,7 +73,8 @@ def agreement(
     before: tuple[Places, Places] | None,
     deepest: int,
 ) -> Places:
-    """How many tokens of ``there`` up to each place equal those at the end of ``here``, [places].
+    """Count the tokens of ``there`` up to each place that equal those at the end of ``here``,
+    [places].
 
     Args:
         places: where the last token of ``here`` stands in ``there``, ascending.
@@ -101,7 +102,7 @@ def agreement(
 
 
 def common_suffix(a: IntArray, b: IntArray) -> int:
-    """Length of the longest common suffix."""
+    """Return the length of the longest common suffix."""
     n, size, most = 0, 64, min(len(a), len(b))
     while n < most:
         size = min(2 * size, most - n)

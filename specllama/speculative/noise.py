@@ -42,13 +42,13 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 
 def reply_position(replies: int, begun: int) -> int:
-    """The position of the next token of a reply that follows ``replies`` others, and of which
-    ``begun`` tokens are written."""
+    """Return the position of a reply's next token, after ``replies`` other replies and ``begun``
+    tokens of this one."""
     return (replies << _REPLY_BITS) + begun
 
 
 def _mix(x: int) -> int:
-    """The splitmix64 finaliser on one integer."""
+    """Apply the splitmix64 finaliser to one integer."""
     x &= _MASK
     x = ((x ^ (x >> 30)) * _MIX_1) & _MASK
     x = ((x ^ (x >> 27)) * _MIX_2) & _MASK
@@ -60,7 +60,7 @@ def _key(seed: int, position: int) -> int:
 
 
 def _hash(seed: int, position: int, ids: IntArray) -> npt.NDArray[np.uint64]:
-    """52 random bits for each token id at one position, uint64 [n]."""
+    """Return 52 random bits for each token id at one position, uint64 [n]."""
     key = _key(seed, position)
     if len(ids) <= _FEW:  # array by array would take longer
         return np.array([_mix(i * _GOLDEN + key) >> 12 for i in ids.tolist()], np.uint64)
@@ -90,7 +90,7 @@ def _almost(x: npt.NDArray[np.uint64], shifted: npt.NDArray[np.uint64]) -> npt.N
 
 
 def exp_noise(seed: int, position: int, ids: IntArray) -> FloatArray:
-    """Exp(1) variates for the given token ids at one position, float64 [n]."""
+    """Return Exp(1) variates for the given token ids at one position, float64 [n]."""
     # 52 bits: the half is exact, so the uniform is never 1 and the noise never 0
     uniform = (_hash(seed, position, ids).astype(np.float64) + 0.5) * 2.0**-52
     noise: FloatArray = -np.log(uniform)
@@ -98,12 +98,14 @@ def exp_noise(seed: int, position: int, ids: IntArray) -> FloatArray:
 
 
 def coin(seed: int, position: int) -> float:
-    """One private uniform in (0, 1) per position, independent of the token noise (for XTC)."""
+    """Return one private uniform in (0, 1) per position, independent of the token noise (for
+    XTC)."""
     return ((_key(seed ^ _XTC_STREAM, position) >> 12) + 0.5) * 2.0**-52
 
 
 def draw(law: Law, seed: int, position: int) -> tuple[int, float]:
-    """The token that wins the race at ``position``, and its lead in log score (inf if alone).
+    """Draw the token that wins the race at ``position``; return it and its lead in log score (inf
+    if alone).
 
     A lead near zero is a near-tie: a floating-point difference in the logits could flip it.
     """
@@ -118,7 +120,7 @@ def draw(law: Law, seed: int, position: int) -> tuple[int, float]:
 
 
 def _first(ids: IntArray, times: FloatArray) -> tuple[int, float]:
-    """Return who is first, and its lead in log score."""
+    """Return the first token and its lead in log score."""
     winner = int(times.argmin())
     first = times[winner]
     times[winner] = np.inf

@@ -49,7 +49,7 @@ class Round:
 
 @dataclass(slots=True)
 class _Times:
-    """When the parts of a round were over, in seconds of the clock."""
+    """The times at which the parts of a round ended, in seconds of the clock."""
 
     begin: float
     wait_ms: float
@@ -73,7 +73,7 @@ class _Times:
 
     @property
     def own_ms(self) -> float:
-        """All but the target's pass, and the wait for it."""
+        """The time outside the target's pass and the wait for it."""
         return self.draft_ms + (self.done - self.evaluated) * 1e3
 
 
@@ -157,7 +157,7 @@ class Rounds:
         self._ended: float | None = None  # the round before
 
     def round(self, remaining: float = math.inf, *, first: Row | None = None) -> Steps[Round]:
-        """One draft, verify, commit.
+        """Draft, verify and commit once.
 
         Args:
             remaining: tokens that it may add at most; a draft never exceeds ``remaining - 1``.
@@ -227,7 +227,8 @@ class Rounds:
         )
 
     def _draft(self, plan: Plan, at: _Times) -> Steps[tuple[Draft, int, Plan | None]]:
-        """What is sent, how many tokens of the text were read for it, and why it was cut."""
+        """Return the draft to send, the number of tokens of the text read for it, and the reason
+        for a cut."""
         room = Room(plan.draft_max, plan.judge or Willing())
         draft = yield from self.drafter.draft(self.tokens, self.chain, room)
         at.drafted, cut = self._clock(), None
@@ -240,7 +241,7 @@ class Rounds:
         return draft, room.judge.granted, cut
 
     def _pass(self, draft: Draft) -> Pass:
-        """The pending token and the guesses; a row after each."""
+        """Return the pass of the pending token and the guesses; it returns a row after each."""
         parents = None if draft.is_line else [-1, *(p + 1 for p in draft.parents)]
         tokens = [self.tokens[-1], *draft.tokens]
         return Pass(self.target, tokens, "all", parents=parents, on_shared=self._on_shared)
@@ -259,7 +260,7 @@ class Rounds:
     def _likely(
         self, rows: Rows, verdict: Verdict, new: list[int]
     ) -> tuple[list[tuple[int, float]], ...]:
-        """Of each new token, from the row that it was drawn from."""
+        """Return the likeliest tokens of the row that each new token was drawn from."""
         if self._chances is None:
             return ()
         drawn_at = (-1, *verdict.path)

@@ -1,4 +1,4 @@
-"""Verification rules: given a draft and the target's laws, what is emitted.
+"""Verification rules: they choose the emitted tokens, given a draft and the target's laws.
 
 All rules are lossless: the emitted tokens, continued by the target, follow the target's law.
 
@@ -92,7 +92,7 @@ IsStop = Callable[[int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How drafts are judged, and what the rule asks of drafters.
+    """A rule that judges drafts, with its demands on drafters.
 
     Attributes:
         common_noise: the target draws with noise that drafts share (its seed is all it needs), so
@@ -111,7 +111,8 @@ class Rule:
 
 
 def rule_of(name: str, *, greedy: bool = False) -> Rule:
-    """The rule of a request. A greedy target leaves no choice: every rule is ``match`` then."""
+    """Return the rule of a request. A greedy target leaves no choice: every rule is ``match``
+    then."""
     module, _, attribute = VERIFY_RULES["match" if greedy else name].partition(":")
     found: Rule = getattr(importlib.import_module(module), attribute)
     return found
@@ -122,7 +123,7 @@ def _never(token: int) -> bool:
 
 
 def verify_match(draft: Draft, target: Walk, seed: int, is_stop: IsStop = _never) -> Verdict:
-    """Sample-and-match with common noise. Needs no q and tolerates any draft whatsoever."""
+    """Sample and match with common noise. This needs no q and tolerates any draft whatsoever."""
     path: list[int] = []
     p: list[float | None] = [None] * len(draft)
     gap = math.inf
@@ -145,7 +146,8 @@ def verify_match(draft: Draft, target: Walk, seed: int, is_stop: IsStop = _never
 
 
 def verify_rejection(draft: Draft, target: Walk, coins: Coins, is_stop: IsStop = _never) -> Verdict:
-    """Rejection sampling; siblings are tried in order, each against the residual of the last.
+    """Judge by rejection sampling; siblings are tried in order, each against the residual of the
+    last.
 
     ``draft.q[i]`` must be the law of node i given the siblings before it (None: point mass).
     """
@@ -187,7 +189,7 @@ def verify_rejection(draft: Draft, target: Walk, coins: Coins, is_stop: IsStop =
 
 
 def verify_block(draft: Draft, target: Walk, coins: Coins, is_stop: IsStop = _never) -> Verdict:
-    """Block verification of a chain: the longest prefix whose own coin shows heads.
+    """Verify a chain as a block: accept the longest prefix whose own coin shows heads.
 
     a_0 = 1, a_i = min(1, a_{i-1} p_i(x_i) / q_i(x_i)); coin i shows heads with
     h_i = Z_i / (Z_i + 1 - a_i), Z_i = sum (a_i p_{i+1} - q_{i+1})_+, and h_k = a_k. After the last
@@ -273,7 +275,7 @@ def _verdict(
 
 
 def _on(ids: IntArray, q: Law | None, token: int) -> FloatArray:
-    """q restricted to ``ids``; None is the point mass at ``token``."""
+    """Restrict q to ``ids``; None is the point mass at ``token``."""
     if q is None:
         point: FloatArray = (ids == token).astype(np.float64)
         return point

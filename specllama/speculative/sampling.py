@@ -46,7 +46,7 @@ np.empty(16 << 20, np.uint8)
 
 
 class Constraint(Protocol):
-    """A grammar: which tokens may come next."""
+    """A grammar: it decides which tokens may come next."""
 
     def allowed(self, ids: IntArray) -> npt.NDArray[np.bool_]: ...
 
@@ -57,8 +57,9 @@ class Constraint(Protocol):
     def ahead(
         self, most: int, habits: dict[bytes, dict[bytes, float]]
     ) -> Sequence[tuple[int, float]]:
-        """At most ``most`` tokens that follow where one way on is left, and how likely each is
-        after the others; a token of -1 ends the text. A hint for drafts: nothing depends on it.
+        """Return at most ``most`` tokens that follow while there is only one way on, each with its
+        probability after the others; a token of -1 ends the text. It is a hint for drafts: nothing
+        depends on it.
 
         Args:
             habits: how texts were laid out. The caller keeps it for as long as one may learn from
@@ -138,13 +139,14 @@ class SamplerChain:
 
     @property
     def scale(self) -> float:
-        """Logits per unit of log probability: what rounding moves is divided by it in a law."""
+        """Logits per unit of log probability: a law divides by it any change that rounding
+        makes."""
         return self.params.temperature or 1.0
 
     @property
     def gap(self) -> float:
-        """Lead of the last row's best logit over the second, of a greedy chain; else inf. The row
-        must still be there."""
+        """The lead of the last row's best logit over the second, of a greedy chain; else inf. The
+        row must still be there."""
         if isinstance(self._gap, tuple):
             z, best = self._gap
             others = [float(part.max()) for part in (z[:best], z[best + 1 :]) if len(part)]
@@ -153,7 +155,7 @@ class SamplerChain:
 
     @property
     def remembers(self) -> bool:
-        """Whether laws depend on the tokens before, and not on their number alone."""
+        """True if laws depend on the tokens before, and not only on their number."""
         return self._penalties or self._dry or self.constraint is not None
 
     def advance(self, token: int) -> None:
@@ -180,7 +182,7 @@ class SamplerChain:
         return other
 
     def law(self, row: Row) -> Law:
-        """The law of the next token. ``row``: [n_vocab] logits, left unchanged.
+        """Return the law of the next token. ``row``: [n_vocab] logits, left unchanged.
 
         For a greedy chain the law is a point mass, and ``gap`` tells the lead of its token; of
         another one the draw reports its own, and ``slack`` that of the cuts.
@@ -210,8 +212,9 @@ class SamplerChain:
         return _softmax(at, logits, self.params.temperature)
 
     def slack(self, winner: int) -> float:
-        """By how many logits rounding has to move the last row for another token than ``winner`` to
-        be drawn, as far as that is up to the best logit or to the cuts. inf for a large number."""
+        """Return by how many logits rounding must change the last row for a token other than
+        ``winner`` to be drawn, as far as the best logit or the cuts decide that. inf for a large
+        number."""
         p, peaks = self.params, self._peaks
         if self.greedy or peaks is None:
             return self.gap
@@ -223,7 +226,7 @@ class SamplerChain:
         return slack(cut, p, self.seed, self.position, winner)
 
     def _require_number(self, row: Row, top: float) -> None:
-        """That the best logit can be sampled."""
+        """Require that the best logit can be sampled."""
         if math.isfinite(top):
             return
         if np.isfinite(row.max()):
@@ -236,7 +239,7 @@ class SamplerChain:
     # -- logits ---------------------------------------------------------------------------------
 
     def _adjusted(self, row: Row) -> Row:
-        """Bias, penalties and DRY; the row itself when none applies (no copy)."""
+        """Apply bias, penalties and DRY; return the row itself if none applies (no copy)."""
         p = self.params
         if not (len(self._biased) or self._penalties or self._dry):
             return row
@@ -272,7 +275,7 @@ class SamplerChain:
         z[ids] = seen - times * np.float32(p.frequency_penalty) - np.float32(p.presence_penalty)
 
     def _dry_matches(self) -> tuple[IntArray, Places]:
-        """(tokens, for each the length of the longest repeat that it would continue).
+        """Return (tokens, for each the length of the longest repeat that it would continue).
 
         Source: the DRY sampler's definition in llama.cpp (src/llama-sampler.cpp).
         """
@@ -338,7 +341,7 @@ class SamplerChain:
         return masked
 
     def _truncate(self, peaks: Peaks) -> tuple[IntArray, FloatArray]:
-        """Top-k, typical, top-p, min-p, XTC. Returns (ids ascending, logits float64)."""
+        """Apply top-k, typical, top-p, min-p and XTC. Return (ids ascending, logits float64)."""
         p, top = self.params, peaks.top
         self._peaks = peaks if 0 < p.top_k < len(peaks.values) or self._weighs else None
         self._cut = None
@@ -383,8 +386,8 @@ class SamplerChain:
         return ids, logits
 
     def _candidates(self, peaks: Peaks, top: float) -> tuple[IntArray, FloatArray, float, float]:
-        """Ids (ascending) that can survive and their logits; the sum of exp(logit - top) and the
-        mean of logit - top (where typical sampling asks for it) over the top-k set.
+        """Return the ids (ascending) that can survive and their logits; the sum of exp(logit - top)
+        and the mean of logit - top (if typical sampling needs it) over the top-k set.
 
         Without top-k these run over the vocabulary, and the far tail is dropped from the ids only
         where typical sampling, top-p or min-p is certain to drop it.
@@ -492,7 +495,7 @@ def _weights(logits: FloatArray, top: float) -> FloatArray:
 
 
 def _possible(z: Row) -> tuple[IntArray, FloatArray]:
-    """Ids and logits of all tokens that are not forbidden."""
+    """Return the ids and logits of all tokens that are not forbidden."""
     if z.min() > -np.inf:
         return every(len(z)), z.astype(np.float64)
     allowed = np.flatnonzero(z > -np.inf)
@@ -500,7 +503,7 @@ def _possible(z: Row) -> tuple[IntArray, FloatArray]:
 
 
 def _top_k(peaks: Peaks, k: int) -> IntArray:
-    """Ids of the k best logits, ascending, ties at the edge going to the lowest ids.
+    """Return the ids of the k best logits, ascending; ties at the edge go to the lowest ids.
 
     Forbidden tokens (-inf) are never among them.
     """
@@ -517,7 +520,8 @@ def _top_k(peaks: Peaks, k: int) -> IntArray:
 
 
 def likeliest(row: Row, token: int, n: int) -> list[tuple[int, float]]:
-    """(token, log probability under the plain softmax) of ``token``, then of the n likeliest."""
+    """Return (token, log probability under the plain softmax) of ``token``, then of the n
+    likeliest."""
     peaks = Peaks(row)
     total = float(np.log(np.exp(row - np.float32(peaks.top)).sum(dtype=np.float64))) + peaks.top
     best = peaks.best(n) if n else ()

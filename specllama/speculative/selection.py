@@ -20,7 +20,7 @@ _BINS = 2048
 
 
 class Peaks:
-    """Where the best of very many numbers are: they are read once, at the speed of memory.
+    """The best of very many numbers, by groups that are read once, at the speed of memory.
 
     Kept is the largest of each group. Groups are the columns of a table; what does not fill a row
     of it is one group more.
@@ -49,7 +49,8 @@ class Peaks:
         self._found: tuple[float, Places] | None = None
 
     def bar(self, k: int) -> float:
-        """A number that at least ``k`` of them reach, and not many more; -inf for none found."""
+        """Return a number that at least ``k`` of them reach, and not many more; -inf if none is
+        found."""
         below = len(self.maxima) - k
         if self._bar[0] != k:
             ordered = self.maxima.copy()
@@ -58,7 +59,7 @@ class Peaks:
         return self._bar[1]
 
     def reaching(self, bar: float) -> Places:
-        """The indices of those that reach ``bar``, ascending."""
+        """Return the indices of those that reach ``bar``, ascending."""
         if self._found is None or not bar >= self._found[0]:
             self._found = bar, self._reaching(bar)
             return self._found[1]
@@ -83,8 +84,8 @@ class Peaks:
         return near[np.argsort(-self.values[near], kind="stable")][:n]
 
     def among(self, bar: float) -> IntArray:
-        """Return indices, ascending, among which are those that reach ``bar``: all of them where it
-        takes longer to choose."""
+        """Return indices, ascending, that include all that reach ``bar``: simply all indices if a
+        choice would take longer."""
         if 4 * np.count_nonzero(self.maxima >= bar) < len(self.maxima):
             return self.reaching(bar).astype(np.int32)
         return every(len(self.values))
@@ -98,9 +99,9 @@ def every(n: int) -> IntArray:
 
 
 def confidence(row: Row) -> float:
-    """The probability of the best token under the plain softmax of a row; of very many tokens, only
-    the best of each group also counts. 0 for a row that cannot be sampled (NaN, +inf, all
-    -inf)."""
+    """Return the probability of the best token under the plain softmax of a row; of very many
+    tokens, only the best of each group also counts. 0 for a row that cannot be sampled (NaN, +inf,
+    all -inf)."""
     logits = Peaks(row).maxima if len(row) > _SUMMED else row
     top = logits.max()
     if not np.isfinite(top):
@@ -110,7 +111,7 @@ def confidence(row: Row) -> float:
 
 
 def smallest(keys: FloatArray, weights: FloatArray, mass: float) -> Places:
-    """The indices of the smallest keys, ascending, until their weights reach ``mass``.
+    """Return the indices of the smallest keys, ascending, until their weights reach ``mass``.
 
     Of equal keys the first come first. Many keys are put into bins, so that those of one bin only
     have to be sorted.

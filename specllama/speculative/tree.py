@@ -54,7 +54,8 @@ class TreeBuilder:
         return self._max_leaves - self._n_leaves
 
     def depth(self, node: int) -> int:
-        """Drafted tokens on the path to ``node``, itself included; 0 for the pending token."""
+        """Count the drafted tokens on the path to ``node``, itself included; 0 for the pending
+        token."""
         return self._depth[node] if node >= 0 else 0
 
     def token(self, node: int) -> int:
@@ -67,7 +68,7 @@ class TreeBuilder:
         return node not in self._has_child
 
     def path(self, node: int) -> list[int]:
-        """Drafted tokens from the first to ``node``."""
+        """Return the drafted tokens from the first to ``node``."""
         tokens: list[int] = []
         while node >= 0:
             tokens.append(self._tokens[node])
@@ -84,7 +85,7 @@ class TreeBuilder:
         confidence: float | None = None,
         scout: bool = False,
     ) -> int | None:
-        """The index of the node, new or already there; None when it does not fit.
+        """Add a node or find the equal one; return its index, None if it does not fit.
 
         Two sources that guess the same token share one node, which keeps the first one's law.
         """
@@ -111,7 +112,7 @@ class TreeBuilder:
         return index
 
     def build(self) -> Draft:
-        """The draft, depth first and every node's first child first.
+        """Return the draft, depth first and every node's first child first.
 
         A first child is the best guess (or the sampled one, which verification must try first).
         When it is accepted down to its leaf, the kept cells follow each other as in a chain.
@@ -119,7 +120,7 @@ class TreeBuilder:
         return self.numbered()[0]
 
     def numbered(self) -> tuple[Draft, dict[int, int]]:
-        """The draft, and where each node (by its index here) stands in it; -1 stays -1."""
+        """Return the draft and the place in it of each node (by its index here); -1 stays -1."""
         children: list[list[int]] = [[] for _ in range(len(self) + 1)]
         for i, parent in enumerate(self._parents):
             children[parent].append(i)  # -1, the pending token, is the last list
@@ -185,17 +186,17 @@ class BestFirst(TreeBuilder):
         raise NotImplementedError
 
     def wants(self, parent: int, token: int, weight: float) -> bool:
-        """Whether a guess is worth a row; asked when it is the likeliest that is left."""
+        """True if a guess is worth a row; called when it is the likeliest that is left."""
         return self.is_best(parent, token) or self.judge.row(weight)
 
     def is_best(self, parent: int, token: int) -> bool:
-        """Whether a guess goes on with the path of best guesses."""
+        """True if a guess continues the path of best guesses."""
         return parent == self.trunk and token == self.best
 
     def offer(
         self, parent: int, token: int, share: float, source: str, q: Law | None = None
     ) -> None:
-        """Add a guess: the target continues ``parent`` like this with probability ``share``."""
+        """Add a guess: the target continues ``parent`` with it at probability ``share``."""
         self._pushed += 1
         guess = token, share, source, q
         heapq.heappush(self._heap, (-self.weight[parent] * share, self._pushed, parent, guess))
@@ -203,7 +204,7 @@ class BestFirst(TreeBuilder):
     def join(
         self, parent: int, token: int, share: float, source: str, q: Law | None = None
     ) -> int | None:
-        """A node whatever its weight; None where it does not fit."""
+        """Add a node whatever its weight; return None if it does not fit."""
         known = len(self)
         node = self.add(parent, token, source, q=q, confidence=share)
         if node is not None and self.is_best(parent, token):
@@ -220,13 +221,14 @@ class BestFirst(TreeBuilder):
         heapq.heappush(self._heap, (-self.weight[node], -self._pushed, node, None))
 
     def stop(self) -> None:
-        """No guess that waits is worth its row."""
+        """Drop all waiting guesses: none is worth its row."""
         self._heap.clear()
 
     def coming(
         self, known: Callable[[Path], Iterable[tuple[int, float]]]
     ) -> Iterator[tuple[Path, float]]:
-        """What joins if nothing better is found, and could be read then: paths and weights.
+        """Yield the guesses that join if nothing better is found, and could be read then: paths and
+        weights.
 
         Likelier ones come first, and parents before their children.
 
@@ -260,7 +262,7 @@ class BestFirst(TreeBuilder):
                 heapq.heappush(heap, (minus * share, pushed, path, (token, share, "", None)))
 
     def grow(self) -> Steps[Draft]:
-        """The tree, from the pending token or from what has joined already."""
+        """Grow the tree, from the pending token or from the nodes that have joined already."""
         if not len(self):
             self._read_later(ROOT)
         while self._heap and self.room > 0:

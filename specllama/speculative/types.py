@@ -1,4 +1,4 @@
-"""The nouns of one round: Draft, Law, Verdict, and whom a drafter asks. Pure numpy."""
+"""The nouns of one round: Draft, Law, Verdict, and the judge that a drafter asks. Pure numpy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Law:
         return Peaks(self.probs)
 
     def at(self, places: Places | IntArray) -> IntArray:
-        """Return the tokens at these places of the values."""
+        """Return the tokens at these indices of the values."""
         return self.ids[places]
 
     def weights(self, values: Numbers) -> FloatArray:
@@ -62,7 +62,7 @@ class Law:
         return value
 
     def level(self, weight: float) -> float:
-        """Return a value that all reach whose weight is at least that."""
+        """Return a value that every token of at least that weight reaches."""
         return weight
 
 
@@ -127,11 +127,11 @@ class Draft:
         )
 
     def first(self, n: int) -> Draft:
-        """Its first ``n`` nodes."""
+        """Return its first ``n`` nodes."""
         return self if n >= len(self) else self.only(range(n))
 
     def only(self, nodes: Sequence[int]) -> Draft:
-        """Some of its nodes, ascending, the parent of each among them."""
+        """Return some of its nodes, ascending, with the parent of each among them."""
         at = {node: i for i, node in enumerate(nodes)} | {-1: -1}
         return Draft(
             tuple(self.tokens[i] for i in nodes),
@@ -151,7 +151,7 @@ EMPTY_DRAFT = Draft()
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the target made of a draft: the accepted path, then one target token.
+    """The target's verdict on a draft: the accepted path, then one target token.
 
     ``target_token`` is None only when the path ends on a stop token. ``kind`` is "recovered" after
     a rejection, "bonus" when a whole path to a leaf was accepted, "plain" when nothing was drafted.
@@ -169,7 +169,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What a free source would copy, and what it knows of its worth.
+    """Tokens that a free source would copy, with figures for their worth.
 
     ``kind``: how its worth is told at first. Of a "prediction" the shares are the part of the
     expected text that came so far.
@@ -189,7 +189,7 @@ class Guess:
 
 
 class DraftJudge(Protocol):
-    """Whom a drafter asks on its way, in one round.
+    """The judge that a drafter asks during one round.
 
     Attributes:
         weighs: guesses are weighed against each other; else the first one goes.
@@ -200,30 +200,31 @@ class DraftJudge(Protocol):
     granted: int
 
     def read(self, source: str, tokens: int) -> int:
-        """The model of ``source`` is about to read ``tokens`` of the text, or, with ``source`` "",
-        the target's pass is about to evaluate ``tokens`` further rows, scouts included. Returns how
-        many are granted, the newest of a text; 0: the source stays out of this round."""
+        """Grant tokens to read: the model of ``source`` is about to read ``tokens`` of the text,
+        or, with ``source`` "", the target's pass is about to evaluate ``tokens`` further rows,
+        scouts included. Return the number granted, the newest of a text; 0: the source stays out of
+        this round."""
         ...
 
     def take(self, confidence: float | None, lead: float | None, token: int | None) -> bool:
-        """A step was run; may its token join the draft? Under ``rejection`` and ``block`` this is
-        asked before the token is drawn, with ``lead`` and ``token`` None: a token that is left out
-        because of its own value would bias the output."""
+        """True if the token of a finished step may join the draft. Under ``rejection`` and
+        ``block`` this is called before the token is drawn, with ``lead`` and ``token`` None:
+        leaving a token out because of its own value would bias the output."""
         ...
 
     def further(self, likely: float | None = None, rows: int = 0) -> bool:
-        """May a draft pass that so far has ``rows`` rows read one more node, which the target
-        reaches with probability ``likely``? None: the end of the path of best guesses."""
+        """True if a draft pass that has ``rows`` rows may read one more node, which the target
+        reaches with probability ``likely``; None: the end of the path of best guesses."""
         ...
 
     def row(self, likely: float, *, keep: bool = True) -> bool:
-        """Is a node off that path, which the target reaches with probability ``likely``, worth a
-        row? With ``keep`` it joins the draft now."""
+        """True if a node off that path, which the target reaches with probability ``likely``, is
+        worth a row. With ``keep`` it joins the draft now."""
         ...
 
     def pick(self, guesses: Sequence[Guess]) -> tuple[int, int]:
-        """Of all that the free sources would copy: which one goes, and how many of its tokens; 0
-        leaves the round to a source that pays. Asked again when that source sends nothing."""
+        """Choose one of the free sources' guesses, and how many of its tokens to send; 0 leaves the
+        round to a source that pays. Called again if that source sends nothing."""
         ...
 
 
@@ -252,7 +253,7 @@ class Willing:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How far a drafter may go this round: ``n`` nodes at most, and whom it asks on the way."""
+    """The limit of a drafter in this round: at most ``n`` nodes, and the judge to ask."""
 
     n: int
     judge: DraftJudge = field(default_factory=Willing)
@@ -260,7 +261,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """What the drafts of a conversation are booked under.
+    """The sources that a conversation's drafts are booked under.
 
     Attributes:
         method: who drafts.
@@ -276,5 +277,5 @@ class Booking:
 
     @property
     def payer(self) -> str:
-        """Who pays for what was asked in vain."""
+        """The source whose balance is charged when a draft yields nothing."""
         return self.paid or self.method

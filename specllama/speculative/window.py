@@ -1,4 +1,4 @@
-"""How far to draft in the next round, and why: the contract, and a window of fixed length.
+"""The contract of draft windows, which plan how far the next round drafts, and one of fixed length.
 
 The reason of a plan is shown to people.
 """
@@ -30,7 +30,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a round cost and gave, for windows that learn. Times in milliseconds.
+    """The costs and gains of a round, for windows that learn. Times in milliseconds.
 
     ``tokens`` are the tokens the round added (accepted drafts, then the target token). Of a
     ``shared`` pass the times are those of its own drafting and of the pass alone.
@@ -51,7 +51,7 @@ class Outcome:
 
     @property
     def plain_ms(self) -> float | None:
-        """What a plain step took then, the wait for it among that; None where it was none."""
+        """The time of a plain step, with the wait for it; None if the round was no plain step."""
         if self.drafted or self.shared is not None:
             return None
         return self.round_ms - self.draft_ms + self.wait_ms
@@ -59,37 +59,39 @@ class Outcome:
 
 class Window(Bidder, Protocol):
     def drafts_with(self, booking: Booking) -> None:
-        """Before the first round: who drafts."""
+        """Set the booking of the drafts, before the first round."""
         ...
 
     def prefilled(self, tokens: int, depth: int) -> None:
-        """A prompt of ``depth`` tokens is in the cache; ``tokens`` of them were read now."""
+        """Note that a prompt of ``depth`` tokens is in the cache; ``tokens`` of them were read
+        now."""
         ...
 
     def plan(self, room: int) -> Plan:
-        """Before a round; ``room`` bounds the draft (tokens left, context left)."""
+        """Plan a round; ``room`` bounds the draft (tokens left, context left)."""
         ...
 
     def observe(self, outcome: Outcome) -> Plan | None:
-        """After a round. Returns the plan in the light of the draft; None: it stands as it was."""
+        """Learn from a round. Return the plan in the light of the draft; None: it stands as it
+        was."""
         ...
 
     @property
     def balance(self) -> float | None:
-        """Plain steps that the next round may lose; None where nothing is weighed."""
+        """Plain steps that the next round may lose; None if nothing is weighed."""
         ...
 
     def shortfall_ms(self) -> float | None:
-        """What a guess costs more than it is expected to save; None where it is unknown."""
+        """Return how much more a guess costs than it is expected to save; None if unknown."""
         ...
 
     def finish(self) -> None:
-        """The reply is over."""
+        """Finish the reply."""
         ...
 
 
 def no_room(room: int, draft_max: int, draft_min: int) -> Plan | None:
-    """A plan without drafts where none could go, whatever it is worth; None where one could."""
+    """Return a plan without drafts if none can fit, whatever it is worth; None if one can."""
     if draft_max == 0:
         return Plan(0, "off")
     if room <= 0:
@@ -99,8 +101,8 @@ def no_room(room: int, draft_max: int, draft_min: int) -> Plan | None:
 
 
 class FixedWindow:
-    """Always up to ``draft_max`` tokens; a room below ``draft_min`` is not worth drafting. What its
-    plain steps take is told to ``steps``."""
+    """A window of always up to ``draft_max`` tokens; a room below ``draft_min`` is not worth
+    drafting. It reports the time of its plain steps to ``steps``."""
 
     def __init__(self, draft_max: int, draft_min: int = 0, steps: PlainSteps | None = None) -> None:
         self._draft_max = draft_max

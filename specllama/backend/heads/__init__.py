@@ -1,1 +1,1 @@
-"""Heads: what reads a target's hidden states and drafts for that target only."""
+"""Heads: drafters that read a target's hidden states and serve that target only."""

@@ -49,13 +49,13 @@ class AssistantPool(HeadPool):
         super().__init__(model, params, graph, lanes=0, leaves=target.max_leaves)
 
     def open(self, target: Any = None) -> AssistantLane:
-        """A look into a lane of the target."""
+        """Open a view of a lane of the target."""
         return AssistantLane(self, target)
 
 
 class AssistantLane(HeadLane):
-    """A look into a lane of the target: a pair at the position where its text ends, and nodes of
-    any depth at the same one, for what is above a node is in its state alone."""
+    """A view of a target's lane: a pair at the position of its text's end, and nodes of any depth
+    at that position, since the nodes above one are in its state alone."""
 
     def __init__(self, pool: AssistantPool, target: CellLane) -> None:
         super().__init__(pool, target.sequence)
@@ -86,7 +86,7 @@ class AssistantLane(HeadLane):
 
 
 def open_assistant(header: GgufHeader, target: LoadedTarget, facts: None = None) -> AssistantPool:
-    """The assistant of a file.
+    """Open the assistant of a file.
 
     Raises:
         BadGguf, UnsupportedModel, CannotLoad: damaged, or refused by llama.cpp.

@@ -77,7 +77,7 @@ def _markov(header: GgufHeader, facts: DflashFacts) -> MarkovRows | None:
 
 
 def open_dflash(header: GgufHeader, target: LoadedTarget, facts: DflashFacts) -> DflashPool:
-    """The drafter of a file.
+    """Open the drafter of a file.
 
     Raises:
         PairIncompatible: an architecture whose hidden states llama.cpp does not give away.

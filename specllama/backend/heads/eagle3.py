@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def eagle_pool(
     model: LlamaModel, target: LlamaPool, facts: HeadFacts, *, threads: int, lanes: int = 1
 ) -> HeadPool:
-    """The head's pool.
+    """Open the head's pool.
 
     Args:
         model: the head. target: whose matrices it may borrow.
@@ -41,7 +41,7 @@ def eagle_pool(
 
 
 def open_eagle3(header: GgufHeader, target: LoadedTarget, facts: HeadFacts) -> HeadPool:
-    """The head of a file.
+    """Open the head of a file.
 
     Raises:
         PairIncompatible: an architecture whose hidden states llama.cpp does not give away.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def load_head(header: GgufHeader, target: LoadedTarget) -> LlamaModel:
-    """The model of a head that belongs to the target.
+    """Load the model of a head that belongs to the target.
 
     Raises:
         BadGguf, UnsupportedModel, CannotLoad: damaged, or refused by llama.cpp.
@@ -41,7 +41,8 @@ def load_head(header: GgufHeader, target: LoadedTarget) -> LlamaModel:
 
 
 def head_params(pool: LlamaPool, threads: int) -> Any:
-    """llama.cpp's parameters for a context on a head, which may borrow the target's matrices."""
+    """Return llama.cpp's parameters for a head's context, which may borrow the target's
+    matrices."""
     params = ll.llama_context_default_params()
     params.n_ctx = pool.n_ctx
     params.n_batch = params.n_ubatch = HEAD_BATCH

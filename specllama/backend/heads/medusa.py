@@ -94,7 +94,7 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
 
 @cache
 def _ggml() -> dict[str, Callable[..., Any]]:
-    """ggml's functions, from the libraries that the binding has loaded.
+    """Return ggml's functions, from the libraries that the binding has loaded.
 
     Raises:
         CannotLoad: they are built in another way here.
@@ -182,8 +182,8 @@ class GgmlHeads:
         return self._facts.heads
 
     def logits(self, hidden: Rows, depth: int) -> Rows:
-        """Logits [..., n_vocab] of head ``depth`` (from 1) on ``STATES`` states [..., width] at
-        most; a view until the next call."""
+        """Compute the logits [..., n_vocab] of head ``depth`` (from 1) on at most ``STATES`` states
+        [..., width]; a view until the next call."""
         x = np.ascontiguousarray(hidden, np.float32)
         n = x.size // self._facts.width
         g, (graph, tensors, rows) = self._g, self._graphs[(depth - 1) * STATES + n - 1]
@@ -219,7 +219,7 @@ class GgmlHeads:
             raise CannotLoad(f"there is no device {device}")
 
     def _set_threads(self, n: int) -> None:
-        """Of backends that have some."""
+        """Set the threads of a backend that has some."""
         registry = self._g["ggml_backend_dev_backend_reg"](self._device)
         found = self._g["ggml_backend_reg_get_proc_address"](
             registry, b"ggml_backend_set_n_threads"
@@ -228,7 +228,7 @@ class GgmlHeads:
             ctypes.CFUNCTYPE(None, _P, ctypes.c_int)(found)(self._backend, n)
 
     def _place(self, graphs: Sequence[Sequence[int]]) -> Any:
-        """Memory for what graphs compute, the same for all: one runs at a time."""
+        """Allocate memory for the graphs' results, shared by all: one graph runs at a time."""
         g = self._g
         align = int(g["ggml_backend_get_alignment"](self._backend))
         sizes = [[-(-g["ggml_nbytes"](t) // align) * align for t in tensors] for tensors in graphs]
@@ -242,7 +242,7 @@ class GgmlHeads:
         return values
 
     def _rows(self, out: int, n: int) -> Rows:
-        """Where the logits of a head are read: in the tensor itself where that is in RAM."""
+        """Return the array for a head's logits: the tensor's own memory if that is in RAM."""
         shape = (n, self._facts.rows)
         if not self._is_host:
             return np.empty(shape, np.float32)
@@ -250,7 +250,8 @@ class GgmlHeads:
         return np.ctypeslib.as_array(ctypes.cast(data, ctypes.POINTER(ctypes.c_float)), shape)
 
     def _tensor(self, header: GgufHeader, name: str, rows: Any) -> tuple[int, Any]:
-        """A tensor of the file, or some rows of it, and what it is to hold."""
+        """Create a tensor for one of the file, or for some of its rows, and return it with the
+        data."""
         info = header.by_name[name]
         data = read_bytes(header, name)
         if len(info.shape) == 1:
@@ -261,7 +262,7 @@ class GgmlHeads:
         return int(new(self._ctx, info.type_id, info.shape[0], len(data))), data
 
     def _build(self, h: int, n: int) -> tuple[int, list[int]]:
-        """The graph of a head on ``n`` states, and its tensors: see ``_Graph``."""
+        """Build the graph of a head on ``n`` states, and its tensors: see ``_Graph``."""
         g, ctx, tensors = self._g, self._ctx, self._tensors
         states = x = g["ggml_new_tensor_2d"](ctx, _F32, self._facts.width, n)
         for b in range(self._facts.blocks):
@@ -283,8 +284,8 @@ class GgmlHeads:
 
 
 def open_medusa(header: GgufHeader, target: LoadedTarget, facts: MedusaFacts) -> MedusaPool:
-    """The heads of a file where the target's last layer runs; on the CPU where that device does not
-    take them.
+    """Open the heads of a file on the device of the target's last layer; on the CPU if that device
+    does not take them.
 
     Raises:
         BadGguf: damaged.

@@ -20,12 +20,12 @@ class MedusaHeads(Protocol):
     """Heads that can be asked, however they are computed."""
 
     def __len__(self) -> int:
-        """How many heads: the deepest guess."""
+        """Count the heads: the deepest guess."""
         ...
 
     def logits(self, hidden: Rows, depth: int) -> Rows:
-        """Logits [n, n_vocab] of head ``depth`` (from 1) on states [n, width], valid until the next
-        call; n is ``STATES`` at most."""
+        """Compute the logits [n, n_vocab] of head ``depth`` (from 1) on states [n, width], valid
+        until the next call; n is ``STATES`` at most."""
         ...
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def open_nextn(
     header: GgufHeader, target: LoadedTarget, words: HeadWords | None = None
 ) -> HeadPool:
-    """The NextN layers of a file: of the target's own, or of one that belongs to it.
+    """Open the NextN layers of a file: the target's own, or one that belongs to it.
 
     ``words``: its tokens, where it knows only some of the target's.
 

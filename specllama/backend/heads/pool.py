@@ -41,7 +41,7 @@ _FLAGGED = 16  # tokens of a text that may all have logits, where only all or no
 
 @dataclass(frozen=True, slots=True)
 class HeadGraph:
-    """What differs between the graphs.
+    """The differences between the heads' graphs.
 
     Attributes:
         reads: width of the states that are read.
@@ -110,7 +110,7 @@ class HeadPart:
 
     @property
     def way(self) -> tuple[Any, ...]:
-        """What parts of one pass of the library have in common."""
+        """The traits that parts must share for one pass of the library."""
         part = self.part
         head = part.head if self.tree is not None else 0
         n = len(part.tokens)
@@ -181,7 +181,7 @@ class HeadPool:
         return len(self._branches)
 
     def open(self, target: Any = None) -> HeadLane:
-        """An empty lane, for a lane of the target.
+        """Open an empty lane, for a lane of the target.
 
         Raises:
             EngineError: every lane is taken.
@@ -219,7 +219,7 @@ class HeadPool:
         return [piece.out for piece in pieces if piece.out is not None]
 
     def _check(self, part: Part) -> HeadPart:
-        """Refuse what the library would not take."""
+        """Refuse a pass that the library would not take."""
         lane, states, tokens, n = part.lane, part.states, part.tokens, part.size
         if self.handle is None:
             raise EngineError("the context is closed")
@@ -250,7 +250,7 @@ class HeadPool:
             at += n
 
     def _decode(self, pieces: Sequence[HeadPart], head: int) -> None:
-        """Texts and nodes, all with tokens, with states or with both alike."""
+        """Decode texts and nodes, all with tokens, with states or with both."""
         graph = self.graph
         texts = [piece for piece in pieces if piece.tree is None]
         for piece in pieces:
@@ -281,7 +281,8 @@ class HeadPool:
             piece.lane.took(piece)
 
     def _answer(self, slices: Sequence[tuple[HeadPart, int, int]], flags: Sequence[int]) -> None:
-        """What llama.cpp returns for each piece; rows and states are in the order of the pieces."""
+        """Store llama.cpp's results for each piece; rows and states are in the order of the
+        pieces."""
         graph, n = self.graph, len(flags)
         total = sum(flags)
         rows = view(ll.llama_get_logits(self.handle), total, self._said) if total else None
@@ -304,7 +305,7 @@ class HeadPool:
     def _fill(
         self, batch: _StateBatch, slices: Iterable[tuple[HeadPart, int, int]], flags: Sequence[int]
     ) -> None:
-        """Lay rows into a batch; of one flag all have it."""
+        """Lay rows into a batch; a single flag applies to all of them."""
         n = 0
         for piece, first, end in slices:
             rows, part = slice(n, n + end - first), piece.part
@@ -324,7 +325,7 @@ class HeadPool:
         batch.output[:n] = flags
 
     def _run(self, slices: Sequence[tuple[HeadPart, int, int]], flags: Sequence[int]) -> None:
-        """One pass of the library."""
+        """Run one pass of the library."""
         self._fill(self._batch, slices, flags)
         part = slices[0][0].part
         require_running(self.stop)
@@ -378,7 +379,7 @@ class HeadLane:
     # -- a pass of it --
 
     def piece(self, part: Part, *, encodes: bool) -> HeadPart:
-        """A part of a pass and where it lies.
+        """Return a part of a pass with its positions.
 
         Raises:
             ContextFull: there is no room for it.
@@ -398,11 +399,11 @@ class HeadLane:
         return self.tree if self.heads == 1 else Layout()
 
     def branches(self, parents: Sequence[int], reopen: int = 0) -> int:
-        """Leaves that a pass of nodes adds to those of the tree."""
+        """Count the leaves that a pass of nodes adds to the tree."""
         return len(self._before.grown(parents).copies)
 
     def begin(self, piece: HeadPart) -> None:
-        """A pass comes: text drops the tree, nodes that branch off get sequences."""
+        """Prepare for a pass: text drops the tree, nodes that branch off get sequences."""
         if piece.tree is None or self.heads > 1:
             self.drop()
         if piece.tree is None:
@@ -422,7 +423,7 @@ class HeadLane:
             self.tree = piece.tree
 
     def undo(self, piece: HeadPart) -> None:
-        """The pass failed: the lane is as it was, or without its tree."""
+        """Restore the lane as it was before a failed pass, or drop its tree."""
         if piece.tree is None:
             if piece.part.outputs != "states":
                 self.cut(piece.at)
@@ -441,7 +442,7 @@ class HeadLane:
         self.drop()
 
     def rollback(self, keep: int) -> None:
-        """Cut what is held from position ``keep`` on; where that is all, the next token lies there.
+        """Cut the lane from position ``keep`` on; if that was all, the next token lies there.
 
         Raises:
             ValueError: it lies beyond the end.

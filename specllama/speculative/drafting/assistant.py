@@ -1,4 +1,4 @@
-"""MTP in a file of its own: an assistant that looks into the target's cache and keeps nothing.
+"""MTP in a file of its own: an assistant that reads the target's cache and keeps nothing.
 
 Its query stands at the position of the pending token, whatever it has guessed since: so it was
 trained. What it needs of the text is the target's state after the token before the pending one.

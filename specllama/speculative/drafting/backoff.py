@@ -1,4 +1,4 @@
-"""How likely a token follows the last two, by what followed them in this text.
+"""The probability that a token follows the last two, from the counts of this text.
 
 A copy is judged by more than the length of its match: a token that always followed the one before
 it is a safer guess than one of many (the value after the same key). The estimate backs off from
@@ -25,7 +25,7 @@ _NEWEST = 4096  # tokens counted one by one before all are sorted again
 
 
 class _Counts:
-    """How often each token followed each context, sorted; the newest in a dictionary.
+    """Counts of the tokens that followed each context, sorted; the newest in a dictionary.
 
     Args:
         keys: a context and a token in one number for each time, sorted.
@@ -49,7 +49,8 @@ class _Counts:
         totals[0] += 1
 
     def look_up(self, contexts: Keys, tokens: Keys) -> tuple[Keys, Keys, Keys]:
-        """(how often the token followed, how often anything did, in how many ways), each [n]."""
+        """Return (count of the token, count of all tokens, number of different tokens) after each
+        context, each [n]."""
         low = contexts << _BITS
         keys = np.array((low, low + (1 << _BITS), low | tokens))
         at = self._keys.searchsorted(keys)
@@ -66,7 +67,7 @@ class _Counts:
 
 
 class Backoff:
-    """Counts of what followed one and two tokens of a text."""
+    """Counts of the tokens after one and two tokens of a text."""
 
     def __init__(self) -> None:
         self._seen = Follower()
@@ -75,7 +76,7 @@ class Backoff:
         self._likely: dict[tuple[int, ...], tuple[float, ...]] = {}  # sources often agree
 
     def follow(self, text: History) -> None:
-        """Count what is new in ``text``; what was cut off is forgotten."""
+        """Count the new tokens of ``text``; forget those that were cut off."""
         read, edited = self._seen.follow(text)
         if edited or not read or len(text) - self._sorted > _NEWEST:
             a = text.array.astype(np.int64)
@@ -95,7 +96,7 @@ class Backoff:
                 self._likely.clear()
 
     def likely(self, copied: Sequence[int]) -> tuple[float, ...]:
-        """The probability of each of these tokens, given the text and those before it."""
+        """Return the probability of each of these tokens, given the text and those before it."""
         key = tuple(copied)
         if key not in self._likely:
             self._likely[key] = self._chances(key)

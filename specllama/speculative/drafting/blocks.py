@@ -1,4 +1,4 @@
-"""What a block of guesses says of a place, given the guesses before it.
+"""A block of guesses: the distribution of each place, given the guesses before it.
 
 DFlash     nothing but its row: every place was guessed without the others
 DSpark     its row after the likeliest guesses; after another token the bias of that takes the
@@ -27,17 +27,17 @@ class Markov(Protocol):
     """A bias by the token before."""
 
     def bias(self, ids: IntArray, behind: int) -> Row:
-        """What a token adds to the logits of ``ids`` [n] in the place after it."""
+        """Return the bias that a token adds to the logits of ``ids`` [n] in the place after it."""
         ...
 
     def trust(self, behind: int) -> float:
-        """What it adds to the log odds that the guess for that place is right."""
+        """Return the value that it adds to the log odds that the guess for that place is right."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What a drafter says of n places that follow each other, all at once; views.
+    """A drafter's output for n consecutive places, all at once; views.
 
     Attributes:
         rows: logits [n, n_vocab].
@@ -58,7 +58,7 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """How a drafter is asked for a block, and how its answer reads.
+    """The layout of a drafter's input and output for a block.
 
     Attributes:
         guesses: most places of a block.
@@ -79,11 +79,11 @@ class Places:
     cap: float = 0.0
 
     def tokens(self, token: int, n: int) -> list[int]:
-        """The tokens that a pass reads to guess ``n`` places after ``token``."""
+        """Return the tokens that a pass reads to guess ``n`` places after ``token``."""
         return [token] + [self.mask] * (n - self.anchored)
 
     def filled(self, out: Out) -> Filled:
-        """What such a pass said."""
+        """Return the output of such a pass by place."""
         k, first = self.candidates, 0 if self.anchored else 1
         beside = out.states[first:]
         if k:  # tokens, which are exact as floats, and how each follows each
@@ -107,7 +107,7 @@ class Block:
         self._markov = markov
 
     def row(self, before: Sequence[int]) -> Row:
-        """Logits [n_vocab] of the place after these guesses."""
+        """Return the logits [n_vocab] of the place after these guesses."""
         filled, place = self._filled, len(before)
         if filled.candidates is not None and filled.scores is not None:
             # the first place is the same after all
@@ -132,7 +132,8 @@ class Block:
         return moved
 
     def sure(self, before: Sequence[int]) -> float | None:
-        """How likely the guess for that place is right, where the drafter was trained to say."""
+        """Return the probability that the guess for that place is right; None if the drafter was
+        not trained to tell."""
         if self._filled.sure is None:
             return None
         likely, markov = float(self._filled.sure[len(before)]), self._markov
@@ -143,7 +144,7 @@ class Block:
         return odds / (1.0 + odds)
 
     def _follows(self, before: Sequence[int]) -> bool:
-        """Whether what was computed is what follows these guesses."""
+        """True if the computed rows belong after these guesses."""
         return not before or before[-1] == self._likeliest[len(before) - 1]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""A text as the sources that copy from it read it: once for all of them."""
+"""A text as read by the sources that copy from it: once for all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specllama.speculative.matches import Matches
 
 
 class TextFollower:
-    """Follows one text: where its end stood before, and what its habits are."""
+    """A reader of one text: it tracks the earlier places of its end, and its habits."""
 
     def __init__(self) -> None:
         self._seen = Follower()
@@ -22,7 +22,7 @@ class TextFollower:
         return self.matches.within
 
     def follow(self, tokens: Sequence[int]) -> History:
-        """Read what is new in ``tokens``."""
+        """Read the new part of ``tokens``."""
         read, edited = self._seen.follow(tokens)
         text = self._seen.text
         if text is not self.matches.within:

@@ -102,7 +102,7 @@ class DflashDrafter(HeadDrafter):
         return super().sure(path, row) if told is None else told
 
     def _unread(self) -> int:
-        """How many of the target's states are to be read."""
+        """Count the target's states that are still to be read."""
         hidden = self._target.hidden
         kept, _ = self._of.follow(self._target.tokens)
         self._held = min(self._held, kept)

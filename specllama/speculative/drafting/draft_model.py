@@ -28,7 +28,7 @@ _WEIGHT = 0.25  # of a reading in the running mean
 
 
 class ShortReading:
-    """Whether two or three unread tokens are read faster in one pass or one by one.
+    """The measured choice between one pass and single steps for two or three unread tokens.
 
     The kernel for a single row can be much faster than the one for a few rows (measured on a CPU
     at Q8_0: a pass of two tokens costs 2.4 times as much as a pass of one).
@@ -39,7 +39,7 @@ class ShortReading:
         self._mean: dict[tuple[int, bool], float] = {}
 
     def singly(self, n: int) -> bool:
-        """Whether to read these ``n`` tokens one by one now."""
+        """True if these ``n`` tokens should be read one by one now."""
         if not 2 <= n <= _SHORT:
             return False
         together, single = (self._taken.get((n, way), 0) for way in (False, True))
@@ -49,7 +49,7 @@ class ShortReading:
         return better is not ((together + single + 1) % _AGAIN == 0)
 
     def took(self, n: int, singly: bool, seconds: float) -> None:
-        """A reading was finished; one that was aborted does not count."""
+        """Record the time of a finished reading; one that was aborted does not count."""
         if not 2 <= n <= _SHORT:
             return
         way = n, singly
@@ -115,7 +115,7 @@ class ChainDrafter(Stepping):
         return [*out.rows[:, : self._n_vocab]]
 
     def _unread(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """(tokens that the lane does not hold yet, drafts that fit after them).
+        """Return (tokens that the lane does not hold yet, drafts that fit after them).
 
         When the text outgrows the lane, the newer half of what fits is read again.
         """
@@ -128,7 +128,7 @@ class ChainDrafter(Stepping):
         return length - agreed, n_ctx - length + 1
 
     def _agrees(self, tokens: Sequence[int]) -> int:
-        """How many tokens of the lane are those of the text: only what is new is compared."""
+        """Count the lane's tokens that equal the text's: only new ones are compared."""
         held, start = self.lane.tokens, self._start
         kept, _ = self._seen.follow(tokens)
         before, agreed = self._agreed
@@ -138,7 +138,7 @@ class ChainDrafter(Stepping):
         return agreed
 
     def _catch_up(self, tokens: Sequence[int], room: Room, unread: int) -> Steps[Row | None]:
-        """Bring the lane to the end of ``tokens``: the logits after the last one.
+        """Read ``tokens`` to their end; return the logits after the last one.
 
         The window says how much may be read; where that is not all, the lane starts over from the
         newest tokens: a shorter memory is cheaper than reading everything that was missed. None if
@@ -168,7 +168,7 @@ class ChainDrafter(Stepping):
         return out.rows[0, : self._n_vocab]
 
     def _start_at(self, index: int) -> None:
-        """The lane's first token is this one of the text."""
+        """Set the token of the text that is the lane's first."""
         self._start, self._agreed = index, (index, 0)
 
     def forget(self) -> None:

@@ -37,7 +37,7 @@ _BESIDE = 0.1  # what a further sampled or fixed sibling must have left to catch
 
 
 class MayBranch(Stepping):
-    """Grows a tree where the target checks trees, else a chain."""
+    """A drafter that grows a tree if the target checks trees, else a chain."""
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         if self.request.leaves == 1:
@@ -94,7 +94,7 @@ def grow(
     room: Room,
     guess: Draft = EMPTY_DRAFT,
 ) -> Steps[Draft]:
-    """The best tree of at most ``room.n`` nodes from a model and ``guess``.
+    """Return the best tree of at most ``room.n`` nodes from a model and ``guess``.
 
     Args:
         guess: a chain of point masses with confidences that costs nothing, or no draft.
@@ -110,7 +110,7 @@ def grow(
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What the model says of a node.
+    """The model's prediction after a node.
 
     Attributes:
         guesses: what may follow it; under a rule that samples, the sampled one first.
@@ -124,7 +124,7 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """A row as it was read, once for all nodes that it is the same for.
+    """A row as it was read, once for all nodes that share it.
 
     Attributes:
         score, lead: see ``_Look``.
@@ -195,13 +195,13 @@ class _Growth(BestFirst):
     # -- the free guess --
 
     def _offer_guess(self, node: int, path: Path) -> None:
-        """The free guess that follows ``node`` may join."""
+        """Offer the free guess that follows ``node``."""
         token = self._guess_at(path)
         if token is not None:
             self.offer(node, token, self._guessed(path), self._guess.sources[len(path)])
 
     def _guess_at(self, path: Path) -> int | None:
-        """The free guess after ``path``."""
+        """Return the free guess after ``path``."""
         at, guess = len(path), self._guess.tokens
         return guess[at] if at < len(guess) and guess[:at] == path else None
 
@@ -212,7 +212,7 @@ class _Growth(BestFirst):
     # -- the draft model --
 
     def read(self, node: int) -> Steps[None]:
-        """Offer what the draft model says may follow ``node``."""
+        """Offer the draft model's predictions after ``node``."""
         path = tuple(self.path(node))
         if path not in self._looks:
             yield from self._evaluate(node, path)
@@ -233,7 +233,7 @@ class _Growth(BestFirst):
                 self.join(node, token, share, source, q)
 
     def _evaluate(self, node: int, path: Path) -> Steps[None]:
-        """Run a pass for a node, if the window wants one, in which others come along."""
+        """Run a pass for a node, if the window wants one; other nodes join it."""
         model, judge, looks = self._model, self.judge, self._looks
         if not self._reading or len(path) >= self._fits or path[:-1] not in looks:
             return
@@ -265,7 +265,7 @@ class _Growth(BestFirst):
             looks[read] = self._look(read, weight, row)
 
     def _known(self, path: Path) -> Iterator[tuple[int, float]]:
-        """What is known to follow a path."""
+        """Yield the known continuations of a path, each with its probability."""
         copied = self._guess_at(path)
         if copied is not None:
             yield copied, self._guessed(path)
@@ -274,8 +274,8 @@ class _Growth(BestFirst):
                 yield token, share
 
     def _look(self, path: Path, weight: float, row: Row) -> _Look:
-        """What a row says; nothing where it is not sure enough, NaN, or there is no way on under
-        the grammar."""
+        """Return the prediction of a row; nothing if it is not sure enough, is NaN, or the grammar
+        leaves no way on."""
         key = path if self._remembers else self._model.alike(path)
         if key not in self._said:
             self._said[key] = self._say(path, row)
@@ -315,7 +315,8 @@ class _Growth(BestFirst):
         return found
 
     def _draw(self, path: Path, weight: float, law: Law) -> list[Guess]:
-        """One sampled child and the likeliest other tokens, all settled from the law."""
+        """Draw one sampled child and choose the likeliest other tokens, all from the law as it
+        is."""
         most = min(self._model.siblings, self.room, 1 + self.spare_leaves)
         guess = self._guess_at(path)
         fixed: list[int] = [] if guess is None or most < 2 else [guess]
@@ -344,7 +345,7 @@ class _Growth(BestFirst):
 
 
 def _without(law: Law, tokens: Sequence[int]) -> Law | None:
-    """The law restricted to other tokens and renormalised; None when nothing is left."""
+    """Restrict the law to other tokens and renormalise it; return None if nothing is left."""
     if not tokens:
         return law
     keep = ~np.isin(law.ids, np.array(tokens, np.int32))
@@ -358,7 +359,7 @@ OTHER_WORDS = "the draft model has another tokenizer, so it gives no probabiliti
 
 
 def why_no_tree(facts: Facts) -> str:
-    """Why the draft model of a pair cannot grow trees, "" if it can."""
+    """Explain why the draft model of a pair cannot grow trees, "" if it can."""
     return with_trees(facts) or with_draft(facts) or ("" if facts.laws else OTHER_WORDS)
 
 

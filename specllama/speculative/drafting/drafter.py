@@ -1,4 +1,4 @@
-"""Where drafts come from: one drafter per method and conversation, deterministic or sampled."""
+"""Drafters, the sources of drafts: one per method and conversation, deterministic or sampled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Held = Mapping[str, npt.NDArray[Any]]  # what a drafter knows of a text, by name
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What stays fixed while one reply is written.
+    """The fixed facts of one reply, while it is written.
 
     Attributes:
         coins: the draft's own; where the rule draws with common noise, drafts do, too.
@@ -49,12 +49,12 @@ class Request:
     beside: Callable[[], Sequence[History]] = lambda: ()
 
     def drawn(self, chain: SamplerChain) -> bool:
-        """Whether a draft's token is drawn as the target draws its own, so that it may be judged
-        for what it is; else it is sampled, and dropping it for its value would bias the output."""
+        """True if a draft's token is drawn as the target draws its own, so that it may be judged by
+        its value; else it is sampled, and dropping it for its value would bias the output."""
         return self.rule.common_noise or chain.greedy
 
     def endings(self, last: int, copied: Sequence[int]) -> tuple[float, ...]:
-        """How likely what is copied after ``last`` ends before each of its tokens.
+        """Return the probability that a copy after ``last`` ends before each of its tokens.
 
         A copied token that ends the turn is no reason to doubt itself.
         """
@@ -86,12 +86,12 @@ class Drafter:
     _request: Request | None = None
 
     def start(self, request: Request) -> None:
-        """A new reply begins."""
+        """Begin a new reply."""
         self._request = request
 
     @property
     def request(self) -> Request:
-        """What the present reply asks for.
+        """The request of the present reply.
 
         Raises:
             EngineError: no reply was begun.
@@ -101,18 +101,18 @@ class Drafter:
         return self._request
 
     def advice(self) -> str:
-        """One sentence for the user, "" for none; asked after ``start``."""
+        """Return one sentence for the user, "" for none; called after ``start``."""
         return ""
 
     def reusable(self, tokens: Sequence[int], cached: int) -> int:
-        """How many of the ``cached`` first tokens of a new prompt the target need not read again.
+        """Count the ``cached`` first tokens of a new prompt that the target need not read again.
 
         Where another drafter drafted in between, hidden states were not kept.
         """
         return cached
 
     def read_prompt(self, tokens: Sequence[int], n: int) -> Steps[None]:
-        """The target has read a further part of the prompt ``tokens``: its first ``n``."""
+        """Read a further part of the prompt ``tokens``, whose first ``n`` the target has read."""
         yield from ()
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
@@ -125,27 +125,28 @@ class Drafter:
         return EMPTY_DRAFT
 
     def read_rows(self, draft: Draft, row: Callable[[int], Row]) -> None:
-        """The draft was evaluated. ``row(node)``: the target's logits after a node, -1: pending.
+        """Read the draft's rows after its pass. ``row(node)``: the target's logits after a node,
+        -1: pending.
 
         Called before ``commit``; the rows are valid during the call only.
         """
 
     def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
-        """The round is over; ``tokens`` now include what was emitted."""
+        """End the round; ``tokens`` now include the emitted ones."""
 
     def forget(self) -> None:
-        """Forget every text, its lanes were emptied: what follows is drafted as in a new engine."""
+        """Forget every text and its lanes' content: later drafts are those of a new engine."""
 
     def held(self) -> Held:
-        """A copy of what it knows of its text and its lanes do not hold; {} where that is nothing,
-        or is made of the text at once."""
+        """Copy the knowledge of its text that its lanes do not hold; {} if there is none, or if it
+        can be rebuilt from the text at once."""
         return {}
 
     def hold(self, held: Held, text: History) -> None:
-        """Know again what ``held`` gave. Other lanes hold that text by now, and nothing else."""
+        """Take back a copy made by ``held``. Its lanes now hold that text and nothing else."""
 
     def close(self) -> None:
-        """The engine is closed."""
+        """Free its resources: the engine is closed."""
 
 
 class Copier(Drafter):
@@ -160,14 +161,15 @@ class Copier(Drafter):
         return self.send(guesses[which], length, room)
 
     def guesses(self, tokens: Sequence[int], chain: SamplerChain, most: int) -> Sequence[Guess]:
-        """What might follow ``tokens``, at most ``most`` tokens each, the likeliest first.
+        """List possible continuations of ``tokens``, at most ``most`` tokens each, the likeliest
+        first.
 
         ``chain`` is the target's, as for ``draft``.
         """
         raise NotImplementedError
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
-        """The first ``length`` tokens of one of this round's guesses as a draft.
+        """Return the first ``length`` tokens of one of this round's guesses as a draft.
 
         Where a window judges, other ways on may stand alongside them if it finds them worth a row.
         """

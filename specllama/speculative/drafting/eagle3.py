@@ -54,7 +54,7 @@ class EagleDrafter(StateDrafter):
         yield from self._fuse()
 
     def _fuse(self) -> Steps[None]:
-        """Take what the target's passes gave away since the last time."""
+        """Take the hidden states of the target's passes since the last call."""
         hidden = self._target.hidden
         kept, _ = self._of.follow(self._target.tokens)
         new = hidden.end > hidden.first

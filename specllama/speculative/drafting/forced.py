@@ -1,4 +1,4 @@
-"""Text that a constraint leaves no choice about: keys of a schema, frames of calls, constants.
+"""Text that a constraint fully determines: keys of a schema, frames of calls, constants.
 
 The constraint tells what comes next, spelled as its vocabulary does; nothing here knows grammars.
 Where the spelling may go on differently, what was right before is learnt by token.
@@ -18,7 +18,7 @@ _DOUBT = 2.0  # tested guesses that what the constraint says of its doubts is wo
 
 
 class ForcedDrafter(Copier):
-    """Drafts what alone may follow."""
+    """A drafter of the only tokens that may follow."""
 
     name = "forced"
 
@@ -36,7 +36,7 @@ class ForcedDrafter(Copier):
         self._guess = []
 
     def guesses(self, tokens: Sequence[int], chain: SamplerChain, most: int) -> list[Guess]:
-        """One, or none where there is a choice."""
+        """Return one guess, or none if there is a choice."""
         self._guess = []
         if chain.constraint is None or most <= 0:
             return []

@@ -39,8 +39,8 @@ class Library:
         return len(self.text)
 
     def find(self, end: Sequence[int], most: int) -> tuple[list[int], int]:
-        """Where the longest end of a text stands: the places of its last token, ascending, the
-        newest ``most`` of those looked at; and how many tokens agree, up to 64."""
+        """Find the longest end of a text: return the places of its last token, ascending, among the
+        newest ``most``; and the number of tokens that agree, up to 64."""
         back, order = self._back, self._sorted
         wanted = array("i", end[: -_DEEP - 1 : -1])
         at = bisect_left(order, wanted, key=lambda place: back[place : place + _DEEP])
@@ -65,7 +65,8 @@ class Library:
 
 
 def _sorted(back: IntArray) -> array[int]:
-    """The places of a text by the ``_DEEP`` tokens from each on: by one, by two, by four, ..."""
+    """Sort the places of a text by the ``_DEEP`` tokens from each on: by one, by two, by four,
+    ..."""
     rank, depth = np.unique(back, return_inverse=True)[1].astype(np.int64), 1
     while depth < _DEEP and len(rank):
         behind = np.zeros_like(rank)

@@ -1,4 +1,4 @@
-"""Which tokens the target will most likely choose, told from the row of a draft model or a head."""
+"""The tokens that the target will most likely choose, from the row of a draft model or a head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NEAR = 8.0  # logits; a token farther below the best is never a greedy guess
 def likeliest(
     law: Law, row: Row, ahead: SamplerChain, most: int, seed: int | None
 ) -> tuple[list[tuple[int, float]], float]:
-    """The best ``most`` tokens with their shares, and the lead of the first in log score.
+    """Return the best ``most`` tokens with their shares, and the lead of the first in log score.
 
     Greedily the shares are the softmax of the logits. With a seed they are that of log q - log E
     in the race of common noise, in which the target draws its own token; without one, the law.

@@ -81,7 +81,7 @@ class LookaheadDrafter(Drafter):
         return draft
 
     def _add_guesses(self, tree: TreeBuilder, token: int, most: int, request: Request) -> None:
-        """N-grams that start with the pending token, the newest first, sharing prefixes."""
+        """Add n-grams that start with the pending token, the newest first, sharing prefixes."""
         for gram in reversed(self._pool.get(token, ())):
             node = -1
             for guess in gram:
@@ -154,7 +154,7 @@ class LookaheadDrafter(Drafter):
                 level[:] = [*level[moved:], *_repeat(tokens, moved)][: len(level)]
 
     def _follow(self, tokens: Sequence[int]) -> None:
-        """Another text starts with its own tokens as first guesses; the pool stays."""
+        """Start a new text with its own tokens as first guesses; the pool stays."""
         width, n, _ = self._shape
         keep, edited = self._seen.follow(tokens)
         if not self._levels or edited:
@@ -170,7 +170,7 @@ class LookaheadDrafter(Drafter):
 
 
 def _repeat(tokens: Sequence[int], n: int) -> list[int]:
-    """The last n tokens, the text repeated where it is shorter."""
+    """Return the last n tokens; a shorter text is repeated."""
     if not tokens:
         return [0] * n
     last = list(tokens[-n:])

@@ -78,7 +78,7 @@ class _HeadGrowth(BestFirst):
             self.offer(node, token, share, self._drafter.name)
 
     def _look(self, depth: int) -> Steps[list[tuple[int, float]]]:
-        """The guesses of head ``depth``, best first; none where the window wants no more.
+        """Return the guesses of head ``depth``, best first; none if the window wants no more.
 
         The chain is advanced along the best guesses: the places are right for every path, the
         history of penalties and grammars for the likeliest one. A wrong history costs acceptance,

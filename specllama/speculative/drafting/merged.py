@@ -45,7 +45,7 @@ class MergedDrafter(Drafter):
         return (yield from grow(self._model, tokens, chain, room, self._guess))
 
     def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
-        """Each source learns how its own guess ended: joined, beaten or left out."""
+        """Report to each source how its own guess ended: joined, beaten or left out."""
         if len(self._guess):
             n = len(verdict.path) + (verdict.target_token is not None)
             agreed = common_prefix(self._guess.tokens, tuple(tokens[len(tokens) - n :]))

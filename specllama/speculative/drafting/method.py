@@ -1,4 +1,4 @@
-"""What a way to draft says about itself, and how a drafter of it is made.
+"""The description of a drafting method, and the making of its drafters.
 
 Types of drafters are named, never imported: asking for a label loads that method's file only.
 """
@@ -33,7 +33,7 @@ HINTS = {  # what to do about a reason
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a pair has to draft with; known from file headers alone, before anything is loaded.
+    """Facts about a pair that decide how it can draft; known from file headers, before any load.
 
     Attributes:
         draft: a draft model.
@@ -50,7 +50,7 @@ class Facts:
 
 
 class Kit(Protocol):
-    """What the drafters of one conversation are made from.
+    """The parts that the drafters of one conversation are made from.
 
     Attributes:
         target: its lane of the target.
@@ -66,14 +66,14 @@ class Kit(Protocol):
     library: Library
 
     def own(self, method: str) -> Any:
-        """What was opened of this target's own for a method, see ``Facts.own``.
+        """Return the part of this target opened for a method, see ``Facts.own``.
 
         Only the method and its opener know what it is.
         """
         ...
 
     def drafter(self, method: str) -> Drafter | None:
-        """That of another method, to join it; None where the pair has none."""
+        """Return the drafter of another method, to join it; None if the pair has none."""
         ...
 
 
@@ -114,27 +114,28 @@ class Method:
 
 
 def always(facts: Facts) -> str:
-    """``why_not`` of a method that needs nothing."""
+    """Return ``why_not`` of a method that needs nothing."""
     return ""
 
 
 def with_draft(facts: Facts) -> str:
-    """``why_not`` of a method that needs a draft model."""
+    """Return ``why_not`` of a method that needs a draft model."""
     return "" if facts.draft else NO_DRAFT
 
 
 def with_trees(facts: Facts) -> str:
-    """``why_not`` of a method that needs branches."""
+    """Return ``why_not`` of a method that needs branches."""
     return "" if facts.trees else CHAINS_ONLY
 
 
 def with_own(name: str, missing: str) -> Callable[[Facts], str]:
-    """``why_not`` of a method that needs something of the target's own, and what to say without."""
+    """Return ``why_not`` of a method that needs a part of the target's own; ``missing`` is its
+    text."""
     return lambda facts: facts.own.get(name, missing)
 
 
 def find(name: str) -> Method | None:
-    """The entry of a method; None for any other word, such as "auto" and "none"."""
+    """Return the entry of a method; None for any other word, such as "auto" and "none"."""
     file = registry.FILES.get(name)
     if file is None:
         return None
@@ -143,12 +144,12 @@ def find(name: str) -> Method | None:
 
 
 def methods() -> tuple[Method, ...]:
-    """All entries, in order."""
+    """Return all entries, in order."""
     return tuple(method for name in registry.names() if (method := find(name)) is not None)
 
 
 def booked(drafter: Drafter) -> Booking:
-    """What the drafts of a drafter are booked under."""
+    """Return the names that a drafter's drafts are booked under."""
     method = find(drafter.name)
     if method is None:  # of no entry: as if it stepped through a draft model
         return Booking(drafter.name, "" if drafter.name == "none" else drafter.name)

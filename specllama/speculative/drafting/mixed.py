@@ -50,13 +50,13 @@ class MixedDrafter(Drafter):
         return self._sources
 
     def describe(self) -> str:
-        """The sources in words."""
+        """Describe the sources in words."""
         copies = ["copies of the text"] if self._copiers else []
         paid = (method.short if (method := find(s.name)) else s.name for s in self._paid)
         return " and ".join([*copies, *paid])
 
     def advice(self) -> str:
-        """What drafts here, where that is not the usual draft model; said once."""
+        """Name the sources once, if they are not the usual draft model."""
         said = self._said or not self.paid or self.paid == "draft"
         self._said = True
         return "" if said else f"drafting from {self.describe()}"
@@ -88,7 +88,7 @@ class MixedDrafter(Drafter):
     def _guesses(
         self, tokens: Sequence[int], chain: SamplerChain, room: Room
     ) -> tuple[list[Guess], list[Copier]]:
-        """Every different guess of a source, and whose it is."""
+        """Return every different guess, and the source of each."""
         guesses: list[Guess] = []
         owners: list[Copier] = []
         for source in self._copiers:
@@ -112,7 +112,7 @@ class MixedDrafter(Drafter):
 
 
 def _open(kit: Kit) -> Drafter:
-    """The copiers, and of what costs time the first that the pair has."""
+    """Open the copiers, and the first paying source that the pair has."""
     free = [kit.drafter(m.name) for m in methods() if m.auto and m.cost == "free"]
     paid = (kit.drafter(m.name) for m in methods() if m.auto and m.cost != "free")
     sources = [*free, next((drafter for drafter in paid if drafter), None)]

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last n tokens the last time they occurred.
+"""Prompt lookup: the tokens after the previous occurrence of the last n tokens.
 
 The longest match of n_max down to n_min tokens counts; of several the newest.
 """
@@ -43,7 +43,8 @@ class NgramDrafter(Copier):
         self._hits = {n: [0, 0] for n in self._sizes}
 
     def guesses(self, tokens: Sequence[int], chain: SamplerChain, most: int) -> list[Guess]:
-        """The continuation of the best match, up to the end of a turn; [] without a match."""
+        """Return the continuation of the best match, up to the end of a turn; [] without a
+        match."""
         self._last_size = 0
         if most <= 0:
             return []
@@ -61,7 +62,7 @@ class NgramDrafter(Copier):
         return [Guess(self.name, tuple(copied), agreement, shares, endings)]
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
-        """The first ``length`` tokens of this round's guess as a draft."""
+        """Return the first ``length`` tokens of this round's guess as a draft."""
         if length <= 0:
             return EMPTY_DRAFT
         self._last_size = self._found_size
@@ -70,8 +71,8 @@ class NgramDrafter(Copier):
         return Draft.chain(guess.tokens[:length], self.name, confidence=[score] * length)
 
     def lookup(self, tokens: Sequence[int]) -> tuple[int, int, int]:
-        """(position of the continuation, n-gram size, tokens that agree up to LONG_MATCH) of the
-        best match; size 0 for none."""
+        """Return (position of the continuation, n-gram size, tokens that agree up to LONG_MATCH) of
+        the best match; size 0 for none."""
         self._reader.follow(tokens)
         matches = self._reader.matches
         size = min(matches.longest, self._sizes[0])

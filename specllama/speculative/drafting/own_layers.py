@@ -47,7 +47,7 @@ class SelfDrafter(ChainDrafter):
         super().start(request)
 
     def advice(self) -> str:
-        """What the draft is and costs; said once."""
+        """Describe the draft and its cost, once."""
         said, self._advice = self._advice, ""
         return said
 

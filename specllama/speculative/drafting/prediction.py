@@ -1,4 +1,4 @@
-"""What the caller expects the reply to be, copied as long as the reply keeps to it.
+"""The reply that the caller expects, copied as long as the real one keeps to it.
 
 An edited file is mostly the old one. So the expected text is followed from its beginning, without a
 match, and over its differences: where the reply departs from it, the longest match of the reply's
@@ -27,7 +27,7 @@ _KEPT, _FIRST, _MEMORY = 0.75, 4, 64  # share of tokens that came as expected: a
 
 
 class Aligned:
-    """Where a reply stands in the text that is expected of it.
+    """The position of a reply in the text that is expected of it.
 
     Attributes:
         at: the place of the expected token that comes next.
@@ -43,7 +43,7 @@ class Aligned:
         self._matches = Matches(self.expected)
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """The reply goes on with ``tokens``."""
+        """Follow the reply through ``tokens``."""
         for token in tokens:
             agrees = self.at < len(self.expected) and self.expected[self.at] == token
             self.run = self.run + 1 if agrees else 0
@@ -57,7 +57,7 @@ class Aligned:
             self._find()
 
     def _find(self) -> None:
-        """Go on where most tokens agree."""
+        """Move to the place where most tokens agree."""
         behind, lengths = self._matches.places + 1, self._matches.lengths
         if (most := min(int(lengths.max()), _SURE)) > self.run:
             behind = behind[lengths >= most]
@@ -66,7 +66,7 @@ class Aligned:
 
 
 class PredictionDrafter(Copier):
-    """Drafts what the caller of this reply expects of it."""
+    """A drafter that copies the text that the caller expects."""
 
     name = "prediction"
 
@@ -80,7 +80,7 @@ class PredictionDrafter(Copier):
         self._new = []
 
     def guesses(self, tokens: Sequence[int], chain: SamplerChain, most: int) -> list[Guess]:
-        """The expected text from where the reply stands in it; [] without one."""
+        """Return the expected text from the reply's position in it; [] without one."""
         aligned, new = self._aligned, self._new
         if aligned is None or most <= 0:
             return []

@@ -50,13 +50,13 @@ class HeadDrafter(MayBranch):
         return self._lane.max_rows if self.request.leaves > 1 else 1
 
     def _cells(self, known: int) -> Held:
-        """A copy of what the lane holds, and how many tokens of the text it knows so."""
+        """Copy the lane's content, with the number of tokens of the text that it covers."""
         state = self._lane.copied()
         at = (self._lane.first, self._lane.end, known) if state else (0, 0, 0)
         return {"cells": np.frombuffer(state, np.uint8), "at": np.array(at, np.int64)}
 
     def _take_cells(self, held: Held) -> int:
-        """Give the lane such a copy; how many tokens of the text it knows so."""
+        """Give the lane such a copy; return the number of tokens of the text that it covers."""
         first, end, known = held["at"].tolist()
         cells = held["cells"].data
         return int(known) if len(cells) and self._lane.restore(cells, first, end) else 0
@@ -119,7 +119,7 @@ class StateDrafter(HeadDrafter):
         yield Keep(self._lane)  # what is accepted is read again, alongside the target's states
 
     def _by_heads(self, paths: Sequence[Path]) -> Steps[Sequence[Row]]:
-        """Each head drafts one depth, and reads all that is above."""
+        """Draft one depth with each head, which reads all that is above."""
         found: dict[Path, Row] = {}
         for depth in sorted({len(path) for path in paths}):
             asked = [path for path in paths if len(path) == depth]
@@ -138,7 +138,8 @@ class StateDrafter(HeadDrafter):
         return out.rows[:, : self._n_vocab]
 
     def _first_to_read(self, tokens: Sequence[int], last: int) -> int | None:
-        """The first position to read, at most ``last``; None where states are not known to the end.
+        """Return the first position to read, at most ``last``; None if states are not known to the
+        end.
 
         A lane whose next pairs lack theirs begins anew where states are known.
         """
@@ -157,7 +158,7 @@ class StateDrafter(HeadDrafter):
         return begin
 
     def _begin_anew(self, begin: int) -> None:
-        """What the lane holds is of no use: the next pair lies at ``begin``."""
+        """Start over at ``begin``: the lane's content is of no use."""
         self._anew = True
         self._held = begin
 

@@ -1,4 +1,4 @@
-"""A chain of drafted tokens, whatever evaluates them: the one loop of all chain drafters.
+"""A chain of drafted tokens, whatever evaluates them: the common loop of all chain drafters.
 
 The sampler chain is a fork of the target's, so temperature, truncation, penalties and grammar shape
 the draft as they shape the target, and where the rule has common noise both draw with it.
@@ -20,7 +20,7 @@ from specllama.speculative.types import EMPTY_DRAFT, Draft, DraftJudge, Law, Roo
 
 
 class Stepping(Drafter):
-    """Drafts with a model of any kind that reads a text and says what may follow: a chain.
+    """A chain drafter with a model of any kind that reads a text and predicts the next token.
 
     Attributes:
         siblings: most children that one reading gives where a tree is grown (``draft_tree``).
@@ -44,8 +44,8 @@ class Stepping(Drafter):
         raise NotImplementedError
 
     def after(self, paths: Sequence[Path]) -> Steps[Sequence[Row]]:
-        """The logits [n_vocab] after the text and each of some paths of drafted tokens, at most
-        ``width``; good until more is asked for.
+        """Return the logits [n_vocab] after the text and each of some paths of drafted tokens, at
+        most ``width``; good until the next call.
 
         What is above a path was asked for before, or is asked for before it.
 
@@ -55,15 +55,17 @@ class Stepping(Drafter):
         raise NotImplementedError
 
     def settle(self, path: Path) -> Steps[None]:
-        """The draft is complete: of what was read for it, this path is the likeliest to stay."""
+        """Settle on this path of a complete draft: of the nodes read, it is the likeliest to
+        stay."""
         yield from ()
 
     def alike(self, path: Path) -> Hashable:
-        """Equal for paths after which it says the same."""
+        """Return a key that is equal for paths with the same prediction."""
         return path
 
     def sure(self, path: Sequence[int], row: Row) -> float:
-        """How likely the best token after these drafted ones is right, told from their row."""
+        """Return the probability, judged by the row, that the best token after these drafted ones
+        is right."""
         return confidence(row)
 
     def takes(
@@ -73,7 +75,7 @@ class Stepping(Drafter):
         lead: float | None = None,
         token: int | None = None,
     ) -> bool:
-        """Whether the best token of a row may join, see ``DraftJudge.take``."""
+        """True if the best token of a row may join, see ``DraftJudge.take``."""
         return judge.take(score, lead, token)
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:

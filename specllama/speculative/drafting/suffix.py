@@ -1,4 +1,4 @@
-"""Suffix decoding: what followed the longest repeat of the text's end, by how often it followed.
+"""Suffix decoding: the tokens that followed the longest repeat of the text's end, by frequency.
 
 It finds the longest end of the text that occurred before, so there is no n-gram size to choose.
 Earlier texts are used only where they match longer, and are judged apart, since a text usually
@@ -42,19 +42,20 @@ _PRIOR = 4.0
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Places of a text where one string ends. What may follow is what followed there."""
+    """Places of a text where one string ends. The tokens that followed there may follow again."""
 
     text: Sequence[int]
     places: list[int]  # of the string's last token, ascending, each with a token after it
 
     @staticmethod
     def at(text: Sequence[int], places: Sequence[int]) -> State:
-        """The newest of ``places`` that anything follows."""
+        """Return the newest of ``places`` that have a next token."""
         end = len(text) - 1
         return State(text, [place for place in places[-_COUNTED:] if place < end])
 
     def followers(self) -> list[tuple[int, State, float]]:
-        """(token, state, share) of what followed, most frequent first, the newest first on ties."""
+        """Return (token, state, share) of each next token, most frequent first, the newest first on
+        ties."""
         ways: dict[int, list[int]] = {}
         for place in self.places:
             ways.setdefault(self.text[place + 1], []).append(place + 1)
@@ -64,7 +65,7 @@ class State:
         return [(token, State.at(self.text, at), len(at) / total) for token, at in ranked]
 
     def path(self, most: int, is_end: Callable[[int], bool]) -> list[int]:
-        """The most frequent way on, at most ``most`` tokens, up to one that ends a turn."""
+        """Return the most frequent way on, at most ``most`` tokens, up to one that ends a turn."""
         rows = [self.text[place + 1 : place + 1 + most] for place in self.places]
         path: list[int] = []
         while rows and len(path) < most:
@@ -89,7 +90,7 @@ class State:
 
 
 class SuffixDrafter(Copier):
-    """Drafts by copying, in proportion to what the past says.
+    """A drafter that copies, in proportion to the frequencies of the past.
 
     Args:
         library: texts that were given, to copy from.
@@ -134,7 +135,7 @@ class SuffixDrafter(Copier):
         return draft
 
     def guesses(self, tokens: Sequence[int], chain: SamplerChain, most: int) -> list[Guess]:
-        """The most frequent continuation of the longest match, here and in earlier texts.
+        """Return the most frequent continuation of the longest match, here and in earlier texts.
 
         An earlier text is asked only where it matches longer. Shorter matches are left out: the
         best of several doubtful promises is mostly the one that was estimated too high.
@@ -164,7 +165,8 @@ class SuffixDrafter(Copier):
         return list(self._states)
 
     def _nearby(self, longest: int) -> Matches | None:
-        """The longest match in a text that is written at the same time, beyond ``longest`` tokens.
+        """Return the longest match in a text that is written at the same time, beyond ``longest``
+        tokens.
 
         Coins of another conversation may be those of this one: its text is not for rules that
         throw any.
@@ -179,7 +181,7 @@ class SuffixDrafter(Copier):
         return best if best is not None and best.longest > longest else None
 
     def _continue(self, state: State, source: str, length: int, most: int) -> Guess | None:
-        """The most frequent way on from a state, up to the end of a turn."""
+        """Return the most frequent way on from a state, up to the end of a turn."""
         copied = state.path(most, self.request.is_eog)
         if not copied:
             return None
@@ -188,7 +190,8 @@ class SuffixDrafter(Copier):
         return Guess(source, tuple(copied), length, likely, endings)
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
-        """The first ``length`` tokens of one of this round's guesses, and likely alternatives.
+        """Return the first ``length`` tokens of one of this round's guesses, and likely
+        alternatives.
 
         Without a window to weigh them the other ways are left out.
         """
@@ -198,7 +201,8 @@ class SuffixDrafter(Copier):
         return self._grow(guess, length, room if room.judge.weighs else alone)[0]
 
     def _grow(self, guess: Guess, trunk: int, room: Room) -> tuple[Draft, float]:
-        """A tree of the first ``trunk`` tokens of a guess and what else is worth a row.
+        """Grow a tree of the first ``trunk`` tokens of a guess and alternatives that are worth a
+        row.
 
         Returns what it promises, too: 1 and the expected number of accepted tokens.
         """
@@ -214,7 +218,8 @@ class SuffixDrafter(Copier):
         return run_alone(tree.grow()), sum(tree.weight.values())
 
     def _trust(self, match: int) -> float:
-        """Probability that the target goes on as the text did after a match of this length."""
+        """Return the probability that the target continues as the text did after a match of this
+        length."""
         size = _size(match)
         hits, expected = self._tested[size]
         return min((hits + _PRIOR * _RELIABLE[size]) / (expected + _PRIOR), 0.98)
@@ -222,7 +227,7 @@ class SuffixDrafter(Copier):
     # -- the text --
 
     def _follow(self, tokens: Sequence[int]) -> None:
-        """Read the tokens that are new. What an edit replaces joins the earlier texts."""
+        """Read the new tokens. The part that an edit replaces joins the earlier texts."""
         text = self._reader.follow(tokens)
         keep, edited = self._seen.follow(text)
         if edited and self._text:
@@ -238,7 +243,7 @@ class SuffixDrafter(Copier):
         self._past.follow(text)
 
     def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
-        """Compare what the tested guesses promised with what was accepted."""
+        """Compare the acceptance that the tested guesses promised with the real one."""
         if self._used is None or not len(draft) or draft.sources[0] != self.name:
             return
         promised: dict[int, float] = {}
@@ -261,7 +266,7 @@ class SuffixDrafter(Copier):
 
 
 class _Copies(BestFirst):
-    """What followed the end of a text, by how often it did.
+    """A tree of the tokens that followed the end of a text, by their frequency.
 
     Args:
         trust: how reliable the match is where it is this many tokens longer.
@@ -281,7 +286,7 @@ class _Copies(BestFirst):
         self._after: dict[tuple[int, int], State] = {}  # after a node's token that was offered
 
     def follow(self, state: State, copied: Sequence[int]) -> None:
-        """The chain that is copied, and what else followed at each of its nodes."""
+        """Add the copied chain, and the alternatives at each of its nodes."""
         node = ROOT
         for token in copied:
             ways = state.followers()
@@ -316,12 +321,12 @@ class _Copies(BestFirst):
 
 
 def _size(length: int) -> int:
-    """The class of a match length: 1, 2-3, 4-7, ... as an index of _RELIABLE."""
+    """Return the class of a match length: 1, 2-3, 4-7, ... as an index of _RELIABLE."""
     return min(length.bit_length(), len(_RELIABLE)) - 1
 
 
 class _CopyAlone(Willing):
-    """Adds no branches to a copy."""
+    """A judge that adds no branches to a copy."""
 
     def row(self, likely: float, *, keep: bool = True) -> bool:
         return False

@@ -46,7 +46,7 @@ def _key(vocab: Vocab, token: int) -> _Key | None:
 
 
 def _table(vocab: Vocab) -> dict[_Key, int]:
-    """Text to token id; the lowest id of equal texts."""
+    """Map each text to its token id; of equal texts, to the lowest id."""
     found: dict[_Key, int] = {}
     for token in range(vocab.n_tokens):
         key = _key(vocab, token)
@@ -56,18 +56,19 @@ def _table(vocab: Vocab) -> dict[_Key, int]:
 
 
 class Speller:
-    """Bytes into tokens by the longest piece that fits, where no tokenizer is wanted."""
+    """A converter of bytes into tokens by the longest piece that fits, where no tokenizer is
+    wanted."""
 
     def __init__(self, table: dict[_Key, int]) -> None:
         self._pieces = {text: token for (control, text), token in table.items() if not control}
         self._longest = max(map(len, self._pieces), default=0)
 
     def can_write_text(self) -> bool:
-        """Whether every printable ASCII character and the newline can be written."""
+        """True if every printable ASCII character and the newline can be written."""
         return all(bytes([b]) in self._pieces for b in (10, *range(32, 127)))
 
     def spell(self, data: bytes) -> list[int] | None:
-        """Tokens whose bytes are ``data``; None where there are none."""
+        """Return tokens whose bytes are ``data``; None if there are none."""
         tokens: list[int] = []
         at = 0
         while at < len(data):
@@ -103,7 +104,7 @@ class TokenMap:
         self._spelled: dict[int, tuple[int, ...]] = {}
 
     def spell(self, token: int) -> tuple[int, ...]:
-        """One target token in draft tokens, at least one: a blank for what cannot be written."""
+        """Spell one target token in draft tokens, at least one: a blank if it cannot be written."""
         found = self._spelled.get(token)
         if found is None:
             known = self._known.get(token)
@@ -116,7 +117,7 @@ class TokenMap:
 
 
 class TranslatedContext:
-    """A draft model's KV cache that is spoken to in target tokens, with rows over target ids.
+    """A draft model's KV cache with an interface in target tokens, and rows over target ids.
 
     Ids that the draft model does not share have logit -inf. It takes chains and returns one row.
     """
@@ -224,7 +225,7 @@ class RetokenizingDrafter(ChainDrafter):
         super().start(replace(request, is_eog=self._stops))
 
     def _stops(self, token: int) -> bool:
-        """Whether a token of the draft model's is no text."""
+        """True if a token of the draft model has no text."""
         return self._draft.is_eog(token) or not self._draft.piece(token)
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
@@ -246,7 +247,7 @@ class RetokenizingDrafter(ChainDrafter):
         return judge.take(score, None, None)  # it knows the target's tokens only
 
     def _follow(self, tokens: Sequence[int]) -> bool:
-        """Bring the text in draft tokens up to date; False where it cannot be written now."""
+        """Update the text in draft tokens; return False if it cannot be written now."""
         keep, _ = self._heard.follow(tokens)
         del self._ends[keep:]
         del self._text[self._ends[-1] if self._ends else 0 :]
@@ -287,7 +288,8 @@ class RetokenizingDrafter(ChainDrafter):
         return True
 
     def _cut(self, tokens: Sequence[int], written: bytes) -> list[int]:
-        """Target tokens whose bytes are ``written``, as far as that is whole characters."""
+        """Return target tokens whose bytes are ``written``, as far as these are whole
+        characters."""
         try:
             data = written.decode().encode()
         except UnicodeDecodeError as error:
@@ -312,7 +314,7 @@ class RetokenizingDrafter(ChainDrafter):
 def join_vocabularies(
     context: Context, target: Vocab, draft: Vocab
 ) -> TranslatedContext | RetokenizingDrafter:
-    """The better of the two ways for a draft model's cache.
+    """Return the better of the two ways for a draft model's cache.
 
     Raises:
         PairIncompatible: neither applies.

@@ -1,4 +1,4 @@
-"""From what a source says of a guess to the probability that the target accepts it.
+"""The map from a source's evidence for a guess to the probability that the target accepts it.
 
 One online logistic regression per source (recursive least squares on the logistic loss, with
 forgetting), five weights: bias, three features, and what sets the present text apart, which starts
@@ -38,13 +38,13 @@ def sigmoid(x: float) -> float:
 
 
 def logit(p: float) -> float:
-    """log(p / (1 - p)), clipped."""
+    """Return log(p / (1 - p)), clipped."""
     p = min(sigmoid(CERTAIN), max(sigmoid(-CERTAIN), p))
     return math.log(p / (1.0 - p))
 
 
 def draft_features(confidence: float | None, lead: float | None) -> Features:
-    """Features of a drafted token.
+    """Return the features of a drafted token.
 
     Args:
         confidence: the draft's largest probability (known before the token is drawn).
@@ -58,7 +58,7 @@ def draft_features(confidence: float | None, lead: float | None) -> Features:
 def match_features(
     match_length: int, depth: int, share: float = 1.0, ending: float = 0.0
 ) -> Features:
-    """Features of a copied token.
+    """Return the features of a copied token.
 
     Where it is tested, the ``depth`` tokens before it were right, so they lengthen the match: one
     number says what both do.
@@ -75,7 +75,7 @@ def match_features(
 
 @dataclass
 class Acceptance:
-    """What is known of one source's guesses, kept between requests; ``InText`` learns into it.
+    """Learned facts about one source's guesses, kept between requests; ``InText`` learns into it.
 
     Attributes:
         theta, p: the weights and their covariance, as a new text begins with them.
@@ -103,14 +103,14 @@ class Acceptance:
         self.p = [*([*row[:-1], 0.0] for row in self.p[:-1]), prior[-1]]
 
     def predict(self, features: Features, here: float = 0.0) -> float:
-        """The acceptance of a guess in a text of that weight."""
+        """Return the acceptance of a guess in a text of that weight."""
         bias, a, b, c, _ = self.theta
         x, y, z = features
         return sigmoid(bias + a * x + b * y + c * z + here)
 
 
 class InText:
-    """One source's guesses in one text: what all texts taught, and what sets this one apart.
+    """One source's guesses in one text: the lessons of all texts, and the bias of this one.
 
     Texts that are written at once share the former and keep the latter to themselves.
     """
@@ -133,13 +133,13 @@ class InText:
         return self.state.predict(features, self._here)
 
     def look(self, features: Features) -> None:
-        """A guess was seen (it counts from the next lesson on)."""
+        """Record the features of a seen guess (they count from the next lesson on)."""
         for looks, most in ((self.state.looks, SETTLE * RECENT), (self._looks, RECENT)):
             looks.append(features)
             del looks[:-most]
 
     def spread(self) -> tuple[FloatArray, FloatArray]:
-        """Acceptances that the next guess may show, and their weights, which sum to 1.
+        """Return acceptances that the next guess may show, and their weights, which sum to 1.
 
         The guesses of this text under the present calibration, over those of other texts and a
         broad prior, which fade behind them.
@@ -160,7 +160,7 @@ class InText:
         return self._spread
 
     def learn(self, features: Features, accepted: bool, depth: int = 0) -> None:
-        """One tested guess, ``depth`` accepted ones before it."""
+        """Learn from one tested guess, after ``depth`` accepted ones."""
         state, x, y = self.state, (1.0, *features, 1.0), 1.0 if accepted else 0.0
         if self._known != state.labels:  # another text taught: how ours goes with it is not known
             self._own[:-1] = [0.0] * (1 + len(features))
@@ -191,7 +191,7 @@ class InText:
 
 @dataclass
 class Trial:
-    """Guesses of one source in a round, sent or not, in order; judged by what was emitted.
+    """Guesses of one source in a round, sent or not, in order; the emitted text judges them.
 
     ``tokens`` are None where no decision may look at them; ``sent`` of them were sent.
     ``survival`` are the probabilities that the target comes to each and accepts it.

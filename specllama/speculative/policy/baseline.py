@@ -1,4 +1,4 @@
-"""What plain decoding takes now, how sure that is, and when the next plain step is due.
+"""The present cost of plain decoding, its uncertainty, and the time of the next plain step.
 
 A machine is faster in one minute than in the next, so drafting is compared with plain steps of the
 same minutes, the newest counting most. Every pass of one row that no other conversation shared is
@@ -55,7 +55,7 @@ class _Stretch:
 
     @property
     def ms(self) -> float:
-        """The mean, of which what the machine did besides is no part."""
+        """The mean, with outliers capped: they show other work of the machine."""
         if self._of != len(self.steps):
             most = OUTLIER * median(self.steps)
             self._of, self._ms = len(self.steps), fmean(min(ms, most) for ms in self.steps)
@@ -75,7 +75,7 @@ class PlainSteps:
         self._beyond = 0, 0.0  # after how many steps it was told, and that
 
     def took(self, ms: float, depth: int) -> None:
-        """Learn what a plain step after ``depth`` tokens took."""
+        """Learn the time of a plain step after ``depth`` tokens."""
         now = self._clock()
         if not self._stretches or now - self._stretches[-1].begin > STRETCH_S:
             self._stretches.append(_Stretch(now, now))
@@ -87,8 +87,8 @@ class PlainSteps:
 
     @property
     def beyond(self) -> float:
-        """What a step took of late beyond what could be foreseen, on average, in plain steps: so
-        much other programs take from every step that is written here."""
+        """The recent excess of a step over its forecast, on average, in plain steps: the share that
+        other programs take from every step written here."""
         taken, found = self._beyond
         if taken != self._taken:
             steps = [ms for stretch in self._stretches for ms in stretch.steps][-MEMORY:]
@@ -103,8 +103,8 @@ class PlainSteps:
         self._saved += EPSILON * steps
 
     def is_due(self, forgone: float, *, settled: bool) -> bool:
-        """Whether the next round should be plain, at the price of ``forgone`` plain steps; more
-        often until it is ``settled`` what plain steps take on this machine."""
+        """True if the next round should be plain, at the price of ``forgone`` plain steps; this
+        happens more often until the cost of plain steps on this machine is ``settled``."""
         fresh = self._fresh()
         few = len(fresh) <= SETTLE and (not fresh or self._clock() - fresh[-1].begin > STRETCH_S)
         if self._since < (SETTLE if few else AHEAD):
@@ -112,11 +112,11 @@ class PlainSteps:
         return few or not settled or self._saved >= forgone
 
     def paid(self, forgone: float) -> None:
-        """A round was made plain for that price."""
+        """Pay that price for a plain round."""
         self._saved = max(self._saved - forgone, 0.0)
 
     def typical(self, depth: int, deep_ms: float) -> Baseline | None:
-        """The usual time of a step at a depth; each token of depth adds ``deep_ms``."""
+        """Return the usual time of a step at a depth; each token of depth adds ``deep_ms``."""
         if not self._stretches:
             return None
         age = self._clock() - self._stretches[-1].end
@@ -129,8 +129,8 @@ class PlainSteps:
         return Baseline(found.ms, age, found.n, found.spread)
 
     def _foretell(self, depth: int, deep_ms: float, ahead: float) -> Baseline:
-        """By what the stretches tell together, of which the newest count most; each of them was
-        foretold by those ``ahead`` seconds before it."""
+        """Forecast from all the stretches, of which the newest count most; each of them is compared
+        with its own forecast from those ``ahead`` seconds before it."""
         stretches = self._fresh() or list(self._stretches)[-1:]
         logs = [math.log(max(s.ms + deep_ms * (depth - s.depth), s.ms / 2)) for s in stretches]
         total = weight = at = 0.0

@@ -1,4 +1,4 @@
-"""The numbers that the policy rests on, all of them, each with what it is derived from."""
+"""The numbers of the policy, all of them, each with its derivation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes cost here, measured while running: v(n, depth) = a(n) + b * n * depth.
+"""The measured costs of passes here: v(n, depth) = a(n) + b * n * depth.
 
 ``n`` rows behind ``depth`` tokens of context. Kernels make a(n) neither linear nor monotone (CPU
 kernels work on groups of four rows, CUDA switches kernels), so it is a table: the level a(1) times
@@ -59,20 +59,21 @@ class CostTable:
             raise ValueError("times are positive")
 
     def seen(self, rows: int) -> int:
-        """How many passes about as wide were timed."""
+        """Count the timed passes of about that width."""
         return self.counts.get(_cell(rows), 0)
 
     @property
     def settled(self) -> bool:
-        """Whether single passes were timed so often that the level is that of this machine."""
+        """True if single passes were timed often enough for the level to be that of this
+        machine."""
         return self.seen(1) >= SINGLES
 
     def known(self, rows: int) -> bool:
-        """Whether passes so wide were timed often enough to call a dear one an outlier."""
+        """True if passes of that width were timed often enough to call a dear one an outlier."""
         return self.seen(rows) >= SETTLE
 
     def ratio(self, rows: int) -> float:
-        """a(rows) in single passes."""
+        """Return a(rows) in single passes."""
         if rows in self.ratios:
             return self._believed(rows)
         points = self._points
@@ -88,39 +89,39 @@ class CostTable:
         return low + slope * (rows - below)
 
     def _believed(self, cell: int) -> float:
-        """A ratio; one disturbed pass must not rule its width out for good."""
+        """Return a ratio, with a limit: one disturbed pass must not rule its width out for good."""
         if self.known(cell):
             return self.ratios[cell]
         return min(self.ratios[cell], (1.0 + self.slope * (cell - 1)) * OUTLIER)
 
     def ms(self, rows: int, depth: int = 0) -> float:
-        """Expected milliseconds of a pass; 0 rows cost nothing."""
+        """Return the expected milliseconds of a pass; 0 rows cost nothing."""
         if rows <= 0:
             return 0.0
         return (self.level or 0.0) * self.ratio(rows) + self.deep * rows * (depth / 1000.0)
 
     @property
     def deep_ms(self) -> float:
-        """What a token of depth adds to a pass of one row."""
+        """The milliseconds that a token of depth adds to a pass of one row."""
         return self.deep / 1000.0
 
     def most(self, rows: int, depth: int = 0) -> float:
-        """The most milliseconds that a pass may take: where none like it was timed, as many rows
-        more than a narrower one may each take a pass of their own."""
+        """Return the most milliseconds that a pass may take: if none like it was timed, each row
+        beyond a narrower one may take a pass of its own."""
         cell = _cell(rows)
         below = cell if cell in self.ratios else max(c for c in self.ratios if c < cell)
         ratio = self.ratios[below] + max(rows - below, 0)
         return (self.level or 0.0) * ratio + self.deep * rows * (depth / 1000.0)
 
     def upto(self, rows: int, depth: int = 0) -> list[float]:
-        """``[0, ms(1), ..., ms(rows)]``, to be indexed by row count."""
+        """Return ``[0, ms(1), ..., ms(rows)]``, indexed by row count."""
         if len(self._flat) <= rows:
             self._flat = [0.0, *(self.ratio(n) for n in range(1, rows + 1))]
         one, deep = self.level or 0.0, self.deep * (depth / 1000.0)
         return [one * r + deep * n for n, r in enumerate(self._flat[: rows + 1])]
 
     def within(self, rows: int, ms: float, depth: int = 0) -> int:
-        """The most of ``rows`` rows that are surely read in ``ms``."""
+        """Return the most of ``rows`` rows that are surely read in ``ms``."""
         for cell in sorted((cell for cell in self.ratios if cell <= rows), reverse=True):
             if self.most(cell, depth) <= ms:
                 upto = range(rows + 1)
@@ -129,12 +130,12 @@ class CostTable:
         return 0
 
     def guess(self, ms: float) -> None:
-        """A prior for one row, used until one is timed."""
+        """Set a prior for one row, used until one is timed."""
         if not self.seen(1):
             self.level = ms
 
     def set(self, rows: int, ms: float, depth: int = 0) -> None:
-        """A careful measurement (a calibration run), believed at once."""
+        """Take over a careful measurement (a calibration run) at once."""
         flat = max(ms - self.deep * rows * (depth / 1000.0), ms / 2)
         if rows == 1:
             self.level = flat
@@ -144,7 +145,7 @@ class CostTable:
         self._changed()
 
     def observe(self, rows: int, ms: float, depth: int = 0) -> None:
-        """One pass of ``rows`` rows took ``ms``."""
+        """Learn that one pass of ``rows`` rows took ``ms``."""
         if ms <= 0.0 or rows <= 0:
             return
         cell = _cell(rows)
@@ -182,15 +183,15 @@ class CostTable:
         self._flat.clear()
 
     def _settle(self, level: float) -> None:
-        """Take over a level. As long as it is not settled the other cells keep the time they took:
-        it was wrong, the machine has not changed."""
+        """Take over a level. Until it is settled the other cells keep their times: the level was
+        wrong, the machine has not changed."""
         if self.level and not self.settled:
             for cell in self.ratios.keys() - {1}:
                 self.ratios[cell] *= self.level / level
         self.level = level
 
     def _correct(self, error: float, depth: float) -> None:
-        """Divide what a single pass took more than expected between the level and the depth.
+        """Divide the excess of a single pass over its forecast between the level and the depth.
 
         A Kalman filter whose level drifts, by so much that it follows with ``GAIN``.
         """
@@ -230,7 +231,8 @@ class Costs:
     draft_share: float = SLOPE
 
     def steps(self, booking: Booking) -> CostTable:
-        """The table of what a step costs there: the method's own, or that of the draft model."""
+        """Return the table of step costs for these drafts: the method's own, or the draft
+        model's."""
         if not booking.own:
             return self.draft
         if booking.paid not in self.own:

@@ -1,4 +1,4 @@
-"""What a further guess gains: one formula, and pure functions of what a round is weighed by."""
+"""The gain of a further guess: one formula, and pure functions of the terms of a round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Lines: TypeAlias = tuple[FloatArray, FloatArray]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a round is weighed by, fixed when it opens. Times in milliseconds.
+    """The terms that a round is weighed by, fixed when it opens. Times in milliseconds.
 
     Attributes:
         most: guesses at most. least: fewer copied ones are not worth a round.
@@ -45,23 +45,24 @@ class Terms:
 
     @property
     def one(self) -> float:
-        """A plain step."""
+        """The milliseconds of a plain step."""
         return self.v[1]
 
     def row(self, guesses: int) -> float:
-        """What one more guess adds to a pass of ``guesses`` guesses."""
+        """Return the milliseconds that one more guess adds to a pass of ``guesses`` guesses."""
         return self.v[guesses + 2] - self.v[guesses + 1]
 
     def tokens(self, stake: float) -> float:
-        """Tokens that the staked balance is worth elsewhere, more than 0. In company all share one
-        balance, and their guesses do not fail together."""
+        """Return the tokens that the staked balance is worth elsewhere, more than 0. Conversations
+        of one pass share one balance, and their guesses do not fail together."""
         return max(self.rate * stake * (1 + self.others), EPSILON)
 
 
 def lines(
     terms: Terms, reached: Sequence[float], beside: int, mean: float, spent: float, stake: float
 ) -> Lines:
-    """Expected gain of 1, 2, ... further guesses over stopping now: ``slope * a - price`` tokens.
+    """Return the expected gain of 1, 2, ... further guesses over stopping now: ``slope * a -
+    price`` tokens.
 
     ``a`` is the acceptance of the next guess; guesses after it use the mean acceptance.
 
@@ -84,7 +85,8 @@ def lines(
 
 
 def look(lines: Lines, spread: tuple[FloatArray, FloatArray]) -> float:
-    """Tokens gained by seeing the next guess and then deciding, its own step not deducted.
+    """Return the tokens gained by seeing the next guess and then deciding, its own step not
+    deducted.
 
     ``spread``: the acceptances that it may show, and how likely each is.
     """
@@ -95,19 +97,19 @@ def look(lines: Lines, spread: tuple[FloatArray, FloatArray]) -> float:
 
 
 def needed(lines: Lines) -> float:
-    """Acceptance from which on the next guess goes."""
+    """Return the acceptance from which on the next guess goes."""
     slopes, prices = lines
     return min((p / s for s, p in zip(slopes, prices, strict=True) if s > 0.0), default=1.0)
 
 
 def best(lines: Lines, mean: float) -> int:
-    """How many guesses follow the next one in the draft that promises most."""
+    """Return how many guesses follow the next one in the draft that promises most."""
     slopes, prices = lines
     return int(np.argmax(slopes * mean - prices)) if len(slopes) else 0
 
 
 def beside(likely: float, spread: tuple[FloatArray, FloatArray], rate: float, row: float) -> float:
-    """Tokens gained by seeing what follows a node, where only what pays its row goes."""
+    """Return the tokens gained by seeing what follows a node, if only nodes worth their row go."""
     acceptance, weights = spread
     gains = likely * acceptance - rate * row
     return float(weights @ gains.clip(min=0.0))

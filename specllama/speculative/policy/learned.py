@@ -1,4 +1,4 @@
-"""What is learnt of a pair at one rule and temperature, and kept between requests."""
+"""Lessons about a pair at one rule and temperature, kept between requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Mean:
 
 @dataclass
 class Learned:
-    """The sources of a pair, and how its replies go.
+    """The sources of a pair, and the usual course of its replies.
 
     Attributes:
         asked: by method, what rounds that asked for copies or rows gained, in plain steps.
@@ -42,7 +42,7 @@ class Learned:
         return self.sources[name]
 
     def wrote(self, tokens: int, steps: float) -> None:
-        """A round wrote some tokens in the time of some plain steps."""
+        """Record that a round wrote some tokens in the time of some plain steps."""
         written, took = self.pace
         keep = 1.0 - 1.0 / MEMORY
         self.pace = keep * written + tokens, keep * took + steps

@@ -1,4 +1,5 @@
-"""What drafting may still lose: a balance for every source, and a sum that is the bound.
+"""The remaining loss that drafting may cause: a balance for every source, and a sum that is the
+bound.
 
 Time is measured, and told in plain steps. Every token that is written earns ``EPSILON``; a round
 that drafted adds what it gained over plain decoding or takes what it lost. The sum of all balances
@@ -44,25 +45,25 @@ class Ledger:
         return self.spare + sum(self.own.values())
 
     def balance(self, source: str) -> float:
-        """What a source may explore with."""
+        """Return the balance that a source may explore with."""
         if source not in self.own:
             self.own[source] = given = min(OWN, max(self.spare, 0.0))
             self.spare -= given
         return self.own[source]
 
     def covers(self, source: str) -> float:
-        """What a source may lose where it promises a gain."""
+        """Return the loss that a source may risk if it promises a gain."""
         return max(self.balance(source) + self.spare, 0.0)
 
     def become(self, other: Ledger) -> None:
-        """Say what another one says."""
+        """Take over the values of another ledger."""
         self.spare, self.own, self.lead = other.spare, dict(other.own), other.lead
 
     def book(
         self, source: str, steps: float, *, exploring: bool = False, overrun: float = 0.0
     ) -> None:
-        """Add what a source gained, or take what it lost in the time that could be foreseen;
-        ``overrun`` is what it took beyond that."""
+        """Add a source's gain, or subtract its loss in the time that could be foreseen; ``overrun``
+        is the time beyond that."""
         paid = min(self.lead, max(overrun - max(steps, 0.0), 0.0))
         self.lead -= paid
         steps += paid - overrun
@@ -77,7 +78,7 @@ class Ledger:
         self.lead = min(self.lead + beyond, BEHIND)
 
     def excuse(self, steps: float) -> None:
-        """Add to the lead what other programs would have cost plain decoding."""
+        """Add to the lead the cost that other programs would have caused plain decoding."""
         self.lead = min(self.lead + steps, BEHIND)
 
     def earn(self, tokens: float, source: str) -> None:
@@ -88,7 +89,7 @@ class Ledger:
         self._rest(2.0 * half + own - self.own[source])
 
     def _rest(self, steps: float) -> float:
-        """Add to the shared reserve; returns what is beyond the bound."""
+        """Add to the shared reserve; return the excess over the bound."""
         most = BEHIND - sum(self.own.values())
         beyond = max(self.spare + steps - most, 0.0)
         self.spare = min(self.spare + steps, most)

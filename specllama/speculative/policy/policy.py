@@ -1,4 +1,4 @@
-"""How far to draft, from one round to the next: what was measured, learnt, gained and lost."""
+"""The policy of how far to draft in each round, from measured costs, lessons, gains and losses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHECKING = "checking whether plain steps are slow, too"
 @dataclass(frozen=True, slots=True)
 class _Unbooked:
     """A round that took longer than could be foreseen, in plain steps; the next one is plain, and
-    tells whether the machine is slow or the draft.
+    shows if the machine is slow or the draft.
 
     ``gain`` is what it would have gained in the time that was ``foreseen``, beyond which it took
     ``overrun``.
@@ -39,7 +39,8 @@ class _Unbooked:
 
 
 class Policy:
-    """Drafts as far as it pays, measured, and never loses more than the ledger holds.
+    """A window that drafts as far as it pays, by measurement, and never loses more than the ledger
+    holds.
 
     A guess is sent when its expected tokens (calibrated acceptance times the survival of the
     guesses before it) are worth more than what the same time gives at the present throughput,
@@ -85,23 +86,24 @@ class Policy:
         self._unbooked: _Unbooked | None = None
 
     def drafts_with(self, booking: Booking) -> None:
-        """Before the first round: who drafts."""
+        """Set the booking of the drafts, before the first round."""
         self._booking = booking
 
     def prefilled(self, tokens: int, depth: int) -> None:
-        """A prompt of ``depth`` tokens is in the cache; ``tokens`` of them were read now."""
+        """Note that a prompt of ``depth`` tokens is in the cache; ``tokens`` of them were read
+        now."""
         self._text.depth = depth
         self._text.lag += tokens
 
     def finish(self) -> None:
-        """The reply is over."""
+        """Finish the reply."""
         self._book()
         if self._text.written:
             self._text.learned.reply.add(self._text.written)
         self._on_finish()
 
     def plan(self, room: int) -> Plan:
-        """Before a round; ``room`` bounds the draft."""
+        """Plan a round; ``room`` bounds the draft."""
         self._weighing, self._forgone = None, 0.0
         if none := no_room(room, self._draft_max, self._draft_min):
             return none
@@ -150,7 +152,7 @@ class Policy:
         return Weighing(text, terms, target, draft, self._ledger, booking, self._clock)
 
     def bid(self, offer: Offer) -> Bid:
-        """What the draft of this round is worth in a pass that others share."""
+        """Return the worth of this round's draft in a pass that others share."""
         assert self._weighing is not None
         return self._weighing.bid(offer)
 
@@ -160,7 +162,7 @@ class Policy:
         return self._ledger.covers(self._booking.payer)
 
     def shortfall_ms(self) -> float | None:
-        """What a guess costs more than it is expected to save."""
+        """Return how much more a guess costs than it is expected to save."""
         text, target = self._text, self._costs.target
         source = text.learned.sources.get(text.named(self._booking.payer))
         if source is None or target.level is None:
@@ -169,7 +171,7 @@ class Policy:
         return self._costs.steps(self._booking).ms(1, text.depth) + two - one - source.mean * one
 
     def observe(self, outcome: Outcome) -> Plan | None:
-        """After a round: learn from it, and book it."""
+        """Learn from a round and book it."""
         text, target, depth = self._text, self._costs.target, self._text.depth
         weighing, n, shared = self._weighing, outcome.drafted, outcome.shared
         told = weighing.explain(n) if weighing else None
@@ -221,8 +223,8 @@ class Policy:
         return told
 
     def _book(self, slower: float = 1.0) -> None:
-        """Book the last round that asked for drafts; plain steps take ``slower`` times as long now
-        as was known of them.
+        """Book the last round that asked for drafts; plain steps now take ``slower`` times their
+        known time.
 
         A pass that takes much longer than drafting may ever lose is not a draft's doing: the
         machine slept, or the program was stopped.
@@ -237,9 +239,9 @@ class Policy:
 
 
 def _waited(outcome: Outcome, longer: float) -> float:
-    """Milliseconds that a conversation lost to others' drafts: it waits while they are drafted, and
-    without a guess of its own it pays for the rows of theirs, with which its pass takes ``longer``.
-    """
+    """Return the milliseconds that a conversation lost to others' drafts: it waits for their
+    drafting, and without a guess of its own it pays for their rows, with which its pass takes
+    ``longer``."""
     shared = outcome.shared
     if shared is None:
         return 0.0

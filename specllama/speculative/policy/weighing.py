@@ -56,11 +56,12 @@ class Text:
         return self.sources[name]
 
     def asked(self, booking: Booking) -> Mean:
-        """What asking gained where these draft."""
+        """Return the mean gain of asking for drafts under this booking."""
         return self.learned.asked.setdefault(booking.method, Mean(0.0, SINGLES))
 
     def named(self, source: str) -> str:
-        """Who has read a part of a text guesses otherwise than who has read all of it."""
+        """Return the name of a source: a drafter that read only part of the text is calibrated
+        separately."""
         return f"{source} (part)" if self.part else source
 
     def wrote(self, tokens: int, others: int) -> None:
@@ -72,7 +73,7 @@ class Text:
         self.others = others
 
     def usual_rest(self) -> float:
-        """Tokens that are still to come, as replies here go."""
+        """Return the expected number of tokens still to come, judged by other replies here."""
         usual = self.learned.reply.value
         return min(self.left, max(usual - self.written, (usual + self.written) / 2.0))
 
@@ -122,7 +123,7 @@ class Weighing(Willing):
         return self._terms.one
 
     def _fits(self, guesses: int, further: float = 0.0) -> bool:
-        """Whether N guesses, and ``further`` ms for them, risk no more than the stake."""
+        """True if N guesses, and ``further`` ms for them, risk no more than the stake."""
         terms = self._terms
         if guesses > terms.most:
             return False
@@ -135,8 +136,8 @@ class Weighing(Willing):
         return gain.lines(self._terms, self._reached, self._beside, mean, spent, stake)
 
     def _promise(self, lines: Lines, source: InText, read: int) -> tuple[float, float]:
-        """(ms that asking the paying source gains in a round, rounds that are left), if it reads
-        ``read`` tokens first."""
+        """Return (ms that asking the paying source gains in a round, rounds that are left), if it
+        reads ``read`` tokens first."""
         terms, draft = self._terms, self._draft
         gained = gain.look(lines, source.spread()) / terms.rate - terms.step
         left = self._text.usual_rest()
@@ -147,7 +148,8 @@ class Weighing(Willing):
         return gained - waits / rounds, rounds
 
     def model_gain(self) -> float:
-        """Milliseconds that asking the paying source is expected to gain in this round."""
+        """Return the milliseconds that asking the paying source is expected to gain in this
+        round."""
         name, terms = self._text.named(self._booking.payer), self._terms
         if name not in self._text.learned.sources:
             return 0.0
@@ -180,7 +182,8 @@ class Weighing(Willing):
         return rows
 
     def _readable(self, source: InText, lag: int) -> int:
-        """How many of the newest ``lag`` tokens to read; 0, and why, where it is to stay out.
+        """Return how many of the newest ``lag`` tokens to read; 0, with a reason, if it must stay
+        out.
 
         What reading leaves of a balance has to pay for the draft that promises most, and what it
         leaves of a share of one for a guess: the others' gains fill it up.
@@ -216,14 +219,14 @@ class Weighing(Willing):
         return read
 
     def _price(self, lines: Lines, mean: float) -> float:
-        """Milliseconds that the most promising draft takes after its first step. In company that
+        """Return the milliseconds of the most promising draft after its first step. In company that
         is one guess: the others' gains pay for more."""
         terms = self._terms
         best = 0 if terms.others else gain.best(lines, mean)
         return best * terms.further + terms.v[self._n + 2 + best] - terms.one
 
     def _scouts(self, rows: int) -> int:
-        """How many scout rows a pass may have in addition to its own."""
+        """Return how many scout rows a pass may have in addition to its own."""
         terms, ledger, target = self._terms, self._ledger, self._target
         trusted = self._text.asked(self._booking).value > 0.0
         balance = (ledger.covers if trusted else ledger.balance)(self._booking.payer)
@@ -286,7 +289,8 @@ class Weighing(Willing):
         return True
 
     def _ran(self) -> None:
-        """The draft pass of ``_rows`` tokens is over, if there was one; of 0: nothing was run."""
+        """Book the time of the finished draft pass of ``_rows`` tokens, if there was one; 0:
+        nothing ran."""
         if self._since is None:
             return
         ms, self._since = (self._clock() - self._since) * 1e3, None
@@ -342,7 +346,7 @@ class Weighing(Willing):
         return which, length
 
     def _weigh(self, guess: Guess) -> Trial:
-        """How far the target would follow a copy."""
+        """Weigh how far the target would follow a copy."""
         copy = Trial(self._text.source(guess.source, guess.kind))
         self._seen.append(copy)
         n = len(guess.tokens)
@@ -356,7 +360,7 @@ class Weighing(Willing):
     # -- a pass that others share --
 
     def bid(self, offer: Offer) -> Bid:
-        """What was decided for a conversation alone, as far as a cut may depend on it."""
+        """Return the decision for a conversation alone, as far as a cut may depend on it."""
         terms = self._terms
         reached = self._sending.survival[: offer.size] if self._sending else self._reached[1:]
         if not terms.peek and self._drafting:
@@ -380,7 +384,7 @@ class Weighing(Willing):
             trial.judge(outcome.tokens, outcome.accepted)
 
     def explain(self, n: int) -> Plan:
-        """What was sent, of ``n`` guesses, and the reason in words."""
+        """Return the plan as it was carried out: ``n`` guesses, and the reason in words."""
         if n == 0:
             return Plan(0, self._why or NO_GUESS)
         if self._exploring:
@@ -394,17 +398,17 @@ class Weighing(Willing):
 
     @property
     def drafted(self) -> Trial | None:
-        """The guesses of the paying source, None where it stayed out."""
+        """The guesses of the paying source, None if it stayed out."""
         return self._drafting
 
     @property
     def explores(self) -> bool:
-        """The round promised no gain, and was tried from the source's own balance."""
+        """True if the round promised no gain and was tried from the source's own balance."""
         if self._drafting is None:
             return self._text.asked(self._booking).value < 0.0 and not self._sending
         return self._exploring
 
     @property
     def due(self) -> float:
-        """What its draft passes were expected to take."""
+        """The expected time of its draft passes."""
         return self._due
