@@ -1,4 +1,4 @@
-"""How much of a request is looked at: its size is checked before anything of it is read.
+"""Checks of a request's size before any of it is read.
 
 No token of a prompt is longer than the longest one of the vocabulary, so a text of more bytes than
 the context has room for such tokens cannot fit, whatever it says.
@@ -17,7 +17,7 @@ _HINT = "shorten it, or raise --ctx-size"
 
 
 def require_room(n: int, n_ctx: int) -> None:
-    """Raises PromptTooLong: a prompt of ``n`` tokens exceeds the context."""
+    """Raise PromptTooLong if a prompt of ``n`` tokens exceeds the context."""
     if n > n_ctx:
         raise PromptTooLong(
             f"the prompt of {n} tokens exceeds the available context size of {n_ctx}",
@@ -28,7 +28,7 @@ def require_room(n: int, n_ctx: int) -> None:
 
 
 def require_size(prompt: Prompt, n_ctx: int, vocab: Vocab) -> None:
-    """Raises PromptTooLong: it has too many parts, or too many bytes, to fit the context."""
+    """Raise PromptTooLong if it has too many parts, or too many bytes, to fit the context."""
     parts: Sequence[int | str | Message] = [prompt] if isinstance(prompt, str) else prompt
     if len(parts) > n_ctx:  # each of them is a token at least
         what = "messages" if isinstance(parts[0], Message) else "tokens"
@@ -48,7 +48,7 @@ def require_size(prompt: Prompt, n_ctx: int, vocab: Vocab) -> None:
 
 
 def require_text(n_bytes: int, n_ctx: int, vocab: Vocab) -> None:
-    """Raises PromptTooLong: a text of this many bytes cannot fit the context."""
+    """Raise PromptTooLong if a text of this many bytes cannot fit the context."""
     if n_bytes <= n_ctx or not (longest := vocab.longest) or n_bytes <= n_ctx * longest:
         return
     least = -(-n_bytes // longest)
@@ -62,7 +62,7 @@ def require_text(n_bytes: int, n_ctx: int, vocab: Vocab) -> None:
 
 
 def require_going(cancel: Cancel | None) -> None:
-    """Raises Cancelled: the request was."""
+    """Raise Cancelled if the request was cancelled."""
     if cancel is not None and cancel.is_set():
         raise Cancelled("the request was cancelled")
 

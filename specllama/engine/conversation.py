@@ -59,11 +59,11 @@ EventSteps = Generator[Event | Effect, Any, T]
 
 
 class _Full(ContextFull):
-    """The reply ends here: its context is full."""
+    """The end of a reply whose context is full."""
 
 
 class Clock:
-    """Where the time of one request goes; it starts when it is made."""
+    """The times of one request; the clock starts when it is made."""
 
     def __init__(self) -> None:
         self._begin = self._tokenized = self._reading = self._read = perf_counter()
@@ -87,7 +87,7 @@ class Clock:
         self._tokenized = perf_counter()
 
     def reading(self) -> None:
-        """Its turn has come: the prompt is about to be read."""
+        """Note that the prompt is about to be read."""
         self._reading = self._read = perf_counter()
 
     @property
@@ -99,7 +99,7 @@ class Clock:
         return (perf_counter() - self._read) * 1e3
 
     def read(self) -> None:
-        """It was, so far."""
+        """Note that a part of the prompt was read."""
         self._read = perf_counter()
 
     def wrote(self, event: RoundDone) -> None:
@@ -108,14 +108,14 @@ class Clock:
             self._first_ms = event.draft_ms, event.verify_ms
 
     def delivered(self, begun: float, handed: float) -> None:
-        """The events of a round that began at ``begun`` were handed out at ``handed``, and taken
-        by now."""
+        """Note that the events of a round that began at ``begun`` were handed out at ``handed``,
+        and have been taken."""
         now = perf_counter()
         self._deliver_s += now - handed
         self._rounds_s += now - begun
 
     def timings(self, stats: SpecStats, n: int, load_ms: float) -> Timings:
-        """Those of a reply of ``n`` tokens that ends now."""
+        """Return the timings of a reply of ``n`` tokens that ends now."""
         first = self._first
         decode_s = 0.0 if first is None else perf_counter() - first
         draft_ms = stats.draft_ms - self._first_ms[0]
@@ -139,7 +139,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A request of which everything is done that needs no pass. It is for one conversation.
+    """A request that is prepared as far as that needs no pass. It is for one conversation.
 
     Attributes:
         clock: runs since the request came.
@@ -180,7 +180,7 @@ class Conversation:
         self._window: Window = FixedWindow(0, steps=loaded.windows.steps)
 
     def run(self) -> EventSteps[None]:
-        """Events of a request."""
+        """Yield the events of a request."""
         prepared, seat = self._ready.prepared, self._seat
         self._reply = ReplyBuilder(self._params, self._loaded.prompting.vocab, prepared.reader)
         self._tokens.replace(prepared.ids[: seat.until] if self._ahead else prepared.ids)
@@ -217,7 +217,8 @@ class Conversation:
         yield self._finished(reason, message)
 
     def settle(self) -> int:
-        """However it ended: how many tokens of the target's lane are committed text."""
+        """End the conversation in any case; return how many tokens of the target's lane are
+        committed."""
         self._window.finish()
         if self._ahead:
             return len(self._target.tokens)
@@ -247,7 +248,7 @@ class Conversation:
         )
 
     def _read_prompt(self) -> EventSteps[Row]:
-        """Read what is not in the cache; returns the row after the prompt."""
+        """Read the uncached part; return the row after the prompt."""
         self._go_on()
         done, total = self._started.cached_n, self._started.prompt_n
         if (row := self._seat.row) is not None:  # this very prompt was the last one here
@@ -274,7 +275,7 @@ class Conversation:
         return PrefillProgress(done, total, cached, self._seats.pace.left_ms(total - done))
 
     def _read_ahead(self) -> EventSteps[None]:
-        """Read what is typed so far and not in the cache."""
+        """Read the uncached part of a text that is still being typed."""
         done, total = self._started.cached_n, self._started.prompt_n
         while done < total:
             self._go_on()
@@ -283,7 +284,7 @@ class Conversation:
             yield self._progress(done)
 
     def _begin(self, chain: SamplerChain) -> EventSteps[Rounds]:
-        """What drafts, judges and decides how far to draft."""
+        """Set up the drafter, the rule and the window, which decides how far to draft."""
         windows = self._loaded.windows
         params, drafter = self._params, self._drafter
         rule = rule_of(params.verify, greedy=chain.greedy)
@@ -338,12 +339,13 @@ class Conversation:
         return self._slot.inexact
 
     def _coins(self, stream: int) -> RandomCoins:
-        """Not those of another reply with this seed: drafts may be copied from it."""
+        """Return coins other than those of a reply with the same seed: drafts may be copied from
+        it."""
         started = self._started
         return RandomCoins((started.seed, stream, started.position, started.prompt_n))
 
     def _write(self, rounds: Rounds, first: Row | None) -> EventSteps[FinishReason]:
-        """Round after round, until one ends the reply; ``first`` is the row after the prompt."""
+        """Run rounds until one ends the reply; ``first`` is the row after the prompt."""
         clock, n_ctx = self._clock, self._target.n_ctx
         reason: FinishReason | None = None
         while reason is None:
@@ -379,7 +381,7 @@ class Conversation:
         return passage_ending(self._piece(before), self._piece(after))
 
     def _read(self, ids: Sequence[int], done: int, *, row: bool) -> Steps[tuple[int, Rows]]:
-        """Read a part of ``ids`` after the first ``done``; returns how many are read now.
+        """Read a part of ``ids`` after the first ``done``; return how many are read now.
 
         With ``row`` also the row after the last of all, once it is there.
         """
@@ -412,7 +414,7 @@ class Conversation:
             self._slot.mark_inexact_from(at)
 
     def _done(self, done: Round, kept: int) -> RoundDone:
-        """The event of a round of whose tokens the first ``kept`` were emitted."""
+        """Return the event of a round of whose tokens the first ``kept`` were emitted."""
         draft, judged = done.draft, done.verdict
         accepted, emitted = min(len(judged.path), kept), done.tokens[:kept]
         drafted, target_token, gap = draft.tokens, judged.target_token, judged.gap

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Drafters:
-    """Makes the drafters of one conversation, each once; see ``Kit``.
+    """A maker of the drafters of one conversation, each made once; see ``Kit``.
 
     Attributes:
         parts: what was opened of the target's own, by method; ``reasons``: why other was not.
@@ -55,5 +55,5 @@ class Drafters:
         return self.made[method]
 
     def all(self) -> dict[str, Drafter]:
-        """Those of every method that the pair has, in order."""
+        """Return the drafters of every method that the pair has, in order."""
         return {name: found for name in methods.names() if (found := self.drafter(name))}

@@ -1,4 +1,4 @@
-"""From the segments of a prompt to token ids.
+"""The step from the segments of a prompt to token ids.
 
 llama.cpp finds special tokens by their text before it merges anything, and starts the text after
 one of them afresh (with a space, in SentencePiece vocabularies). So a prompt is tokenized whole, as
@@ -29,7 +29,7 @@ _LIKE_CONTROL = re.compile(r"<[|｜].*[|｜]>")
 def encode_segments(
     vocab: Vocab, segments: Sequence[Segment], *, bos: str, template: str
 ) -> list[int]:
-    """Token ids of a chat prompt.
+    """Return the token ids of a chat prompt.
 
     Args:
         bos: text of the begin token; it is not doubled where the template writes it as well.
@@ -60,7 +60,7 @@ def encode_segments(
 
 
 class _Forgery:
-    """Judges where the text of a special token stands in a prompt."""
+    """A judge of special tokens' texts in a prompt: markers, or text of people."""
 
     def __init__(self, segments: Sequence[Segment], template: str) -> None:
         self._segments = segments
@@ -79,7 +79,7 @@ class _Forgery:
         return "cut" if self._marks(special, all(s.reply for s in contents)) else "token"
 
     def anywhere(self, special: SpecialToken, text: str) -> bool:
-        """Whether it must be taken apart, instead of becoming a token, at any place."""
+        """True if its text must be split, instead of becoming a token, at any place."""
         if not special.control and not self._marks(special, reply=False):
             return False
         at = text.find(special.text)
@@ -90,7 +90,7 @@ class _Forgery:
         return False
 
     def _marks(self, special: SpecialToken, reply: bool) -> bool:
-        """Whether a user-defined token is a marker, in the text of people or of models."""
+        """True if a user-defined token is a marker, in the text of people or of models."""
         text = special.text
         if len(text.strip()) < 2:  # spaces; and a single character could not be cut
             return False

@@ -59,7 +59,7 @@ class _Ahead(NamedTuple):
 
 
 class Engine:
-    """Generates text from one loaded target, drafting with what is available.
+    """The engine: it generates text from one loaded target and drafts with what is available.
 
     Not for two threads at once: the second one's call raises EngineError. Threads that want replies
     side by side ask a server, or let one thread ``submit`` and ``step`` for all.
@@ -100,7 +100,8 @@ class Engine:
 
     @classmethod
     def of(cls, opening: OpeningPair) -> Engine:
-        """See ``load``; for who began to open the files before this module was imported."""
+        """Load as ``load`` does; for callers that opened the files before this module was
+        imported."""
         from specllama.engine.loading import load
 
         return cls(load(opening))
@@ -124,7 +125,7 @@ class Engine:
 
     @property
     def free(self) -> bool:
-        """Whether it has fewer requests than lanes; reading ahead gives way to any."""
+        """True if it has fewer requests than lanes; reading ahead gives way to any."""
         reading = self._ahead is not None and self._ahead.id in self._scheduler
         return len(self._scheduler) - reading < len(self._slots)
 
@@ -133,12 +134,12 @@ class Engine:
         return tuple(self._slots[0].drafters)
 
     def drafter(self, name: str) -> Drafter:
-        """That of the first slot."""
+        """Return that drafter of the first slot."""
         return self._slots[0].drafters[name]
 
     @property
     def windows(self) -> Windows:
-        """What makes the draft window of a request."""
+        """The maker of a request's draft window."""
         return self._loaded.windows
 
     @property
@@ -152,7 +153,7 @@ class Engine:
 
     @property
     def inexact(self) -> bool:
-        """Whether a row of the first slot can differ from that of plain decoding by rounding."""
+        """True if a row of the first slot can differ from that of plain decoding by rounding."""
         return self._slots[0].inexact
 
     def __enter__(self) -> Engine:
@@ -162,7 +163,7 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Free the models, from any thread: what is running ends first, as in ``abort``."""
+        """Free the models, from any thread: running conversations end first, as in ``abort``."""
         self.abort()
         with self._using:
             if not self._closed:
@@ -171,13 +172,13 @@ class Engine:
                 self._loaded.close()
 
     def abort(self) -> None:
-        """Stop whatever pass is running, from any thread; all requests end as cancelled."""
+        """Stop any running pass, from any thread; all requests end as cancelled."""
         self._loaded.stop.set()
         self._scheduler.cancel(range(next(self._ids)))
 
     @property
     def unmeasured(self) -> bool:
-        """True if a pass that drafts or is shared may come, and none were compared here yet."""
+        """True if a drafting or shared pass may come, and none were compared here yet."""
         return not self.info.exact_rows and (self.info.lanes > 1 or self._drafts)
 
     def measure(self, report: Report = None, *, cancel: Cancel | None = None) -> bool:
@@ -186,7 +187,7 @@ class Engine:
             return bool(self.info.exact_rows) or self._loaded.measure(report, cancel or Cancel())
 
     def keep(self) -> None:
-        """Have what conversations left written to disk, where they want it; returns at once."""
+        """Hand idle conversations to the thread that writes them to disk; return at once."""
         with self._alone():
             self._seats.keep()
 
@@ -214,13 +215,13 @@ class Engine:
         return self.vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def tokens_of(self, words: Sequence[str]) -> list[list[int]]:
-        """The tokens of every word, apart."""
+        """Return the tokens of every word, apart."""
         size = sum(len(word.encode("utf-8", "replace")) for word in words)
         require_text(size, self.target.n_ctx, self.vocab)
         return [self.vocab.tokenize(w, add_special=False, parse_special=True) for w in words]
 
     def pieces(self, tokens: Sequence[int]) -> list[bytes]:
-        """The bytes of every token; those of control tokens are their names.
+        """Return the bytes of every token; those of control tokens are their names.
 
         Raises:
             UsageError: one is outside the vocabulary.
@@ -240,7 +241,7 @@ class Engine:
         return infilled(self.vocab, before, after, others, room=room, near=room // 2)
 
     def render(self, messages: Sequence[Message], params: GenerateParams) -> str:
-        """A conversation as the text of a prompt."""
+        """Render a conversation as the text of a prompt."""
         require_size(messages, self.target.n_ctx, self.vocab)
         return self._loaded.prompting.render(messages, params)[0].text
 
@@ -251,7 +252,8 @@ class Engine:
         return self._loaded.prompting.thinks()
 
     def template(self) -> tuple[str, str, str]:
-        """The chat template ("" if there is none) and the texts of its begin and end tokens."""
+        """Return the chat template ("" if there is none) and the texts of its begin and end
+        tokens."""
         prompting = self._loaded.prompting
         return prompting.template or "", prompting.bos, prompting.eos
 
@@ -275,7 +277,8 @@ class Engine:
         return self._loaded.chains.chain(self._carded(params), seed, tokens, position)
 
     def _carded(self, params: GenerateParams) -> GenerateParams:
-        """What the model's card recommends, where a request leaves it to the card."""
+        """Fill in the values that the model's card recommends, where a request leaves them to
+        it."""
         return params.on_card(self.info.target.card)
 
     # -- generation --
@@ -301,8 +304,8 @@ class Engine:
         *,
         cancel: Cancel | None = None,
     ) -> Ready:
-        """All of a request that needs no pass; ``begin`` takes it. Any thread may call this, also
-        while another one uses the engine.
+        """Prepare a request as far as that needs no pass; ``begin`` takes it. Any thread may call
+        this, also while another one uses the engine.
 
         Raises:
             UsageError: the prompt is empty, or cannot be read; a token of logit_bias is none.
@@ -338,7 +341,7 @@ class Engine:
             raise UsageError(f"logit_bias: token {bad} is outside the vocabulary of {n}")
 
     def begin(self, ready: Ready, *, cancel: Cancel | None = None) -> int:
-        """As ``submit``, for a request that is prepared.
+        """Begin a prepared request as ``submit`` does.
 
         One whose message is still being typed (``GenerateParams.ahead``) is only read, as far as it
         stands, until another begins: that goes on from there, with the same text as ever.
@@ -380,8 +383,8 @@ class Engine:
         return id
 
     def step(self) -> list[tuple[int, Event | Exception]]:
-        """Go on until a conversation has something to say: its id with the event, or with the error
-        that ended it; [] when none is left.
+        """Run until a conversation has events; return its id with each event, or with the error
+        that ended it; [] if none is left.
 
         A cancel stops the pass that is running where no other conversation shares it.
         """
@@ -393,7 +396,7 @@ class Engine:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """See ``_take``."""
+        """Hold the engine for a block, see ``_take``."""
         self._take()
         try:
             yield
@@ -401,7 +404,7 @@ class Engine:
             self._using.release()
 
     def _take(self) -> None:
-        """Be the one thread that uses it, until the lock is released.
+        """Claim the engine for this thread, until the lock is released.
 
         Raises:
             EngineError: another thread is in a call or a ``generate``, or the engine is closed.
@@ -418,7 +421,7 @@ class Engine:
         self._scheduler.cancel([id])
 
     def drop(self, id: int) -> None:
-        """End a conversation whose client has left: it tells nothing more."""
+        """End a conversation whose client has left, without further events."""
         self._scheduler.end(id)
 
     def generate(

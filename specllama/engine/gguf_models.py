@@ -78,7 +78,7 @@ class _Model:
 
 
 def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
-    """Load the files; all is freed again where it fails."""
+    """Load the files; free everything if that fails."""
     with ExitStack() as closing:
         target, draft = _load(pair, on_progress, stop, closing)
         heads = closing.enter_context(ExitStack())  # freed before the models
@@ -118,7 +118,7 @@ def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
 
 
 def _prepare(template: str | None) -> None:
-    """Have at hand, once the weights are there, what is asked for next."""
+    """Import and derive now what is needed once the weights are there."""
     import_module("specllama.replies.marks").derive(template)
     import_module("specllama.models.pruned")
 
@@ -126,7 +126,7 @@ def _prepare(template: str | None) -> None:
 def _load(
     pair: Pair, on_progress: Report, stop: StopFlag, closing: ExitStack
 ) -> tuple[_Model, _Model | None]:
-    """The models of a pair, with fewer layers on the GPUs where it asks for too much."""
+    """Load the models of a pair, with fewer layers on the GPUs if it asks for too much."""
     use_numa(pair.options.cpu)
     while True:
         try:
@@ -204,14 +204,14 @@ def _load_as(
 
 
 class _Count(msgspec.Struct, frozen=True):
-    """The number of threads that was found to be the fastest."""
+    """The number of threads that proved fastest."""
 
     count: int
 
 
 def _choose_threads(one: _Model) -> None:
-    """Begin with as many threads as earlier runs found to be the fastest, and keep what this one
-    finds; a crowded minute says nothing of the next run's."""
+    """Begin with the number of threads that earlier runs found fastest, and keep the one that this
+    run finds; a crowded minute says nothing about the next run."""
     key = {**verdicts.circumstances(one.header), "most": one.pool.kernels.threads}
     kept = verdicts.known(_SCHEMA, key, _Count) or _Count(0)
 
@@ -225,7 +225,7 @@ def _choose_threads(one: _Model) -> None:
 
 
 def _warm_up(pool: LlamaPool) -> None:
-    """Let one pass fetch the weights and start the threads: a first reply is timed, too."""
+    """Run one pass to fetch the weights and start the threads: a first reply is timed, too."""
     lane = pool.open()
     lane.forward([0], outputs="last")
     lane.close()

@@ -1,4 +1,4 @@
-"""A pair of GGUF files that can be loaded: told from their headers, before llama.cpp comes."""
+"""A pair of GGUF files that can be loaded, judged by their headers before llama.cpp is imported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHORT = 512  # the shortest context that is worth a word
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The files of a pair that can be loaded, and how.
+    """The files of a pair that can be loaded, and the way to load them.
 
     Attributes:
         target, draft: their headers.
@@ -50,7 +50,7 @@ class Pair:
         return self.length.tokens
 
     def lines(self) -> list[str]:
-        """What was decided, and why, for ``-v`` and ``doctor``."""
+        """Describe the decisions and their reasons, for ``-v`` and ``doctor``."""
         card = read_card(self.target.metadata)
         notes = [f"the model's card: not followed: {text}" for text in card.left_out]
         states = running_state.line(self.target, self.options.max_rows)
@@ -59,7 +59,7 @@ class Pair:
         return [self.length.line(), *several, *([states] if states else []), *plan, *notes]
 
     def _sharing(self) -> str:
-        """What several conversations take."""
+        """Describe the memory that several conversations take."""
         if self.keeps_states:
             fewer = " (more would take too much memory)" if self.lanes < self.most_lanes else ""
             return f"conversations: {self.lanes} at once{fewer}, each with a context of its own"
@@ -75,12 +75,12 @@ class Pair:
 
     @property
     def keeps_states(self) -> bool:
-        """Whether a model of it keeps a running state."""
+        """True if a model of it keeps a running state."""
         return _keeps_state(self.target) or (self.draft is not None and _keeps_state(self.draft))
 
     @property
     def most_lanes(self) -> int:
-        """Conversations that it could take at once, had it the memory."""
+        """Conversations that fit at once if memory were no limit."""
         options = self.options
         windows_only = self.target.sliding_window and not options.swa_full
         # passes that states share have other widths than a conversation's own
@@ -96,7 +96,8 @@ class Pair:
         return self.plan is not None and self.plan.target.layers > 0
 
     def resolved(self, *, apart: bool = False) -> EngineOptions:
-        """The options of the target, every "auto" decided; see ``EngineOptions.resolved``."""
+        """Return the options of the target, every "auto" decided; see
+        ``EngineOptions.resolved``."""
         one, options = self.target.one_kv_type, replace(self.options, parallel=self.lanes)
         return options.resolved(on_gpu=self.on_gpu, one_kv_type=one, apart=apart)
 
@@ -106,7 +107,7 @@ class Pair:
         return self.options.resolved(on_gpu=self.on_gpu, one_kv_type=one)
 
     def fitting(self) -> Pair:
-        """This pair, once what the GPUs do not take was found to fit in RAM.
+        """Return this pair, after a check that the part outside the GPUs fits in RAM.
 
         Raises:
             DoesNotFit: it does not.
@@ -134,7 +135,7 @@ class Pair:
             raise DoesNotFit(error.message, hint, needed=error.needed, free=error.free) from None
 
     def need(self, n_ctx: int) -> memory.PairMemory:
-        """RAM that the pair takes with a context of N tokens."""
+        """Return the RAM that the pair takes with a context of N tokens."""
         options = self.resolved()
         need = memory.estimate_pair(
             self.target,
@@ -155,13 +156,13 @@ class Pair:
         return need
 
     def with_fewer_layers(self) -> Pair | None:
-        """This pair with less on the GPUs; None when nothing is there."""
+        """Return this pair with less on the GPUs; None if nothing is there."""
         plan = None if self.plan is None else placement.fewer_layers(self.plan)
         return None if plan is None else replace(self, plan=plan).fitting()
 
 
 def read_pair(target: Path, draft: Path | None, options: EngineOptions) -> Pair:
-    """The headers of a pair, checked, and where its layers go.
+    """Read and check the headers of a pair, and place its layers.
 
     Raises:
         BadGguf, UnsupportedModel, PairIncompatible, DoesNotFit, CannotLoad.
@@ -189,7 +190,7 @@ def read_pair(target: Path, draft: Path | None, options: EngineOptions) -> Pair:
 def _with_sliding_windows(
     need: memory.ModelMemory, header: GgufHeader, options: EngineOptions
 ) -> memory.ModelMemory:
-    """What a target takes when windowed layers keep only their window."""
+    """Return a target's memory when windowed layers keep only their window."""
     saved = saved_bytes(
         header,
         need.n_ctx,
@@ -201,7 +202,7 @@ def _with_sliding_windows(
 
 
 def with_context(pair: Pair) -> Pair:
-    """The pair with the context length that was asked for, else with what fits.
+    """Return the pair with the requested context length, else with one that fits.
 
     What fits takes nothing from the target's place on the GPUs that a short context leaves it, and
     in RAM no more than its share.
@@ -251,8 +252,8 @@ def _keeps_state(header: GgufHeader) -> bool:
 
 
 def _with_lanes(pair: Pair, plan_for: Callable[[Pair, int], placement.OffloadPlan | None]) -> Pair:
-    """The pair with as many conversations at once as were asked for. Where each takes states and a
-    context of its own: as many as take no more than half of the memory that one leaves free, and
+    """Return the pair with the requested number of conversations at once. If each needs states and
+    a context of its own: as many as take no more than half of the memory that one leaves free, and
     nothing from its place on the GPUs."""
     one = pair.need(pair.n_ctx).required
     free = memory.available_memory()
@@ -310,7 +311,7 @@ def _offload(
 def measured_acceptance(
     target: GgufHeader, draft: GgufHeader, folder: Path | None = None
 ) -> float | None:
-    """How often the draft model's tokens were accepted, wherever its layers were.
+    """Return the draft model's measured acceptance rate, wherever its layers were.
 
     None where too few were tested on this machine.
     """
@@ -342,6 +343,6 @@ def measured_acceptance(
 
 
 def _is_of(key: str, header: GgufHeader) -> bool:
-    """Whether a key of ``_model_key`` is this file's."""
+    """True if a key of ``_model_key`` is this file's."""
     beginning = f"{header.name} {header.quantization} "
     return key.startswith(beginning) and key.endswith(f" {header.file_bytes}")

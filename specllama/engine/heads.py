@@ -1,4 +1,4 @@
-"""What drafts for one target only: head files that belong to it, and layers of its own file.
+"""Heads that draft for one target only: head files that belong to it, and layers of its own file.
 
 Each kind of head says what it recognises, checks and opens (``models.heads``). Heads that ship
 beside the bundled target are found by themselves; one that does not fit is left out with the
@@ -29,7 +29,7 @@ logger = logging.getLogger("specllama.engine.heads")
 
 
 def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
-    """Every head of a target and whatever its own file has to draft with.
+    """Open every head of a target, and the drafting layers of its own file.
 
     Args:
         files: references of head files, as the user gave them.
@@ -80,7 +80,7 @@ def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
 def survey(
     target: GgufHeader, files: Sequence[str] = (), *, draft: bool = False
 ) -> tuple[MethodInfo, ...]:
-    """Every way to draft for a target, told from headers alone: nothing is loaded.
+    """List every way to draft for a target, from headers alone: nothing is loaded.
 
     Args:
         files: head files to consider beside those that ship with the target.
@@ -109,7 +109,7 @@ def survey(
 
 
 def fitting(target: GgufHeader, models: Iterable[LocalModel]) -> dict[str, str]:
-    """By method the reference of a head file among some models that belongs to a target."""
+    """Map each method to a head file, among some models, that belongs to a target."""
     from specllama.models.gguf import read_header
     from specllama.models.summaries import Summaries
 
@@ -129,7 +129,8 @@ def fitting(target: GgufHeader, models: Iterable[LocalModel]) -> dict[str, str]:
 
 
 def _no_layers(target: GgufHeader) -> str:
-    """Why the target's own file has no layers that ``mtp`` could draft with, "" if it has."""
+    """Explain why the target's own file has no layers that ``mtp`` could draft with, "" if it
+    has."""
     from specllama.models.assistant_file import TARGET
     from specllama.models.nextn import why_not
 
@@ -137,14 +138,14 @@ def _no_layers(target: GgufHeader) -> str:
 
 
 def _check(head: GgufHeader, target: GgufHeader) -> str:
-    """Which kind of head a file is; refuse one that is none, or of another target."""
+    """Return the kind of a head file; refuse one that is none, or of another target."""
     kind = sidecars.require_head(head)
     find(kind).check(head, target)
     return kind
 
 
 def bundled_heads(target: Path) -> list[Path]:
-    """Head files that ship with the bundled target; none for any other target."""
+    """List the head files that ship with the bundled target; none for any other target."""
     from specllama import paths
     from specllama.models.library import BUNDLED
 

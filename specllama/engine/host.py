@@ -52,14 +52,14 @@ class HostLike(EngineLike, Protocol):
     def read_ahead(
         self, conversation: Sequence[Message], params: GenerateParams, on_message: OnMessage
     ) -> None:
-        """Have a conversation read whose last message is still being typed, until anything else
-        is asked; ``on_message`` hears how far, from another thread."""
+        """Read a conversation whose last message is still being typed, until another request comes;
+        ``on_message`` receives the progress, from another thread."""
         ...
 
     def switch(self, factory: EngineFactory) -> EngineInfo: ...
 
     def unload(self) -> None:
-        """Free the memory of what is loaded until the next ``start`` or request."""
+        """Free the memory of the loaded model until the next ``start`` or request."""
         ...
 
 
@@ -127,7 +127,8 @@ class EngineHost:
 
     @property
     def info(self) -> EngineInfo:
-        """Of the loaded pair, or of the previous one while its successor loads or has failed."""
+        """Facts about the loaded pair, or the previous one while its successor loads or has
+        failed."""
         child = self._child
         if child is not None and child.info is not None:
             self._last_info = child.info
@@ -142,7 +143,7 @@ class EngineHost:
 
     @property
     def death(self) -> SpecllamaError | None:
-        """Why there is no engine any more, until it is started again."""
+        """The reason why there is no engine any more, until it is started again."""
         child = self._child
         return None if child is None else child.death
 
@@ -167,7 +168,7 @@ class EngineHost:
         return self._last_info
 
     def begin(self) -> Child:
-        """As ``start``, without waiting for what is loaded."""
+        """Start as ``start`` does, without waiting for the load."""
         if (child := self._child) is not None and child.stuck is not None:
             child.wait_gone()
         with self._guard:
@@ -237,7 +238,7 @@ class EngineHost:
     def send(
         self, prompt: Prompt, params: GenerateParams, on_message: OnMessage, *, whose: str = ""
     ) -> Callable[[], None]:
-        """Begin a request of a healthy child; ``on_message`` is called by another thread.
+        """Begin a request of a healthy child; another thread calls ``on_message``.
 
         Returns what cancels it: its last event comes all the same.
 
@@ -260,7 +261,7 @@ class EngineHost:
         child.ask(on_message, "call", whose, method, args)
 
     def skip(self) -> None:
-        """Have nothing measured at rest any more, until it is loaded again."""
+        """Measure nothing more at rest, until the next load."""
         self._healthy().skip()
 
     def count_tokens(self, prompt: str | Sequence[Message]) -> int:
@@ -284,7 +285,8 @@ class EngineHost:
         self.unload()
 
     def unload(self) -> None:
-        """The same until the next ``start``: nothing of the model stays in memory."""
+        """Close as ``close`` does, until the next ``start``: nothing of the model stays in
+        memory."""
         with self._guard:
             child, self._child = self._child, None
         if child is not None:

@@ -24,7 +24,7 @@ def infilled(
     room: int,
     near: int,
 ) -> list[int]:
-    """Tokens of a prompt whose reply fills the gap.
+    """Return the tokens of a prompt whose reply fills the gap.
 
     Args:
         others: (name, text) of what else may be looked at, the nearest last.
@@ -62,7 +62,7 @@ def infilled(
 
 
 def _nearest(others: Sequence[tuple[str, str]], most: int) -> list[tuple[str, str]]:
-    """The last of them, down to the one in which ``most`` characters are reached."""
+    """Return the last of the files, up to the one that reaches ``most`` characters."""
     found: list[tuple[str, str]] = []
     for name, text in reversed(others):
         if most <= 0 or len(found) >= _MOST_FILES:

@@ -1,4 +1,4 @@
-"""An engine in this process with the face of ``EngineHost``: that of a server, or a stand-in.
+"""An engine in this process with the interface of ``EngineHost``: a server's, or a stand-in.
 
 An engine that died is opened anew for the next request, as a child is started anew.
 """
@@ -54,7 +54,7 @@ class InlineHost:
     def read_ahead(
         self, conversation: Sequence[Message], params: GenerateParams, on_message: OnMessage
     ) -> None:
-        """A server reads what it is sent; nothing is read ahead."""
+        """Do nothing: a server reads what it is sent, never ahead."""
 
     def switch(self, factory: EngineFactory) -> EngineInfo:
         before, old = self.factory, self.engine

@@ -1,4 +1,4 @@
-"""What was opened for one engine: every part that it runs on, and how to free them."""
+"""The parts that one engine runs on, and the way to free them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Loaded:
     close: Callable[[], None] = _nothing
 
     def measure(self, report: Report, cancel: Cancel) -> bool:
-        """Find out what is not known yet, and state it; False if ``cancel`` ended that."""
+        """Measure what is unknown, and report it; return False if ``cancel`` ended that."""
         if self.measured is None:
             return False
         try:

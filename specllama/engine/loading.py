@@ -1,4 +1,4 @@
-"""From the opened files of a pair to the parts of an engine: what every slot gets."""
+"""The step from the opened files of a pair to the parts of an engine and of its slots."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GIVEN_TOKENS = 2**19  # of the texts that a user names: 6 MiB, sorted in a secon
 
 
 def load(opening: OpeningPair) -> Loaded:
-    """The parts of an engine, once the files of its pair are open; see ``Engine.load``."""
+    """Build the parts of an engine, once the files of its pair are open; see ``Engine.load``."""
     method.methods()  # imports them while weights are being read
     opened, options = opening.pair(), opening.options
     pool, vocab = opened.target.pool, opened.target.vocab
@@ -87,7 +87,7 @@ def load(opening: OpeningPair) -> Loaded:
 
 
 def _exactness(found: Exactness, pool: Pool) -> dict[str, Any]:
-    """Return the fields of ``EngineInfo`` that state it."""
+    """Return the fields of ``EngineInfo`` that report the exactness."""
     kernels = pool.kernels
     return {
         "exactness": found.label,
@@ -99,8 +99,8 @@ def _exactness(found: Exactness, pool: Pool) -> dict[str, Any]:
 
 
 def _shelf(opened: OpenedPair, own: Own, kv_disk: str, waiting: int) -> Shelf | None:
-    """Where conversations are kept on disk; None where they are not.
-    ``waiting``: bytes of what may wait for the disk."""
+    """Open the folder for conversations on disk; None if they are not kept there. ``waiting``:
+    bytes that may wait for the disk."""
     if not opened.target.key or kv_disk == "off":
         return None
     draft = opened.draft
@@ -113,7 +113,7 @@ def _shelf(opened: OpenedPair, own: Own, kv_disk: str, waiting: int) -> Shelf | 
 def _drafters(
     opened: OpenedPair, own: Own, slots: int, given: Iterable[Sequence[int]]
 ) -> list[Drafters]:
-    """What each slot drafts with."""
+    """Make the drafters of each slot."""
     library = Library(given)
 
     def beside() -> LaneView | Drafter | None:
@@ -131,7 +131,8 @@ def _drafters(
 
 
 def _given(names: Sequence[str], vocab: Vocab) -> tuple[list[list[int]], str]:
-    """The texts that the user names, oldest first, as far as there is room; and what to say of it.
+    """Return the texts that the user names, oldest first, as far as there is room; and a notice
+    about the rest.
 
     Raises:
         UsageError: a name is neither a file nor a folder.

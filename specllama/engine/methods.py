@@ -1,4 +1,4 @@
-"""The ways to draft of a pair: which of them it has, and why not the others."""
+"""The drafting methods of a pair, and the reasons why it lacks the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from specllama.speculative.drafting.method import Facts
 
 
 def methods(facts: Facts) -> tuple[MethodInfo, ...]:
-    """All methods that people know, in the order of a menu, and what keeps a pair from each."""
+    """List all methods in the order of a menu, each with what keeps this pair from it."""
     return tuple(
         MethodInfo(
             entry.name,

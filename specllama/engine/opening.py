@@ -1,4 +1,4 @@
-"""Opens the files of a pair in a thread, while what else an engine consists of is imported."""
+"""A thread that opens the files of a pair while the other parts of an engine are imported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SWITCH_S = 0.0005  # llama.cpp asks after every tensor whether to go on, and wa
 
 
 class OpeningPair:
-    """Opens a pair as long as the block lasts; see ``Engine.load``.
+    """A pair that is opened while the block runs; see ``Engine.load``.
 
     The block begins when weights are being read, or all is over: checking the files does not
     compete with imports. Within it nobody looks for garbage: imports make none, and long searches.
@@ -78,7 +78,7 @@ class OpeningPair:
         self._leaving.close()
 
     def pair(self) -> OpenedPair:
-        """What was opened, once it is; the caller closes it.
+        """Return the opened pair, once it is ready; the caller closes it.
 
         Raises what ``Engine.load`` raises.
         """
@@ -103,7 +103,7 @@ class OpeningPair:
         self._said.put(None)
 
     def _hear(self, until: type[Event] | None = None) -> None:
-        """Tell the caller's thread what is said, until there is such an event or no more."""
+        """Pass events on to the caller, until there is one of the kind ``until`` or no more."""
         while (event := self._said.get()) is not None:
             if self.on_progress is not None:
                 self.on_progress(event)
@@ -112,7 +112,7 @@ class OpeningPair:
         self._said.put(None)
 
     def _give_up(self) -> None:
-        """Free what was not taken."""
+        """Free the pair if the caller did not take it."""
         if self._thread.is_alive():
             self.stop.set()
             self._thread.join()

@@ -1,4 +1,4 @@
-"""What the target's passes take while it runs, and how long a prompt may hold the others up."""
+"""The times of the target's passes while it runs, and the time that a prompt may hold up others."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _DRIFT = 0.25  # weight of the newest time
 
 
 def part(left: int, chunk: int, n_batch: int) -> int:
-    """How many of ``left`` tokens of a prompt are read next, about ``chunk``: where passes have
-    room for tiles, what is left then is read in tiles, too."""
+    """Return how many of ``left`` tokens of a prompt are read next, about ``chunk``: if passes have
+    room for tiles, the rest is then read in tiles, too."""
     if n_batch < 2 * TILE:
         return n_batch
     size = min(chunk, n_batch)
@@ -36,7 +36,7 @@ class Pace:
         self.token_s: float | None = None
 
     def passed(self, tokens: int, seconds: float) -> None:
-        """One pass."""
+        """Record one pass."""
         self.rows.add(tokens)
         self.seconds.add(seconds)
         self.longest_s = max(self.longest_s, seconds)
@@ -46,12 +46,12 @@ class Pace:
             self.token_s = _drifted(self.token_s, seconds / tokens)
 
     def left_ms(self, n: int) -> float | None:
-        """Estimate what reading ``n`` tokens takes; None before anything was read."""
+        """Estimate the milliseconds of reading ``n`` tokens; None before anything was read."""
         return None if self.token_s is None else n * self.token_s * 1e3
 
     def chunk(self) -> int:
-        """How many tokens of a prompt are read while others wait for their next pass: a tile or two
-        in any case, which are read with the bits that the whole would have."""
+        """Return how many tokens of a prompt are read while others wait for their next pass: at
+        least a tile or two, which are read with the bits that the whole would have."""
         if self.step_s is None or not self.token_s:
             return 2 * TILE
         return min(max(int(_WAIT * self.step_s / self.token_s), TILE), CHUNK)

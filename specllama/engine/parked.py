@@ -1,4 +1,4 @@
-"""What a conversation left, outside the pools: its cells, and what drafters know of its text."""
+"""A conversation's saved state: KV cells and drafter state."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ParkedText:
 
 
 def copied(slot: Slot) -> ParkedText:
-    """What a slot holds, which stays as it is.
+    """Copy a slot's content; the slot keeps it.
 
     Raises:
         EngineError: the library does not give it away.
@@ -50,7 +50,7 @@ def copied(slot: Slot) -> ParkedText:
 
 
 def parked(slot: Slot) -> ParkedText:
-    """What a slot holds, taken out of it.
+    """Move a slot's content out of it.
 
     Raises:
         EngineError: the library does not give it away; it stays.

@@ -1,4 +1,4 @@
-"""How exact a loaded target is: measured once for a file, a build, a machine and its settings.
+"""The exactness of a loaded target, measured once for a file, a build, a machine and its settings.
 
 It is measured at rest, or when somebody asks for it, never before a first answer: no text depends
 on what is found, see ``Kernels.exact_rows``. ``--exact`` alone asks for it when a model is loaded.
@@ -48,8 +48,8 @@ def exactness_of(
     *,
     now: bool,
 ) -> Exactness:
-    """How far the target's passes equal single steps; kept in the profiles once it is known. The
-    target's passes are kept to what ``options.exact`` asks for.
+    """Return how far the target's passes equal single steps; kept in the profiles once it is known.
+    The target's passes are kept to the wish of ``options.exact``.
 
     Args:
         options: resolved, as ``target`` was made with them.
@@ -102,7 +102,7 @@ def _found(
 def kernel_key(
     header: GgufHeader, model: LlamaModel, target: LlamaPool, options: EngineOptions
 ) -> dict[str, Any]:
-    """Everything that chooses kernels."""
+    """Return everything that chooses kernels."""
     return {
         **verdicts.circumstances(header),
         "repack": model.repacks,
@@ -190,7 +190,7 @@ def _measure(
 
 
 def _timed(groups: Sequence[Group], target: LlamaPool) -> tuple[Group, ...]:
-    """The groups with what passes of their widths take: of a few in turn, the shortest."""
+    """Add to each group the times of passes of its widths: the shortest of a few in turn."""
     ms = {w: math.inf for group in groups for w in group.widths}
     lane = target.open()
     for _ in range(_TIMED):
@@ -208,7 +208,7 @@ def _timed(groups: Sequence[Group], target: LlamaPool) -> tuple[Group, ...]:
 def state_key(
     header: GgufHeader, model: LlamaModel, pool: LlamaPool, options: EngineOptions
 ) -> str:
-    """The name of everything that decides what a pool's cells hold, and how they are written."""
+    """Name everything that decides the content and the format of a pool's cells."""
     n_ctx = header.metadata.get(header.own("rope.scaling.original_context_length"))
     key = {
         **kernel_key(header, model, pool, options),
@@ -223,6 +223,6 @@ def state_key(
 
 
 def _changed(adapter: str) -> list[int]:
-    """Size and time of an adapter's file."""
+    """Return the size and time of an adapter's file."""
     stat = Path(Adapter.read(adapter).path).expanduser().stat()
     return [stat.st_size, stat.st_mtime_ns]

@@ -130,7 +130,7 @@ class Child:
         return request_id
 
     def _answer(self, request_id: int, kind: str, payload: Any) -> None:
-        """Tell of it; all but events is the last word."""
+        """Send a message to the request's listener; any but events is the last one."""
         take = self._listeners.get if kind == "events" else self._listeners.pop
         if (found := take(request_id, None)) is not None:
             found[1]((kind, payload))
@@ -139,11 +139,11 @@ class Child:
         self._outbox.put(("cancel", request_id))
 
     def skip(self) -> None:
-        """Have nothing measured at rest any more."""
+        """Measure nothing more at rest."""
         self._outbox.put(("skip", 0))
 
     def forget(self, request_id: int) -> bool:
-        """Tell nothing more of it; whether it was still going on."""
+        """Drop the listener of a request; return True if the request was still running."""
         return self._listeners.pop(request_id, None) is not None
 
     def stop(self, grace_s: float) -> None:
@@ -160,7 +160,7 @@ class Child:
             self._log.unlink()
 
     def _ends(self, grace_s: float) -> bool:
-        """Whether it ends by itself, as long as it gets on."""
+        """True if it ends by itself, as long as it makes progress."""
         watchdog = Watchdog(self._pulse, monotonic, STILL_S)
         until = monotonic() + grace_s
         while not (ended := self._reap(watchdog.every_s)) and monotonic() < until:
@@ -169,7 +169,8 @@ class Child:
         return ended
 
     def _write(self) -> None:
-        """A thread of its own: a child that does not read holds up no other thread.
+        """Write messages in a thread of its own: a child that does not read holds up no other
+        thread.
 
         The connection is closed only after it: a send reads the handle again between its parts.
         """
@@ -180,7 +181,7 @@ class Child:
                 return
 
     def _watch(self) -> None:
-        """A thread of its own: end a child that does not get on."""
+        """Watch in a thread of its own, and end a child that makes no progress."""
         watchdog = Watchdog(self._pulse, monotonic)
         while not self._gone.wait(watchdog.every_s):
             if not (self._listeners or self._stopping):
@@ -204,7 +205,7 @@ class Child:
             return self.process.exitcode is not None
 
     def _read(self) -> None:
-        """A thread of its own."""
+        """Read the child's messages in a thread of its own."""
         try:
             while self.info is None or self._loop is None:
                 self._take()
@@ -220,7 +221,7 @@ class Child:
             self._bury()
 
     def _take(self) -> None:
-        """Take what it says next.
+        """Take its next message.
 
         Raises:
             EOFError, OSError: it says no more.
@@ -343,7 +344,8 @@ def _obituary(exitcode: int | None, log: Path, when: str, *, loading: bool) -> E
 
 
 def last_words(log: Path) -> str:
-    """The line of the child's output that most likely says why it died, without controls."""
+    """Return the line of the child's output that most likely explains its death, without
+    controls."""
     try:
         with log.open("rb") as handle:
             handle.seek(0, os.SEEK_END)
@@ -368,7 +370,8 @@ def _printable(line: str) -> str:
 
 @contextlib.contextmanager
 def _safe_path() -> Iterator[None]:
-    """No module in the user's folder stands in for one of Python's in what is started meanwhile."""
+    """Keep modules in the user's folder from replacing Python's in processes started in the
+    block."""
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:

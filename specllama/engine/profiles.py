@@ -1,4 +1,4 @@
-"""What was measured about a pair on this machine, kept between runs so that the next one is warm.
+"""The measurements of a pair on this machine, kept between runs so that the next one is warm.
 
 One JSON file per pair and settings (device, layers on the GPU, threads, KV types) under
 ``profiles_dir()``: the cost tables, what the draft window learnt per rule and temperature band, the
@@ -41,7 +41,7 @@ _BANDS = ((0.0, "greedy"), (0.5, "cool"), (0.9, "warm"), (1.2, "hot"))
 
 
 def band(params: GenerateParams) -> str:
-    """The key under which a request's calibration is kept."""
+    """Return the key under which a request's calibration is kept."""
     temperature = params.sampling.temperature
     name = next((name for top, name in _BANDS if temperature <= top), "wild")
     return name if name == "greedy" else f"{params.verify} {name}"
@@ -49,9 +49,10 @@ def band(params: GenerateParams) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PairKey:
-    """What a profile belongs to. Sizes stand for the contents: hashing gigabytes would cost more
-    than measuring again. Of two models, ``cache`` and ``layers`` name both. The context length is
-    left out: nothing that is kept depends on it, so a server starts with what one chat taught."""
+    """The pair that a profile belongs to. Sizes stand for the contents: hashing gigabytes would
+    cost more than measuring again. Of two models, ``cache`` and ``layers`` name both. The context
+    length is left out: nothing that is kept depends on it, so a server starts with the lessons of
+    one chat."""
 
     target: str
     draft: str
@@ -110,7 +111,7 @@ class Profile:
             self.refresh()
 
     def copy(self) -> Profile:
-        """The same knowledge in a profile that is not kept."""
+        """Copy the knowledge into a profile that is not kept."""
         twin = Profile(key=self.key)
         if self.warm:
             twin._adopt(self._data())
@@ -122,7 +123,7 @@ class Profile:
 
     @contextmanager
     def practice(self) -> Iterator[None]:
-        """Texts that are written to measure: neither what they lose nor what they gain counts."""
+        """Ignore the losses and gains of the texts that the block writes to measure."""
         self._kept = Ledger()
         self._kept.become(self.ledger)
         try:
@@ -132,11 +133,11 @@ class Profile:
             self._kept = None
 
     def forgive(self) -> None:
-        """While practising, let every balance start anew."""
+        """Reset every balance, during ``practice``."""
         self.ledger.become(Ledger())
 
     def refresh(self) -> None:
-        """Take over what other processes have saved since the file was last seen."""
+        """Take over the lessons that other processes have saved since the file was last read."""
         path = self.path
         if path is None or (stamp := store.stamp(path)) == self._stamp:
             return
@@ -160,7 +161,7 @@ class Profile:
         )
 
     def _read(self, path: Path) -> store.Data | None:
-        """The file, None where there is none of this version.
+        """Read the file; return None if there is none of this version.
 
         Raises:
             OSError, one of ``store.DAMAGE``
@@ -211,8 +212,8 @@ class Profile:
         return {"schema": SCHEMA, "pair": pair, "advice": self.advice, **data}
 
     def save(self) -> bool:
-        """Write the file anew, whole or not at all, with what others saved meanwhile. False where
-        it cannot be written."""
+        """Write the file anew, whole or not at all, with the lessons that others saved meanwhile.
+        Return False if it cannot be written."""
         path = self.path
         if path is None or self.costs.target.level is None:
             return False
@@ -233,7 +234,7 @@ class Profile:
 
 
 def _read(data: Any, kind: type[_T]) -> _T:
-    """What the file says, as what it stands for.
+    """Convert the file's data to the kind of value that it stands for.
 
     Raises:
         msgspec.ValidationError: it is not that.
@@ -242,8 +243,8 @@ def _read(data: Any, kind: type[_T]) -> _T:
 
 
 def _become(mine: Any, theirs: Any) -> None:
-    """Make one object say what another says; one that says it already stays as it is, with what it
-    knows of the text that is being written."""
+    """Give one object the values of another; an equal one stays as it is, with its knowledge of the
+    text that is being written."""
     if msgspec.to_builtins(mine, str_keys=True) != msgspec.to_builtins(theirs, str_keys=True):
         vars(mine).update(vars(theirs))
 
@@ -254,7 +255,7 @@ def _all_become(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 def open_profile(info: EngineInfo, folder: Path | None = None) -> Profile:
-    """The profile of a loaded pair, warm if one was kept."""
+    """Open the profile of a loaded pair, warm if one was kept."""
     from specllama.paths import profiles_dir
 
     key = PairKey.of(info)
@@ -262,7 +263,7 @@ def open_profile(info: EngineInfo, folder: Path | None = None) -> Profile:
 
 
 def _padding(widths: tuple[int, ...]) -> str:
-    """How passes are filled up: it decides what they cost."""
+    """Describe how passes are padded: that decides their cost."""
     filled = widths != tuple(range(1, len(widths) + 1))
     return f", passes of {' '.join(map(str, widths))}" if filled else ""
 
@@ -285,12 +286,12 @@ class Windows:
             )
 
     def trouble(self) -> str:
-        """Why a profile that is there was not used; once, "" afterwards."""
+        """Explain why an existing profile was not used; once, "" afterwards."""
         said, self.profile.trouble = self.profile.trouble, ""
         return said
 
     def __call__(self, params: GenerateParams) -> Window:
-        """The window of one request."""
+        """Return the window of one request."""
         info = self.info
         limit = params.draft_limit(info.exact_rows)
         if params.window == "fixed":
@@ -310,11 +311,12 @@ class Windows:
         )
 
     def baseline(self, depth: int) -> Baseline | None:
-        """What a plain step takes after N tokens, None before one was timed."""
+        """Return the time of a plain step after N tokens, None before one was timed."""
         return self.steps.typical(depth, self.profile.costs.target.deep_ms)
 
     def cannot_gain(self, booking: Booking) -> str:
-        """Why no draft model can pay on this machine; "" if one could, or if that is unknown."""
+        """Explain why no draft model can pay on this machine; "" if one could, or if that is
+        unknown."""
         costs = self.profile.costs
         target, steps = costs.target, costs.steps(booking)
         if target.level is None or not target.known(2):

@@ -1,4 +1,4 @@
-"""A prompt as tokens, and how the reply to it is read."""
+"""The tokens of a prompt, and the reader of its reply."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _LOOKS: dict[ToolSyntax, re.Pattern[str]] = {
 
 
 def _ended(text: str) -> int:
-    """Where the last word of a text ends that is surely complete; of a text without spaces, some
-    characters before its end."""
+    """Return the end of the last word that is surely complete; in a text without spaces, a place
+    some characters before its end."""
     at = max(len(text) - _WORD, 0)
     begun = re.search(r"\s+\S*\Z", text[at:])
     return at if begun is None else at + begun.start()
@@ -69,7 +69,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Prompting:
-    """What a model's file says about prompts.
+    """The prompt format that a model's file describes.
 
     Attributes:
         template: Jinja chat template, or None for raw prompts.
@@ -86,7 +86,7 @@ class Prompting:
         derive(self.template)  # while the model loads, rather than in the first reply
 
     def encode(self, prompt: Prompt) -> tuple[list[int], str]:
-        """Token ids of a prompt, and a notice about the template ("" if none)."""
+        """Return the token ids of a prompt, and a notice about the template ("" if none)."""
         prepared = self.prepare(prompt, GenerateParams())
         return prepared.ids, "; ".join(prepared.notices)
 
@@ -98,7 +98,7 @@ class Prompting:
         n_ctx: int | None = None,
         cancel: Cancel | None = None,
     ) -> Prepared:
-        """Token ids of a prompt, and what is to be known about its reply.
+        """Return the token ids of a prompt, and the facts about its reply.
 
         Chat prompts are what llama.cpp makes of the same text, except that contents of messages
         cannot forge turns.
@@ -130,7 +130,7 @@ class Prompting:
         return replace(prepared, prediction=expected) if expected else prepared
 
     def _expected(self, text: str, ids: Sequence[int], n_ctx: int | None) -> Sequence[int]:
-        """What is expected of the reply to ``ids``, as far as the context can hold it."""
+        """Return the expected reply to ``ids`` in tokens, as far as the context can hold it."""
         if not text:
             return ()
         if n_ctx is not None and self.vocab.longest:
@@ -141,7 +141,7 @@ class Prompting:
         )
 
     def stable(self, prompt: Prompt, params: GenerateParams, ids: Sequence[int]) -> int:
-        """How many of a conversation's tokens stay if its last message goes on."""
+        """Count the tokens of a conversation that stay if its last message goes on."""
         *before, last = cast(Sequence[Message], prompt)
         ended = replace(last, content=last.content[: _ended(last.content)])
         return common_prefix(ids, self.prepare([*before, ended], params).ids)
@@ -184,7 +184,8 @@ class Prompting:
         return encode_segments(self.vocab, segments, bos=self.bos, template=self.template or "")
 
     def render(self, messages: Sequence[Message], params: GenerateParams) -> tuple[Rendered, str]:
-        """A conversation as text, and what the user asked of its thoughts in vain."""
+        """Render a conversation as text; also return any wish about thoughts that it cannot
+        grant."""
         variables, unthinking, why = self._variables(params)
         rendered = render(
             self.template,
@@ -198,11 +199,11 @@ class Prompting:
         return rendered, why
 
     def thinks(self) -> bool:
-        """Whether the template knows thoughts."""
+        """True if the template supports thoughts."""
         return derive(self.template).known
 
     def tool_syntax(self) -> ToolSyntax:
-        """How the template tells of calls, where it has a place for tools."""
+        """Return the template's syntax for tool calls, if it has a place for tools."""
         if self.template is None:
             return ""
         function = {"name": _PROBE, "description": "", "parameters": {"type": "object"}}
@@ -216,8 +217,8 @@ class Prompting:
         return next((syntax for syntax, looks in _LOOKS.items() if looks.search(shown)), "")
 
     def _variables(self, params: GenerateParams) -> tuple[dict[str, object], bool, str]:
-        """Variables of the template; whether an empty thought has to stand in for its switch; and
-        what the user asked in vain.
+        """Return the variables of the template; True if an empty thought must replace its switch;
+        and the user's wishes that cannot be granted.
 
         A grammar leaves no room for thoughts.
 

@@ -1,4 +1,4 @@
-"""What a process shows of its threads while they work, in memory that its parent reads.
+"""A process's record of its threads' work, in memory that its parent reads.
 
 A thread that is at work beats with every step that it gets on. One that is at work and does not
 beat is stuck, whatever it is stuck in: no answer is needed to see that.
@@ -20,7 +20,7 @@ _LOOK_S = 0.25
 
 
 def patience(longest_s: float, token_s: float | None, tokens: int, n_bytes: int) -> float:
-    """How long a pass may take.
+    """Return how long a pass may take.
 
     Args:
         longest_s: the longest pass so far.
@@ -34,7 +34,7 @@ def patience(longest_s: float, token_s: float | None, tokens: int, n_bytes: int)
 
 
 class Pulse:
-    """Written by the threads of one process, read by another.
+    """A record that the threads of one process write and another process reads.
 
     Args:
         patience_s: how long a pass may take, whatever the engine says; None leaves it to that.
@@ -53,19 +53,19 @@ class Pulse:
     # -- by the threads that are watched --
 
     def expect(self, patience_s: float) -> None:
-        """A pass may take so long."""
+        """Set how long a pass may take."""
         if self._fixed is None:
             self._cells[-1] = patience_s
 
     def works(self, part: Part, request_id: int = 0) -> None:
-        """It begins something; of this request, where it is of one."""
+        """Note that a part begins work; for this request, if it is for one."""
         at = 3 * PARTS.index(part)
         self._cells[at + 2] = request_id
         self._cells[at + 1] += 1
         self._cells[at] = 1
 
     def beat(self) -> None:
-        """A pass begins."""
+        """Note that a pass begins."""
         self._cells[1] += 1
 
     def rests(self, part: Part) -> None:
@@ -74,16 +74,16 @@ class Pulse:
     # -- by who watches --
 
     def working(self, part: Part) -> tuple[float, int] | None:
-        """A number that changes as it gets on, and the request that it works for (0: of no single
-        one); None while it waits for work."""
+        """Return a number that changes with progress, and the request that the part works for (0:
+        no single one); None while it waits for work."""
         at = 3 * PARTS.index(part)
         busy, count, request_id = self._cells[at : at + 3]
         return (count, int(request_id)) if busy else None
 
 
 class Watchdog:
-    """Looks at a pulse now and then. Time in which it did not look itself does not count: the
-    machine slept.
+    """An observer that reads a pulse at intervals. Time in which it did not look does not count:
+    the machine slept.
 
     Args:
         patience_s: how long a pass may take; None takes what the pulse says.
@@ -101,7 +101,7 @@ class Watchdog:
 
     @property
     def every_s(self) -> float:
-        """How often to look."""
+        """The seconds between two looks."""
         return min(_LOOK_S, self._patience_s / 8)
 
     @property
@@ -109,7 +109,8 @@ class Watchdog:
         return self._given_s or self._pulse.patience_s
 
     def stuck(self) -> tuple[Part, int, float] | None:
-        """What does not get on, the request that it works for, and for how long; None if all do."""
+        """Return the stuck part, its request and the seconds since its last progress; None if all
+        make progress."""
         now = self._clock()
         passed, self._looked = min(now - self._looked, 4 * self.every_s), now
         for part in PARTS:

@@ -33,7 +33,7 @@ def repacks(pair: Pair) -> bool:
 
 
 def line(pair: Pair) -> str:
-    """How the target's weights will lie in memory, and why."""
+    """Explain how the target's weights will lie in memory, and why."""
     if not trial.repacks():
         return "as stored: repacked, they end this build of llama.cpp here"
     if pair.options.repack != "auto":

@@ -1,4 +1,4 @@
-"""One reply while it is written: text, stop conditions, and what a stop cuts off."""
+"""One reply while it is written: text, stop conditions, and the cut at a stop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RoundFate:
 
 
 class ReplyBuilder:
-    """Collects emitted tokens until one of them ends the reply.
+    """A collector of emitted tokens until one of them ends the reply.
 
     A stop token is kept in ``token_ids`` but never shown; a stop string is cut from the text, and
     the token that completed it is the last one kept. Stop strings are not looked for in thoughts.
@@ -53,7 +53,7 @@ class ReplyBuilder:
 
     @property
     def stop(self) -> str | None:
-        """The stop string that ended it, if one did."""
+        """The stop string that ended the reply, if one did."""
         return self._stream.stop
 
     @property
@@ -63,7 +63,7 @@ class ReplyBuilder:
         return seams if seams and any(seams) else None
 
     def thinking(self) -> bool:
-        """Whether what comes is a thought, as far as is known."""
+        """True if the next text is part of a thought, as far as is known."""
         return self._reader is not None and self._reader.thinking
 
     @property

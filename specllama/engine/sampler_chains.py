@@ -17,7 +17,7 @@ ConstraintMaker = Callable[[GenerateParams], Constraint | None]
 
 
 class SamplerChains:
-    """Makes chains; what depends on the vocabulary alone is worked out once.
+    """A maker of chains; tables that depend on the vocabulary alone are made once.
 
     Args:
         make_constraint: of a request that has one; None: by llguidance.
@@ -40,8 +40,8 @@ class SamplerChains:
         position: int,
         constraint: Constraint | None = None,
     ) -> SamplerChain:
-        """A sampler chain after ``tokens``, for the token at ``position`` of the noise;
-        ``constraint`` applies where there is no grammar."""
+        """Return a sampler chain after ``tokens``, for the token at ``position`` of the noise;
+        ``constraint`` applies if there is no grammar."""
         sampling = params.sampling
         if params.ignore_eos:
             bias = {**self._all_eog(), **sampling.logit_bias}
@@ -62,7 +62,7 @@ class SamplerChains:
         )
 
     def read_vocabulary(self) -> None:
-        """What grammars need of it; some 0.5 s in which no other thread runs."""
+        """Read the vocabulary for grammars; this takes some 0.5 s in which no other thread runs."""
         with self._making:
             if self._guides is None:
                 n, vocab = self._vocab.n_tokens, self._vocab
@@ -86,7 +86,7 @@ class SamplerChains:
         return self._guides.guide(source)
 
     def _breaking_now(self, text: str) -> frozenset[int]:
-        """Tokens that hold a text."""
+        """Return the tokens that contain a text."""
         if not self._pieces:
             self._pieces = [self._vocab.piece(t) for t in range(self._vocab.n_tokens)]
         wanted = text.encode("utf-8", "replace")

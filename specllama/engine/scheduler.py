@@ -1,4 +1,4 @@
-"""Drives conversations: runs what they ask for and hands back what they say.
+"""The scheduler of conversations: it runs their requests and returns their events.
 
 A pass is run only when no conversation has an event and the next effect of each is known, those of
 drafting models first: lanes of one pool share it. Drafts wait for the target's pass that they are
@@ -55,7 +55,7 @@ class Running:
 
 
 class Scheduler:
-    """Conversations that are being written, by id.
+    """The running conversations, by id.
 
     Args:
         target: the pool that is asked last, when every draft is ready.
@@ -77,7 +77,7 @@ class Scheduler:
         return id in self._running or id in self._line
 
     def enter(self, id: int, cancel: Cancel, begin: Callable[[], Running]) -> None:
-        """A conversation begins, after those who wait for cells; ``begin`` takes its seat.
+        """Begin a conversation, after those that wait for cells; ``begin`` takes its seat.
 
         Raises:
             SpecllamaError: what ``begin`` raises, unless it is called later: ``step`` says so then.
@@ -88,7 +88,7 @@ class Scheduler:
             self.add(begin())
 
     def add(self, one: Running) -> None:
-        """A conversation goes on, among others not before there is room for its prompt."""
+        """Add a conversation; among others it waits until there is room for its prompt."""
         if self._fits(one.unread):
             one.unread = 0
         one.drafting_s = self._drafting_s
@@ -103,8 +103,8 @@ class Scheduler:
                 cancel.set()
 
     def step(self) -> list[Said]:
-        """Run passes until a conversation has an event; of each conversation one, and what is said
-        at once after it.
+        """Run passes until a conversation has an event; return one of each conversation, and those
+        that follow it at once.
 
         An exception is what ended its conversation; the others go on. [] when none is left.
         """
@@ -121,7 +121,7 @@ class Scheduler:
         return []
 
     def _followed(self, said: list[Said]) -> list[Said]:
-        """The same with what is said at once after each: no pass comes between them."""
+        """Add the events that follow without another pass."""
         whole: list[Said] = []
         for id, event in said:
             whole.append((id, event))
@@ -134,7 +134,7 @@ class Scheduler:
         return whole
 
     def _answers(self) -> Iterator[Said]:
-        """Answer what can be answered now; what is said to it."""
+        """Run the next shared pass and yield the resulting events."""
         asking = [
             (one, self._pool_of(one.effect)) for one in self._running.values() if not one.waits
         ]
@@ -156,7 +156,7 @@ class Scheduler:
                 yield one.id, event
 
     def _passed(self, pool: Passes, together: list[Running]) -> list[tuple[Running, object]]:
-        """Run passes of one pool together, and tell of it."""
+        """Run passes of one pool together, and report them to their conversations."""
         begin = perf_counter()
         together, answers = self._run(pool, together)
         answered = list(zip(together, answers, strict=True))
@@ -178,7 +178,8 @@ class Scheduler:
         return answered
 
     def _run(self, pool: Passes, together: list[Running]) -> tuple[list[Running], list[object]]:
-        """Those who got their pass, and what it says for each or the error that it ends with."""
+        """Run a shared pass; return the conversations in it, with an output or an error for
+        each."""
         while together:
             passes = [cast(Pass, one.effect) for one in together]
             try:
@@ -207,7 +208,7 @@ class Scheduler:
         return [], []
 
     def _tried(self, effect: Effect) -> object:
-        """The answer to it, or the error that it ended with."""
+        """Return the result of an effect, or the error that it ended with."""
         while True:
             try:
                 return perform(effect)
@@ -221,23 +222,24 @@ class Scheduler:
 
     @property
     def crowded(self) -> bool:
-        """Whether a conversation waits for cells."""
+        """True if a conversation waits for cells."""
         return bool(self._line) or any(one.waits for one in self._running.values())
 
     def _preempt(self) -> bool:
         """Park a conversation that waits for room for its prompt, else the youngest that waits for
-        a pass of the target and is not the last; whether there was one."""
+        a pass of the target and is not the last. Return True if there was one."""
         active = [one for one in self._running.values() if not one.waits]
         asking = [o for o in active if o.effect and self._pool_of(o.effect) is self._target]
         return self._park_unread() or (len(active) > 1 and self._park(asking))
 
     def _park_unread(self) -> bool:
-        """Park one that waits for room for its prompt, and holds the beginning of it."""
+        """Park a conversation that holds the beginning of its prompt and waits for room for the
+        rest."""
         running = self._running.values()
         return self._park([o for o in running if o.unread and o.parked is None and o.lane.tokens])
 
     def _park(self, among: Sequence[Running]) -> bool:
-        """Park the youngest of them."""
+        """Park the youngest of these."""
         if not among:
             return False
         youngest = max(among, key=lambda one: one.id)
@@ -249,8 +251,8 @@ class Scheduler:
         return True
 
     def _unparked(self) -> list[Said]:
-        """Bring back who was parked, and let others begin, the oldest first, where there is room;
-        what those say who were cancelled."""
+        """Bring back parked conversations, and let others begin, the oldest first, if there is
+        room; return the events of those that were cancelled."""
         said: list[Said] = []
         for one in sorted(self._running.values(), key=lambda one: one.id):
             if not one.waits:
@@ -281,7 +283,7 @@ class Scheduler:
         return said
 
     def _fits(self, cells: int, ahead: int = 0) -> bool:
-        """Whether a further conversation finds this many cells, and every other one ``ahead``; a
+        """True if a further conversation finds this many cells, and every other one ``ahead``; a
         conversation that would be alone always does."""
         active = sum(not one.waits for one in self._running.values())
         while active and self._target.room < cells + ahead * active:
@@ -290,7 +292,7 @@ class Scheduler:
         return True
 
     def _unpark(self, one: Running) -> Event | Exception | None:
-        """Give a conversation its cells back; what it says if they are lost."""
+        """Give a conversation its cells back; return its event if they are lost."""
         blob, one.parked = one.parked, None
         assert blob is not None
         while True:
@@ -303,14 +305,14 @@ class Scheduler:
                     return self._resume(one, error)
 
     def _pool_of(self, effect: Effect | None) -> Passes:
-        """Whose pass answers it; of a lane that runs alone, the lane stands for it."""
+        """Return the pool that runs the effect; a lane that runs alone stands for its pool."""
         if not isinstance(effect, Pass):
             return self._target
         pool: Passes | None = effect.lane.pool
         return effect.lane if pool is None else pool
 
     def end(self, id: int) -> None:
-        """Stop a conversation where it is."""
+        """Stop a conversation at once."""
         self._line.pop(id, None)
         one = self._running.get(id)
         if one is not None:
@@ -320,7 +322,7 @@ class Scheduler:
                 self._over(one)
 
     def _resume(self, one: Running, answer: object) -> Event | Exception | None:
-        """Send an answer, or raise an error where it was asked for; what is said then, if any.
+        """Send an answer, or raise an error, into a conversation; return its next event, if any.
 
         Raises:
             KeyboardInterrupt, SystemExit: as they come; the conversation is over.
@@ -357,14 +359,14 @@ class Scheduler:
 
 
 def _widest(pool: Passes) -> int:
-    """Most tokens of a pass that several share: each has the rows that it has alone. Until that is
-    measured, they share none."""
+    """Return the most tokens of a shared pass, so that each conversation has the rows that it has
+    alone. Until that is measured, they share none."""
     exact = pool.kernels.exact_rows
     return pool.n_batch if exact == 1 else max(min(pool.n_batch, exact), 1)
 
 
 def _size(effect: Effect | None) -> tuple[int, int, int]:
-    """(tokens, rows, branches) that it takes of a pass in any case."""
+    """Return the least (tokens, rows, branches) that it takes of a pass."""
     if isinstance(effect, Offer):
         return 1, 1, _branches(effect.draft.parents)
     assert isinstance(effect, Pass)
@@ -375,12 +377,12 @@ def _size(effect: Effect | None) -> tuple[int, int, int]:
 
 
 def _branches(parents: Sequence[int]) -> int:
-    """Leaves of a tree after the first."""
+    """Count the leaves of a tree after the first."""
     return len(parents) - len({parent for parent in parents if parent >= 0}) - 1
 
 
 def _room(pool: Passes, asking: list[Running]) -> list[Running]:
-    """Those who find room in one pass, the first of them in any case."""
+    """Choose the conversations that fit into one pass; always at least the first."""
     if len(asking) == 1:
         return asking
     together: list[Running] = []
@@ -396,7 +398,7 @@ def _room(pool: Passes, asking: list[Running]) -> list[Running]:
 
 
 def _granted(pool: Pool, together: Sequence[Running]) -> list[int]:
-    """How many guesses of every offer go into the pass of these conversations."""
+    """Return how many guesses of every offer go into the pass of these conversations."""
     offers = [one.effect for one in together if isinstance(one.effect, Offer)]
     if len(together) == 1:
         return [offers[0].size]

@@ -1,4 +1,4 @@
-"""Which lane a conversation gets, and how much of its prompt need not be read there.
+"""The choice of a lane for a conversation, and of the cached prefix that it reuses.
 
 One law for any number of lanes: a new prompt goes on from the longest beginning that a lane holds,
 busy or idle, or that was parked, as far as its cells are those that a fresh reading would leave
@@ -47,7 +47,7 @@ _PRICE = 4  # tokens read ahead for each that need not be read later, at most
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where a conversation takes place.
+    """The place of a conversation: its slot, and the part of its prompt that is cached.
 
     Attributes:
         cached: the first tokens of its prompt, which the lane holds and nothing reads again.
@@ -69,7 +69,7 @@ class Seat:
 
 
 class Seats:
-    """The places of an engine: which are taken, and what the others hold.
+    """The slots of an engine: those that are taken, and the texts that the others hold.
 
     Parked texts take ``kv_ram`` bytes at most; the oldest leave first, so they do where the machine
     runs out of memory. What requests with an owner leave is written to disk (``shelf``). A cancel
@@ -136,7 +136,7 @@ class Seats:
         return TILE if unknown and _way(self._pool.kernels, TILE) == TILE else CHUNK
 
     def seat(self, id: int, ids: Sequence[int], params: GenerateParams, cancel: Cancel) -> Seat:
-        """Take a free slot; its lane holds as much of the prompt as need not be read, of texts of
+        """Take a free slot; its lane holds as much of the prompt as can be reused, from texts of
         the request's scope.
 
         Raises:
@@ -180,7 +180,7 @@ class Seats:
         return Seat(slot, drafter, min(cached, n - 1), known - cached, said, lost=lost, row=row)
 
     def _place(self, free: Sequence[Slot]) -> Slot:
-        """Where a text goes that goes on from none in a slot."""
+        """Choose the slot for a text that continues none in a slot."""
         if self._pool.alike is not None and self._most_bytes:  # lanes share passes with neighbours
             return min(free, key=self._slots.index)
         return next((one for one in free if not one.target.tokens), free[-1])
@@ -196,8 +196,8 @@ class Seats:
     def seat_ahead(
         self, id: int, ids: Sequence[int], stable: int, params: GenerateParams, cancel: Cancel
     ) -> Seat:
-        """Take the only slot to read a prompt that is still being typed, and of which the first
-        ``stable`` tokens stand.
+        """Take the only slot to read a prompt that is still being typed; its first ``stable``
+        tokens will not change.
 
         What is read are cells that the whole prompt would make itself, if it goes on so.
 
@@ -225,7 +225,7 @@ class Seats:
         return Seat(slot, drafter, keep, 0, "", end, lost)
 
     def _pays(self, slot: Slot, ids: Sequence[int], scope: str, keep: int, end: int) -> bool:
-        """Whether reading from ``keep`` to ``end`` spares the prompt's own request enough."""
+        """True if reading from ``keep`` to ``end`` saves the prompt's own request enough."""
         last, least = _last_part(self._pool.kernels, slot, keep, len(ids))
         if _way(self._pool.kernels, end - keep) != least:
             return False
@@ -233,8 +233,8 @@ class Seats:
         return spared > 0 and end - keep <= _PRICE * spared
 
     def in_vain(self, until: int, seconds: float, n: int) -> bool:
-        """Whether what is left to read ahead takes longer than it spares a request of ``n`` tokens
-        that waits for it: it began ``seconds`` ago, and reads up to ``until``."""
+        """True if finishing the read-ahead costs a waiting request of ``n`` tokens more time than
+        it saves: the reading began ``seconds`` ago, and reads up to ``until``."""
         [slot], pace, kernels = self._slots, self.pace, self._pool.kernels
         at = len(slot.target.tokens)
         last, least = _last_part(kernels, slot, at, n)
@@ -244,7 +244,7 @@ class Seats:
         return seconds < (pace.token_s or 0.0) * again + (pace.step_s or 0.0) * (at < until)
 
     def _may_read(self, slot: Slot, drafter: Drafter, begun: Sequence[int], keep: int) -> bool:
-        """Whether a text can be read ahead after the first ``keep`` tokens of a slot."""
+        """True if a text can be read ahead after the first ``keep`` tokens of a slot."""
         if self._pool.forgets or drafter.reusable(begun, keep) < keep:
             return False
         if keep >= slot.settled or self._aside is not None:
@@ -254,7 +254,7 @@ class Seats:
         return drafter.needs == "nothing" and not 0 < free < SPARE + size
 
     def _put_aside(self, slot: Slot, keep: int) -> None:
-        """Keep what a slot holds for a later request; its first ``keep`` tokens stay."""
+        """Save a slot's content for a later request; its first ``keep`` tokens stay."""
         lane = slot.target
         lane.rollback(slot.settled)
         blob = self._pool.park(lane)
@@ -264,8 +264,8 @@ class Seats:
             self._pool.resume(blob, lane)
 
     def _take_back(self, ids: Sequence[int], scope: str, *, over: bool) -> None:
-        """Give the lane back what it held, unless a prompt goes on from what was read ahead;
-        ``over``: nothing goes on from what it held any more."""
+        """Restore the lane's previous text unless the new prompt continues the text that was read
+        ahead; ``over``: nothing continues the previous text any more."""
         if (aside := self._aside) is None:
             return
         [slot] = self._slots
@@ -283,8 +283,8 @@ class Seats:
         slot.owner, slot.unkept = aside.owner, aside.unkept
 
     def _whole_parts(self, at: int, until: int, n: int) -> int:
-        """Up to where a request of ``n`` tokens that reads from ``at`` on reads in whole parts, at
-        most ``until``."""
+        """Return the position up to which a request of ``n`` tokens that reads from ``at`` on reads
+        in whole parts, at most ``until``."""
         size = min(CHUNK, n_batch := self._pool.n_batch)
         while at + size <= until and n - 1 - at >= size == part(n - 1 - at, CHUNK, n_batch):
             at += size
@@ -293,7 +293,7 @@ class Seats:
     # -- leaving, and what stays --
 
     def release(self, id: int, keep: int) -> None:
-        """A conversation is over; its lane keeps its first ``keep`` tokens for others."""
+        """End a conversation; its lane keeps its first ``keep`` tokens for others."""
         slot, _ = self._taken.pop(id)
         self._obey()  # what the lane reads again now is not to be stopped
         self.free.insert(0, slot)
@@ -303,7 +303,7 @@ class Seats:
                 slot.unkept = bool(slot.owner) and len(slot.target.tokens) >= _WORTH
 
     def beside(self, slot: Slot) -> list[History]:
-        """The texts of the other conversations of a slot's scope."""
+        """Return the texts of the other conversations of a slot's scope."""
         others = (one for one, _ in self._taken.values() if one is not slot)
         return [one.history for one in others if one.scope == slot.scope]
 
@@ -314,7 +314,7 @@ class Seats:
             self._obeying.enter_context(self._stop.obeying(cancel))
 
     def vacate(self) -> bool:
-        """Take the cells of an idle text; whether there was one."""
+        """Free the cells of an idle text; return True if there was one."""
         slot = next((slot for slot in reversed(self.free) if slot.target.tokens), None)
         if slot is None:
             return False
@@ -326,13 +326,13 @@ class Seats:
     # -- on disk, and from there --
 
     def keep(self) -> None:
-        """Have what idle lanes hold written to disk, where that is wanted and was not done."""
+        """Send the texts of idle lanes to disk, if that is wanted and not yet done."""
         for slot in self.free:
             if slot.ahead is None:
                 self._shelve(slot)
 
     def _shelve(self, slot: Slot) -> None:
-        """See ``keep``; the lane stays as it is."""
+        """Send a slot's text to disk, see ``keep``; the lane stays as it is."""
         if not slot.unkept or self.shelf is None:
             return
         target, free = self._info.target, self._free_memory()
@@ -344,13 +344,13 @@ class Seats:
             self.shelf.put(copied(slot))
 
     def _drop(self, one: ParkedText) -> None:
-        """Forget a parked text; where it is to be kept, it goes to disk."""
+        """Forget a parked text; one that must be kept goes to disk."""
         if one.unkept and self.shelf is not None:
             self.shelf.put(one)
 
     def _fetch(self, ids: Sequence[int], params: GenerateParams) -> str:
-        """Bring a text from disk that holds more of a prompt than any that is here; why what was
-        kept of it cannot be used, or ""."""
+        """Read a text from disk that holds more of a prompt than any in memory; return why the
+        saved text cannot be used, or ""."""
         self._fetched.clear()
         if self.shelf is None or not params.owner:
             return ""
@@ -367,7 +367,7 @@ class Seats:
         return ""
 
     def _reopen(self, slot: Slot, begun: Sequence[int], params: GenerateParams) -> str:
-        """Give the only slot a text from disk that is to be read on ahead; see ``_fetch``."""
+        """Give the only slot a text from disk, to read further ahead; see ``_fetch``."""
         safe = slot.owner or len(slot.target.tokens) < _WORTH
         if self._aside is not None or slot.ahead is not None or not safe:
             return ""
@@ -381,8 +381,8 @@ class Seats:
         return lost
 
     def _usable(self, place: Slot | ParkedText, ids: Sequence[int], scope: str) -> int:
-        """How many tokens of a prompt need not be read where this is held; its last one gives the
-        first row."""
+        """Count the tokens of a prompt that can be reused from this text. Its last one is read for
+        the first row, unless that row is known."""
         if place.scope != scope:
             return 0
         held = place.blob if isinstance(place, ParkedText) else place.target
@@ -398,7 +398,8 @@ class Seats:
     def _longest(
         self, ids: Sequence[int], but: Slot | None, scope: str
     ) -> tuple[int, Slot | ParkedText | None]:
-        """Where most tokens of a prompt need not be read, in another slot or parked."""
+        """Find the place, another slot or a parked text, that holds the longest reusable part of a
+        prompt."""
         others = (slot for slot in self._slots if slot is not but)
         places: list[Slot | ParkedText] = [*others, *self._lot, *self._fetched]
         found = ((self._usable(place, ids, scope), place) for place in places)
@@ -409,7 +410,7 @@ class Seats:
         slot.truncated(keep)
 
     def empty(self, slot: Slot, keep: int = 0) -> None:
-        """Park what a lane holds; where that cannot be, ``keep`` of it stays."""
+        """Park a lane's content; if that is impossible, ``keep`` of it stays."""
         slot.target.rollback(slot.settled)
         slot.ahead = None
         if self._most_bytes and len(slot.target.tokens) >= _WORTH:
@@ -438,8 +439,8 @@ class Seats:
             self._drop(self._lot.pop(0))
 
     def _fill(self, slot: Slot, ids: Sequence[int], scope: str) -> bool:
-        """Give an empty lane the longest beginning of a prompt that is held anywhere; False where
-        there was no room for it."""
+        """Give an empty lane the longest beginning of a prompt that is held anywhere; return False
+        if there was no room for it."""
         keep, source = self._longest(ids, slot, scope)
         if not keep or source is None:
             return True
@@ -461,21 +462,21 @@ class Seats:
         return True
 
     def _follow(self, lane: Context, ids: Sequence[int], scope: str) -> None:
-        """Give a draft model's lane the longest beginning of a prompt that is held anywhere; how
-        far that is the text its drafter finds out."""
+        """Give a draft model's lane the longest beginning of a prompt that is held anywhere; its
+        drafter finds out how far that is the text."""
         slots = [slot for slot in self._slots if slot.scope == scope]
         lot = [one for one in (*self._lot, *self._fetched) if one.scope == scope]
         follow(lane, ids, slots, lot)
 
 
 def _way(kernels: Kernels, n: int) -> int:
-    """Tell how ``n`` tokens are read, see ``Kernels.least``; 0 where no part is like another."""
+    """Return how ``n`` tokens are read, see ``Kernels.least``; 0 if no part is like another."""
     return 0 if kernels.widths else kernels.least(n)
 
 
 def _last_part(kernels: Kernels, slot: Slot, keep: int, n: int) -> tuple[int, int]:
-    """Find where the last part of a prompt ends, and how many tokens it has at least, whatever a
-    slot holds of it: ``keep`` tokens or more."""
+    """Return the end of the last part of a prompt, and its least number of tokens, whatever a slot
+    holds of it: ``keep`` tokens or more."""
     last = n - kernels.apart
     return last, _way(kernels, last - slot.origin.begin(keep))
 

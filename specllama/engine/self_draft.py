@@ -20,7 +20,7 @@ MUCH = 0.5  # of a target step; a draft that costs more hardly ever pays
 
 
 class OwnLayers:
-    """Opens the draft when the first lane of it is asked for.
+    """The opener of the draft, when its first lane is needed.
 
     The draft takes over the target's settings and is freed before it.
     """
@@ -31,7 +31,8 @@ class OwnLayers:
         self._said = ""
 
     def open(self) -> tuple[Lane, str]:
-        """A lane of the draft, and what it is and costs; its file is made if there is none yet.
+        """Open a lane of the draft, and describe it and its cost; its file is made if there is none
+        yet.
 
         Raises:
             DoesNotFit, CannotLoad: no memory for a second model.

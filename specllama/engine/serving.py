@@ -1,4 +1,4 @@
-"""The engine's process from inside: what it is asked over a pipe, and what goes back."""
+"""The engine's process from inside: requests come over a pipe, and events go back."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ GATHER_S = 0.012  # events of so long cross the pipe together: a fast model make
 
 
 class EngineFactory(Protocol):
-    """Makes an engine, for a child process a ``Stepped`` one; must pickle then. Its argument takes
-    load progress."""
+    """A maker of an engine, for a child process a ``Stepped`` one; it must pickle then. Its
+    argument receives the load's progress."""
 
     def __call__(self, progress: OnEvent, /) -> EngineLike: ...
 
@@ -81,12 +81,12 @@ class Link:
         self.send("progress", 0, event)
 
     def event(self, request_id: int, event: Event) -> None:
-        """Send with the next ``flush``."""
+        """Add an event to the next ``flush``."""
         with self._lock:
             self._said.append(("event", request_id, event))
 
     def flush(self) -> None:
-        """Send what is left here: at once, or soon together with what follows closely."""
+        """Send the waiting messages: at once, or soon together with others that follow closely."""
         if time.monotonic() - self._wrote_s < GATHER_S or not self._writing.acquire(blocking=False):
             self._something.set()
             return
@@ -96,7 +96,7 @@ class Link:
             self._writing.release()
 
     def end(self, request_id: int, error: Exception | None = None) -> None:
-        """The request is over; ``error``: what ended it."""
+        """Report the end of the request; ``error``: its cause, if it failed."""
         self.forget(request_id)
         if error is None:
             self.send("end", request_id)
@@ -110,7 +110,7 @@ class Link:
         self._cancels.pop(request_id, None)
 
     def write(self) -> None:
-        """A thread of its own: pickles and writes while the engine computes."""
+        """Pickle and write in a thread of its own, while the engine computes."""
         going_on = True
         while going_on:
             self._something.wait()
@@ -121,7 +121,7 @@ class Link:
                 going_on = self._send_all()
 
     def _send_all(self) -> bool:
-        """Write what was left here; whether more may come."""
+        """Write the waiting messages; return True if more may come."""
         with self._lock:
             said, self._said = self._said, []
         for kind, request_id, payload in _gathered(said):
@@ -143,7 +143,7 @@ class Link:
         return True
 
     def _billed(self, request_id: int, event: Event) -> Event:
-        """The last event with what sending those before it took of a processor."""
+        """Return the event; the last one with the processor time that sending the others took."""
         if not isinstance(event, Finished):
             return event
         spent_s = self._sending_s.get(request_id, 0.0)
@@ -151,7 +151,7 @@ class Link:
         return dataclasses.replace(event, timings=timings)
 
     def close(self, writing: threading.Thread) -> None:
-        """Write what was left here, and nothing more."""
+        """Write the waiting messages, and nothing more."""
         self.send("over", 0)
         writing.join(CLOSE_S)
 
@@ -181,12 +181,13 @@ class Link:
                 self._work(verb, rest).put(whose, (request_id, *rest))
 
     def begins(self, work: tuple[int, Any] | None) -> None:
-        """Have this done as soon as the engine is free."""
+        """Queue this work for the moment when the engine is free."""
         self.ready.put(work)
         self.rest.set()
 
     def _work(self, verb: str, rest: list[Any]) -> Work:
-        """A grammar may take long to compile: the other requests do not wait for it."""
+        """Return the queue for a piece of work: a grammar may compile long, so other requests do
+        not wait for it."""
         if verb == "call":
             return self.calls
         _, params = rest
@@ -194,7 +195,7 @@ class Link:
 
 
 def _gathered(said: list[tuple[str, int, Any]]) -> Iterator[tuple[str, int, Any]]:
-    """The same with the events of a request, as far as they come before its end, together."""
+    """Merge the events of a request into one message, as far as they come before its end."""
     events: dict[int, list[Event]] = {}
     for kind, request_id, payload in said:
         if kind == "event":
@@ -208,7 +209,7 @@ def _gathered(said: list[tuple[str, int, Any]]) -> Iterator[tuple[str, int, Any]
 
 
 class Work:
-    """What waits for a thread."""
+    """The queue of work for one thread."""
 
     def __init__(self) -> None:
         self._waiting = Turns[Any]()
@@ -220,7 +221,7 @@ class Work:
             self._some.notify()
 
     def get(self) -> Any:
-        """The next piece of work, once there is one."""
+        """Return the next piece of work, once there is one."""
         with self._some:
             while not self._waiting:
                 self._some.wait()
@@ -270,7 +271,7 @@ def _begin(name: str, run: Callable[[], None]) -> threading.Thread:
 def _prepare(
     engine: Stepped, link: Link, pulse: Pulse, part: Literal["requests", "constrained"]
 ) -> None:
-    """A thread of its own: prepares requests one after the other while passes run."""
+    """Prepare requests one after the other in a thread of its own, while passes run."""
     while True:
         request_id, prompt, params = getattr(link, part).get()
         pulse.works(part, request_id)
@@ -289,7 +290,7 @@ def _prepare(
 
 
 def _answer(engine: Stepped, link: Link, pulse: Pulse) -> None:
-    """A thread of its own: calls of what changes nothing."""
+    """Run calls that change nothing in a thread of its own."""
     while True:
         request_id, method, args = link.calls.get()
         pulse.works("calls", request_id)
@@ -302,7 +303,7 @@ def _answer(engine: Stepped, link: Link, pulse: Pulse) -> None:
 
 
 def _pump(engine: Stepped, link: Link, pulse: Pulse) -> None:
-    """Serve until the parent says close: what is prepared begins as soon as the engine is free."""
+    """Serve until the parent sends close: prepared requests begin as soon as the engine is free."""
     running: dict[int, int] = {}  # the engine's ids, and those of the requests
     while True:
         while engine.free and not (running and link.ready.empty()):
@@ -339,7 +340,8 @@ def _pump(engine: Stepped, link: Link, pulse: Pulse) -> None:
 
 
 def _next(engine: Stepped, link: Link) -> tuple[int, Any] | None:
-    """What is prepared next; while nothing is, the engine keeps what it has to, and measures."""
+    """Return the next prepared request; while there is none, the engine saves idle texts and
+    measures."""
     try:
         return link.ready.get(timeout=KEEP_S)
     except queue.Empty:
@@ -359,7 +361,7 @@ def _next(engine: Stepped, link: Link) -> tuple[int, Any] | None:
 
 
 def _unbegun(info: EngineInfo, params: GenerateParams) -> tuple[Event, Event]:
-    """What is said of a request that was cancelled before it began."""
+    """Return the events of a request that was cancelled before it began."""
     n_ctx, exactness, verify = info.target.n_ctx, info.exactness, params.verify
     seed = params.seed or 0
     return Started(0, 0, n_ctx, seed, "none", verify, 0, exactness), Finished(
@@ -387,7 +389,7 @@ def _name(error: BaseException) -> str:
 
 
 def _redirect_output(log: str) -> None:
-    """Everything the child prints goes to its log: the terminal belongs to the parent."""
+    """Redirect all output of the child to its log: the terminal belongs to the parent."""
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(fd, 1)
     os.dup2(fd, 2)

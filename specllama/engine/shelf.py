@@ -88,7 +88,7 @@ class Kept:
 
 
 class Shelf:
-    """What is on disk for one engine. Its thread asks, and another one writes.
+    """The texts on disk of one engine. Its thread looks them up, and another one writes them.
 
     Args:
         keys: of what is loaded.
@@ -116,7 +116,7 @@ class Shelf:
     # -- finding --
 
     def kept(self, scope: str) -> list[Kept]:
-        """All texts of a scope."""
+        """List all texts of a scope."""
         with self._change:
             some = [Kept(one) for one in self._waiting if one.scope == scope]
         there: dict[bytes, tuple[str, ParkedText]] = {}
@@ -132,7 +132,7 @@ class Shelf:
     def best(
         self, scope: str, usable: Callable[[ParkedText], int], least: int, longest: int
     ) -> Kept | None:
-        """The text of a scope of which most tokens are of use, and no fewer than ``least``; it fits
+        """Return the text of a scope with the most usable tokens, no fewer than ``least``; it fits
         into ``longest`` tokens."""
         found: Kept | None = None
         for kept in self.kept(scope):
@@ -142,7 +142,7 @@ class Shelf:
         return found
 
     def take(self, kept: Kept) -> ParkedText:
-        """A text with all that belongs to it, ready to be given to lanes.
+        """Return a text with all that belongs to it, ready for lanes.
 
         Raises:
             StoreError: it is damaged, which deletes it, or gone.
@@ -190,7 +190,7 @@ class Shelf:
     # -- writing --
 
     def put(self, text: ParkedText) -> None:
-        """Have a text written; of its owner, it takes the place of those that it goes on from."""
+        """Queue a text to be written; it replaces its owner's texts that it continues."""
         with self._change:
             if self._closing:
                 return
@@ -206,7 +206,7 @@ class Shelf:
             self._thread.start()
 
     def trouble(self) -> str:
-        """Why a text was not written, "" if all were; said once."""
+        """Explain why a text was not written, "" if all were; once."""
         before, self._told = self._told, self._trouble
         return "" if before == self._told else self._told
 
@@ -216,7 +216,7 @@ class Shelf:
             return self._change.wait_for(lambda: not self._waiting, timeout_s)
 
     def close(self) -> None:
-        """Write what waits, and nothing more."""
+        """Write the waiting texts, and nothing more."""
         with self._change:
             self._closing = True
             self._change.notify_all()
@@ -280,12 +280,12 @@ def _begins(beginning: Sequence[int], text: Sequence[int]) -> bool:
 
 
 def _hidden(scope: str) -> str:
-    """A scope's name in files."""
+    """Return a scope's name in files."""
     return hashlib.blake2b(scope.encode(), digest_size=8).hexdigest() if scope else ""
 
 
 def _packed(text: ParkedText, keys: StateKeys) -> tuple[bytes, list[Bytes]] | None:
-    """A text as a head and parts; None of a target that cannot be packed."""
+    """Pack a text into a head and parts; return None for a target that cannot be packed."""
     target = packed.pack(text.blob)
     if target is None:
         return None
@@ -321,7 +321,7 @@ def _described(name: str, array: Any) -> _Array:
 
 
 def _outline(found: StateFile) -> tuple[str, ParkedText] | None:
-    """(scope, text) of a file; None of one that another version wrote."""
+    """Return the (scope, text) of a file; None if another version wrote it."""
     try:
         head = msgspec.msgpack.decode(found.head, type=_Head)
         blob = packed.outline(head.target)

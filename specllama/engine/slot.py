@@ -1,4 +1,4 @@
-"""A conversation's place in the engine: its lane of the target, its drafters, what was written."""
+"""A conversation's place in the engine: its lane of the target, its drafters, its text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specllama.text import number_of
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """How a text came into the cells that hold it.
+    """The history of the cells that hold a text.
 
     Attributes:
         ends: where its replies ended. A prompt that goes on from there takes what is before it as
@@ -40,11 +40,11 @@ class Origin:
     inexact_from: int | None = None
 
     def begin(self, known: int) -> int:
-        """Count those of the first ``known`` tokens that stay as they were written."""
+        """Return how many of the first ``known`` tokens stay as they were written."""
         return max((end for end in self.ends if end <= known), default=0)
 
     def cut(self, n: int) -> Origin:
-        """Keep what holds of the first ``n`` tokens."""
+        """Return the origin of the first ``n`` tokens."""
         at, row = self.inexact_from, self.row
         return Origin(
             tuple(end for end in self.ends if end <= n),
@@ -55,7 +55,7 @@ class Origin:
 
 
 class Slot:
-    """Serves one conversation at a time and keeps what the next one may use again.
+    """A slot: it serves one conversation at a time and keeps what the next one may reuse.
 
     Args:
         target: the lane of the target.
@@ -78,7 +78,7 @@ class Slot:
         self.unkept = False
 
     def drafter_for(self, params: GenerateParams, info: EngineInfo) -> tuple[Drafter, str]:
-        """The drafter of a request, and what to say about it: mostly why nothing is drafted.
+        """Return the drafter of a request, and a notice about it: mostly why nothing is drafted.
 
         Raises:
             UsageError: what was asked for needs a draft model or a head, and none was given; or
@@ -124,12 +124,12 @@ class Slot:
 
     @property
     def settled(self) -> int:
-        """How much of what the target holds was not read ahead."""
+        """The number of the target's tokens that were not read ahead."""
         held = len(self.target.tokens)
         return held if self.ahead is None else min(self.ahead, held)
 
     def serves(self, scope: str) -> None:
-        """Forget what was told of another scope: what is drafted tells of it."""
+        """Forget all texts of another scope: drafts would reveal them."""
         if self.scope != scope:
             self.scope = scope
             self.history.clear()
@@ -150,7 +150,8 @@ class Slot:
             drafter.forget()
 
     def holds(self, text: Sequence[int], heads: Mapping[str, Held]) -> None:
-        """The target's lane was given a text that was parked; ``heads``: what drafters knew."""
+        """Take over a parked text that the target's lane was given; ``heads``: the drafters'
+        knowledge."""
         self.history.replace(text)
         for name, held in heads.items():
             self.drafters[name].hold(held, self.history)
@@ -165,12 +166,14 @@ class Slot:
     # -- cells that a pass of another width wrote --
 
     def mark_inexact_from(self, at: int) -> None:
-        """From position ``at`` on, the cache may differ from that of single steps by rounding."""
+        """Note that from position ``at`` on, the cache may differ from that of single steps by
+        rounding."""
         before = self.origin.inexact_from
         self.origin = replace(self.origin, inexact_from=at if before is None else min(at, before))
 
     def goes_on(self, cached: int, n: int) -> None:
-        """A prompt of ``n`` tokens is read after its first ``cached`` ones, which are in this slot.
+        """Note that a prompt of ``n`` tokens continues its first ``cached`` ones, which are in this
+        slot.
 
         Where passes round, those may differ from what a fresh reading would leave, unless they are
         what it left: a prompt as long as this one is read in the same parts. A running state goes
@@ -189,17 +192,17 @@ class Slot:
             self.origin = replace(self.origin, read=n)
 
     def truncated(self, n: int) -> None:
-        """The cache was cut to its first ``n`` tokens."""
+        """Note that the cache was cut to its first ``n`` tokens."""
         self.origin = self.origin.cut(n)
 
     @property
     def inexact(self) -> bool:
-        """Whether a row can differ from that of plain decoding by rounding."""
+        """True if a row can differ from that of plain decoding by rounding."""
         return self.origin.inexact_from is not None
 
 
 def _missing(name: str, info: EngineInfo, have: Sequence[str]) -> SpecllamaError:
-    """The error for a request whose method is not loaded."""
+    """Return the error for a request whose method is not loaded."""
     reason = next((m.reason for m in info.methods if m.name == name), "")
     if not reason and (method := find(name)):
         reason = method.why_not(Facts())

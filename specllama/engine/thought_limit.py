@@ -19,7 +19,7 @@ _LONGEST = 4  # bytes of a character
 
 
 class ThoughtLimit:
-    """Closes a thought as the template would.
+    """A constraint that closes a thought as the template would.
 
     Args:
         reader: at the place in the reply where the first token comes.
@@ -66,7 +66,7 @@ class ThoughtLimit:
         return [(token, 1.0) for token in left[:most]]
 
     def _look(self) -> None:
-        """Force the end where the budget is used up, but not within a character."""
+        """Force the end once the budget is used up, but not within a character."""
         thinking = self._reader is not None and self._reader.thinking
         whole = self._left <= -_LONGEST or not _cut_off(self._tail)
         if thinking and self._left <= 0 and whole and self._closing:
@@ -74,7 +74,7 @@ class ThoughtLimit:
 
 
 def _cut_off(text: bytes) -> bool:
-    """Whether a text ends within a character of UTF-8."""
+    """True if a text ends within a character of UTF-8."""
     for n in range(1, min(len(text), _LONGEST) + 1):
         byte = text[-n]
         if byte < 0x80:

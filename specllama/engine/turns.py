@@ -1,4 +1,4 @@
-"""What waits for something that takes one at a time: clients take turns."""
+"""A queue that is fair among clients: they take turns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Turns(Generic[T]):
-    """What waits, by client; that of one client in the order in which it came."""
+    """The waiting items, by client; those of one client in the order in which they came."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[T]] = {}  # the client whose turn it is comes first
@@ -26,11 +26,11 @@ class Turns(Generic[T]):
 
     @property
     def first(self) -> T:
-        """What ``pop`` would take."""
+        """The next item of ``pop``."""
         return next(iter(self))
 
     def pop(self) -> T:
-        """Take the first; its client comes after the others then."""
+        """Remove and return the first; its client then comes after the others."""
         client, queue = next(iter(self._waiting.items()))
         del self._waiting[client]
         one = queue.popleft()
@@ -39,7 +39,7 @@ class Turns(Generic[T]):
         return one
 
     def remove(self, client: str, one: T) -> bool:
-        """Take one that its client wants no longer; whether it waited."""
+        """Remove an item that its client no longer wants; return True if it waited."""
         queue = self._waiting.get(client)
         if queue is None or one not in queue:
             return False
