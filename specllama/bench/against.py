@@ -1,4 +1,4 @@
-"""Whether a server's speculation changes what it writes: its texts, compared.
+"""A comparison of a server's texts, to show if its speculation changes them.
 
 The same greedy and seeded requests go to an arm that speculates and to one that does not, see
 ``Side``. A greedy request is sent twice, so that the second finds what the first left in a prompt
@@ -100,12 +100,12 @@ Score = Callable[[BenchPrompt, GenerateParams, str, str, str], float | None]
 
 
 def written(answer: Answered) -> str:
-    """All that a reply says, its thought in front."""
+    """Return the whole reply as one text, its thought in front."""
     return f"{answer.reasoning}\n[answer]\n{answer.text}" if answer.reasoning else answer.text
 
 
 def parted(a: str, b: str) -> int | None:
-    """Where two texts first differ; None if they are equal."""
+    """Return where two texts first differ; None if they are equal."""
     if a == b:
         return None
     shorter = min(len(a), len(b))
@@ -121,7 +121,7 @@ def compare_texts(
     at_once: int = 4,
     score: Score | None = None,
 ) -> Iterator[TextCase]:
-    """Compare both arms with the plain arm's first texts; yields as it goes.
+    """Compare both arms with the plain arm's first texts; yield cases as they come.
 
     The speculative arm is asked first, so that its first texts are written before the plain arm has
     left anything in a cache that both share. Drawn texts are compared once only: few engines draw
@@ -167,7 +167,7 @@ def compare_texts(
 
 
 def pure(base: GenerateParams, temperature: float, **more: Any) -> GenerateParams:
-    """The request in which the temperature alone decides the law; nothing is left to a card."""
+    """Return a request in which the temperature alone decides the law; a card decides nothing."""
     sampling = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
     return base.replace(sampling=sampling, from_card=(), **more)
 
@@ -177,7 +177,8 @@ def seeded(wish: GenerateParams, n: int) -> GenerateParams:
 
 
 def _tried(arm: Side, prompt: BenchPrompt, params: GenerateParams) -> Answered | SpecllamaError:
-    """Raises EngineDied: nothing answers any more."""
+    """Send a request; return its answer or its error. Raise EngineDied if nothing answers any
+    more."""
     try:
         return arm.ask(prompt, params)
     except EngineDied:
@@ -197,7 +198,7 @@ def _failed(
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """Compares replies to one request with the plain one."""
+    """A judge that compares replies to one request with the plain one."""
 
     plain: Side
     prompt: BenchPrompt
@@ -239,7 +240,8 @@ class _Judge:
         )
 
     def _gap(self, shared: str, plain: str, other: str) -> tuple[float | None, str]:
-        """By the plain arm's logprobs, else by ``score``. Seeded draws have no such lead."""
+        """Return the gap from the plain arm's logprobs, else from ``score``. Seeded draws have no
+        such lead."""
         if self.params.sampling.temperature:
             return None, ""
         if not self.plain.own and not self.first.reasoning:
@@ -256,8 +258,8 @@ class _Judge:
 
 
 def lead(told: Sequence[Likely], at: int, other: str) -> float | None:
-    """By how much the token that covers character ``at`` leads the likeliest one that ``other``
-    goes on with. None where no listed token is one."""
+    """Return the lead of the token that covers character ``at`` over the likeliest one that
+    continues ``other``; None if no listed token is one."""
     begin = 0
     for one in told:
         end = begin + len(spelt(one.text))
@@ -270,5 +272,6 @@ def lead(told: Sequence[Likely], at: int, other: str) -> float | None:
 
 
 def spelt(token: str) -> str:
-    """A token as text, where a server writes its white space as byte-level vocabularies do."""
+    """Spell a token as text, where a server writes its white space as byte-level vocabularies
+    do."""
     return token.replace("\u0120", " ").replace("\u010a", "\n")

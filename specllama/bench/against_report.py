@@ -1,4 +1,4 @@
-"""What a proof against a server says: the verdict in words, JSON, and one page to hand on."""
+"""The report of a proof against a server: the verdict in words, JSON, and a page to hand on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Answer = Literal["lossless so far", "not lossless", "not repeatable", "cannot be
 
 @dataclass(frozen=True, slots=True)
 class ServerProof:
-    """All that was found.
+    """The findings of a proof.
 
     Attributes:
         server: what it is and how it was started, as facts in words.
@@ -54,7 +54,7 @@ class ServerProof:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """``answer`` first, then the reasons, a sentence each."""
+    """A ruling: ``answer`` first, then the reasons, a sentence each."""
 
     answer: Answer
     reasons: tuple[str, ...]
@@ -76,7 +76,8 @@ class Ruling:
 
 @dataclass(slots=True)
 class _Reasons:
-    """``faults`` are of speculation, ``wavers`` of the server with and without it."""
+    """The reasons of a ruling: ``faults`` are of speculation, ``wavers`` of the server with and
+    without it."""
 
     faults: list[str] = field(default_factory=list)
     wavers: list[str] = field(default_factory=list)
@@ -85,8 +86,8 @@ class _Reasons:
 
 
 def judge(proof: ServerProof) -> Ruling:
-    """Greedy texts and the law decide. Equal texts with the same seed are told, but promised by few
-    engines: drawing with other random numbers is no fault."""
+    """Judge a proof by its greedy texts and the law. Equal texts with the same seed are reported,
+    but few engines promise them: drawing with other random numbers is no fault."""
     found = _Reasons()
     for temperature in proof.temperatures:
         for way in WAYS:
@@ -190,7 +191,7 @@ def _judge_law(proof: ServerProof, temperature: float, found: _Reasons) -> None:
 
 
 def _odds(log10: float) -> str:
-    """The wealth of the bets, as odds."""
+    """Format the wealth of the bets as odds."""
     if log10 > 6:
         return f"10^{log10:.0f} to 1"
     return f"{10**log10:,.0f} to 1" if log10 >= 1 else f"{10**log10:.1f} to 1"
@@ -215,7 +216,7 @@ def to_json(proof: ServerProof) -> dict[str, Any]:
 
 
 def document(proof: ServerProof) -> Document:
-    """The page: the verdict, what was compared, every difference."""
+    """Build the page: the verdict, the comparisons, every difference."""
     verdict = judge(proof)
     parts: list[Part] = [
         Say(verdict.words + ("" if proof.finished else " (ended early)") + "."),

@@ -1,4 +1,4 @@
-"""One way to answer a prompt (an arm of a comparison), and what a run of it cost."""
+"""An arm of a comparison, which answers prompts in one way, and the figures of its runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Timeline = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A prompt as every arm gets it: the same tokens, the same limits."""
+    """A prompt in the form that every arm gets: the same tokens, the same limits."""
 
     prompt: BenchPrompt
     temperature: float
@@ -46,7 +46,8 @@ def tasks_of(
     *,
     ignore_eos: bool = False,
 ) -> list[Task]:
-    """Each prompt at each temperature; ``seed`` is the first prompt's, each further one adds 1."""
+    """List each prompt at each temperature; ``seed`` is the first prompt's, each further one adds
+    1."""
     return [
         Task(prompt, temperature, max_tokens, seed + n, ignore_eos)
         for n, prompt in enumerate(prompts)
@@ -56,7 +57,7 @@ def tasks_of(
 
 @dataclass(slots=True)
 class RunFigures:
-    """What one answer took. Seconds; ``decode_s`` is from the first token to the last."""
+    """The figures of one answer. Seconds; ``decode_s`` is from the first token to the last."""
 
     arm: str
     prompt: str
@@ -83,7 +84,7 @@ class RunFigures:
 
     @staticmethod
     def of(run: Run, task: Task, repetition: int, total_s: float) -> RunFigures:
-        """Of a whole answer of ours."""
+        """Return the figures of a whole answer of ours."""
         end, rounds = run.end, run.rounds
         t = end.timings
         written = accumulate(len(done.emitted) for done in rounds)
@@ -112,7 +113,7 @@ class RunFigures:
 
     @staticmethod
     def told(arm: str, task: Task, repetition: int, **figures: Any) -> RunFigures:
-        """Of a task's answer; without rounds where another program gave it."""
+        """Return the figures of a task's answer; without rounds if another program wrote it."""
         prompt = task.prompt
         return RunFigures(arm, prompt.id, prompt.slice, task.temperature, repetition, **figures)
 
@@ -127,8 +128,8 @@ class RunFigures:
         return self.decoded / self.decode_s if self.decode_s > 0 else None
 
     def same(self, other: RunFigures) -> bool | None:
-        """Whether both wrote the same, by tokens where both tell them; None where that is not
-        promised: other engines draw with other noise. They trim the ends of texts."""
+        """True if both wrote the same, by tokens if both report them; None if that is not promised:
+        other engines draw with other noise. They trim the ends of texts."""
         if self.token_ids and other.token_ids:
             return self.token_ids == other.token_ids
         if self.text and other.text and not self.temperature and not other.temperature:
@@ -137,7 +138,7 @@ class RunFigures:
 
     @property
     def task(self) -> tuple[str, float, int]:
-        """What its neighbours answered as well."""
+        """The key of the runs that answered the same task in the same repetition."""
         return self.prompt, self.temperature, self.repetition
 
     def to_dict(self, *, texts: bool = False) -> dict[str, Any]:
@@ -147,7 +148,7 @@ class RunFigures:
 
 
 class Arm(Protocol):
-    """Something that answers prompts."""
+    """A participant that answers prompts."""
 
     name: str
 
@@ -157,7 +158,7 @@ class Arm(Protocol):
 
 
 class EngineArm:
-    """specllama itself under some parameters.
+    """An arm of specllama itself under some parameters.
 
     Every run reads its prompt afresh, in the target and in the draft model, so that the time to
     the first token counts. What a server holds is not ours to forget: there it does not.
@@ -192,7 +193,7 @@ class EngineArm:
         self._params = params
 
     def _know(self, repetition: int) -> None:
-        """Give the engine's windows what this arm has learnt so far."""
+        """Give the engine's windows the lessons of this arm so far."""
         if self._begin is None:
             return
         if self._profile is None or repetition != self._repetition:
@@ -210,7 +211,7 @@ class EngineArm:
         return RunFigures.of(run, task, repetition, perf_counter() - run.began_s)
 
     def answer(self, task: Task) -> Run:
-        """An answer with whatever is in the cache and known."""
+        """Answer with the cache and the lessons as they are."""
         params = (
             task.prompt.bound(self._params)
             .choose("temperature", task.temperature)
@@ -232,7 +233,8 @@ class EngineArm:
 
 
 def slowest_stretch(points: Timeline, tokens: int) -> float | None:
-    """Lowest tokens per second over any stretch of at least ``tokens``; None for a shorter run."""
+    """Return the lowest tokens per second over any stretch of at least ``tokens``; None for a
+    shorter run."""
     slowest: float | None = None
     start = 0
     for n, seconds in points:
@@ -264,7 +266,7 @@ def make_useless(engine: Engine) -> None:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Linear between closest ranks; None without values."""
+    """Interpolate linearly between closest ranks; return None without values."""
     if not values:
         return None
     ordered = sorted(values)

@@ -63,12 +63,12 @@ KINDS = (
 
 
 def folder() -> Path:
-    """Where the pairs of all demonstrations are made."""
+    """Return the folder for the pairs of all demonstrations."""
     return cache_dir() / "demo"
 
 
 def affordable() -> list[WeightKind]:
-    """The kinds that disk and memory have room for.
+    """List the kinds that fit on disk and in memory.
 
     Raises:
         SpecllamaError: there is none, or there is no such folder.
@@ -97,14 +97,14 @@ def affordable() -> list[WeightKind]:
 
 
 def _needs(kind: WeightKind) -> float:
-    """Bytes of memory; most types may be laid out anew, in a copy."""
+    """Return the bytes of memory; most types may be laid out anew, in a copy."""
     return kind.bytes * (1.0 if kind.name == "BF16" else 2.0) + SPARE_BYTES
 
 
 @contextmanager
 def workshop() -> Iterator[Path]:
-    """A folder for one pair, which is deleted at the end of the block, however that comes, unless
-    ``keep`` was called on it; and so are those of demonstrations that were killed."""
+    """Create a folder for one pair; delete it at the end of the block in any case, unless ``keep``
+    was called on it. Also delete those of demonstrations that were killed."""
     folder().mkdir(parents=True, exist_ok=True)
     for old in folder().iterdir():
         _sweep(old)
@@ -123,7 +123,7 @@ def keep(own: Path) -> None:
 
 
 def discard(own: Path) -> None:
-    """At once, as the process ends."""
+    """Delete the folder at once, as the process ends."""
     shutil.rmtree(own, ignore_errors=True)
 
 
@@ -162,7 +162,7 @@ def make(kind: WeightKind, own: Path, progress: Callable[[str, float], None] | N
 
 
 def trial(engine: EngineLike, board: RaceBoard, cancel: Cancel) -> SpeedModel | None:
-    """What passes and guesses of this pair cost here, from a short reply; None if it was cut."""
+    """Measure passes and guesses of this pair in a short reply; return None if it was cut."""
     params = GenerateParams(max_tokens=TOKENS // 4, ignore_eos=True)
     fixed = params.replace(window="fixed", draft_max=GUESSES, proposer="draft")
     runs = plain_and(_prompts()[-1], params, [(f"k = {GUESSES}", fixed)])
@@ -178,8 +178,8 @@ def race(
     told: Callable[[Way], object] = lambda way: None,
     seconds: float = RACE_S,
 ) -> Way | None:
-    """Plain against drafted in pairs of runs that alternate who goes first, every one with the next
-    of some prompts, until the answer is sure or time is up; None if no pair came to its end.
+    """Race plain against drafted runs in pairs that alternate who goes first, each with the next of
+    some prompts, until the answer is sure or time is up; return None if no pair was completed.
 
     Args:
         told: called after every pair.
@@ -202,17 +202,17 @@ def race(
 
 
 def _prompts() -> list[Prompt]:
-    """One of each kind of the shipped prompts."""
+    """Return one of each kind of the shipped prompts."""
     return [one.content for one in half(load_prompts(), "bench")[:4]]
 
 
 def promises(costs: SpeedModel | None) -> bool:
-    """Whether drafting should pay, by the trial."""
+    """True if drafting should pay, judged by the trial."""
     return costs is not None and costs.best(GUESSES)[1] >= WORTH
 
 
 def why(board: RaceBoard, way: Way) -> str:
-    """What a guess costs and how many are kept; of drafting that does not pay here, always."""
+    """Explain the cost of a guess and how many are kept; always, if drafting does not pay here."""
     costs = outcome.model(board)
     if said := outcome.why(board, way):
         return said
@@ -225,7 +225,7 @@ def why(board: RaceBoard, way: Way) -> str:
 
 
 def report(way: Way, because: str, kind: WeightKind, kept: Pair | None) -> dict[str, object]:
-    """For machines."""
+    """Return the results for machines."""
     word, sentence = outcome.answer(way)
     return {
         "what": WHAT,

@@ -1,4 +1,4 @@
-"""What a caller expects of a reply: the model's own text before an edit, or quite another one.
+"""Predictions of a reply by its caller: the model's own text before an edit, or another text.
 
 A small model cannot rewrite a file that it is given. So the reply is what it writes by itself, and
 the old text is that reply with a word changed: the measure of how an edit is followed, not of a
@@ -16,7 +16,7 @@ Expected = Literal["edited", "wrong"]
 
 
 def edited(text: str, every: int = 16) -> str:
-    """A text with one of ``every`` words replaced, and one at least."""
+    """Replace one of every ``every`` words in a text, at least one."""
     words = text.split(" ")
     for at in range(min(every, len(words)) // 2, len(words), every):
         words[at] = "otherwise"
@@ -24,8 +24,8 @@ def edited(text: str, every: int = 16) -> str:
 
 
 def expecting(what: Expected, plain: EngineArm, tasks: Sequence[Task]) -> Callable[[Task], str]:
-    """A prediction of each task's reply: that of ``plain`` with one word changed, or the reply to
-    the next prompt. Each text is written once, when it is first asked for."""
+    """Return a predictor of each task's reply: the text of ``plain`` with one word changed, or the
+    reply to the next prompt. Each text is written once, when it is first needed."""
     texts: dict[tuple[str, float], str] = {}
 
     def written(task: Task) -> str:

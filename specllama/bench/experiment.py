@@ -1,4 +1,4 @@
-"""Experiments: prompts that are answered in several ways, and what came of it, lap by lap.
+"""Experiments: prompts that are answered in several ways, and their results, lap by lap.
 
 Runs go one after the other. Each begins with an empty cache, and all have one seed and one length,
 so they differ in nothing but how they draft. Laps alternate the order (plain, drafted, drafted,
@@ -56,7 +56,8 @@ class Run(Told):
         return [one.pass_ms for one in self.passes if not one.drafted]
 
     def same(self, plain: Run) -> tuple[int, int]:
-        """How many tokens are those of plain decoding from the start on, and of how many."""
+        """Count the tokens that equal plain decoding from the start on, and the tokens of the
+        longer run."""
         mine, theirs = self.tokens, plain.tokens
         pairs = zip(mine, theirs, strict=False)
         length = min(len(mine), len(theirs))
@@ -71,8 +72,8 @@ def plain_and(
     ways: Iterable[tuple[str, GenerateParams]],
     lap: int = 0,
 ) -> list[Run]:
-    """Plain decoding and each way to draft: same prompt, seed and length. Every second lap goes
-    the other way round."""
+    """List plain decoding and each way to draft: same prompt, seed and length. Every second lap
+    goes the other way round."""
     tokens = params.max_tokens or TOKENS
     base = params.replace(max_tokens=tokens, seed=params.seed if params.seed is not None else 1)
     same = {"max_tokens": tokens, "seed": base.seed, "ignore_eos": base.ignore_eos}
@@ -85,7 +86,7 @@ def plain_and(
 
 
 def drafted(params: GenerateParams) -> GenerateParams:
-    """Today's settings, with drafting on."""
+    """Return today's settings, with drafting on."""
     proposer = "auto" if params.proposer == "none" else params.proposer
     reach = None if params.draft_max == 0 else params.draft_max
     return params.replace(speculate=True, proposer=proposer, draft_max=reach)
@@ -98,8 +99,8 @@ def ask(
     cancel: Cancel | None = None,
     moved: Callable[[Run], object] | None = None,
 ) -> None:
-    """Have a run answered; ``moved`` is called with every round. Nothing is copied from what others
-    wrote: they wrote the same."""
+    """Run one answer; ``moved`` is called with every round. Nothing is copied from other runs: they
+    wrote the same."""
     params = run.params.replace(scope=uuid4().hex)
     run.began_s = perf_counter()
     for event in engine.generate(run.prompt, params, cancel=cancel):
@@ -115,7 +116,7 @@ def ask_all(
     *,
     log: bool,
 ) -> None:
-    """Have runs answered, one after the other; ``log`` keeps their rounds."""
+    """Run answers one after the other; ``log`` keeps their rounds."""
     empty = GenerateParams(max_tokens=1, speculate=False, proposer="none", seed=1)
     for run in runs:
         if cancel.is_set():
@@ -130,7 +131,7 @@ def ask_all(
 
 
 def question(prompt: Prompt | None) -> str:
-    """What a prompt asks, in its own words."""
+    """Return the question of a prompt, in its own words."""
     if isinstance(prompt, str):
         return prompt
     said = [one.content for one in prompt or () if isinstance(one, Message) and one.role == "user"]
@@ -143,19 +144,19 @@ Laps = dict[int, dict[str, Run]]
 
 @dataclass(slots=True)
 class RaceBoard:
-    """What was raced with the loaded pair, by tab; it outlives the page."""
+    """The races of the loaded pair, by tab; they outlive the page."""
 
     runs: dict[str, list[Run]] = field(default_factory=dict)
 
     def laps(self, tab: str) -> Laps:
-        """The laps in which every run came to its end."""
+        """Return the laps in which every run came to its end."""
         found: Laps = {}
         for run in self.runs.get(tab, ()):
             found.setdefault(run.lap, {})[run.name] = run
         return {lap: ways for lap, ways in found.items() if all(r.whole for r in ways.values())}
 
     def free_lap(self, tab: str) -> int:
-        """The number of the next lap."""
+        """Return the number of the next lap."""
         return max((run.lap for run in self.runs.get(tab, ())), default=-1) + 1
 
     def drop_halves(self, tab: str) -> None:
@@ -167,12 +168,12 @@ class RaceBoard:
             self.runs.pop(tab, None)
 
     def plain(self, tab: str) -> Run | None:
-        """The newest plain run, which may still go on."""
+        """Return the newest plain run, which may still go on."""
         runs = [run for run in self.runs.get(tab, ()) if run.name == PLAIN]
         begun = [run for run in runs if run.rounds]
         return (begun or runs)[-1] if runs else None
 
     def ways(self, tab: str) -> list[Run]:
-        """What was run against plain decoding: the newest run of each that came to its end."""
+        """Return the newest finished run of each way other than plain decoding."""
         found = [run for run in self.runs.get(tab, ()) if run.name != PLAIN and run.whole]
         return list({run.name: run for run in found}.values())

@@ -73,7 +73,7 @@ RIVALS = {
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """One position, or R alike ones in front: what a token was drawn from.
+    """One position, or R alike ones in front: the laws that a token was drawn from.
 
     Attributes:
         plain: [..., n] the plain law, of tokens or of classes of them; sums to 1.
@@ -96,8 +96,8 @@ class Spot:
 
 
 def bets(spot: Spot, coin: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The ratios q(x) / p(x) of all rivals, and E|ratio - 1| under p: both [..., K], in the order
-    of ``RIVALS``. A rival that has nothing to say has ratio 1 and 0. ``coin``: [...] uniform."""
+    """Return the ratios q(x) / p(x) of all rivals, and E|ratio - 1| under p: both [..., K], in the
+    order of ``RIVALS``. A rival without an opinion has ratio 1 and 0. ``coin``: [...] uniform."""
     p = spot.plain
     best = np.argmax(p, axis=-1)
     sizes = np.ones(p.shape[-1]) if spot.sizes is None else spot.sizes
@@ -143,7 +143,7 @@ def bets(spot: Spot, coin: FloatArray) -> tuple[FloatArray, FloatArray]:
 def growth(
     ratios: FloatArray, swings: FloatArray, *, slack: float = 0.0, stray: float = 0.0
 ) -> FloatArray:
-    """The logarithm of f for every rival and stake: [..., K, S]."""
+    """Return the logarithm of f for every rival and stake: [..., K, S]."""
     gain = np.minimum(ratios, CAP if stray else 1e300) - 1.0
     worst = np.where(swings > 0.0, CAP - 1.0, 0.0)  # of what is read wrongly
     worst[..., -2 * _TILTS :] = 1.0
@@ -153,7 +153,7 @@ def growth(
 
 
 def evidence(wealth: FloatArray) -> FloatArray:
-    """The logarithm of the mean wealth of all bets: [...] of [..., K, S] logarithms."""
+    """Return the logarithm of the mean wealth of all bets: [...] of [..., K, S] logarithms."""
     flat = wealth.reshape(*wealth.shape[:-2], -1)
     top = flat.max(-1)
     return np.asarray(top + np.log(np.exp(flat - top[..., None]).mean(-1)))
@@ -172,14 +172,14 @@ def _power(p: FloatArray, exponent: float) -> FloatArray:
 
 
 def _scaled(weights: FloatArray, otherwise: FloatArray) -> FloatArray:
-    """As a law; where nothing is left, ``otherwise``."""
+    """Scale weights to a law; use ``otherwise`` if nothing is left."""
     total = weights.sum(-1, keepdims=True)
     return np.where(total > 1e-12, weights / np.maximum(total, 1e-12), otherwise)
 
 
 class Habit:
-    """Which tokens came more often than they should have: a token is noted with what its chance
-    fell short of 1. Half of the law stays flat."""
+    """A record of tokens that came more often than they should have: each is noted with 1 minus its
+    probability. Half of the law stays flat."""
 
     def __init__(self) -> None:
         self._excess: dict[Hashable, float] = {}
@@ -187,8 +187,8 @@ class Habit:
     def law(
         self, tokens: Mapping[Hashable, int] | int, sizes: FloatArray | None = None
     ) -> FloatArray:
-        """[n] over the first n ids, or over tokens by their places; what was noted of others counts
-        for nothing."""
+        """Return the law [n] over the first n ids, or over tokens by their places; notes about
+        other tokens count for nothing."""
         n = tokens if isinstance(tokens, int) else len(tokens)
         flat = np.ones(n) if sizes is None else sizes
         noted = np.zeros(n)
@@ -205,7 +205,8 @@ class Habit:
 
 
 class LawTest:
-    """Sees tokens one after another; says when they are shown to come from another law.
+    """A test that reads tokens one after another and reports when they are shown to come from
+    another law.
 
     Args:
         slack: see the module. alarm: the largest rate of false alarms.
@@ -229,11 +230,11 @@ class LawTest:
 
     @property
     def by(self) -> str:
-        """The rival that had won most when it was shown, or has by now."""
+        """The rival with the highest wealth, at the time of the proof or now."""
         return self._by or self._leader()
 
     def see(self, spot: Spot, stray: float = 0.0) -> bool:
-        """One token more; whether another law is shown by now."""
+        """Read one more token; return True if another law is shown by now."""
         ratios, swings = bets(spot, np.asarray(self._coins.random()))
         self._wealth += growth(ratios, swings, slack=self.slack, stray=stray)
         self.tokens += 1

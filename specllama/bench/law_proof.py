@@ -1,4 +1,4 @@
-"""Whether a server draws its unseeded replies from the law that it should: run and stopped.
+"""A test, run token by token, of the law that a server draws its unseeded replies from.
 
 Replies are asked for one after another, at one temperature and with no other cut of the law, until
 another law is shown or enough tokens were seen, see ``law``. Where it is shown, the plain arm is
@@ -28,7 +28,7 @@ _PATIENCE = 8  # replies in a row that cannot be used
 
 @dataclass(frozen=True, slots=True)
 class LawCase:
-    """What one arm's tokens showed so far.
+    """The evidence of one arm's tokens so far.
 
     Attributes:
         tokens: looked at. replies: they came from. skipped: replies that could not be used.
@@ -64,7 +64,7 @@ class LawCase:
 
 
 class _Repeats:
-    """Whether a server writes replies again that are too unlikely for that: another bet, see
+    """A test of whether a server repeats replies that are too unlikely for that: another bet, see
     ``law``, on a reply that was seen before."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class _Repeats:
         return self._wealth >= _SURE
 
     def see(self, prompt: str, text: str, nats: float) -> bool:
-        """Whether this reply must not be counted."""
+        """True if this reply must not be counted."""
         known = self._known.setdefault(prompt, {})
         chance, again = min(sum(known.values()), 1.0), text in known
         if chance:
@@ -94,7 +94,7 @@ def follow_law(
     most: int,
     seed: int = 0,
 ) -> Iterator[LawCase]:
-    """Look at ``most`` tokens at most; a case after each reply, the last one is ``over``.
+    """Read ``most`` tokens at most; yield a case after each reply, the last one is ``over``.
 
     Raises:
         EngineDied: the server is gone.

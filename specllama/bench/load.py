@@ -1,4 +1,4 @@
-"""Servers under load: clients that ask one after another.
+"""Servers under load: clients that send one request after another.
 
 Arms take turns within every repetition, and only what was measured side by side is compared, since
 machines drift. Every arm gets the same prompts with the same seeds, every wave others, as long as
@@ -32,7 +32,7 @@ UNKNOWN = "–"
 
 @dataclass(slots=True)
 class Wave:
-    """Questions asked by N clients; ``cpu_s`` is the server's processor time.
+    """Questions of N clients; ``cpu_s`` is the server's processor time.
 
     ``draft`` is the drafting behind all of them, None where the server does not tell.
     """
@@ -47,7 +47,7 @@ class Wave:
 
     @property
     def tokens(self) -> int | None:
-        """None where a reply was not counted."""
+        """Tokens of all answers; None if one was not counted."""
         counts = [answer.tokens for answer in self.answers]
         return sum(counts) if all(counts) else None
 
@@ -57,7 +57,7 @@ class Wave:
 
     @property
     def cpu_ms(self) -> float | None:
-        """Of a token."""
+        """Processor milliseconds of a token."""
         return self.cpu_s * 1e3 / self.tokens if self.cpu_s is not None and self.tokens else None
 
 
@@ -127,7 +127,7 @@ class ClientLoad:
         self._processes = {arm.name: server_of(arm.engine.address.url) for arm in arms}
 
     def waves(self, clients: Sequence[int], repetitions: int) -> Iterator[Wave]:
-        """Ask every server the same questions, with N clients at a time."""
+        """Send the same questions to every server, with N clients at a time."""
         all_, count = len(self._tasks), self._count
         for nth, (repetition, n) in enumerate(product(range(repetitions), clients)):
             asked = [self._tasks[i % all_] for i in range(nth * count, (nth + 1) * count)]
@@ -155,14 +155,14 @@ class ClientLoad:
         return wave
 
     def alone(self, count: int) -> Alone:
-        """What the first server answers to the first questions, one after another."""
+        """Return the first server's answers to the first questions, one after another."""
         first = self._arms[0]
         answers = [first.answer(task, 0) for task in self._tasks[:count]]
         return {(answer.prompt, answer.temperature): answer.text for answer in answers}
 
 
 def rows(waves: Sequence[Wave], alone: Alone) -> list[LoadRow]:
-    """The figures of every arm and number of clients."""
+    """Return the figures of every arm and number of clients."""
     first = waves[0].arm
     base = {(wave.clients, wave.repetition): wave for wave in waves if wave.arm == first}
     out: list[LoadRow] = []
@@ -202,7 +202,7 @@ def rows(waves: Sequence[Wave], alone: Alone) -> list[LoadRow]:
 
 
 def _accepted(waves: Sequence[Wave]) -> float | None:
-    """The share of drafted tokens that were; None where it is not told of every wave."""
+    """Return the share of drafted tokens that were accepted; None unless every wave reports it."""
     known = [(wave.draft.accepted, wave.draft.drafted) for wave in waves if wave.draft is not None]
     drafted = sum(drafted or 0 for _, drafted in known)
     if len(known) < len(waves) or not drafted:
@@ -211,7 +211,7 @@ def _accepted(waves: Sequence[Wave]) -> float | None:
 
 
 def _slowest(wave: Wave, usual: Wave) -> float | None:
-    """The smallest ratio of the speeds of one long reply in two waves."""
+    """Return the smallest ratio of the speeds of one long reply in two waves."""
     speeds = {(answer.prompt, answer.temperature): answer.speed for answer in usual.answers}
     return min(
         (answer.speed / was for answer in wave.answers

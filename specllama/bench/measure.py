@@ -1,4 +1,4 @@
-"""What passes cost on this machine, timed directly: v(n) of the target, steps of the draft."""
+"""The cost of passes on this machine, timed directly: v(n) of the target, steps of the draft."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ class PassCosts:
         return self.draft[1] / self.target[1] if self.draft else None
 
     def curve(self, rows: int) -> list[float]:
-        """``[0, ms(1), ..., ms(rows)]``, interpolated."""
+        """Return ``[0, ms(1), ..., ms(rows)]``, interpolated."""
         return _curve(self.target, rows)
 
     def reading(self, tokens: int) -> float:
-        """Milliseconds for the draft model to read that many tokens in one pass; 0 without one."""
+        """Return the draft model's milliseconds for reading that many tokens in one pass; 0 without
+        one."""
         return _curve(self.draft, tokens)[-1] if self.draft else 0.0
 
     def between(self, later: PassCosts) -> PassCosts:
-        """The mean of this and another measurement of the same passes."""
+        """Return the mean of this and another measurement of the same passes."""
 
         def mean(a: dict[int, float], b: dict[int, float]) -> dict[int, float]:
             return {n: (a[n] + b[n]) / 2 for n in a}
@@ -55,7 +56,7 @@ class PassCosts:
         )
 
     def store(self, costs: Costs) -> None:
-        """Store these figures as what a window knows."""
+        """Store these figures in the costs of a window."""
         costs.target.slope = min(max(self.prefill_row_ms / self.target[1], 0.01), 1.0)
         for rows in sorted(self.target):
             costs.target.set(rows, self.target[rows], self.context)
@@ -99,7 +100,8 @@ def time_passes(
     repetitions: int,
     progress: Callable[[], object] | None = None,
 ) -> dict[int, float]:
-    """Median milliseconds of a pass of each size after ``tokens``; the cache is cut back after.
+    """Return the median milliseconds of a pass of each size after ``tokens``; the cache is cut back
+    after.
 
     Each size takes turns with the first one, its reference: only neighbours in time compare. The
     first pass of a size (graphs, buffers) does not count.

@@ -1,4 +1,4 @@
-"""What came of races: every way against plain decoding, in numbers and in words.
+"""The results of races: every way against plain decoding, in numbers and in words.
 
 Speeds, ratios and intervals come from ``paired`` alone, so that no column contradicts a verdict.
 """
@@ -51,7 +51,7 @@ class Way:
 
     @property
     def run(self) -> Run:
-        """The newest."""
+        """The newest run."""
         return self.laps[-1][1]
 
     @property
@@ -73,7 +73,7 @@ class Way:
 
     @property
     def proof(self) -> str:
-        """ "55 of 55 tokens identical", and where they are not, why."""
+        """"55 of 55 tokens identical"; if some are not, the reason."""
         words = f"{self.same} of {self.of} tokens identical"
         if self.same == self.of:
             return words
@@ -84,7 +84,7 @@ class Way:
 
 
 def ways(board: RaceBoard, tab: str) -> list[Way]:
-    """What was run on a tab against its plain runs, the fastest first."""
+    """List the ways that were run on a tab against its plain runs, the fastest first."""
     rows: list[Row] = []
     for name in dict.fromkeys(run.name for run in board.runs.get(tab, []) if run.name != PLAIN):
         laps = [lap for lap in board.laps(tab).values() if PLAIN in lap and name in lap]
@@ -100,13 +100,13 @@ def ways(board: RaceBoard, tab: str) -> list[Way]:
 
 
 def _same(row: Row) -> tuple[int, int]:
-    """Tokens that are those of plain decoding, and of how many."""
+    """Count the tokens that equal plain decoding in the runs of a row, and all tokens."""
     sames = [run.same(plain) for plain, run in row]
     return sum(same for same, _ in sames), sum(of for _, of in sames)
 
 
 def model(board: RaceBoard) -> SpeedModel | None:
-    """What races say of the pair's own figures."""
+    """Return the speed model with the pair's own figures from races."""
     laps = [lap for tab in ("race", "sweep") for lap in board.laps(tab).values()]
     runs = [run for lap in laps for run in lap.values()]
     singles = [ms for run in runs if run.name == PLAIN for ms in run.singles]
@@ -122,7 +122,7 @@ def _speeds(row: Row) -> Pairs:
 
 
 def _speed(run: Run) -> float | None:
-    """Tokens per second after the first one."""
+    """Return the tokens per second after the first one."""
     tokens, seconds = sum(one.tokens for one in run.passes), run.end_s - run.ttft_s
     return tokens / seconds if tokens and seconds > 0 else None
 
@@ -148,7 +148,7 @@ def _stays_off(run: Run) -> bool:
 
 
 def said(verdict: Payoff) -> str:
-    """In a table or a list: whether it paid."""
+    """Return the words for a table or a list: did it pay?"""
     match verdict.answer:
         case "unknown" if verdict.low is not None:
             return TOO_WIDE
@@ -166,7 +166,7 @@ def _probing(verdict: Payoff) -> str:
 
 
 def answer(way: Way) -> tuple[str, str]:
-    """The answer to "does it pay?": a word, and the sentence that explains it."""
+    """Return the answer to "does it pay?": a word, and the sentence that explains it."""
     one = way.verdict
     if way.idle and one.answer in ("unsure", "unknown", "off"):
         return "NO", "hardly anything was guessed in this text"
@@ -185,13 +185,13 @@ def answer(way: Way) -> tuple[str, str]:
 
 
 def decided(way: Way) -> bool:
-    """Whether further pairs would only say it more precisely."""
+    """True if further pairs would only make the answer more precise."""
     return way.idle or (way.pairs >= LEAST and way.verdict.answer not in ("unsure", "unknown"))
 
 
 def why(board: RaceBoard, way: Way) -> str:
-    """In a sentence: what a guess costs and how many are kept, where that explains the answer; else
-    what a pass yields and how long it takes."""
+    """Explain in a sentence the cost of a guess and how many are kept, if that explains the answer;
+    else the yield of a pass and its time."""
     pair, one = model(board), way.verdict
     if one.ratio is None or not one.passes:
         return ""
@@ -207,7 +207,7 @@ def why(board: RaceBoard, way: Way) -> str:
 
 
 def way_words(way: Way) -> str:
-    """ "raced, 2 pairs: 198 tok/s, 0.74× (0.62–0.86) of plain" """
+    """Return words such as "raced, 2 pairs: 198 tok/s, 0.74× (0.62–0.86) of plain"."""
     speed = "" if way.speed is None else f"{way.speed:.0f} tok/s, "
     ratio = ratio_words(way.verdict)
     found = TOO_SHORT if way.verdict.ratio is None else TOO_WIDE

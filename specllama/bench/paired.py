@@ -1,4 +1,4 @@
-"""How fast a way to draft is against plain decoding, by the clock: one estimator for every table.
+"""The speed of a way to draft against plain decoding, by the clock: one estimator for every table.
 
 Runs come in pairs that differ in nothing but the way. The ratio is the geometric mean of the
 ratios of their speeds, and the speeds that are shown are geometric means of the same runs: what two
@@ -25,7 +25,7 @@ Pairs = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """``low`` and ``high`` are None where no row has a second pair."""
+    """A comparison; ``low`` and ``high`` are None if no row has a second pair."""
 
     plain: float
     speed: float
@@ -41,7 +41,7 @@ class Compared:
 def compare(
     rows: Sequence[Pairs], *, level: float = LEVEL, shared: bool = False
 ) -> list[Compared | None]:
-    """Each row of a table; None of one without a pair.
+    """Compare each row of a table; None for a row without a pair.
 
     Args:
         shared: the rows have their plain runs in common, so that they err together.
@@ -53,8 +53,8 @@ def compare(
 
 
 def as_one(rows: Sequence[Pairs], table: Sequence[Pairs] = ()) -> Compared | None:
-    """Rows as one figure, such as prompts that gain differently: how sure it is follows from how
-    much the pairs of each row differ, so it is told of these prompts.
+    """Combine rows into one figure, such as prompts with different gains. Its certainty follows
+    from the differences between the pairs of each row, so it holds for these prompts.
 
     Args:
         table: the rows that say how much pairs differ; these unless given.
@@ -63,7 +63,7 @@ def as_one(rows: Sequence[Pairs], table: Sequence[Pairs] = ()) -> Compared | Non
 
 
 def _noise(rows: Sequence[Pairs]) -> tuple[float, float]:
-    """The standard deviation of a pair's logarithm, and its degrees of freedom."""
+    """Return the standard deviation of a pair's logarithm, and its degrees of freedom."""
     logs = [_logs(row) for row in rows if row]
     free = float(sum(len(row) - 1 for row in logs))
     squares = sum((one - fmean(row)) ** 2 for row in logs for one in row)
@@ -91,7 +91,8 @@ def geometric(values: Sequence[float]) -> float:
 
 
 def student(level: float, free: int) -> float:
-    """What Student's t exceeds, in either direction, with probability ``level``."""
+    """Return the value that Student's t exceeds, in either direction, with probability
+    ``level``."""
     if free == 1:
         return 1 / math.tan(level * math.pi / 2)
     if free == 2:
@@ -110,12 +111,12 @@ def student(level: float, free: int) -> float:
 
 
 def between(one: Interval) -> str:
-    """ "0.62–0.86" """
+    """Format a range such as "0.62–0.86"."""
     return "" if one.low is None or one.high is None else f"{one.low:.2f}–{one.high:.2f}"
 
 
 def ratio_words(one: Interval) -> str:
-    """ "0.74× (0.62–0.86)"; "" where the range is too wide to be a figure."""
+    """Format a ratio such as "0.74× (0.62–0.86)"; "" if the range is too wide to be a figure."""
     wide = one.low is not None and one.high is not None and one.high > WIDE * one.low
     if one.ratio is None or wide:
         return ""

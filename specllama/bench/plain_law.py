@@ -1,4 +1,4 @@
-"""The plain law at every token of a server's reply: who knows it, and how the reply is read.
+"""The plain law at every token of a server's reply: its sources, and the reading of the reply.
 
 Our own engine over the same weights knows it exactly: the reply's tokens are evaluated after the
 prompt, and every row of logits is the law of the next token at that temperature, the end of the
@@ -44,7 +44,7 @@ _MARK = re.compile(r"\s*<[|｜/]?[^<>\s]+>\s*|\s*\[/?[A-Z_]+\]\s*|")  # how ends
 
 @dataclass(frozen=True, slots=True)
 class ReplyReading:
-    """A reply, token by token. ``why``: it cannot be read, in words."""
+    """A reply, token by token. ``why``: the reason, in words, if it cannot be read."""
 
     spots: Sequence[Spot] = ()
     read_as: ReadAs = "tokens"
@@ -53,7 +53,7 @@ class ReplyReading:
 
 
 class PlainLaw(Protocol):
-    """Knows the law that a reply should have been drawn from.
+    """A source of the law that a reply should have been drawn from.
 
     Attributes:
         what: in words. slack: see ``law``. top: logprobs that replies need; None for none.
@@ -66,13 +66,13 @@ class PlainLaw(Protocol):
     must: float | None
 
     def read(self, prompt: BenchPrompt, answer: Answered, temperature: float) -> ReplyReading:
-        """The positions of a reply, as far as it can be read. They are made for tokens in this
-        order and remember earlier replies, so each reply is read once."""
+        """Return the positions of a reply, as far as it can be read. They are made for tokens in
+        this order and remember earlier replies, so each reply is read once."""
         ...
 
 
 def spells(answer: Answered) -> bool:
-    """Whether the tokens that a server lists begin with its reply; an end may follow."""
+    """True if the tokens that a server lists begin with its reply; an end may follow."""
     if not answer.logprobs:
         return False
     listed = b"".join(one.raw or spelt(one.text).encode() for one in answer.logprobs)
@@ -80,7 +80,7 @@ def spells(answer: Answered) -> bool:
 
 
 def copied_after(tokens: Sequence[int]) -> int:
-    """What a copy of the text guesses: the token that followed the newest earlier place that ends
+    """Return the guess of a copy of the text: the token after the newest earlier place that ends
     like this one; -1 for none."""
     if len(tokens) <= _COPY:
         return -1
@@ -92,7 +92,7 @@ def copied_after(tokens: Sequence[int]) -> int:
 
 
 def own_answer(engine: Engine, prompt: BenchPrompt, params: GenerateParams) -> Answered:
-    """The plain reply of our own engine."""
+    """Return the plain reply of our own engine."""
     from specllama.remote.figures import Answered
     from specllama.told import Told
 
@@ -113,7 +113,7 @@ def own_answer(engine: Engine, prompt: BenchPrompt, params: GenerateParams) -> A
 
 
 class OwnLaw:
-    """The law by our own engine over the same weights, and by another one over the draft's.
+    """The law of our own engine over the same weights, and of another one over the draft's.
 
     Args:
         draft: loaded as a target of its own; its vocabulary must be the target's.
@@ -175,7 +175,8 @@ class OwnLaw:
     def lead(
         self, prompt: BenchPrompt, params: GenerateParams, shared: str, plain: str, other: str
     ) -> float | None:
-        """By how much the first token of one continuation leads that of the other, in logits."""
+        """Return the lead of the first token of one continuation over that of the other, in
+        logits."""
         vocab = self._engine.vocab
         ids = list(self._engine.encode(prompt.content)[0])
         if self._ends and not (plain and other):
@@ -193,8 +194,9 @@ class OwnLaw:
         return abs(float(row[a[at]]) - float(row[b[at]]))
 
     def _lead_of_end(self, prompt: Sequence[int], shared: str, rest: str) -> float | None:
-        """Between the end of a reply and the likeliest token that ``rest`` may begin with. One
-        reply ended here, so a token begins here in the other, however the whole would be split."""
+        """Return the lead between the end of a reply and the likeliest token that ``rest`` may
+        begin with. One reply ended here, so a token begins here in the other, however the whole
+        would be split."""
         vocab = self._engine.vocab
         ids = vocab.tokenize(shared, add_special=False, parse_special=False, after_text=True)
         if len(prompt) + len(ids) >= self._engine.target.n_ctx:
@@ -223,7 +225,7 @@ class OwnLaw:
         return b"".join(map(self._engine.vocab.piece, ids)).decode("utf-8", "replace") == text
 
     def _listed(self, told: Sequence[Likely]) -> list[int] | None:
-        """The tokens that a server lists, in our numbers; None where one is not known."""
+        """Return the tokens that a server lists, in our numbers; None if one is not known."""
         vocab = self._engine.vocab
         if not self._ids:
             for token in range(vocab.n_tokens - 1, -1, -1):
@@ -243,7 +245,7 @@ class OwnLaw:
     def _laws(
         self, engine: Engine, prompt: Sequence[int], emitted: Sequence[int], temperature: float
     ) -> list[FloatArray]:
-        """[len(emitted)] laws; the chance of all ends is that of the first one."""
+        """Return [len(emitted)] laws; the chance of all ends is that of the first one."""
         laws = []
         for row in self._rows(engine, prompt, emitted):
             z = row.astype(np.float64) / temperature
@@ -258,7 +260,7 @@ class OwnLaw:
 
     @staticmethod
     def _rows(engine: Engine, prompt: Sequence[int], emitted: Sequence[int]) -> list[Row]:
-        """The rows before each emitted token."""
+        """Return the rows before each emitted token."""
         target = engine.target
         engine.reset()
         target.rollback(0)
@@ -274,7 +276,7 @@ class OwnLaw:
 
 
 class StatedLaw:
-    """The law by the logprobs that the server states with its reply.
+    """The law from the logprobs that the server reports with its reply.
 
     Ends of replies are spelt in many ways and often not listed, so laws are those of a token that
     is no end.

@@ -1,4 +1,4 @@
-"""Servers on this machine, where the system shows them (Linux): processor time, command lines."""
+"""Servers on this machine, if the system shows them (Linux): processor time, command lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PROC = Path("/proc")
 
 
 def server_of(url: str) -> int | None:
-    """The process that listens at a port of this machine; None where it is not ours to see."""
+    """Return the process that listens at a port of this machine; None if we may not see it."""
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
     if parts.hostname not in ("127.0.0.1", "localhost", "::1"):
@@ -42,7 +42,7 @@ def _connections(table: Path) -> Iterator[list[str]]:
 
 
 def command_of(url: str) -> str:
-    """How the server at a port of this machine was started, its program first; "" of others.
+    """Return the command of the server at a port of this machine, its program first; "" for others.
 
     Folders are left out, and so are the values of arguments that may be secret.
     """
@@ -60,7 +60,7 @@ def command_of(url: str) -> str:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process and its descendants have had of processors since they began."""
+    """Return the processor seconds of a process and its descendants since they began."""
     told: dict[int, tuple[int, int]] = {}  # parent, ticks
     for process in _PROC.glob("[0-9]*"):
         with suppress(OSError, IndexError):

@@ -36,17 +36,17 @@ class BenchPrompt:
         return self.messages or self.text
 
     def bound(self, params: GenerateParams) -> GenerateParams:
-        """The parameters of a request for its reply."""
+        """Add the prompt's schema to the parameters of a request."""
         return params.replace(json_schema=self.schema) if self.schema else params
 
 
 def schema_prompts() -> list[BenchPrompt]:
-    """The bundled 16 whose replies have to fit a JSON schema, among them calls of tools."""
+    """Load the bundled 16 whose replies must fit a JSON schema, among them calls of tools."""
     return load_prompts(bundled_dir() / "schemas.jsonl")
 
 
 def load_prompts(path: Path | None = None) -> list[BenchPrompt]:
-    """Prompts of a file, or the bundled 200 (50 of each slice, slices alternating).
+    """Load prompts of a file, or the bundled 200 (50 of each slice, slices alternating).
 
     A ``.jsonl`` line is an object with ``messages`` (role, content) or ``prompt`` text, and
     optionally ``id``, ``slice`` and a JSON ``schema``; in any other file each non-empty line is a
@@ -69,7 +69,8 @@ def load_prompts(path: Path | None = None) -> list[BenchPrompt]:
 
 
 def half(prompts: Sequence[BenchPrompt], which: Half) -> list[BenchPrompt]:
-    """Every other prompt of each slice: tune learns on one half, bench measures on the other."""
+    """Return every other prompt of each slice: tune learns on one half, bench measures on the
+    other."""
     seen: dict[str, int] = {}
     out: list[BenchPrompt] = []
     for prompt in prompts:
@@ -80,7 +81,7 @@ def half(prompts: Sequence[BenchPrompt], which: Half) -> list[BenchPrompt]:
 
 
 def interleaved(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:
-    """One of each slice in turn, so that any first N are a fair sample."""
+    """Return one of each slice in turn, so that any first N are a fair sample."""
     groups: dict[str, list[BenchPrompt]] = {}
     for prompt in prompts:
         groups.setdefault(prompt.slice, []).append(prompt)

@@ -108,7 +108,7 @@ class ProofReply:
         return ProofReply(told.end, tuple(logprobs), exact, position, turn)
 
     def cut(self, n: int) -> ProofReply:
-        """Its first ``n`` tokens, without the text."""
+        """Return its first ``n`` tokens, without the text."""
         reply = dataclasses.replace(self.reply, token_ids=self.reply.token_ids[:n], text="")
         return dataclasses.replace(self, reply=reply, logprobs=self.logprobs[:n])
 
@@ -147,7 +147,7 @@ class Case:
 
 
 def available(engine: Engine, wanted: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Which of the wanted methods this engine has, and why it lacks each of the others."""
+    """Return the wanted methods that this engine has, and why it lacks each of the others."""
     known = {m.name: m.reason for m in engine.info.methods}
     have = tuple(p for p in wanted if p == "auto" or p in engine.drafters)
     missing = {p: known.get(p) or "unknown to this engine" for p in wanted if p not in have}
@@ -168,7 +168,7 @@ def prove(
     warm: bool = False,
     on_skip: Callable[[str, str], None] | None = None,
 ) -> Iterator[Case]:
-    """Compare every method with plain decoding on every prompt; yields as it goes.
+    """Compare every method with plain decoding on every prompt; yield cases as they come.
 
     Each prompt is read once; plain and speculative runs start from the same cached prompt. Prompt
     number n (from 0) is drawn with ``seed + n``.
@@ -217,8 +217,8 @@ def _warm(
     ways: Sequence[tuple[str, int]],
     references: Sequence[tuple[GenerateParams, ProofReply]],
 ) -> Iterator[Case]:
-    """A prompt after another one's text, and then its next turn, with every method and width. The
-    first is plain decoding: the next turns of the others are compared with its own."""
+    """Compare a prompt after another one's text, and then its next turn, with every method and
+    width. The first is plain decoding: the next turns of the others are compared with its own."""
     ids = tuple(engine.encode(prompt.content)[0])
     n_ctx = engine.target.n_ctx
     turns: dict[float, ProofReply] = {}
@@ -245,8 +245,8 @@ def _warm(
 
 
 def stranger_of(ids: Sequence[int], most: int) -> tuple[int, ...]:
-    """Another prompt that begins like this one and is read in other parts: not in tiles where this
-    one is long enough for them, in tiles where it is not."""
+    """Return another prompt that begins like this one and is read in other parts: in tiles if this
+    one is too short for them, else not in tiles."""
     if len(ids) > TILE:
         return tuple(ids[: TILE // 2])
     return tuple(islice(cycle(ids), min(TILE + 1, most)))
@@ -261,7 +261,7 @@ def compared(
     *,
     way: Way,
 ) -> Case:
-    """A reply against the plain one; the engine scores their first difference again."""
+    """Compare a reply with the plain one; the engine scores their first difference again."""
     assert params.seed is not None
     assert params.draft_max is not None
     reply, bitwise = spec.reply, plain.exact and spec.exact
@@ -287,7 +287,7 @@ def compared(
 def wish_of(
     base: GenerateParams, temperature: float, max_tokens: int, seed: int, window: WindowKind
 ) -> GenerateParams:
-    """A request for plain decoding that others are compared with."""
+    """Return a request for plain decoding that others are compared with."""
     return base.choose("temperature", temperature).replace(
         max_tokens=max_tokens,
         seed=seed,
@@ -302,7 +302,7 @@ def wish_of(
 def finish(
     engine: Engine, prompt: BenchPrompt, params: GenerateParams, turn: tuple[int, ...] = ()
 ) -> ProofReply:
-    """The reply to a prompt, or to another text in its case.
+    """Return the reply to a prompt, or to another text in its case.
 
     Raises:
         Cancelled: it was cut short, so that it can be compared with nothing.
@@ -377,7 +377,7 @@ def _difference(
 
 
 def _of_logprobs(engine: Engine, plain: ProofReply, spec: ProofReply) -> Difference | None:
-    """Where the same tokens came from different rows."""
+    """Find a place where the same tokens came from different rows."""
     for at, (x, y) in enumerate(zip(plain.logprobs, spec.logprobs, strict=False)):
         if x != y:
             token = plain.reply.token_ids[at]
@@ -398,8 +398,8 @@ def score_gap(
     params: GenerateParams,
     position: int,
 ) -> float:
-    """How far apart two tokens score after ``prompt + emitted``, decoded one token at a time;
-    ``position`` is theirs in the noise.
+    """Return how far apart two tokens score after ``prompt + emitted``, decoded one token at a
+    time; ``position`` is theirs in the noise.
 
     inf if one of them cannot be drawn there at all.
     """
@@ -467,8 +467,8 @@ def rounding(engine: Engine) -> float:
 
 
 def _steps(engine: Engine, prompt: Sequence[int], n: int, most: int) -> Rows:
-    """Return the rows [n, n_vocab] of a prompt's last ``n`` tokens, each a step of its own; what
-    comes before them is read in parts of ``most`` tokens."""
+    """Return the rows [n, n_vocab] of a prompt's last ``n`` tokens, each a step of its own; the
+    tokens before them are read in parts of ``most`` tokens."""
     target, head, tail = engine.target, prompt[:-n], prompt[-n:]
     size = min(most, target.n_batch)
     engine.reset()
@@ -485,7 +485,7 @@ def _moved(steps: Rows, rows: Rows) -> float:
 
 
 def probe_stated_rows(engine: Engine, prompts: Iterable[BenchPrompt]) -> list[RowProbe]:
-    """Whether rows are equal here as far as ``engine.info`` states; [] if it states nothing.
+    """Compare rows with single steps as far as ``engine.info`` promises; [] if it promises nothing.
 
     Measured after the longest of ``prompts``.
     """

@@ -1,4 +1,4 @@
-"""What a figure was measured with: versions, files, machine, arguments."""
+"""The circumstances of a figure: versions, files, machine, arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specllama.store.rounds import package_versions
 def provenance(
     info: EngineInfo, arguments: Sequence[str] | None = None, *, hashes: bool = True
 ) -> dict[str, Any]:
-    """A block for JSON. Files are named without their folder; hashing reads each once."""
+    """Return a block for JSON. Files are named without their folder; hashing reads each once."""
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": package_versions(),

@@ -1,4 +1,4 @@
-"""Other engines as arms of a comparison: servers that run already, asked as a client asks them.
+"""Other engines as arms of a comparison: servers that run already, used as a client uses them.
 
 They get the same messages, limits, seeds and sampler settings; each puts the messages into its own
 chat template. Times are those of the client, from the request on.
@@ -51,7 +51,8 @@ class RemoteArm:
         self._count = count
 
     def run(self, task: Task, repetition: int) -> RunFigures:
-        """Asked alone: where the answer does not tell of its drafting, the counters do."""
+        """Run a task alone: if the answer does not report its drafting, the server's counters
+        do."""
         return self.answer(task, repetition, alone=True)
 
     def answer(self, task: Task, repetition: int, *, alone: bool = False) -> RunFigures:
@@ -88,7 +89,7 @@ class RemoteArm:
         self.engine.close()
 
     def to_dict(self) -> dict[str, str]:
-        """What it is, as far as it tells: for the provenance of a report."""
+        """Describe the server, as far as it reports itself: for the provenance of a report."""
         engine = self.engine
         return {
             "arm": self.name,
@@ -100,7 +101,7 @@ class RemoteArm:
 
 
 def load_arm(text: str, params: GenerateParams, key: str = "") -> RemoteArm:
-    """An arm from ``URL`` or ``URL#METHOD``, which says how it is to draft.
+    """Open an arm from ``URL`` or ``URL#METHOD``, which names the method to draft with.
 
     Raises:
         UsageError: it is something else, or that server cannot be told.
@@ -125,7 +126,7 @@ def load_arm(text: str, params: GenerateParams, key: str = "") -> RemoteArm:
 def remote_arms(
     server: Address, params: GenerateParams, *, ignore_eos: bool, count: Count | None = None
 ) -> list[RemoteArm]:
-    """An arm for a server; two, plain and drafting, where a request can switch it.
+    """Open an arm for a server; two, plain and drafting, if a request can switch it.
 
     Raises:
         SpecllamaError: nobody answers there.

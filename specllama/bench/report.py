@@ -54,12 +54,12 @@ COLUMNS: dict[str, Callable[[Summary], str]] = {
 
 
 def cells(s: Summary) -> list[str]:
-    """A row of the table."""
+    """Return a row of the table."""
     return [cell(s) for cell in COLUMNS.values()]
 
 
 def to_json(comparison: Comparison, *, texts: bool = False) -> dict[str, Any]:
-    """The whole comparison as plain data; ``texts`` adds the replies and their token ids."""
+    """Return the whole comparison as plain data; ``texts`` adds the replies and their token ids."""
     return {
         "schema": SCHEMA,
         "provenance": comparison.provenance,
@@ -71,7 +71,7 @@ def to_json(comparison: Comparison, *, texts: bool = False) -> dict[str, Any]:
 
 
 def provenance_lines(data: dict[str, Any]) -> list[str]:
-    """The provenance block in words, one fact a line."""
+    """Describe the provenance block in words, one fact a line."""
     machine, engine = data.get("machine", {}), data.get("engine", {})
     lines = [
         f"measured {data.get('when', '?')}",
@@ -105,12 +105,12 @@ def provenance_lines(data: dict[str, Any]) -> list[str]:
 
 
 def load_rows(comparison: Comparison) -> list[list[str]]:
-    """The cells below ``load.COLUMNS``."""
+    """Return the cells below ``load.COLUMNS``."""
     return [[cell(row) for cell in load.COLUMNS.values()] for row in comparison.load]
 
 
 def report_document(comparison: Comparison) -> Document:
-    """Return the table of all summaries, and how it was measured."""
+    """Return the table of all summaries, with the circumstances of the measurement."""
     summaries = comparison.summaries()
     parts: list[Part] = [Table(tuple(COLUMNS), list(map(cells, summaries)))]
     if comparison.load:

@@ -99,7 +99,7 @@ class Comparison:
         return sorted({run.temperature for run in self.runs})
 
     def summaries(self) -> list[Summary]:
-        """Every arm: over everything, per temperature, and per slice and temperature."""
+        """Summarize every arm: over everything, per temperature, and per slice and temperature."""
         out: list[Summary] = []
         many = len(self.temperatures) > 1
         for arm in self.arms:
@@ -125,7 +125,7 @@ class Comparison:
     def summary(
         self, arm: str, group: str, *, temperature: float | None = None, slice: str | None = None
     ) -> Summary:
-        """One arm over the runs of a temperature and a slice (None: of all)."""
+        """Summarize one arm over the runs of a temperature and a slice (None: of all)."""
         mine = self._runs(temperature, slice, arm)
         beside, table = self._beside(mine), self._beside(self._runs(None, None, arm))
         speed = as_one(_rows(beside, lambda r: r.speed), _rows(table, lambda r: r.speed))
@@ -160,7 +160,7 @@ class Comparison:
 
 
 def _rows(beside: Beside, figure: Callable[[RunFigures], float | None]) -> list[Pairs]:
-    """A figure of both runs; a row for each prompt at each temperature."""
+    """Return a figure of both runs; a row for each prompt at each temperature."""
     rows: dict[object, list[tuple[float, float]]] = defaultdict(list)
     for plain, run in beside:
         a, b = figure(plain), figure(run)
@@ -170,19 +170,19 @@ def _rows(beside: Beside, figure: Callable[[RunFigures], float | None]) -> list[
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
-    """None where one of them is not known."""
+    """Add counts; return None if one of them is not known."""
     known = list(counts)
     return None if None in known else sum(one or 0 for one in known)
 
 
 def _slowest(beside: Beside) -> float | None:
-    """The worst 500 tokens of any run, against the baseline's run of the same task."""
+    """Return the worst 500 tokens of any run, against the baseline's run of the same task."""
     stretches = [(plain.speed, slowest_stretch(run.timeline, STRETCH)) for plain, run in beside]
     return min((slow / plain for plain, slow in stretches if plain and slow), default=None)
 
 
 def _slowest_in_run(runs: Sequence[RunFigures]) -> float | None:
-    """The same, with the cost of drafting alone."""
+    """Return the worst 500 tokens of any run with the cost of drafting alone."""
     found = []
     for run in runs:
         plain_s, drafting = what_drafting_took(run.passes)

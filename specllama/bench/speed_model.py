@@ -30,7 +30,7 @@ class SpeedModel:
     beta: float = 0.0
 
     def tokens(self, k: int) -> float:
-        """Expected tokens per round, (1 - α^(k+1)) / (1 - α)."""
+        """Return the expected tokens per round, (1 - α^(k+1)) / (1 - α)."""
         if self.alpha >= 1.0:
             return k + 1.0
         return (1.0 - self.alpha ** (k + 1)) / (1.0 - self.alpha)
@@ -42,12 +42,13 @@ class SpeedModel:
         return self.tokens(k) / self.cost(k)
 
     def best(self, limit: int = MAX_K) -> tuple[int, float]:
-        """The k with the highest speed-up; 0 (plain decoding) when nothing beats it."""
+        """Return the k with the highest speed-up; 0 (plain decoding) if nothing beats it."""
         k = max(range(limit + 1), key=lambda n: (self.speedup(n), -n))
         return k, self.speedup(k)
 
     def collapse(self, limit: int = 64) -> int | None:
-        """The first k beyond the peak that is slower than plain decoding, None within ``limit``."""
+        """Return the first k beyond the peak that is slower than plain decoding, None within
+        ``limit``."""
         for k in range(1, limit + 1):
             if self.speedup(k) < 1.0:
                 return k
@@ -55,18 +56,18 @@ class SpeedModel:
 
     @property
     def pays(self) -> bool:
-        """Some k beats plain decoding if and only if α > c + β."""
+        """True if some k beats plain decoding: exactly if α > c + β."""
         return self.alpha > self.c + self.beta
 
     @property
     def bound(self) -> float:
-        """No acceptance, however high, gets past 1 / (c + β)."""
+        """The limit, 1 / (c + β), of the speed-up at any acceptance."""
         total = self.c + self.beta
         return 1.0 / total if total > 0 else math.inf
 
     @staticmethod
     def of(passes: Sequence[TimedRound], singles: Sequence[float] = ()) -> SpeedModel | None:
-        """The pair's own figures; None until some rounds drafted and a plain step is known.
+        """Return the pair's own figures; None until some rounds drafted and a plain step is known.
 
         α is a property of guesses that the target judged. Costs are medians: typical, no totals.
 

@@ -19,7 +19,7 @@ def bars(
     mark: float | None = None,
     unit: str = "",
 ) -> str:
-    """Horizontal bars: (label, value, low, high); ``mark`` draws a reference line."""
+    """Draw horizontal bars: (label, value, low, high); ``mark`` draws a reference line."""
     if not rows:
         return ""
     top = max([value for _, value, _, _ in rows] + [h or 0.0 for *_, h in rows] + [mark or 0.0])

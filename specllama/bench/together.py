@@ -75,7 +75,7 @@ def prove_together(
 def _written(
     engine: Engine, asked: Sequence[_Sent], rng: random.Random
 ) -> list[tuple[_Sent, ProofReply]]:
-    """Replies to all, as they came."""
+    """Return the replies to all, in the order in which they ended."""
     waiting, out = list(asked), list[tuple[_Sent, ProofReply]]()
     running: dict[int, tuple[_Sent, Told]] = {}
     while waiting or running:

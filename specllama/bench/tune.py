@@ -1,4 +1,4 @@
-"""Measure a pair on this machine, compute what fixed lengths would gain, and give advice.
+"""A measurement of a pair on this machine, with the gain of fixed lengths, and advice.
 
 Three parts: the costs of passes (before and after the rest, as the load of the machine varies);
 acceptance per position (a fixed window of the longest length tested, of which every shorter one is
@@ -39,7 +39,7 @@ WORTH = 1.03  # less is noise: leave speculation to the window, promise nothing
 
 @dataclass(slots=True)
 class Tally:
-    """How often each position of a draft survives, of a slice at a temperature.
+    """The survival of each position of a draft, of a slice at a temperature.
 
     Attributes:
         stats: of the rounds that drafted from ``source``.
@@ -65,7 +65,7 @@ class Tally:
 
 @dataclass(slots=True)
 class TuneGroup:
-    """One slice at one temperature: what fixed lengths would give, and what was measured.
+    """One slice at one temperature: the predicted gain of fixed lengths, and the measurements.
 
     Speeds are over plain decoding. ``best`` is the best fixed length, ``best_speed`` its speed once
     the prompt is read, ``reply_speed`` that over whole replies of ``reply`` tokens in the mean,
@@ -106,13 +106,13 @@ class Tuning:
 
 
 def draft_context(engine: Engine) -> Any:
-    """The draft model's context, None without one."""
+    """Return the draft model's context, None without one."""
     drafter = engine.drafter("draft") if "draft" in engine.drafters else None
     return drafter.lane if isinstance(drafter, ChainDrafter) else None
 
 
 def pick(prompts: Sequence[BenchPrompt], per_slice: int, skip: int = 0) -> list[BenchPrompt]:
-    """A few prompts of every slice, after the first ``skip`` of it."""
+    """Choose a few prompts of every slice, after the first ``skip`` of it."""
     seen: dict[str, int] = {}
     out: list[BenchPrompt] = []
     for prompt in prompts:
@@ -125,7 +125,8 @@ def pick(prompts: Sequence[BenchPrompt], per_slice: int, skip: int = 0) -> list[
 def acceptance(
     engine: Engine, tasks: Sequence[Task], base: GenerateParams, progress: Progress
 ) -> list[Tally]:
-    """Survival by position with a fixed window of the longest length, per slice and temperature."""
+    """Measure survival by position with a fixed window of the longest length, per slice and
+    temperature."""
     source = "draft" if draft_context(engine) is not None else "ngram"
     longest = min(max(LENGTHS), engine.target.max_rows - 1)
     params = base.replace(proposer=source, draft_max=longest, window="fixed")
@@ -143,7 +144,8 @@ def acceptance(
 
 
 def predict(tally: Tally, costs: PassCosts, check: Comparison | None = None) -> TuneGroup:
-    """Speeds of fixed lengths from measured survival and measured costs, and what was checked."""
+    """Predict speeds of fixed lengths from measured survival and costs, and add what was
+    checked."""
     survival = tally.survival
     v = costs.curve(max(LENGTHS) + 1)
     step = costs.draft.get(1, 0.0) if tally.source == "draft" else 0.0
@@ -170,7 +172,7 @@ def predict(tally: Tally, costs: PassCosts, check: Comparison | None = None) -> 
 def window_speed(
     check: Comparison | None, temperature: float, slice: str | None = None
 ) -> float | None:
-    """Of the adaptive window, over plain decoding, where that was checked."""
+    """Return the speed of the adaptive window over plain decoding, if that was checked."""
     if check is None:
         return None
     return check.summary("specllama", "", temperature=temperature, slice=slice).ratio
@@ -189,7 +191,7 @@ def tune(
     progress: Callable[[float], object] = lambda share: None,
     say: Callable[[str], object] = lambda words: None,
 ) -> Tuning:
-    """The whole measurement; a few minutes on a desktop.
+    """Run the whole measurement; a few minutes on a desktop.
 
     Args:
         repetitions: of every timed pass.
@@ -238,7 +240,7 @@ def tune(
 def pass_costs(
     engine: Engine, prompts: Sequence[BenchPrompt], repetitions: int, progress: Progress
 ) -> PassCosts:
-    """What passes cost at the length of some of these prompts' text."""
+    """Measure passes at the length of some of these prompts' text."""
     text = [token for prompt in prompts for token in engine.encode(prompt.content)[0]]
     text = text[: min(256, engine.target.n_ctx // 2)]
     ticks = count(1)
@@ -260,7 +262,7 @@ def learn(window: EngineArm, lessons: Sequence[Task], profile: Profile, progress
 
 
 def smaller_draft(draft: ModelInfo | None) -> str:
-    """A hint for a draft model with wide weights, "" if there is nothing to try.
+    """Return a hint for a draft model with wide weights, "" if there is nothing to try.
 
     On a CPU a draft step takes as long as reading its bytes, and a prompt is read faster with
     weights that llama.cpp repacks (Q4_0 on every processor, Q8_0 not on x86).
@@ -279,7 +281,7 @@ def smaller_draft(draft: ModelInfo | None) -> str:
 
 
 def advise(groups: Sequence[TuneGroup], check: Comparison | None) -> dict[str, Any]:
-    """On or off, and the length to give ``--window fixed``, per temperature and overall.
+    """Choose on or off, and the length for ``--window fixed``, per temperature and overall.
 
     What the check measured decides; without a check, the predictions of fixed lengths do.
     """

@@ -110,7 +110,7 @@ class Link:
         self._cancels.pop(request_id, None)
 
     def write(self) -> None:
-        """Pickle and write in a thread of its own, while the engine computes."""
+        """Write in a thread of its own, which also pickles, while the engine computes."""
         going_on = True
         while going_on:
             self._something.wait()

@@ -1,4 +1,4 @@
-"""What comes next where a grammar leaves one way on, as the vocabulary spells it.
+"""The text that must come next where a grammar leaves one way on, in the vocabulary's tokens.
 
 llguidance tells the bytes that alone can follow. White space that may stand in between is guessed
 as the text was laid out so far. What is guessed is never more than that: every token is verified.
@@ -27,7 +27,7 @@ _LAST = 0.5  # a token that may hold more than what is known
 
 @dataclass(slots=True)
 class Forced:
-    """What follows for certain but for the white space in it.
+    """Text that must follow, certain but for the white space in it.
 
     Attributes:
         doubts: places of it up to which it is the less likely, ascending, and how likely.
@@ -39,7 +39,7 @@ class Forced:
     over: bool = False
 
     def likely(self, begin: int, end: int) -> float:
-        """How likely what stands there is."""
+        """Return the probability of the text between two places."""
         found = 1.0
         for at, likely in self.doubts:
             if begin <= at < end:
@@ -48,7 +48,7 @@ class Forced:
 
 
 def text_ahead(matcher: Any, single: int, layout: JsonLayout, habits: Habits, most: int) -> Forced:
-    """About ``most`` bytes that follow.
+    """Return about ``most`` bytes that must follow.
 
     Args:
         matcher: at the place, to go on with.
@@ -81,7 +81,7 @@ def text_ahead(matcher: Any, single: int, layout: JsonLayout, habits: Habits, mo
 
 
 def _next(matcher: Any, single: int) -> tuple[bytes, bytes]:
-    """Bytes that may come next: visible ones, and white space."""
+    """Return the bytes that may come next: visible ones, and white space."""
     fits = matcher.validate_tokens
     if fits([single + _SPACE]) and not fits([single + _DIGIT]):  # a mask of all takes longer
         spaced = matcher.deep_copy()
@@ -95,7 +95,7 @@ def _next(matcher: Any, single: int) -> tuple[bytes, bytes]:
 
 
 class Cutter:
-    """Cuts texts into tokens, as the vocabulary itself does.
+    """A cutter of texts into tokens, as the vocabulary itself does it.
 
     Args:
         pieces: the bytes of every token.
@@ -106,7 +106,7 @@ class Cutter:
         self._pieces, self._tokenize = pieces, tokenize
 
     def tokens(self, before: bytes, text: Forced, most: int) -> Ahead:
-        """At most ``most`` tokens of a text, as they follow another one."""
+        """Return at most ``most`` tokens of a text that follows another one."""
         found: Ahead = []
         at = 0
         for token in self._cut(before, text.data):
@@ -122,7 +122,8 @@ class Cutter:
         return found[:most]
 
     def _cut(self, before: bytes, text: bytes) -> Sequence[int]:
-        """Tokens of ``text``, cut as after ``before`` if none of them reaches back into it."""
+        """Return the tokens of ``text``, cut as after ``before`` if none of them reaches back into
+        it."""
         whole = before + text
         begin = next((i for i, byte in enumerate(whole) if byte & 0xC0 != 0x80), 0)
         ids = self._tokenize(whole[begin:].decode("utf-8", "ignore"))

@@ -26,7 +26,7 @@ _SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?"
 
 
 def lark_of(gbnf: str, root: str = "root") -> str:
-    """The same language in Lark, over the rule ``root``.
+    """Translate the grammar into Lark, with ``root`` as its rule.
 
     Raises:
         UsageError: it does not parse, or is larger than what is taken.
@@ -95,7 +95,7 @@ class _Parser:
             raise self._error("expecting a newline or the end")
 
     def _alternatives(self, name: str) -> list[list[str]]:
-        """Reads a rule's body; groups get rules of their own, so nothing nests."""
+        """Read a rule's body; groups get rules of their own, so nothing nests."""
         stack = [_Group(name)]
         while True:
             group, c = stack[-1], self._peek()
@@ -160,7 +160,7 @@ class _Parser:
         group.symbols[group.item :] = [many]
 
     def _counts(self) -> tuple[int, int | None]:
-        """What stands between ``{`` and ``}``; ends at the latter."""
+        """Read the counts between ``{`` and ``}``, and stop at the latter."""
         self._at += 1
         self._space(newlines=True)
         least = self._integer()
@@ -229,7 +229,7 @@ class _Parser:
         return ord(_ESCAPED[kind])
 
     def _terminal(self, ranges: list[tuple[int, int]], *, negated: bool = False) -> str:
-        """The terminal for one character of a set; "" if it is empty."""
+        """Return the terminal for one character of a set; "" if it is empty."""
         found = _tidy([*ranges, _SURROGATES] if negated else ranges)
         found = _complement(found) if negated else _without_surrogates(found)
         if not found:

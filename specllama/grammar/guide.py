@@ -54,12 +54,13 @@ class _Place:
 
 
 def require(kind: Kind, text: str) -> None:
-    """Raises UsageError: it does not compile. No vocabulary is needed to tell."""
+    """Compile a grammar to check it, and raise UsageError if that fails. No vocabulary is
+    needed."""
     _bytes().matcher(source_of(kind, text))
 
 
 def _library() -> Any:
-    """Raises UsageError: llguidance is not there."""
+    """Import llguidance, and raise UsageError if it is not installed."""
     try:
         import llguidance
     except ImportError:
@@ -76,7 +77,7 @@ def _bytes() -> Guides:
 
 
 class Guides:
-    """Makes guides over one vocabulary.
+    """A maker of guides over one vocabulary.
 
     Args:
         pieces: the bytes of every token; a token without any is never allowed.
@@ -105,7 +106,7 @@ class Guides:
         self._tokenizer = self._library.LLTokenizer(words, eos_token=[self.n_tokens])
 
     def guide(self, source: Source) -> Guide:
-        """Raises UsageError: the grammar does not compile."""
+        """Make a guide, and raise UsageError if the grammar does not compile."""
         walk = _Walk(self, source)
         return Guide(walk, walk.root)
 
@@ -128,7 +129,7 @@ _starting = threading.Lock()
 
 
 def _deep(run: Callable[[], None]) -> None:
-    """Run on a stack that holds chains of as many rules as are taken: they are compiled by
+    """Run on a stack that holds the longest accepted chains of rules: they are compiled by
     recursion."""
     with _starting:
         usual = threading.stack_size(_STACK)
@@ -147,7 +148,7 @@ class Guide:
         self._walk, self._place = walk, place
 
     def allowed(self, ids: IntArray) -> npt.NDArray[np.bool_]:
-        """Raises UsageError: to tell takes more work than is allowed."""
+        """Return which ids are allowed, and raise UsageError if that takes too much work."""
         n = self._walk.guides.n_tokens
         if len(ids) * _ALONE > n:
             inside = (ids >= 0) & (ids < n)
@@ -156,7 +157,7 @@ class Guide:
         return self._walk.some(self._place, ids.tolist())
 
     def accept(self, token: int) -> None:
-        """Raises UsageError: the token does not fit."""
+        """Move past a token, and raise UsageError if it does not fit."""
         self._place = self._walk.next(self._place, token)
 
     def fork(self) -> Guide:
@@ -167,8 +168,8 @@ class Guide:
 
 
 class _Walk:
-    """The matchers of a request: one at the place that was asked about last, one some tokens
-    before it, from which it goes to places elsewhere.
+    """The matchers of a request: one at the last place that was used, one some tokens before it,
+    from which it goes to other places.
 
     llguidance can take tokens back, but may then say of what follows what is not so (1.9.1, after
     a mask): nothing is taken back here.
@@ -196,7 +197,7 @@ class _Walk:
         return np.array(found, np.bool_)
 
     def mask(self, place: _Place) -> npt.NDArray[np.bool_]:
-        """Of all tokens."""
+        """Return the mask of all tokens."""
         if place in self._masks:
             self._masks.move_to_end(place)
             return self._masks[place]
@@ -212,7 +213,8 @@ class _Walk:
         return mask
 
     def next(self, place: _Place, token: int) -> _Place:
-        """The place after one more token. A token that ends the text leaves the place as it is."""
+        """Return the place after one more token. A token that ends the text leaves the place as it
+        is."""
         found = place.after.get(token)
         if found is None:
             if not self.some(place, [token])[0]:
@@ -242,7 +244,7 @@ class _Walk:
         return self.guides.spelling.tokens(self._tail, text, most)
 
     def _go(self, place: _Place) -> Any:
-        """The matcher, at this place."""
+        """Return the matcher, at this place."""
         if place.stuck:
             raise self._source.stuck(place.stuck)
         ahead = _between(self._at, place)
@@ -271,7 +273,7 @@ class _Walk:
         self._behind = there
 
     def _check(self, place: _Place) -> None:
-        """A matcher that ran into a limit is of no more use: a draft's may not end the reply."""
+        """Refuse a matcher that ran into a limit: a draft's must not end the reply."""
         if not self._matcher.is_error():
             return
         place.stuck = self._matcher.get_error()
@@ -280,7 +282,7 @@ class _Walk:
 
 
 def _between(before: _Place, place: _Place) -> list[int] | None:
-    """The tokens from one place to another; None if they do not lead there."""
+    """Return the tokens from one place to another; None if they do not lead there."""
     tokens: list[int] = []
     here: _Place | None = place
     while here is not None and here.depth > before.depth:
@@ -290,13 +292,14 @@ def _between(before: _Place, place: _Place) -> list[int] | None:
 
 
 def _byte(value: int) -> bytes:
-    """A token of its own for each byte, which no reply holds: it tells whether the byte fits."""
+    """Return a token of its own for each byte, which no reply holds: it shows if the byte fits."""
     one = bytes((value,))
     return b"" if one == _NO_TEXT else one
 
 
 class _Words:
-    """Tokens as llguidance takes them. Nothing is tokenized: texts are judged by their bytes."""
+    """Tokens in the form that llguidance takes. Nothing is tokenized: texts are judged by their
+    bytes."""
 
     is_tokenizer_wrapper = True
 

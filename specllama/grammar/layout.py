@@ -24,7 +24,7 @@ _LONGEST = 64  # white space of a schema is no longer
 
 
 class JsonLayout:
-    """Reads a text byte by byte."""
+    """A reader of the layout of JSON, byte by byte."""
 
     def __init__(self) -> None:
         self._inside = b""  # brackets that are open
@@ -38,7 +38,7 @@ class JsonLayout:
         return copy(self)
 
     def read(self, text: bytes, habits: Habits | None = None) -> None:
-        """Go on with a text, and note in ``habits`` how it is laid out."""
+        """Read more of a text, and note its layout in ``habits``."""
         for byte in text:
             if self._quoted:
                 self._quoted = self._escaped or byte != 0x22
@@ -64,8 +64,8 @@ class JsonLayout:
         self._quoted = byte == 0x22
 
     def guess(self, byte: int | None, habits: Habits) -> tuple[bytes, float] | None:
-        """White space that is still to come before ``byte``, None: before a value, and how likely
-        it is; None where it cannot be told."""
+        """Guess the white space before ``byte`` (None: before a value), and its probability; return
+        None if there is no basis for a guess."""
         if self._quoted or not self._before:
             return None
         place = self._place(_VALUE if byte is None else byte)
@@ -86,7 +86,8 @@ class JsonLayout:
         return space[len(self._space) :], counts[likeliest] / (sum(counts.values()) + _PRIOR / 2.0)
 
     def _as_opened(self, place: bytes, habits: Habits) -> dict[bytes, float] | None:
-        """What stands before a further value, or the end, where brackets are opened like this."""
+        """Return the white space before a further value, or the end, if brackets are opened like
+        this."""
         before, kind = place[-2:]
         opened = habits.get(self._inside[-1:] * 2 + bytes((_VALUE,)))
         if not opened or (kind not in _CLOSE and (before != ord(",") or kind != _VALUE)):

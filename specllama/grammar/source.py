@@ -1,4 +1,5 @@
-"""What constrains a reply, a GBNF grammar or a JSON schema, as llguidance is told it."""
+"""The source of a constraint, a GBNF grammar or a JSON schema, in the form that llguidance
+takes."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ class Source:
 
 
 def source_of(kind: Kind, text: str) -> Source:
-    """Raises UsageError: it does not parse, or is larger than what is taken."""
+    """Convert the text, and raise UsageError if it does not parse or is too large."""
     return Source(kind, _HEAD + _READ[kind](text))
 
 
@@ -95,7 +96,7 @@ def _json(text: str) -> str:
 
 
 def _measure(schema: Any) -> None:
-    """Raises UsageError: there is more of it than is taken."""
+    """Raise UsageError if a schema has more parts or levels than are accepted."""
     n, level = 0, [schema]
     for _ in range(MOST_LEVELS):
         n += len(level)
@@ -140,7 +141,7 @@ def _measure_keys(schema: dict[str, Any]) -> None:
 
 
 class _Patterns:
-    """How many patterns hold for one place together: its own, and those that it refers to."""
+    """The number of patterns that hold for one place together: its own, and those it refers to."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -172,7 +173,7 @@ class _Patterns:
         return self._n[id(schema)]
 
     def _at(self, pointer: Any) -> Any:
-        """What a reference within the document leads to; None if it leads elsewhere."""
+        """Return the target of a reference within the document; None if it leads elsewhere."""
         found = self._root
         if not isinstance(pointer, str) or not pointer.startswith("#"):
             return None
@@ -192,7 +193,7 @@ def _no_number(name: str) -> Any:
 
 
 def _said(why: str) -> str:
-    """Its reason, without the place in what we made of the schema, and without its text."""
+    """Return the reason of an error, without the place in our version of the schema or its text."""
     why = re.split(r"<backtrace>|\s1 \| ", _PLACE.sub("", why))[0]
     line = " ".join(why.split())
     if line.startswith("panic"):
