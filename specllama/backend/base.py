@@ -76,7 +76,7 @@ class Vocab(Protocol):
 
     @property
     def longest(self) -> int:
-        """Most bytes of a text that one token can stand for; 0 where there is no such bound."""
+        """Most bytes of a text that one token can stand for; 0 if there is no such bound."""
         ...
 
     @property
@@ -142,7 +142,7 @@ class Part:
 
 
 class Context(Protocol):
-    """A cache of one text, and passes over it: a lane, or what stands in for one of a draft."""
+    """A cache of one text, and passes over it: a lane, or a draft's replacement for one."""
 
     @property
     def pool(self) -> Pool | None:
@@ -257,7 +257,7 @@ class Lane(Context, Protocol):
 
 
 class Blob(Protocol):
-    """A parked lane: its text and what the cache held of it, outside the pool."""
+    """A parked lane: its text and its cache content, outside the pool."""
 
     @property
     def tokens(self) -> Sequence[int]: ...
@@ -366,7 +366,7 @@ class Pool(Passes, Protocol):
         ...
 
     def settle(self) -> None:
-        """Carry out what lanes decided since the last pass (every pass does that first)."""
+        """Carry out the lanes' pending decisions (every pass does that first)."""
         ...
 
     def copied(self, lane: Lane) -> Blob:
@@ -411,7 +411,7 @@ class Pool(Passes, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A model and its pool. ``info`` is what to show people.
+    """A model and its pool. ``info`` holds the facts for people.
 
     ``key`` names everything by which cells of the pool would be others, where they are kept on
     disk; "" keeps none.
@@ -438,7 +438,7 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class OpenedPair:
-    """A target, maybe a draft model, and what their files say.
+    """A target, maybe a draft model, and the facts of their files.
 
     Attributes:
         translated: the draft model has a vocabulary of its own.

@@ -66,7 +66,7 @@ class Cache(Protocol):
         ...
 
     def decode(self, *, tiled: bool) -> None:
-        """Run the pass in the batch, or raise what ``Context.forward`` raises.
+        """Run the pass in the batch; errors are those of ``Context.forward``.
 
         Args:
             tiled: long reads may be computed in tiles, see ``kernels``.
@@ -82,7 +82,7 @@ class Cache(Protocol):
         ...
 
     def prepare(self, *, every_row: bool) -> None:
-        """Tell the cache if the next pass returns every row."""
+        """Set whether the next pass returns every row."""
         ...
 
     def states(self, need: HiddenNeed, n: int) -> Rows:

@@ -1,4 +1,5 @@
-"""Applies the lanes' pending cuts and keeps in one step, before the next pass.
+"""The books of a pool; they apply the lanes' pending cuts and keeps in one step, before the next
+pass.
 
 settle   dead cells behind the last living one are freed, those before it become ghosts
          (``cells``); only then comes the next pass
@@ -151,7 +152,7 @@ class CellBooks:
             self.cells.drop(lane.places[keep : lane.n_cells])
 
     def _keep_as_ghosts(self, lane: CellLane) -> None:
-        """Make ghosts of what the lane gave up before living cells."""
+        """Turn cells that the lane gave up, and that living cells follow, into ghosts."""
         tree, keep = lane.tree, len(lane.tokens)
         if (
             tree is not None

@@ -1,4 +1,4 @@
-"""The books of a pool: which of its cells are held, by whom, and where the next ones go.
+"""The books of a pool: its held cells, their lanes, and the places of new cells.
 
 A row's bits depend on the order in which its lane's cells lie, and on nothing else in the pool (see
 ``attention``). New cells therefore go after all others: below the tail everything is occupied. A

@@ -36,7 +36,7 @@ class Checkpoints:
         self._all: list[Checkpoint] = []  # lengths ascend
 
     def copy(self) -> Checkpoints:
-        """Return a copy that can change apart from this one."""
+        """Return an independent copy."""
         new = Checkpoints()
         new._all = list(self._all)
         return new

@@ -71,8 +71,8 @@ def used_share(header: GgufHeader) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Facts about a machine before a model is loaded: bytes of memory, cores that compute, and
-    whether a GPU does."""
+    """Facts about a machine before a model is loaded: bytes of memory, cores, and the use of a
+    GPU."""
 
     memory: float
     cores: int

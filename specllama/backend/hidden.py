@@ -79,7 +79,7 @@ class HiddenRows:
             self._n = left
 
     def copy(self) -> HiddenRows:
-        """Return a copy that can change apart from this one."""
+        """Return an independent copy."""
         other = HiddenRows()
         other._first, other._n = self._first, self._n
         if self._rows is not None:

@@ -96,7 +96,7 @@ class Parked:
 
 
 class CellLane:
-    """See ``base.Lane``. Pools make them."""
+    """A lane of a pool, which makes it; see ``base.Lane``."""
 
     def __init__(self, pool: Home, sequence: int) -> None:
         self.pool = pool
@@ -116,7 +116,7 @@ class CellLane:
 
     @property
     def growing(self) -> CachedTree | None:
-        """The tree of which it is not decided yet what stays."""
+        """The tree whose surviving nodes are not yet decided."""
         tree = self.tree
         return tree if tree is not None and tree.path is None else None
 

@@ -87,7 +87,7 @@ class CacheSettings:
 
 
 class LlamaCache:
-    """See ``backend.cache.Cache``. One thread at a time.
+    """A KV cache of llama.cpp, see ``backend.cache.Cache``. One thread at a time.
 
     Raises:
         CannotLoad: no memory, or settings that llama.cpp does not accept.
@@ -238,7 +238,7 @@ class LlamaCache:
         return done
 
     def _hold(self) -> None:
-        """Keep what has left a window from being taken again until the next pass."""
+        """Protect cells that left a window from reuse until the next pass."""
         for sequence in range(self.shape.sequences):
             self.copy(sequence, self._pin, -1, -1)
         self._pinned = True
@@ -428,7 +428,7 @@ def require_running(stop: StopFlag) -> None:
 
 
 def stop_on(stop: StopFlag, params: Any) -> None:
-    """Let the passes of a context to be made end when ``stop`` is set (on CPUs, within a pass).
+    """Make the passes of a later context end when ``stop`` is set (on CPUs, within a pass).
 
     The flag must outlive the context.
     """

@@ -39,7 +39,7 @@ def _on_log(level: int, text: bytes | None, user_data: object) -> None:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_char_p)  # type: ignore[untyped-decorator]
 def _on_abort(text: bytes) -> None:
-    """Say why llama.cpp gives up, and leave: without this, the shell reports a core dump."""
+    """Report why llama.cpp gives up, and exit: without this, the shell reports a core dump."""
     why = re.sub(r"^.*[/\\]", "", text.decode("utf-8", "replace")).strip()
     lost = "RPC" in why
     said = f"error: {'a worker (--rpc) is gone' if lost else 'llama.cpp gave up'}: {why}\n"

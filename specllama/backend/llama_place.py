@@ -165,7 +165,7 @@ class Loras:
             self._handles.append(handle)  # the model frees them
 
     def apply_to(self, context: Any) -> None:
-        """Let the passes of a context go through the adapters."""
+        """Apply the adapters to the passes of a context."""
         n = len(self._handles)
         if n:
             handles = (ll.llama_adapter_lora_p_ctypes * n)(*self._handles)

@@ -1,4 +1,4 @@
-"""A parked lane as plain values and bytes, and back: what a file can hold of it."""
+"""A parked lane as plain values and bytes, and back: the form that a file can hold."""
 
 from __future__ import annotations
 

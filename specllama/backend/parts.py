@@ -76,7 +76,7 @@ class PassPart:
             self.laid = self.lane.grown([*self.parents, *range(end - 1, end + n - 1)])
 
     def fill(self, room: int) -> None:
-        """Pad it where it nearly fills its last group of rows; ``room``: most that it may have."""
+        """Pad the part if it nearly fills its last group of rows; ``room``: the most pads."""
         n = len(self.tokens)
         if 0 < (lacks := -n % GROUP) <= min(LACKING, room - n):
             self.pad(lacks)
@@ -100,7 +100,7 @@ class PassPart:
             batch.output[at if isinstance(rows, slice) else rows[at]] = 1
 
     def address(self, cache: Cache, free: list[int], rows: slice | Places) -> None:
-        """Say in the batch which sequences its tokens are for."""
+        """Write the sequences of its tokens into the batch."""
         lane, batch, laid = self.lane, cache.batch, self.laid
         batch.sequences[rows, 0] = lane.sequence
         if laid is None:

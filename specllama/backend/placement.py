@@ -31,7 +31,7 @@ class Placement:
         experts: of the first so many layers, the experts stay in RAM.
         expert_bytes: what these are, of layers that are offloaded.
         moves: (pattern, device) of tensors that were given a place, the first match counts.
-        devices: those that take something of it, which are all that llama.cpp hears of.
+        devices: those that take something of it, the only ones that llama.cpp is given.
         usable: which of the plan's devices these are.
         split_mode: "layer", "row" or "none".
     """
@@ -59,7 +59,7 @@ class Placement:
 
     @property
     def patterns(self) -> tuple[tuple[str, str], ...]:
-        """Every (pattern, device) for llama.cpp: what was asked for comes first."""
+        """Every (pattern, device) for llama.cpp: the user's choices come first."""
         if self.experts >= self.of - 1 > 0:
             return (*self.moves, (expected.EXPERTS, CPU))
         kept = tuple((rf"blk\.{i}{expected.EXPERTS}", CPU) for i in range(self.experts))

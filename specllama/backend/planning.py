@@ -254,7 +254,7 @@ def _left(free: list[int], taken: Placement) -> list[int]:
 def _why(
     target: Placement, draft: Placement, alone: Placement, gain: float, acceptance: float | None
 ) -> str:
-    """Explain what the draft costs the target, and what it should gain."""
+    """Explain the draft's cost to the target, and its expected gain."""
     cost = []
     if target.layers < alone.layers:
         cost.append(f"{alone.layers - target.layers} layers")

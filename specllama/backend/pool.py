@@ -36,7 +36,7 @@ from specllama.settings.params import DRAFT_MAX
 
 
 class CellPool(CellBooks):
-    """See ``base.Pool``, and ``CellBooks`` for the arguments."""
+    """A pool of lanes, see ``base.Pool``, and ``CellBooks`` for the arguments."""
 
     forgets: ClassVar[bool] = False
 
@@ -285,7 +285,7 @@ class CellPool(CellBooks):
         return pieces
 
     def _read_first(self, piece: PassPart) -> bool:
-        """Read what needs a pass of its own; return True if that was all.
+        """Read the parts that need a pass of their own; return True if nothing else is left.
 
         Text in tiles or beside passes of fixed widths, and all before a last row whose bits must be
         those of a later pass over the same text, or whose hidden state only passes of rows give.

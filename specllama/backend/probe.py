@@ -110,7 +110,7 @@ def probe(
 
 
 def _effort(rows: int) -> float:
-    """Estimate how many single steps a pass takes, by what was measured on two cores."""
+    """Estimate how many single steps a pass takes, from measurements on two cores."""
     return (2 + rows) / 3
 
 

@@ -26,7 +26,7 @@ class Seen(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """One row of a pass: its logits and what led to them."""
+    """One row of a pass: its logits and the sums before them."""
 
     logits: Row
     inside: Mapping[str, int]

@@ -39,7 +39,7 @@ class _PromptReader:
 
 
 class ReadingRoom:
-    """Reads for the lanes of a pool of up to ``n_ctx`` tokens.
+    """A side pool that reads for the lanes of a pool of up to ``n_ctx`` tokens.
 
     Args:
         make: an empty pool for so many tokens, computed alike.

@@ -31,7 +31,7 @@ _known: dict[str, Any] = {}  # connections by address, of this process
 
 
 def use(workers: str) -> None:
-    """Let llama.cpp compute on the devices of some workers, from now on in this process.
+    """Make llama.cpp compute on the devices of some workers, from now on in this process.
 
     Args:
         workers: see ``hardware.endpoints``.
@@ -103,7 +103,7 @@ def serve(
 
     Args:
         names: of the devices; empty for every GPU, or the CPU where there is none.
-        limit: most bytes of RAM that the CPU is said to have free.
+        limit: most bytes of RAM that the CPU reports as free.
         cache: a folder in which large tensors are kept, so that they need not be sent again; "" is
             none.
         ready: called when nothing is in the way any more, right before llama.cpp listens.

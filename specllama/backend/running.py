@@ -1,4 +1,4 @@
-"""Pools whose cut may find what came before it gone: what is gone is read again.
+"""Pools whose cuts may lose earlier state, which is then read again.
 
 A running state (recurrent and hybrid models) is not a set of cells, but what a model made of all
 tokens so far. Two things set it back:
@@ -53,7 +53,7 @@ class ParkedWhole(Parked):
 
 
 class ForgettingPool(CellPool):
-    """A pool that may have to read again what a lane held."""
+    """A pool that may have to read parts of a lane's text again."""
 
     forgets: ClassVar[bool] = True
 
@@ -76,7 +76,7 @@ class ForgettingPool(CellPool):
         raise NotImplementedError
 
     def _restored(self, lane: CellLane, keep: int) -> int:
-        """Go back to ``reusable_prefix(keep)`` and say how far that is; 0 where it failed."""
+        """Go back to ``reusable_prefix(keep)`` and return its length; 0 if that failed."""
         raise NotImplementedError
 
     def _undo(self, pieces: Sequence[PassPart], error: BaseException) -> None:

@@ -131,13 +131,13 @@ def untold() -> list[str]:
 
 
 def mend(*, short: bool = False) -> str:
-    """Tell how to build llama.cpp so that it runs on this processor."""
+    """Return the steps to build llama.cpp so that it runs on this processor."""
     command = devices.build_command(cxxflags=_cxxflags())
     return command if short else f"build it for this processor: {command}"
 
 
 def mend_each() -> str:
-    """Tell the same, and what to write when specllama is installed again."""
+    """Return the same, and the command for the next installation of specllama."""
     if not (flags := _cxxflags()):
         return mend()
     tools = "uv tool install, pipx install or pip install"

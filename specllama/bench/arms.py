@@ -193,7 +193,7 @@ class EngineArm:
         self._params = params
 
     def _know(self, repetition: int) -> None:
-        """Give the engine's windows the lessons of this arm so far."""
+        """Give the engine's windows this arm's lessons so far."""
         if self._begin is None:
             return
         if self._profile is None or repetition != self._repetition:

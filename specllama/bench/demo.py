@@ -178,8 +178,8 @@ def race(
     told: Callable[[Way], object] = lambda way: None,
     seconds: float = RACE_S,
 ) -> Way | None:
-    """Race plain against drafted runs in pairs that alternate who goes first, each with the next of
-    some prompts, until the answer is sure or time is up; return None if no pair was completed.
+    """Race plain and drafted runs in pairs; each pair swaps the order and takes the next of some
+    prompts. Stop when the answer is sure or time is up; return None if no pair was completed.
 
     Args:
         told: called after every pair.

@@ -1,4 +1,4 @@
-"""A test, valid at any time, of whether tokens are drawn from the law that they should be.
+"""A test, valid at any time, that tokens are drawn from the right law.
 
 At a position the plain law ``p`` is known and a token ``x`` is seen. A *bet* names a rival law
 ``q`` before the token is seen and multiplies its wealth by

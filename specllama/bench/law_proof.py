@@ -3,7 +3,7 @@
 Replies are asked for one after another, at one temperature and with no other cut of the law, until
 another law is shown or enough tokens were seen, see ``law``. Where it is shown, the plain arm is
 tested in the same way: if its replies do not follow the law either, it is the wrong law for this
-server, and nothing is said about speculation.
+server, and the proof makes no claim about speculation.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class LawCase:
 
 
 class _Repeats:
-    """A test of whether a server repeats replies that are too unlikely for that: another bet, see
+    """A detector of a server that repeats replies too unlikely for chance: another bet, see
     ``law``, on a reply that was seen before."""
 
     def __init__(self) -> None:

@@ -73,7 +73,7 @@ class Way:
 
     @property
     def proof(self) -> str:
-        """"55 of 55 tokens identical"; if some are not, the reason."""
+        """Words such as "55 of 55 tokens identical"; the reason if some are not."""
         words = f"{self.same} of {self.of} tokens identical"
         if self.same == self.of:
             return words

@@ -318,7 +318,7 @@ def finish(
 
 @contextmanager
 def random_pauses(engine: Engine, longest_ms: float, *, seed: int = 0) -> Iterator[None]:
-    """Make target passes take up to ``longest_ms`` longer, at random, and drafters a tenth of that.
+    """Slow target passes at random by up to ``longest_ms``, and drafters by up to a tenth of that.
 
     The window's decisions then differ from run to run; the text must not. Drafters are slowed less,
     so that drafting stays worthwhile and there is something to decide.
@@ -398,8 +398,8 @@ def score_gap(
     params: GenerateParams,
     position: int,
 ) -> float:
-    """Return how far apart two tokens score after ``prompt + emitted``, decoded one token at a
-    time; ``position`` is theirs in the noise.
+    """Return the gap between the scores of two tokens after ``prompt + emitted``, decoded one token
+    at a time; ``position`` is theirs in the noise.
 
     inf if one of them cannot be drawn there at all.
     """

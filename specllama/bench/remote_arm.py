@@ -104,7 +104,7 @@ def load_arm(text: str, params: GenerateParams, key: str = "") -> RemoteArm:
     """Open an arm from ``URL`` or ``URL#METHOD``, which names the method to draft with.
 
     Raises:
-        UsageError: it is something else, or that server cannot be told.
+        UsageError: it is something else, or that server cannot be told to draft so.
         SpecllamaError: nobody answers there.
     """
     url, proposer = urldefrag(text)

@@ -332,8 +332,8 @@ class Conversation:
         )
 
     def _inexact(self, rows: int, line: bool, past: int) -> bool:
-        """True if the rows of a pass may differ from those of single steps, also through what a
-        pass of another width left in the cache."""
+        """True if a pass's rows may differ from those of single steps, also because a pass of
+        another width wrote the cache."""
         if rows > 1 and not self._loaded.info.is_exact(rows, line=line):
             self._slot.mark_inexact_from(past)
         return self._slot.inexact

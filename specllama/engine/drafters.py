@@ -1,4 +1,4 @@
-"""The drafters of one conversation, made from what was opened for its pair."""
+"""The drafters of one conversation, made from the opened parts of its pair."""
 
 from __future__ import annotations
 

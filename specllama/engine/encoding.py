@@ -9,7 +9,7 @@ taken apart here, in the same way, and what people wrote stays ordinary text:
 - user-defined tokens that mark something, which llama.cpp recognises everywhere, are cut after
   their first character if they occur in a content. They are those written ``<|so|>`` and those
   that the template names; in a reply only those that it wrote into this very prompt, so that what
-  else the model can say (``<tool_call>``) stays what it said.
+  else the model can say (``<tool_call>``) stays its own text.
 """
 
 from __future__ import annotations

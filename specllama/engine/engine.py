@@ -59,7 +59,7 @@ class _Ahead(NamedTuple):
 
 
 class Engine:
-    """The engine: it generates text from one loaded target and drafts with what is available.
+    """The engine: it generates text from one loaded target and drafts with the available methods.
 
     Not for two threads at once: the second one's call raises EngineError. Threads that want replies
     side by side ask a server, or let one thread ``submit`` and ``step`` for all.
@@ -215,7 +215,7 @@ class Engine:
         return self.vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def tokens_of(self, words: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of every word, apart."""
+        """Return the tokens of each word by itself."""
         size = sum(len(word.encode("utf-8", "replace")) for word in words)
         require_text(size, self.target.n_ctx, self.vocab)
         return [self.vocab.tokenize(w, add_special=False, parse_special=True) for w in words]

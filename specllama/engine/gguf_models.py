@@ -118,7 +118,7 @@ def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
 
 
 def _prepare(template: str | None) -> None:
-    """Import and derive now what is needed once the weights are there."""
+    """Import and derive modules early that are needed once the weights are there."""
     import_module("specllama.replies.marks").derive(template)
     import_module("specllama.models.pruned")
 

@@ -18,7 +18,7 @@ from specllama.settings.params import GenerateParams
 
 
 class InlineHost:
-    """See ``HostLike``."""
+    """An engine in this process, see ``HostLike``."""
 
     def __init__(self, factory: EngineFactory) -> None:
         self.factory = factory

@@ -8,7 +8,8 @@ from specllama.speculative.drafting.method import Facts
 
 
 def methods(facts: Facts) -> tuple[MethodInfo, ...]:
-    """List all methods in the order of a menu, each with what keeps this pair from it."""
+    """List all methods in the order of a menu, each with the reason why this pair lacks it, if
+    so."""
     return tuple(
         MethodInfo(
             entry.name,

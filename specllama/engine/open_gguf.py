@@ -1,4 +1,4 @@
-"""Opens a pair of GGUF files: headers first, because importing llama.cpp takes a while."""
+"""The opener of a pair of GGUF files: headers first, because importing llama.cpp takes a while."""
 
 from __future__ import annotations
 

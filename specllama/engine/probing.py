@@ -53,7 +53,7 @@ def exactness_of(
 
     Args:
         options: resolved, as ``target`` was made with them.
-        report: hears how far the measurement is.
+        report: receives the progress of the measurement.
         now: measure it if it is not known.
 
     Raises:

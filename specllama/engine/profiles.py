@@ -179,7 +179,7 @@ class Profile:
         return data
 
     def _adopt(self, data: store.Data) -> None:
-        """Make ``data`` the state, all of it or nothing.
+        """Replace the whole state with ``data``, or nothing.
 
         Raises:
             one of ``store.DAMAGE``

@@ -58,7 +58,7 @@ class ReplyBuilder:
 
     @property
     def seams(self) -> tuple[str, str] | None:
-        """See ``thoughts``; None also if there are none."""
+        """The seams of the reply, see ``thoughts``; None also if there are none."""
         seams = None if self._reader is None else self._reader.seams
         return seams if seams and any(seams) else None
 

@@ -53,7 +53,7 @@ class Seat:
         cached: the first tokens of its prompt, which the lane holds and nothing reads again.
         row: what follows the prompt, if it need not be read at all; its last token counts as read.
         again: tokens after those that the lane held, and the drafter needs read again.
-        said: why less is drafted than was asked for, or "".
+        said: why less is drafted than was requested, or "".
         until: how many tokens of the prompt are read ahead, those cached among them.
         lost: why what was kept of the text on disk is read again, or "".
     """

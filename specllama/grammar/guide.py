@@ -82,7 +82,7 @@ class Guides:
     Args:
         pieces: the bytes of every token; a token without any is never allowed.
         ends: tokens that end a text.
-        tokenize: a text in the middle of another one; None: nothing is said of what comes next.
+        tokenize: a text in the middle of another one; None: ``ahead`` returns nothing.
     """
 
     def __init__(

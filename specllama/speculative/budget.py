@@ -1,4 +1,4 @@
-"""The one gain formula, and one budget of rows for all who share a pass.
+"""The gain formula, and the budget of rows for all conversations that share a pass.
 
 A round that drafts pays for its rows and steps first and wins tokens if the guesses hold. What it
 may lose is bounded by a balance, so the mean gain alone does not decide: of two drafts with the

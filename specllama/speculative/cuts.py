@@ -2,7 +2,7 @@
 
 Rounding moves logits. It changes which token is drawn where a rival is close (``noise.draw`` tells
 that lead), and where a token is close to a cut: the drawn one may fall out, and one that was left
-out may come in and win. Both are told here, in logits.
+out may come in and win. Both are measured here, in logits.
 """
 
 from __future__ import annotations

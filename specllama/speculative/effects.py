@@ -75,7 +75,7 @@ class HeadPlace(Protocol):
 
     @property
     def end(self) -> int:
-        """Position of the next one."""
+        """Position of the token after the last."""
         ...
 
     @property
@@ -117,7 +117,7 @@ class Shared:
     count all of them.
 
     ``first`` is true for one of them, who books what the pass took. ``drafting_ms`` is what draft
-    models took since the conversation that is told wrote last: it waited for them.
+    models took since this conversation wrote last: it waited for them.
     """
 
     lanes: int

@@ -117,7 +117,7 @@ class Rounds:
         pass_rows: widest pass of the target.
         chances: tell the probability of every token, and of so many others; None does not.
         inexact: of a pass (rows, whether they follow each other, tokens before them), whether its
-            rows may differ by rounding from those of single steps; only then near-ties are told.
+            rows may differ by rounding from those of single steps; only then near-ties are logged.
         clock: seconds; a virtual one in simulations.
     """
 

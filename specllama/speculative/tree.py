@@ -19,7 +19,7 @@ Guess: TypeAlias = tuple[int, float, str, Law | None]  # token, share, source, q
 
 
 class TreeBuilder:
-    """Collects nodes into a Draft, joining equal children and keeping to the bounds of a pass.
+    """A collector of nodes for a Draft; it joins equal children and keeps to the bounds of a pass.
 
     Args:
         max_nodes: most nodes of the draft.
@@ -155,7 +155,7 @@ class BestFirst(TreeBuilder):
     best n nodes there are (EAGLE-2, OPT-Tree; Sequoia's dynamic programme finds the same). A node
     is read only when no likelier guess is waiting. What reads in passes reads ``coming`` nodes in
     the same one: those alone can be read later, whatever is found in it, so a tree takes no more
-    passes than it is deep, and which passes it took cannot be told from it.
+    passes than it is deep, and does not depend on the passes that it took.
 
     Args:
         room: bounds the nodes, and is asked for those off the path of the best guesses.
@@ -182,7 +182,7 @@ class BestFirst(TreeBuilder):
         self._pushed = 0
 
     def read(self, node: int) -> Steps[None]:
-        """Offer what may follow ``node``."""
+        """Offer the guesses after ``node``."""
         raise NotImplementedError
 
     def wants(self, parent: int, token: int, weight: float) -> bool:

@@ -171,7 +171,7 @@ class Verdict:
 class Guess:
     """Tokens that a free source would copy, with figures for their worth.
 
-    ``kind``: how its worth is told at first. Of a "prediction" the shares are the part of the
+    ``kind``: how its worth is estimated at first. Of a "prediction" the shares are the part of the
     expected text that came so far.
 
     ``match_length`` tokens at the end of the text equal those before the copied ones.

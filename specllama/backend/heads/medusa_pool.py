@@ -34,7 +34,8 @@ class MedusaHeads(Protocol):
 
 
 class MedusaPool:
-    """See ``base.Passes``: a part is a state [1, width] and the head that reads it."""
+    """A pool of heads, see ``base.Passes``: a part is a state [1, width] and the head that reads
+    it."""
 
     n_batch = max_rows = STATES
     free_leaves = 0
@@ -61,7 +62,7 @@ class MedusaPool:
 
 
 class MedusaLane:
-    """See ``effects.HeadPlace``."""
+    """A lane of heads, see ``effects.HeadPlace``."""
 
     n_batch = max_rows = 1
     first = end = 0

@@ -20,7 +20,7 @@ from specllama.speculative.types import Room
 
 
 class AssistantDrafter(HeadDrafter):
-    """Drafts a tree with an assistant, which reads nothing but the pending token."""
+    """A drafter of trees with an assistant, which reads nothing but the pending token."""
 
     name = "mtp"
     needs = "nextn"

@@ -25,7 +25,7 @@ _UNREAD = 1024  # states that wait while nothing is drafted; older ones are give
 
 
 class DflashDrafter(HeadDrafter):
-    """Drafts with a block drafter.
+    """A drafter with a block model.
 
     Args:
         lane, target, n_vocab: see ``HeadDrafter``.

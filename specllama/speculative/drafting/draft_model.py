@@ -60,7 +60,7 @@ class ShortReading:
 
 
 class ChainDrafter(Stepping):
-    """Drafts with a second model.
+    """A drafter of chains with a second model.
 
     Args:
         lane: the draft model's own, any size.

@@ -46,8 +46,8 @@ class MayBranch(Stepping):
 
 
 class TreeDrafter(ChainDrafter):
-    """Drafts a tree with a second model, which its lane grows pass by pass; where that evaluates
-    chains only, node by node."""
+    """A drafter of trees with a second model, whose lane grows the tree pass by pass; a lane that
+    evaluates chains only does so node by node."""
 
     name = "tree"
 

@@ -25,7 +25,7 @@ from specllama.speculative.types import Room
 
 
 class EagleDrafter(StateDrafter):
-    """Drafts with an EAGLE-3 head."""
+    """A drafter with an EAGLE-3 head."""
 
     name = "eagle3"
     deepest = 8  # no training goes further than this

@@ -33,7 +33,7 @@ MIN_ROWS = 5  # below this a pass has no place for a window of two columns and o
 
 
 class LookaheadDrafter(Drafter):
-    """Drafts from the target's own parallel guesses.
+    """A drafter from the target's own parallel guesses.
 
     Args:
         window: W, columns of the Jacobi window.

@@ -27,7 +27,7 @@ Hidden = Callable[[Sequence[int]], Row | None]
 
 
 class MedusaDrafter(Drafter):
-    """Drafts with extra heads of the target.
+    """A drafter with extra heads of the target.
 
     Args:
         lane: of the heads of this target.

@@ -20,7 +20,7 @@ from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Verdict
 
 
 class MergedDrafter(Drafter):
-    """Drafts one tree from two sources.
+    """A drafter of one tree from two sources.
 
     Args:
         copier: a source of chains that cost nothing, with confidences.

@@ -23,7 +23,7 @@ CALM = 3  # tokens of a match that is taken where no window weighs it against th
 
 
 class MixedDrafter(Drafter):
-    """Drafts from whichever of its sources promises most.
+    """A drafter that uses whichever of its sources promises most.
 
     Args:
         sources: free ones (copiers) and others, each kind in order of preference.

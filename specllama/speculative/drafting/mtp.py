@@ -17,7 +17,7 @@ from specllama.speculative.effects import Steps
 
 
 class MtpDrafter(StateDrafter):
-    """Drafts a tree with the target's NextN block, which reads the prompt as the target does.
+    """A drafter of trees with the target's NextN block, which reads the prompt as the target does.
 
     States are dropped once their pairs are read. For a single missing one, zeros stand in, as
     before the first token, rather than give up the memory.

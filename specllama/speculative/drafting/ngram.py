@@ -17,7 +17,7 @@ LONG_MATCH = 32  # beyond this a longer match says nothing more
 
 
 class NgramDrafter(Copier):
-    """Drafts by copying from the prompt and the reply so far.
+    """A drafter that copies from the prompt and the reply so far.
 
     Args:
         n_max: longest n-gram looked up.

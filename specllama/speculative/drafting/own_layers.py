@@ -17,7 +17,7 @@ Opener = Callable[[], tuple[LaneView, str]]  # the lane of those layers, and wha
 
 
 class SelfDrafter(ChainDrafter):
-    """Drafts with the target's own layers, opened at the first ``start``.
+    """A drafter with the target's own layers, opened at the first ``start``.
 
     Args:
         open_layers: see ``Opener``; called once.

@@ -1,4 +1,4 @@
-"""Drafting with a block of the target's that reads its hidden states: NextN layers, EAGLE-3 heads.
+"""Drafters with a block of the target's that reads its hidden states: NextN layers, EAGLE-3 heads.
 
 It reads pairs: a token, and the target's hidden state after the token before it. Its own output
 stands in for the target's next state, so it can continue by itself. The target's states come with
@@ -34,7 +34,7 @@ class Stated(LaneView, Protocol):
 
 
 class HeadDrafter(MayBranch):
-    """Drafts with a head that reads the target's states.
+    """A drafter with a head that reads the target's states.
 
     Args:
         lane: the head's, which is closed with the drafter.
@@ -66,7 +66,7 @@ class HeadDrafter(MayBranch):
 
 
 class StateDrafter(HeadDrafter):
-    """Reads pairs of tokens and states; drafts a tree."""
+    """A drafter of trees that reads pairs of tokens and states."""
 
     lacks = 0  # states before the first pair that zeros may stand in for
     deepest = 1 << 30  # drafted tokens in a line: own states drift

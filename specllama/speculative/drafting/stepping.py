@@ -32,7 +32,7 @@ class Stepping(Drafter):
 
     @property
     def width(self) -> int:
-        """Most drafted tokens that are read in one pass; 1 of what reads a chain only."""
+        """Most drafted tokens that are read in one pass; 1 if only chains can be read."""
         return 1
 
     def begin(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:

@@ -202,7 +202,7 @@ class TranslatedContext:
 
 
 class RetokenizingDrafter(ChainDrafter):
-    """Drafts with a model of any vocabulary: its text, cut into target tokens.
+    """A drafter with a model of any vocabulary: its text is cut into target tokens.
 
     Args:
         lane: the draft model's, in its own tokens.

@@ -30,8 +30,8 @@ class CostTable:
 
     Attributes:
         level: of one row without context; None before it is known.
-        slope: what a further row costs, in single passes, told by all widths together: what is
-            believed of a width before it was timed often.
+        slope: the cost of a further row, in single passes, estimated from all widths together: the
+            estimate for a width before it was timed often.
         deep: per row and 1000 tokens of depth.
         ratios: a(n) in single passes, by cell. What lies between is interpolated; beyond the last
             cell its mean slope continues.

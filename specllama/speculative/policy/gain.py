@@ -109,7 +109,8 @@ def best(lines: Lines, mean: float) -> int:
 
 
 def beside(likely: float, spread: tuple[FloatArray, FloatArray], rate: float, row: float) -> float:
-    """Return the tokens gained by seeing what follows a node, if only nodes worth their row go."""
+    """Return the tokens gained by seeing the tokens after a node, if only nodes worth their row
+    go."""
     acceptance, weights = spread
     gains = likely * acceptance - rate * row
     return float(weights @ gains.clip(min=0.0))

@@ -1,7 +1,7 @@
 """The remaining loss that drafting may cause: a balance for every source, and a sum that is the
 bound.
 
-Time is measured, and told in plain steps. Every token that is written earns ``EPSILON``; a round
+Time is measured in plain steps. Every token that is written earns ``EPSILON``; a round
 that drafted adds what it gained over plain decoding or takes what it lost. The sum of all balances
 begins below ``BEHIND`` and never exceeds it, and nothing is begun that is known to be able to make
 it negative. Therefore all drafting of a pair together is never more than ``BEHIND`` plain steps,
