@@ -318,7 +318,7 @@ def finish(
 
 @contextmanager
 def random_pauses(engine: Engine, longest_ms: float, *, seed: int = 0) -> Iterator[None]:
-    """Slow target passes at random by up to ``longest_ms``, and drafters by up to a tenth of that.
+    """Delay target passes at random by up to ``longest_ms``, and drafters by up to a tenth of that.
 
     The window's decisions then differ from run to run; the text must not. Drafters are slowed less,
     so that drafting stays worthwhile and there is something to decide.

@@ -23,6 +23,7 @@ BANNED = re.compile(
     r"|None)\b"
 )
 SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")
+ACTS = re.compile(r"([A-Z]\w*)s (the|an?|its?|one|each|every|all|what|this|them)\b")
 VERBS = frozenset(Path(__file__).with_name("verbs.txt").read_text("utf-8").split())
 
 
@@ -46,6 +47,17 @@ class Docstring:
         if first in VERBS and rest[:1] != ["of"]:
             return ""
         return f"begins with no verb: {first}"
+
+    @property
+    def acts(self) -> bool:
+        """True if a class or a module begins with its verb: "Reads a text", not "A reader"."""
+        found = ACTS.match(self.text)
+        return self.kind in ("class", "module") and found is not None and _verb(found[1])
+
+
+def _verb(stem: str) -> bool:
+    """True if a word without its last "s" is a verb."""
+    return bool(VERBS & {stem, stem.removesuffix("e"), f"{stem.removesuffix('ie')}y"})
 
 
 def docstrings(module: Module) -> Iterator[Docstring]:
@@ -83,8 +95,15 @@ def faults(house: House) -> dict[str, list[str]]:
     return found
 
 
+def actors(house: House) -> list[str]:
+    """Return the classes and modules that begin with a verb, each with its place."""
+    every = (one for module in house.shipped for one in docstrings(module))
+    return [f"{one.place}: {one.text.partition(chr(10))[0]}" for one in every if one.acts]
+
+
 if __name__ == "__main__":
-    counted = faults(House())
-    for lines in counted.values():
-        print(*(line for line in lines if line.startswith(tuple(sys.argv[1:] or [""]))), sep="\n")
+    house, wanted = House(), tuple(sys.argv[1:] or [""])
+    counted = {**faults(house), "classes that begin with a verb": actors(house)}
+    for line in (line for lines in counted.values() for line in lines if line.startswith(wanted)):
+        print(line)
     print({package: len(lines) for package, lines in counted.items()})
