@@ -310,8 +310,7 @@ class Pool(Passes, Protocol):
 
     @property
     def forgets(self) -> bool:
-        """True if a cut may lose the state before it: the text then continues from an earlier
-        point."""
+        """True if a cut may lose earlier state: the text then continues from an earlier point."""
         ...
 
     @property

@@ -94,8 +94,7 @@ class Cache(Protocol):
         ...
 
     def remove(self, sequence: int, begin: int) -> bool:
-        """Remove the cells from position ``begin`` on from a sequence; return False if that
-        fails."""
+        """Remove the cells from position ``begin`` on from a sequence; False if that fails."""
         ...
 
     def keep(self, sequence: int) -> None:

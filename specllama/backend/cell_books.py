@@ -1,5 +1,4 @@
-"""The books of a pool; they apply the lanes' pending cuts and keeps in one step, before the next
-pass.
+"""The books of a pool; they apply the lanes' pending cuts and keeps before the next pass.
 
 settle   dead cells behind the last living one are freed, those before it become ghosts
          (``cells``); only then comes the next pass

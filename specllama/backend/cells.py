@@ -108,8 +108,7 @@ class Cells:
         return _end(self._holders[:top] > 0)
 
     def gaps(self, places: Places) -> tuple[int, int]:
-        """Return the range of ``places`` (ascending, dropped) that must become ghosts; (0, 0):
-        none.
+        """Return the range of ``places`` (ascending, dropped) that becomes ghosts; (0, 0): none.
 
         The range may include cells that others hold.
         """

@@ -280,8 +280,7 @@ WHEELS_PAGE = "https://llama-cpp-python.readthedocs.io/en/latest/#supported-back
 
 
 def build_command(switch: str = "", *, cxxflags: str = "") -> str:
-    """Return the command that rebuilds the binding with a switch of llama.cpp or of the
-    compiler."""
+    """Return the command that rebuilds the binding with a switch of llama.cpp or the compiler."""
     from importlib import metadata
 
     command = paths.pip_install(

@@ -41,8 +41,7 @@ class HiddenRows:
         return self._rows[first - self._first : end - self._first]
 
     def add(self, past: int, rows: Rows) -> None:
-        """Add the states of a pass over a cache of ``past`` tokens; ``rows`` [n, width] is
-        copied."""
+        """Add the states of a pass over a cache of ``past`` tokens; copy ``rows`` [n, width]."""
         if past != self.end:  # a pass before it was not kept: what is known starts here
             self.clear(past)
         n = len(rows)

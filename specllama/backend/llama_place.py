@@ -140,8 +140,7 @@ class Cores:
 
 
 def use_numa(options: CpuOptions) -> None:
-    """Apply the NUMA choice once, before a model is loaded; llama.cpp takes the first of a
-    process."""
+    """Apply the NUMA choice before a model is loaded; the first one of a process counts."""
     if options.numa != "off":
         ll.llama_numa_init(NUMA.index(options.numa))
 

@@ -82,8 +82,7 @@ class PassPart:
             self.pad(lacks)
 
     def drop_pads(self) -> None:
-        """Remove the padding from the lane's text after the pass. That of a tree is rejected with
-        it."""
+        """Remove the pads from the lane's text after the pass; a tree's are rejected with it."""
         if self.pads and self.laid is None:
             self.lane.rollback(len(self.lane.tokens) - self.pads)
 

@@ -210,8 +210,7 @@ class CellPool(CellBooks):
         return [Out(self._no_rows if piece.rows is None else piece.rows) for piece in pieces]
 
     def _is_step(self, part: Part) -> bool:
-        """True if this is a short pass of a lane alone that needs none of the work for several
-        lanes."""
+        """True if this is a short pass of a lane alone, with no work for other lanes."""
         lane, n = cast(CellLane, part.lane), len(part.tokens)
         most = self.max_rows if part.outputs == "all" else self.n_batch
         return (

@@ -59,8 +59,7 @@ class Probe:
         self.worst = 0.0
 
     def run(self, start: int, n: int) -> list[Computed]:
-        """Compute rows ``start`` to ``start + n - 1`` of the text in one pass after those
-        before."""
+        """Compute rows ``start`` to ``start + n - 1`` in one pass after those before."""
         return self.evaluate(self._text[start : start + n], None)
 
     def evaluate(self, tokens: Sequence[int], parents: Sequence[int] | None) -> list[Computed]:

@@ -57,8 +57,7 @@ class ReadingRoom:
     def read(
         self, lane: CellLane, tokens: Sequence[int], outputs: Outputs
     ) -> tuple[bytes, HiddenRows, Rows]:
-        """Read ``tokens`` after the lane's text; return the state of their cells, hidden states,
-        rows."""
+        """Read ``tokens`` after the lane's text; return their cells' state, hidden states, rows."""
         past = len(lane.tokens)
         reader = self._reader
         if reader is not None and reader.room.n_ctx < past + len(tokens):

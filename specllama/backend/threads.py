@@ -115,8 +115,7 @@ class ThreadChoice:
                 return
 
     def _expected(self, rows: int, index: int) -> float | None:
-        """Estimate the seconds of a pass with another count: measured, or in proportion to
-        another."""
+        """Estimate the seconds with another count: measured, or in proportion to one that was."""
         known = self._times.get((rows, self._counts[index]))
         if known:
             return median(known)

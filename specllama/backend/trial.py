@@ -145,8 +145,7 @@ def mend_each() -> str:
 
 
 def _cxxflags() -> str:
-    """Return flags that keep the stores that this processor's tiles need: some compilers drop
-    them."""
+    """Return flags that keep the stores of this processor's tiles: some compilers drop them."""
     tiles = "amx_tile" in devices.cpu_features().split()
     return "-fno-dse -fno-tree-dse" if tiles else ""
 

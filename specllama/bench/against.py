@@ -177,8 +177,7 @@ def seeded(wish: GenerateParams, n: int) -> GenerateParams:
 
 
 def _tried(arm: Side, prompt: BenchPrompt, params: GenerateParams) -> Answered | SpecllamaError:
-    """Send a request; return its answer or its error. Raise EngineDied if nothing answers any
-    more."""
+    """Send a request; return its answer or error. Raise EngineDied if nothing answers."""
     try:
         return arm.ask(prompt, params)
     except EngineDied:
@@ -240,8 +239,7 @@ class _Judge:
         )
 
     def _gap(self, shared: str, plain: str, other: str) -> tuple[float | None, str]:
-        """Return the gap from the plain arm's logprobs, else from ``score``. Seeded draws have no
-        such lead."""
+        """Return the gap by the plain arm's logprobs, else by ``score``; seeded draws have none."""
         if self.params.sampling.temperature:
             return None, ""
         if not self.plain.own and not self.first.reasoning:
@@ -272,6 +270,5 @@ def lead(told: Sequence[Likely], at: int, other: str) -> float | None:
 
 
 def spelt(token: str) -> str:
-    """Spell a token as text, where a server writes its white space as byte-level vocabularies
-    do."""
+    """Spell a token as text: some servers write white space as byte-level vocabularies do."""
     return token.replace("\u0120", " ").replace("\u010a", "\n")

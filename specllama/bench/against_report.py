@@ -76,8 +76,7 @@ class Ruling:
 
 @dataclass(slots=True)
 class _Reasons:
-    """The reasons of a ruling: ``faults`` are of speculation, ``wavers`` of the server with and
-    without it."""
+    """Reasons: ``faults`` are of speculation, ``wavers`` of the server with and without it."""
 
     faults: list[str] = field(default_factory=list)
     wavers: list[str] = field(default_factory=list)

@@ -46,8 +46,7 @@ def tasks_of(
     *,
     ignore_eos: bool = False,
 ) -> list[Task]:
-    """List each prompt at each temperature; ``seed`` is the first prompt's, each further one adds
-    1."""
+    """List each prompt at each temperature; ``seed`` is the first prompt's, the next adds 1."""
     return [
         Task(prompt, temperature, max_tokens, seed + n, ignore_eos)
         for n, prompt in enumerate(prompts)
@@ -233,8 +232,7 @@ class EngineArm:
 
 
 def slowest_stretch(points: Timeline, tokens: int) -> float | None:
-    """Return the lowest tokens per second over any stretch of at least ``tokens``; None for a
-    shorter run."""
+    """Return the lowest tokens per second over ``tokens`` or more; None for a shorter run."""
     slowest: float | None = None
     start = 0
     for n, seconds in points:

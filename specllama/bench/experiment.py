@@ -56,8 +56,7 @@ class Run(Told):
         return [one.pass_ms for one in self.passes if not one.drafted]
 
     def same(self, plain: Run) -> tuple[int, int]:
-        """Count the tokens that equal plain decoding from the start on, and the tokens of the
-        longer run."""
+        """Count the first tokens that equal plain decoding, and those of the longer run."""
         mine, theirs = self.tokens, plain.tokens
         pairs = zip(mine, theirs, strict=False)
         length = min(len(mine), len(theirs))

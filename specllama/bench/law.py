@@ -205,8 +205,7 @@ class Habit:
 
 
 class LawTest:
-    """A test that reads tokens one after another and reports when they are shown to come from
-    another law.
+    """A test that reads tokens one by one and reports if they come from another law.
 
     Args:
         slack: see the module. alarm: the largest rate of false alarms.

@@ -38,8 +38,7 @@ class PassCosts:
         return _curve(self.target, rows)
 
     def reading(self, tokens: int) -> float:
-        """Return the draft model's milliseconds for reading that many tokens in one pass; 0 without
-        one."""
+        """Return the draft model's milliseconds to read that many tokens at once; 0 without one."""
         return _curve(self.draft, tokens)[-1] if self.draft else 0.0
 
     def between(self, later: PassCosts) -> PassCosts:
@@ -100,8 +99,8 @@ def time_passes(
     repetitions: int,
     progress: Callable[[], object] | None = None,
 ) -> dict[int, float]:
-    """Return the median milliseconds of a pass of each size after ``tokens``; the cache is cut back
-    after.
+    """Return the median milliseconds of each size of pass after ``tokens``, to which the cache is
+    cut.
 
     Each size takes turns with the first one, its reference: only neighbours in time compare. The
     first pass of a size (graphs, buffers) does not count.

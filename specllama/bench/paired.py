@@ -91,8 +91,7 @@ def geometric(values: Sequence[float]) -> float:
 
 
 def student(level: float, free: int) -> float:
-    """Return the value that Student's t exceeds, in either direction, with probability
-    ``level``."""
+    """Return the value that Student's t exceeds, in size, with probability ``level``."""
     if free == 1:
         return 1 / math.tan(level * math.pi / 2)
     if free == 2:

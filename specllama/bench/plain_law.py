@@ -175,8 +175,7 @@ class OwnLaw:
     def lead(
         self, prompt: BenchPrompt, params: GenerateParams, shared: str, plain: str, other: str
     ) -> float | None:
-        """Return the lead of the first token of one continuation over that of the other, in
-        logits."""
+        """Return the lead of one continuation's first token over the other's, in logits."""
         vocab = self._engine.vocab
         ids = list(self._engine.encode(prompt.content)[0])
         if self._ends and not (plain and other):

@@ -69,8 +69,7 @@ def load_prompts(path: Path | None = None) -> list[BenchPrompt]:
 
 
 def half(prompts: Sequence[BenchPrompt], which: Half) -> list[BenchPrompt]:
-    """Return every other prompt of each slice: tune learns on one half, bench measures on the
-    other."""
+    """Return every other prompt of each slice: tune learns on one half, bench runs the other."""
     seen: dict[str, int] = {}
     out: list[BenchPrompt] = []
     for prompt in prompts:

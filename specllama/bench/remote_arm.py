@@ -51,8 +51,7 @@ class RemoteArm:
         self._count = count
 
     def run(self, task: Task, repetition: int) -> RunFigures:
-        """Run a task alone: if the answer does not report its drafting, the server's counters
-        do."""
+        """Run a task alone: the server's counters replace figures that the answer lacks."""
         return self.answer(task, repetition, alone=True)
 
     def answer(self, task: Task, repetition: int, *, alone: bool = False) -> RunFigures:

@@ -47,8 +47,8 @@ class SpeedModel:
         return k, self.speedup(k)
 
     def collapse(self, limit: int = 64) -> int | None:
-        """Return the first k beyond the peak that is slower than plain decoding, None within
-        ``limit``."""
+        """Return the first k beyond the peak that is slower than plain decoding, None if none is
+        within ``limit``."""
         for k in range(1, limit + 1):
             if self.speedup(k) < 1.0:
                 return k

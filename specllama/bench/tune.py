@@ -125,8 +125,7 @@ def pick(prompts: Sequence[BenchPrompt], per_slice: int, skip: int = 0) -> list[
 def acceptance(
     engine: Engine, tasks: Sequence[Task], base: GenerateParams, progress: Progress
 ) -> list[Tally]:
-    """Measure survival by position with a fixed window of the longest length, per slice and
-    temperature."""
+    """Measure survival by position with the longest fixed window, per slice and temperature."""
     source = "draft" if draft_context(engine) is not None else "ngram"
     longest = min(max(LENGTHS), engine.target.max_rows - 1)
     params = base.replace(proposer=source, draft_max=longest, window="fixed")
@@ -144,8 +143,7 @@ def acceptance(
 
 
 def predict(tally: Tally, costs: PassCosts, check: Comparison | None = None) -> TuneGroup:
-    """Predict speeds of fixed lengths from measured survival and costs, and add what was
-    checked."""
+    """Predict speeds of fixed lengths from measured survival and costs; add the checked ones."""
     survival = tally.survival
     v = costs.curve(max(LENGTHS) + 1)
     step = costs.draft.get(1, 0.0) if tally.source == "draft" else 0.0

@@ -217,8 +217,7 @@ class Conversation:
         yield self._finished(reason, message)
 
     def settle(self) -> int:
-        """End the conversation in any case; return how many tokens of the target's lane are
-        committed."""
+        """End the conversation; return how many tokens of the target's lane are committed."""
         self._window.finish()
         if self._ahead:
             return len(self._target.tokens)
@@ -339,8 +338,7 @@ class Conversation:
         return self._slot.inexact
 
     def _coins(self, stream: int) -> RandomCoins:
-        """Return coins other than those of a reply with the same seed: drafts may be copied from
-        it."""
+        """Return coins that differ from another reply's with this seed: it may be copied from."""
         started = self._started
         return RandomCoins((started.seed, stream, started.position, started.prompt_n))
 

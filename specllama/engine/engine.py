@@ -100,8 +100,7 @@ class Engine:
 
     @classmethod
     def of(cls, opening: OpeningPair) -> Engine:
-        """Load as ``load`` does; for callers that opened the files before this module was
-        imported."""
+        """Load as ``load`` does, for callers that opened the files before this import."""
         from specllama.engine.loading import load
 
         return cls(load(opening))
@@ -252,8 +251,7 @@ class Engine:
         return self._loaded.prompting.thinks()
 
     def template(self) -> tuple[str, str, str]:
-        """Return the chat template ("" if there is none) and the texts of its begin and end
-        tokens."""
+        """Return the chat template ("" if none) and the texts of its begin and end tokens."""
         prompting = self._loaded.prompting
         return prompting.template or "", prompting.bos, prompting.eos
 
@@ -277,8 +275,7 @@ class Engine:
         return self._loaded.chains.chain(self._carded(params), seed, tokens, position)
 
     def _carded(self, params: GenerateParams) -> GenerateParams:
-        """Fill in the values that the model's card recommends, where a request leaves them to
-        it."""
+        """Fill in the values of the model's card, where a request leaves them to it."""
         return params.on_card(self.info.target.card)
 
     # -- generation --

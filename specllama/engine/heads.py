@@ -129,8 +129,7 @@ def fitting(target: GgufHeader, models: Iterable[LocalModel]) -> dict[str, str]:
 
 
 def _no_layers(target: GgufHeader) -> str:
-    """Explain why the target's own file has no layers that ``mtp`` could draft with, "" if it
-    has."""
+    """Explain why the target's own file has no layers for ``mtp``, "" if it has."""
     from specllama.models.assistant_file import TARGET
     from specllama.models.nextn import why_not
 

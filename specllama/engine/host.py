@@ -127,8 +127,7 @@ class EngineHost:
 
     @property
     def info(self) -> EngineInfo:
-        """Facts about the loaded pair, or the previous one while its successor loads or has
-        failed."""
+        """Facts about the loaded pair, or the previous one until its successor is loaded."""
         child = self._child
         if child is not None and child.info is not None:
             self._last_info = child.info
@@ -285,8 +284,7 @@ class EngineHost:
         self.unload()
 
     def unload(self) -> None:
-        """Close as ``close`` does, until the next ``start``: nothing of the model stays in
-        memory."""
+        """Close until the next ``start``: nothing of the model stays in memory."""
         with self._guard:
             child, self._child = self._child, None
         if child is not None:

@@ -131,8 +131,7 @@ def _drafters(
 
 
 def _given(names: Sequence[str], vocab: Vocab) -> tuple[list[list[int]], str]:
-    """Return the texts that the user names, oldest first, as far as there is room; and a notice
-    about the rest.
+    """Return the user's texts, oldest first, as far as there is room; and a notice of the rest.
 
     Raises:
         UsageError: a name is neither a file nor a folder.

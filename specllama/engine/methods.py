@@ -8,8 +8,7 @@ from specllama.speculative.drafting.method import Facts
 
 
 def methods(facts: Facts) -> tuple[MethodInfo, ...]:
-    """List all methods in the order of a menu, each with the reason why this pair lacks it, if
-    so."""
+    """List all methods in the order of a menu, each with the reason if this pair lacks it."""
     return tuple(
         MethodInfo(
             entry.name,

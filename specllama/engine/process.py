@@ -169,8 +169,7 @@ class Child:
         return ended
 
     def _write(self) -> None:
-        """Write messages in a thread of its own: a child that does not read holds up no other
-        thread.
+        """Write messages in a thread of its own: a child that does not read blocks no other.
 
         The connection is closed only after it: a send reads the handle again between its parts.
         """
@@ -344,8 +343,7 @@ def _obituary(exitcode: int | None, log: Path, when: str, *, loading: bool) -> E
 
 
 def last_words(log: Path) -> str:
-    """Return the line of the child's output that most likely explains its death, without
-    controls."""
+    """Return the output line that most likely explains the child's death, without controls."""
     try:
         with log.open("rb") as handle:
             handle.seek(0, os.SEEK_END)
@@ -370,8 +368,7 @@ def _printable(line: str) -> str:
 
 @contextlib.contextmanager
 def _safe_path() -> Iterator[None]:
-    """Keep modules in the user's folder from replacing Python's in processes started in the
-    block."""
+    """Keep the user's folder from replacing modules of Python in processes started here."""
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:

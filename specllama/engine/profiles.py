@@ -315,8 +315,7 @@ class Windows:
         return self.steps.typical(depth, self.profile.costs.target.deep_ms)
 
     def cannot_gain(self, booking: Booking) -> str:
-        """Explain why no draft model can pay on this machine; "" if one could, or if that is
-        unknown."""
+        """Explain why no draft model can pay on this machine; "" if one could, or if unknown."""
         costs = self.profile.costs
         target, steps = costs.target, costs.steps(booking)
         if target.level is None or not target.known(2):

@@ -184,8 +184,7 @@ class Prompting:
         return encode_segments(self.vocab, segments, bos=self.bos, template=self.template or "")
 
     def render(self, messages: Sequence[Message], params: GenerateParams) -> tuple[Rendered, str]:
-        """Render a conversation as text; also return any wish about thoughts that it cannot
-        grant."""
+        """Render a conversation as text; also return a wish about thoughts that it cannot grant."""
         variables, unthinking, why = self._variables(params)
         rendered = render(
             self.template,

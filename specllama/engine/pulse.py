@@ -109,8 +109,8 @@ class Watchdog:
         return self._given_s or self._pulse.patience_s
 
     def stuck(self) -> tuple[Part, int, float] | None:
-        """Return the stuck part, its request and the seconds since its last progress; None if all
-        make progress."""
+        """Return the stuck part, its request and the seconds without progress; None if none is
+        stuck."""
         now = self._clock()
         passed, self._looked = min(now - self._looked, 4 * self.every_s), now
         for part in PARTS:

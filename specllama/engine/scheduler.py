@@ -178,8 +178,7 @@ class Scheduler:
         return answered
 
     def _run(self, pool: Passes, together: list[Running]) -> tuple[list[Running], list[object]]:
-        """Run a shared pass; return the conversations in it, with an output or an error for
-        each."""
+        """Run a shared pass; return its conversations, and an output or an error for each."""
         while together:
             passes = [cast(Pass, one.effect) for one in together]
             try:
@@ -233,8 +232,7 @@ class Scheduler:
         return self._park_unread() or (len(active) > 1 and self._park(asking))
 
     def _park_unread(self) -> bool:
-        """Park a conversation that holds the beginning of its prompt and waits for room for the
-        rest."""
+        """Park a conversation that holds a part of its prompt and waits for room for the rest."""
         running = self._running.values()
         return self._park([o for o in running if o.unread and o.parked is None and o.lane.tokens])
 

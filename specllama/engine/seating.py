@@ -398,8 +398,7 @@ class Seats:
     def _longest(
         self, ids: Sequence[int], but: Slot | None, scope: str
     ) -> tuple[int, Slot | ParkedText | None]:
-        """Find the place, another slot or a parked text, that holds the longest reusable part of a
-        prompt."""
+        """Find the slot or parked text that holds the longest reusable part of a prompt."""
         others = (slot for slot in self._slots if slot is not but)
         places: list[Slot | ParkedText] = [*others, *self._lot, *self._fetched]
         found = ((self._usable(place, ids, scope), place) for place in places)

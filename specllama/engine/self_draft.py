@@ -31,8 +31,7 @@ class OwnLayers:
         self._said = ""
 
     def open(self) -> tuple[Lane, str]:
-        """Open a lane of the draft, and describe it and its cost; its file is made if there is none
-        yet.
+        """Open a lane of the draft, and describe it and its cost; make its file if there is none.
 
         Raises:
             DoesNotFit, CannotLoad: no memory for a second model.

@@ -186,8 +186,8 @@ class Link:
         self.rest.set()
 
     def _work(self, verb: str, rest: list[Any]) -> Work:
-        """Return the queue for a piece of work: a grammar may compile long, so other requests do
-        not wait for it."""
+        """Return the queue for a piece of work: a grammar that compiles long delays no other
+        request."""
         if verb == "call":
             return self.calls
         _, params = rest
@@ -340,8 +340,7 @@ def _pump(engine: Stepped, link: Link, pulse: Pulse) -> None:
 
 
 def _next(engine: Stepped, link: Link) -> tuple[int, Any] | None:
-    """Return the next prepared request; while there is none, the engine saves idle texts and
-    measures."""
+    """Return the next prepared request; meanwhile the engine saves idle texts and measures."""
     try:
         return link.ready.get(timeout=KEEP_S)
     except queue.Empty:

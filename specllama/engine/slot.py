@@ -150,7 +150,7 @@ class Slot:
             drafter.forget()
 
     def holds(self, text: Sequence[int], heads: Mapping[str, Held]) -> None:
-        """Take over a parked text that the target's lane was given; ``heads``: the drafters'
+        """Take over the text that the target's lane was given; ``heads``: the drafters'
         knowledge."""
         self.history.replace(text)
         for name, held in heads.items():
@@ -166,14 +166,12 @@ class Slot:
     # -- cells that a pass of another width wrote --
 
     def mark_inexact_from(self, at: int) -> None:
-        """Note that from position ``at`` on, the cache may differ from that of single steps by
-        rounding."""
+        """Note that from ``at`` on, the cache may differ by rounding from that of single steps."""
         before = self.origin.inexact_from
         self.origin = replace(self.origin, inexact_from=at if before is None else min(at, before))
 
     def goes_on(self, cached: int, n: int) -> None:
-        """Note that a prompt of ``n`` tokens continues its first ``cached`` ones, which are in this
-        slot.
+        """Note that a prompt of ``n`` tokens continues its first ``cached`` ones, in this slot.
 
         Where passes round, those may differ from what a fresh reading would leave, unless they are
         what it left: a prompt as long as this one is read in the same parts. A running state goes

@@ -122,8 +122,7 @@ class Cutter:
         return found[:most]
 
     def _cut(self, before: bytes, text: bytes) -> Sequence[int]:
-        """Return the tokens of ``text``, cut as after ``before`` if none of them reaches back into
-        it."""
+        """Return the tokens of ``text``, cut as after ``before`` if none reaches back into it."""
         whole = before + text
         begin = next((i for i, byte in enumerate(whole) if byte & 0xC0 != 0x80), 0)
         ids = self._tokenize(whole[begin:].decode("utf-8", "ignore"))

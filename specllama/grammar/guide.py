@@ -54,8 +54,7 @@ class _Place:
 
 
 def require(kind: Kind, text: str) -> None:
-    """Compile a grammar to check it, and raise UsageError if that fails. No vocabulary is
-    needed."""
+    """Compile a grammar to check it; raise UsageError if it fails. No vocabulary is needed."""
     _bytes().matcher(source_of(kind, text))
 
 
@@ -213,8 +212,7 @@ class _Walk:
         return mask
 
     def next(self, place: _Place, token: int) -> _Place:
-        """Return the place after one more token. A token that ends the text leaves the place as it
-        is."""
+        """Return the place after one more token. A token that ends the text leaves it as it is."""
         found = place.after.get(token)
         if found is None:
             if not self.some(place, [token])[0]:
@@ -298,8 +296,7 @@ def _byte(value: int) -> bytes:
 
 
 class _Words:
-    """Tokens in the form that llguidance takes. Nothing is tokenized: texts are judged by their
-    bytes."""
+    """Tokens in llguidance's form. Nothing is tokenized: texts are judged by their bytes."""
 
     is_tokenizer_wrapper = True
 

@@ -86,8 +86,7 @@ class JsonLayout:
         return space[len(self._space) :], counts[likeliest] / (sum(counts.values()) + _PRIOR / 2.0)
 
     def _as_opened(self, place: bytes, habits: Habits) -> dict[bytes, float] | None:
-        """Return the white space before a further value, or the end, if brackets are opened like
-        this."""
+        """Return the white space before a further value, or the end, after brackets like these."""
         before, kind = place[-2:]
         opened = habits.get(self._inside[-1:] * 2 + bytes((_VALUE,)))
         if not opened or (kind not in _CLOSE and (before != ord(",") or kind != _VALUE)):

@@ -1,5 +1,4 @@
-"""The source of a constraint, a GBNF grammar or a JSON schema, in the form that llguidance
-takes."""
+"""The source of a constraint, a GBNF grammar or a JSON schema, in llguidance's form."""
 
 from __future__ import annotations
 

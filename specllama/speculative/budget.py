@@ -20,8 +20,7 @@ _RUIN = 1e-3  # share of a balance that counts as none
 
 
 def growth(survival: Sequence[float], costs: FloatArray, balance: float) -> FloatArray:
-    """Return the worth, in tokens, of the first 0, 1, ... guesses of a draft: ``[costs, guesses +
-    1]``.
+    """Return the worth of the first 0, 1, ... guesses, in tokens: ``[costs, guesses + 1]``.
 
     Args:
         survival: probabilities that guess 1, 2, ... and all before it are accepted.

@@ -36,8 +36,7 @@ class RowCut:
 
 
 def margins(cut: RowCut, params: SamplingParams) -> tuple[IntArray, FloatArray, FloatArray]:
-    """Return (ids, logits, margins): a margin is the logits by which a token survives, negative if
-    it is left out.
+    """Return (ids, logits, margins): a token survives by its margin; a negative one is left out.
 
     Tokens further than ``REACH`` outside are not among them.
     """

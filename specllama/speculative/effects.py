@@ -47,8 +47,7 @@ class LaneView(Protocol):
         ...
 
     def reusable_prefix(self, keep_len: int) -> int:
-        """Count the first tokens that can be kept after a cut to ``keep_len``, with none read
-        again."""
+        """Count the first tokens that stay after a cut to ``keep_len``, with none read again."""
         ...
 
 
@@ -85,7 +84,7 @@ class HeadPlace(Protocol):
 
     @property
     def heads(self) -> int:
-        """The number of its heads: one continues by its own states; of several, each drafts one
+        """The number of its heads: one continues by its own states; each of several drafts one
         depth."""
         ...
 
@@ -152,8 +151,7 @@ class Pass(Part):
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A wish to keep the first ``length`` tokens of the lane, or the nodes of ``path`` of its
-    tree."""
+    """A wish to keep the first ``length`` tokens of the lane, or the nodes of ``path``."""
 
     lane: LaneView | HeadPlace
     length: int | None = None

@@ -73,8 +73,7 @@ def agreement(
     before: tuple[Places, Places] | None,
     deepest: int,
 ) -> Places:
-    """Count the tokens of ``there`` up to each place that equal those at the end of ``here``,
-    [places].
+    """Count the tokens up to each place of ``there`` that equal the end of ``here``, [places].
 
     Args:
         places: where the last token of ``here`` stands in ``there``, ascending.

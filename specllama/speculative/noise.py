@@ -98,14 +98,13 @@ def exp_noise(seed: int, position: int, ids: IntArray) -> FloatArray:
 
 
 def coin(seed: int, position: int) -> float:
-    """Return one private uniform in (0, 1) per position, independent of the token noise (for
-    XTC)."""
+    """Return a private uniform in (0, 1) per position, independent of token noise (for XTC)."""
     return ((_key(seed ^ _XTC_STREAM, position) >> 12) + 0.5) * 2.0**-52
 
 
 def draw(law: Law, seed: int, position: int) -> tuple[int, float]:
-    """Draw the token that wins the race at ``position``; return it and its lead in log score (inf
-    if alone).
+    """Draw the winner of the race at ``position``; also return its lead in log score (inf if
+    alone).
 
     A lead near zero is a near-tie: a floating-point difference in the logits could flip it.
     """

@@ -227,8 +227,8 @@ class Rounds:
         )
 
     def _draft(self, plan: Plan, at: _Times) -> Steps[tuple[Draft, int, Plan | None]]:
-        """Return the draft to send, the number of tokens of the text read for it, and the reason
-        for a cut."""
+        """Return the draft to send, the tokens of the text read for it, and the reason for a
+        cut."""
         room = Room(plan.draft_max, plan.judge or Willing())
         draft = yield from self.drafter.draft(self.tokens, self.chain, room)
         at.drafted, cut = self._clock(), None

@@ -111,8 +111,7 @@ class Rule:
 
 
 def rule_of(name: str, *, greedy: bool = False) -> Rule:
-    """Return the rule of a request. A greedy target leaves no choice: every rule is ``match``
-    then."""
+    """Return the rule of a request. A greedy target leaves no choice: it always gets ``match``."""
     module, _, attribute = VERIFY_RULES["match" if greedy else name].partition(":")
     found: Rule = getattr(importlib.import_module(module), attribute)
     return found
@@ -146,8 +145,7 @@ def verify_match(draft: Draft, target: Walk, seed: int, is_stop: IsStop = _never
 
 
 def verify_rejection(draft: Draft, target: Walk, coins: Coins, is_stop: IsStop = _never) -> Verdict:
-    """Judge by rejection sampling; siblings are tried in order, each against the residual of the
-    last.
+    """Judge by rejection sampling; each sibling in order, against the residual of the last.
 
     ``draft.q[i]`` must be the law of node i given the siblings before it (None: point mass).
     """

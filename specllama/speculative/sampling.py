@@ -139,8 +139,7 @@ class SamplerChain:
 
     @property
     def scale(self) -> float:
-        """Logits per unit of log probability: a law divides by it any change that rounding
-        makes."""
+        """Logits per unit of log probability: the law divides a change of a logit by it."""
         return self.params.temperature or 1.0
 
     @property
@@ -520,8 +519,7 @@ def _top_k(peaks: Peaks, k: int) -> IntArray:
 
 
 def likeliest(row: Row, token: int, n: int) -> list[tuple[int, float]]:
-    """Return (token, log probability under the plain softmax) of ``token``, then of the n
-    likeliest."""
+    """Return (token, log probability by plain softmax) of ``token``, then of the n likeliest."""
     peaks = Peaks(row)
     total = float(np.log(np.exp(row - np.float32(peaks.top)).sum(dtype=np.float64))) + peaks.top
     best = peaks.best(n) if n else ()

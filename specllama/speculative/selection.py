@@ -49,8 +49,7 @@ class Peaks:
         self._found: tuple[float, Places] | None = None
 
     def bar(self, k: int) -> float:
-        """Return a number that at least ``k`` of them reach, and not many more; -inf if none is
-        found."""
+        """Return a number that at least ``k`` of them reach, and not many more; -inf if none."""
         below = len(self.maxima) - k
         if self._bar[0] != k:
             ordered = self.maxima.copy()

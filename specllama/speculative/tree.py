@@ -54,8 +54,7 @@ class TreeBuilder:
         return self._max_leaves - self._n_leaves
 
     def depth(self, node: int) -> int:
-        """Count the drafted tokens on the path to ``node``, itself included; 0 for the pending
-        token."""
+        """Count the drafted tokens on the path to ``node``, itself included; 0 for the root."""
         return self._depth[node] if node >= 0 else 0
 
     def token(self, node: int) -> int:
@@ -227,8 +226,7 @@ class BestFirst(TreeBuilder):
     def coming(
         self, known: Callable[[Path], Iterable[tuple[int, float]]]
     ) -> Iterator[tuple[Path, float]]:
-        """Yield the guesses that join if nothing better is found, and could be read then: paths and
-        weights.
+        """Yield paths that join and could be read if nothing better is found, and their weights.
 
         Likelier ones come first, and parents before their children.
 

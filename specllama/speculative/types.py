@@ -214,7 +214,7 @@ class DraftJudge(Protocol):
 
     def further(self, likely: float | None = None, rows: int = 0) -> bool:
         """True if a draft pass that has ``rows`` rows may read one more node, which the target
-        reaches with probability ``likely``; None: the end of the path of best guesses."""
+        reaches with probability ``likely`` (None: the end of the path of best guesses)."""
         ...
 
     def row(self, likely: float, *, keep: bool = True) -> bool:

@@ -63,8 +63,7 @@ class Window(Bidder, Protocol):
         ...
 
     def prefilled(self, tokens: int, depth: int) -> None:
-        """Note that a prompt of ``depth`` tokens is in the cache; ``tokens`` of them were read
-        now."""
+        """Note a prompt of ``depth`` tokens in the cache; ``tokens`` of them were read now."""
         ...
 
     def plan(self, room: int) -> Plan:
@@ -72,8 +71,7 @@ class Window(Bidder, Protocol):
         ...
 
     def observe(self, outcome: Outcome) -> Plan | None:
-        """Learn from a round. Return the plan in the light of the draft; None: it stands as it
-        was."""
+        """Learn from a round. Return the plan in the light of the draft; None: it stands."""
         ...
 
     @property

@@ -41,8 +41,7 @@ def load_head(header: GgufHeader, target: LoadedTarget) -> LlamaModel:
 
 
 def head_params(pool: LlamaPool, threads: int) -> Any:
-    """Return llama.cpp's parameters for a head's context, which may borrow the target's
-    matrices."""
+    """Return llama.cpp's parameters for a head, which may borrow the target's matrices."""
     params = ll.llama_context_default_params()
     params.n_ctx = pool.n_ctx
     params.n_batch = params.n_ubatch = HEAD_BATCH

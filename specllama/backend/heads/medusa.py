@@ -250,8 +250,7 @@ class GgmlHeads:
         return np.ctypeslib.as_array(ctypes.cast(data, ctypes.POINTER(ctypes.c_float)), shape)
 
     def _tensor(self, header: GgufHeader, name: str, rows: Any) -> tuple[int, Any]:
-        """Create a tensor for one of the file, or for some of its rows, and return it with the
-        data."""
+        """Create a tensor for one of the file, or for some of its rows; return it and the data."""
         info = header.by_name[name]
         data = read_bytes(header, name)
         if len(info.shape) == 1:

@@ -34,8 +34,7 @@ class MedusaHeads(Protocol):
 
 
 class MedusaPool:
-    """A pool of heads, see ``base.Passes``: a part is a state [1, width] and the head that reads
-    it."""
+    """A pool of heads, see ``base.Passes``: a part is a state [1, width] and its head."""
 
     n_batch = max_rows = STATES
     free_leaves = 0

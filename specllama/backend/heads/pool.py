@@ -281,8 +281,7 @@ class HeadPool:
             piece.lane.took(piece)
 
     def _answer(self, slices: Sequence[tuple[HeadPart, int, int]], flags: Sequence[int]) -> None:
-        """Store llama.cpp's results for each piece; rows and states are in the order of the
-        pieces."""
+        """Store llama.cpp's results of each piece; rows and states lie in the pieces' order."""
         graph, n = self.graph, len(flags)
         total = sum(flags)
         rows = view(ll.llama_get_logits(self.handle), total, self._said) if total else None

@@ -49,8 +49,7 @@ class _Counts:
         totals[0] += 1
 
     def look_up(self, contexts: Keys, tokens: Keys) -> tuple[Keys, Keys, Keys]:
-        """Return (count of the token, count of all tokens, number of different tokens) after each
-        context, each [n]."""
+        """Count, after each context, the token, all tokens and the different tokens, each [n]."""
         low = contexts << _BITS
         keys = np.array((low, low + (1 << _BITS), low | tokens))
         at = self._keys.searchsorted(keys)

@@ -132,8 +132,8 @@ class Block:
         return moved
 
     def sure(self, before: Sequence[int]) -> float | None:
-        """Return the probability that the guess for that place is right; None if the drafter was
-        not trained to tell."""
+        """Return the probability that the guess for that place is right; None if untrained for
+        that."""
         if self._filled.sure is None:
             return None
         likely, markov = float(self._filled.sure[len(before)]), self._markov

@@ -315,8 +315,7 @@ class _Growth(BestFirst):
         return found
 
     def _draw(self, path: Path, weight: float, law: Law) -> list[Guess]:
-        """Draw one sampled child and choose the likeliest other tokens, all from the law as it
-        is."""
+        """Draw one sampled child and choose the likeliest other tokens, all by the same law."""
         most = min(self._model.siblings, self.room, 1 + self.spare_leaves)
         guess = self._guess_at(path)
         fixed: list[int] = [] if guess is None or most < 2 else [guess]

@@ -125,8 +125,7 @@ class Drafter:
         return EMPTY_DRAFT
 
     def read_rows(self, draft: Draft, row: Callable[[int], Row]) -> None:
-        """Read the draft's rows after its pass. ``row(node)``: the target's logits after a node,
-        -1: pending.
+        """Read the rows of the draft's pass. ``row(node)``: logits after a node, -1: pending.
 
         Called before ``commit``; the rows are valid during the call only.
         """
@@ -161,8 +160,7 @@ class Copier(Drafter):
         return self.send(guesses[which], length, room)
 
     def guesses(self, tokens: Sequence[int], chain: SamplerChain, most: int) -> Sequence[Guess]:
-        """List possible continuations of ``tokens``, at most ``most`` tokens each, the likeliest
-        first.
+        """List possible continuations of ``tokens``, at most ``most`` tokens each, likeliest first.
 
         ``chain`` is the target's, as for ``draft``.
         """

@@ -65,8 +65,7 @@ class Library:
 
 
 def _sorted(back: IntArray) -> array[int]:
-    """Sort the places of a text by the ``_DEEP`` tokens from each on: by one, by two, by four,
-    ..."""
+    """Sort the places of a text by the next ``_DEEP`` tokens: by one, by two, by four, ..."""
     rank, depth = np.unique(back, return_inverse=True)[1].astype(np.int64), 1
     while depth < _DEEP and len(rank):
         behind = np.zeros_like(rank)

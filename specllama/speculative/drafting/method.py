@@ -129,8 +129,7 @@ def with_trees(facts: Facts) -> str:
 
 
 def with_own(name: str, missing: str) -> Callable[[Facts], str]:
-    """Return ``why_not`` of a method that needs a part of the target's own; ``missing`` is its
-    text."""
+    """Return ``why_not`` of a method that needs a part of the target's; ``missing`` explains."""
     return lambda facts: facts.own.get(name, missing)
 
 

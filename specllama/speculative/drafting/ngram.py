@@ -43,8 +43,7 @@ class NgramDrafter(Copier):
         self._hits = {n: [0, 0] for n in self._sizes}
 
     def guesses(self, tokens: Sequence[int], chain: SamplerChain, most: int) -> list[Guess]:
-        """Return the continuation of the best match, up to the end of a turn; [] without a
-        match."""
+        """Return the continuation of the best match, up to the end of a turn; [] without one."""
         self._last_size = 0
         if most <= 0:
             return []

@@ -138,8 +138,7 @@ class StateDrafter(HeadDrafter):
         return out.rows[:, : self._n_vocab]
 
     def _first_to_read(self, tokens: Sequence[int], last: int) -> int | None:
-        """Return the first position to read, at most ``last``; None if states are not known to the
-        end.
+        """Return the first position to read, at most ``last``; None if later states are unknown.
 
         A lane whose next pairs lack theirs begins anew where states are known.
         """

@@ -55,8 +55,7 @@ class Stepping(Drafter):
         raise NotImplementedError
 
     def settle(self, path: Path) -> Steps[None]:
-        """Settle on this path of a complete draft: of the nodes read, it is the likeliest to
-        stay."""
+        """Settle on this path of a complete draft, the likeliest of those read to stay."""
         yield from ()
 
     def alike(self, path: Path) -> Hashable:
@@ -64,8 +63,8 @@ class Stepping(Drafter):
         return path
 
     def sure(self, path: Sequence[int], row: Row) -> float:
-        """Return the probability, judged by the row, that the best token after these drafted ones
-        is right."""
+        """Return the probability that the best token of this row, after these drafted ones, is
+        right."""
         return confidence(row)
 
     def takes(

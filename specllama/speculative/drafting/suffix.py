@@ -54,7 +54,7 @@ class State:
         return State(text, [place for place in places[-_COUNTED:] if place < end])
 
     def followers(self) -> list[tuple[int, State, float]]:
-        """Return (token, state, share) of each next token, most frequent first, the newest first on
+        """Return (token, state, share) of each next token, by frequency, the newest first on
         ties."""
         ways: dict[int, list[int]] = {}
         for place in self.places:
@@ -165,8 +165,7 @@ class SuffixDrafter(Copier):
         return list(self._states)
 
     def _nearby(self, longest: int) -> Matches | None:
-        """Return the longest match in a text that is written at the same time, beyond ``longest``
-        tokens.
+        """Return the longest match in a text written at the same time, beyond ``longest`` tokens.
 
         Coins of another conversation may be those of this one: its text is not for rules that
         throw any.
@@ -190,8 +189,7 @@ class SuffixDrafter(Copier):
         return Guess(source, tuple(copied), length, likely, endings)
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
-        """Return the first ``length`` tokens of one of this round's guesses, and likely
-        alternatives.
+        """Return the first ``length`` tokens of one of this round's guesses, with alternatives.
 
         Without a window to weigh them the other ways are left out.
         """
@@ -201,8 +199,7 @@ class SuffixDrafter(Copier):
         return self._grow(guess, length, room if room.judge.weighs else alone)[0]
 
     def _grow(self, guess: Guess, trunk: int, room: Room) -> tuple[Draft, float]:
-        """Grow a tree of the first ``trunk`` tokens of a guess and alternatives that are worth a
-        row.
+        """Grow a tree of a guess's first ``trunk`` tokens and alternatives that are worth a row.
 
         Returns what it promises, too: 1 and the expected number of accepted tokens.
         """
@@ -218,8 +215,7 @@ class SuffixDrafter(Copier):
         return run_alone(tree.grow()), sum(tree.weight.values())
 
     def _trust(self, match: int) -> float:
-        """Return the probability that the target continues as the text did after a match of this
-        length."""
+        """Return the probability that a match of this length goes on in the same way."""
         size = _size(match)
         hits, expected = self._tested[size]
         return min((hits + _PRIOR * _RELIABLE[size]) / (expected + _PRIOR), 0.98)

@@ -56,8 +56,7 @@ def _table(vocab: Vocab) -> dict[_Key, int]:
 
 
 class Speller:
-    """A converter of bytes into tokens by the longest piece that fits, where no tokenizer is
-    wanted."""
+    """A converter of bytes into tokens by the longest fitting piece, without a tokenizer."""
 
     def __init__(self, table: dict[_Key, int]) -> None:
         self._pieces = {text: token for (control, text), token in table.items() if not control}
@@ -288,8 +287,7 @@ class RetokenizingDrafter(ChainDrafter):
         return True
 
     def _cut(self, tokens: Sequence[int], written: bytes) -> list[int]:
-        """Return target tokens whose bytes are ``written``, as far as these are whole
-        characters."""
+        """Return target tokens whose bytes are ``written``, as far as characters are whole."""
         try:
             data = written.decode().encode()
         except UnicodeDecodeError as error:

@@ -64,8 +64,7 @@ class CostTable:
 
     @property
     def settled(self) -> bool:
-        """True if single passes were timed often enough for the level to be that of this
-        machine."""
+        """True if single passes were timed often enough to know this machine's level."""
         return self.seen(1) >= SINGLES
 
     def known(self, rows: int) -> bool:
@@ -231,7 +230,7 @@ class Costs:
     draft_share: float = SLOPE
 
     def steps(self, booking: Booking) -> CostTable:
-        """Return the table of step costs for these drafts: the method's own, or the draft
+        """Return the table of step costs of these drafts: the method's own, or the draft
         model's."""
         if not booking.own:
             return self.draft

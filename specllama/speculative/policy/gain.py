@@ -61,8 +61,7 @@ class Terms:
 def lines(
     terms: Terms, reached: Sequence[float], beside: int, mean: float, spent: float, stake: float
 ) -> Lines:
-    """Return the expected gain of 1, 2, ... further guesses over stopping now: ``slope * a -
-    price`` tokens.
+    """Return the gain of 1, 2, ... further guesses over stopping now: ``slope * a - price`` tokens.
 
     ``a`` is the acceptance of the next guess; guesses after it use the mean acceptance.
 
@@ -85,8 +84,7 @@ def lines(
 
 
 def look(lines: Lines, spread: tuple[FloatArray, FloatArray]) -> float:
-    """Return the tokens gained by seeing the next guess and then deciding, its own step not
-    deducted.
+    """Return the tokens gained by seeing the next guess before deciding, without its own step.
 
     ``spread``: the acceptances that it may show, and how likely each is.
     """
@@ -109,8 +107,7 @@ def best(lines: Lines, mean: float) -> int:
 
 
 def beside(likely: float, spread: tuple[FloatArray, FloatArray], rate: float, row: float) -> float:
-    """Return the tokens gained by seeing the tokens after a node, if only nodes worth their row
-    go."""
+    """Return the tokens gained by looking past a node, if only guesses worth their row go."""
     acceptance, weights = spread
     gains = likely * acceptance - rate * row
     return float(weights @ gains.clip(min=0.0))

@@ -1,5 +1,4 @@
-"""The remaining loss that drafting may cause: a balance for every source, and a sum that is the
-bound.
+"""The loss that drafting may still cause: a balance for every source, bounded in sum.
 
 Time is measured in plain steps. Every token that is written earns ``EPSILON``; a round
 that drafted adds what it gained over plain decoding or takes what it lost. The sum of all balances

@@ -39,8 +39,7 @@ class _Unbooked:
 
 
 class Policy:
-    """A window that drafts as far as it pays, by measurement, and never loses more than the ledger
-    holds.
+    """A window that drafts as far as it pays, and never loses more than the ledger holds.
 
     A guess is sent when its expected tokens (calibrated acceptance times the survival of the
     guesses before it) are worth more than what the same time gives at the present throughput,
@@ -90,8 +89,7 @@ class Policy:
         self._booking = booking
 
     def prefilled(self, tokens: int, depth: int) -> None:
-        """Note that a prompt of ``depth`` tokens is in the cache; ``tokens`` of them were read
-        now."""
+        """Note a prompt of ``depth`` tokens in the cache; ``tokens`` of them were read now."""
         self._text.depth = depth
         self._text.lag += tokens
 

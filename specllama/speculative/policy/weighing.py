@@ -60,7 +60,7 @@ class Text:
         return self.learned.asked.setdefault(booking.method, Mean(0.0, SINGLES))
 
     def named(self, source: str) -> str:
-        """Return the name of a source: a drafter that read only part of the text is calibrated
+        """Return a source's name: a drafter that read only part of the text is calibrated
         separately."""
         return f"{source} (part)" if self.part else source
 
@@ -148,8 +148,7 @@ class Weighing(Willing):
         return gained - waits / rounds, rounds
 
     def model_gain(self) -> float:
-        """Return the milliseconds that asking the paying source is expected to gain in this
-        round."""
+        """Return the milliseconds that asking the paying source should gain in this round."""
         name, terms = self._text.named(self._booking.payer), self._terms
         if name not in self._text.learned.sources:
             return 0.0
@@ -182,8 +181,7 @@ class Weighing(Willing):
         return rows
 
     def _readable(self, source: InText, lag: int) -> int:
-        """Return how many of the newest ``lag`` tokens to read; 0, with a reason, if it must stay
-        out.
+        """Return how many of the newest ``lag`` tokens to read; 0 and a reason to stay out.
 
         What reading leaves of a balance has to pay for the draft that promises most, and what it
         leaves of a share of one for a guess: the others' gains fill it up.
@@ -289,8 +287,7 @@ class Weighing(Willing):
         return True
 
     def _ran(self) -> None:
-        """Book the time of the finished draft pass of ``_rows`` tokens, if there was one; 0:
-        nothing ran."""
+        """Book the time of the finished draft pass of ``_rows`` tokens; 0: nothing ran."""
         if self._since is None:
             return
         ms, self._since = (self._clock() - self._since) * 1e3, None
