@@ -18,7 +18,6 @@ from specllama.server import (
     anthropic,
     direct,
     live,
-    lmstudio,
     native,
     ollama,
     openai,
@@ -27,7 +26,7 @@ from specllama.server import (
 from specllama.server.dialect import openai_error
 from specllama.server.exchange import Json
 from specllama.server.guard import Guard
-from specllama.server.patience import LM_STUDIO, answered
+from specllama.server.patience import answered
 from specllama.server.refusals import Refusal, loading, refusal, restarting
 from specllama.server.service import Handler, Row, Service
 
@@ -69,7 +68,6 @@ def make_app(service: Service) -> Starlette:
                 anthropic,
                 native,
                 ollama,
-                lmstudio,
                 live,
                 direct,
             )
@@ -112,7 +110,7 @@ def spelled(path: str, refused: Refusal) -> dict[str, Any]:
     """An error in the words of the family that a path belongs to."""
     if path.startswith("/v1/messages"):
         return anthropic.error_of(refused)
-    if path.startswith("/api/") and not path.startswith(LM_STUDIO):
+    if path.startswith("/api/"):
         return ollama.error_of(refused)
     return openai_error(refused)
 

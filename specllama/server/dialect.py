@@ -35,7 +35,6 @@ class Job:
         label: of the workload; arm: of an experiment.
         tools: what the model may call.
         silent: the prompts are only read, for a later request.
-        progress: tell how far a prompt is read.
     """
 
     prompts: tuple[Prompt, ...]
@@ -48,7 +47,6 @@ class Job:
     arm: str = ""
     tools: ToolUse | None = None
     silent: bool = False
-    progress: bool = False
 
 
 @dataclass

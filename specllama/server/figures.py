@@ -169,7 +169,7 @@ def finish_reason(reply: Reply) -> str:
 
 
 def short(n: int) -> str:
-    """A number of parameters, as Ollama and LM Studio write it."""
+    """A number of parameters, as Ollama writes it."""
     size, unit = next(
         ((size, unit) for size, unit in ((1e9, "B"), (1e6, "M")) if n >= size), (1e3, "K")
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from time import monotonic
 from typing import Any
 
 from starlette.requests import Request
@@ -17,7 +16,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from specllama.errors import SpecllamaError
 from specllama.events import LoadProgress
-from specllama.server import lmstudio_chat
 from specllama.server.dialect import Frame
 from specllama.server.exchange import HEAD_S, encode
 from specllama.server.refusals import Refusal, refusal
@@ -25,7 +23,6 @@ from specllama.server.served import ServedModel
 
 TELL_S = 1.0  # between two words of how far it is
 OWN = "/specllama/generate"
-LM_STUDIO = ("/api/v0/", "/api/v1/")
 
 Spelled = Callable[[str, Refusal], dict[str, Any]]
 
@@ -51,8 +48,7 @@ async def answered(request: Request, work: asyncio.Future[Response], spelled: Sp
 def _streams(request: Request) -> bool:
     """Whether the answer is to be a stream of events."""
     path = request.url.path
-    events = not path.startswith("/api/") or path.startswith(LM_STUDIO)
-    return path == OWN or (events and bool(request.state.naming.stream))
+    return path == OWN or (not path.startswith("/api/") and bool(request.state.naming.stream))
 
 
 class Loading(Response):
@@ -67,8 +63,6 @@ class Loading(Response):
         )
         del self.headers["content-length"]
         self._path, self._work, self._model = request.url.path, work, model
-        self._state = request.state
-        request.state.told_of_load = True
         self._spelled = spelled
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,28 +89,16 @@ class Loading(Response):
 
     async def _words(self) -> AsyncIterator[bytes]:
         model = self._model
-        if self._path == lmstudio_chat.PATH:
-            yield encode("sse", self._events("chat.start", "model_load.start"))
-        begun = monotonic() - HEAD_S
         while not self._work.done():
             if self._path == OWN:
                 told = LoadProgress("target", model.target.path, model.progress)
                 yield encode("sse", [Frame(told.to_dict())])
-            elif self._path == lmstudio_chat.PATH and self._state.waits_for is not None:
-                yield encode("sse", self._events("model_load.progress", progress=model.progress))
             else:
                 yield f": loading {model.name} {model.progress:.0%}\n\n".encode()
             await asyncio.wait({self._work}, timeout=TELL_S)
-        if self._path == lmstudio_chat.PATH and self._work.exception() is None:
-            took = round(monotonic() - begun, 3)
-            yield encode("sse", self._events("model_load.end", load_time_seconds=took))
-
-    def _events(self, *kinds: str, **fields: Any) -> list[Frame]:
-        named = {"model_instance_id": self._model.name, **fields}
-        return [lmstudio_chat.frame(kind, **named) for kind in kinds]
 
     def _failed(self, refused: Refusal) -> bytes:
         told = self._spelled(self._path, refused)
-        if self._path in (OWN, lmstudio_chat.PATH):
+        if self._path == OWN:
             told = {"type": "error", **told}
         return encode("sse", [Frame(told, "error" if told.get("type") == "error" else "")])

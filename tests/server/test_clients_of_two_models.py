@@ -147,37 +147,3 @@ def test_ollamas_examples_are_curls(server: Serving) -> None:
     gone = curl("/api/chat", "-d", '{"model": "small", "messages": [], "keep_alive": 0}')
     assert (gone["done_reason"], gone["done"]) == ("unload", True)
     until(lambda: loaded(server) == ["large"])
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_lm_studios_examples_are_curls(server: Serving) -> None:
-    head = ("-H", "Authorization: Bearer none", "-H", "Content-Type: application/json")
-
-    def curl(path: str, body: Any = None) -> Any:
-        more = () if body is None else ("-d", json.dumps(body))
-        words = ["curl", "-s", "--noproxy", "*", f"{server.url}{path}", *head, *more]
-        return json.loads(subprocess.run(words, capture_output=True, timeout=60).stdout)
-
-    listed = {model["key"]: model["loaded_instances"] for model in curl("/api/v1/models")["models"]}
-    assert [len(listed[name]) for name in ("large", "small")] == [1, 0]
-    load = {"model": "small", "context_length": 2048, "flash_attention": True}
-    told = curl("/api/v1/models/load", {**load, "echo_load_config": True})
-    assert (told["instance_id"], told["status"]) == ("small", "loaded")
-    assert told["load_config"]["context_length"] == 2048
-    reply = curl("/api/v0/chat/completions", {"model": "small", "messages": TURNS, "ttl": 300,
-                                              "temperature": 0.7, "max_tokens": -1,
-                                              "stream": False})  # fmt: skip
-    assert reply["model"] == "small"
-    assert reply["stats"]["tokens_per_second"] > 0
-    assert curl("/api/v1/models/unload", {"instance_id": "small"}) == {"instance_id": "small"}
-    assert loaded(server) == ["large"]
-    told = curl("/api/v1/chat", {"model": "small", "input": "the rain", "context_length": 2048,
-                                 "temperature": 0, "max_output_tokens": 8})  # fmt: skip
-    assert told["model_instance_id"] == "small"
-    [message] = told["output"]
-    assert message["type"] == "message"
-    assert message["content"]
-    assert told["stats"]["total_output_tokens"] <= 8
-    assert told["stats"]["input_tokens"] > 0
-    wrong = {"model": "third", "input": "the rain"}
-    assert curl("/api/v1/chat", wrong)["error"]["code"] == "model_not_found"

@@ -1,4 +1,4 @@
-"""Anthropic's, llama-server's, Ollama's and LM Studio's routes say what OpenAI's say."""
+"""Anthropic's, llama-server's and Ollama's routes say what OpenAI's say."""
 
 from __future__ import annotations
 
@@ -188,58 +188,3 @@ def test_usage_with_every_piece(server: Serving, path: str) -> None:
 
 def test_vllms_way_to_ask_for_life(server: Serving) -> None:
     assert server.http.get("/ping").status_code == server.http.post("/ping").status_code == 200
-
-
-def test_lm_studio(server: Serving, text: str) -> None:
-    [model] = server.http.get("/api/v0/models").json()["data"]
-    assert model["state"] == "loaded"
-    assert model["loaded_context_length"] == 2048
-    asked = {"messages": TURNS, "max_tokens": N, **OPTIONS, "specllama": {"proposer": "draft"}}
-    reply = server.post("/api/v0/chat/completions", asked).json()
-    assert reply["choices"][0]["message"]["content"] == text
-    stats = reply["stats"]
-    assert stats["draft_model"] == "fake table"
-    drafted = stats["accepted_draft_tokens_count"] + stats["rejected_draft_tokens_count"]
-    assert stats["total_draft_tokens_count"] == drafted == reply["timings"].get("draft_n", 0)
-    *_, end, done = server.frames("/api/v0/chat/completions", {**asked, "stream": True})
-    assert done == "[DONE]"
-    assert end["stats"]["stop_reason"] == stats["stop_reason"]
-
-
-def test_lm_studio_chats_by_events(server: Serving) -> None:
-    asked = {"input": "the rain", "max_output_tokens": 12, "seed": 1, "temperature": 0.7}
-    whole = server.post("/api/v1/chat", asked).json()
-    told = server.frames("/api/v1/chat", {**asked, "stream": True})
-    kinds = [one["type"] for one in told]
-    assert kinds[:2] == ["chat.start", "prompt_processing.start"]
-    assert [one for one in kinds if not one.endswith((".delta", ".progress"))][2:] == [
-        "prompt_processing.end", "message.start", "message.end", "chat.end"
-    ]  # fmt: skip
-    said = "".join(one["content"] for one in told if one["type"] == "message.delta")
-    assert said == whole["output"][-1]["content"] == told[-1]["result"]["output"][-1]["content"]
-    parts = [{"type": "message", "content": "the rain"}]
-    again = server.post("/api/v1/chat", {**asked, "input": parts}).json()
-    assert again["output"] == whole["output"]
-    system = server.post("/api/v1/chat", {**asked, "system_prompt": "Be brief."}).json()
-    assert system["stats"]["input_tokens"] > whole["stats"]["input_tokens"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "status", "param"),
-    [
-        ({"previous_response_id": "resp_1"}, 501, "previous_response_id"),
-        ({"integrations": ["mcp/x"]}, 501, "integrations"),
-        ({"input": [{"type": "image", "data_url": "data:"}]}, 501, "input"),
-        ({"context_length": 99_999}, 400, "context_length"),
-        ({"reasoning": "a lot"}, 400, None),
-        ({"temperature": -1}, 400, "temperature"),
-    ],
-)
-def test_what_lm_studios_chat_is_refused(
-    server: Serving, fields: Any, status: int, param: str | None
-) -> None:
-    answer = server.post("/api/v1/chat", {"input": "the rain", **fields})
-    assert answer.status_code == status
-    error = answer.json()["error"]
-    assert error["message"]
-    assert param is None or error["param"] == param

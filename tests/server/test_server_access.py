@@ -97,7 +97,6 @@ def test_an_extension_has_to_be_named(tmp_path: Path) -> None:
     ("path", "shape"),
     [
         ("/v1/chat/completions", lambda body: body["error"]["code"]),
-        ("/api/v0/chat/completions", lambda body: body["error"]["code"]),
         ("/v1/messages", lambda body: body["type"] == "error" and body["error"]["message"]),
         ("/api/chat", lambda body: isinstance(body["error"], str) and body["error"]),
         ("/api/nothing", lambda body: isinstance(body["error"], str) and body["error"]),
