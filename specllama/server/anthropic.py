@@ -221,7 +221,10 @@ class MessagesDialect(Dialect):
         used = (0, 0) if started is None else (started.prompt_n, started.cached_n)
         message = self._message([], stop_reason=None, stop_sequence=None, usage=_used(*used, 0))
         yield Frame({"type": "message_start", "message": message}, "message_start")
-        yield Frame({"type": "ping"}, "ping")
+        yield from self.waiting()
+
+    def waiting(self) -> Iterable[Frame]:
+        yield _frame("ping")
 
     def _block(self, kind: str) -> Iterable[Frame]:
         """Begin a block of a kind, unless it is begun; "" only ends the last."""

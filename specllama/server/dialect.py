@@ -160,6 +160,10 @@ class Dialect(Protocol):
         """Some of a reply came."""
         ...
 
+    def waiting(self) -> Iterable[Frame]:
+        """Nothing came for long; where a family has no frame for that, a comment is sent."""
+        return ()
+
     def finished(self, reply: Reply) -> Iterable[Frame]:
         """One reply is over."""
         ...

@@ -8,6 +8,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -27,8 +28,8 @@ from specllama.told import news
 
 logger = logging.getLogger("specllama.server")
 
-HEAD_S = 8.0  # a stream begins after so long, even if the engine has not said a word
-PING_S = 15.0
+HEAD_S = 4.0  # a stream begins after so long, even if the engine has not sent a word
+PING_S = 4.0  # clients give up on streams that are silent for longer than some 5 s
 STALL_S = 30.0  # a client that takes nothing for so long has left
 
 _MANY = 2000  # probabilities that are not written in the event loop
@@ -293,15 +294,18 @@ async def _bodies(
     try:
         said = [(reply, reply.receive(events)) for reply, events in early]
         yield encode(wire, dialect.begun(exchange.replies))
+        due = monotonic() + PING_S
         while True:
             rounds = (done for _, piece in said for done in piece.rounds)
-            if body := await write(partial(_spoken, dialect, said), rounds):
+            body = await write(partial(_spoken, dialect, said), rounds)
+            if not body and monotonic() >= due:
+                body = encode(wire, dialect.waiting()) or b": still here\n\n"
+            if body:
                 yield body
+                due = monotonic() + PING_S
             if exchange.done:
                 break
-            while not await exchange.wait(PING_S):
-                if wire == "sse":
-                    yield b": still here\n\n"
+            await exchange.wait(max(due - monotonic(), 0.0))
             said = [(reply, reply.receive(events)) for reply, events in exchange.take()]
         yield encode(wire, dialect.ended(exchange.replies))
     except Exception as error:

@@ -154,6 +154,9 @@ class OllamaDialect(Dialect):
         if piece.text or piece.reasoning or told:
             yield Frame(self._line(piece.text, piece.reasoning, **told))
 
+    def waiting(self) -> Iterable[Frame]:
+        yield Frame(self._line("", ""))  # its readers take every line for JSON, also an empty one
+
     def finished(self, reply: Reply) -> Iterable[Frame]:
         yield Frame(self._ending(reply, "", ""))
 
