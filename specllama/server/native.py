@@ -15,6 +15,7 @@ from specllama.server.details import ending, picked, progress, settings
 from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply
 from specllama.server.exchange import Json
 from specllama.server.figures import so_far
+from specllama.server.left_out import steadied
 from specllama.server.likelihood import in_chat, pieces
 from specllama.server.refusals import not_offered, wrong
 from specllama.server.sampling import Sampling, most_chances, params_of
@@ -208,7 +209,7 @@ def _texts(service: Service) -> list[Row]:
     ) -> str:
         def whole() -> Job:
             messages, tools = tuple(messages_of(turns)), tools_of(specs)
-            return model.equipped(Job((messages,), model.base, tools=tools))
+            return model.equipped(steadied(Job((messages,), model.base, tools=tools)))
 
         job = await service.aside(request, whole)
         client = request.state.client

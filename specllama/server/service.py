@@ -17,6 +17,7 @@ from specllama.server.dialect import Dialect, Job, now
 from specllama.server.exchange import Json, answer, scribe
 from specllama.server.guard import Access, read_body
 from specllama.server.known import refuse_known
+from specllama.server.left_out import steadied
 from specllama.server.models import Models
 from specllama.server.naming import Naming, naming_of
 from specllama.server.prometheus import Metrics
@@ -141,7 +142,7 @@ class Service:
             ids = await model.queue.ask("tokens_of", words, client=client) if words else []
             spelled = dict(zip(words, ids, strict=True))
             sampling.logit_bias = await self.aside(request, numbered, bias, spelled)
-        job = await self.aside(request, parse, body, model.base)
+        job = await self.aside(request, lambda: steadied(parse(body, model.base)))
         if request.state.naming.undrafted:
             job = replace(job, params=job.params.replace(speculate=False))
         return job

@@ -299,6 +299,12 @@ class GenerateParams:
         flags=("--template-arg",),
         metavar="NAME=VALUE",
     )
+    steady_prompts: bool = thinking(
+        True,
+        "In serve, leave out of system prompts what changes with each request and is meant for "
+        "another service (Claude Code's billing header), so that the rest is found in the cache.",
+        flag=False,
+    )
     spelled: bool = False
     chances: int | None = setting(None, within=(0, CHANCES_LIMIT))
     scope: str = ""
