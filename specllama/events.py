@@ -100,7 +100,8 @@ class Started(Event):
 
     ``tokenize_ms`` is what it took to render and tokenize the prompt, ``queue_ms`` what it then
     waited until the prompt was read. ``position`` is that of the first token in the noise (see
-    ``speculative.noise``). For ``unknown`` see ``Finished``.
+    ``speculative.noise``). ``slot`` is the engine's place that writes it. For ``unknown`` see
+    ``Finished``.
     """
 
     type: ClassVar[str] = "started"
@@ -115,6 +116,7 @@ class Started(Event):
     tokenize_ms: float = 0.0
     queue_ms: float = 0.0
     position: int = 0
+    slot: int = -1
     unknown: frozenset[str] = frozenset()
 
 

@@ -9,6 +9,7 @@ print(told.end.timings.tok_per_s)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -103,6 +104,14 @@ class Told(News):
     def stats(self) -> SpecStats:
         """Counted over the rounds."""
         return SpecStats.of(self.rounds)
+
+    @property
+    def undrafted(self) -> str:
+        """Why nothing was drafted, as most rounds say; "" where something was."""
+        if any(done.drafted for done in self.rounds):
+            return ""
+        reasons = Counter(done.window_reason for done in self.rounds[1:] or self.rounds)
+        return max(reasons, key=reasons.__getitem__, default="")
 
     @property
     def whole(self) -> bool:

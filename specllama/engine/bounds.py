@@ -16,28 +16,27 @@ from specllama.interface import Message, Prompt
 _HINT = "shorten it, or raise --ctx-size"
 
 
-def require_room(n: int, n_ctx: int) -> None:
-    """Raise PromptTooLong if a prompt of ``n`` tokens exceeds the context."""
+def require_room(n: int, n_ctx: int, what: str = "tokens") -> None:
+    """Raise PromptTooLong if a prompt of ``n`` tokens, or messages, exceeds the context."""
     if n > n_ctx:
         raise PromptTooLong(
-            f"the prompt of {n} tokens exceeds the available context size of {n_ctx}",
+            f"the prompt of {n} {what} exceeds the available context size of {n_ctx}",
             _HINT,
             n_prompt=n,
             n_ctx=n_ctx,
         )
 
 
+def require_parts(prompt: Prompt, n_ctx: int) -> None:
+    """Raise PromptTooLong if it has too many parts, each of which is a token at least."""
+    if not isinstance(prompt, str) and prompt:
+        require_room(len(prompt), n_ctx, "messages" if isinstance(prompt[0], Message) else "tokens")
+
+
 def require_size(prompt: Prompt, n_ctx: int, vocab: Vocab) -> None:
     """Raise PromptTooLong if it has too many parts, or too many bytes, to fit the context."""
+    require_parts(prompt, n_ctx)
     parts: Sequence[int | str | Message] = [prompt] if isinstance(prompt, str) else prompt
-    if len(parts) > n_ctx:  # each of them is a token at least
-        what = "messages" if isinstance(parts[0], Message) else "tokens"
-        raise PromptTooLong(
-            f"the prompt of {len(parts)} {what} exceeds the available context size of {n_ctx}",
-            _HINT,
-            n_prompt=len(parts),
-            n_ctx=n_ctx,
-        )
     size = 0
     for part in parts:
         if isinstance(part, Message):

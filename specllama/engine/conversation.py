@@ -187,6 +187,7 @@ class Conversation:
         self._clock.reading()
         self._started = self._start(seat.cached)
         yield self._started
+        self._undrafted = seat.said if self._drafter.name == "none" else ""
         for notice in prepared.notices:
             yield Notice(message=notice, level="warning", topic="template")
         if seat.lost:
@@ -244,6 +245,7 @@ class Conversation:
             tokenize_ms=self._clock.tokenize_ms,
             queue_ms=self._clock.queue_ms,
             position=self._ready.prepared.position,
+            slot=self._loaded.slots.index(self._slot),
         )
 
     def _read_prompt(self) -> EventSteps[Row]:
@@ -428,7 +430,7 @@ class Conversation:
             n_past=done.n_past,
             source=draft.source,
             draft_max=done.plan.draft_max,
-            window_reason=done.plan.reason,
+            window_reason=self._undrafted or done.plan.reason,
             drafted=drafted,
             parents=draft.parents,
             drafted_text=self._show(drafted),

@@ -42,6 +42,7 @@ from specllama.speculative.drafting.drafter import Drafter
 
 _WORTH = 16  # fewer tokens are as soon read as found
 _AGAIN = "the saved state of this conversation cannot be used, so it is read again"
+_NOWHERE = "\0"  # the scope of no text
 _PRICE = 4  # tokens read ahead for each that need not be read later, at most
 
 
@@ -142,7 +143,7 @@ class Seats:
         Raises:
             UsageError, PairIncompatible: as ``Slot.drafter_for``; no lane was touched.
         """
-        free, scope = self.free, params.scope
+        free, scope = self.free, _NOWHERE if params.fresh else params.scope
         self._take_back(ids, scope, over=True)
         lost = self._fetch(ids, params)
         named = [slot for slot in free if self._slots.index(slot) == params.slot]
@@ -160,6 +161,7 @@ class Seats:
         else:
             self.empty(slot, keep if slot is nearest else 0)
         slot.serves(scope)
+        slot.scope = params.scope
         for lane in slot.beside:
             self._follow(lane, ids, scope)
         while not (slot.target.tokens or self._fill(slot, ids, scope)) and self.vacate():
@@ -352,7 +354,7 @@ class Seats:
         """Read a text from disk that holds more of a prompt than any in memory; return why the
         saved text cannot be used, or ""."""
         self._fetched.clear()
-        if self.shelf is None or not params.owner:
+        if self.shelf is None or not params.owner or params.fresh:
             return ""
         held, _ = self._longest(ids, None, params.scope)
         usable = partial(self._usable, ids=ids, scope=params.scope)

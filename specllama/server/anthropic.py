@@ -38,6 +38,10 @@ _STOPS = {"stop_token": "end_turn", "stop_string": "stop_sequence", "length": "m
           "context": "max_tokens"}  # fmt: skip
 
 
+_NAMES = {"stop": "stop_sequences", "think": "output_config.effort",
+          "think-budget": "thinking.budget_tokens"}  # fmt: skip
+
+
 class MediaSource(msgspec.Struct):
     type: str
     data: str | None = None
@@ -105,10 +109,12 @@ class MessagesRequest(Sampling, kw_only=True):
 
 
 def error_of(refusal: Refusal) -> dict[str, Any]:
-    error: dict[str, Any] = {
-        "type": _KINDS.get(refusal.status, "api_error"),
-        "message": refusal.message,
-    }
+    message = refusal.message
+    if refusal.code == "context_length_exceeded":  # agents compact on these words alone
+        told = refusal.details
+        message = f"prompt is too long: {told['n_prompt_tokens']} tokens > {told['n_ctx']} maximum"
+    kind = _KINDS.get(refusal.status, "api_error")
+    error: dict[str, Any] = {"type": kind, "message": message}
     if refusal.code is not None:
         error["details"] = {"error_code": refusal.code}
     return {"type": "error", "error": error}
@@ -174,13 +180,16 @@ def parse(body: MessagesRequest, base: GenerateParams) -> Job:
     params = params_of(
         body,
         base,
-        max_tokens=body.max_tokens,
+        _NAMES,
+        max_tokens=body.max_tokens or 1,
         think=think,
         think_budget=budget,
         json_schema=schema,
     )
     tools = tools_of(body)
-    return Job((tuple(messages_of(body)),), params, stream=bool(body.stream), tools=tools)
+    prompt = tuple(messages_of(body))
+    silent = body.max_tokens == 0  # it fills the cache
+    return Job((prompt,), params, stream=bool(body.stream), tools=tools, silent=silent)
 
 
 def tools_of(body: MessagesRequest) -> ToolUse | None:
@@ -247,7 +256,7 @@ class MessagesDialect(Dialect):
                 yield _frame("content_block_delta", index=self._index, delta=delta)
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
-        if self._index < 0 and not reply.calls:
+        if self._index < 0 and not (reply.calls or reply.silent):
             yield from self._block("text")
         yield from self._block("")
         for call in reply.calls:
@@ -274,7 +283,7 @@ class MessagesDialect(Dialect):
         content: list[dict[str, Any]] = []
         if reply.reasoning:
             content.append({"type": "thinking", "thinking": reply.reasoning, "signature": ""})
-        if reply.text or not reply.calls:
+        if reply.text or not (reply.calls or reply.silent):
             content.append({"type": "text", "text": reply.text})
         for call in reply.calls:
             content.append(

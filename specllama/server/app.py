@@ -112,7 +112,8 @@ def spelled(path: str, refused: Refusal) -> dict[str, Any]:
         return anthropic.error_of(refused)
     if path.startswith("/api/"):
         return ollama.error_of(refused)
-    return openai_error(refused)
+    prompt = "messages" if "/chat/" in path else "input" if "/responses" in path else "prompt"
+    return openai_error(refused, prompt)
 
 
 async def _unknown(request: Request, error: Exception) -> Response:

@@ -156,9 +156,8 @@ def _chances(body: ChatRequest) -> int | None:
 
 
 def limit_of(*given: int | None) -> int | None:
-    """The first that was given; -1 means none."""
-    limit = next((one for one in given if one is not None), None)
-    return None if limit == -1 else limit
+    """The first that was given."""
+    return next((one for one in given if one is not None), None)
 
 
 def _spelled(call: Call) -> dict[str, Any]:
@@ -227,6 +226,7 @@ class ChatDialect(ChoicesDialect):
     """One answer in the words of OpenAI."""
 
     kind, chunk, mark = "chat.completion", "chat.completion.chunk", "chatcmpl"
+    prompt = "messages"
 
     def __init__(self, body: ChatRequest, model: str, verbose: Verbose | None = None) -> None:
         super().__init__(body, model)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from specllama.interface import Prompt
-from specllama.server.chat_completions import ChoicesDialect, StreamOptions, replies_of
+from specllama.server.chat_completions import ChoicesDialect, StreamOptions, limit_of, replies_of
 from specllama.server.dialect import Frame, Job, Piece, Reply
 from specllama.server.figures import finish_reason, metrics, timings
 from specllama.server.likelihood import chances_of, in_completions
@@ -85,9 +85,9 @@ def parse(body: CompletionRequest, base: GenerateParams) -> Job:
     prompts = prompts_of(body.prompt)
     if body.echo and not all(isinstance(one, str) for one in prompts):
         raise not_offered("echo of token ids", "their text is what was sent", "echo")
-    limit = next((one for one in (body.max_tokens, body.n_predict) if one is not None), 16)
-    params = params_of(body, base, chances=most_chances("logprobs", logprobs_of(body)))
-    params = params.replace(max_tokens=None if limit == -1 else limit or 1)
+    limit = limit_of(body.max_tokens, body.n_predict, 16)
+    chances = most_chances("logprobs", logprobs_of(body))
+    params = params_of(body, base, chances=chances, max_tokens=limit or 1)
     return Job(prompts, params, n=n, stream=bool(body.stream), silent=limit == 0)
 
 

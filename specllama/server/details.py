@@ -71,7 +71,7 @@ def ending(reply: Reply, model: str, params: GenerateParams, prompt: Any) -> dic
         "index": reply.index,
         "content": reply.reasoning + reply.text,
         "tokens": list(finished.token_ids),
-        "id_slot": -1,
+        "id_slot": reply.slot,
         "stop": True,
         "model": model,
         "tokens_predicted": len(finished.token_ids),

@@ -109,6 +109,11 @@ class Reply(Told):
             self.predicted_ms = self._ms - self._first_ms
 
     @property
+    def slot(self) -> int:
+        """The engine's place that writes it; -1 before one does."""
+        return -1 if self.started is None else self.started.slot
+
+    @property
     def _ms(self) -> float:
         return (time.perf_counter() - self._begun_s) * 1e3
 
@@ -151,6 +156,7 @@ class Dialect(Protocol):
     """How one family spells one answer; most begin and end a stream without a word of their own."""
 
     wire: Wire = "sse"
+    prompt: str = "prompt"  # the field of requests that holds it
 
     def begun(self, replies: list[Reply]) -> Iterable[Frame]:
         """The request was taken."""
@@ -178,7 +184,7 @@ class Dialect(Protocol):
 
     def failed(self, refusal: Refusal) -> Iterable[Frame]:
         """An error in the middle of a stream."""
-        yield Frame(openai_error(refusal))
+        yield Frame(openai_error(refusal, self.prompt))
 
 
 def now() -> int:
@@ -186,13 +192,14 @@ def now() -> int:
     return int(time.time())
 
 
-def openai_error(refusal: Refusal) -> dict[str, Any]:
+def openai_error(refusal: Refusal, prompt: str = "prompt") -> dict[str, Any]:
+    """Spell an error for a route whose requests hold the prompt in this field."""
     return {
         "error": {
             "message": refusal.message,
             "type": refusal.kind,
             "code": refusal.code,
-            "param": refusal.param,
+            "param": prompt if refusal.param == "prompt" else refusal.param,
             **refusal.details,
         }
     }

@@ -202,6 +202,11 @@ async def answer(
         Refusal, SpecllamaError: before anything was sent.
     """
     exchange = Exchange(queue, job)
+
+    def over() -> None:
+        queue.undrafted = request.state.undrafted = exchange.replies[0].undrafted
+
+    request.state.until_over.callback(over)
     try:
         if job.stream:
             early = await _unless_gone(request, _early(exchange))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
-from specllama.events import Finished
 from specllama.server.dialect import Reply
 
 
@@ -24,6 +24,8 @@ def timings(replies: Sequence[Reply]) -> dict[str, Any]:
     if drafted := sum(end.draft_n for end in ends):
         out["draft_n"] = drafted
         out["draft_n_accepted"] = sum(end.draft_n_accepted for end in ends)
+    else:
+        out["undrafted"] = replies[0].undrafted
     if any(expected := expected_of(replies)):
         out["prediction_n"], out["prediction_n_accepted"] = sum(expected), expected[0]
     first = ends[0]
@@ -72,8 +74,7 @@ def _ratio(above: float, below: float) -> float:
 
 
 def _added(rows: Sequence[Sequence[int]]) -> list[int]:
-    width = max(map(len, rows), default=0)
-    return [sum(row[i] for row in rows if i < len(row)) for i in range(width)]
+    return [*map(sum, zip_longest(*rows, fillvalue=0))]
 
 
 def metrics(replies: Sequence[Reply]) -> dict[str, Any]:
@@ -115,8 +116,8 @@ def expected_of(replies: Sequence[Reply]) -> tuple[int, int]:
 def usage(replies: Sequence[Reply], *, n: int = 1) -> dict[str, Any]:
     """OpenAI's: the prompt counts once for all its ``n`` replies."""
     ends = [reply.finished for reply in replies if reply.finished is not None]
-    firsts = [end for group in _grouped(replies, n) if (end := _first(group)) is not None]
-    prompt = sum(end.prompt_n for end in firsts)
+    firsts = {i // n: reply.finished for i, reply in [*enumerate(replies)][::-1] if reply.finished}
+    prompt = sum(end.prompt_n for end in firsts.values())
     written = sum(len(end.token_ids) for end in ends)
     accepted, rejected = expected_of(replies)
     return {
@@ -128,7 +129,7 @@ def usage(replies: Sequence[Reply], *, n: int = 1) -> dict[str, Any]:
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": rejected,
         },
-        "prompt_tokens_details": {"cached_tokens": sum(end.cached_n for end in firsts)},
+        "prompt_tokens_details": {"cached_tokens": sum(end.cached_n for end in firsts.values())},
     }
 
 
@@ -140,16 +141,6 @@ def usage_so_far(reply: Reply) -> dict[str, Any]:
         "completion_tokens": reply.written,
         "total_tokens": prompt + reply.written,
     }
-
-
-def _grouped(replies: Sequence[Reply], n: int) -> Iterable[Sequence[Reply]]:
-    """The replies to each prompt."""
-    return (replies[at : at + n] for at in range(0, len(replies), n))
-
-
-def _first(replies: Sequence[Reply]) -> Finished | None:
-    """The end of the first that has one: some may have been withdrawn."""
-    return next((reply.finished for reply in replies if reply.finished is not None), None)
 
 
 _REASONS = {

@@ -291,7 +291,9 @@ def _line(scope: Scope, client: str, status: int, took_s: float) -> str:
     """Of one request, for people: nothing of its query or its body."""
     said = status or "left"  # before there was an answer
     line = f"{scope['method']} {scope['path'][:200]} {said} {took_s:.2f} s, {client}"
-    return sanitize_line(f"{line}, {scope['state']['id']}")
+    why = scope["state"].get("undrafted")
+    more = f", nothing drafted: {why}" if why else ""
+    return sanitize_line(f"{line}, {scope['state']['id']}{more}")
 
 
 def _has_body(headers: Headers) -> bool:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from specllama import __version__
+from specllama.server.chat_completions import limit_of
 from specllama.server.completions import Given, prompts_of
 from specllama.server.details import ending, picked, progress, settings
 from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply
@@ -87,10 +88,10 @@ def parse(body: NativeCompletion, base: GenerateParams) -> Job:
     prompts = prompts_of(body.prompt)
     if len(prompts) > 1 and body.stream:
         raise wrong("prompt", "prompt: one prompt is streamed at a time")
-    limit = body.n_predict if body.n_predict is not None else body.max_tokens
-    params = params_of(body, base, chances=most_chances("n_probs", body.n_probs or None))
-    if limit is not None:
-        params = params.replace(max_tokens=None if limit < 0 else limit or 1)
+    limit = limit_of(body.n_predict, body.max_tokens)
+    most = None if limit is None else max(limit, -1) or 1
+    chances = most_chances("n_probs", body.n_probs or None)
+    params = params_of(body, base, chances=chances, max_tokens=most)
     return Job(prompts, params, stream=bool(body.stream), silent=limit == 0)
 
 
@@ -122,7 +123,7 @@ class NativeDialect(Dialect):
             "content": text,
             "tokens": tokens,
             "stop": False,
-            "id_slot": -1,
+            "id_slot": reply.slot,
             "tokens_predicted": reply.written,
             "tokens_evaluated": 0 if reply.started is None else reply.started.prompt_n,
         }
@@ -263,6 +264,7 @@ def _about(service: Service) -> list[Row]:
                 "ui": False,
                 "is_sleeping": not queue.loaded,
                 "exactness": info.exactness,
+                "undrafted": queue.undrafted or None,
                 "methods": [{"name": m.name, "available": m.available} for m in info.methods],
             }
         )

@@ -7,7 +7,8 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,9 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from specllama import __version__
-from specllama.errors import SpecllamaError
+from specllama.errors import PromptTooLong, SpecllamaError
 from specllama.events import RoundDone
-from specllama.interface import ModelInfo, Prompt
+from specllama.interface import Message, ModelInfo, Prompt
 from specllama.models.gguf import read_header
 from specllama.server.chat_completions import think_of
 from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply, Wire
@@ -28,6 +29,7 @@ from specllama.server.likelihood import chances_of, in_chat
 from specllama.server.naming import Naming
 from specllama.server.refusals import Refusal, not_offered, wrong
 from specllama.server.sampling import (
+    FIELDS,
     Prediction,
     Sampling,
     Speculation,
@@ -38,10 +40,12 @@ from specllama.server.sampling import (
 from specllama.server.served import ServedModel
 from specllama.server.service import Row, Service, refuses
 from specllama.server.tools import ToolUse
-from specllama.server.turns import ToolSpec, Turn, messages_of, tools_of
+from specllama.server.turns import RESPONSE, ToolSpec, Turn, messages_of, tools_of
 from specllama.settings.params import GenerateParams
 
 VERSION = "0.12.0"  # what clients take for new enough
+_NAMES = {name: f"options.{field}" for name, field in FIELDS.items() if "." not in field}
+_NAMES |= {"max-tokens": "options.num_predict", "think": "think", "chances": "top_logprobs"}
 _NO_MODELS = "no route brings, makes or removes models: specllama hub does"
 
 
@@ -72,6 +76,7 @@ class _Asked(msgspec.Struct, kw_only=True):
 class OllamaChat(_Asked, kw_only=True):
     messages: list[OllamaTurn] | None = None
     tools: list[ToolSpec] | None = None
+    truncate: bool | None = None
 
 
 class GenerateRequest(_Asked, kw_only=True):
@@ -104,9 +109,15 @@ def _parse(body: _Asked, prompt: Prompt, base: GenerateParams, tools: ToolUse | 
         schema = schema_text(body.format)
     think = {True: "on", False: "off"}.get(body.think, body.think)  # type: ignore[arg-type]
     more = most_chances("top_logprobs", body.top_logprobs or 0) if body.logprobs else None
-    params = params_of(options, base, json_schema=schema, think=think_of(think), chances=more)
-    if limit is not None:
-        params = params.replace(max_tokens=limit if limit > 0 else None)
+    params = params_of(
+        options,
+        base,
+        _NAMES,
+        json_schema=schema,
+        think=think_of(think),
+        chances=more,
+        max_tokens=-1 if limit is not None and limit <= 0 else limit,
+    )
     return Job((prompt,), params, stream=body.stream is not False, tools=tools)
 
 
@@ -342,14 +353,23 @@ def _about_model(service: Service) -> list[Row]:
     ]
 
 
-def _fits(asked: _Asked, model: ServedModel) -> None:
-    """Raises Refusal: thoughts, or more context, are asked for than there are."""
-    if asked.think not in (None, False) and not model.queue.thinks:
-        raise wrong("think", f"{model.name!r} does not support thinking")
-    wanted, there = (asked.options or Options()).num_ctx or 0, model.info.target.n_ctx
-    if wanted > there:
-        said = f"options.num_ctx: {wanted} tokens; this server was started with {there} (-c)"
-        raise wrong("options.num_ctx", said)
+async def _shortened(client: str, model: ServedModel, job: Job, room: float) -> Job:
+    """Leave out as few of the oldest messages of a chat as make it fit, but nothing of the system,
+    nor the last one, nor a call whose result stays."""
+    turns = [turn for turn in job.prompts[0] if isinstance(turn, Message)]
+    starts = [i for i, turn in enumerate(turns) if not (i and turn.content.startswith(RESPONSE))]
+    low, high = 0, len(starts) - 1
+    while True:
+        at = starts[(low + high) // 2]
+        system = (turn for turn in turns[:at] if turn.role == "system")
+        cut = replace(job, prompts=((*system, *turns[at:]),))
+        if low == high:
+            return cut
+        n = math.inf
+        with contextlib.suppress(PromptTooLong):
+            asked = model.fitting(cut)
+            n = await model.queue.ask("count_tokens", asked.prompts[0], asked.params, client=client)
+        low, high = (low, (low + high) // 2) if n <= room else ((low + high) // 2 + 1, high)
 
 
 def _replies(service: Service) -> list[Row]:
@@ -366,26 +386,31 @@ def _replies(service: Service) -> list[Row]:
         reason = "unload" if asked.keep_s == 0 else "load"
         return Json(OllamaDialect(model.name, chat=chat).idle(reason))
 
+    async def written(
+        request: Request, body: Any, asked: Any, parse: Callable[[Any, GenerateParams], Job]
+    ) -> Response:
+        chat = parse is parse_chat
+        if not asked:
+            return await nothing(request, chat)
+        model = await service.model(request)
+        if body.think not in (None, False) and not model.queue.thinks:
+            raise wrong("think", f"{model.name!r} does not support thinking")
+        job = await service.parsed(request, model, body, parse)
+        if chat and body.truncate:
+            room = min((body.options or Options()).num_ctx or math.inf, model.info.target.n_ctx)
+            job = await _shortened(request.state.client, model, job, room)
+        elif not chat and body.suffix:
+            job = await model.infilled(job, asked, body.suffix)
+        return await service.answer(request, model, job, OllamaDialect(model.name, chat=chat))
+
     async def chat(request: Request) -> Response:
         body = await service.read(request, OllamaChat)
-        if not body.messages:
-            return await nothing(request, True)
-        model = await service.model(request)
-        _fits(body, model)
-        job = await service.parsed(request, model, body, parse_chat)
-        return await service.answer(request, model, job, OllamaDialect(model.name, chat=True))
+        return await written(request, body, body.messages, parse_chat)
 
     async def generate(request: Request) -> Response:
         body = await service.read(request, GenerateRequest)
         if body.images:
             raise not_offered("images", "models here read text only", "images")
-        if not body.prompt:
-            return await nothing(request, False)
-        model = await service.model(request)
-        _fits(body, model)
-        job = await service.parsed(request, model, body, parse_generate)
-        if body.suffix:
-            job = await model.infilled(job, body.prompt, body.suffix)
-        return await service.answer(request, model, job, OllamaDialect(model.name, chat=False))
+        return await written(request, body, body.prompt, parse_generate)
 
     return [("POST /api/chat", chat), ("POST /api/generate", generate)]

@@ -14,9 +14,13 @@ from specllama.server.chat_completions import parse as parse_chat
 from specllama.server.completions import CompletionDialect, CompletionRequest
 from specllama.server.completions import parse as parse_completion
 from specllama.server.details import ending
-from specllama.server.dialect import Job
 from specllama.server.exchange import Json
-from specllama.server.responses import ResponsesDialect, ResponsesRequest
+from specllama.server.responses import (
+    CompactDialect,
+    ResponsesDialect,
+    ResponsesRequest,
+    compact,
+)
 from specllama.server.responses import parse as parse_responses
 from specllama.server.router import status
 from specllama.server.served import ServedModel
@@ -91,16 +95,17 @@ def rows(service: Service) -> list[Row]:
             job = await model.infilled(job, str(body.prompt), body.suffix)
         return await service.answer(request, model, job, CompletionDialect(body, model.name))
 
-    def respond(body: ResponsesRequest, job: Job, model: ServedModel) -> ResponsesDialect:
-        return ResponsesDialect(body, model.name, job.params)
-
     counted = {"object": "response.input_tokens"}
     count_chat = service.counts(ChatRequest, parse_chat, **counted)
     count_input = service.counts(ResponsesRequest, parse_responses, **counted)
     found: list[Row] = [
         ("POST /chat/completions", chat),
         ("POST /completions", completions),
-        ("POST /responses", service.writes(ResponsesRequest, parse_responses, respond)),
+        ("POST /responses", service.writes(ResponsesRequest, parse_responses, ResponsesDialect)),
+        (
+            "POST /responses/compact",
+            service.writes(ResponsesRequest, compact, CompactDialect),
+        ),
         ("POST /chat/completions/input_tokens", count_chat),
         ("POST /responses/input_tokens", count_input),
         ("GET /models", models),

@@ -37,18 +37,14 @@ async def answered(request: Request, work: asyncio.Future[Response], spelled: Sp
         await asyncio.wait({work}, timeout=HEAD_S)
         if not work.done():
             model: ServedModel | None = getattr(request.state, "waits_for", None)
-            if model is not None and _streams(request):
+            path = request.url.path
+            streams = not path.startswith("/api/") and bool(request.state.naming.stream)
+            if model is not None and (path == OWN or streams):
                 return Loading(request, work, model, spelled)
         return await work
     except BaseException:
         work.cancel()
         raise
-
-
-def _streams(request: Request) -> bool:
-    """Whether the answer is to be a stream of events."""
-    path = request.url.path
-    return path == OWN or (not path.startswith("/api/") and bool(request.state.naming.stream))
 
 
 class Loading(Response):

@@ -80,13 +80,14 @@ def refusal(error: BaseException, fields: Mapping[str, str] | None = None) -> Re
             error.message,
             "exceed_context_size_error",  # llama-server's type, and OpenAI's code
             "context_length_exceeded",
-            "messages",
+            "prompt",
             details={"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx},
         )
     if isinstance(error, UsageError):
         first = _FIRST.match(error.message)
         name = first[1].rstrip("-") if first is not None else ""
-        return Refusal(400, error.message, param=(fields or {}).get(name))
+        field = (fields or {}).get(name)
+        return Refusal(400, error.message.replace(name, field or name, 1), param=field)
     if isinstance(error, DoesNotFit):
         return does_not_fit("", error, {})
     if isinstance(error, EngineDied):

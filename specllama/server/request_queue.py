@@ -140,6 +140,7 @@ class RequestQueue:
 
     Attributes:
         places: of the requests that were let in and are not over.
+        undrafted: why nothing was drafted for the reply that ended last; "" where something was.
     """
 
     def __init__(self, host: EngineHost, name: str, *, lanes: int, most: int = 64) -> None:
@@ -165,6 +166,7 @@ class RequestQueue:
         self.loaded = False
         self.tool_syntax: ToolSyntax = ""
         self.thinks = False
+        self.undrafted = ""
         self._template: tuple[str, str, str] = "", "", ""
 
     @property

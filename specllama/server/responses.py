@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply, now
 from specllama.server.figures import metrics, so_far, timings
 from specllama.server.refusals import Refusal, not_offered, wrong
 from specllama.server.sampling import Format, Sampling, params_of, schema_text
+from specllama.server.served import ServedModel
 from specllama.server.tools import (
     Call,
     Tool,
@@ -25,6 +27,9 @@ from specllama.server.tools import (
     tool_use,
 )
 from specllama.settings.params import GenerateParams
+from specllama.text import sanitize_line
+
+logger = logging.getLogger("specllama.server")
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXT = {
@@ -33,20 +38,24 @@ _TEXT = {
     "required": ["input"],
     "additionalProperties": False,
 }
-_SKIPPED = ("additional_tools", "item_reference", "web_search_call", "file_search_call")
 
 
-class Content(msgspec.Struct):
+_SUMMARIZE = """Summarize this conversation for somebody who goes on with it and sees nothing else:
+what was asked for, what was found, changed and decided, and what is left to do."""
+_SUMMARY = "Summary of the conversation so far:\n"  # begins a compaction of our own
+
+
+class Content(msgspec.Struct, omit_defaults=True):
     type: str
     text: str | None = None
 
 
-class InputFormat(msgspec.Struct):
+class InputFormat(msgspec.Struct, omit_defaults=True):
     syntax: str | None = None
     definition: str | None = None
 
 
-class ResponsesTool(msgspec.Struct):
+class ResponsesTool(msgspec.Struct, omit_defaults=True):
     """A function, a custom tool, whose input is a text, or a namespace of both.
 
     Tools of kinds that we do not know are left out.
@@ -61,7 +70,7 @@ class ResponsesTool(msgspec.Struct):
     tools: list[ResponsesTool] | None = None
 
 
-class Item(msgspec.Struct):
+class Item(msgspec.Struct, omit_defaults=True):
     type: str | None = None
     role: str | None = None
     content: str | list[Content] | None = None
@@ -71,10 +80,11 @@ class Item(msgspec.Struct):
     arguments: str | None = None
     input: str | None = None
     output: str | list[Content] | None = None
+    encrypted_content: str | None = None
     tools: list[ResponsesTool] | None = None
 
 
-class Named(msgspec.Struct):
+class Named(msgspec.Struct, omit_defaults=True):
     type: str
     name: str | None = None
     namespace: str | None = None
@@ -86,7 +96,7 @@ class Reasoning(msgspec.Struct):
     effort: str | None = None
 
 
-class TextOptions(msgspec.Struct):
+class TextOptions(msgspec.Struct, omit_defaults=True):
     format: Format | None = None
     verbosity: str | None = None
 
@@ -114,7 +124,7 @@ class ResponsesRequest(Sampling, kw_only=True):
     def known(self) -> Iterator[tuple[str, str, ResponsesTool]]:
         """See ``_known``; a conversation may bring further tools."""
         yield from _known(self.tools)
-        for item in self.input if isinstance(self.input, list) else ():
+        for item in items_of(self):
             yield from _known(item.tools)
 
 
@@ -127,13 +137,17 @@ def _text(content: str | list[Content] | None, where: str) -> str:
     return "\n".join(part.text or "" for part in content)
 
 
+def items_of(body: ResponsesRequest) -> list[Item]:
+    if isinstance(body.input, str):
+        return [Item(role="user", content=body.input)]
+    return body.input or []
+
+
 def messages_of(body: ResponsesRequest) -> list[Message]:
     """Raises Refusal: an item cannot be read."""
     out = [Message("system", body.instructions)] if body.instructions else []
-    if not isinstance(body.input, list):
-        return [*out, Message("user", body.input or "")]
     thought = ""
-    for i, item in enumerate(body.input):
+    for i, item in enumerate(items_of(body)):
         where = f"input[{i}]"
         if item.type in ("message", None):
             if item.role not in _ROLES:
@@ -151,11 +165,11 @@ def messages_of(body: ResponsesRequest) -> list[Message]:
             thought = ""
         elif item.type in ("function_call_output", "custom_tool_call_output"):
             out.append(Message("user", result_text(_text(item.output, where))))
-        elif item.type not in _SKIPPED:
-            raise not_offered(f"{where}: {item.type}", "there is no such item here", "input")
-    if not out:
-        raise wrong("input", "input: there is nothing to answer")
-    return out
+        elif (item.encrypted_content or "").startswith(_SUMMARY):
+            out.append(Message("user", item.encrypted_content or ""))
+        elif item.tools is None:
+            logger.info("%s: %s is left out", where, sanitize_line(item.type)[:80])
+    return out if len(out) > bool(body.instructions) else [*out, Message("user", "")]
 
 
 def parse(body: ResponsesRequest, base: GenerateParams) -> Job:
@@ -174,11 +188,19 @@ def parse(body: ResponsesRequest, base: GenerateParams) -> Job:
     params = params_of(
         body,
         base,
+        {"think": "reasoning.effort"},
         max_tokens=body.max_output_tokens,
         json_schema=schema,
         think=think_of(body.reasoning.effort if body.reasoning is not None else None),
     )
     return Job((tuple(messages_of(body)),), params, stream=bool(body.stream), tools=tools)
+
+
+def compact(body: ResponsesRequest, base: GenerateParams) -> Job:
+    """Raises Refusal, UsageError: a field is wrong."""
+    body.input = [*items_of(body), Item(role="user", content=_SUMMARIZE)]
+    body.stream = body.tools = body.tool_choice = None
+    return parse(body, base)
 
 
 def _full(namespace: str | None, name: str) -> str:
@@ -222,7 +244,7 @@ def tools_of(body: ResponsesRequest) -> ToolUse | None:
 def _asked(body: ResponsesRequest, params: GenerateParams) -> dict[str, Any]:
     """What was asked, as it is told in the answer."""
     choice = body.tool_choice
-    text: dict[str, Any] = {} if body.text is None else _given(body.text)
+    text = {} if body.text is None else msgspec.to_builtins(body.text)
     return {
         "background": False,
         "instructions": body.instructions,
@@ -234,33 +256,20 @@ def _asked(body: ResponsesRequest, params: GenerateParams) -> dict[str, Any]:
         "store": False,
         "temperature": params.sampling.temperature,
         "text": {"format": {"type": "text"}, **text},
-        "tool_choice": _given(choice) if isinstance(choice, Named) else choice or "auto",
-        "tools": [_given(tool) for tool in body.tools or ()],
+        "tool_choice": msgspec.to_builtins(choice) or "auto",
+        "tools": msgspec.to_builtins(body.tools or []),
         "top_p": params.sampling.top_p,
         "truncation": "disabled",
     }
 
 
-def _given(asked: msgspec.Struct) -> dict[str, Any]:
-    """A part of a request without the fields that were left out."""
-    found: dict[str, Any] = msgspec.to_builtins(asked)
-    return {name: _bare(value) for name, value in found.items() if value is not None}
-
-
-def _bare(value: Any) -> Any:
-    """A tool that stands in another one, likewise."""
-    if not isinstance(value, list):
-        return value
-    return [{k: v for k, v in one.items() if v is not None} for one in value]
-
-
 class ResponsesDialect(Dialect):
     """One answer as items of output."""
 
-    def __init__(self, body: ResponsesRequest, model: str, params: GenerateParams) -> None:
+    def __init__(self, body: ResponsesRequest, job: Job, model: ServedModel) -> None:
         self._body = body
-        self._asked = _asked(body, params)
-        self._model = model
+        self._asked = _asked(body, job.params)
+        self._model = model.name
         self._id = f"resp_{secrets.token_hex(12)}"
         self._created = now()
         self._number = -1
@@ -404,6 +413,17 @@ class ResponsesDialect(Dialect):
         yield self._frame("error", **error)
         response = self._response("failed", self._items, error=error)
         yield self._frame("response.failed", response=response)
+
+
+class CompactDialect(ResponsesDialect):
+    """A conversation as what its user said, and the model's summary of it."""
+
+    def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
+        said = [item for item in items_of(self._body)[:-1] if item.role == "user"]
+        summary = {"id": f"cmp_{secrets.token_hex(12)}", "type": "compaction"}
+        summary["encrypted_content"] = _SUMMARY + replies[0].text
+        output = [*msgspec.to_builtins(said), summary]
+        return {**self._end(replies, output), "object": "response.compaction"}
 
 
 _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}

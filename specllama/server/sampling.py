@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -120,11 +121,12 @@ class Sampling(msgspec.Struct, kw_only=True):
     guided_grammar: str | None = None
     guided_regex: str | None = None
     prediction: Prediction | None = None
-    id_slot: int | None = None  # of llama-server
+    id_slot: int | None = None  # of llama-server, as is cache_prompt
+    cache_prompt: bool | None = None
     specllama: Speculation | None = None
 
 
-class Format(msgspec.Struct):
+class Format(msgspec.Struct, omit_defaults=True):
     """Of a reply, in the words of Anthropic and of OpenAI's responses."""
 
     type: str
@@ -150,18 +152,26 @@ FIELDS = {
 """As settings are called in errors, and the fields of requests that give them."""
 
 
-def params_of(body: Sampling, base: GenerateParams, **more: Any) -> GenerateParams:
+_LIMITS = ("max_completion_tokens", "max_output_tokens", "n_predict", "num_predict")
+
+
+def params_of(
+    body: Sampling, base: GenerateParams, names: Mapping[str, str] | None = None, **more: Any
+) -> GenerateParams:
     """The parameters of a request: what the server was started with, and what it says itself.
 
     A seed is always chosen, so that the reply can be asked for again.
 
     Args:
-        more: further fields of GenerateParams; None leaves them.
+        names: of its fields by those of settings, where ``FIELDS`` has others.
+        more: further fields of GenerateParams; None leaves them. ``max_tokens`` of -1: no limit.
 
     Raises:
         Refusal: a value is wrong; names the field.
     """
     changes = {name: value for name, value in more.items() if value is not None}
+    if changes.get("max_tokens") == -1:
+        changes["max_tokens"] = None
     try:
         given = {n: v for n in SAMPLERS if (v := getattr(body, n)) is not None}
         if body.dry_sequence_breakers is not None:
@@ -180,6 +190,7 @@ def params_of(body: Sampling, base: GenerateParams, **more: Any) -> GeneratePara
         if seed is None or seed == -1:  # as llama-server and Ollama write "any"
             seed = secrets.randbelow(SEED_DRAWN)
         changes.update(sampling=sampling, seed=seed, slot=body.id_slot)
+        changes["fresh"] = body.cache_prompt is False
         if body.stop is not None:
             stop = [body.stop] if isinstance(body.stop, str) else body.stop
             changes["stop"] = tuple(filter(None, stop))
@@ -197,7 +208,8 @@ def params_of(body: Sampling, base: GenerateParams, **more: Any) -> GeneratePara
             changes.update({name: value for name, value in asked.items() if value is not None})
         return base.replace(**changes)
     except UsageError as error:
-        raise refusal(error, FIELDS) from None
+        limit = next((n for n in _LIMITS if getattr(body, n, None) is not None), "max_tokens")
+        raise refusal(error, {**FIELDS, "max-tokens": limit, **(names or {})}) from None
 
 
 def _expected(prediction: Prediction) -> str:

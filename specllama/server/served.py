@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Literal
 
+from specllama.engine.bounds import require_parts
 from specllama.engine.host import LoadEngine
 from specllama.engine.serving import OnEvent
-from specllama.errors import PromptTooLong, SpecllamaError, UsageError
+from specllama.errors import SpecllamaError, UsageError
 from specllama.interface import EngineInfo, Message, ModelInfo
 from specllama.models import memory
 from specllama.models.gguf import read_header
@@ -179,15 +180,8 @@ class ServedModel:
             PromptTooLong: a prompt of so many parts is not even sent there.
         """
         job = self.equipped(job)
-        n_ctx = self.info.target.n_ctx
-        parts = (len(prompt) for prompt in job.prompts if not isinstance(prompt, str))
-        most = max(parts, default=0)
-        if most > n_ctx:
-            raise PromptTooLong(
-                f"the prompt of {most} parts exceeds the available context size of {n_ctx}",
-                n_prompt=most,
-                n_ctx=n_ctx,
-            )
+        for prompt in job.prompts:
+            require_parts(prompt, self.info.target.n_ctx)
         return job
 
     def equipped(self, job: Job) -> Job:

@@ -202,6 +202,7 @@ class GenerateParams:
         chances: tell how likely each token was to the target, before any sampler, and so many
             others; None does not.
         scope: whose caches it may go on from: those of requests with the same one.
+        fresh: it goes on from nothing: the whole prompt is read.
         owner: whose conversation it is, by which what it leaves is kept on disk; "" keeps nothing.
         slot: which of an engine's places it takes if that is free; None takes the best.
         prediction: what the reply is expected to be, to draft from; no text depends on it.
@@ -308,6 +309,7 @@ class GenerateParams:
     spelled: bool = False
     chances: int | None = setting(None, within=(0, CHANCES_LIMIT))
     scope: str = ""
+    fresh: bool = False
     owner: str = ""
     slot: int | None = None
     prediction: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ pytest.importorskip("uvicorn")
 from servers import Serving
 
 from specllama.server import anthropic, chat_completions, completions, native, ollama, responses
+from specllama.server.dialect import Job
 from specllama.server.known import REFUSED
 from specllama.server.refusals import Refusal
 from specllama.server.sampling import Sampling, Structured, params_of
@@ -79,7 +81,7 @@ ASKS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 HARMLESS = frozenset(
     {
         # where and how it is computed: no text depends on it
-        "cache_prompt", "n_keep", "n_discard", "cache_salt", "priority", "request_id",
+        "n_keep", "n_discard", "cache_salt", "priority", "request_id",
         "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap",
         "use_mlock", "low_vram", "vocab_only", "f16_kv", "num_keep", "service_tier",
         "store", "prompt_cache_key", "kv_transfer_params", "guided_decoding_backend",
@@ -88,7 +90,7 @@ HARMLESS = frozenset(
         "penalize_newline",
         # about the caller, or what is told alongside the text
         "user", "metadata", "safety_identifier", "client_metadata", "include", "reasoning_format",
-        "return_token_ids", "truncate", "shift", "truncation", "cache_control",
+        "return_token_ids", "shift", "truncation", "cache_control",
     }
 )  # fmt: skip
 
@@ -279,7 +281,8 @@ def test_a_response_tells_what_was_asked(server: Serving) -> None:
     assert told["text"] == {"format": {"type": "text"}}
     text = {"format": form, "verbosity": "low"}
     body = msgspec.convert({"input": "x", "text": text}, responses.ResponsesRequest)
-    dialect = responses.ResponsesDialect(body, "m", GenerateParams())
+    model: Any = SimpleNamespace(name="m")
+    dialect = responses.ResponsesDialect(body, Job(("",), GenerateParams()), model)
     [created, _] = dialect.begun([])
     assert isinstance(created.data, dict)
     assert created.data["response"]["text"] == text

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from specllama.server import exchange
 from specllama.server.anthropic import MessagesDialect
 from specllama.server.chat_completions import ChatDialect, ChatRequest
 from specllama.server.completions import CompletionDialect, CompletionRequest
-from specllama.server.dialect import Dialect, Reply
+from specllama.server.dialect import Dialect, Job, Reply
 from specllama.server.native import NativeCompletion, NativeDialect
 from specllama.server.ollama import OllamaDialect
 from specllama.server.responses import ResponsesDialect, ResponsesRequest
@@ -29,10 +30,12 @@ FINISHED = Finished(
     draft_n_accepted=0, cut=0, prompt_n=900, cached_n=0, n_ctx=4096, proposer="none",
     verify="match", exactness="", acceptance_rate=None, mean_acceptance_length=None,
 )  # fmt: skip
+JOB = Job(("",), GenerateParams())
+MODEL: Any = SimpleNamespace(name="m")
 DIALECTS: dict[str, Callable[[], Dialect]] = {
     "chat": lambda: ChatDialect(ChatRequest(messages=[], stream=True), "m"),
     "completions": lambda: CompletionDialect(CompletionRequest(prompt="", stream=True), "m"),
-    "responses": lambda: ResponsesDialect(ResponsesRequest(stream=True), "m", GenerateParams()),
+    "responses": lambda: ResponsesDialect(ResponsesRequest(stream=True), JOB, MODEL),
     "native": lambda: NativeDialect(NativeCompletion(prompt=""), "m", GenerateParams()),
     "messages": lambda: MessagesDialect("m"),
     "ollama chat": lambda: OllamaDialect("m", chat=True),
