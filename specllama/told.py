@@ -108,10 +108,9 @@ class Told(News):
     @property
     def undrafted(self) -> str:
         """Why nothing was drafted, as most rounds say; "" where something was."""
-        if any(done.drafted for done in self.rounds):
-            return ""
         reasons = Counter(done.window_reason for done in self.rounds[1:] or self.rounds)
-        return max(reasons, key=reasons.__getitem__, default="")
+        drafted = any(done.drafted for done in self.rounds)
+        return "" if drafted else max(reasons, key=reasons.__getitem__, default="")
 
     @property
     def whole(self) -> bool:

@@ -42,7 +42,6 @@ from specllama.speculative.drafting.drafter import Drafter
 
 _WORTH = 16  # fewer tokens are as soon read as found
 _AGAIN = "the saved state of this conversation cannot be used, so it is read again"
-_NOWHERE = "\0"  # the scope of no text
 _PRICE = 4  # tokens read ahead for each that need not be read later, at most
 
 
@@ -143,7 +142,7 @@ class Seats:
         Raises:
             UsageError, PairIncompatible: as ``Slot.drafter_for``; no lane was touched.
         """
-        free, scope = self.free, _NOWHERE if params.fresh else params.scope
+        free, scope = self.free, "\0" if params.fresh else params.scope  # a scope of no text
         self._take_back(ids, scope, over=True)
         lost = self._fetch(ids, params)
         named = [slot for slot in free if self._slots.index(slot) == params.slot]

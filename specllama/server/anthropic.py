@@ -38,6 +38,8 @@ _STOPS = {"stop_token": "end_turn", "stop_string": "stop_sequence", "length": "m
           "context": "max_tokens"}  # fmt: skip
 
 
+# agents compact on these words alone
+_TOO_LONG = "prompt is too long: {n_prompt_tokens} tokens > {n_ctx} maximum"
 _NAMES = {"stop": "stop_sequences", "think": "output_config.effort",
           "think-budget": "thinking.budget_tokens"}  # fmt: skip
 
@@ -109,10 +111,8 @@ class MessagesRequest(Sampling, kw_only=True):
 
 
 def error_of(refusal: Refusal) -> dict[str, Any]:
-    message = refusal.message
-    if refusal.code == "context_length_exceeded":  # agents compact on these words alone
-        told = refusal.details
-        message = f"prompt is too long: {told['n_prompt_tokens']} tokens > {told['n_ctx']} maximum"
+    too_long = refusal.code == "context_length_exceeded"
+    message = _TOO_LONG.format(**refusal.details) if too_long else refusal.message
     kind = _KINDS.get(refusal.status, "api_error")
     error: dict[str, Any] = {"type": kind, "message": message}
     if refusal.code is not None:

@@ -33,10 +33,6 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # of vLLM: with every piece
 
-    @property
-    def continuous(self) -> bool:
-        return bool(self.include_usage and self.continuous_usage_stats)
-
 
 class SchemaFormat(msgspec.Struct):
     schema: dict[str, Any] | None = None
@@ -184,7 +180,8 @@ class ChoicesDialect(Dialect):
         options = body.stream_options or StreamOptions()
         self._model = model
         self._n = body.n or 1
-        self._usage, self._continuous = bool(options.include_usage), options.continuous
+        self._usage = bool(options.include_usage)
+        self._continuous = self._usage and bool(options.continuous_usage_stats)
         self._id = f"{self.mark}-{secrets.token_hex(12)}"
         self._created = now()
 

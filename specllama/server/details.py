@@ -71,7 +71,7 @@ def ending(reply: Reply, model: str, params: GenerateParams, prompt: Any) -> dic
         "index": reply.index,
         "content": reply.reasoning + reply.text,
         "tokens": list(finished.token_ids),
-        "id_slot": reply.slot,
+        "id_slot": -1 if reply.started is None else reply.started.slot,
         "stop": True,
         "model": model,
         "tokens_predicted": len(finished.token_ids),

@@ -109,11 +109,6 @@ class Reply(Told):
             self.predicted_ms = self._ms - self._first_ms
 
     @property
-    def slot(self) -> int:
-        """The engine's place that writes it; -1 before one does."""
-        return -1 if self.started is None else self.started.slot
-
-    @property
     def _ms(self) -> float:
         return (time.perf_counter() - self._begun_s) * 1e3
 

@@ -28,8 +28,9 @@ from specllama.told import news
 
 logger = logging.getLogger("specllama.server")
 
-HEAD_S = 4.0  # a stream begins after so long, even if the engine has not sent a word
-PING_S = 4.0  # clients give up on streams that are silent for longer than some 5 s
+# A stream begins after so long, even if the engine has not sent a word, and is never silent for
+# longer: clients give up on such.
+HEAD_S = PING_S = 4.0
 STALL_S = 30.0  # a client that takes nothing for so long has left
 
 _MANY = 2000  # probabilities that are not written in the event loop

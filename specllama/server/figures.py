@@ -28,7 +28,7 @@ def timings(replies: Sequence[Reply]) -> dict[str, Any]:
         out["undrafted"] = replies[0].undrafted
     if any(expected := expected_of(replies)):
         out["prediction_n"], out["prediction_n_accepted"] = sum(expected), expected[0]
-    first = ends[0]
+    first, accepted = ends[0], [end.accepted_per_position for end in ends]
     return {
         **out,
         "queue_ms": sum(reply.queue_ms for reply in replies),
@@ -39,7 +39,7 @@ def timings(replies: Sequence[Reply]) -> dict[str, Any]:
         "exactness": first.exactness,
         "proposer": first.proposer,
         "verify": first.verify,
-        "accepted_per_position": _added([end.accepted_per_position for end in ends]),
+        "accepted_per_position": [*map(sum, zip_longest(*accepted, fillvalue=0))],
     }
 
 
@@ -71,10 +71,6 @@ def _speeds(
 def _ratio(above: float, below: float) -> float:
     """0 where there is none, as llama-server writes it."""
     return above / below if below > 0 and above > 0 else 0.0
-
-
-def _added(rows: Sequence[Sequence[int]]) -> list[int]:
-    return [*map(sum, zip_longest(*rows, fillvalue=0))]
 
 
 def metrics(replies: Sequence[Reply]) -> dict[str, Any]:

@@ -291,8 +291,7 @@ def _line(scope: Scope, client: str, status: int, took_s: float) -> str:
     """Of one request, for people: nothing of its query or its body."""
     said = status or "left"  # before there was an answer
     line = f"{scope['method']} {scope['path'][:200]} {said} {took_s:.2f} s, {client}"
-    why = scope["state"].get("undrafted")
-    more = f", nothing drafted: {why}" if why else ""
+    more = f", nothing drafted: {why}" if (why := scope["state"].get("undrafted")) else ""
     return sanitize_line(f"{line}, {scope['state']['id']}{more}")
 
 

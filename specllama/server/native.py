@@ -123,7 +123,7 @@ class NativeDialect(Dialect):
             "content": text,
             "tokens": tokens,
             "stop": False,
-            "id_slot": reply.slot,
+            "id_slot": -1 if reply.started is None else reply.started.slot,
             "tokens_predicted": reply.written,
             "tokens_evaluated": 0 if reply.started is None else reply.started.prompt_n,
         }

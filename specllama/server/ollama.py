@@ -353,6 +353,9 @@ def _about_model(service: Service) -> list[Row]:
     ]
 
 
+Parse = Callable[[Any, GenerateParams], Job]
+
+
 async def _shortened(client: str, model: ServedModel, job: Job, room: float) -> Job:
     """Leave out as few of the oldest messages of a chat as make it fit, but nothing of the system,
     nor the last one, nor a call whose result stays."""
@@ -386,9 +389,7 @@ def _replies(service: Service) -> list[Row]:
         reason = "unload" if asked.keep_s == 0 else "load"
         return Json(OllamaDialect(model.name, chat=chat).idle(reason))
 
-    async def written(
-        request: Request, body: Any, asked: Any, parse: Callable[[Any, GenerateParams], Job]
-    ) -> Response:
+    async def written(request: Request, body: Any, asked: Any, parse: Parse) -> Response:
         chat = parse is parse_chat
         if not asked:
             return await nothing(request, chat)

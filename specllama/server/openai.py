@@ -95,9 +95,7 @@ def rows(service: Service) -> list[Row]:
             job = await model.infilled(job, str(body.prompt), body.suffix)
         return await service.answer(request, model, job, CompletionDialect(body, model.name))
 
-    counted = {"object": "response.input_tokens"}
-    count_chat = service.counts(ChatRequest, parse_chat, **counted)
-    count_input = service.counts(ResponsesRequest, parse_responses, **counted)
+    told = {"object": "response.input_tokens"}
     found: list[Row] = [
         ("POST /chat/completions", chat),
         ("POST /completions", completions),
@@ -106,8 +104,8 @@ def rows(service: Service) -> list[Row]:
             "POST /responses/compact",
             service.writes(ResponsesRequest, compact, CompactDialect),
         ),
-        ("POST /chat/completions/input_tokens", count_chat),
-        ("POST /responses/input_tokens", count_input),
+        ("POST /chat/completions/input_tokens", service.counts(ChatRequest, parse_chat, **told)),
+        ("POST /responses/input_tokens", service.counts(ResponsesRequest, parse_responses, **told)),
         ("GET /models", models),
         ("GET /models/{id:path}", model),
         *((f"GET|POST /{what}", refuses(what, reason)) for what, reason in NOT_OFFERED.items()),

@@ -26,6 +26,7 @@ from specllama.server.tools import (
     result_text,
     tool_use,
 )
+from specllama.server.turns import ContentPart, text_of
 from specllama.settings.params import GenerateParams
 from specllama.text import sanitize_line
 
@@ -43,11 +44,6 @@ _TEXT = {
 _SUMMARIZE = """Summarize this conversation for somebody who goes on with it and sees nothing else:
 what was asked for, what was found, changed and decided, and what is left to do."""
 _SUMMARY = "Summary of the conversation so far:\n"  # begins a compaction of our own
-
-
-class Content(msgspec.Struct, omit_defaults=True):
-    type: str
-    text: str | None = None
 
 
 class InputFormat(msgspec.Struct, omit_defaults=True):
@@ -73,13 +69,13 @@ class ResponsesTool(msgspec.Struct, omit_defaults=True):
 class Item(msgspec.Struct, omit_defaults=True):
     type: str | None = None
     role: str | None = None
-    content: str | list[Content] | None = None
-    summary: list[Content] | None = None
+    content: str | list[ContentPart] | None = None
+    summary: list[ContentPart] | None = None
     name: str | None = None
     namespace: str | None = None
     arguments: str | None = None
     input: str | None = None
-    output: str | list[Content] | None = None
+    output: str | list[ContentPart] | None = None
     encrypted_content: str | None = None
     tools: list[ResponsesTool] | None = None
 
@@ -128,15 +124,6 @@ class ResponsesRequest(Sampling, kw_only=True):
             yield from _known(item.tools)
 
 
-def _text(content: str | list[Content] | None, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    for part in content:
-        if part.text is None:
-            raise not_offered(f"{where}: {part.type}", "models here read text only", "input")
-    return "\n".join(part.text or "" for part in content)
-
-
 def items_of(body: ResponsesRequest) -> list[Item]:
     if isinstance(body.input, str):
         return [Item(role="user", content=body.input)]
@@ -152,10 +139,10 @@ def messages_of(body: ResponsesRequest) -> list[Message]:
         if item.type in ("message", None):
             if item.role not in _ROLES:
                 raise wrong(f"{where}.role", f"{where}: unknown role {item.role!r}")
-            out.append(Message(_ROLES[item.role], _text(item.content, where), thought))
+            out.append(Message(_ROLES[item.role], text_of(item.content, where), thought))
             thought = ""
         elif item.type == "reasoning":
-            thought = _text(item.content, where)
+            thought = text_of(item.content, where)
         elif item.type in ("function_call", "custom_tool_call"):
             arguments = item.arguments or "{}"
             if item.input is not None:
@@ -164,7 +151,7 @@ def messages_of(body: ResponsesRequest) -> list[Message]:
             out.append(Message("assistant", call_text([call]), thought))
             thought = ""
         elif item.type in ("function_call_output", "custom_tool_call_output"):
-            out.append(Message("user", result_text(_text(item.output, where))))
+            out.append(Message("user", result_text(text_of(item.output, where))))
         elif (item.encrypted_content or "").startswith(_SUMMARY):
             out.append(Message("user", item.encrypted_content or ""))
         elif item.tools is None:
@@ -243,8 +230,6 @@ def tools_of(body: ResponsesRequest) -> ToolUse | None:
 
 def _asked(body: ResponsesRequest, params: GenerateParams) -> dict[str, Any]:
     """What was asked, as it is told in the answer."""
-    choice = body.tool_choice
-    text = {} if body.text is None else msgspec.to_builtins(body.text)
     return {
         "background": False,
         "instructions": body.instructions,
@@ -255,8 +240,8 @@ def _asked(body: ResponsesRequest, params: GenerateParams) -> dict[str, Any]:
         "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort},
         "store": False,
         "temperature": params.sampling.temperature,
-        "text": {"format": {"type": "text"}, **text},
-        "tool_choice": msgspec.to_builtins(choice) or "auto",
+        "text": {"format": {"type": "text"}, **msgspec.to_builtins(body.text or TextOptions())},
+        "tool_choice": msgspec.to_builtins(body.tool_choice) or "auto",
         "tools": msgspec.to_builtins(body.tools or []),
         "top_p": params.sampling.top_p,
         "truncation": "disabled",

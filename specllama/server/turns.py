@@ -26,7 +26,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 RESPONSE = "<tool_response>"
 
 
-class ContentPart(msgspec.Struct):
+class ContentPart(msgspec.Struct, omit_defaults=True):
     type: str | None = None
     text: str | None = None
     refusal: str | None = None
@@ -121,9 +121,8 @@ def text_of(content: str | Sequence[ContentPart] | None, where: str) -> str:
         return content or ""
     for part in content:
         if part.words is None:
-            raise not_offered(
-                f"{where}: {part.type or 'text'}", "models here read text only", "messages"
-            )
+            what, field = part.type or "text", where.partition("[")[0]
+            raise not_offered(f"{where}: {what}", "models here read text only", field)
     return "\n".join(part.words or "" for part in content)
 
 

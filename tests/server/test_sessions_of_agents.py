@@ -116,3 +116,256 @@ def test_only_that_line_is_left_out(system: str, left: str | None) -> None:
 def test_templates_show_what_a_model_gets(server: Serving) -> None:
     told = server.post("/apply-template", turns(f"{HEAD}\n{SYSTEM}")).json()["prompt"]
     assert told == server.post("/apply-template", turns(SYSTEM)).json()["prompt"]
+
+
+TOO_LONG = "x" * 3000
+N_CTX = 2048
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": TOO_LONG}]}, "messages"),
+        ("/v1/responses", {"input": TOO_LONG}, "input"),
+        ("/v1/completions", {"prompt": TOO_LONG}, "prompt"),
+        ("/completion", {"prompt": [5] * 2100}, "prompt"),
+        ("/v1/completions", {"prompt": [5] * 2100}, "prompt"),
+        ("/v1/chat/completions", {"messages": ASKED * 2100}, "messages"),
+        ("/v1/responses/input_tokens", {"input": TOO_LONG}, "input"),
+    ],
+)
+def test_a_prompt_that_is_too_long_names_its_field(
+    server: Serving, path: str, body: dict[str, Any], param: str
+) -> None:
+    error = server.post(path, body).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    noun = (
+        "messages" if isinstance(body.get("messages"), list) and "x" not in str(body) else "tokens"
+    )
+    assert f" {noun} exceeds the available context size of {N_CTX}" in error["message"]
+
+
+def test_anthropics_words_for_a_prompt_that_is_too_long(server: Serving) -> None:
+    body = {"messages": [{"role": "user", "content": TOO_LONG}], "max_tokens": 4}
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        for stream in (False, True):
+            answer = server.post(path, {**body, "stream": stream})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+            assert error["message"] == f"prompt is too long: 3000 tokens > {N_CTX} maximum"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/chat/completions", {"max_completion_tokens": 0}, "max_completion_tokens"),
+        ("/v1/chat/completions", {"max_tokens": 0}, "max_tokens"),
+        ("/v1/chat/completions", {"max_completion_tokens": -2}, "max_completion_tokens"),
+        ("/v1/chat/completions", {"reasoning_effort": "a lot"}, "reasoning_effort"),
+        ("/v1/responses", {"max_output_tokens": 0}, "max_output_tokens"),
+        ("/v1/responses", {"max_output_tokens": 10**12}, "max_output_tokens"),
+        ("/v1/responses", {"reasoning": {"effort": "a lot"}}, "reasoning.effort"),
+        ("/completion", {"n_predict": 10**12}, "n_predict"),
+        ("/v1/completions", {"max_tokens": -2}, "max_tokens"),
+        ("/v1/completions", {"top_k": 10**12}, "top_k"),
+        ("/api/chat", {"options": {"num_predict": 10**12}}, "options.num_predict"),
+        ("/api/chat", {"options": {"top_p": 2}}, "options.top_p"),
+        ("/api/chat", {"think": "a lot"}, "think"),
+    ],
+)
+def test_a_400_names_the_field_that_was_sent(
+    server: Serving, path: str, body: dict[str, Any], field: str
+) -> None:
+    asked = {"messages": ASKED, "input": "the rain", "prompt": "the rain", "stream": False}
+    answer = server.post(path, {**asked, **body})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    told = error if isinstance(error, str) else error["message"]
+    if field != "think":  # the table's model has no thoughts
+        assert told.startswith(f"{field} must be ")
+    assert isinstance(error, str) or error["param"] == field
+
+
+def test_anthropic_names_its_own_fields(server: Serving) -> None:
+    for body, field in (
+        ({"stop_sequences": ["x" * 2000]}, "stop_sequences"),
+        ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
+        (
+            {"thinking": {"type": "enabled"}, "output_config": {"effort": "a lot"}},
+            "output_config.effort",
+        ),
+        ({"max_tokens": 10**12}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+    ):
+        error = server.post("/v1/messages", {**messages("Be brief."), **body}).json()["error"]
+        assert error["message"].startswith(field)
+
+
+def test_no_tokens_of_anthropic_fill_the_cache(server: Serving) -> None:
+    body = {"system": "the sea is wide and deep today. " * 8, "messages": ASKED, "max_tokens": 0}
+    told = server.post("/v1/messages", body).json()
+    assert (told["content"], told["stop_reason"]) == ([], "max_tokens")
+    assert told["usage"]["output_tokens"] == 0
+    assert told["usage"]["input_tokens"] > 250
+    again = server.post("/v1/messages", {**body, "max_tokens": 4}).json()
+    assert again["usage"]["input_tokens"] <= 1
+    assert again["content"][0]["text"]
+    kinds = [frame["type"] for frame in server.frames("/v1/messages", {**body, "stream": True})]
+    assert kinds == ["message_start", "ping", "message_delta", "message_stop"]
+
+
+def test_ollamas_context_may_be_larger_than_this_one(server: Serving) -> None:
+    body = {"messages": ASKED, "stream": False, "options": {"num_ctx": 32768, "num_predict": 3}}
+    assert server.post("/api/chat", body).json()["eval_count"] == 3
+    generate = {"prompt": "the rain", "stream": False, "options": body["options"]}
+    assert server.post("/api/generate", generate).status_code == 200
+    body["messages"] = [{"role": "user", "content": TOO_LONG}]
+    answer = server.post("/api/chat", body)
+    assert (answer.status_code, "3000 tokens" in answer.json()["error"]) == (400, True)
+
+
+@pytest.mark.parametrize("limit", [0, -1, -2])
+def test_what_is_no_limit_to_ollama_is_none_here(server: Serving, limit: int) -> None:
+    body = {"messages": ASKED, "stream": False}
+    whole = server.post("/api/chat", {**body, "options": {"seed": 1, "num_predict": limit}}).json()
+    free = server.post("/api/chat", {**body, "options": {"seed": 1}}).json()
+    assert whole["message"] == free["message"]
+    assert whole["eval_count"] == free["eval_count"] > 3
+
+
+CHAT = [
+    {"role": "system", "content": "be brief."},
+    *({"role": role, "content": f"{i} {role} " * 20}
+      for i in range(12) for role in ("user", "assistant")),
+    {"role": "user", "content": "look at the file"},
+    {"role": "assistant", "content": "",
+     "tool_calls": [{"function": {"name": "look", "arguments": {}}}]},
+    {"role": "tool", "content": "it is empty " * 10},
+]  # fmt: skip
+
+
+def test_ollama_leaves_out_the_oldest_messages_where_that_is_asked(server: Serving) -> None:
+    body = {"messages": CHAT, "stream": False, "options": {"num_predict": 1}}
+    assert server.post("/api/chat", body).status_code == 400
+    assert server.post("/api/chat", {**body, "truncate": False}).status_code == 400
+    whole = server.post("/api/chat", {**body, "truncate": True}).json()["prompt_eval_count"]
+    most = max(len(turn["content"]) for turn in CHAT)
+    assert N_CTX - 2 * most < whole <= N_CTX, "as few as need be"
+    body["options"] = {"num_predict": 1, "num_ctx": 300}
+    short = server.post("/api/chat", {**body, "truncate": True}).json()["prompt_eval_count"]
+    system, *_, call, result = CHAT
+    body["messages"] = [system, call, result]
+    assert server.post("/api/chat", body).json()["prompt_eval_count"] <= short <= 300
+    body["messages"] = [system, {"role": "user", "content": TOO_LONG}]
+    assert server.post("/api/chat", {**body, "truncate": True}).status_code == 400
+
+
+ITEMS = [
+    {"type": "local_shell_call", "call_id": "c", "action": {"type": "exec", "command": ["ls"]}},
+    {"type": "local_shell_call_output", "call_id": "c", "output": "a.txt"},
+    {"type": "compaction", "encrypted_content": "gAAAA"},
+    {"type": "tool_search_call", "arguments": {"any": "thing"}},
+    {"type": "web_search_call", "action": {"query": "rain"}},
+    {"type": "image_generation_call", "result": "aGk="},
+    {"type": "something\nnew", "content": None},
+]
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: item["type"].split("\n")[0])
+def test_items_that_are_not_known_are_left_out(
+    server: Serving, item: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "specllama.server")
+    plain = server.post("/v1/responses", items(seed=1)).json()
+    told = server.post("/v1/responses", items(input=[item, *ASKED], seed=1)).json()
+    assert told["usage"]["input_tokens"] == plain["usage"]["input_tokens"]
+    assert told["output"][0]["content"] == plain["output"][0]["content"]
+    kind = item["type"].replace("\n", " ")
+    assert [r.message for r in caplog.records if "left out" in r.message] == [
+        f"input[0]: {kind} is left out"
+    ]
+
+
+def test_probes_of_codex_are_answered_alike(server: Serving) -> None:
+    probes = [{"input": ""}, {"input": []}, {}, {"input": [ITEMS[2]]}]
+    for more in ({}, {"instructions": "Be brief."}):
+        told = [
+            server.post("/v1/responses", {"max_output_tokens": 1, "seed": 1, **probe, **more})
+            for probe in probes
+        ]
+        assert [answer.status_code for answer in told] == [200] * 4
+        assert len({answer.json()["usage"]["input_tokens"] for answer in told}) == 1
+
+
+def test_a_conversation_is_compacted_and_goes_on(server: Serving) -> None:
+    talk = [*ASKED, {"role": "assistant", "content": "It rains."}, {"type": "reasoning"}]
+    for prefix in ("/v1", ""):
+        told = server.post(
+            f"{prefix}/responses/compact", {"model": "table", "input": talk, "seed": 1}
+        ).json()
+        assert told["object"] == "response.compaction"
+        *said, summary = told["output"]
+        assert [(one["role"], one["content"]) for one in said] == [("user", "the rain")]
+        assert summary["type"] == "compaction"
+        assert told["usage"]["output_tokens"] > 0
+    bare = server.post("/v1/responses", items(input=said)).json()["usage"]["input_tokens"]
+    gone_on = server.post("/v1/responses", items(input=[*said, summary])).json()
+    more = gone_on["usage"]["input_tokens"] - bare
+    assert more >= len(summary["encrypted_content"])
+    assert server.post("/v1/responses/compact", {"input": TOO_LONG}).status_code == 400
+
+
+PATHS: dict[str, dict[str, Any]] = {
+    "/completion": {"prompt": "the wind and the sea. " * 9, "n_predict": 2},
+    "/v1/chat/completions": {"messages": ASKED * 9, "max_tokens": 2},
+    "/v1/messages": {"messages": ASKED * 9, "max_tokens": 2},
+    "/api/generate": {"prompt": "the sun. " * 9, "raw": True, "stream": False,
+                      "options": {"num_predict": 2}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_prompt_is_read_again_where_that_is_asked(server: Serving, path: str) -> None:
+    body, off = {**PATHS[path]}, {"cache_prompt": False}
+    if "options" in body:
+        off = {"options": {**body["options"], **off}}
+    first = figures(server, path, body)
+    n = first["prompt_n"] + first["cache_n"]
+    for _ in range(2):
+        again = figures(server, path, {**body, **off})
+        assert (again["prompt_n"], again["cache_n"]) == (n, 0)
+    found = figures(server, path, {**body, "cache_prompt": True})
+    assert found["prompt_n"] <= 1, "what was read afresh is there for others"
+
+
+def test_the_slot_is_the_one_that_wrote(server: Serving) -> None:
+    body = {"prompt": "the rain in a slot", "n_predict": 2}
+    for slot in (2, 0, 3):
+        assert server.post("/completion", {**body, "id_slot": slot}).json()["id_slot"] == slot
+        frames = server.frames("/completion", {**body, "id_slot": slot, "stream": True})
+        assert {frame["id_slot"] for frame in frames} == {slot}
+    there = {slot["id"] for slot in server.http.get("/slots").json()}
+    assert server.post("/completion", {**body, "id_slot": 50}).json()["id_slot"] in there
+
+
+def test_a_reply_says_why_nothing_was_drafted(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECLLAMA_HOME", str(tmp_path))
+    lines: list[str] = []
+    (tmp_path / "tables").mkdir()
+    with serving(table(tmp_path / "tables"), log=lines.append) as running:
+        off = running.chat(specllama={"proposer": "none"}, seed=1)
+        assert off["timings"]["undrafted"] == "off"
+        assert running.http.get("/props").json()["undrafted"] == "off"
+        drafted = running.chat(specllama={"proposer": "draft", "window": "fixed"}, seed=1)
+        assert drafted["timings"]["draft_n"] > 0
+        assert "undrafted" not in drafted["timings"]
+        assert running.http.get("/props").json()["undrafted"] is None
+        short = running.chat(specllama={"proposer": "draft"}, max_tokens=3)
+        why = short["timings"]["undrafted"]
+        assert why.startswith("no drafting for 3 tokens")
+        *_, delta, _ = running.frames("/v1/messages", {**messages("Hi."), "stream": True})
+        assert delta["timings"]["undrafted"] == why
+    told = [line for line in lines if "POST" in line]
+    assert [line.partition("nothing drafted: ")[2] for line in told] == ["off", "", why, why]
