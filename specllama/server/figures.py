@@ -157,7 +157,5 @@ def finish_reason(reply: Reply) -> str:
 
 def short(n: int) -> str:
     """A number of parameters, as Ollama writes it."""
-    size, unit = next(
-        ((size, unit) for size, unit in ((1e9, "B"), (1e6, "M")) if n >= size), (1e3, "K")
-    )
+    size, unit = (1e9, "B") if n >= 1e9 else (1e6, "M") if n >= 1e6 else (1e3, "K")
     return f"{n / size:.1f}{unit}"

@@ -218,7 +218,7 @@ class Guard:
         client = state["client"] = self._access.client(scope)
         begun, status = time.monotonic(), 0
         origin = headers.get("origin")
-        unread = _has_body(headers)
+        unread = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
         async def hear() -> Message:
             nonlocal unread
@@ -293,10 +293,6 @@ def _line(scope: Scope, client: str, status: int, took_s: float) -> str:
     line = f"{scope['method']} {scope['path'][:200]} {said} {took_s:.2f} s, {client}"
     more = f", nothing drafted: {why}" if (why := scope["state"].get("undrafted")) else ""
     return sanitize_line(f"{line}, {scope['state']['id']}{more}")
-
-
-def _has_body(headers: Headers) -> bool:
-    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
 def _preflight(asked: str) -> dict[str, str]:

@@ -46,6 +46,7 @@ from specllama.settings.params import GenerateParams
 VERSION = "0.12.0"  # what clients take for new enough
 _NAMES = {name: f"options.{field}" for name, field in FIELDS.items() if "." not in field}
 _NAMES |= {"max-tokens": "options.num_predict", "think": "think", "chances": "top_logprobs"}
+_NO_VECTORS = "models are loaded to write, not to embed"
 _NO_MODELS = "no route brings, makes or removes models: specllama hub does"
 
 
@@ -266,9 +267,7 @@ def rows(service: Service) -> list[Row]:
     for what in ("pull", "push", "create", "copy", "delete"):
         found.append((f"POST|DELETE /api/{what}", refuses(what, _NO_MODELS)))
     for what in ("embed", "embeddings"):
-        found.append(
-            (f"POST /api/{what}", refuses(what, "models are loaded to write, not to embed"))
-        )
+        found.append((f"POST /api/{what}", refuses(what, _NO_VECTORS)))
     return found
 
 

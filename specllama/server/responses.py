@@ -14,7 +14,7 @@ from specllama.server.chat_completions import think_of
 from specllama.server.details import progress
 from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply, now
 from specllama.server.figures import metrics, so_far, timings
-from specllama.server.refusals import Refusal, not_offered, wrong
+from specllama.server.refusals import Refusal, malformed, not_offered, wrong
 from specllama.server.sampling import Format, Sampling, params_of, schema_text
 from specllama.server.served import ServedModel
 from specllama.server.tools import (
@@ -41,6 +41,9 @@ _TEXT = {
 }
 
 
+_CALLS = ("function_call", "custom_tool_call")
+_RESULTS = ("function_call_output", "custom_tool_call_output")
+_KINDS = (None, "message", "reasoning", "additional_tools", "compaction", *_CALLS, *_RESULTS)
 _SUMMARIZE = """Summarize this conversation for somebody who goes on with it and sees nothing else:
 what was asked for, what was found, changed and decided, and what is left to do."""
 _SUMMARY = "Summary of the conversation so far:\n"  # begins a compaction of our own
@@ -98,7 +101,7 @@ class TextOptions(msgspec.Struct, omit_defaults=True):
 
 
 class ResponsesRequest(Sampling, kw_only=True):
-    input: str | list[Item] | None = None
+    input: str | list[dict[str, Any]] | None = None
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -125,9 +128,19 @@ class ResponsesRequest(Sampling, kw_only=True):
 
 
 def items_of(body: ResponsesRequest) -> list[Item]:
-    if isinstance(body.input, str):
-        return [Item(role="user", content=body.input)]
-    return body.input or []
+    """Read the items of a request; of a kind that is not known only the kind, whatever it holds.
+
+    Raises:
+        Refusal: an item has another shape than its kind.
+    """
+    given = body.input or []
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    known = [one if one.get("type") in _KINDS else {"type": str(one["type"])} for one in given]
+    try:
+        return msgspec.convert(known, list[Item])
+    except msgspec.ValidationError as error:
+        raise malformed(str(error).replace("`$", "`$.input")) from None
 
 
 def messages_of(body: ResponsesRequest) -> list[Message]:
@@ -143,14 +156,14 @@ def messages_of(body: ResponsesRequest) -> list[Message]:
             thought = ""
         elif item.type == "reasoning":
             thought = text_of(item.content, where)
-        elif item.type in ("function_call", "custom_tool_call"):
+        elif item.type in _CALLS:
             arguments = item.arguments or "{}"
             if item.input is not None:
                 arguments = msgspec.json.encode({"input": item.input}).decode()
             call = Call(_full(item.namespace, item.name or ""), arguments)
             out.append(Message("assistant", call_text([call]), thought))
             thought = ""
-        elif item.type in ("function_call_output", "custom_tool_call_output"):
+        elif item.type in _RESULTS:
             out.append(Message("user", result_text(text_of(item.output, where))))
         elif (item.encrypted_content or "").startswith(_SUMMARY):
             out.append(Message("user", item.encrypted_content or ""))
@@ -185,7 +198,7 @@ def parse(body: ResponsesRequest, base: GenerateParams) -> Job:
 
 def compact(body: ResponsesRequest, base: GenerateParams) -> Job:
     """Raises Refusal, UsageError: a field is wrong."""
-    body.input = [*items_of(body), Item(role="user", content=_SUMMARIZE)]
+    body.input = [*msgspec.to_builtins(items_of(body)), {"role": "user", "content": _SUMMARIZE}]
     body.stream = body.tools = body.tool_choice = None
     return parse(body, base)
 

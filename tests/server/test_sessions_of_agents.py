@@ -131,7 +131,7 @@ N_CTX = 2048
         ("/completion", {"prompt": [5] * 2100}, "prompt"),
         ("/v1/completions", {"prompt": [5] * 2100}, "prompt"),
         ("/v1/chat/completions", {"messages": ASKED * 2100}, "messages"),
-        ("/v1/responses/input_tokens", {"input": TOO_LONG}, "input"),
+        ("/v1/responses/compact", {"input": TOO_LONG}, "input"),
     ],
 )
 def test_a_prompt_that_is_too_long_names_its_field(
@@ -147,12 +147,11 @@ def test_a_prompt_that_is_too_long_names_its_field(
 
 def test_anthropics_words_for_a_prompt_that_is_too_long(server: Serving) -> None:
     body = {"messages": [{"role": "user", "content": TOO_LONG}], "max_tokens": 4}
-    for path in ("/v1/messages", "/v1/messages/count_tokens"):
-        for stream in (False, True):
-            answer = server.post(path, {**body, "stream": stream})
-            error = answer.json()["error"]
-            assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
-            assert error["message"] == f"prompt is too long: 3000 tokens > {N_CTX} maximum"
+    for stream in (False, True):
+        answer = server.post("/v1/messages", {**body, "stream": stream})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+        assert error["message"] == f"prompt is too long: 3000 tokens > {N_CTX} maximum"
 
 
 @pytest.mark.parametrize(
@@ -230,7 +229,8 @@ def test_what_is_no_limit_to_ollama_is_none_here(server: Serving, limit: int) ->
     whole = server.post("/api/chat", {**body, "options": {"seed": 1, "num_predict": limit}}).json()
     free = server.post("/api/chat", {**body, "options": {"seed": 1}}).json()
     assert whole["message"] == free["message"]
-    assert whole["eval_count"] == free["eval_count"] > 3
+    assert whole["eval_count"] == free["eval_count"] > 1
+    assert whole["done_reason"] == "stop"
 
 
 CHAT = [
@@ -267,7 +267,8 @@ ITEMS = [
     {"type": "tool_search_call", "arguments": {"any": "thing"}},
     {"type": "web_search_call", "action": {"query": "rain"}},
     {"type": "image_generation_call", "result": "aGk="},
-    {"type": "something\nnew", "content": None},
+    {"type": "computer_call_output", "output": {"type": "computer_screenshot"}},
+    {"type": "something\nnew", "content": 5, "role": [], "tools": {}, "name": {}},
 ]
 
 
@@ -286,6 +287,19 @@ def test_items_that_are_not_known_are_left_out(
     ]
 
 
+@pytest.mark.parametrize(
+    ("item", "place"),
+    [
+        ({"role": "user", "content": 5}, "input[1].content"),
+        ({"type": "function_call", "name": "look", "arguments": {}}, "input[1].arguments"),
+        ({"role": "king", "content": "x"}, "input[1].role"),
+    ],
+)
+def test_an_item_that_is_known_is_read_strictly(server: Serving, item: Any, place: str) -> None:
+    answer = server.post("/v1/responses", items(input=[*ASKED, item]))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, place)
+
+
 def test_probes_of_codex_are_answered_alike(server: Serving) -> None:
     probes = [{"input": ""}, {"input": []}, {}, {"input": [ITEMS[2]]}]
     for more in ({}, {"instructions": "Be brief."}):
@@ -293,8 +307,10 @@ def test_probes_of_codex_are_answered_alike(server: Serving) -> None:
             server.post("/v1/responses", {"max_output_tokens": 1, "seed": 1, **probe, **more})
             for probe in probes
         ]
-        assert [answer.status_code for answer in told] == [200] * 4
-        assert len({answer.json()["usage"]["input_tokens"] for answer in told}) == 1
+        if not more:  # the table has no template: an empty prompt is none
+            assert {answer.json()["error"]["message"] for answer in told} == {"the prompt is empty"}
+        else:
+            assert len({answer.json()["usage"]["input_tokens"] for answer in told}) == 1
 
 
 def test_a_conversation_is_compacted_and_goes_on(server: Serving) -> None:
