@@ -108,7 +108,7 @@ class Exchange:
         params = job.params
         if nth:
             assert params.seed is not None
-            params = params.replace(seed=seed_of(params.seed, nth))
+            params = params.replace(seed=seed_of(params.seed, nth), fresh=False)
         self._queued[index] = self._queue.take(
             self._place,
             job.prompts[prompt],

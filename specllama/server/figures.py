@@ -24,8 +24,8 @@ def timings(replies: Sequence[Reply]) -> dict[str, Any]:
     if drafted := sum(end.draft_n for end in ends):
         out["draft_n"] = drafted
         out["draft_n_accepted"] = sum(end.draft_n_accepted for end in ends)
-    else:
-        out["undrafted"] = replies[0].undrafted
+    elif why := replies[0].undrafted:
+        out["undrafted"] = why
     if any(expected := expected_of(replies)):
         out["prediction_n"], out["prediction_n_accepted"] = sum(expected), expected[0]
     first, accepted = ends[0], [end.accepted_per_position for end in ends]

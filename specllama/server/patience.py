@@ -7,7 +7,7 @@ comments for that, which every client passes over; our own front ends get the en
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -62,16 +62,23 @@ class Loading(Response):
         self._spelled = spelled
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(begun)
+        model, own = self._model, self._path == OWN
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
-            async for words in self._words():
-                await send({"type": "http.response.body", "body": words, "more_body": True})
+            while not self._work.done():
+                body = f": loading {model.name} {model.progress:.0%}\n\n".encode()
+                if own:
+                    told = LoadProgress("target", model.target.path, model.progress).to_dict()
+                    body = encode("sse", [Frame(told)])
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                await asyncio.wait({self._work}, timeout=TELL_S)
             response = await self._work
         except Exception as error:
             if not isinstance(error, (SpecllamaError, Refusal)):
                 raise
-            body = self._failed(refusal(error))
+            told = self._spelled(self._path, refusal(error))
+            told = {"type": "error", **told} if own else told
+            body = encode("sse", [Frame(told, "error" if told.get("type") == "error" else "")])
             await send({"type": "http.response.body", "body": body, "more_body": False})
             return
         finally:
@@ -82,19 +89,3 @@ class Loading(Response):
                 await send(message)
 
         await response(scope, receive, go_on)
-
-    async def _words(self) -> AsyncIterator[bytes]:
-        model = self._model
-        while not self._work.done():
-            if self._path == OWN:
-                told = LoadProgress("target", model.target.path, model.progress)
-                yield encode("sse", [Frame(told.to_dict())])
-            else:
-                yield f": loading {model.name} {model.progress:.0%}\n\n".encode()
-            await asyncio.wait({self._work}, timeout=TELL_S)
-
-    def _failed(self, refused: Refusal) -> bytes:
-        told = self._spelled(self._path, refused)
-        if self._path == OWN:
-            told = {"type": "error", **told}
-        return encode("sse", [Frame(told, "error" if told.get("type") == "error" else "")])

@@ -68,6 +68,7 @@ def test_every_field_that_should_be_is_a_setting() -> None:
                 "chances",
                 "spelled",
                 "scope",
+                "fresh",
                 "owner",
                 "slot",
                 "ahead",

@@ -350,6 +350,9 @@ def test_a_prompt_is_read_again_where_that_is_asked(server: Serving, path: str) 
     for _ in range(2):
         again = figures(server, path, {**body, **off})
         assert (again["prompt_n"], again["cache_n"]) == (n, 0)
+    if "messages" in path or "chat" in path:  # a second reply goes on from the first
+        both = figures(server, "/v1/chat/completions", {**body, "cache_prompt": False, "n": 2})
+        assert both["prompt_n"] <= n + 1
     found = figures(server, path, {**body, "cache_prompt": True})
     assert found["prompt_n"] <= 1, "what was read afresh is there for others"
 

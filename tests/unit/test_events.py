@@ -171,5 +171,5 @@ def test_a_started_event_is_plain_data() -> None:
         "type": "started", "prompt_n": 3, "cached_n": 1, "n_ctx": 512, "seed": 2**64 - 1,
         "proposer": "draft", "verify": "match", "draft_max": 4,
         "exactness": "bitwise up to 7 rows", "tokenize_ms": 0.0,
-        "queue_ms": 0.0, "position": 0,
+        "queue_ms": 0.0, "position": 0, "slot": -1,
     }  # fmt: skip
