@@ -134,12 +134,6 @@ def test_options_of_ollama_are_looked_at_too(server: Serving) -> None:
         answer = server.post("/api/chat", asked)
         assert answer.status_code == 501
         assert name in answer.json()["error"]
-    most = server.host.info.target.n_ctx
-    for n, status in ((most, 200), (most + 1, 400)):
-        asked = {"messages": TURNS, "stream": False, "options": {"num_ctx": n, "num_predict": 2}}
-        answer = server.post("/api/chat", asked)
-        assert answer.status_code == status
-    assert str(most) in answer.json()["error"]
 
 
 def test_ollamas_logprobs(server: Serving) -> None:

@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--api", choices=("messages", "chat"), default="messages")
     parser.add_argument("--model", default="default")
     parser.add_argument("--turns", type=int, default=30)
-    parser.add_argument("--words", type=int, default=260, help="of each turn")
+    parser.add_argument("--words", type=int, default=160, help="of each turn")
     parser.add_argument("--no-head", action="store_true")
     options = parser.parse_args()
     path = {"messages": "/v1/messages", "chat": "/v1/chat/completions"}[options.api]
@@ -84,7 +84,7 @@ def main() -> None:
         return "".join(block.get("text", "") for block in told["content"])
 
     print(f"{'turn':>6} {'prompt':>7} {'read':>7} {'took':>9}")
-    system, turns = prose(1500, 0), []
+    system, turns = prose(600, 0), []
     for turn in range(1, options.turns + 1):
         turns.append({"role": "user", "content": prose(options.words, turn)})
         turns.append({"role": "assistant", "content": ask(str(turn), system, turns) or "Done."})
