@@ -357,7 +357,7 @@ def test_a_line_is_logged_for_each_request(tmp_path: Path) -> None:
         until(lambda: len(lines) == 2)
     asked, refused = lines
     assert asked.startswith(f"POST {CHAT} 200 ")
-    assert re.search(r" s, key [0-9a-f]{8}, r1$", asked)
+    assert re.search(r" s, key [0-9a-f]{8}, r1, nothing drafted: no drafting for 4 tokens", asked)
     assert "secret" not in asked
     assert "first" not in asked
     assert " 401 " in refused

@@ -49,7 +49,9 @@ def test_lines_carry_ids_and_what_went_wrong(tmp_path: Path) -> None:
     text = file.read_text("utf-8")
     when = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
     assert re.search(
-        rf"{when}POST /v1/chat/completions 200 \d+\.\d\d s, 127.0.0.1, r1$", text, re.M
+        rf"{when}POST /v1/chat/completions 200 \d+\.\d\d s, 127.0.0.1, r1(, nothing drafted: .+)?$",
+        text,
+        re.M,
     )
     assert re.search(rf"{when}GET /nowhere 404 .*, r2$", text, re.M)
     assert re.search(rf"{when}table is unloaded$", text, re.M)
