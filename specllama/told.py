@@ -107,7 +107,7 @@ class Told(News):
 
     @property
     def undrafted(self) -> str:
-        """Why nothing was drafted, as most rounds say; "" where something was."""
+        """The reason why nothing was drafted, as most rounds give it; "" where something was."""
         reasons = Counter(done.window_reason for done in self.rounds[1:] or self.rounds)
         drafted = any(done.drafted for done in self.rounds)
         return "" if drafted else max(reasons, key=reasons.__getitem__, default="")

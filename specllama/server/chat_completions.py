@@ -152,7 +152,7 @@ def _chances(body: ChatRequest) -> int | None:
 
 
 def limit_of(*given: int | None) -> int | None:
-    """The first that was given."""
+    """Return the first limit that was given."""
     return next((one for one in given if one is not None), None)
 
 

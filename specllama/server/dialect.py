@@ -162,7 +162,7 @@ class Dialect(Protocol):
         ...
 
     def waiting(self) -> Iterable[Frame]:
-        """Nothing came for long; where a family has no frame for that, a comment is sent."""
+        """Send a sign of life in a long silence; a comment goes where a family has none."""
         return ()
 
     def finished(self, reply: Reply) -> Iterable[Frame]:

@@ -156,6 +156,6 @@ def finish_reason(reply: Reply) -> str:
 
 
 def short(n: int) -> str:
-    """A number of parameters, as Ollama writes it."""
+    """Spell a number of parameters as Ollama does."""
     size, unit = (1e9, "B") if n >= 1e9 else (1e6, "M") if n >= 1e6 else (1e3, "K")
     return f"{n / size:.1f}{unit}"

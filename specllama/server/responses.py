@@ -197,7 +197,11 @@ def parse(body: ResponsesRequest, base: GenerateParams) -> Job:
 
 
 def compact(body: ResponsesRequest, base: GenerateParams) -> Job:
-    """Raises Refusal, UsageError: a field is wrong."""
+    """Ask the model to summarize a conversation.
+
+    Raises:
+        Refusal, UsageError: a field is wrong.
+    """
     body.input = [*msgspec.to_builtins(items_of(body)), {"role": "user", "content": _SUMMARIZE}]
     body.stream = body.tools = body.tool_choice = None
     return parse(body, base)
