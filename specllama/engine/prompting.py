@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -34,7 +36,7 @@ _LOOKS: dict[ToolSyntax, re.Pattern[str]] = {
     "gemma": re.compile(r"<\|tool_call>call:"),
     "mistral": re.compile(r"\[TOOL_CALLS\]"),
     "granite": re.compile(r"<\|tool_call\|>"),
-    "json": re.compile(r"<tool_call>(?:\s|\\n)*\{\s*\\?[\"']name"),
+    "json": re.compile(r"<tool_call>(?:\s|\\n)*\{+\s*\\?[\"']name"),
     "llama": re.compile(r"\{\"name\": function name, \"parameters\""),
 }
 
@@ -45,6 +47,19 @@ def _ended(text: str) -> int:
     at = max(len(text) - _WORD, 0)
     begun = re.search(r"\s+\S*\Z", text[at:])
     return at if begun is None else at + begun.start()
+
+
+def _shown(segments: Sequence[Segment], hidden: Mapping[str, str]) -> list[Segment]:
+    """With the texts that numbers stand for, each a content."""
+    if not hidden:
+        return list(segments)
+    numbers = re.compile(f"({'|'.join(map(re.escape, hidden))})")
+    return [
+        Segment(hidden.get(part, part), one.special and part not in hidden, one.reply)
+        for one in segments
+        for part in numbers.split(one.text)
+        if part
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +201,7 @@ class Prompting:
     def render(self, messages: Sequence[Message], params: GenerateParams) -> tuple[Rendered, str]:
         """Render a conversation as text; also return a wish about thoughts that it cannot grant."""
         variables, unthinking, why = self._variables(params)
+        variables, hidden = self._hidden(variables)
         rendered = render(
             self.template,
             messages,
@@ -195,7 +211,18 @@ class Prompting:
             variables=variables,
             unthinking=unthinking,
         )
-        return rendered, why
+        before = rendered.before and _shown(rendered.before, hidden)
+        return replace(rendered, segments=_shown(rendered.segments, hidden), before=before), why
+
+    def _hidden(self, variables: dict[str, object]) -> tuple[dict[str, object], dict[str, str]]:
+        """Variables with numbers for the control tokens that tools hold, and their texts: what
+        people wrote must not become tokens in the template's text."""
+        text, hidden, number = json.dumps(variables.get("tools")), {}, secrets.randbelow(10**18)
+        for i, special in enumerate(self.vocab.specials if "tools" in variables else ()):
+            if special.control and (written := json.dumps(special.text)[1:-1]) in text:
+                hidden[f"{number:018}.{i}."] = special.text
+                text = text.replace(written, f"{number:018}.{i}.")
+        return {**variables, "tools": json.loads(text)} if hidden else variables, hidden
 
     def thinks(self) -> bool:
         """True if the template supports thoughts."""
@@ -220,19 +247,11 @@ class Prompting:
         and the user's wishes that cannot be granted.
 
         A grammar leaves no room for thoughts.
-
-        Raises:
-            UsageError: a tool holds a control token.
         """
         think = params.think
         if think == "auto" and params.constrained:
             think = "off"
         given = template_arguments(params.template_args)
-        if "tools" in given:
-            tools = str(given["tools"])
-            named = next((s for s in self.vocab.specials if s.control and s.text in tools), None)
-            if named is not None:
-                raise UsageError(f"the tools hold {named.text}, which only the template may write")
         if self.template is None:
             return given, False, ""
         switched, why = switch(self.template, think)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
-from urllib.parse import unquote
 
 from specllama.errors import UsageError
+from specllama.grammar.fitting import at
 from specllama.grammar.gbnf import lark_of
 
 Kind = Literal["grammar", "schema", "regex"]
@@ -35,6 +35,13 @@ _ENDS = re.compile(r"\\.|[/\n]", re.DOTALL)
 _BARE = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
 _PLACE = re.compile(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?")
 _KEYS = re.compile(r"Unimplemented keys: \[(.*)\]")
+PLACE = "x-place"  # how messages name a schema, whatever it is part of
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_VALUES = ("enum", "const", "default", "examples", "required")
+_SIDES = (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
+_BITS = 2**63 - 1024  # the largest that is exact in JSON's numbers and fits 64 bits
+_NOTES = {"type", "title", "description", "default", "examples"}
+_INTEGER, _WHOLE = "x-integer", {"type": "integer", "minimum": -_BITS, "maximum": _BITS}
 _SMALLER = "write a smaller one"
 _HINTS = {
     "grammar": "GBNF is described in llama.cpp's grammars/README.md",
@@ -45,11 +52,20 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class Source:
+    """A grammar.
+
+    Attributes:
+        text: as it was given.
+    """
+
     kind: Kind
     lark: str
+    text: str = ""
 
     def refused(self, why: str) -> UsageError:
-        return UsageError(f"{self._name} cannot be enforced: {_said(why)}", _HINTS[self.kind])
+        place = _place(json.loads(self.text), _cut(why)) if self.kind == "schema" else ""
+        said = f"{self._name} cannot be enforced: {_said(why)}{place}"
+        return UsageError(said, _HINTS[self.kind])
 
     def stuck(self, why: str) -> UsageError:
         return UsageError(
@@ -64,7 +80,7 @@ class Source:
 
 def source_of(kind: Kind, text: str) -> Source:
     """Convert the text, and raise UsageError if it does not parse or is too large."""
-    return Source(kind, _HEAD + _READ[kind](text))
+    return Source(kind, _HEAD + _READ[kind](text), text)
 
 
 def _regex(text: str) -> str:
@@ -91,7 +107,55 @@ def _json(text: str) -> str:
     if not isinstance(schema, dict):
         raise UsageError("a JSON schema is an object", 'for example {"type": "object"}')
     _measure(schema)
-    return f"start: %json {json.dumps({**schema, 'x-guidance': _STYLE})}"
+    for _, part in schemas(schema):
+        part.pop(PLACE, None)
+        _bound(part)
+    return f"start: %json {json.dumps({**schema, 'x-guidance': _STYLE, _INTEGER: _WHOLE})}"
+
+
+def schemas(root: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A schema and all that are in it, and where."""
+    todo = [("", root)]
+    for path, schema in todo:
+        if not isinstance(schema, dict):
+            continue
+        path = schema.get(PLACE, path)
+        yield path, schema
+        for key, value in schema.items():
+            if isinstance(value, list):
+                inner = {f"{key}[{i}]": one for i, one in enumerate(value)}
+            elif isinstance(value, dict) and key in _MAPS:
+                inner = {f"{key}.{name}": one for name, one in value.items()}
+            else:
+                inner = {key: value}
+            if key not in _VALUES:
+                todo += [(f"{path}.{name}".lstrip("."), one) for name, one in inner.items()]
+
+
+def _bound(schema: dict[str, Any]) -> None:
+    """Leave an integer no more digits than 64 bits have, where it says nothing of its size: a
+    model may write zeros without end."""
+    kinds = schema.get("type")
+    if kinds == "integer" and not schema.keys() - _NOTES:  # one for all: each takes room
+        schema.clear()
+        schema["$ref"] = f"#/{_INTEGER}"
+    whole = "integer" in (kinds if isinstance(kinds, list) else [kinds]) and "$ref" not in schema
+    low, high = ([schema[key] for key in keys if key in schema] for keys in _SIDES)
+    inside = all(isinstance(one, int | float) and abs(one) < _BITS for one in low + high)
+    if whole and inside:
+        schema.update({} if low else {"minimum": -_BITS})
+        schema.update({} if high else {"maximum": _BITS})
+
+
+def _place(schema: Any, why: str) -> str:
+    """Where what is refused stands, as far as the reason names it."""
+    words = set(re.findall(r"[\w$]+", why))
+    for path, part in schemas(schema):
+        for key, value in part.items():
+            named = value.lstrip("#") in why if isinstance(value, str) else key in words
+            if named and (key in words or key in ("pattern", "$ref")):
+                return f" (at {path}.{key})" if path else " (at the top)"
+    return ""
 
 
 def _measure(schema: Any) -> None:
@@ -166,35 +230,23 @@ class _Patterns:
         if id(schema) not in self._n:
             self._n[id(schema)] = 0  # where it refers to itself it says nothing more
             both = schema.get("allOf")
-            parts = [*(both if isinstance(both, list) else ()), self._at(schema.get("$ref"))]
+            parts = [*(both if isinstance(both, list) else ()), at(self._root, schema.get("$ref"))]
             own = "pattern" in schema or "format" in schema
             self._n[id(schema)] = min(own + sum(map(self._of, parts)), MOST_PATTERNS + 1)
         return self._n[id(schema)]
-
-    def _at(self, pointer: Any) -> Any:
-        """Return the target of a reference within the document; None if it leads elsewhere."""
-        found = self._root
-        if not isinstance(pointer, str) or not pointer.startswith("#"):
-            return None
-        for name in pointer[1:].split("/")[1:]:
-            name = unquote(name).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-                found = found[int(name)]
-            elif isinstance(found, dict) and name in found:
-                found = found[name]
-            else:
-                return None
-        return found
 
 
 def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+def _cut(why: str) -> str:
+    return re.split(r"<backtrace>|\s1 \| ", _PLACE.sub("", why))[0]
+
+
 def _said(why: str) -> str:
     """Return the reason of an error, without the place in our version of the schema or its text."""
-    why = re.split(r"<backtrace>|\s1 \| ", _PLACE.sub("", why))[0]
-    line = " ".join(why.split())
+    line = " ".join(_cut(why).split())
     if line.startswith("panic"):
         return "it is too large"
     line = line.removesuffix("<non-verbose/>").rstrip()

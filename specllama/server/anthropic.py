@@ -195,10 +195,11 @@ def parse(body: MessagesRequest, base: GenerateParams) -> Job:
 def tools_of(body: MessagesRequest) -> ToolUse | None:
     """Raises Refusal: a tool has no proper name, or the chosen one is not there."""
     tools = [
-        Tool(spec.name, spec.description or "", spec.input_schema or {"type": "object"})
-        for spec in body.tools or ()
+        Tool(spec.name, spec.description or "", spec.input_schema or {"type": "object"},
+             f"tools[{i}]")
+        for i, spec in enumerate(body.tools or ())
         if spec.type in (None, "custom")
-    ]
+    ]  # fmt: skip
     choice = body.tool_choice
     if choice is None:
         return tool_use(tools, None)

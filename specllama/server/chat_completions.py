@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
@@ -255,9 +256,12 @@ class ChatDialect(ChoicesDialect):
             yield self._chunk([choice], **more, **spent)
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
-        if reply.calls:
-            calls = [{"index": i, **_spelled(call)} for i, call in enumerate(reply.calls)]
-            yield self._chunk([self._delta(reply, {"tool_calls": calls})])
+        for i, call in enumerate(reply.calls):
+            # clients take the first part as a header, and drop arguments that stand in it
+            header = {"index": i, **_spelled(replace(call, arguments=""))}
+            rest = {"index": i, "function": {"arguments": call.arguments}}
+            for part in (header, rest):
+                yield self._chunk([self._delta(reply, {"tool_calls": [part]})])
         yield self._chunk(
             [self._delta(reply, {}, finish_reason(reply))],
             timings=timings([reply]),

@@ -234,6 +234,9 @@ def _tool(name: str, spec: ResponsesTool) -> Tool:
 
 def tools_of(body: ResponsesRequest) -> ToolUse | None:
     """Raises Refusal: a tool has no proper name, or the chosen one is not there."""
+    for i, one in enumerate(body.tools or ()):
+        if one.type == "function" and not one.name:
+            raise wrong(f"tools[{i}]", f"tools[{i}]: it has no name")
     tools = [_tool(name, spec) for name, _, spec in body.known]
     choice, parallel = body.tool_choice, body.parallel_tool_calls
     if isinstance(choice, str | None):

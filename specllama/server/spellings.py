@@ -1,231 +1,402 @@
-"""How families of models write calls of tools: one table, and one reader of it.
+"""Calls of tools in the text of a model: one lenient reader, whatever family wrote them.
 
-Each call is a name and a body; a body is JSON, or values between tags. A body of JSON ends with its
-last brace, one of tags with its closing mark: without that end there is no call.
+What stands around a call (fences, marks of any family, a second pair of braces, a list, the
+wrappers of APIs) is taken off. What is left must be pieces that each name an offered tool, with
+arguments that fit its schema. Slips that leave one meaning are read; nothing is guessed.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import secrets
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, NoReturn
 
-import msgspec
+from specllama.grammar.fitting import fits
 
-_N = r"(?P<name>[\w./-]+(?::[A-Za-z_][\w./-]*)*)"
-
-
-@dataclass(frozen=True, slots=True)
-class Syntax:
-    """Calls of some models.
-
-    Attributes:
-        opening: what a reply's first call begins with.
-        call: finds ``name`` and ``body`` of each.
-    """
-
-    opening: str
-    call: re.Pattern[str]
-
-
-def _syntax(opening: str, call: str) -> Syntax:
-    return Syntax(opening, re.compile(call, re.DOTALL))
-
-
-SYNTAXES = {
-    # Qwen 3.5, Qwen3-Coder, Nemotron 3
-    "xml": _syntax("<tool_call>", r"<function=(?P<name>[^>\n]+)>(?P<body>.*?)</function>"),
-    "glm": _syntax("<tool_call>", rf"<tool_call>\s*{_N}\s*(?P<body>(?:<arg_key>.*?)?)</tool_call>"),
-    "minimax": _syntax(
-        "<minimax:tool_call>", r'<invoke name="(?P<name>[^"]+)">(?P<body>.*?)</invoke>'
-    ),
-    "kimi": _syntax(
-        "<|tool_calls_section_begin|>",
-        rf"<\|tool_call_begin\|>\s*(?:functions\.)?{_N}(?::\d+)?\s*"
-        r"<\|tool_call_argument_begin\|>(?P<body>.*?)(?:<\|tool_call_end\|>|\Z)",
-    ),
-    "deepseek": _syntax(
-        "<｜tool▁calls▁begin｜>",
-        rf"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?{_N}(?:<｜tool▁sep｜>|\s*```json)"
-        r"(?P<body>.*?)(?:\s*```)?(?:<｜tool▁call▁end｜>|\Z)",
-    ),
-    "mistral": _syntax(
-        "[TOOL_CALLS]",
-        rf"\[TOOL_CALLS\]\s*{_N}(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?"
-        r"(?P<body>\{.*?)(?=\[TOOL_CALLS\]|\Z)",
-    ),
-    "gemma": _syntax(
-        "<|tool_call>", rf"<\|tool_call>call:{_N}(?P<body>\{{.*?\}})(?:<tool_call\|>|\Z)"
-    ),
-}
-
-# those that write {"name": …, "arguments": …}, or a list of such
-JSON_OPENINGS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<|tool_call|>")
-OPENINGS = tuple(dict.fromkeys((*JSON_OPENINGS, *(s.opening for s in SYNTAXES.values()))))
 CLOSING = "</tool_call>"
+_WORDS = """tool tools tool_call tool_calls toolcall toolcalls tool_use tool_code function functions
+    function_call function_calls functioncall call calls python_tag action plugin
+    minimax:tool_call tool_calls_section"""
+_FORMS = """<{}> </{}> [{}] [/{}] <|{}|> <|/{}|> </|{}|> <|{}> <{}|>
+    <|{}_start|> <|{}_begin|> <|{}_end|> <|start_{}|> <|end_{}|>"""
+_MARKS = [form.format(word) for form, word in product(_FORMS.split(), _WORDS.split())]
+_MARK = re.compile(r"[<\[][^\s<>\[\]]{1,40}[>\]]")
+_CLOSES = re.compile(r"[<\[]\|?/|.*_end\||<\|end_|<[\w:]+\|>")
+_MOST_MARKS = 8  # before a call
+FENCE = re.compile(r"`{3,}|~{3,}")
+_OBJECT = re.compile(r"\{|\[\s*\{")
+_INFO = re.compile(r"[^\n`~{\[<(]{0,80}")
+_SPACE, _GAP, _STRAY = map(re.compile, (r"\s*", r"[\s,;]*", r"(?:[\s,;]*[}\]])*"))
 
-_KEYS = ("name", "arguments", "parameters", "type", "id")
-_OBJECT = tuple(f'{{"{key}"' for key in _KEYS)  # how a call that is JSON begins, without spaces
-_JSON = (*_OBJECT, *(f"[{head}" for head in _OBJECT))
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """What may follow the opening of a reply's first call, and what ends its calls.
-
-    Attributes:
-        heads: beginnings of what follows, without spaces; ``{}`` is the name of a tool.
-        closing: "" where only the end of the reply is.
-    """
-
-    heads: tuple[str, ...]
-    closing: str = ""
-
-    def admits(self, text: str, names: Iterable[str]) -> bool:
-        """Whether what follows the opening so far can become a call."""
-        said = "".join(text[:_LOOK].split())
-        if not said:
-            return len(text) < _LOOK
-        return any(
-            said.startswith(head) or head.startswith(said)
-            for one in self.heads
-            for head in ((one.format(name) for name in names) if "{}" in one else (one,))
-        )
-
-
-_LOOK = 256  # characters after an opening that are looked at; a name has at most 128
-_BEHIND = {
-    "<tool_call>": Opening(
-        (*_JSON, "<function=", "{}<arg_key>", "{}</tool_call>"), closing=CLOSING
-    ),
-    "[TOOL_CALLS]": Opening((*_JSON, "{}[ARGS]", "{}[CALL_ID]", "{}{{")),
-    "<|python_tag|>": Opening(_JSON),
-    "<|tool_call|>": Opening(_JSON),
-    "<minimax:tool_call>": Opening(("<invokename=",), closing="</minimax:tool_call>"),
-    "<|tool_calls_section_begin|>": Opening(
-        ("<|tool_call_begin|>",), closing="<|tool_calls_section_end|>"
-    ),
-    "<｜tool▁calls▁begin｜>": Opening(("<｜tool▁call▁begin｜>",), closing="<｜tool▁calls▁end｜>"),
-    "<|tool_call>": Opening(("call:",), closing="<tool_call|>"),
-}
-BEHIND = {opening: _BEHIND[opening] for opening in OPENINGS}
-ALONE = Opening(_OBJECT)
-_ENDS = tuple(filter(None, (one.closing for one in BEHIND.values())))
-# parts of a call that are begun and ended by tags: more beginnings than ends is an unfinished one
-_PAIRED = (("<function=", "</function>"), ("<invoke ", "</invoke>"), ("<arg_key>", "</arg_value>"))
-
-_TAGGED = re.compile(
-    r"<parameter=(?P<a>[^>\n]+)>\n?(?P<av>.*?)\n?</parameter>"
-    r'|<parameter name="(?P<b>[^"]+)">(?P<bv>.*?)</parameter>'
-    r"|<arg_key>(?P<c>.*?)</arg_key>\s*<arg_value>(?P<cv>.*?)</arg_value>",
+# what stands in front of a name, and between it and its arguments
+_LEADS = ("<function=", '<invoke name="', "call:", "function<｜tool▁sep｜>", "functions.")
+_LEAD = re.compile("|".join(map(re.escape, _LEADS)))
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]*")
+_JOINS = ("[CALL_ID]", "[ARGS]", "<|tool_call_argument_begin|>", "<｜tool▁sep｜>", "```", '">')
+_JOIN = re.compile(rf"(?:\[CALL_ID\]\w*|```\w*|\s|>|{'|'.join(map(re.escape, _JOINS))})*")
+_TAG = re.compile(
+    r"\s*(?:<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>"
+    r'|<parameter name="([^"]+)"[^>]*>(.*?)</parameter>'
+    r"|<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>)",
     re.DOTALL,
 )
-_OPEN_TAG = re.compile(r"<parameter|<arg_key>|<arg_value>")
-_GEMMA = re.compile(r'<\|"\|>(.*?)<\|"\|>|([{,]\s*)([A-Za-z_]\w*)(?=\s*:)', re.DOTALL)
+_TAGS_END = re.compile(r"\s*(?:</function>|</invoke>|(?=</[\w:]*tool_call>))")
+_TAGS = ("<parameter", "<arg_key>", "</function>", "</invoke>", CLOSING, "</minimax:tool_call>")
+
+_NAMES = ("name", "function", "tool", "tool_name", "function_name", "recipient_name", "action")
+_ARGUMENTS = ("arguments", "parameters", "input", "args", "params", "kwargs", "tool_input",
+              "tool_args", "tool_arguments", "action_input", "function_args")  # fmt: skip
+_WRAPPERS = ("function", "function_call", "function_calls", "tool_call", "tool_calls", "tool_uses",
+             "calls")  # fmt: skip
+_BESIDE = ("id", "type", "index", "call_id", "tool_call_id", "role", "content", "status")
+_KEYS = (*_NAMES, *_ARGUMENTS, *_WRAPPERS, *_BESIDE)
+
+_QUOTES = ('"""', '"', "'", '<|"|>')
+_TOKEN = re.compile(
+    r'"""(?P<a>(?:[^"\\]|\\.|""?(?!"))*+)"""|"(?!"")(?P<b>(?:[^"\\]|\\.)*+)"'
+    r"""|'(?P<c>(?:[^'\\]|\\.)*+)'|<\|"\|>(?P<raw>.*?)<\|"\|>"""
+    r"|(?P<word>[\w.+:/-]*[\w.+/-](?=\()|[\w.+-]+)|[{}\[\](),:=]",
+    re.DOTALL,
+)
+_WORD = re.compile(r"[\w.+-]+\Z")
+_ESCAPE = re.compile(r'\\.|"', re.DOTALL)
+_ESCAPES = {r"\'": "'", '"': r"\""}
+_LITERALS = {"True": "true", "False": "false", "None": "null"}
+_DEEPEST = 100
+_CLOSERS, _CLOSED_BY = {"{": "}", "[": "]"}, {"}": "}", "]": "]", ")": "}}"}
+
+
+def _plain(text: str) -> str:
+    """Text as marks are compared: DeepSeek writes them with other characters."""
+    return text.translate({0xFF5C: "|", 0x2581: "_"}).lower()
+
+
+# what may have begun where a text ends: before calls, in marks, between a name and its arguments
+_STARTS = (*_MARKS, *_LEADS[:2], "```", "~~~")
+_IN_MARKS, _BETWEEN = (*_STARTS, *map(_plain, _LEADS)), (*map(_plain, _JOINS), *_TAGS)
+_KNOWN = frozenset(_MARKS)
+
+
+class NoCall(Exception):
+    """The text can become no call."""
+
+
+class TooShort(Exception):
+    """The text ends before it can be told."""
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenCall:
-    """A call as it was written: ``arguments`` are an object, or the texts of values by name;
-    ``end``: of it in the text."""
+class Call:
+    """One call; ``arguments`` is the text of a JSON object."""
 
     name: str
-    arguments: Any
-    texts: bool = False
-    end: int = 0
+    arguments: str
+    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
 
 
-def calls_in(text: str) -> list[WrittenCall]:
-    """The calls in a part of a reply that begins with one; [] if there are none."""
-    for syntax in SYNTAXES.values():
-        if syntax.opening in text and (found := list(_found(syntax, text))):
-            return found
-    return list(_json_calls(text))
+def _once(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(members)
+    if len(found) < len(members):  # a name twice has two meanings
+        raise ValueError
+    return found
 
 
-def behind(text: str, calls: list[WrittenCall]) -> str:
-    """What follows the last of the calls in a text, without the marks that end them."""
-    rest = text[max((call.end for call in calls), default=0) :]
-    while ended := next((end for end in _ENDS if rest.lstrip().startswith(end)), None):
-        rest = rest.lstrip()[len(ended) :]
-    return rest
+_READER = json.JSONDecoder(strict=False, object_pairs_hook=_once)
 
 
-def unfinished(inner: str) -> bool:
-    """Whether a closing after ``inner`` stands inside a value, so that more is to come."""
-    if any(inner.count(begin) > inner.count(end) for begin, end in _PAIRED):
-        return True
-    if inner.count('<|"|>') % 2:
-        return True
-    try:
-        msgspec.json.decode(inner.strip())
-    except msgspec.DecodeError as error:
-        return inner.lstrip()[:1] in ("{", "[") and "truncated" in str(error)
-    except RecursionError:
-        return False
-    return False
+class CallScanner:
+    """Reads calls in a text, from a place on.
 
+    Args:
+        tools: their schemas, by name.
+        over: nothing more comes. ``closed``: because the model ended it, so that brackets that are
+            open at the end are closed there.
 
-def _found(syntax: Syntax, text: str) -> Iterator[WrittenCall]:
-    for call in syntax.call.finditer(text):
-        name, body = call["name"].strip(), call["body"].strip()
-        if body.startswith("{"):
-            if syntax is SYNTAXES["gemma"]:
-                body = _GEMMA.sub(_as_json, body)
-            value = _decoded(body)
-            if value is not None:
-                yield WrittenCall(name, value, end=call.end())
-        elif not _OPEN_TAG.search(_TAGGED.sub("", body)):  # every value is closed
-            parts = (next(p for p in _pairs(tag)) for tag in _TAGGED.finditer(body))
-            yield WrittenCall(name, dict(parts), texts=True, end=call.end())
+    Attributes:
+        begun: a call has surely begun where the text is too short.
+    """
 
+    def __init__(
+        self, text: str, tools: Mapping[str, Any], *, over: bool = False, closed: bool = False
+    ) -> None:
+        self.text, self._tools, self.over, self._closed = text, tools, over, closed
+        self.begun = self._fenced = False
 
-def _pairs(tag: re.Match[str]) -> Iterator[tuple[str, str]]:
-    for key in "abc":
-        if tag[key] is not None:
-            yield tag[key].strip(), tag[f"{key}v"]
+    def closing(self, at: int) -> int:
+        """The end of a mark that ends calls and stands there; 0: there is none."""
+        mark = self._mark(at)
+        return at + len(mark) if _CLOSES.match(mark) else 0
 
+    def unit(self, at: int, *, bare: bool = True) -> tuple[list[Call], int]:
+        """The calls in one wrapper, or side by side without any, and where they end.
 
-def _as_json(found: re.Match[str]) -> str:
-    if found[1] is not None:
-        return msgspec.json.encode(found[1]).decode()
-    return f'{found[2]}"{found[3]}"'
+        Args:
+            bare: they may stand without a mark.
 
+        Raises:
+            NoCall, TooShort: see there.
+        """
+        self.begun = self._fenced = False
+        calls: list[Call] = []
+        marks, end = 0, at
+        while True:
+            if calls:
+                at = end = self._behind(_STRAY, at)
+            at = self._behind(_GAP, at)
+            if at == len(self.text):
+                if not self.over or not (calls or self._closed):
+                    raise TooShort
+                break
+            mark, fence = self._mark(at), FENCE.match(self.text, at)
+            if calls and not self._fenced and (mark or fence):
+                end = self.closing(at) or end
+                break
+            if mark and (calls or not _CLOSES.match(mark)) and marks < _MOST_MARKS:
+                at, marks, self.begun = at + len(mark), marks + 1, True
+            elif fence and self._fenced:
+                end = fence.end()
+                if end == len(self.text) and not self.over:  # it may be longer
+                    raise TooShort
+                break
+            elif fence and (bare or marks):
+                at, self._fenced = self._behind(_INFO, fence.end()), True
+            else:
+                try:
+                    found, at = self._piece(at, marked=marks > 0, bare=bare)
+                except TooShort:
+                    if self.over and calls:  # those before the cut stay
+                        break
+                    raise
+                except NoCall:
+                    beside = _OBJECT.match(self.text, at) or "\n" not in self.text[end:at]
+                    if not calls or self._fenced or beside:
+                        raise
+                    break
+                calls, end = calls + found, at
+        if not calls:
+            raise NoCall
+        return calls, end
 
-def _json_calls(text: str) -> Iterator[WrittenCall]:
-    """Calls that are JSON, after their openings or alone; only the end of a call or of the text
-    may follow a value."""
-    at: int | None = 0
-    while at is not None:
-        begin = at + len(text[at:]) - len(text[at:].lstrip())
+    def _piece(self, at: int, *, marked: bool, bare: bool) -> tuple[list[Call], int]:
+        """One object, list, or name with its arguments."""
+        self._partial(at, _IN_MARKS if marked else _STARTS)
+        head = self.text[at]
+        if head in "{[" and (marked or bare):
+            value, end = self._json(at)
+            return self._meant(value), end
+        lead = _LEAD.match(self.text, at) if marked or head == "<" else None
+        begin = at if lead is None else lead.end()
+        end = self._behind(_NAME, begin)
+        written = self.text[begin:end]
+        if end == len(self.text) and not self._closed:
+            self._name(written, whole=False)
+            self.begun |= lead is not None
+            raise TooShort
+        name = self._name(written)
+        if lead is None and bare and self.text.startswith("(", end):
+            value, end = self._json(at)
+            return self._meant(value), end
+        if not (marked or lead):
+            raise NoCall
+        at, self.begun = self._behind(_JOIN, end), True
+        self._fenced |= "```" in self.text[end:at]
+        if self.text.startswith("{", at):
+            value, end = self._json(at, arguments=True)
+            return [self._call(name, value)], end
+        arguments: dict[str, Any] = {}
+        while tag := _TAG.match(self.text, at):
+            key, text = (one for one in tag.groups() if one is not None)
+            if key.strip() in arguments:
+                raise NoCall
+            arguments[key.strip()] = self._value(name, key.strip(), text)
+            at = tag.end()
+        ended = _TAGS_END.match(self.text, at)
+        if ended is None:
+            at = self._behind(_SPACE, at)
+            self._partial(at, _BETWEEN)
+            if self.text.startswith(_TAGS[:2], at) and not self._closed:
+                raise TooShort
+            if at < len(self.text):
+                raise NoCall
+        return [self._call(name, arguments)], ended.end() if ended else at
+
+    def _behind(self, pattern: re.Pattern[str], at: int) -> int:
+        found = pattern.match(self.text, at)
+        return at if found is None else found.end()
+
+    def _mark(self, at: int) -> str:
+        found = _MARK.match(self.text, at)
+        mark = _plain(found[0]) if found else ""
+        return mark if mark in _KNOWN else ""
+
+    def _partial(self, at: int, wholes: Iterable[str]) -> None:
+        """Raises TooShort: the text ends, and one of these may have begun."""
+        tail = _plain(self.text[at : at + 40])
+        ends = len(self.text) - at <= 40 and not self._closed
+        if ends and any(whole != tail and whole.startswith(tail) for whole in wholes):
+            self.begun |= len(tail) > 2
+            raise TooShort
+
+    def _name(self, written: str, *, whole: bool = True) -> str:
+        """The offered tool that is meant, or one whose name begins so."""
+        short = written.removeprefix("functions.")
+        for name in (written, short, re.sub(r":\d*\Z", "", short)):
+            if name in self._tools or (not whole and any(t.startswith(name) for t in self._tools)):
+                return name
+        if not whole and "functions.".startswith(written):
+            return written
+        raise NoCall
+
+    def _value(self, tool: str, key: str, text: str) -> Any:
+        """JSON, unless the schema asks for a text or it is none."""
+        schema = self._tools[tool].get("properties", {}).get(key)
+        plain = isinstance(schema, dict) and schema.get("type") == "string"
+        with suppress(NoCall):
+            value = text if plain else _decoded(_LITERALS.get(text.strip(), text.strip()))
+            return value if fits(value, schema, self._tools[tool]) else text
+        return text
+
+    def _meant(self, value: Any) -> list[Call]:
+        """The calls that a value stands for: itself, or what it wraps."""
+        if isinstance(value, list) and value:
+            return [call for one in value for call in self._meant(one)]
+        if not isinstance(value, dict):
+            raise NoCall
+        wrapped = [value[k] for k in _WRAPPERS if isinstance(value.get(k), list | dict)]
+        named = [value[k] for k in _NAMES if isinstance(value.get(k), str)]
+        given = [value[k] for k in _ARGUMENTS if k in value]
+        if len(wrapped) + len(named) != 1 or len(given) > len(named) or value.get("content"):
+            raise NoCall
+        if wrapped:
+            return self._meant(wrapped[0])
+        return [self._call(self._name(named[0]), given[0] if given else {})]
+
+    def _call(self, name: str, arguments: Any) -> Call:
+        if isinstance(arguments, str) and arguments.strip():
+            arguments = _decoded(arguments)
+        arguments = {} if arguments in (None, "", []) else arguments
+        if not isinstance(arguments, dict) or not fits(arguments, self._tools[name]):
+            raise NoCall
         try:
-            said, end = _READER.raw_decode(text, begin)
-        except (ValueError, RecursionError):
-            said, end = None, at
-        if _AFTER.match(text, end):
-            for one in said if isinstance(said, list) else [said]:
-                if isinstance(one, dict) and isinstance(one.get("name"), str):
-                    arguments = one.get("arguments", one.get("parameters", {}))
-                    if isinstance(arguments, str):
-                        arguments = _decoded(arguments)
-                    yield WrittenCall(one["name"], arguments, end=end)
-        found = _NEXT.search(text, end)
-        at = None if found is None else found.end()
+            said = json.dumps(arguments, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            return Call(name, said.encode().decode())
+        except ValueError:  # half a character, or a number without end
+            raise NoCall from None
+
+    def _json(self, at: int, *, arguments: bool = False) -> tuple[Any, int]:
+        """The value that begins there, in JSON or nearly so, and where it ends.
+
+        Args:
+            arguments: it is those of a call, rather than one.
+        """
+        out: list[str] = []  # the same in strict JSON
+        closers: list[str] = []  # of what is open
+        keys = ["arguments"] if arguments else []  # under which that is
+        doubled: set[int] = set()  # depths with a second brace
+        key = ""  # of the member that is read
+        while closers or not out:
+            at = self._behind(_SPACE, at)
+            of_call = all(one in _WRAPPERS for one in filter(None, keys))
+            at_key = not key and bool(closers) and closers[-1] != "]"
+            token = _TOKEN.match(self.text, at)
+            if at == len(self.text) and self._closed:
+                out += reversed(closers)
+                break
+            open_ended = token and (token["word"] or token[0] == '""')  # it may go on
+            if token is None or (open_ended and token.end() == len(self.text)):
+                self._unfinished(at, key, of_call=of_call, at_key=at_key)
+            assert token is not None
+            at, said = token.end(), token[0]
+            if said == "{" and out[-1:] == ["{"] and len(closers) not in doubled:
+                doubled.add(len(closers))
+            elif said in _CLOSERS:
+                if at_key or len(closers) == _DEEPEST:
+                    raise NoCall
+                closers.append(_CLOSERS[said])
+                keys.append(key)
+                out.append(said)
+                key = ""
+            elif said in ("}", "]", ")"):
+                if closers[-1:] != [_CLOSED_BY[said]]:
+                    raise NoCall
+                second = self._behind(_SPACE, at)
+                if len(closers) in doubled and self.text.startswith("}", second):
+                    at = second + 1
+                doubled.discard(len(closers))
+                if out[-1] == ",":
+                    out.pop()
+                out.append(closers.pop())
+                keys.pop()
+                key = ""
+            elif said in (",", ":", "=", "("):
+                if said == "(" or (said != "," and (said == "=") != (closers[-1:] == ["}}"])):
+                    raise NoCall
+                out.append(said.replace("=", ":"))
+                key = key if said != "," else ""
+            elif token["word"] and self.text.startswith("(", at):
+                if key or at_key or not of_call:
+                    raise NoCall
+                out.append(f'{{"name":{json.dumps(self._name(said))},"arguments":{{')
+                closers.append("}}")
+                keys.append("arguments")
+                at, self.begun = at + 1, True
+            else:
+                out.append(_strict(token, key=at_key))
+                written = _decoded(out[-1])
+                if of_call:
+                    self._member(written, key, at_key=at_key)
+                key = written if at_key else key
+        return _decoded("".join(out)), at
+
+    def _member(self, written: Any, key: str, *, at_key: bool, whole: bool = True) -> None:
+        """Raises NoCall: no call has a member of this name, or of this value."""
+        if at_key:
+            self.begun |= bool(written)
+            fine = any(one == written if whole else one.startswith(written) for one in _KEYS)
+        elif isinstance(written, str) and (key in _NAMES or not (key or whole)):
+            self._name(written, whole=whole)
+            fine = True
+        else:
+            fine = bool(key) and not (key == "content" and written)
+        if not fine:
+            raise NoCall
+
+    def _unfinished(self, at: int, key: str, *, of_call: bool, at_key: bool) -> NoReturn:
+        """Raises NoCall, TooShort: what may go on there can belong to no call, or may."""
+        rest = self.text[at:]
+        quotes = next((one for one in _QUOTES if rest.startswith(one)), "")
+        word = rest and not quotes
+        if rest == '""':
+            raise TooShort
+        if word and not _WORD.match(rest):
+            self._partial(at, _QUOTES)
+            raise NoCall
+        if quotes and (self._closed or (of_call and not (key or at_key))):
+            raise NoCall
+        if of_call and key not in _ARGUMENTS and rest and not (word and key and key not in _NAMES):
+            self._member(rest[len(quotes) :], key, at_key=at_key, whole=False)
+        raise TooShort
 
 
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(name)
-
-
-_READER = json.JSONDecoder(parse_constant=_no_number)
-_NEXT = re.compile("|".join(map(re.escape, JSON_OPENINGS)))
-_AFTER = re.compile(rf"\s*(?:\Z|{re.escape(CLOSING)}|{_NEXT.pattern})")
+def _strict(token: re.Match[str], *, key: bool) -> str:
+    """A string or a word as JSON writes it."""
+    if token["word"] or token["raw"] is not None:
+        word = token["word"] or ""
+        if word and not key:
+            return _LITERALS.get(word, word)
+        return json.dumps(word or token["raw"])
+    body = next(text for name in "abc" if (text := token[name]) is not None)
+    # an escape that JSON does not know has two meanings, and so makes it no call
+    return f'"{_ESCAPE.sub(lambda one: _ESCAPES.get(one[0], one[0]), body)}"'
 
 
 def _decoded(text: str) -> Any:
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return None
+        return _READER.decode(text)
+    except (ValueError, RecursionError):
+        raise NoCall from None

@@ -11,33 +11,37 @@ any of the ways of ``spellings``.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
-import secrets
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from specllama.events import FinishReason
+from specllama.grammar.source import PLACE, schemas
 from specllama.interface import Message, ToolSyntax
 from specllama.server.refusals import wrong
 from specllama.server.sampling import schema_text
-from specllama.server.spellings import (
-    ALONE,
-    BEHIND,
-    CLOSING,
-    OPENINGS,
-    WrittenCall,
-    behind,
-    calls_in,
-    unfinished,
-)
+from specllama.server.spellings import CLOSING, FENCE, CallScanner, NoCall, TooShort
+from specllama.server.spellings import Call as Call
 from specllama.settings.params import GenerateParams
 
 _OPENING = "<tool_call>"
+_EARLIER = re.compile(  # a call of an earlier turn; none is looked for behind another opening
+    rf"{_OPENING}\n((?:(?!{_OPENING}\n).)*?)\n{CLOSING}", re.DOTALL
+)
 _TOOLS = 1024  # of one request
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_NAMES_HOLD = "it has 1 to 128 letters, digits and _ . : / -"
+# where a call may begin: a mark anywhere, the rest in front of a line
+_START = re.compile(r"(?:(?<=\n)|\A)[ \t]*(?P<line>[{`~\[<\w])|[<\[]")
+_INSIDE = ("{", "[", "(", ",", "}")  # a line behind these goes on with something that is no call
+_OPEN = {"additionalProperties", "patternProperties", "anyOf", "oneOf", "$ref"}
+_LOOK = 200  # characters before a line
+_LONG, _ENDS = 2000, re.compile(r"[\"'>}\])`]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +49,7 @@ class Tool:
     name: str
     description: str = ""
     schema: dict[str, Any] = field(default_factory=lambda: {"type": "object"})
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call; ``arguments`` is the text of a JSON object."""
-
-    name: str
-    arguments: str
-    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
+    place: str = ""  # in the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +82,19 @@ def tool_use(
     if len(tools) > _TOOLS:
         raise wrong("tools", f"tools: at most {_TOOLS}, got {len(tools)}")
     for i, tool in enumerate(tools):
+        place = tool.place or f"tools[{i}]"
+        kind, properties = tool.schema.get("type", "object"), tool.schema.get("properties", {})
+        why = ""
         if not _NAME.fullmatch(tool.name):
-            raise wrong(f"tools[{i}]", f"tools[{i}]: {tool.name[:80]!r} is no name")
+            why = f"{tool.name[:80]!r} is no name: {_NAMES_HOLD}"
+        elif any(tool.name == other.name for other in tools[:i]):
+            why = f"there is another tool {tool.name!r}"
+        elif "object" not in (kind if isinstance(kind, list) else [kind]):
+            why = f"parameters of {tool.name!r} are an object, their type is {str(kind)[:80]!r}"
+        elif not isinstance(properties, dict):
+            why = f"parameters of {tool.name!r}: properties must be an object"
+        if why:
+            raise wrong(place, f"{place}: {why}")
     choice = "any" if choice == "required" else choice or "auto"
     if choice == "any" and not tools:
         raise wrong("tool_choice", "tool_choice: a call is demanded, and there are no tools")
@@ -159,27 +166,18 @@ def respelled(message: Message, syntax: ToolSyntax) -> Message:
     if message.role != "assistant" or spelled is None:
         return message
 
-    def respell(written: str) -> str:
+    def respell(found: re.Match[str]) -> str:
         try:
-            call = msgspec.json.decode(written)
+            call = msgspec.json.decode(found[1])
             arguments = {
                 name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
                 for name, value in call["arguments"].items()
             }
             return spelled(call["name"], arguments)
         except (msgspec.DecodeError, KeyError, TypeError, AttributeError, RecursionError):
-            return f"{_OPENING}\n{written}\n{CLOSING}"
+            return found[0]
 
-    # find by find: an expression would look for each opening's end anew, to the end of the text
-    text, parts, at = message.content, [], 0
-    opening, closing = f"{_OPENING}\n", f"\n{CLOSING}"
-    while (begin := text.find(opening, at)) >= 0:
-        end = text.find(closing, begin + len(opening))
-        if end < 0:
-            break
-        parts += [text[at:begin], respell(text[begin + len(opening) : end])]
-        at = end + len(closing)
-    return replace(message, content="".join((*parts, text[at:])))
+    return replace(message, content=_EARLIER.sub(respell, message.content))
 
 
 def told(messages: Sequence[Message], use: ToolUse) -> list[Message]:
@@ -230,18 +228,38 @@ def bound(params: GenerateParams, use: ToolUse) -> GenerateParams:
     """
     if not use.forced:
         return params
+    several = len(use.callable) > 1
     forms = [
         {
             "type": "object",
-            "properties": {"name": {"const": tool.name}, "arguments": tool.schema},
+            "properties": {
+                "name": {"const": tool.name},
+                "arguments": _rooted(tool, f"/anyOf/{i}" if several else ""),
+            },
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for tool in use.callable
+        for i, tool in enumerate(use.callable)
     ]
     # one form alone needs no choice, and every grammar begins with an object
     schema = {"type": "object", **forms[0]} if len(forms) == 1 else {"anyOf": forms}
     return params.replace(json_schema=schema_text(schema), grammar=None, regex=None)
+
+
+def _rooted(tool: Tool, form: str) -> dict[str, Any]:
+    """Its schema for a place in another one, where its references lead on to its own parts, and
+    objects have no members but those that it names, unless it says more of them."""
+    schema = deepcopy(tool.schema)
+    merged = any("allOf" in part for _, part in schemas(schema))
+    for path, part in schemas(schema):
+        named, needed = part.get("properties"), part.get("required", [])
+        alone = not (merged or path.endswith("]") or part.keys() & _OPEN)
+        plain = isinstance(named, dict) and isinstance(needed, list)
+        if alone and plain and all(str(key) in named for key in needed):
+            part["additionalProperties"] = False
+        if isinstance(leads := part.get("$ref"), str) and leads.startswith("#"):
+            part["$ref"] = f"#{form}/properties/arguments{leads[1:]}"
+    return {**schema, PLACE: f"{tool.place or tool.name}.parameters"}
 
 
 def equipped(
@@ -265,132 +283,88 @@ def equipped(
 class ToolReader:
     """Tells the calls in a text from what is to be shown.
 
-    Text is held back from an opening on, for as long as what follows can become a call.
+    Text is held back from where a call may begin, for as long as what follows can become one.
     """
 
     def __init__(self, use: ToolUse) -> None:
         self._use = use
-        self._names = [tool.name for tool in use.tools]
+        self._tools = {tool.name: tool.schema for tool in use.tools}
         self._held = ""  # what may belong to a call
-        self._opening = ""  # of the call that ``_held`` begins with, after white space
-        self._closings = 0  # so many of its closings turned out to stand inside of it
-        self._begun = False  # something was shown
+        self._last = ""  # of what was shown, but for white space; "" behind a call
+        self._in_code = False  # in a fence that holds no calls
+        self._shown = False
         self.calls: list[Call] = []
 
     def feed(self, text: str) -> str:
         """More text; what of it is certainly none of a call."""
         self._held += text
-        if self._use.forced:
+        # of what is long, only ends of values are looked at
+        if self._use.forced or (len(self._held) > _LONG and not _ENDS.search(text)):
             return ""
-        shown: list[str] = []
-        while (part := self._next()) is not None:
-            shown.append(part)
-        return "".join(shown)
+        return self._settled()
 
     def finish(self, reason: FinishReason = "stop_token", stop: str | None = None) -> str:
         """What was held back and is text.
 
         Args:
-            reason: why the reply ended. A call that was cut is text, and so is one without its
-                required arguments; what the model itself ended is called as it was written.
+            reason: why the reply ended. A call that was cut is none, and is not shown either.
             stop: the string that ended it, which may be the closing of a call.
         """
-        held, self._held = self._held, ""
-        if not (self._opening or self._use.forced or self._is_alone(held)):
-            return held
-        cut = reason != "stop_token"
-        calls = calls_in(held + (stop or ""))
-        if not self._take(calls, whole=cut):
-            return held
-        return behind(held, calls).rstrip()
-
-    def _next(self) -> str | None:
-        """Settle one part of what is held, as far as it can be: what of it is shown; None: more
-        has to come first."""
-        if self._opening:
-            return self._inside()
-        found = [(at, one) for one in OPENINGS if (at := self._held.find(one)) >= 0]
-        if found:
-            at, self._opening = min(found, key=lambda one: (one[0], -len(one[1])))
-            return self._show(len(self._held[:at].rstrip()))
-        if self._is_alone(self._held):
-            return None
-        certain = self._held[: len(self._held) - self._open_end()]
-        # white space before a call is not shown
-        return self._show(len(certain.rstrip())) or None
-
-    def _is_alone(self, held: str) -> bool:
-        """Whether it may be a call and nothing else."""
-        return not (self._begun or self.calls) and ALONE.admits(held, self._names)
-
-    def _inside(self) -> str | None:
-        """The same, after an opening."""
-        kind = BEHIND[self._opening]
-        begin = self._held.index(self._opening) + len(self._opening)
-        inner = self._held[begin:]
-        if not kind.admits(inner, self._names):
-            return self._text(begin)
-        if not kind.closing or inner.count(kind.closing) <= self._closings:
-            return None
-        at = begin
-        for _ in range(self._closings + 1):
-            at = self._held.index(kind.closing, at) + len(kind.closing)
-        if self._take(calls_in(self._held[:at]), whole=False):
-            self._held, self._opening, self._closings = self._held[at:], "", 0
+        closed, end = reason == "stop_token", stop or ""
+        if self._use.forced:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                said = json.loads(self._held)
+                arguments = msgspec.json.encode(said["arguments"]).decode()
+                self.calls.append(Call(said["name"], arguments))
+                return ""
+        self._held += end
+        rest = (self._settled(over=True, closed=closed) + self._held).removesuffix(end)
+        if self._use.forced and not closed:
             return ""
-        if unfinished(self._held[begin : at - len(kind.closing)]):
-            self._closings += 1
-            return ""
-        return self._text(at)
+        return rest.rstrip() if self.calls else rest
 
-    def _text(self, n: int) -> str:
-        """It was none of a call."""
-        self._opening, self._closings = "", 0
-        return self._show(n)
-
-    def _open_end(self) -> int:
-        """How much at the end may be the beginning of an opening."""
-        longest = min(len(self._held), max(map(len, OPENINGS)) - 1)
-        for n in range(longest, 0, -1):
-            if any(opening.startswith(self._held[-n:]) for opening in OPENINGS):
-                return n
-        return 0
-
-    def _show(self, n: int) -> str:
-        shown, self._held = self._held[:n], self._held[n:]
-        self._begun |= bool(shown.strip())
+    def _settled(self, *, over: bool = False, closed: bool = False) -> str:
+        """What of the text that is held can be shown; the rest stays held."""
+        shown, end = "", 0
+        while end >= 0:
+            scanner = CallScanner(self._held, self._tools, over=over, closed=closed)
+            behind_calls = bool(self.calls)
+            begin, end = self._next(scanner)
+            part = scanner.text[:begin].rstrip()  # white space before a call is not shown
+            self._held = scanner.text[max(end, len(part)) :]
+            if behind_calls and not self._shown:
+                part = part.lstrip()
+            self._shown |= bool(part)
+            self._last = "" if end > 0 else part[-1:] or self._last
+            shown += part
         return shown
 
-    def _take(self, written: Sequence[WrittenCall], *, whole: bool) -> bool:
-        """Keep these calls; whether there are any.
-
-        Args:
-            whole: only those with all their required arguments.
-        """
-        calls = [call for one in written if (call := self._call(one, whole=whole)) is not None]
-        self.calls += calls
-        if not self._use.parallel:
-            del self.calls[1:]
-        return bool(calls)
-
-    def _call(self, written: WrittenCall, *, whole: bool) -> Call | None:
-        tool = next((tool for tool in self._use.tools if tool.name == written.name), None)
-        if tool is None or not isinstance(written.arguments, dict):
-            return None
-        arguments = written.arguments
-        required = tool.schema.get("required")
-        if whole and isinstance(required, list) and not all(key in arguments for key in required):
-            return None
-        if written.texts:
-            arguments = {key: _value(tool, key, text) for key, text in arguments.items()}
-        return Call(tool.name, msgspec.json.encode(arguments).decode())
-
-
-def _value(tool: Tool, key: str, text: str) -> Any:
-    """JSON, unless the schema asks for a text or it is none."""
-    properties = tool.schema.get("properties")
-    kind = properties.get(key) if isinstance(properties, dict) else None
-    if not (isinstance(kind, dict) and kind.get("type") == "string"):
-        with contextlib.suppress(msgspec.DecodeError, RecursionError):
-            return msgspec.json.decode(text)
-    return text
+    def _next(self, scanner: CallScanner) -> tuple[int, int]:
+        """Where the next call begins, and where it ends; -1: nothing from there on is settled."""
+        text, at = scanner.text, 0
+        while found := _START.search(text, at):
+            line = found["line"] is not None and (found.start() > 0 or not self._last)
+            at = found.end() - 1
+            fence = FENCE.match(text, at) if line else None
+            if self._in_code and fence:
+                self._in_code, at = False, fence.end()
+                continue
+            before = text[max(at - _LOOK, 0) : at].rstrip()[-1:] or self._last
+            try:
+                bare = line and not self._in_code and before not in _INSIDE
+                calls, end = scanner.unit(at, bare=bare)
+                self.calls += calls
+                if not self._use.parallel:
+                    del self.calls[1:]
+                return at, end
+            except (NoCall, RecursionError):
+                if self.calls and not before and (end := scanner.closing(at)):
+                    return at, end
+                self._in_code |= fence is not None
+            except TooShort:
+                if not scanner.over:
+                    return at, -1
+                if scanner.begun:
+                    return at, len(text)
+            at += 1
+        return len(text), -1

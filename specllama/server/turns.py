@@ -53,7 +53,7 @@ class FunctionTool(msgspec.Struct):
 
 
 class ToolSpec(msgspec.Struct):
-    """A tool in a request; kinds that we do not know have no function and are left out."""
+    """A tool in a request; kinds that we do not know are left out."""
 
     type: str | None = None
     function: FunctionTool | None = None
@@ -85,12 +85,13 @@ def tools_of(
     parallel: bool | None = None,
 ) -> ToolUse | None:
     """Raises Refusal: a tool has no proper name, or the chosen one is not there."""
-    tools = [
-        Tool(spec.function.name, spec.function.description or "",
-             spec.function.parameters or {"type": "object"})
-        for spec in specs or ()
-        if spec.function is not None
-    ]  # fmt: skip
+    tools = []
+    for i, spec in enumerate(specs or ()):
+        if (one := spec.function) is not None:
+            schema = one.parameters or {"type": "object"}
+            tools.append(Tool(one.name, one.description or "", schema, f"tools[{i}]"))
+        elif spec.type in (None, "function"):
+            raise wrong(f"tools[{i}]", f"tools[{i}]: it has no function")
     if isinstance(choice, str | None):
         return tool_use(tools, choice, parallel=parallel)
     if (some := choice.allowed_tools) is not None:

@@ -14,9 +14,10 @@ from servers import Serving, serving
 from table_model import FakeVocab
 
 from specllama.engine.prompting import Prompting
+from specllama.errors import UsageError
+from specllama.grammar.guide import require
 from specllama.interface import Message
 from specllama.server.refusals import Refusal
-from specllama.server.spellings import calls_in
 from specllama.server.tools import (
     Tool,
     ToolReader,
@@ -154,8 +155,11 @@ def test_earlier_calls_are_written_as_they_are_read(syntax: str) -> None:
 
 def test_values_of_gemma_are_json_in_other_quotes() -> None:
     body = 'n:5,list:[1,{a:<|"|>x: y, "z"<|"|>}],deep:{ok:true,none:null},text:<|"|>{a:1}<|"|>'
-    [call] = calls_in(f"<|tool_call>call:f{{{body}}}<tool_call|>")
-    assert call.arguments == {
+    reader = ToolReader(ToolUse((Tool("f"),)))
+    reader.feed(f"<|tool_call>call:f{{{body}}}<tool_call|>")
+    assert reader.finish() == ""
+    [call] = reader.calls
+    assert json.loads(call.arguments) == {
         "n": 5,
         "list": [1, {"a": 'x: y, "z"'}],
         "deep": {"ok": True, "none": None},
@@ -182,14 +186,15 @@ def test_templates_are_told_apart_by_their_calls() -> None:
 
 
 def test_values_are_what_the_schema_says() -> None:
-    tool = Tool("f", "", {"properties": {"zip": {"type": "string"}, "n": {"type": "integer"}}})
+    kinds = {"zip": "string", "n": "integer", "on": "boolean"}
+    tool = Tool("f", "", {"properties": {key: {"type": kind} for key, kind in kinds.items()}})
     reader = ToolReader(ToolUse((tool,)))
-    parts = {"zip": "08845", "n": "3", "more": "{1"}
+    parts = {"zip": "08845", "n": "3", "on": "True", "more": "{1"}
     body = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in parts.items())
     reader.feed(f"<tool_call>\n<function=f>\n{body}</function>\n</tool_call>")
     assert reader.finish() == ""
     [call] = reader.calls
-    assert json.loads(call.arguments) == {"zip": "08845", "n": 3, "more": "{1"}
+    assert json.loads(call.arguments) == {"zip": "08845", "n": 3, "on": True, "more": "{1"}
 
 
 def test_choices() -> None:
@@ -209,6 +214,27 @@ def test_a_demanded_call_leaves_the_model_nothing_else() -> None:
     assert one["properties"]["name"] == {"const": "clock"}
     both = json.loads(bound(base, ToolUse(USE.tools, "any")).json_schema or "")
     assert len(both["anyOf"]) == 2
+
+
+def test_a_demanded_call_has_a_schema_of_several_parts() -> None:
+    leads = {"$ref": "#/$defs/town"}
+    schema = {"type": "object", "properties": {"town": leads}, "$defs": {"town": {"const": "Ulm"}}}
+    odd = {"type": "object", "properties": {"towns": {"type": "array", "uniqueItems": True}}}
+    tools = (Tool("weather", "", schema), Tool("list", "", odd, "tools[1]"))
+    params = bound(GenerateParams(), ToolUse(tools, "weather"))
+    require("schema", params.json_schema or "")
+    assert schema == {"type": "object", "properties": {"town": leads}, "$defs": schema["$defs"]}
+    form = json.loads(params.json_schema or "")["properties"]["arguments"]
+    assert form["additionalProperties"] is False, "nothing is written that nobody reads"
+    merged = {**schema, "allOf": [{"properties": {"n": {}}}]}
+    for parts in (merged, {**schema, "required": ["n"]}, {**schema, "additionalProperties": True}):
+        own = bound(GenerateParams(), ToolUse((Tool("x", "", parts),), "x")).json_schema or ""
+        require("schema", own)
+        assert json.loads(own)["properties"]["arguments"].get("additionalProperties") is not False
+    with pytest.raises(
+        UsageError, match=r"uniqueItems \(at tools\[1\].parameters.properties.towns"
+    ):
+        require("schema", bound(GenerateParams(), ToolUse(tools, "any")).json_schema or "")
 
 
 @pytest.fixture(scope="module")
@@ -241,9 +267,10 @@ def test_calls_in_openais_words(server: Serving) -> None:
     *chunks, _ = server.frames("/v1/chat/completions", {**asked, "stream": True})
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert "".join(delta.get("content", "") for delta in deltas) == "Let me see."
-    [told] = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]
-    assert told[0]["index"] == 0
-    assert told[0]["function"] == call["function"]
+    [first, rest] = [part for delta in deltas for part in delta.get("tool_calls", ())]
+    assert first["function"] == {**call["function"], "arguments": ""}
+    assert first["id"]
+    assert rest == {"index": 0, "function": {"arguments": call["function"]["arguments"]}}
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
     none = server.post("/v1/chat/completions", {**asked, "tool_choice": "none"}).json()
     assert HERMES in none["choices"][0]["message"]["content"]
@@ -354,20 +381,32 @@ CONTENT = {
 
 @pytest.mark.parametrize("reason", ["length", "context", "cancelled", "stop_string"])
 @pytest.mark.parametrize("syntax", PATH_ONLY)
-def test_a_call_that_was_cut_is_text(syntax: str, reason: Any) -> None:
+def test_a_call_that_was_cut_is_none_and_not_shown(syntax: str, reason: Any) -> None:
     whole = PATH_ONLY[syntax] + CONTENT.get(syntax, ', "content": "hello wor')
-    for n in range(1, len(whole) + 1):
+    for n in range(3, len(whole) + 1):
         reader = ToolReader(FILES)
-        shown = reader.feed(whole[:n]) + reader.finish(reason)
-        assert (shown, reader.calls) == (whole[:n], [])
+        shown = reader.feed(f"So:\n{whole[:n]}") + reader.finish(reason)
+        assert (shown, reader.calls) == ("So:", [])
 
 
-def test_the_calls_before_the_cut_stay_and_the_rest_is_text() -> None:
+@pytest.mark.parametrize("text", ["if a <", "a [", "```py", "{", "So:\n{\n", "I", '{"rain": "u'])
+def test_a_cut_text_that_is_none_of_a_call_stays(text: str) -> None:
+    reader = ToolReader(FILES)
+    assert reader.feed(text) + reader.finish("length") == text
+
+
+def test_a_demanded_call_that_was_cut_is_not_shown() -> None:
+    reader = ToolReader(ToolUse(FILES.tools, "any"))
+    assert reader.feed('{\n "na') + reader.finish("length") == ""
+    assert not reader.calls
+
+
+def test_the_calls_before_the_cut_stay() -> None:
     first = '<invoke name="clock"></invoke>'
     cut = '<invoke name="write_file"><parameter name="path">/etc/hosts</parameter>'
     reader = ToolReader(FILES)
     assert reader.feed(f"<minimax:tool_call>\n{first}\n{cut}") == ""
-    assert reader.finish("length").strip() == cut
+    assert reader.finish("length") == ""
     assert [call.name for call in reader.calls] == ["clock"]
 
 
@@ -382,15 +421,12 @@ def test_a_closing_that_was_a_stop_string_closes() -> None:
     assert not cut.calls, "a value is open"
 
 
-def test_a_cut_call_without_what_it_requires_is_none() -> None:
-    text = '<tool_call>{"name": "write_file", "arguments": {"path": "/etc/hosts"}}'
-    cut = ToolReader(FILES)
-    assert cut.feed(text) + cut.finish("length") == text
-    assert not cut.calls
-    own = ToolReader(FILES)  # what the model itself ended is the client's to judge
-    own.feed(f"{text}</tool_call>")
-    own.finish()
-    assert len(own.calls) == 1
+@pytest.mark.parametrize("reason", ["length", "stop_token"])
+def test_a_call_without_what_it_requires_is_text(reason: Any) -> None:
+    text = '<tool_call>{"name": "write_file", "arguments": {"path": "/etc/hosts"}}</tool_call>'
+    reader = ToolReader(FILES)
+    assert reader.feed(text) + reader.finish(reason) == text
+    assert not reader.calls
 
 
 @pytest.mark.parametrize(
@@ -468,7 +504,7 @@ def test_a_cut_call_in_the_words_of_each_family(cutting: Serving, stream: bool) 
         answer = cutting.post(path, {**body, "stream": stream})
         assert answer.status_code == 200, answer.text
         assert ends[path] in answer.text
-        assert "hello wor" in answer.text
+        assert "hello wor" not in answer.text
         for called in ('"tool_calls"', '"tool_use"', '"function_call"'):
             assert called not in answer.text
 

@@ -237,8 +237,10 @@ def test_zed_finds_what_its_structs_need(scripted: Serving) -> None:
         assert {"id", "object", "created", "model", "choices"} <= chunk.keys()
         assert all("index" in choice for choice in chunk["choices"])
     deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
-    [call] = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    [call, rest] = [call for delta in deltas for call in delta.get("tool_calls", ())]
     assert (call["index"], call["type"], call["function"]["name"]) == (0, "function", "Bash")
+    assert call["function"]["arguments"] == ""
+    assert json.loads(rest["function"]["arguments"])
     assert chunks[-2]["choices"][0]["finish_reason"] == "tool_calls"
     assert chunks[-1]["usage"]["total_tokens"] > 0
 

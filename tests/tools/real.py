@@ -21,12 +21,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
 from real_models import MODELS, put_together
+from real_tools import battery
 from replayed import replayed
 from servers import serving
 
@@ -241,6 +242,15 @@ def served(on: Ground, name: str) -> Iterator[Row]:
             yield _infill(server, name)
 
 
+def calls(on: Ground, name: str) -> Iterator[Row]:
+    """Calls of tools as the model writes them, and how many arrive."""
+    if MODELS[name].draft:
+        options = replace(on.options(), n_ctx=16384)
+        with Engine.load(on.file(name), None, options) as engine:
+            for row in battery(engine, quick=on.quick):
+                yield Row(name, *row)
+
+
 def _tools(server: Any, on: Ground, name: str) -> Iterator[Row]:
     asked = ("Read notes.txt.", "What is in the folder src?")[: 1 if on.quick else 2]
     for choice in ("required", "auto"):
@@ -418,6 +428,7 @@ PARTS: dict[str, Callable[[Ground, str], Any]] = {
     "served": served,
     "reading": reading,
     "writing": writing,
+    "calls": calls,
 }
 WHOLE_ONLY = ("repacked q8_0",)
 

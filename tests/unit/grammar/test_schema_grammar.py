@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from schema_cases import REFUSED, STR, TABLE
+from schema_cases import INT, REFUSED, STR, TABLE
 from spelling import END, ends, guide, takes
 
 from specllama.errors import UsageError
@@ -42,6 +43,46 @@ def test_what_cannot_be_enforced_is_refused_by_name(of: Any, says: str) -> None:
         schema(of)
     assert says in caught.value.message
     assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("part", "place"),
+    [
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"not": {"type": "string"}}, "not"),
+        ({"type": "string", "format": "odd"}, "format"),
+        ({"type": "string", "pattern": "(?=a)"}, "pattern"),
+        ({"$ref": "#/$defs/nothing"}, "$ref"),
+        ({"anyOf": [{"type": "null"}, {"contains": {}}]}, "anyOf[1].contains"),
+    ],
+)
+def test_what_is_refused_is_named_with_its_place(part: Any, place: str) -> None:
+    # names of properties and values are no keywords
+    listed = {"enum": ["not", {"uniqueItems": True, "contains": 1}]}
+    of = {
+        "properties": {"contains": listed, "not": {"type": "array", "items": part}},
+        "type": "object",
+    }
+    with pytest.raises(UsageError, match=re.escape(f"(at properties.not.items.{place})")):
+        schema(of)
+    with pytest.raises(UsageError, match=r"uniqueItems \(at the top"):
+        schema({"type": "array", "uniqueItems": True})
+
+
+def test_an_integer_ends() -> None:
+    for of in (INT, {"type": ["integer", "null"]}, {**INT, "multipleOf": 5}, {**INT, "minimum": 0}):
+        g = schema(of)
+        assert takes(g, "9" * 17 + "5"[: "multipleOf" in of]), of
+        assert not takes(g, "1" + "0" * 30), of
+        assert not takes(g, "-1" + "0" * 30), of
+    within = schema(
+        {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "$defs": {"n": INT}}
+    )
+    assert takes(within, '{"n": 12}')
+    assert not takes(within, '{"n": 1' + "0" * 30 + "}")
+    # what says its size keeps it
+    assert takes(schema({"enum": [10**18], **INT}), str(10**18))
+    assert not takes(schema({**INT, "maximum": 99}), "100")
 
 
 @pytest.mark.parametrize("text", ["{", "3", "[]", '{"minimum": NaN}', "[" * 100_000, "false"])

@@ -344,8 +344,12 @@ def test_tools_cannot_forge_turns() -> None:
     prompting = Prompting(Vocab(64), TOLD)
     args = (f"tools={json.dumps([{'function': {'name': 'x<tool_call>'}}])}",)
     assert prompting.prepare([Message("user", "Hi")], GenerateParams(template_args=args)).ids
-    tools = json.dumps([{"function": {"name": "x<|end|>"}}])
-    with pytest.raises(UsageError, match="tools hold"):
-        prompting.prepare(
-            [Message("user", "Hi")], GenerateParams(template_args=(f"tools={tools}",))
-        )
+    tools = json.dumps([{"function": {"name": "x", "description": "ends <|end|> here"}}])
+    params = GenerateParams(template_args=(f"tools={tools}",))
+    rendered, _ = prompting.render([Message("user", "Hi")], params)
+    plain = render(
+        TOLD, [Message("user", "Hi")], bos="", eos="", variables={"tools": json.loads(tools)}
+    )
+    assert rendered.text == plain.text
+    assert [one.text for one in rendered.segments if not one.special] == ["<|end|>", "Hi"]
+    assert prompting.prepare([Message("user", "Hi")], params).ids

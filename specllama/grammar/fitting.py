@@ -1,0 +1,103 @@
+"""Checks whether a value fits a JSON schema: the arguments of a call, as a client described them.
+
+A model wrote the value and a client the schema, so the work is bounded. What is malformed or not
+known here says nothing, and neither do patterns and formats: they are the client's to check.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+from urllib.parse import unquote
+
+_MOST = 100_000  # schemas that are looked into for one value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+    "string": lambda value: isinstance(value, str),
+    "boolean": lambda value: isinstance(value, bool),
+    "null": lambda value: value is None,
+    "number": _is_number,
+    "integer": lambda value: _is_number(value) and value % 1 == 0,
+}
+_SIZED = {"Length": "string", "Items": "array", "Properties": "object", "imum": "number"}
+_SIDES: dict[str, Callable[[Any, Any], bool]] = {"min": operator.ge, "max": operator.le}
+
+
+def at(root: Any, pointer: Any) -> Any:
+    """What a reference within a document leads to; None if it leads elsewhere."""
+    found = root
+    if not isinstance(pointer, str) or not pointer.startswith("#"):
+        return None
+    for name in pointer[1:].split("/")[1:]:
+        name = unquote(name).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        elif isinstance(found, dict) and name in found:
+            found = found[name]
+        else:
+            return None
+    return found
+
+
+def fits(value: Any, schema: Any, root: Any = None) -> bool:
+    """True if nothing in a schema speaks against a value.
+
+    Args:
+        root: the document that references lead into; None: the schema itself.
+    """
+    root, left = schema if root is None else root, _MOST
+
+    def fit(value: Any, schema: Any) -> bool:
+        nonlocal left
+        left -= 1
+        if not isinstance(schema, dict) or left < 0:
+            return schema is not False
+        if value is None and schema.get("nullable") is True:  # of OpenAPI
+            return True
+        known, others = schema.get("properties"), schema.get("additionalProperties")
+        known = known if isinstance(known, dict) else {}
+        others = None if "patternProperties" in schema else others
+        members = value.items() if isinstance(value, dict) else ()
+        either = [some for key in ("anyOf", "oneOf") if (some := _list(schema.get(key)))]
+        return (
+            _fits_alone(value, schema)
+            and all(fit(value, one) for one in _list(schema.get("allOf")))
+            and fit(value, at(root, schema.get("$ref")))
+            and all(any(fit(value, one) for one in some) for some in either)
+            and all(fit(one, known.get(key, others)) for key, one in members)
+            and all(fit(one, schema.get("items")) for one in _list(value))
+        )
+
+    try:
+        return fit(value, schema)
+    except RecursionError:
+        return True
+
+
+def _fits_alone(value: Any, schema: dict[str, Any]) -> bool:
+    """The same without what is in it."""
+    named = schema.get("type")
+    kinds = [_KINDS[one] for one in (*_list(named), str(named)) if str(one) in _KINDS]
+    listed = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
+    same = [isinstance(value, bool) == isinstance(one, bool) and value == one for one in listed]
+    if (kinds and not any(kind(value) for kind in kinds)) or (listed and not any(same)):
+        return False
+    for (side, holds), (what, kind) in product(_SIDES.items(), _SIZED.items()):
+        limit = schema.get(side + what)
+        applies = _is_number(limit) and _KINDS[kind](value)
+        if applies and not holds(value if kind == "number" else len(value), limit):
+            return False
+    return not isinstance(value, dict) or all(key in value for key in _list(schema.get("required")))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

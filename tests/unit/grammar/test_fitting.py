@@ -1,0 +1,68 @@
+"""Whether a value fits a schema: as jsonschema says, and never for long."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import jsonschema
+import pytest
+
+from specllama.grammar.fitting import fits
+
+VALUES: list[Any] = [
+    *(None, True, False, 0, 1, -3, 5.0, 2.5, 10**30, "", "a", "long text", [], [1], ["a", 2], {}),
+    *({"a": 1}, {"a": "x", "b": [1]}, {"b": None}, [[1], {"a": 1}], {"a": {"a": {"a": 2}}}),
+]
+PARTS: list[Any] = [
+    *({"type": t} for t in ("object", "array", "string", "boolean", "null", "number", "integer")),
+    {"type": ["string", "null"]},
+    {"enum": ["a", 1, None]},
+    {"const": True},
+    {"const": 1},
+    {"minimum": 1, "maximum": 4},
+    {"minLength": 1, "maxLength": 3},
+    {"minItems": 1, "maxItems": 1},
+    {"minProperties": 1},
+    {"required": ["a"]},
+    {"properties": {"a": {"type": "integer"}}},
+    {"properties": {"a": {"$ref": "#"}}, "type": ["object", "integer"]},
+    {"properties": {"a": True}, "additionalProperties": False},
+    {"additionalProperties": {"type": "array"}},
+    {"items": {"type": "integer"}},
+    {"anyOf": [{"type": "string"}, {"required": ["b"]}]},
+    {"allOf": [{"type": "object"}, {"required": ["a"]}]},
+    {"oneOf": [{"type": "null"}, {"type": "array", "items": {"type": "integer"}}]},
+    {"$defs": {"x": {"type": "string"}}, "$ref": "#/$defs/x"},
+]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_it_says_what_jsonschema_says(seed: int) -> None:
+    rng = random.Random(seed)
+    schema = rng.choice(PARTS)
+    if seed >= len(PARTS):
+        schema = {"allOf": rng.sample([p for p in PARTS if "#" not in str(p)], 2)}
+    else:
+        schema = PARTS[seed]
+    validator = jsonschema.Draft202012Validator(schema)
+    for value in VALUES:
+        assert fits(value, schema) is validator.is_valid(value), (value, schema)
+
+
+def test_what_is_malformed_says_nothing() -> None:
+    odd: list[Any] = [5, None, {"type": "str"}, {"required": True, "properties": []}, {"enum": 5}]
+    for schema in (*odd, {"minimum": "5"}, {"$ref": "#/nothing"}, {"anyOf": {}}, {"$ref": "#"}):
+        assert fits(7, schema), schema
+    assert fits(None, {"type": "string", "nullable": True})
+    assert not fits({}, False)
+
+
+def test_no_schema_keeps_it_busy() -> None:
+    deep: Any = {"type": "integer"}
+    for _ in range(60):
+        deep = {"allOf": [deep, deep]}
+    begin = time.process_time()
+    assert fits(1, deep)
+    assert time.process_time() - begin < 5
