@@ -50,7 +50,7 @@ def _ended(text: str) -> int:
 
 
 def _shown(segments: Sequence[Segment], hidden: Mapping[str, str]) -> list[Segment]:
-    """With the texts that numbers stand for, each a content."""
+    """Put back the hidden texts in place of their numbers, each as content."""
     if not hidden:
         return list(segments)
     numbers = re.compile(f"({'|'.join(map(re.escape, hidden))})")
@@ -215,8 +215,8 @@ class Prompting:
         return replace(rendered, segments=_shown(rendered.segments, hidden), before=before), why
 
     def _hidden(self, variables: dict[str, object]) -> tuple[dict[str, object], dict[str, str]]:
-        """Variables with numbers for the control tokens that tools hold, and their texts: what
-        people wrote must not become tokens in the template's text."""
+        """Put numbers in place of the control tokens that tools hold, and return the texts of these:
+        words of people must not become tokens in the template's text."""
         text, hidden, number = json.dumps(variables.get("tools")), {}, secrets.randbelow(10**18)
         for i, special in enumerate(self.vocab.specials if "tools" in variables else ()):
             if special.control and (written := json.dumps(special.text)[1:-1]) in text:

@@ -1,4 +1,4 @@
-"""Checks whether a value fits a JSON schema: the arguments of a call, as a client described them.
+"""A check that a value fits a JSON schema: the arguments of a call, as a client described them.
 
 A model wrote the value and a client the schema, so the work is bounded. What is malformed or not
 known here says nothing, and neither do patterns and formats: they are the client's to check.
@@ -33,7 +33,7 @@ _SIDES: dict[str, Callable[[Any, Any], bool]] = {"min": operator.ge, "max": oper
 
 
 def at(root: Any, pointer: Any) -> Any:
-    """What a reference within a document leads to; None if it leads elsewhere."""
+    """Return what a reference leads to within its document; None if that is elsewhere."""
     found = root
     if not isinstance(pointer, str) or not pointer.startswith("#"):
         return None
@@ -84,7 +84,7 @@ def fits(value: Any, schema: Any, root: Any = None) -> bool:
 
 
 def _fits_alone(value: Any, schema: dict[str, Any]) -> bool:
-    """The same without what is in it."""
+    """True if nothing in a schema speaks against a value, its members and items apart."""
     named = schema.get("type")
     kinds = [_KINDS[one] for one in (*_list(named), str(named)) if str(one) in _KINDS]
     listed = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
