@@ -215,8 +215,10 @@ class Prompting:
         return replace(rendered, segments=_shown(rendered.segments, hidden), before=before), why
 
     def _hidden(self, variables: dict[str, object]) -> tuple[dict[str, object], dict[str, str]]:
-        """Put numbers in place of the control tokens that tools hold, and return the texts of these:
-        words of people must not become tokens in the template's text."""
+        """Put numbers in place of the control tokens that tools hold, and return their texts, too.
+
+        Words of people must not become tokens in the template's text.
+        """
         text, hidden, number = json.dumps(variables.get("tools")), {}, secrets.randbelow(10**18)
         for i, special in enumerate(self.vocab.specials if "tools" in variables else ()):
             if special.control and (written := json.dumps(special.text)[1:-1]) in text:
