@@ -1,7 +1,7 @@
-"""The expected speed of a placement: a step reads the active weights once, wherever they lie.
+"""The expected speed of a pair: a step reads the active weights once, wherever they lie.
 
-Rules of thumb, good for choosing between placements of one pair on one machine, not for promises:
-what a machine really does is measured once the pair is loaded.
+Rules of thumb, good for choosing between pairs on one machine, not for promises: what a machine
+really does is measured once the pair is loaded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
 
 # bytes a second, read by a device of the last years
-GPU_BANDWIDTH = 450e9
 SHARED_BANDWIDTH = 200e9  # memory that GPU and CPU share
 RAM_BANDWIDTH = 50e9
 CORE_BANDWIDTH = 7e9  # quantized weights that one core computes with, whatever its memory gives
@@ -39,28 +38,22 @@ def is_expert(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The bytes of weights that one step of a model reads, by kind and by memory.
+    """The bytes of weights that one step of a model reads, by kind.
 
     Attributes:
-        gpu, ram: dense weights.
-        gpu_experts, ram_experts: all of them; a row uses the share ``used``.
+        experts: all of them; a row uses the share ``used``.
     """
 
-    gpu: float
-    ram: float
-    gpu_experts: float
-    ram_experts: float
+    dense: float
+    experts: float
     used: float
-    shared: bool
+    on_gpu: bool
 
     def seconds(self, rows: int) -> float:
         """Return the seconds of a pass of N rows; each row picks its own experts."""
         touched = 1.0 - (1.0 - self.used) ** rows
-        fast = SHARED_BANDWIDTH if self.shared else GPU_BANDWIDTH
-        on_gpu = (self.gpu + touched * self.gpu_experts) / fast
-        in_ram = (self.ram + touched * self.ram_experts) / RAM_BANDWIDTH
-        further = rows - 1
-        return on_gpu * (1.0 + GPU_ROW * further) + in_ram * (1.0 + CPU_ROW * further)
+        speed, row = (SHARED_BANDWIDTH, GPU_ROW) if self.on_gpu else (RAM_BANDWIDTH, CPU_ROW)
+        return (self.dense + touched * self.experts) / speed * (1.0 + row * (rows - 1))
 
 
 def used_share(header: GgufHeader) -> float:
@@ -106,9 +99,7 @@ class Machine:
 
     def _reading(self, n_bytes: float, used: float) -> Reading:
         dense = 0.0 if used < 1.0 else n_bytes
-        experts = n_bytes - dense
-        gpu, ram = (1.0, 0.0) if self.on_gpu else (0.0, 1.0)
-        return Reading(gpu * dense, ram * dense, gpu * experts, ram * experts, used, shared=True)
+        return Reading(dense, n_bytes - dense, used, self.on_gpu)
 
     def recommended(
         self, pairs: Iterable[catalog.CatalogPair] | None = None

@@ -87,17 +87,12 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class OffloadPlan:
-    """A pair laid out over the devices.
-
-    Attributes:
-        why: what was weighed against what, in words.
-    """
+    """A pair laid out over the devices."""
 
     target: Placement
     draft: Placement | None
     gpus: tuple[Device, ...]
     warnings: tuple[str, ...] = field(default=())
-    why: tuple[str, ...] = field(default=())
 
     @property
     def uses_ram(self) -> bool:
@@ -124,7 +119,7 @@ class OffloadPlan:
             return ["offload: no GPU that this build can use; everything runs on the CPU"]
         placed = [one for one in (self.target, self.draft) if one is not None]
         lines = [line for one in placed for line in one.lines(self.gpus)]
-        return lines + [f"offload: {text}" for text in (*self.why, *self.warnings)]
+        return lines + [f"offload: {text}" for text in self.warnings]
 
 
 def left_in_ram(

@@ -1,7 +1,5 @@
 """The planned places of a pair's weights: layers and experts by device.
 
-It says, too, whether a draft model is worth its room.
-
 Arithmetic on headers: it can be tested with devices that do not exist. What was asked for is
 compared with model and devices here, because llama.cpp ends the process on some of it.
 """
@@ -15,12 +13,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from specllama.backend import expected
 from specllama.backend.devices import Device, gpus
 from specllama.backend.layer_sizes import (
     expert_weights,
     layer_bytes,
-    layer_weights,
     without_moved,
 )
 from specllama.backend.placement import CPU, OffloadPlan, Placement
@@ -152,19 +148,17 @@ def plan_offload(
     type_v: str = "f16",
     swa_full: bool = True,
     lanes: int = 1,
-    acceptance: float | None = None,
 ) -> OffloadPlan:
     """Decide which parts of target and draft go to the GPUs.
 
     "auto" takes what fits after buffers and a reserve. Of a model with experts, these are the first
-    to stay in RAM, from the first layer on: a token uses few of them. A draft gets its memory only
-    if the pair should then be faster than with the target's weights there. A number or "all" is
-    taken as asked, with a warning if it will not fit.
+    to stay in RAM, from the first layer on: a token uses few of them. A draft goes where its target
+    goes: whole, and in front of it, as long as layers of the target fit beside it. A number or
+    "all" is taken as asked, with a warning if it will not fit.
 
     Args:
         found: all devices; the CPU among them is ignored. lanes: conversations at once.
         n_ctx: context length; None takes the engine's default.
-        acceptance: of drafted tokens, if it was measured.
 
     Raises:
         UsageError: something was asked for that is not there.
@@ -209,81 +203,19 @@ def plan_offload(
     if draft is None:
         return OffloadPlan(_place(first, free, warnings), None, devices, tuple(warnings))
     second = model("draft", draft, draft_gpu_layers, draft_place)
-    if draft_gpu_layers != "auto" or not devices:
-        beside = _place(second, free, warnings)
-        where = _place(first, _left(free, beside), warnings)
-        return OffloadPlan(where, beside, devices, tuple(warnings))
-    return _weighed(first, second, devices, free, acceptance)
-
-
-def _weighed(
-    first: _Placed,
-    second: _Placed,
-    devices: tuple[Device, ...],
-    free: list[int],
-    acceptance: float | None,
-) -> OffloadPlan:
-    """Choose the faster of two plans: the draft on the GPUs with its target, or on the CPU."""
-    warnings: list[str] = []
-    aside = _place(dataclasses.replace(second, asked="0"), free, [])
     beside = _place(second, free, warnings)
-    shared = all(device.shares_ram for device in devices)
-    share = expected.ACCEPTANCE if acceptance is None else acceptance
-    plans: list[tuple[float, Placement, Placement, list[str]]] = []
-    for one in (beside, aside):
-        if one is beside and not beside.whole:
-            continue  # half a draft on the GPU costs a transfer per step and gains little
-        said: list[str] = []
-        where = _place(first, _left(free, one), said)
-        speed = expected.tokens_per_second(
-            reading(first.header, where, shared), reading(second.header, one, shared), share
-        )
-        plans.append((speed, where, one, said))
-    speed, where, one, said = max(plans, key=lambda plan: plan[0])
-    alone = _place(first, free, [])
-    without = expected.tokens_per_second(reading(first.header, alone, shared), None)
-    why = _why(where, one, alone, speed / without, acceptance)
-    return OffloadPlan(where, one, devices, (*warnings, *said), (why,))
+    said: list[str] = []
+    where = _place(first, _left(free, beside), said)
+    if draft_gpu_layers == "auto" and not (beside.whole and (where.layers or draft_place.names)):
+        # half a draft on a GPU costs a transfer per step and gains little
+        said, beside = [], _place(dataclasses.replace(second, asked="0"), free, [])
+        where = _place(first, _left(free, beside), said)
+    return OffloadPlan(where, beside, devices, (*warnings, *said))
 
 
 def _left(free: list[int], taken: Placement) -> list[int]:
     """Return the bytes of each device that stay free once a model is placed."""
     return [max(size - used, 0) for size, used in zip(free, taken.bytes, strict=True)]
-
-
-def _why(
-    target: Placement, draft: Placement, alone: Placement, gain: float, acceptance: float | None
-) -> str:
-    """Explain the draft's cost to the target, and its expected gain."""
-    cost = []
-    if target.layers < alone.layers:
-        cost.append(f"{alone.layers - target.layers} layers")
-    if target.experts > alone.experts:
-        cost.append(f"the experts of {target.experts - alone.experts} layers")
-    if draft.layers == 0:
-        text = "the draft stays in RAM: the target makes better use of the GPU"
-    elif cost:
-        text = f"the draft takes the place of {' and '.join(cost)} of the target"
-    else:
-        text = "the draft takes nothing from the target"
-    worth = f"about {gain:.1f} times plain decoding" if gain > 1.05 else "hardly faster than plain"
-    known = f"at the {acceptance or 0:.0%} of its tokens that were accepted so far"
-    if acceptance is None:
-        known = f"if {expected.ACCEPTANCE:.0%} of its tokens are accepted"
-    return f"{text}; expected with it: {worth}, {known}"
-
-
-def reading(header: GgufHeader, placement: Placement, shared: bool) -> expected.Reading:
-    """Return the bytes that a step reads, by memory."""
-    weights, experts = layer_weights(header), expert_weights(header)
-    first = placement.of - placement.layers
-    sums = {"gpu": 0, "ram": 0, "gpu_experts": 0, "ram_experts": 0}
-    for i, (size, expert) in enumerate(zip(weights, experts, strict=True)):
-        on_gpu = i >= first
-        sums["gpu" if on_gpu else "ram"] += size - expert
-        kept = on_gpu and i >= placement.experts
-        sums["gpu_experts" if kept else "ram_experts"] += expert
-    return expected.Reading(**sums, used=expected.used_share(header), shared=shared)
 
 
 def _place(model: _Placed, free: list[int], warnings: list[str]) -> Placement:

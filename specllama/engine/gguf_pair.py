@@ -20,7 +20,6 @@ from specllama.settings.params import EngineOptions
 
 logger = logging.getLogger("specllama.engine.gguf_pair")
 
-ENOUGH_TESTED = 200  # tokens of a draft model, for a mean that says something
 _SHORT = 512  # the shortest context that is worth a word
 
 
@@ -212,13 +211,10 @@ def with_context(pair: Pair) -> Pair:
     """
     options = pair.options
     found = devices.devices()
-    accepted = None
-    if pair.draft is not None and any(device.kind != "cpu" for device in found):
-        accepted = measured_acceptance(pair.target, pair.draft)
     pair = replace(pair, lanes=1 if pair.keeps_states else pair.most_lanes)
 
     def plan_for(pair: Pair, n_ctx: int) -> placement.OffloadPlan | None:
-        return _offload(pair, found, accepted, n_ctx)
+        return _offload(pair, found, n_ctx)
 
     def with_length(pair: Pair, length: context.Length) -> Pair:
         return replace(pair, length=length, plan=plan_for(pair, length.tokens))
@@ -272,7 +268,7 @@ def _with_lanes(pair: Pair, plan_for: Callable[[Pair, int], placement.OffloadPla
 
 
 def _offload(
-    pair: Pair, found: Sequence[devices.Device], accepted: float | None, n_ctx: int
+    pair: Pair, found: Sequence[devices.Device], n_ctx: int
 ) -> placement.OffloadPlan | None:
     """See ``Pair.plan``."""
     options = pair.options
@@ -304,45 +300,4 @@ def _offload(
         type_v=options.kv_type_v,
         swa_full=options.swa_full,
         lanes=pair.lanes,
-        acceptance=accepted,
     )
-
-
-def measured_acceptance(
-    target: GgufHeader, draft: GgufHeader, folder: Path | None = None
-) -> float | None:
-    """Return the draft model's measured acceptance rate, wherever its layers were.
-
-    None where too few were tested on this machine.
-    """
-    import msgspec
-
-    from specllama.engine.profiles import SCHEMA
-    from specllama.paths import profiles_dir
-    from specllama.speculative.policy.learned import Learned
-    from specllama.store import profiles as store
-
-    tested = accepted = 0.0
-    for path in sorted((folder or profiles_dir()).glob("*.json")):
-        try:
-            data = store.read(path)
-            if data is None or data["schema"] != SCHEMA:
-                continue
-            pair = data["pair"]
-            if not _is_of(pair["target"], target) or not _is_of(pair["draft"], draft):
-                continue
-            bands = msgspec.convert(data["bands"], dict[str, Learned], str_keys=True)
-        except (OSError, *store.DAMAGE):
-            continue
-        for band in bands.values():
-            known = band.sources.get("draft")
-            if known is not None:
-                tested += known.labels
-                accepted += known.labels * known.mean
-    return accepted / tested if tested >= ENOUGH_TESTED else None
-
-
-def _is_of(key: str, header: GgufHeader) -> bool:
-    """True if a key of ``_model_key`` is this file's."""
-    beginning = f"{header.name} {header.quantization} "
-    return key.startswith(beginning) and key.endswith(f" {header.file_bytes}")

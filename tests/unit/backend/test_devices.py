@@ -155,8 +155,9 @@ def test_ram_is_for_what_the_cards_do_not_take(
     assert left.target.tokenizer == whole.target.tokenizer
     assert left.draft is not None
     assert whole.draft is not None
-    assert left.draft.kv == 0, "the draft went first, and whole"
-    assert (left.required < whole.required) is True
+    gone = layers != "0"
+    assert (left.draft.kv == 0) is gone, "where its target goes: first, and whole"
+    assert (left.required < whole.required) is gone
     shared = [Device("MTL0", "gpu", "Metal", "an Apple chip", 24 * GB, 24 * GB, maps_ram=True)]
     apple = plan_offload(target, draft, shared, n_ctx=512, gpu_layers=layers)
     assert placement.left_in_ram(whole, apple, target, draft) == whole
