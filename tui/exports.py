@@ -7,21 +7,18 @@ from dataclasses import dataclass, field
 
 from specllama.bench import outcome
 from specllama.bench.experiment import PLAIN, RaceBoard, Run, question
-from specllama.bench.svg import bars
 from specllama.interface import EngineInfo, Prompt
 from specllama.session import Session
 from specllama.settings.params import GenerateParams
 from specllama.store.document import (
     Document,
     FactList,
-    Figure,
     Heading,
     Part,
     Quote,
     Raw,
     Say,
     Table,
-    html,
     markdown,
 )
 from specllama.store.rounds import circumstances
@@ -50,7 +47,7 @@ class Export:
 
 
 def of_document(label: str, stem: str, make: Callable[[], Document]) -> Export:
-    return Export(label, stem, {"html": lambda: html(make()), "md": lambda: markdown(make())})
+    return Export(label, stem, {"md": lambda: markdown(make())})
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +135,8 @@ def _tab(board: RaceBoard, tab: str, title: str) -> list[Part]:
     for way in ways:
         same = f"{way.same} of {way.of}"
         rows.append(_run(way.run, way.speed, same, outcome.said(way.verdict)))
-    known = [(w.run.name, w.verdict) for w in ways if w.verdict.ratio is not None]
-    figure = bars(
-        "Speed over plain decoding, with its interval",
-        [(name, one.ratio or 0.0, one.low, one.high) for name, one in known],
-        mark=1.0,
-        unit="×",
-    )
     said = [Say(f"{ways[0].proof}.")] if tab == "race" else []
-    return [Heading(title), *said, Figure(figure), Table(RUN_HEADS, rows)]
+    return [Heading(title), *said, Table(RUN_HEADS, rows)]
 
 
 def _run(run: Run, speed: float | None, same: str, verdict: str) -> list[str]:

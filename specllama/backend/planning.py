@@ -153,8 +153,8 @@ def plan_offload(
 
     "auto" takes what fits after buffers and a reserve. Of a model with experts, these are the first
     to stay in RAM, from the first layer on: a token uses few of them. A draft goes where its target
-    goes: whole, and in front of it, as long as layers of the target fit beside it. A number or
-    "all" is taken as asked, with a warning if it will not fit.
+    goes: whole, while layers of the target fit beside it. A number or "all" is taken as asked, with
+    a warning if it will not fit.
 
     Args:
         found: all devices; the CPU among them is ignored. lanes: conversations at once.
@@ -203,8 +203,7 @@ def plan_offload(
     if draft is None:
         return OffloadPlan(_place(first, free, warnings), None, devices, tuple(warnings))
     second = model("draft", draft, draft_gpu_layers, draft_place)
-    beside = _place(second, free, warnings)
-    said: list[str] = []
+    beside, said = _place(second, free, warnings), list[str]()
     where = _place(first, _left(free, beside), said)
     if draft_gpu_layers == "auto" and not (beside.whole and (where.layers or draft_place.names)):
         # half a draft on a GPU costs a transfer per step and gains little

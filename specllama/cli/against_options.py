@@ -62,7 +62,7 @@ def against_options(function: Decorated) -> Decorated:
     found: Any = command
     for option in (
         grouped("--report", type=click.Path(path_type=Path), metavar="FILE", group=_GROUP,
-                help="Write a page of HTML with the verdict and every difference."),
+                help="Write a page of Markdown with the verdict and every difference."),
         grouped("--at-once", type=click.IntRange(1, 64), default=4, show_default=True,
                 metavar="N", group=_GROUP,
                 help="Ask for N replies at the same time, too; 1 does not."),

@@ -299,12 +299,6 @@ def plot(run: str, png: Path | None, as_json: bool) -> None:
     "--csv", "form", flag_value="csv", default="csv", help="Write CSV, one row per round (default)."
 )
 @click.option("--json", "form", flag_value="json", help="Write the whole run as one JSON object.")
-@click.option(
-    "--html",
-    "form",
-    flag_value="html",
-    help="Write an HTML page that loads nothing from elsewhere.",
-)
 @click.option("--md", "form", flag_value="md", help="Write Markdown, to paste into an issue.")
 @click.option(
     "-o",
@@ -314,7 +308,7 @@ def plot(run: str, png: Path | None, as_json: bool) -> None:
     help="Write to a file instead of stdout.",
 )
 def export(run: str, form: str, target: Path | None) -> None:
-    """Export a run: as CSV, JSON, HTML or Markdown."""
+    """Export a run: as CSV, JSON or Markdown."""
     record = read_run(find_run(run))
     if form == "csv":
         buffer = io.StringIO()
@@ -328,11 +322,10 @@ def export(run: str, form: str, target: Path | None) -> None:
         raw = encode(summary.run_json(record)) + b"\n"
     else:
         from specllama.speculative.drafting.method import methods
-        from specllama.store import document
+        from specllama.store.document import markdown
         from specllama.store.run_document import run_document
 
-        write = document.html if form == "html" else document.markdown
-        raw = write(run_document(record, methods())).encode("utf-8", "replace")
+        raw = markdown(run_document(record, methods())).encode("utf-8", "replace")
     if target is None:
         output.write(raw.decode("utf-8"))
         return

@@ -47,7 +47,7 @@ Examples:
   specllama prove -n 50 --skip 150             prompts 151 to 200
   specllama prove --parallel 8                 eight replies side by side
   specllama prove --json > proof.jsonl
-  specllama prove --against http://box:8000 --plain http://box:8001 --report proof.html
+  specllama prove --against http://box:8000 --plain http://box:8001 --report proof.md
   specllama prove --against http://box:8000 -m target.gguf
 
 The pair, and how it is loaded and sampled, come from the settings, as for run.

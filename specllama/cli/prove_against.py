@@ -265,7 +265,7 @@ def _show(proof: report.ServerProof, wish: Wish) -> None:
     verdict = report.judge(proof)
     if wish.report is not None:
         try:
-            wish.report.write_text(document.html(report.document(proof)), "utf-8")
+            wish.report.write_text(document.markdown(report.document(proof)), "utf-8")
         except OSError as error:
             raise UsageError(f"cannot write {wish.report}: {error.strerror}") from None
     if wish.as_json:

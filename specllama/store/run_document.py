@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
@@ -13,7 +12,6 @@ from specllama.settings.params import GenerateParams
 from specllama.store.codec import params_to_dict
 from specllama.store.document import (
     Document,
-    DraftedText,
     FactList,
     Folded,
     Heading,
@@ -22,7 +20,6 @@ from specllama.store.document import (
     Raw,
     Say,
     Table,
-    TokenPiece,
 )
 from specllama.store.rounds import LoggedTurn, RunRecord
 from specllama.verdict import words
@@ -30,21 +27,16 @@ from specllama.verdict import words
 ROUNDS = 400  # of a reply that are shown: an issue holds 65,536 characters
 ROUND_HEADS = ("round", "drafted by", "guesses", "kept", "wrote", "took", "plain steps would take")
 USUAL = params_to_dict(GenerateParams())
-LEGEND = (
-    "Underlined: guessed and kept. Struck out: guessed and refused. Bold: the target's own token."
-)
 ALWAYS = ("temperature", "seed", "proposer", "verify", "window")  # of the settings
 
 
 class NamedMethod(Protocol):
-    """A method: for people, and its letter."""
+    """A method, and its name for people."""
 
     @property
     def name(self) -> str: ...
     @property
     def short(self) -> str: ...
-    @property
-    def letter(self) -> str: ...
 
 
 def run_document(record: RunRecord, methods: Sequence[NamedMethod]) -> Document:
@@ -62,10 +54,9 @@ def run_document(record: RunRecord, methods: Sequence[NamedMethod]) -> Document:
 
 
 def reply_parts(turn: LoggedTurn, methods: Sequence[NamedMethod], text: str = "") -> list[Part]:
-    """Verdict and figures, the reply as it was drafted, its rounds; ``text`` is shown of a reply
-    whose rounds are not known."""
+    """Verdict and figures, the reply, its rounds; ``text`` is shown of a reply whose rounds are not
+    known."""
     end, figures = turn.finished, turn.figures
-    drafts = any(done.drafted for done in turn.rounds)
     parts: list[Part] = []
     if figures is not None:
         verdict = figures.verdict
@@ -75,39 +66,13 @@ def reply_parts(turn: LoggedTurn, methods: Sequence[NamedMethod], text: str = ""
     if not turn.rounds:
         return [*parts, Quote(text or (end.text if end else ""))]
     label = _labels(methods)
-    letters = ", ".join(f"{m.letter} {m.short}" for m in _used(turn.rounds, methods))
-    legend = f"{LEGEND} Letters: {letters}." if letters else LEGEND
-    parts.append(DraftedText(pieces(turn, methods), legend if drafts else ""))
+    wrote = "".join(text for done in turn.rounds for text in done.emitted_text)
+    parts.append(Quote(wrote.removesuffix(_stop_text(turn))))
     shown = turn.rounds[:ROUNDS]
     table = Table(ROUND_HEADS, [_row(done, label) for done in shown])
     rest = len(turn.rounds) - len(shown)
     more = [Say(f"{rest} more rounds: specllama log export has them all.")] if rest else []
     return [*parts, Folded(f"{len(turn.rounds)} rounds", [table, *more])]
-
-
-def pieces(turn: LoggedTurn, methods: Sequence[NamedMethod]) -> list[TokenPiece]:
-    """A reply token by token, refused guesses among them; its stop token is no part of it."""
-    stop = _stop_text(turn)
-    label, letters = _labels(methods), {m.name: m.letter for m in methods}
-    out: list[TokenPiece] = []
-    for done in turn.rounds:
-        who = label(done.source)
-        mark = "".join(letters.get(part) or part[:1] for part in done.source.split("+"))
-        kept = "".join(done.emitted_text[: done.accepted])
-        wrote = "".join(done.emitted_text[done.accepted :])
-        path = set(done.accepted_path)
-        refused = "".join(t for i, t in enumerate(done.drafted_text) if i not in path)
-        if kept:
-            out.append(TokenPiece("kept", kept, f"guessed by the {who}, kept", mark))
-        if refused:
-            note = f"guessed by the {who}, refused or not judged"
-            out.append(TokenPiece("refused", refused.replace("\n", "⏎"), note))
-        if wrote:
-            out.append(TokenPiece("target", wrote, "the target's own token"))
-    if stop and out:
-        last = next(i for i, piece in reversed(list(enumerate(out))) if piece.kind != "refused")
-        out[last] = replace(out[last], text=out[last].text.removesuffix(stop))
-    return out
 
 
 def _stop_text(turn: LoggedTurn) -> str:
@@ -156,11 +121,6 @@ def _figures(found: ReplyFigures, end: Finished | None) -> str:
 def _labels(methods: Sequence[NamedMethod]) -> Any:
     known = {m.name: m.short for m in methods}
     return lambda source: " + ".join(known.get(part) or part for part in source.split("+"))
-
-
-def _used(rounds: Sequence[RoundDone], methods: Sequence[NamedMethod]) -> list[NamedMethod]:
-    names = {part for done in rounds if done.accepted for part in done.source.split("+")}
-    return [m for m in methods if m.name in names and m.letter]
 
 
 # ---- what a figure was measured with

@@ -8,7 +8,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from fakes import Reply
@@ -158,11 +157,10 @@ def test_export_to_read(logged, tmp_path: Path) -> None:
     assert text.startswith("# Run ")
     assert LONG in text
     assert "| n-gram |" in text
-    file = tmp_path / "run.html"
-    assert logged("log", "export", "--html", "-o", str(file)).code == 0
-    page = file.read_text()
-    assert ElementTree.fromstring(page.partition("\n")[2]).tag == "html"
-    assert "scripted-target.gguf" in page
+    file = tmp_path / "run.md"
+    assert logged("log", "export", "--md", "-o", str(file)).code == 0
+    assert file.read_text() == text
+    assert "scripted-target.gguf" in text
 
 
 def test_path(logged) -> None:

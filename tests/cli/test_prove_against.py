@@ -65,7 +65,7 @@ def test_a_right_server_is_cleared(
     prove: Prove, asked: list[str], plain: str, tmp_path: Path
 ) -> None:
     with over_http(TableServer(TABLE, seed=5)) as url:
-        page = tmp_path / "proof.html"
+        page = tmp_path / "proof.md"
         result = prove("--against", url, "--plain", plain, *weights(tmp_path), *asked,
                        "--report", str(page))  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -146,7 +146,7 @@ def test_a_server_that_goes_away_leaves_what_was_found(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--plain", "http://x"], ["--report", "x.html"], ["--remote-kind", "vllm"]]
+    "arguments", [["--plain", "http://x"], ["--report", "x.md"], ["--remote-kind", "vllm"]]
 )
 def test_flags_of_another_server_need_one(prove: Prove, arguments: list[str]) -> None:
     result = prove(*arguments)

@@ -1,4 +1,4 @@
-"""Saving what is seen: a reply, a race or a round as a page, as Markdown, or the screen as SVG."""
+"""Saving what is seen: a reply, a race or a round as Markdown, or the screen as SVG."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from specllama.tui.widgets.keys import Keys
 
 WORDS = {
     "svg": "a picture (SVG)",
-    "html": "a web page (HTML)",
     "md": "Markdown, for an issue",
     "json": "JSON",
 }
@@ -43,8 +42,8 @@ class ExportScreen(Page, ModalScreen[Any]):
     TITLE = "Save what you see"
     HELP = """
     Up and Down choose what is saved and how; the name of the file stands below and can be changed,
-    folder and all. Enter saves, Esc leaves. Pages and pictures need nothing from elsewhere, so they
-    can be attached to an issue; what a model wrote is shown as text and never as markup.
+    folder and all. Enter saves, Esc leaves. A picture needs nothing from elsewhere, so that it can
+    be attached to an issue; what a model wrote is shown as text and never as markup.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
