@@ -36,7 +36,10 @@ class Length:
     def line(self) -> str:
         """In words, for ``-v`` and ``doctor``."""
         if self.asked:
-            return f"context: {self.tokens:,} tokens, as asked"
+            beyond = (
+                f"; it was trained for {self.trained:,}" if 0 < self.trained < self.tokens else ""
+            )
+            return f"context: {self.tokens:,} tokens, as asked{beyond}"
         if not self.limit:
             return f"context: {self.tokens:,} tokens, the trained length"
         return f"context: {self.tokens:,} of {self.trained:,} tokens: {self.limit} (-c N chooses)"

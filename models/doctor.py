@@ -90,8 +90,8 @@ def candidates(target: Path, target_ref: str, drafts: Sequence[str]) -> list[Dra
     if drafts:
         found: list[DraftCandidate] = []
         for draft in drafts:
-            folder = Path(draft).expanduser()
-            if draft not in refs.TINY and folder.is_dir():
+            folder = refs.existing(draft)
+            if draft not in refs.TINY and folder is not None and folder.is_dir():
                 found += [
                     DraftCandidate(model.path.name, model.path)
                     for model in library.scan_folder(folder)

@@ -146,6 +146,10 @@ def download(
         raise
     except OSError as error:
         raise disk_error(error, destination) from None
+    finally:
+        with suppress(OSError):  # of a refusal, and of a server that sent nothing, nothing is left
+            if not part.stat().st_size:
+                part.unlink()
 
 
 def sleep(seconds: float) -> None:
@@ -372,9 +376,12 @@ def _lying(expected: int, announced: str) -> WrongContent:
 
 
 def _gave_up(reason: str, done: int, size: int) -> ModelUnavailable:
+    here, goes_on = "", ""
+    if done:
+        here = f"; {done / max(size, 1):.0%} is here and kept"
+        goes_on = ": it continues where it stopped"
     return ModelUnavailable(
-        f"{reason}, {MAX_ATTEMPTS} times in a row; {done / max(size, 1):.0%} is here and kept",
-        "pull it again: it continues where it stopped",
+        f"{reason}, {MAX_ATTEMPTS} times in a row{here}", f"pull it again{goes_on}"
     )
 
 

@@ -438,13 +438,6 @@ def _parts(first: Container) -> tuple[Path, ...]:
     paths = tuple(
         path.with_name(f"{prefix}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)
     )
-    if number != 0:
-        raise BadGguf(
-            f"{path.name} is part {(number or 0) + 1} of {count}; open a split model at part 1",
-            f"use {paths[0].name}",
-        )
-    if path.name != paths[0].name:
-        raise BadGguf(f"{path.name} holds part 1 of {count}, which its name does not say")
     missing = [p.name for p in paths if not p.is_file()]
     if missing:
         raise ModelUnavailable(
@@ -452,6 +445,13 @@ def _parts(first: Container) -> tuple[Path, ...]:
             f"{' …' if len(missing) > 3 else ''})",
             "put all parts in one folder, or pull the model again: specllama hub pull",
         )
+    if number != 0:
+        raise BadGguf(
+            f"{path.name} is part {(number or 0) + 1} of {count}; open a split model at part 1",
+            f"use {paths[0].name}",
+        )
+    if path.name != paths[0].name:
+        raise BadGguf(f"{path.name} holds part 1 of {count}, which its name does not say")
     return paths
 
 

@@ -10,6 +10,8 @@ decoded.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import stat
 import struct
 from dataclasses import dataclass
@@ -167,6 +169,15 @@ class _Reader:
         self.position = position
 
 
+def no_file(path: Path, hint: str | None = None) -> ModelUnavailable:
+    """Return the error for a path without a file: a link that is dead is named, and its target."""
+    for link in (*reversed(path.parents), path):
+        with contextlib.suppress(OSError):
+            if link.is_symlink() and not link.exists():
+                return ModelUnavailable(f"{link} is a link to {os.readlink(link)}, which is gone")
+    return ModelUnavailable(f"no such file: {path}", hint)
+
+
 def parse(path: Path) -> Container:
     """Read the header of one GGUF file.
 
@@ -187,7 +198,7 @@ def parse(path: Path) -> Container:
         with path.open("rb") as file:
             return _parse(_Reader(file, size, path), path)
     except FileNotFoundError:
-        raise ModelUnavailable(f"no such file: {path}") from None
+        raise no_file(path) from None
     except PermissionError:
         raise ModelUnavailable(f"{path} may not be read", "check its permissions") from None
     except OSError as error:

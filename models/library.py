@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Literal
 
 from specllama import paths
-from specllama.errors import ModelUnavailable
 from specllama.files import DAMAGE, read_json
+from specllama.models.gguf_format import no_file
 from specllama.models.sidecars import kind_of_name
 from specllama.settings.config import load_settings
 
@@ -80,6 +80,18 @@ def is_later_part(name: str) -> bool:
     """Whether a file is part 2 or later of a split model."""
     part = _PART.search(name)
     return part is not None and int(part[1]) != 1
+
+
+def is_model(name: str) -> bool:
+    """True if a name may be that of a model, or of the first part of one. Hidden files are none:
+    macOS leaves a ``._x.gguf`` for each file on foreign disks."""
+    return name.lower().endswith(".gguf") and name[0] != "." and not is_later_part(name)
+
+
+def first_part(path: Path) -> Path:
+    """Return the file by which a model is opened: of a split one the first part, if it is here."""
+    first = path.with_name(part_names(path.name)[0])
+    return first if is_later_part(path.name) and _is_file(first) else path
 
 
 def part_names(name: str) -> list[str]:
@@ -175,8 +187,9 @@ def remember(target: Path, draft: Path | None) -> None:
         return
     pairs = [pair, *(one for one in before if one != pair)][:MAX_OPENED]
     lines = [[str(path) if path is not None else None for path in one] for one in pairs]
-    with contextlib.suppress(OSError):
-        paths.replace_file(_opened_file(), json.dumps(lines, indent=1).encode())
+    with contextlib.suppress(OSError, UnicodeEncodeError):  # a name that is no text is not kept
+        text = json.dumps(lines, indent=1, ensure_ascii=False)
+        paths.replace_file(_opened_file(), text.encode())
 
 
 def _opened_file() -> Path:
@@ -186,8 +199,9 @@ def _opened_file() -> Path:
 # -- scanning --------------------------------------------------------------------------------------
 
 
-def _walk(root: Path) -> Iterator[Path]:
-    """GGUF files below ``root``: first parts only, bounded, no link that leads outside."""
+def _walk(root: Path, *, named: bool = False) -> Iterator[Path]:
+    """GGUF files below ``root``: first parts only, bounded; no link that leads outside, unless a
+    user ``named`` the folder."""
     try:
         inside = root.resolve()
     except LOOPS:
@@ -197,17 +211,15 @@ def _walk(root: Path) -> Iterator[Path]:
         here = Path(folder)
         if len(here.relative_to(root).parts) >= MAX_DEPTH:
             folders.clear()
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            if not name.lower().endswith(".gguf") or is_later_part(name):
-                continue
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "$RECYCLE")))
+        for name in filter(is_model, sorted(names)):
             path = here / name
             count += 1
             if count > MAX_FILES:
                 return
             if path.is_symlink():
                 try:
-                    if not path.resolve(strict=True).is_relative_to(inside):
+                    if not (path.resolve(strict=True).is_relative_to(inside) or named):
                         continue
                 except LOOPS:
                     continue
@@ -222,7 +234,7 @@ def _model(path: Path, source: Source, ref: str, repo: str | None) -> LocalModel
         except OSError:
             complete = False
             continue
-        size += status.st_size
+        size, complete = size + status.st_size, complete and status.st_size > 0
         modified, used = max(modified, status.st_mtime), max(used, status.st_atime)
     if size == 0:
         return None
@@ -237,7 +249,7 @@ def _hub_ref(repo: str, path: Path) -> str:
 
 def _in_repo_folders(root: Path, source: Source) -> Iterator[LocalModel]:
     """``root/user/repo/…/file.gguf``, the layout of our own folder and of LM Studio."""
-    for path in _walk(root):
+    for path in _walk(root, named=source == "folder"):
         parts = path.relative_to(root).parts
         repo = "/".join(parts[:2]) if len(parts) > 2 else None
         ref = _hub_ref(repo, path) if repo else str(path)
@@ -281,10 +293,8 @@ def _walk_links(root: Path, inside: Path) -> Iterator[Path]:
     """GGUF files of a snapshot: links to the cache's blobs, none that leads out of the cache."""
     for folder, folders, names in os.walk(root):
         folders.sort()
-        for name in sorted(names):
+        for name in filter(is_model, sorted(names)):
             path = Path(folder) / name
-            if not name.lower().endswith(".gguf") or is_later_part(name):
-                continue
             try:
                 if path.resolve(strict=True).is_relative_to(inside):
                     yield path
@@ -384,7 +394,8 @@ def scan_folder(folder: str | Path) -> list[LocalModel]:
 
 def beside(file: Path) -> list[LocalModel]:
     """The models in the folder of a file; what is no file or leads nowhere is passed over."""
-    return _by_path(sorted(path for path in file.parent.glob("*.gguf") if _is_file(path)))
+    found = sorted(path for path in file.parent.glob("*") if is_model(path.name))
+    return _by_path(path for path in found if _is_file(path))
 
 
 def _by_path(files: Iterable[Path]) -> list[LocalModel]:
@@ -411,7 +422,7 @@ def single(path: Path) -> LocalModel:
     """
     model = _model(path, "folder", str(path), None)
     if model is None:
-        raise ModelUnavailable(f"no such file: {path}")
+        raise no_file(path)
     return model
 
 

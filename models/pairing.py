@@ -2,18 +2,22 @@
 
 A draft proposes token *ids*, so both models must mean the same text by the same id. The rule is
 llama.cpp's (``common/speculative.cpp``): same tokenizer model, same BOS and EOS behaviour,
-vocabulary sizes at most 128 apart, identical token texts from id 5 on. The report also explains
-what does not forbid the pair but makes it slow or odd.
+vocabulary sizes at most 128 apart, identical token texts from id 5 on. Ids that one of the two has
+for padding only may differ: a guess is checked by its id, so they change no text. The report also
+explains what does not forbid the pair but makes it slow or odd.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from specllama.errors import PairIncompatible
 from specllama.models.running_state import rollback
+from specllama.text import number_of
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -21,7 +25,14 @@ if TYPE_CHECKING:
 MAX_SIZE_DIFFERENCE = 128
 FIRST_COMPARED_ID = 5
 GOOD_RATIO = (1 / 30, 1 / 10)
+UNUSED = 5  # a type of token; some files give padding another one, and name it so
 HARDLY = 1 / 4  # a guess of a larger draft costs a third of a step or more, its widths included
+
+_PADDING = re.compile(
+    rb"[<\[|>]+_?(?:\w*_)?(?:pad|unused|reserved|dummy|placeholder|control|special)(?:_special_token)?"
+    rb"(?:_token)?[_ -]?\d+[>\]|<]+",
+    re.IGNORECASE,
+)
 
 ProblemKind = Literal["tokenizer", "bos", "eos", "vocabulary", "token"]
 
@@ -172,14 +183,24 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 def readable(header: GgufHeader, token: bytes) -> str:
-    """A token as the text it stands for, where the file writes it in a byte alphabet."""
+    """Return a token as the text it stands for; bytes that are none are written <0xE2>."""
     text = token.decode("utf-8", "replace")
-    if header.tokenizer_model == "gpt2":
-        alphabet = _byte_alphabet()
-        if all(letter in alphabet for letter in text):
-            return bytes(alphabet[letter] for letter in text).decode("utf-8", "replace")
+    if header.tokenizer_model != "gpt2":
+        return text.replace("▁", " ")
+    alphabet = _byte_alphabet()
+    if not all(letter in alphabet for letter in text):
         return text
-    return text.replace("▁", " ")
+    raw = bytes(alphabet[letter] for letter in text)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "".join(f"<0x{byte:02X}>" for byte in raw)
+
+
+def unused(header: GgufHeader, ids: Iterable[int]) -> set[int]:
+    """Return those of some ids that the model has for padding: by their type, or their text."""
+    marked = set(header.tokens_of_type(UNUSED))
+    return {i for i in ids if i in marked or _PADDING.fullmatch(header.token_text(i))}
 
 
 def compare(target: GgufHeader, draft: GgufHeader) -> PairReport:
@@ -188,10 +209,12 @@ def compare(target: GgufHeader, draft: GgufHeader) -> PairReport:
     Raises:
         BadGguf: a file changed since its header was read.
     """
-    problems = [*_tokenizer_problems(target, draft)]
+    problems, said = [*_tokenizer_problems(target, draft)], list[str]()
     differing, common = _token_differences(target, draft)
     most = max(target.vocab_size, draft.vocab_size)
     shared = (min(target.vocab_size, draft.vocab_size) - len(differing)) / max(most, 1)
+    padding = unused(target, differing) | unused(draft, differing)
+    differing = [i for i in differing if i not in padding]
     differences = tuple(
         TokenDifference(
             i, readable(target, target.token_text(i)), readable(draft, draft.token_text(i))
@@ -202,10 +225,13 @@ def compare(target: GgufHeader, draft: GgufHeader) -> PairReport:
         problems.append(
             Problem(
                 "token",
-                f"{differences[0]} ({shared:.1%} of the ids mean the same text)",
+                f"{differences[0]} ({len(differing):,} of {most:,} ids mean another text)",
                 f"token {differences[0].id}: {differences[0].target!r} ≠ {differences[0].draft!r}",
             )
         )
+    elif padding:
+        count = number_of(len(padding), "unused token", ",")
+        said.append(f"only padding differs: {count}, the first is {min(padding)}")
     ratio = active_params(draft) / max(active_params(target), 1)
     templates = (target.chat_template, draft.chat_template)
     same_template = None if None in templates else templates[0] == templates[1]
@@ -213,7 +239,7 @@ def compare(target: GgufHeader, draft: GgufHeader) -> PairReport:
         target=target.path.name,
         draft=draft.path.name,
         problems=tuple(problems),
-        warnings=tuple(_warnings(target, draft, ratio, same_template)),
+        warnings=(*said, *_warnings(target, draft, ratio, same_template)),
         target_vocab=target.vocab_size,
         draft_vocab=draft.vocab_size,
         shared=shared,
@@ -266,13 +292,14 @@ def _tokenizer_problems(target: GgufHeader, draft: GgufHeader) -> list[Problem]:
                     f"{name.upper()} is a different token",
                 )
             )
-    difference = abs(target.vocab_size - draft.vocab_size)
-    if difference > MAX_SIZE_DIFFERENCE:
+    smaller, larger = sorted((target, draft), key=lambda one: one.vocab_size)
+    beyond = range(smaller.vocab_size, larger.vocab_size)
+    if len(beyond) > MAX_SIZE_DIFFERENCE and len(unused(larger, beyond)) < len(beyond):
         problems.append(
             Problem(
                 "vocabulary",
                 f"the target has {target.vocab_size:,} tokens, the draft {draft.vocab_size:,};"
-                f" they may differ by at most {MAX_SIZE_DIFFERENCE}",
+                f" they may differ by at most {MAX_SIZE_DIFFERENCE} that are no padding",
                 f"{draft.vocab_size:,} tokens, not {target.vocab_size:,}",
             )
         )

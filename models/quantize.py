@@ -70,6 +70,7 @@ class QuantizeJob:
     pure: bool
     requantize: bool
     output_type: str | None
+    imatrix: Path | None = None
 
 
 def check_type(name: str) -> str:
@@ -129,6 +130,7 @@ def prepare(
     pure: bool = False,
     requantize: bool = False,
     output_type: str | None = None,
+    imatrix: Path | None = None,
 ) -> QuantizeJob:
     """Check everything before the first byte is written.
 
@@ -149,6 +151,10 @@ def prepare(
     if layers:
         check_prunable(header)
     _check_source_types(header, kind, requantize)
+    if imatrix is not None:
+        from specllama.models.imatrix import read_imatrix
+
+        read_imatrix(imatrix, header)
     if kind in ("f16", "bf16"):
         _check_stays_f32(header, kind)
     expected = estimate_bytes(header, kind, layers, pure=pure, output_type=output_type)
@@ -169,6 +175,7 @@ def prepare(
         pure=pure,
         requantize=requantize,
         output_type=output_type,
+        imatrix=imatrix,
     )
 
 
@@ -283,6 +290,7 @@ def run(job: QuantizeJob, advanced: Callable[[int, int], None] | None = None) ->
         "requantize": job.requantize,
         "output_type": job.output_type,
         "prune_layers": list(job.prune_layers),
+        "imatrix": None if job.imatrix is None else str(job.imatrix.absolute()),
     }
     try:
         _run_child(request, advanced or (lambda done, of: None))

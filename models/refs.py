@@ -10,21 +10,21 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Sequence
+import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from specllama import paths
 from specllama.errors import ModelUnavailable, UsageError
 from specllama.models import catalog, library
+from specllama.models.gguf_format import no_file
 from specllama.models.sidecars import kind_of_name
 
 DEFAULT_QUANTS = ("Q4_K_M", "Q4_0", "IQ4_NL", "Q4_K_S", "UD-Q4_K_XL", "MXFP4", "Q8_0")
 NO_DRAFT = "none"
 TINY = {"tiny": "tiny-target", "tiny-target": "tiny-target", "tiny-draft": "tiny-draft"}
 
-Item = TypeVar("Item")
 _REPO = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}$")
 _QUANT = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$")
 
@@ -84,13 +84,15 @@ def parse_hub(ref: str) -> HubRef | None:
     repo, file = "/".join(pieces[:2]), "/".join(pieces[2:])
     if not _REPO.match(repo) or not file.lower().endswith(".gguf"):
         return None
-    if (
-        any(piece in ("", ".", "..") for piece in pieces[2:])
-        or ":" in file
-        or not file.isprintable()
-    ):
+    if any(piece in ("", ".", "..") for piece in pieces[2:]) or ":" in file or holds_controls(file):
         raise UsageError(f"not a file name inside a repository: {file!r}")
-    return HubRef(repo, file=file)
+    return HubRef(repo, file=library.part_names(file)[0])
+
+
+def holds_controls(name: str) -> bool:
+    """True if a name holds control characters, or halves of characters. Spaces of every width,
+    joiners and what else no keyboard has are parts of names as people have them."""
+    return any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name)
 
 
 def _in_settings(ref: str) -> Path | None:
@@ -136,16 +138,23 @@ def is_reference(word: str) -> bool:
 
 def lasting(ref: str) -> str:
     """The reference in a form that means the same in every folder: a path becomes absolute."""
-    path = None if ref in TINY else _existing(ref)
+    path = None if ref in TINY else _on_disk(ref)
     return ref if path is None else os.path.abspath(path)
 
 
-def _existing(ref: str) -> Path | None:
-    """The file or folder that ``ref`` names; a repository on the hub wins over a folder."""
+def existing(ref: str) -> Path | None:
+    """Return the file or folder with this path."""
     path = Path(os.path.expanduser(ref))
-    if not path.exists() or (path.is_dir() and parse_hub(ref) is not None):
+    try:
+        return path if path.exists() else None
+    except OSError:  # a name that is too long; a folder that may not be looked into
         return None
-    return path
+
+
+def _on_disk(ref: str) -> Path | None:
+    """The same, of what may as well be a repository on the hub: files only."""
+    path = existing(ref)
+    return None if path is not None and path.is_dir() and parse_hub(ref) is not None else path
 
 
 def resolve(ref: str) -> Path:
@@ -156,25 +165,38 @@ def resolve(ref: str) -> Path:
         ModelUnavailable: it is not on this machine; the hint is the command that brings it.
         UsageError: it is empty, or names something that cannot be a model.
     """
-    if not ref or not ref.isprintable():
-        raise UsageError("the model reference is empty or contains control characters")
+    if not ref:
+        raise UsageError("the model reference is empty")
+    there = existing(ref)
+    if there is None and holds_controls(ref):
+        raise UsageError(
+            f"there is no file {ref!r}, and no other model has control characters in its name",
+            "specllama hub ls shows the models on this machine",
+        )
     ref = plain(ref)
     if ref in TINY:
         return bundled(ref)
-    path = _existing(ref)
+    path = _on_disk(ref)
     if path is not None:
-        return _in_folder(path) if path.is_dir() else path
-    if _looks_like_path(ref):
+        return _in_folder(path) if path.is_dir() else library.first_part(path)
+    if there is None and _looks_like_path(ref):
         if (file := _in_settings(ref)) is not None:
-            return file
-        raise ModelUnavailable(f"no such file: {ref}", _near_files(Path(os.path.expanduser(ref))))
+            return library.first_part(file)
+        missing = Path(os.path.expanduser(ref))
+        raise no_file(missing, _near_files(missing))
     pair = catalog.find(ref)
     if pair is not None:
         wanted = HubRef(pair.target.repo, pair.target.quant)
         return _local(wanted, pull=pair.name)
     hub = parse_hub(ref)
     if hub is not None:
-        return _local(hub, pull=str(hub))
+        try:
+            return _local(hub, pull=str(hub))
+        except ModelUnavailable:
+            if there is None:
+                raise
+    if there is not None:
+        return _in_folder(there)
     models = library.scan()
     for model in models:
         if model.ref == ref or (model.source == "ollama" and model.ref == f"{ref}:latest"):
@@ -241,7 +263,7 @@ def _local(wanted: HubRef, *, pull: str) -> Path:
     models = library.scan()
     found = [model for model in models if matches(model, wanted)]
     if wanted.file is None and len(found) > 1:
-        found = _models_only(found, lambda model: model.path) or found
+        found = _loadable(found) or found
     if found:
         return preferred(found).path
     same_repo = [m for m in models if m.repo and m.repo.casefold() == wanted.repo.casefold()]
@@ -252,40 +274,43 @@ def _local(wanted: HubRef, *, pull: str) -> Path:
 
 
 def _in_folder(folder: Path) -> Path:
-    """A folder stands for its model when it holds exactly one."""
-    files = sorted(
-        p
-        for p in folder.glob("*.gguf")
-        if not library.is_later_part(p.name) and not kind_of_name(p.name) and p.is_file()
-    )
-    if len(files) > 1:
-        files = _models_only(files, lambda path: path) or files
-    if len(files) == 1:
-        return files[0]
-    if not files:
+    """A folder stands for its model when it holds exactly one, itself or in folders below it."""
+    found = [m for m in library.scan_folder(folder) if not kind_of_name(m.path.name)]
+    if len(found) > 1:
+        found = _loadable(found) or found
+    if len(found) == 1:
+        return found[0].path
+    if not found:
+        dead = next((path for path in sorted(folder.glob("*.gguf")) if path.is_symlink()), None)
+        if dead is not None:
+            raise no_file(dead)
         raise ModelUnavailable(f"{folder} is a folder without a GGUF model in it")
-    raise UsageError(f"{folder} holds {len(files)} models", f"name one, for example: {files[0]}")
+    raise UsageError(
+        f"{folder} holds {len(found)} models", f"name one, for example: {found[0].path}"
+    )
 
 
-def _models_only(items: Sequence[Item], path: Callable[[Item], Path]) -> list[Item]:
-    """The files without those whose headers say that they are sidecars, whatever their names."""
-    from specllama.models.summaries import Summaries
+def _loadable(found: Sequence[library.LocalModel]) -> list[library.LocalModel]:
+    from specllama.models.summaries import loadable
 
-    known = Summaries()
-    models = [item for item in items if not known.get(path(item)).sidecar]
-    known.save()
-    return models
+    return loadable(found)
 
 
 def _near_files(path: Path) -> str:
+    """Return what else may be meant: names are compared without case and kinds of spaces."""
+
+    def plainly(name: str) -> str:
+        return unicodedata.normalize("NFKC", name).casefold()
+
     try:
-        names = [p.name for p in path.parent.iterdir() if p.name.lower().endswith(".gguf")]
-        names = [name for name in names if name != path.name]  # a link that leads nowhere
+        # a link that leads nowhere is no suggestion
+        near = {plainly(p.name): p for p in path.parent.iterdir() if library.is_model(p.name)}
+        near = {name: p for name, p in near.items() if p.exists()}
     except OSError:
         return "specllama hub ls shows the models on this machine"
-    close = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(plainly(path.name), near, n=3, cutoff=0.5)
     if close:
-        return f"did you mean {' or '.join(str(path.with_name(name)) for name in close)}?"
+        return f"did you mean {' or '.join(str(near[name]) for name in close)}?"
     return "specllama hub ls shows the models on this machine"
 
 

@@ -22,7 +22,7 @@ from specllama.files import DAMAGE
 from specllama.models import library
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.loadable import check_loadable
-from specllama.models.pairing import MAX_SIZE_DIFFERENCE, active_params, compare
+from specllama.models.pairing import active_params, compare
 from specllama.models.sidecars import kind_of, kind_of_name
 
 SCHEMA = 2
@@ -155,6 +155,15 @@ class Summaries:
             pass
 
 
+def loadable(found: Iterable[library.LocalModel]) -> list[library.LocalModel]:
+    """Return those that can be run: whole ones, and no heads, whatever they are called."""
+    known = Summaries()
+    whole = [model for model in found if model.complete and not kind_of_name(model.path.name)]
+    models = [model for model in whole if known.get(model.path).usable]
+    known.save()
+    return models
+
+
 @dataclass(frozen=True, slots=True)
 class Listed:
     """A model on disk, what it is, and the drafts on disk that fit it."""
@@ -185,7 +194,7 @@ def _can_draft(target: Listed, draft: Listed, known: dict[tuple[str, str], bool]
     a, b = target.summary, draft.summary
     if not (a.usable and b.usable) or b.active_params >= a.active_params:
         return False
-    if a.tokenizer != b.tokenizer or abs(a.vocab_size - b.vocab_size) > MAX_SIZE_DIFFERENCE:
+    if a.tokenizer != b.tokenizer:
         return False
     key = (a.fingerprint + a.architecture, b.fingerprint + b.architecture)
     if key not in known:

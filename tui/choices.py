@@ -481,7 +481,7 @@ def completions(text: str) -> list[ChoiceRow]:
                     continue
                 if entry.is_dir():
                     folders.append(ChoiceRow(f"{typed}{name}/", f"{name}/", "open"))
-                elif name.lower().endswith(".gguf") and not library.is_later_part(name):
+                elif library.is_model(name):
                     path, size = Path(entry.path), entry.stat().st_size
                     files.append(ChoiceRow(f"{typed}{name}", name, size=gigabytes(size), path=path))
     except OSError as error:

@@ -157,7 +157,7 @@ class Loras:
         self._scales = [adapter.scale for adapter in adapters]
         for adapter in adapters:
             recent.clear()
-            handle = ll.llama_adapter_lora_init(model, os.fsencode(Path(adapter.path).expanduser()))
+            handle = ll.llama_adapter_lora_init(model, os.fsencode(adapter.path))
             if not handle:
                 reason = last_words() or "llama.cpp gave no reason"
                 raise CannotLoad(f"cannot use the adapter {Path(adapter.path).name}: {reason}")

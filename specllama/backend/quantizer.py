@@ -12,7 +12,11 @@ import json
 import os
 import re
 import sys
+from pathlib import Path
 from typing import Any
+
+from specllama.models.gguf import read_header
+from specllama.models.imatrix import read_imatrix
 
 # the names people type, and llama.cpp's file types
 FILE_TYPES = {
@@ -61,6 +65,14 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         # llama.cpp takes the first as the smallest, and stops at a negative one
         layers = (ctypes.c_int32 * (len(prune) + 1))(*prune, -1)
         params.prune_layers = ctypes.cast(layers, ctypes.POINTER(ctypes.c_int32))
+    if request.get("imatrix"):
+        inputs = read_imatrix(Path(request["imatrix"]), read_header(request["source"]))
+        pointer = ctypes.POINTER(ctypes.c_float)
+        entries = (llama_cpp.llama_model_imatrix_data * (len(inputs) + 1))()  # the last ends them
+        for entry, (name, values) in zip(entries, inputs.items(), strict=False):
+            entry.name, entry.size = name.encode(), values.size
+            entry.data = values.ctypes.data_as(pointer)
+        params.imatrix = ctypes.cast(entries, ctypes.POINTER(llama_cpp.llama_model_imatrix_data))
     rc = llama_cpp.llama_model_quantize(
         os.fsencode(request["source"]), os.fsencode(request["destination"]), ctypes.byref(params)
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urldefrag, urlsplit
+from urllib.parse import urldefrag
 
 from specllama.bench.arms import RunFigures, Task
 from specllama.bench.processes import command_of
@@ -107,7 +107,7 @@ def load_arm(text: str, params: GenerateParams, key: str = "") -> RemoteArm:
         SpecllamaError: nobody answers there.
     """
     url, proposer = urldefrag(text)
-    if urlsplit(url).scheme not in ("http", "https") or proposer not in ("", *PROPOSERS):
+    if not url or proposer not in ("", *PROPOSERS):
         raise UsageError(
             f"cannot read the server {text!r}", "for example http://127.0.0.1:8484#none"
         )

@@ -143,7 +143,7 @@ def _chat_words(words: Sequence[str], commands: Sequence[str]) -> list[str]:
         flags = {flag for param in chat.params for flag in (*param.opts, *param.secondary_opts)}
         known = first.partition("=")[0] in flags or first[:2] in flags
         return list(words) if known and first not in _HELP else []
-    if not first or first in (*commands, *SHORT, *ELSEWHERE) or not first.isprintable():
+    if not first or first in (*commands, *SHORT, *ELSEWHERE):
         return []
     from specllama.models import refs
 

@@ -162,7 +162,7 @@ def _on_disk(ref: str) -> Path | None:
     """The file that a reference means, unless it is a name on the hub."""
     from specllama.models import catalog, refs
 
-    if refs.plain(ref) == ref and Path(ref).expanduser().exists():
+    if refs.plain(ref) == ref and refs.existing(ref) is not None:
         return refs.resolve(ref)
     if catalog.find(ref) is not None or refs.parse_hub(ref) is not None:
         return None
@@ -258,10 +258,14 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
     With FOLDER, list the models below that folder instead.
     """
     from specllama.cli.hub_views import short, show_sidecars, show_usable
-    from specllama.models import library
+    from specllama.models import library, refs
     from specllama.models.summaries import list_models
 
-    models = library.scan_folder(folder) if folder else library.scan()
+    there = refs.existing(folder) if folder else None
+    if folder and (there is None or not there.is_dir()):
+        models = [library.single(refs.resolve(folder))]
+    else:
+        models = library.scan() if there is None else library.scan_folder(there)
     listed = list_models([model for model in models if model.owned or not mine])
     if as_json:
         names = "ref path source bytes complete used"

@@ -21,8 +21,8 @@ from specllama.cli.listing import (
     size,
     without_name,
 )
-from specllama.cli.options import LOADING, GroupedCommand, resolve, settings_options
-from specllama.errors import CannotLoad, PairIncompatible
+from specllama.cli.options import LOADING, GroupedCommand, grouped, resolve, settings_options
+from specllama.errors import CannotLoad, PairIncompatible, UsageError
 
 if TYPE_CHECKING:
     from specllama.interface import MethodInfo
@@ -33,19 +33,25 @@ EPILOG = """\b
 Examples:
   specllama pair tiny                          the bundled pair
   specllama pair qwen3-8b                      every known draft, on disk or to pull
-  specllama pair target.gguf draft.gguf        one draft in detail
+  specllama pair target.gguf draft.gguf        one draft in detail; so does -m TARGET -d DRAFT
   specllama pair target.gguf drafts/ --json    every file below a folder
 """
 
 
 @click.command("pair", cls=GroupedCommand, epilog=EPILOG)
-@click.argument("target", shell_complete=completing.models)
+@click.argument("target", required=False, shell_complete=completing.models)
 @click.argument("drafts", nargs=-1, shell_complete=completing.models)
 @json_option
 @settings_options(only=[name for name in LOADING if name not in ("model", "draft-model")])
+@grouped("-d", "--draft-model", "named", multiple=True, metavar="REF", group="Model",
+         shell_complete=completing.models, help="A draft; repeatable.")  # fmt: skip
+@grouped("-m", "--model", metavar="REF", group="Model", shell_complete=completing.models,
+         help="The target.")  # fmt: skip
 def command(
-    target: str,
+    target: str | None,
     drafts: tuple[str, ...],
+    model: str | None,
+    named: tuple[str, ...],
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -59,6 +65,10 @@ def command(
     from specllama.models.gguf import read_header
     from specllama.models.loadable import check_loadable
 
+    first, *others = [*([model] if model else []), *([target] if target else []), *drafts, ""]
+    if not first:
+        raise UsageError("which target is meant is not said", "for example: specllama pair tiny")
+    target, drafts = first, (*others[:-1], *named)
     options = resolve(flags).engine_options()
     heads, n_ctx = options.heads, options.n_ctx
     path = refs.resolve(target)
@@ -124,10 +134,10 @@ def _with_heads_here(
     import dataclasses
 
     from specllama.engine.heads import fitting
-    from specllama.models import library
+    from specllama.models import library, refs
 
     missing = {way.name for way in ways if not way.available}
-    near = [Path(draft).expanduser() for draft in drafts]
+    near = [folder for draft in drafts if (folder := refs.existing(draft)) is not None]
     models = [
         *library.beside(path),
         *(model for folder in near if folder.is_dir() for model in library.scan_folder(folder)),
@@ -156,7 +166,7 @@ def _show_table(header: GgufHeader, target: str, findings: list[DraftFinding]) -
         Column("draft", lambda one: one.candidate.ref, give=True),
         number("params", lambda one: params(one.params) if one.params else ""),
         number("ratio", _ratio, drop=60),
-        number("same", lambda one: f"{100 * one.report.shared:.0f} %" if one.report else ""),
+        number("same", lambda one: f"{int(100 * one.report.shared)} %" if one.report else ""),
         number("needs", _needs, drop=90),
         number("memory", lambda one: size(one.memory.required) if one.memory else "", drop=90),
         Column("notes", _verdict, give=True),
@@ -231,11 +241,12 @@ def _show_one(header: GgufHeader, finding: DraftFinding) -> None:
 
         check("tokenizer", "tokenizer", f"{header.tokenizer_model}, the same")
         check("vocabulary", "vocabulary", f"{report.target_vocab:,} and {report.draft_vocab:,}")
-        check("token", "token texts", f"{report.shared:.1%} of the ids mean the same text")
+        fine = "the same" if report.shared == 1 else f"{report.shared:.1%} of the ids are the same"
+        check("token", "token texts", fine)
         for difference in report.differences[1:]:
             rows.append(["", "", str(difference)])
-        check("bos", "BOS", "the same")
-        check("eos", "EOS", "the same")
+        check("bos", "BOS of prompts", "the same")
+        check("eos", "EOS of prompts", "the same")
         check("rollback", "rollback", f"target {report.target_rollback},"
               f" draft {report.draft_rollback}")  # fmt: skip
         templates = {True: "the same", False: "different", None: "one has none"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,15 +13,22 @@ import click
 from specllama.cli.listing import Column, context, json_option, listing, number, size
 from specllama.cli.options import server_address
 from specllama.cli.top import URL
-from specllama.remote.address import Address, checked
+from specllama.remote.address import Address, checked, url_of
 from specllama.settings.duration import told
 
 EPILOG = """\b
 Examples:
-  specllama ps                          the models of the server at http://127.0.0.1:8484
+  specllama ps                          the server at OLLAMA_HOST, else http://127.0.0.1:8484
   specllama ps http://box:11434         of another server that knows Ollama's /api/ps
   specllama stop qwen3-8b               unload one of them
 """
+
+
+def usual() -> str:
+    """Return the server that is asked unless one is named: Ollama's, where its variable says so."""
+    host = os.environ.get("OLLAMA_HOST", "")
+    return url_of(host, port=11434) if host else URL
+
 
 key_option = click.option(
     "--api-key-file", type=click.Path(path_type=Path), metavar="FILE",
@@ -54,7 +62,7 @@ def _idle(model: Mapping[str, Any]) -> str:
 
 
 @click.command("ps", epilog=EPILOG)
-@click.argument("url", default=URL)
+@click.argument("url", default=usual)
 @key_option
 @json_option
 def command(url: str, api_key_file: Path | None, as_json: bool) -> None:

@@ -26,7 +26,7 @@ Examples:
 
 
 @click.command("quantize", epilog=EPILOG)
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source")
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option("--type", "type_name", help="Type of the result: q4_0, q4_k_m, q8_0, q6_k, f16, …")
 @click.option(
@@ -54,6 +54,12 @@ Examples:
     type=click.Choice(["f16", "q4_0", "q5_1", "q6_k", "q8_0"]),
     help="Type of the output matrix. Unset: chosen with --type.",
 )
+@click.option(
+    "--imatrix",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Importance matrix, a GGUF file of llama-imatrix: the weights that matter lose least.",
+)
 @click.option("--requantize", is_flag=True, help="Accept a source that is quantized already.")
 @click.option(
     "-t",
@@ -64,7 +70,7 @@ Examples:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object about the result.")
 def command(
-    source: Path,
+    source: str,
     destination: Path,
     type_name: str | None,
     prune: str | None,
@@ -72,6 +78,7 @@ def command(
     likely_in: tuple[str, ...],
     pure: bool,
     output_type: str | None,
+    imatrix: Path | None,
     requantize: bool,
     threads: int,
     as_json: bool,
@@ -80,20 +87,25 @@ def command(
     from specllama.backend import trial
     from specllama.cli.listing import note, size
     from specllama.cli.progress import Bar
-    from specllama.models import quantize
+    from specllama.models import quantize, refs
 
     trial.require()
-    if draft_tokens is not None or likely_in:
-        if draft_tokens is None or type_name or prune or pure or output_type or requantize:
+    if likely_in and draft_tokens is None:
+        raise UsageError(
+            "--likely-in tells which tokens a head keeps", "say how many: --draft-tokens 32768"
+        )
+    file = refs.resolve(source)
+    if draft_tokens is not None:
+        if type_name or prune or pure or output_type or imatrix or requantize:
             raise UsageError("--draft-tokens copies weights as they are", "give it without --type")
-        header = _write_head(source, destination, draft_tokens, likely_in)
+        header = _write_head(file, destination, draft_tokens, likely_in)
         if as_json:
-            output.document({**header.to_dict(), "source": str(source)})
+            output.document({**header.to_dict(), "source": source})
         note(f"{destination}: {size(header.file_bytes)}, {header.vocab_size:,} tokens")
         note(f'next: specllama run -m {source} --head {destination} "Hello"')
         return
     job = quantize.prepare(
-        source,
+        file,
         destination,
         type_name,
         prune=prune,
@@ -101,13 +113,16 @@ def command(
         pure=pure,
         requantize=requantize,
         output_type=output_type,
+        imatrix=imatrix,
     )
-    note(f"{source.name}: {size(job.header.file_bytes)} → about {size(job.expected)}")
+    note(f"{file.name}: {size(job.header.file_bytes)} → about {size(job.expected)}")
     with Bar(destination.name, job.header.n_tensors, transfer=False) as bar:
         header = quantize.run(job, lambda done, of: bar.advanced(done))
     if as_json:
-        output.document({**header.to_dict(), "source": str(source)})
+        output.document({**header.to_dict(), "source": source})
     note(f"{destination}: {size(header.file_bytes)}, {header.quantization}")
+    if (more := header.file_bytes - job.header.file_bytes) > 0:
+        note(f"that is {size(more)} more than {file.name}, and no better: it holds what that held")
     note(f'next: specllama run -m {destination} "Hello"')
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,9 +10,8 @@ from specllama.engine.host import EngineHost, LoadEngine
 from specllama.engine.serving import OnEvent
 from specllama.errors import UsageError
 from specllama.models import library
-from specllama.models.refs import NO_DRAFT, parse_hub
-from specllama.models.sidecars import kind_of_name
-from specllama.models.summaries import Summaries
+from specllama.models.refs import NO_DRAFT, existing, parse_hub
+from specllama.models.summaries import loadable
 from specllama.server.models import Models
 from specllama.server.request_queue import RequestQueue
 from specllama.server.served import ServedModel
@@ -113,7 +111,7 @@ class Serves:
 
     def _more(self, named: Sequence[str]) -> Callable[[], Iterator[ServedModel]]:
         def more() -> Iterator[ServedModel]:
-            for model in _models_of(library.scan()):
+            for model in loadable(library.scan()):
                 if model.ref not in named and str(model.path) not in named:
                     yield self.made(model.ref)
 
@@ -127,26 +125,17 @@ def _unfolded(refs: Sequence[str]) -> Iterator[str]:
         UsageError: there are none in a folder.
     """
     for ref in refs:
-        folder = Path(os.path.expanduser(ref))
-        if parse_hub(ref) is not None or not folder.is_dir():
+        folder = existing(ref)
+        if parse_hub(ref) is not None or folder is None or not folder.is_dir():
             yield ref
             continue
-        found = [str(model.path) for model in _models_of(library.scan_folder(folder))]
+        found = [str(model.path) for model in loadable(library.scan_folder(folder))]
         if not found:
             raise UsageError(f"{folder} is a folder without a GGUF model in it")
         yield from sorted(found)
 
 
-def _models_of(found: Sequence[library.LocalModel]) -> list[library.LocalModel]:
-    """Those that can be loaded: whole ones, and no heads, whatever they are called."""
-    summaries = Summaries()
-    whole = [model for model in found if model.complete and not kind_of_name(model.path.name)]
-    models = [model for model in whole if summaries.get(model.path).usable]
-    summaries.save()
-    return models
-
-
 def name_of(ref: str) -> str:
     """What a reference is called by clients: without a folder or an ending."""
     path = Path(ref)
-    return path.stem if path.suffix == ".gguf" else ref
+    return path.stem if path.suffix.lower() == ".gguf" else ref

@@ -8,8 +8,7 @@ import click
 
 from specllama.cli import diagnostics
 from specllama.cli.options import server_address
-from specllama.cli.ps import key_option, loaded
-from specllama.cli.top import URL
+from specllama.cli.ps import key_option, loaded, usual
 from specllama.errors import UsageError
 from specllama.remote.address import checked
 from specllama.text import number_of
@@ -18,7 +17,11 @@ from specllama.text import number_of
 @click.command("stop")
 @click.argument("model", metavar="MODEL")
 @click.option(
-    "--server", "url", metavar="URL", default=URL, show_default=True, help="The running server."
+    "--server",
+    "url",
+    metavar="URL",
+    default=usual,
+    help="The running server.  [default: OLLAMA_HOST, else http://127.0.0.1:8484]",
 )
 @key_option
 def command(model: str, url: str, api_key_file: Path | None) -> None:

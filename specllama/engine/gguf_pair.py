@@ -123,10 +123,12 @@ class Pair:
         try:
             memory.require_fit(self.need(self.n_ctx))
         except DoesNotFit as error:
-            shorter = _SHORT
-            while shorter < self.n_ctx and memory.fits(self.need(shorter)):
-                shorter *= 2
-            ways = [f"-c {shorter // 2}"] if shorter > _SHORT else []
+            trained = self.length.trained or self.n_ctx
+            shorter = [_SHORT << i for i in range(32) if _SHORT << i < min(self.n_ctx, trained)]
+            shorter += [trained] if trained < self.n_ctx else []
+            most = max((n for n in shorter if memory.fits(self.need(n))), default=0)
+            of_more = " (it was trained for no more)" if most == trained else ""
+            ways = [f"-c {most}{of_more}"] if most else []
             alone = replace(self, lanes=1)
             if self.lanes > 1 and memory.fits(alone.need(self.n_ctx)):
                 ways.append("--parallel 1")
@@ -178,7 +180,7 @@ def read_pair(target: Path, draft: Path | None, options: EngineOptions) -> Pair:
         if not translated:
             require_pair(header, second)
     for text in options.loras:
-        adapter = Path(Adapter.read(text).path).expanduser()
+        adapter = Path(Adapter.read(text).path)
         check_adapter(read_header(adapter), header)
     pair = with_context(Pair(header, second, translated, context.LEAST_LENGTH, options))
     for line in pair.lines():

@@ -224,5 +224,5 @@ def state_key(
 
 def _changed(adapter: str) -> list[int]:
     """Return the size and time of an adapter's file."""
-    stat = Path(Adapter.read(adapter).path).expanduser().stat()
+    stat = Path(Adapter.read(adapter).path).stat()
     return [stat.st_size, stat.st_mtime_ns]

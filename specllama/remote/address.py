@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,11 +17,35 @@ if TYPE_CHECKING:  # it is slow to import, and a command line names addresses be
     import httpx2
 
 KEY_VARIABLE = "SPECLLAMA_API_KEY"
+PORT = 8484
+_HERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # what a server listens at
 _START = "start one with: specllama serve"
 _HINTS = {
     "invalid_api_key": f"give one of its keys as {KEY_VARIABLE}",
     "queue_full": "try again in a moment",
 }
+
+
+def url_of(text: str, port: int = PORT) -> str:
+    """Return the URL of a server as people write it: without a scheme, a host or a port, as an IPv6
+    address without brackets, or as all addresses, at which servers listen."""
+    scheme, _, rest = text.strip().rpartition("://")
+    place, slash, path = rest.partition("/")
+    host, _, digits = place.rpartition(":")
+    if _is_ipv6(place) or not digits.isdigit():
+        host, digits = place, ""
+    if not (host or digits):
+        return text
+    host = _HERE.get(host.strip("[]"), host)
+    host = f"[{host}]" if _is_ipv6(host) else host
+    digits = digits or ("" if scheme else str(port))
+    return f"{scheme.lower() or 'http'}://{host}{':' if digits else ''}{digits}{slash}{path}"
+
+
+def _is_ipv6(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).version == 6
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +63,7 @@ class Address:
     model: str = ""
 
     def __post_init__(self) -> None:
-        url = self.url.rstrip("/").removesuffix("/v1")
+        url = url_of(self.url).rstrip("/").removesuffix("/v1")
         object.__setattr__(self, "url", url)
 
     @property

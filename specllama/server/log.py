@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from specllama.errors import UsageError
+from specllama.replies.chat import NO_TEMPLATE
 from specllama.server.served import ServedModel
 from specllama.settings.config import Settings
 
@@ -82,6 +83,9 @@ class ServerLog:
         if model.state != before:
             why = f": {model.failed}" if model.failed and model.state == "unloaded" else ""
             self.say(f"{model.name} is {model.state}{why}")
+            info = model.known_info if model.state == "loaded" else None
+            if info is not None and not info.has_chat_template:
+                self.say(f"{model.name}: {NO_TEMPLATE}")
             self._begun[model.name] = (time.monotonic(),) * 2
         elif model.state == "loading" and 0 < model.progress < 1:
             (begun, told), now = self._begun[model.name], time.monotonic()

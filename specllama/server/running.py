@@ -36,13 +36,25 @@ def bind(host: str, port: int) -> socket.socket:
         UsageError: the address is taken, or not of this machine.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
         family, *_, address = found[0]
         return socket.create_server(address[:2], family=family, backlog=512)
     except OSError as error:
         said = error.strerror or str(error)
         hint = _HINTS.get(error.errno or 0, "--host is a name or an address of this machine")
         raise UsageError(f"cannot listen at {host}:{port}: {said}", hint) from None
+
+
+def _beside(listening: socket.socket) -> list[socket.socket]:
+    """Return a socket at the other loopback address, which clients may take "localhost" for."""
+    host, port = listening.getsockname()[:2]
+    other = {"127.0.0.1": "::1", "::1": "127.0.0.1"}.get(host)
+    try:
+        return [bind(other, port)] if other else []
+    except UsageError:  # this machine has none, or somebody else listens there
+        return []
 
 
 def url_of(listening: socket.socket) -> str:
@@ -113,7 +125,7 @@ async def _run(
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     end = asyncio.Event()
     server = _Server(config, end)
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    serving = asyncio.create_task(server.serve(sockets=[listening, *_beside(listening)]))
     stopped = _awaited(stop)
     begun = asyncio.create_task(service.models.begin(load=load))
     failed: BaseException | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import os
 import re
 from dataclasses import dataclass
 
@@ -346,4 +347,4 @@ class Adapter:
             path = text
         if not path or not math.isfinite(number) or abs(number) > 100:
             raise UsageError(f"cannot read the adapter {text!r}", "write FILE or FILE:SCALE")
-        return Adapter(path, number)
+        return Adapter(os.path.expanduser(path), number)

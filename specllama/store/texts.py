@@ -26,7 +26,7 @@ def read_texts(names: Sequence[str]) -> tuple[list[str], str]:
     """
     files: dict[Path, os.stat_result] = {}
     for name in names:
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))
         if not path.exists():
             raise UsageError(f"cannot draft from {name}: there is no such file or folder")
         for file in _files(path):

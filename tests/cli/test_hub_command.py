@@ -11,7 +11,7 @@ import pytest
 
 from specllama import paths
 from specllama.cli import invoke
-from specllama.models import receipts
+from specllama.models import receipts, refs
 from specllama.models.download import Digest
 
 pytestmark = pytest.mark.usefixtures("nobody_else")
@@ -65,6 +65,19 @@ def test_ls_of_a_folder_says_why_a_file_is_no_model(
     assert "is an encoder" in out
     assert "is a web page" in out
     assert "\x1b" not in out
+
+
+def test_ls_finds_what_the_loader_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "a\u3000b"
+    (folder / "below").mkdir(parents=True)
+    parts = ggufs.write_split(folder / "below" / "big-Q4_0.gguf")
+    (folder / "._x.gguf").write_bytes(b"junk")
+    for named in (folder, *parts):
+        assert invoke(["hub", "ls", str(named), "--json"]) == 0
+        (entry,) = json.loads(capsys.readouterr().out)["models"]
+        assert entry["path"] == str(refs.resolve(str(named))) == str(parts[0])
+    assert invoke(["hub", "ls", str(folder / "none")]) == 3
+    assert "no such file" in capsys.readouterr().err
 
 
 def test_path(pulled: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,26 @@ def folder(tmp_path: Path) -> Path:
     return mix
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["-m", "tiny-target", "-d", "tiny-draft"],
+        ["tiny-target", "-d", "tiny-draft"],
+        ["-m", "tiny-target", "tiny-draft"],
+        ["--draft-model", "tiny-draft", "--model", "tiny-target"],
+    ],
+)
+def test_target_and_draft_are_named_as_elsewhere(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["pair", "tiny-target", "tiny-draft", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert invoke(["pair", *given, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["drafts"] == told["drafts"]
+    assert invoke(["pair", "-d", "tiny-draft"]) == 2
+    assert "which target is meant" in capsys.readouterr().err
+
+
 def test_a_folder_of_drafts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["pair", "tiny-target", str(folder)]) == 0
     captured = capsys.readouterr()
@@ -89,7 +109,13 @@ def test_heads_beside_the_target_are_in_the_memory(
 def test_one_draft_in_detail(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["pair", "tiny", "tiny-draft"]) == 0
     out = capsys.readouterr().out
-    words_of_all = ("token texts", "100.0% of the ids", "rollback", "chat template", "memory")
+    words_of_all = (
+        "token texts     the same",
+        "EOS of prompts",
+        "rollback",
+        "chat template",
+        "memory",
+    )
     for words in (*words_of_all, "heads"):
         assert words in out
 

@@ -28,6 +28,10 @@ def test_quantize(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     result = json.loads(captured.out)
     assert result["quantization"] == "Q8_0"
     assert f"specllama run -m {target}" in captured.err
+    assert "more than" not in captured.err
+    larger = tmp_path / "again.gguf"
+    assert invoke(["quantize", str(target), str(larger), "--type", "f16", "--requantize"]) == 0
+    assert f"more than {target.name}, and no better" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -39,7 +43,8 @@ def test_quantize(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--prune-layers", "7"], 2, "it has layers 0 to 1"),
         (["--draft-tokens", "300"], 5, "no NextN layers"),
         (["--draft-tokens", "300", "--type", "q8_0"], 2, "copies weights as they are"),
-        (["--likely-in", "."], 2, "--draft-tokens"),
+        (["--likely-in", "."], 2, "--likely-in tells which tokens a head keeps"),
+        (["--likely-in", "/nope", "--type", "q8_0"], 2, "say how many: --draft-tokens"),
     ],
 )
 def test_refusals(

@@ -198,6 +198,23 @@ def test_it_is_refused_until_it_is_allowed(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
+def test_a_draft_that_has_other_padding_drafts_as_ever(tmp_path: Path) -> None:
+    """Tokens that the target writes, too: guesses are checked by their ids."""
+    padded = with_tokens(
+        DRAFT, tmp_path / "padded.gguf", range(4096), range(300, 4096, 18), "[PAD{}]"
+    )
+    report = compare(read_header(TARGET), read_header(padded))
+    assert "only padding differs: 211 unused tokens, the first is 300" in report.warnings
+    kept = []
+    for draft in (DRAFT, padded):
+        with Engine.load(TARGET, draft, EngineOptions(n_ctx=512, threads=1)) as opened:
+            assert not isinstance(opened.drafter("draft"), RetokenizingDrafter)
+            ends = [both(opened, "Hello there", t, ignore_eos=True) for t in (0.0, 0.7)]
+            kept.append([end.draft_n_accepted for end in ends])
+    assert kept[0] == kept[1]
+    assert min(kept[0]) > 0
+
+
 def test_the_measuring_commands_take_it_too(tmp_path: Path) -> None:
     env = {**os.environ, "SPECLLAMA_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "specllama", "prove", "-d", str(OTHER), "-t", "1", "-n", "2"]

@@ -199,6 +199,9 @@ def test_refusals_name_the_cause(hub: FakeHub, fault: Fault, message: str) -> No
     assert caught.value.hint
     assert caught.value.exit_code == 3
     assert not (folder() / NAME).exists()
+    kept = [path.stat().st_size for path in folder().glob("*.part")]
+    assert all(kept), "a part without a byte is of no use"
+    assert ("is here and kept" in caught.value.message) == bool(kept)
 
 
 def test_a_short_rate_limit_is_waited_for(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

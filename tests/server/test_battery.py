@@ -22,7 +22,7 @@ from servers import Serving, serving, table
 
 from specllama.errors import UsageError
 from specllama.server.guard import Access
-from specllama.server.running import bind
+from specllama.server.running import _beside, bind
 
 TABLE_CLI = Path(__file__).parents[1] / "support" / "table_cli.py"
 CHAT = "/v1/chat/completions"
@@ -352,6 +352,17 @@ def test_an_address_of_the_next_protocol(tmp_path: Path) -> None:
         assert url.startswith("http://[::1]:")
         assert httpx2.get(url + "/health").status_code == 200
         assert httpx2.get(url + "/v1/models").status_code == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_both_loopback_addresses_lead_to_a_server(host: str) -> None:
+    with bind(f"[{host}]" if ":" in host else host, 0) as one:
+        (other,) = _beside(one)
+        with other:
+            there = {one.getsockname()[:2], other.getsockname()[:2]}
+            port = one.getsockname()[1]
+            assert there == {("127.0.0.1", port), ("::1", port)}
+            assert _beside(one) == [], "somebody listens there"
 
 
 @pytest.mark.parametrize(

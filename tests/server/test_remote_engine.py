@@ -82,7 +82,7 @@ def test_errors_keep_their_kind(server: Serving) -> None:
     with pytest.raises(EngineError, match="no specllama answers"):
         RemoteEngine(Address("http://127.0.0.1:9"))
     with pytest.raises(UsageError, match="no address"):
-        RemoteEngine(Address("here"))
+        RemoteEngine(Address("ftp://here"))
 
 
 def test_it_is_recognised_and_asked_as_other_engines_are(server: Serving) -> None:

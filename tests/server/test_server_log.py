@@ -60,6 +60,18 @@ def test_lines_carry_ids_and_what_went_wrong(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize("template", [True, False])
+def test_a_model_without_a_chat_template_is_told(tmp_path: Path, template: bool) -> None:
+    log = ServerLog(tmp_path / "serve.log")
+    info = SimpleNamespace(has_chat_template=template)
+    model = SimpleNamespace(name="base", state="loaded", failed="", known_info=info)
+    log.model(cast(Any, model))
+    log.close()
+    text = (tmp_path / "serve.log").read_text()
+    assert "base is loaded" in text
+    assert ("base: this model has no chat template" in text) is not template
+
+
 def test_files_are_bounded_and_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_log, "_FILE_BYTES", 1000)
     log = ServerLog(tmp_path / "serve.log")

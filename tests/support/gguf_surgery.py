@@ -15,17 +15,23 @@ _IDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot",
 _ROWS = ("token_embd.weight", "output.weight")
 
 
-def with_tokens(source: Path, out: Path, order: Sequence[int], renamed: Sequence[int] = ()) -> Path:
+def with_tokens(
+    source: Path,
+    out: Path,
+    order: Sequence[int],
+    renamed: Sequence[int] = (),
+    names_of: str = "unheard{}",
+) -> Path:
     """Write ``source`` with token ``order[i]`` as number i.
 
     Args:
-        renamed: old numbers of tokens that get a text that no tokenizer here has.
+        renamed: old numbers of tokens that get a text that no tokenizer here has: ``names_of``.
     """
     reader = gguf.GGUFReader(source)
     names = {key: field.contents() for key, field in reader.fields.items()}
     tokens = list(names["tokenizer.ggml.tokens"])
     for old in renamed:
-        tokens[old] = f"unheard{old}"
+        tokens[old] = names_of.format(old)
     place = {old: new for new, old in enumerate(order)}
     w = _Writer(out, names["general.architecture"])
     for key, field in reader.fields.items():

@@ -150,6 +150,22 @@ def test_without_a_gpu_the_context_leaves_half_of_the_ram(monkeypatch: pytest.Mo
     assert big.lines() == ["context: 131,072 tokens, the trained length"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "ram", "hint"),
+    [
+        (4_000_000, 64, "what fits: -c 131072 (it was trained for no more)"),
+        (4_000_000, 12, "what fits: -c 32768"),
+        (100_000, 12, "what fits: -c 32768"),
+    ],
+)
+def test_no_context_is_suggested_beyond_what_a_model_was_trained_for(
+    monkeypatch: pytest.MonkeyPatch, asked: int, ram: int, hint: str
+) -> None:
+    with pytest.raises(DoesNotFit) as caught:
+        planned(monkeypatch, sketches.llama_8b(), None, [], ram, n_ctx=asked).fitting()
+    assert caught.value.hint == hint
+
+
 def test_a_longer_context_never_costs_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     target = sketches.llama_8b()
     for free in (6.0, 7.5, 9.0, 12.0, 24.0):

@@ -36,6 +36,8 @@ def test_what_is_asked_for_is_taken(header: GgufHeader) -> None:
     assert choose(512, header, never, WHY).tokens == 512
     assert choose(0, header, never, WHY).tokens == 40960
     assert choose(512, header, never, WHY).line() == "context: 512 tokens, as asked"
+    beyond = "context: 50,000 tokens, as asked; it was trained for 40,960"
+    assert choose(50_000, header, never, WHY).line() == beyond
 
 
 def test_a_short_model_and_one_that_does_not_say(tmp_path: Path) -> None:

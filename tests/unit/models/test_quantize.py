@@ -5,15 +5,19 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import gguf
 import ggufs
 import ggufs_nextn
+import numpy as np
 import pytest
 from gguf_surgery import with_tensor
 
 from specllama.errors import BadGguf, SpecllamaError, UnsupportedModel, UsageError
 from specllama.models import quantize
 from specllama.models.gguf import read_header
+from specllama.models.imatrix import read_imatrix
 from specllama.models.loadable import check_loadable
+from specllama.models.tensors import Floats, read_tensor
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +92,56 @@ def test_the_estimate_knows_the_types_that_the_quantizer_takes(
     job = quantize.prepare(source, target, kind, threads=1)
     quantize.run(job)
     assert job.expected == pytest.approx(target.stat().st_size, rel=0.06)
+
+
+def write_imatrix(path: Path, sums: dict[str, Floats], counts: dict[str, Floats]) -> Path:
+    """As ``llama-imatrix`` writes it."""
+    writer = gguf.GGUFWriter(path, "")
+    writer.add_type("imatrix")
+    writer.add_uint32("imatrix.chunk_count", 4)
+    for name in sums:
+        writer.add_tensor(f"{name}.in_sum2", sums[name].astype(np.float32))
+        writer.add_tensor(f"{name}.counts", counts[name].astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.e2e
+def test_what_an_importance_matrix_calls_important_loses_less(source: Path, tmp_path: Path) -> None:
+    model, name = read_header(source), "blk.0.ffn_up.weight"
+    inputs = model.by_name[name].shape[0]
+    sums = np.ones((1, inputs))
+    sums[0, ::8] = 10_000.0
+    matrix = write_imatrix(tmp_path / "i.gguf", {name: sums}, {name: np.full((1, 1), 4.0)})
+    (mean,) = read_imatrix(matrix, model).values()
+    assert mean.shape == (1, inputs)
+    assert mean[0, :2].tolist() == [2500.0, 0.25]
+
+    def lost(imatrix: Path | None) -> float:
+        target = tmp_path / f"{imatrix is None}.gguf"
+        quantize.run(quantize.prepare(source, target, "q4_0", threads=1, imatrix=imatrix))
+        error = read_tensor(read_header(target), name) - read_tensor(model, name)
+        return float(np.abs(error[:, ::8]).mean())
+
+    assert lost(matrix) < 0.8 * lost(None)
+
+
+def test_what_is_no_importance_matrix_of_this_model_is_refused(
+    source: Path, tmp_path: Path
+) -> None:
+    name = "blk.0.ffn_up.weight"
+    one = {name: np.ones((1, 1))}
+    for at, (file, why) in enumerate((
+        (source, "is no importance matrix"),
+        (write_imatrix(tmp_path / "a.gguf", {"blk.9.x": np.ones((1, 8))}, {"blk.9.x": one[name]}),
+         "names no matrix of"),
+        (write_imatrix(tmp_path / "b.gguf", {name: np.ones((1, 7))}, one), "of another model"),
+    )):  # fmt: skip
+        with pytest.raises(UsageError, match=why):
+            quantize.prepare(source, tmp_path / f"{at}.gguf", "q4_0", imatrix=file)
 
 
 @pytest.mark.e2e

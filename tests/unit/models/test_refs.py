@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from specllama import paths
 from specllama.errors import ModelUnavailable, UsageError
 from specllama.models import doctor, library, refs
+from specllama.models.gguf import read_header
 
 pytestmark = pytest.mark.usefixtures("nobody_else")
 
@@ -53,10 +55,101 @@ def test_a_missing_path_suggests_its_neighbours(model: Path) -> None:
     assert caught.value.exit_code == 3
 
 
-@pytest.mark.parametrize("ref", ["", "a\nb", "\x1b[2J"])
+@pytest.mark.parametrize("ref", ["", "a\nb", "\x1b[2J", "/x/\ud800.gguf", "/x\0y.gguf"])
 def test_nonsense_is_refused(ref: str) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         refs.resolve(ref)
+    assert repr(ref) in caught.value.message or not ref
+
+
+NAMES = (
+    "a\u3000b", "a\u00a0b", "a\u202fb", "a\u2009b", "a\u1680b", "a\u200bb", "a\u00adb", "a\ue000b",
+    "\U0001f469\u200d\U0001f467", "Cafe\u0301", "a\u200fb", "a\u202eb", "a\u2028b", "a\u2029b",
+    "\ufeffa", "\u2764\ufe0f", "\U0001f3f4\U000e0067\U000e007f", "a\u0378b", "a\ufffeb", " a ",
+    "-rf", "~me", "[a]*?", "a%20b#c?d", "a:b", "a..b", "a\nb", "a\x1b[31mb",
+    os.fsdecode(b"caf\xe9"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_path_may_have_any_name_that_people_have(model: Path, tmp_path: Path, name: str) -> None:
+    file = put(model, tmp_path / "all" / name / f"{name}.GGUF")
+    for ref in (file, file.parent):
+        assert refs.resolve(str(ref)) == file
+    assert [found.path for found in library.scan_folder(tmp_path / "all")] == [file]
+    assert [found.path for found in library.beside(file)] == [file]
+    assert read_header(file).path == file
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_names_of_hub_files_hold_no_controls(depth: int) -> None:
+    assert refs.parse_hub("user/repo/" + "\u3000/" * depth + "x.gguf") is not None
+    with pytest.raises(UsageError, match="not a file name"):
+        refs.parse_hub("user/repo/" + "\x1b/" * depth + "x.gguf")
+
+
+def test_near_files_are_found_whatever_their_case_spaces_and_marks(model: Path) -> None:
+    there = put(model, model.parent / "near" / "Mod\u00a0Caf\u00e9.gguf")
+    with pytest.raises(ModelUnavailable) as caught:
+        refs.resolve(str(there.with_name("MOD CAFE\u0301.GGUF")))
+    assert caught.value.hint == f"did you mean {there}?"
+
+
+def test_dead_links_name_their_target(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").symlink_to("/gone/y.gguf")
+    (tmp_path / "models").symlink_to("/gone/models")
+    for ref, link, target in (
+        ("x.gguf", "x.gguf", "/gone/y.gguf"),
+        ("", "x.gguf", "/gone/y.gguf"),
+        ("models/deep/z.gguf", "models", "/gone/models"),
+    ):
+        with pytest.raises(ModelUnavailable) as caught:
+            refs.resolve(str(tmp_path / ref))
+        assert caught.value.message == f"{tmp_path / link} is a link to {target}, which is gone"
+    with pytest.raises(ModelUnavailable, match="is a link to /gone/y"):
+        read_header(tmp_path / "x.gguf")
+
+
+def test_a_folder_may_be_called_as_a_file_or_as_a_repository(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a" / "dir.gguf").mkdir(parents=True)
+    for ref in ("a/dir.gguf", "./a/dir.gguf", str(tmp_path / "a" / "dir.gguf")):
+        with pytest.raises(ModelUnavailable, match="is a folder without a GGUF model in it"):
+            refs.resolve(ref)
+    file = put(model, Path("a/dir.gguf/m.gguf"))
+    assert refs.resolve("a/dir.gguf") == refs.resolve("a/") == file
+
+
+def test_junk_of_other_systems_is_no_model_and_no_example(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mixed"
+    file = put(model, folder / "model.gguf")
+    for name in ("._model.gguf", ".hidden.gguf", "Thumbs.db", ".DS_Store", "desktop.ini"):
+        (folder / name).write_bytes(b"\0\5\26\7 junk")
+    for name in ("$RECYCLE.BIN", ".Trash-1000"):
+        put(model, folder / name / "gone.gguf")
+    (folder / "empty.gguf").touch()
+    assert [found.path for found in library.scan_folder(folder)] == [file]
+    assert [found.path for found in library.beside(file)] == [file]
+    assert refs.resolve(str(folder)) == file
+    (folder / "damaged.gguf").write_bytes(b"GGUF")
+    assert refs.resolve(str(folder)) == file
+    other = put(model, folder / "below" / "other.gguf")
+    with pytest.raises(UsageError, match="holds 2 models") as caught:
+        refs.resolve(str(folder))
+    assert caught.value.hint in (f"name one, for example: {one}" for one in (file, other))
+
+
+def test_any_part_opens_the_whole(tmp_path: Path) -> None:
+    parts = ggufs.write_split(tmp_path / "big-Q4_0.gguf")
+    assert {refs.resolve(str(part)) for part in parts} == {parts[0]}
+    pulled = [put(part, paths.models_dir() / "user" / "repo" / part.name) for part in parts]
+    assert {refs.resolve(f"user/repo/{part.name}") for part in parts} == {pulled[0]}
+    (tmp_path / "part").mkdir()
+    alone = shutil.move(parts[1], tmp_path / "part" / parts[1].name)
+    with pytest.raises(ModelUnavailable, match=f"parts are missing .{parts[0].name}"):
+        read_header(refs.resolve(str(alone)))
 
 
 def test_pulled_models(model: Path) -> None:
@@ -182,6 +275,8 @@ def test_what_was_opened_by_its_path_is_known_from_then_on(
     library.remember(model, draft)
     library.remember(model, None)
     assert library.opened() == [(model, None), (model, draft)]
+    library.remember(put(model, tmp_path / os.fsdecode(b"\xe9.gguf")), None)
+    assert library.opened() == [(model, None), (model, draft)], "the others stay known"
     assert {m.path for m in library.scan(include_bundled=False)} == {model, draft}
     draft.unlink()  # and nobody asks for what is gone
     assert library.opened() == [(model, None)]
@@ -200,11 +295,15 @@ def test_what_lies_beside_a_file_is_found_with_it(
     assert target not in [one.path for one in tried]
 
 
-def test_links_that_leave_a_folder_are_ignored(model: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "leak.gguf").symlink_to(model)
-    assert library.scan_folder(folder) == []
+def test_links_that_leave_a_store_are_ignored_and_those_of_a_named_folder_are_not(
+    model: Path, tmp_path: Path
+) -> None:
+    for folder in (tmp_path / "mine", paths.models_dir() / "user" / "repo"):
+        folder.mkdir(parents=True)
+        (folder / "link.gguf").symlink_to(model)
+    assert [found.path.name for found in library.scan_folder(tmp_path / "mine")] == ["link.gguf"]
+    assert refs.resolve(str(tmp_path / "mine")).name == "link.gguf"
+    assert "user/repo/link.gguf" not in [found.ref for found in library.scan()]
 
 
 def test_split_models_are_one_entry(tmp_path: Path) -> None:

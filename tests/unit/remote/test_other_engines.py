@@ -14,6 +14,7 @@ import pytest
 from other_engines import SCRIPTS, OtherEngine, running, script
 
 from specllama.cancel import Cancel
+from specllama.cli import invoke, ps, stop
 from specllama.errors import EngineDied, EngineError, PromptTooLong, SpecllamaError, UsageError
 from specllama.events import Event, Finished, Notice, Started, event_from_dict
 from specllama.interface import Message
@@ -237,11 +238,60 @@ def test_a_prompt_that_is_too_long_is_that() -> None:
             generated(engine)
 
 
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("127.0.0.1:18802", "http://127.0.0.1:18802"),
+        ("localhost", "http://localhost:8484"),
+        (" box:1 ", "http://box:1"),
+        (":8000", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8484"),
+        ("http://0.0.0.0:7/v1", "http://127.0.0.1:7"),
+        ("::1", "http://[::1]:8484"),
+        ("[::1]:99", "http://[::1]:99"),
+        ("http://[::]:99/", "http://[::1]:99"),
+        ("box:8000/v1", "http://box:8000"),
+        ("https://box.example", "https://box.example"),
+        ("HTTPS://box.example/api/", "https://box.example/api"),
+        ("ftp://x", "ftp://x"),
+        ("", ""),
+    ],
+)
+def test_an_address_is_written_as_people_write_it(text: str, url: str) -> None:
+    assert Address(text).url == url
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("", "http://127.0.0.1:8484"),
+        ("127.0.0.1:18802", "http://127.0.0.1:18802"),
+        ("0.0.0.0", "http://127.0.0.1:11434"),
+        ("https://box", "https://box"),
+    ],
+)
+def test_the_variable_of_ollama_says_which_server_is_asked(
+    monkeypatch: pytest.MonkeyPatch, host: str, url: str
+) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", host)
+    asked: list[str] = []
+
+    def loaded(server: Address) -> list[dict[str, Any]]:
+        asked.append(server.url)
+        raise EngineDied("nobody")
+
+    for command in (ps, stop):
+        monkeypatch.setattr(command, "loaded", loaded)
+    for arguments in (["ps"], ["stop", "m"]):
+        assert invoke(arguments) == EngineDied("").exit_code
+    assert asked == [url, url]
+
+
 def test_nobody_no_engine_and_no_key() -> None:
     with pytest.raises(EngineDied, match="no server answers"):
         open_remote("http://127.0.0.1:9")
     with pytest.raises(UsageError, match="no address"):
-        open_remote("here")
+        open_remote("ftp://here")
     with running({"get": {"/": "<html>"}, "headers": {}}) as server:
         with pytest.raises(EngineError, match="no engine that is known"):
             open_remote(server.url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -80,7 +81,8 @@ def test_only_what_was_chosen_is_said_of_rope() -> None:
 @pytest.mark.parametrize(
     ("text", "path", "scale"),
     [("a.gguf", "a.gguf", 1.0), ("a.gguf:0.5", "a.gguf", 0.5), ("C:\\a.gguf", "C:\\a.gguf", 1.0),
-     ("C:\\a.gguf:-1", "C:\\a.gguf", -1.0)],
+     ("C:\\a.gguf:-1", "C:\\a.gguf", -1.0), ("~/a.gguf", os.path.expanduser("~/a.gguf"), 1.0),
+     ("~nobodyx9/a.gguf", "~nobodyx9/a.gguf", 1.0)],
 )  # fmt: skip
 def test_adapters(text: str, path: str, scale: float) -> None:
     assert Adapter.read(text) == Adapter(path, scale)

@@ -49,5 +49,6 @@ def test_what_is_no_text_is_left_out_and_counted(
 
 
 def test_a_name_of_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match="no such file or folder"):
-        read_texts(["/there/is/none"])
+    for name in ("/there/is/none", "~nobodyx9/none"):
+        with pytest.raises(UsageError, match="no such file or folder"):
+            read_texts([name])
