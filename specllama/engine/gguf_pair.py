@@ -177,8 +177,8 @@ def read_pair(target: Path, draft: Path | None, options: EngineOptions) -> Pair:
         second = read_header(draft)
         check_loadable(second, "draft")
         translated = options.allow_other_vocab and not compare(header, second).compatible
-        if not translated:
-            require_pair(header, second)
+        for warning in () if translated else require_pair(header, second).warnings:
+            logger.info("pair: %s", warning)
     for text in options.loras:
         adapter = Path(Adapter.read(text).path)
         check_adapter(read_header(adapter), header)
