@@ -102,7 +102,7 @@ def test_a_long_load_says_how_long_is_left(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(server_log, "time", clock := SimpleNamespace(now=0.0))
     clock.monotonic = lambda: clock.now
     log = ServerLog(tmp_path / "serve.log")
-    model = SimpleNamespace(name="m", state="loading", failed="", progress=0.0)
+    model = SimpleNamespace(name="m", state="loading", failed="", progress=0.0, known_info=None)
     for now, share in ((0.0, 0.0), (2.0, 0.1), (6.0, 0.3), (8.0, 0.5), (12.0, 0.75)):
         clock.now, model.progress = now, share
         log.model(cast(Any, model))
