@@ -1,4 +1,4 @@
-"""Gemma 4 assistants: whether llama.cpp can run one, and whether it belongs to a target.
+"""Gemma 4 assistants: checks that llama.cpp can run one, and that it belongs to a target.
 
 MTP in a file of its own (``general.architecture = "gemma4-assistant"``): a few layers that have
 queries only and look into the keys and values of the target's last layers, windowed ones into those
@@ -66,13 +66,13 @@ def check_target(head: GgufHeader, target: GgufHeader) -> None:
 
 
 def _source(target: GgufHeader, windowed: bool) -> int:
-    """The layer of the target whose keys and values its last such layer uses."""
+    """Return the target's layer whose keys and values its last such layer uses."""
     shared = target.integer(target.own("attention.shared_kv_layers")) or 0
     return target.block_count - shared - (2 if windowed else 1)
 
 
 def _keys(header: GgufHeader, layer: int, windowed: bool) -> tuple[int, int, int]:
-    """Heads of a layer's keys, their width, and that of values."""
+    """Return the heads of a layer's keys, their width, and that of values."""
     kind = "_swa" if windowed else ""
     widths = [
         header.integer(header.own(f"attention.{part}_length{kind}")) or 0

@@ -1,4 +1,4 @@
-"""The curated pairs of ``catalog.toml``: which draft goes with which target, for how much memory.
+"""The curated pairs of ``catalog.toml``: each target with its draft and the memory it needs.
 
 Every entry gives its source and whether it was checked on the hub. Light to import.
 """
@@ -39,7 +39,7 @@ class CatalogModel:
 
 @dataclass(frozen=True, slots=True)
 class CatalogPair:
-    """A target and what drafts for it.
+    """A target and its drafter.
 
     Attributes:
         method: how to draft, a choice of ``--proposer``.
@@ -153,12 +153,12 @@ def parse(text: str) -> dict[str, CatalogPair]:
 
 @lru_cache(maxsize=1)
 def load() -> dict[str, CatalogPair]:
-    """The bundled catalogue, by name."""
+    """Read the bundled catalog, by name."""
     return parse((files("specllama.models") / "catalog.toml").read_text("utf-8"))
 
 
 def find(name: str) -> CatalogPair | None:
-    """An entry by name or alias, case ignored."""
+    """Find an entry by name or alias, ignoring case."""
     wanted = name.casefold()
     for pair in load().values():
         if wanted == pair.name or wanted in pair.aliases:
@@ -167,6 +167,6 @@ def find(name: str) -> CatalogPair | None:
 
 
 def find_target(repo: str) -> CatalogPair | None:
-    """The entry whose target lives in this repository, case ignored."""
+    """Find the entry whose target lives in this repository, ignoring case."""
     wanted = repo.casefold()
     return next((p for p in load().values() if p.target.repo.casefold() == wanted), None)

@@ -1,4 +1,4 @@
-"""Published checkpoints: their configuration and tensors, read without running what is in them."""
+"""Published checkpoints: their configuration and tensors, read without running their code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BYTES = {dtype: np.dtype(of).itemsize for dtype, of in _TYPES.items()}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration of a folder.
+    """Read the configuration of a folder.
 
     Raises:
         ModelUnavailable: it has none.
@@ -47,7 +47,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_folder(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of a folder, by name; of all its parts.
+    """Read every tensor in all parts of a folder, by name.
 
     Raises:
         ModelUnavailable: there are none.
@@ -60,7 +60,7 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
 
 
 def read_tensors(path: Path) -> Mapping[str, Tensor]:
-    """The tensors of one file, by name.
+    """Read the tensors of one file, by name.
 
     Raises:
         ModelUnavailable: no such file.
@@ -106,7 +106,7 @@ class StoredTensor:
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a file, by name, of those types that are read here.
+    """Read the tensors of a file that have a known type, by name.
 
     Raises:
         ModelUnavailable: no such file.

@@ -1,4 +1,4 @@
-"""The context length when the user sets none: what fits, up to the trained length.
+"""The context length when the user sets none: as much as fits, up to the trained length.
 
 Lengths double from 8192 on. In steps that wide, the same machine takes the same length from one day
 to the next, and what was measured at one length stays of use.
@@ -22,7 +22,7 @@ SHARE = 0.5  # of the memory that the weights leave free; the rest is for other 
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """A context length and why it was chosen.
+    """A context length and the reason for it.
 
     Attributes:
         limit: why it is not the trained length, "" if it is or was asked for.
@@ -34,7 +34,7 @@ class Length:
     limit: str = ""
 
     def line(self) -> str:
-        """In words, for ``-v`` and ``doctor``."""
+        """Describe it, for ``-v`` and ``doctor``."""
         if self.asked:
             beyond = (
                 f"; it was trained for {self.trained:,}" if 0 < self.trained < self.tokens else ""
@@ -51,7 +51,7 @@ LEAST_LENGTH = Length(LEAST, LEAST)
 def choose(
     asked: int | None, header: GgufHeader, fits: Callable[[int], bool], limit: str
 ) -> Length:
-    """The length to load a target with.
+    """Choose the length to load a target with.
 
     Args:
         asked: what the user says; 0 is the trained length, None leaves it to us.
@@ -86,7 +86,7 @@ def usual(header: GgufHeader, need: Callable[[int], int]) -> int:
 
 
 def within_share(need: Callable[[int], int], available: int) -> Callable[[int], bool]:
-    """Whether a context takes no more than its share of what the weights leave free.
+    """Return a test: a context takes no more than its share of the memory left by the weights.
 
     Args:
         need: bytes that cannot be given back, by context length.

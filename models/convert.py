@@ -1,4 +1,4 @@
-"""Convert published heads into files that specllama loads: which kind a folder holds."""
+"""Conversion of published heads into files that specllama loads, by the kind in the folder."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def convert(source: Path, destination: Path, target: GgufHeader, kind: str) -> N
 
 
 def _writers() -> dict[str, str]:
-    """Who converts a checkpoint, by what it calls itself."""
+    """Return the converter of each kind of checkpoint, by the kind's own name."""
     return {name: head.convert for head in map(find, HEADS) for name in head.published}
 
 
 def published_kind(config: dict[str, Any]) -> str:
-    """Which drafter a repository says it is, "" where it does not say.
+    """Return the drafter that a repository declares, "" if it declares none.
 
     Repositories of the ``speculators`` format have a word for it, older ones an architecture.
     """

@@ -114,7 +114,7 @@ def convert_dflash(
 
 
 def _layers(head: Published, said: Mapping[str, Any]) -> Any:
-    """The layers of the target whose inputs it reads."""
+    """Return the layers of the target whose inputs it reads."""
     if (inputs := said.get("aux_hidden_state_layer_ids")) is not None:
         return head.layers(inputs, MOST_LAYERS)
     return head.layers(said.get("target_layer_ids"), MOST_LAYERS) + 1

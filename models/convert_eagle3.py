@@ -70,7 +70,7 @@ def convert_eagle3(
 
 
 def _layers(head: Published, target: GgufHeader) -> Any:
-    """The layers of the target whose inputs it reads; the usual ones where it does not say."""
+    """Return the layers of the target whose inputs it reads; the usual ones if it names none."""
     key, n = "eagle_aux_hidden_state_layer_ids", trunk_blocks(target)
     said = head.config.get(key) or head.part("eagle_config").get(key)
     layers = head.layers(said or [2, n // 2, n - 3], LAYERS_READ)
@@ -80,6 +80,6 @@ def _layers(head: Published, target: GgufHeader) -> Any:
 
 
 def _pairs(matrix: Floats, heads: int) -> Floats:
-    """Rows of [heads * size, in] so that values which turn together are neighbours."""
+    """Reorder rows of [heads * size, in] so that values which turn together are neighbors."""
     halves = matrix.reshape(heads, 2, -1, matrix.shape[1])
     return halves.swapaxes(1, 2).reshape(matrix.shape)

@@ -41,7 +41,7 @@ class MedusaCheckpoint:
 
 
 def read_checkpoint(path: Path) -> MedusaCheckpoint:
-    """A published Medusa-1 checkpoint.
+    """Read a published Medusa-1 checkpoint.
 
     Raises:
         ModelUnavailable: no such file.

@@ -1,4 +1,4 @@
-"""DFlash, DFlash2 and DSpark files: whether llama.cpp can run one.
+"""DFlash, DFlash2 and DSpark files: checks that llama.cpp can run one.
 
 The format is llama.cpp's own (``general.architecture = "dflash"`` for all three). A few layers read
 the target's hidden states as keys and values, and a block of masks behind the last token guesses
@@ -39,7 +39,7 @@ Kind = Literal["dflash", "dflash2", "dspark"]
 
 @dataclass(frozen=True, slots=True)
 class DflashFacts(HeadFacts):
-    """What a drafter's file says about itself.
+    """Facts in a drafter's file.
 
     Attributes:
         kind: see above.
@@ -70,7 +70,7 @@ class DflashFacts(HeadFacts):
 
 
 def read_facts(header: GgufHeader) -> DflashFacts:
-    """Facts of a drafter's file.
+    """Read the facts of a drafter's file.
 
     Raises:
         PairIncompatible: the file is none.
@@ -143,7 +143,7 @@ def _is_dspark(header: GgufHeader) -> bool:
 
 
 def _candidates(header: GgufHeader) -> int:
-    """How many tokens a place of a DFlash2 chooses among."""
+    """Return the number of tokens that a place of a DFlash2 chooses among."""
     most = header.integer("dflash.selector_top_k") or 0
     numbers = ("conv_kernel_size", "conv_group_size", "selector_rank")
     group = header.integer("dflash.conv_group_size") or 1
@@ -163,7 +163,7 @@ def _positive(header: GgufHeader, key: str) -> float:
 
 
 def _check_types(header: GgufHeader) -> None:
-    """llama.cpp aborts in the middle of a pass on types that its CPU operations lack."""
+    """Refuse types on which llama.cpp's CPU operations abort in the middle of a pass."""
     for tensor in header.tensors:
         known = ("F32",) if "sinks" in tensor.name else _FLOATS
         alone = tensor.name.endswith(("conv_base", "output_scale.weight", "sinks.weight"))
@@ -175,7 +175,7 @@ def _check_types(header: GgufHeader) -> None:
 
 
 def check(head: GgufHeader, target: GgufHeader) -> DflashFacts:
-    """Whether a head belongs to a target, see ``models.heads.Head``."""
+    """Check that a head belongs to a target, see ``models.heads.Head``."""
     facts = read_facts(head)
     check_target(facts, head, target)
     return facts

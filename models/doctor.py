@@ -1,4 +1,4 @@
-"""The pair doctor: which drafts fit a target, what they cost, and whether speculation can pay.
+"""The pair doctor: the drafts that fit a target, their cost, and whether drafting can pay.
 
 It reads headers only.
 """
@@ -20,7 +20,7 @@ from specllama.models.summaries import Summaries
 
 @dataclass(frozen=True, slots=True)
 class DraftCandidate:
-    """A draft to consider: where it is, or where it could be pulled from."""
+    """A draft to consider: its place, here or on the hub."""
 
     ref: str
     path: Path | None
@@ -28,13 +28,13 @@ class DraftCandidate:
 
     @property
     def typed(self) -> str:
-        """What to type for it: files from a folder are shown by name, but used by path."""
+        """The reference to type: files from a folder are shown by name, but used by path."""
         return str(self.path) if self.path is not None and self.ref == self.path.name else self.ref
 
 
 @dataclass(frozen=True, slots=True)
 class DraftFinding:
-    """What the doctor says about one draft.
+    """The doctor's finding on one draft.
 
     Attributes:
         reason: why it does not fit, "" if it does.
@@ -58,7 +58,7 @@ class DraftFinding:
 
     @property
     def useful(self) -> bool:
-        """It fits, and it is smaller than the target."""
+        """True if it fits and is smaller than the target."""
         return self.fits and (self.report is None or self.report.ratio < 1)
 
     @property
@@ -81,7 +81,8 @@ class DraftFinding:
 
 
 def candidates(target: Path, target_ref: str, drafts: Sequence[str]) -> list[DraftCandidate]:
-    """The drafts to consider: those named (a folder stands for its files), else all known ones.
+    """List the drafts to consider: those named (a folder stands for its files), else all known
+    ones.
 
     Raises:
         ModelUnavailable: a draft that was named is not here.
@@ -112,7 +113,7 @@ def candidates(target: Path, target_ref: str, drafts: Sequence[str]) -> list[Dra
 
 
 def _from_catalogue(target_ref: str, here: Iterable[DraftCandidate]) -> list[DraftCandidate]:
-    """The catalogue's draft for this target, if it is not on disk yet."""
+    """Return the catalog's draft for this target, if it is not on disk yet."""
     hub = refs.parse_hub(target_ref)
     pair = catalog.find(target_ref) or (catalog.find_target(hub.repo) if hub else None)
     if pair is None or pair.draft is None:
@@ -173,7 +174,8 @@ def examine(
 
 
 def step_cost(target: GgufHeader, draft: GgufHeader) -> float:
-    """A draft step over a target step, both bound by reading their active weights once."""
+    """Return the cost of a draft step over a target step, both bound by reading their active
+    weights once."""
 
     def read(header: GgufHeader) -> float:
         share = active_params(header) / max(header.n_params, 1)
@@ -183,7 +185,7 @@ def step_cost(target: GgufHeader, draft: GgufHeader) -> float:
 
 
 def order(findings: Iterable[DraftFinding]) -> list[DraftFinding]:
-    """Fitting drafts first, and among them those of a good size."""
+    """Sort fitting drafts first, and among them those of a good size."""
 
     def key(finding: DraftFinding) -> tuple[bool, bool, bool, float, str]:
         report = finding.report

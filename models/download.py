@@ -36,7 +36,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Progress(Protocol):
-    """Reports the progress of one file; ``done`` counts from the start of the file."""
+    """A receiver of one file's progress; ``done`` counts from the start of the file."""
 
     def resumed(self, done: int) -> None: ...
 
@@ -60,7 +60,7 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What the hub promises about the content: "sha256" for LFS files, "git" for small ones."""
+    """The hub's digest of the content: "sha256" for LFS files, "git" for small ones."""
 
     kind: str
     hex: str
@@ -87,7 +87,7 @@ class _Retry(Exception):
 
 
 def part_path(destination: Path, digest: Digest) -> Path:
-    """Where the bytes of an unfinished transfer are. The digest keeps versions apart."""
+    """Return the path of an unfinished transfer. The digest keeps versions apart."""
     return destination.with_name(f"{destination.name}.{digest.hex[:16]}.part")
 
 
@@ -199,7 +199,7 @@ class _Sink:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where the bytes come from."""
+    """The source of the bytes."""
 
     client: httpx2.Client
     url: str
@@ -209,7 +209,7 @@ class _Source:
     allow_http: bool
 
     def transfer(self, sink: _Sink) -> None:
-        """One request: append what it brings to ``sink``."""
+        """Send one request and append its bytes to ``sink``."""
         import httpx2
 
         try:
@@ -294,7 +294,7 @@ class _Source:
 
 
 def is_local(url: str) -> bool:
-    """Whether an address is one of this machine's own."""
+    """True if an address is one of this machine's own."""
     host = (urlsplit(url).hostname or "").removesuffix(".")
     with suppress(ValueError):
         address = ipaddress.ip_address(host)
@@ -320,7 +320,7 @@ def require_safe_url(url: str, *, allow_http: bool = False) -> None:
 
 
 def retry_after(value: str | None) -> float | None:
-    """Seconds from a Retry-After header; None when absent or unreadable."""
+    """Read the seconds of a Retry-After header; None when absent or unreadable."""
     if value is None:
         return None
     try:
@@ -344,7 +344,7 @@ def rate_limited(wait_s: float | None) -> ModelUnavailable:
 
 
 def refused(status: int, code: str | None = None, what: str = "the file") -> ModelUnavailable:
-    """What an HTTP status means for the user."""
+    """Explain an HTTP status to the user."""
     if status in (401, 403) and code == "GatedRepo":
         return ModelUnavailable(
             f"{what} is gated: its license must be accepted first",
@@ -386,7 +386,7 @@ def _gave_up(reason: str, done: int, size: int) -> ModelUnavailable:
 
 
 def disk_error(error: OSError, path: Path) -> SpecllamaError:
-    """A failing disk, in words; what was downloaded so far stays."""
+    """Explain a failing disk; the bytes downloaded so far stay."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return SpecllamaError(
             f"the disk is full while writing {path.name}",

@@ -1,4 +1,4 @@
-"""EAGLE-3 head files: whether llama.cpp can run one.
+"""EAGLE-3 head files: checks that llama.cpp can run one.
 
 The format is llama.cpp's own (``general.architecture = "eagle3"``), as its converter writes it from
 published checkpoints: one decoder layer that reads the target's token embeddings beside a fusion of
@@ -25,7 +25,7 @@ LAYERS_READ = 3
 
 
 def read_facts(header: GgufHeader) -> HeadFacts:
-    """Facts of a head file.
+    """Read the facts of a head file.
 
     Raises:
         PairIncompatible: the file is no EAGLE-3 head.
@@ -59,7 +59,7 @@ def read_facts(header: GgufHeader) -> HeadFacts:
 
 
 def check(head: GgufHeader, target: GgufHeader) -> HeadFacts:
-    """Whether a head belongs to a target, see ``models.heads.Head``."""
+    """Check that a head belongs to a target, see ``models.heads.Head``."""
     facts = read_facts(head)
     check_target(facts, head, target)
     return facts

@@ -1,4 +1,4 @@
-"""Which pairs of the catalogue this machine can run, judged from sizes alone."""
+"""The catalog's pairs that this machine can run, judged from sizes alone."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ FIXED_BYTES = 1.0e9
 
 
 def machine_memory() -> int:
-    """RAM of this machine in bytes, 0 when unknown."""
+    """Return the RAM of this machine in bytes, 0 when unknown."""
     return memory.total_memory()
 
 
 def needed(pair: CatalogPair) -> float:
-    """Estimated bytes to run a pair at 8k context."""
+    """Estimate the bytes to run a pair at 8k context."""
     return pair.bytes * OVERHEAD + FIXED_BYTES
 
 
 def judge(pair: CatalogPair, machine: float) -> Verdict:
-    """Whether it runs alongside a desktop ("yes"), with little else open ("tight"), or not."""
+    """Judge whether it runs alongside a desktop ("yes"), with little else open ("tight"), or
+    not."""
     if machine <= 0:
         return "tight"
     if pair.memory_gb * 1e9 <= machine * 1.05:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class TensorType(NamedTuple):
-    """``block`` elements are stored in ``size`` bytes."""
+    """A type that stores ``block`` elements in ``size`` bytes."""
 
     name: str
     block: int
@@ -111,6 +111,6 @@ KV_BYTES: dict[str, float] = {
 
 
 def tensor_bytes(type_id: int, elements: int) -> int:
-    """Bytes of ``elements`` values (a whole number of blocks) of a known tensor type."""
+    """Return the bytes of ``elements`` values (a whole number of blocks) of a known tensor type."""
     kind = TENSOR_TYPES[type_id]
     return elements // kind.block * kind.size

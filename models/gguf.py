@@ -1,4 +1,4 @@
-"""What a GGUF file says about itself, read without loading it.
+"""The header of a GGUF file, read without loading the model.
 
     header = read_header(path)          # milliseconds, bounded memory
 
@@ -54,7 +54,7 @@ HYBRID = frozenset(
 
 
 def split_name(path: Path) -> tuple[str, int, int] | None:
-    """(prefix, number from 1, count) of a ``name-00001-of-00003.gguf``, or None."""
+    """Return (prefix, number from 1, count) of a ``name-00001-of-00003.gguf``, or None."""
     match = _SPLIT.match(path.name)
     if match is None:
         return None
@@ -103,11 +103,12 @@ class GgufHeader:
         return value if isinstance(value, bool) else None
 
     def own(self, key: str) -> str:
-        """The full name of an architecture key: ``own("block_count")`` is "llama.block_count"."""
+        """Return the full name of an architecture key: ``own("block_count")`` is
+        "llama.block_count"."""
         return f"{self.architecture}.{key}"
 
     def array(self, key: str) -> list[Any]:
-        """The values of an array (strings as bytes); empty when there is none.
+        """Return the values of an array (strings as bytes); empty when there is none.
 
         Raises:
             BadGguf: the file changed since its header was read.
@@ -116,7 +117,7 @@ class GgufHeader:
         return [] if found is None else list(decode_array(self.path, found))
 
     def per_layer(self, key: str, default: int = 0) -> tuple[int, ...]:
-        """A number per layer from a key that may hold one number or an array."""
+        """Return a number per layer from a key that may hold one number or an array."""
         n = self.block_count
         if key in self.arrays:
             values = tuple(int(v) for v in self.array(key) if isinstance(v, (int, float)))
@@ -136,8 +137,8 @@ class GgufHeader:
 
     @property
     def name(self) -> str:
-        """The file's name: what files call themselves is often another model's. A store that names
-        files by their sums leaves only that."""
+        """The file's name: names inside files are often another model's. A store that names files
+        by their sums leaves only those."""
         split = split_name(self.path)
         stem = self.path.stem if split is None else split[0]
         return self.text("general.name") or stem if stem.startswith("sha256-") else stem
@@ -212,7 +213,8 @@ class GgufHeader:
 
     @property
     def one_kv_type(self) -> bool:
-        """K and V lie in one cache (multi-head latent attention): llama.cpp wants one type."""
+        """True if K and V lie in one cache (multi-head latent attention): llama.cpp wants one
+        type."""
         widths = [
             self.integer(self.own(f"attention.{part}_length_mla")) for part in ("key", "value")
         ]
@@ -228,7 +230,7 @@ class GgufHeader:
 
     @cached_property
     def tensor_types(self) -> dict[str, int]:
-        """How many tensors of each type, most bytes first."""
+        """The number of tensors of each type, most bytes first."""
         size: dict[str, int] = {}
         count: dict[str, int] = {}
         for tensor in self.tensors:
@@ -304,7 +306,7 @@ class GgufHeader:
         return self.token_bytes[token] if texts is None else texts[token]
 
     def texts_of_bytes(self) -> set[bytes]:
-        """Every text that may stand for one byte, perhaps among others."""
+        """Return every text that may stand for one byte, perhaps among others."""
         texts = self.token_texts
         return set(self.token_bytes) if texts is None else texts.of_bytes()
 
@@ -320,7 +322,8 @@ class GgufHeader:
         return tuple(texts)
 
     def token_types(self) -> list[int]:
-        """1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; empty if not given."""
+        """Return 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte for each token;
+        empty if not given."""
         return [int(kind) for kind in self.array("tokenizer.ggml.token_type")]
 
     def tokens_of_type(self, kind: int) -> list[int]:
@@ -338,7 +341,8 @@ class GgufHeader:
         return merges.count if merges is not None else 0
 
     def special_id(self, name: str) -> int | None:
-        """The id of a special token ("bos", "eos", "eot", "unknown", "padding"), None if unset."""
+        """Return the id of a special token ("bos", "eos", "eot", "unknown", "padding"), None if
+        unset."""
         value = self.integer(f"tokenizer.ggml.{name}_token_id")
         return value if value is not None and 0 <= value < self.vocab_size else None
 
@@ -349,7 +353,7 @@ class GgufHeader:
     # -- parts -------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """The summary that ``--json`` listings show."""
+        """Return the summary that ``--json`` listings show."""
         return {
             "path": str(self.path),
             "name": self.name,
@@ -411,7 +415,7 @@ def read_header(path: str | Path) -> GgufHeader:
 
 
 def _split_number(container: Container, key: str) -> int | None:
-    """A split field; llama.cpp reads it as u16 and aborts on other types."""
+    """Read a split field; llama.cpp reads it as u16 and aborts on other types."""
     if key not in container.kinds:
         return None
     value = container.metadata.get(key)

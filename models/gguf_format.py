@@ -59,7 +59,8 @@ DOWNLOAD_AGAIN = "download it again, or check it with: specllama hub verify FILE
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """``shape`` is in GGUF order (fastest dimension first), ``offset`` from the data start."""
+    """A tensor's entry: ``shape`` is in GGUF order (fastest dimension first), ``offset`` from the
+    data start."""
 
     name: str
     shape: tuple[int, ...]
@@ -77,13 +78,13 @@ class TensorInfo:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is multiplied with activations: more than one row and more than one column."""
+        """True if it is multiplied with activations: more than one row and more than one column."""
         return sum(extent > 1 for extent in self.shape) >= 2
 
 
 @dataclass(frozen=True, slots=True)
 class GgufArray:
-    """Where an array lies in the file: ``kind`` is "str" or a scalar type name ("i32", "f32" …)."""
+    """An array's place in the file: ``kind`` is "str" or a scalar type name ("i32", "f32" …)."""
 
     kind: str
     count: int
@@ -425,7 +426,7 @@ def _check_layout(
 
 
 def raw_array(path: Path, array: GgufArray) -> bytes:
-    """An array as it is stored, read again from the file when it was too large to keep.
+    """Return an array as it is stored, read again from the file when it was too large to keep.
 
     Raises:
         BadGguf: the file changed since its header was read.
@@ -444,7 +445,7 @@ def raw_array(path: Path, array: GgufArray) -> bytes:
 
 
 def decode_array(path: Path, array: GgufArray) -> list[int] | list[float] | list[bytes]:
-    """The values of an array, read again from the file when it was too large to keep.
+    """Return the values of an array, read again from the file when it was too large to keep.
 
     Raises:
         BadGguf: the file changed since its header was read.

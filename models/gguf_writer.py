@@ -1,4 +1,4 @@
-"""Writing small GGUF files: what a head file needs and no more (version 3, little endian)."""
+"""A writer of small GGUF files: as much as a head file needs (version 3, little endian)."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _value(value: Value) -> bytes:
 
 
 def stored(header: GgufHeader, prefix: str) -> dict[str, bytes]:
-    """The values of another file's keys that begin with ``prefix``, as it stores them.
+    """Read the values of another file's keys that begin with ``prefix``, as it stores them.
 
     Raises:
         BadGguf: the file changed since its header was read.

@@ -1,4 +1,4 @@
-"""Whether a drafting head speaks its target's tokens: converters copy the target's tokenizer."""
+"""The comparison of a head's tokens with its target's: converters copy the target's tokenizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SAME_TEXTS = 0.99  # of the token ids
 
 
 def other_tokens(head: GgufHeader, target: GgufHeader) -> str:
-    """How the tokens of a head and a target differ; "" where they are the same."""
+    """Describe how the tokens of a head and a target differ; "" if they are the same."""
     if head.vocab_size != target.vocab_size:
         return f"it knows {head.vocab_size:,} tokens, {target.path.name} {target.vocab_size:,}"
     if head.tokenizer_model in (None, "no_vocab", "none"):

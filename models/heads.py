@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class HeadKind(NamedTuple):
-    """What a file is, the method that drafts with it, and the module of its ``HEAD``.
+    """The kind of a file, the method that drafts with it, and the module of its ``HEAD``.
 
     ``named`` is what the hub's names of such files hold, a pattern in lower case; "" where no word
     tells them from whole models.
@@ -42,13 +42,13 @@ HEADS = {
 
 
 def by_architecture(header: GgufHeader, kind: str) -> bool:
-    """Whether ``general.architecture`` is the kind's own name."""
+    """True if ``general.architecture`` is the kind's own name."""
     return header.architecture == kind
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a kind of head can do; functions are named "module:function" and loaded when called.
+    """The functions of a kind of head; each is named "module:function" and loaded when called.
 
     Attributes:
         check: that a head belongs to a target, and the facts of it that ``open`` needs; raises
@@ -70,12 +70,12 @@ class Head:
 
 
 def find(kind: str) -> Head:
-    """The entry of a kind."""
+    """Return the entry of a kind."""
     head: Head = import_module(HEADS[kind].module).HEAD
     return head
 
 
 def function(name: str) -> Any:
-    """What "module:function" names."""
+    """Import the function that "module:function" names."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)

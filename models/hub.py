@@ -47,7 +47,7 @@ _NAME = re.compile(r"^[^\\:*?\"<>|\x00-\x1f\x7f]{1,200}$")
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One GGUF in a repository, with what the hub promises about it."""
+    """One GGUF in a repository, with the size and digest that the hub gives."""
 
     name: str
     size: int
@@ -60,7 +60,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """What is pulled as one model: a file, or all parts of a split one."""
+    """A model to pull as one: a file, or all parts of a split one."""
 
     files: tuple[RemoteFile, ...]
     complete: bool
@@ -79,7 +79,7 @@ class RemoteModel:
 
     @property
     def sidecar(self) -> str:
-        """Which sidecar its name says it is (``sidecars.SIDECARS``), "" for a model."""
+        """The kind of sidecar by its name (``sidecars.SIDECARS``), "" for a model."""
         return kind_of_name(self.name)
 
 
@@ -113,7 +113,7 @@ class SearchHit:
 
 
 def offline() -> bool:
-    """Whether the environment forbids the network."""
+    """True if the environment forbids the network."""
     return any(
         os.environ.get(name, "").strip().lower() in ("1", "true", "yes", "on")
         for name in ("SPECLLAMA_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -121,7 +121,7 @@ def offline() -> bool:
 
 
 def safe_name(name: str) -> bool:
-    """Whether a listed file name may become a path below our folder."""
+    """True if a listed file name may become a path below our folder."""
     if not _NAME.match(name) or name.startswith(("/", "-", "~")):
         return False
     return all(
@@ -208,7 +208,7 @@ class HubClient:
             raise _explain(error, "the hub") from None
 
     def search(self, text: str, *, limit: int = 20) -> list[SearchHit]:
-        """GGUF repositories that match, most downloaded first.
+        """Search GGUF repositories that match, most downloaded first.
 
         Raises:
             ModelUnavailable: the hub cannot be reached or refuses.
@@ -229,7 +229,7 @@ class HubClient:
         return [_hit(info) for info in found]
 
     def _ask(self, call: Callable[[], Answer], what: str) -> Answer:
-        """One request to the hub; waits if the hub asks for a short pause.
+        """Send one request to the hub; wait if the hub asks for a short pause.
 
         Raises:
             ModelUnavailable, UsageError: it does not answer, or refuses.
@@ -247,7 +247,7 @@ class HubClient:
         raise AssertionError("unreachable")
 
     def listing(self, repo: str, revision: str = "main") -> Listing:
-        """What a repository holds.
+        """List the files of a repository.
 
         Raises:
             UsageError: a revision that may not become part of an address.
@@ -279,7 +279,7 @@ class HubClient:
 
 
 def _files(siblings: list[Any]) -> tuple[list[RemoteFile], list[str]]:
-    """The GGUF files of a listing, and the names of those that are refused."""
+    """Return the GGUF files of a listing, and the names of those that are refused."""
     files: list[RemoteFile] = []
     bad: list[str] = []
     for sibling in siblings[:MAX_FILES]:
@@ -307,7 +307,7 @@ def _files(siblings: list[Any]) -> tuple[list[RemoteFile], list[str]]:
 
 
 def _group(files: list[RemoteFile]) -> tuple[RemoteModel, ...]:
-    """Parts of one split model belong together."""
+    """Group the parts of each split model."""
     by_name = {file.name: file for file in files}
     models: list[RemoteModel] = []
     for file in sorted(files, key=lambda f: f.name):
@@ -320,7 +320,7 @@ def _group(files: list[RemoteFile]) -> tuple[RemoteModel, ...]:
 
 
 def select(listing: Listing, ref: HubRef) -> RemoteModel:
-    """The model of a repository that a reference means; a 4-bit one when no quant is named.
+    """Choose the model of a repository that a reference means; a 4-bit one when no quant is named.
 
     Raises:
         ModelUnavailable: there is none; the message says what there is.
@@ -402,7 +402,8 @@ def _licence(info: Any) -> str | None:
 
 
 def _short_wait(error: Exception) -> float | None:
-    """Seconds after which a hub that limits requests may be asked again, if that is soon."""
+    """Return the seconds after which a hub that limits requests may be asked again, if that is
+    soon."""
     response = getattr(error, "response", None)
     if response is None or response.status_code != 429:
         return None
@@ -411,7 +412,8 @@ def _short_wait(error: Exception) -> float | None:
 
 
 def _explain(error: Exception, what: str) -> SpecllamaError:
-    """An exception of huggingface_hub or its HTTP client, as an error a person can act on."""
+    """Convert an exception of huggingface_hub or its HTTP client to an error a person can act
+    on."""
     if isinstance(error, SpecllamaError):
         return error
     from huggingface_hub import errors

@@ -27,7 +27,7 @@ HINT = "use a head that was trained for this target"
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
-    """What a head file says about itself.
+    """Facts in a head's file.
 
     Attributes:
         width: of the head's own hidden state.
@@ -46,7 +46,7 @@ class HeadFacts:
 
 
 def read_layers(header: GgufHeader, most: int) -> tuple[int, ...]:
-    """The layers of the target whose inputs a head reads: at least one, at most ``most``.
+    """Read the layers of the target whose inputs a head reads: at least one, at most ``most``.
 
     Raises:
         BadGguf: it does not say.
@@ -59,7 +59,7 @@ def read_layers(header: GgufHeader, most: int) -> tuple[int, ...]:
 
 
 def read_draft_ids(header: GgufHeader) -> npt.NDArray[np.int64]:
-    """The target token of every row of the head's output matrix.
+    """Read the target token of every row of the head's output matrix.
 
     Raises:
         BadGguf: the tensor d2t is not a list of different tokens in 64-bit integers, the file is
@@ -85,7 +85,7 @@ def read_draft_ids(header: GgufHeader) -> npt.NDArray[np.int64]:
 
 
 def draft_vocab(header: GgufHeader) -> int:
-    """How many tokens a head can say.
+    """Count the tokens that a head can guess.
 
     Raises:
         BadGguf: see ``read_draft_ids``.
@@ -94,7 +94,7 @@ def draft_vocab(header: GgufHeader) -> int:
 
 
 def memory(head: GgufHeader, target: GgufHeader, n_ctx: int) -> ModelMemory:
-    """What such a head takes, whose passes return a row for each token."""
+    """Estimate the memory of such a head, whose passes return a row for each token."""
     return estimate_model(head, n_ctx=n_ctx, n_ubatch=HEAD_BATCH, n_outputs=HEAD_BATCH)
 
 

@@ -1,4 +1,4 @@
-"""Which models are on this machine, in any tool's store; file names and sizes only, no headers.
+"""Models on this machine, in any tool's store; file names and sizes only, no headers.
 
 Models of other tools are found in place and never changed: the Hugging Face cache, LM Studio,
 Ollama (blobs named by their manifests), llama.cpp's cache, and the folders of the setting
@@ -65,19 +65,20 @@ class LocalModel:
 
 
 def quant_of(file_name: str) -> str | None:
-    """The quantisation label in a file name ("Q4_K_M"), the last one if there are several."""
+    """Return the quantization label in a file name ("Q4_K_M"), the last one if there are
+    several."""
     found = _QUANT.findall(Path(file_name).name.removesuffix(".gguf"))
     return found[-1].upper().replace("FP16", "F16") if found else None
 
 
 def same_quant(have: str | None, wanted: str) -> bool:
-    """Whether a file's quantisation is the one asked for; its "UD-" may be left out."""
+    """True if a file's quantization is the one asked for; its "UD-" may be left out."""
     upper = wanted.upper()
     return have is not None and (have == upper or have.removeprefix("UD-") == upper)
 
 
 def is_later_part(name: str) -> bool:
-    """Whether a file is part 2 or later of a split model."""
+    """True if a file is part 2 or later of a split model."""
     part = _PART.search(name)
     return part is not None and int(part[1]) != 1
 
@@ -95,7 +96,7 @@ def first_part(path: Path) -> Path:
 
 
 def part_names(name: str) -> list[str]:
-    """All file names of a (split) model, given its first one."""
+    """Return all file names of a (split) model, given its first one."""
     part = _PART.search(name)
     if part is None:
         return [name]
@@ -158,7 +159,7 @@ def llama_cpp_cache() -> Path:
 
 
 def settings_folders() -> list[Path]:
-    """The folders of the setting ``model-dirs``.
+    """Return the folders of the setting ``model-dirs``.
 
     Raises:
         ConfigError: the settings cannot be read.
@@ -170,7 +171,8 @@ def settings_folders() -> list[Path]:
 
 
 def opened() -> list[tuple[Path, Path | None]]:
-    """The pairs that were loaded on this machine, newest first, as far as their files are there."""
+    """List the pairs that were loaded on this machine, newest first, if their files are still
+    there."""
     try:
         found = read_json(_opened_file(), list[tuple[str, str | None]]) or []
     except (OSError, *DAMAGE):
@@ -180,7 +182,7 @@ def opened() -> list[tuple[Path, Path | None]]:
 
 
 def remember(target: Path, draft: Path | None) -> None:
-    """Put a pair that was loaded first among ``opened``; a full disk loses no more than that."""
+    """Put a loaded pair first among ``opened``; a full disk loses no more than that."""
     pair = target.absolute(), None if draft is None else draft.absolute()
     before = opened()
     if pair in before[:1]:
@@ -248,7 +250,8 @@ def _hub_ref(repo: str, path: Path) -> str:
 
 
 def _in_repo_folders(root: Path, source: Source) -> Iterator[LocalModel]:
-    """``root/user/repo/…/file.gguf``, the layout of our own folder and of LM Studio."""
+    """Yield models at ``root/user/repo/…/file.gguf``, the layout of our own folder and of LM
+    Studio."""
     for path in _walk(root, named=source == "folder"):
         parts = path.relative_to(root).parts
         repo = "/".join(parts[:2]) if len(parts) > 2 else None
@@ -290,7 +293,8 @@ def _in_huggingface(root: Path) -> Iterator[LocalModel]:
 
 
 def _walk_links(root: Path, inside: Path) -> Iterator[Path]:
-    """GGUF files of a snapshot: links to the cache's blobs, none that leads out of the cache."""
+    """Yield GGUF files of a snapshot: links to the cache's blobs, none that leads out of the
+    cache."""
     for folder, folders, names in os.walk(root):
         folders.sort()
         for name in filter(is_model, sorted(names)):
@@ -346,7 +350,7 @@ def _in_llama_cpp(root: Path) -> Iterator[LocalModel]:
 
 
 def bundled() -> list[LocalModel]:
-    """The tiny family that ships with the package."""
+    """List the tiny family that ships with the package."""
     out = []
     for name, file in BUNDLED.items():
         model = _model(paths.bundled_dir() / file, "bundled", name, None)
@@ -359,8 +363,8 @@ BUNDLED = {"tiny-target": "tiny-target-q4_0.gguf", "tiny-draft": "tiny-draft-q8_
 
 
 def scan(*, include_bundled: bool = True, near: Path | None = None) -> list[LocalModel]:
-    """Every model on this machine, each file once: our own stores first, those of other tools, what
-    was opened by its path, and what lies in the folder of the file ``near``.
+    """List every model on this machine, each file once: our own stores first, those of other tools,
+    the files opened by their path, and those in the folder of the file ``near``.
 
     Raises:
         ConfigError: the settings cannot be read.
@@ -388,18 +392,18 @@ def scan(*, include_bundled: bool = True, near: Path | None = None) -> list[Loca
 
 
 def scan_folder(folder: str | Path) -> list[LocalModel]:
-    """Every model below one folder."""
+    """List every model below one folder."""
     return list(_in_folder(Path(os.path.expanduser(folder))))
 
 
 def beside(file: Path) -> list[LocalModel]:
-    """The models in the folder of a file; what is no file or leads nowhere is passed over."""
+    """List the models in the folder of a file; skip names that are no file or lead nowhere."""
     found = sorted(path for path in file.parent.glob("*") if is_model(path.name))
     return _by_path(path for path in found if _is_file(path))
 
 
 def _by_path(files: Iterable[Path]) -> list[LocalModel]:
-    """Models that are named by their paths."""
+    """List models that are named by their paths."""
     return [
         model
         for path in files
@@ -415,7 +419,7 @@ def _is_file(path: Path) -> bool:
 
 
 def single(path: Path) -> LocalModel:
-    """One file that no store holds, as a model.
+    """Return one file that no store holds, as a model.
 
     Raises:
         ModelUnavailable: it is not there.
@@ -427,5 +431,5 @@ def single(path: Path) -> LocalModel:
 
 
 def _in_folder(root: Path) -> Iterator[LocalModel]:
-    """Models that are named by their paths; those in ``user/repo`` answer to that, too."""
+    """Yield models that are named by their paths; those in ``user/repo`` answer to that, too."""
     return (replace(model, ref=str(model.path)) for model in _in_repo_folders(root, "folder"))

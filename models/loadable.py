@@ -1,4 +1,4 @@
-"""Whether llama.cpp can run a file, decided from its header alone.
+"""The test that llama.cpp can run a file, made from its header alone.
 
 A bad call into llama.cpp ends the process (``GGML_ASSERT``, an exception across the C boundary),
 so every condition that it asserts while loading or tokenizing is tested here first and reported as
@@ -127,7 +127,7 @@ def _check_kind(header: GgufHeader, role: Role) -> None:
 def _u32(
     header: GgufHeader, name: str, low: int, high: int, *, required: bool = True
 ) -> int | None:
-    """A 32-bit key of the architecture, checked for presence, type and range."""
+    """Read a 32-bit key of the architecture; check its presence, type and range."""
     key = header.own(name)
     file = header.path.name
     if key not in header.kinds:
@@ -144,7 +144,7 @@ def _u32(
 
 
 def _layered(header: GgufHeader, name: str, high: int) -> tuple[int, ...]:
-    """A number, or one per layer: u32 or i32, as llama.cpp's get_key_or_arr demands."""
+    """Read a number, or one per layer: u32 or i32, as llama.cpp's get_key_or_arr demands."""
     key = header.own(name)
     array = header.arrays.get(key)
     if array is None:
@@ -206,7 +206,8 @@ def _check_numbers(header: GgufHeader) -> None:
 
 
 def _check_rotations(header: GgufHeader) -> None:
-    """Of each head, pairs of values turn, and no more than there are; with windows or without."""
+    """Check that each head turns pairs of values, and no more than there are; with windows or
+    without."""
     turned = 0
     for suffix in ("", "_swa"):
         for part in ("key", "value"):
@@ -332,12 +333,12 @@ def _is_byte_text(text: bytes) -> bool:
 
 
 def elementwise(name: str) -> bool:
-    """Whether a tensor is multiplied or added value by value, which CPUs do in F32 alone."""
+    """True if a tensor is multiplied or added value by value, which CPUs do in F32 alone."""
     return _ELEMENTWISE.search(name) is not None
 
 
 def _check_types(header: GgufHeader) -> None:
-    """llama.cpp aborts in the middle of a pass on types that its CPU operations lack."""
+    """Refuse types on which llama.cpp's CPU operations abort in the middle of a pass."""
     for tensor in header.tensors:
         if tensor.name == "d2t":
             continue

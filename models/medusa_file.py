@@ -45,7 +45,7 @@ Arrays = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class MedusaFacts:
-    """What a head file says about itself, checked against its tensors.
+    """Facts in a head file, checked against its tensors.
 
     ``rows`` is the height of the output matrices: ``vocab`` unless some tokens were left out.
     """
@@ -64,7 +64,7 @@ class MedusaFacts:
 
 
 def vocabulary_digest(header: GgufHeader) -> str:
-    """SHA-256 over the token texts, each ended by a NUL."""
+    """Return the SHA-256 over the token texts, each ended by a NUL."""
     digest = hashlib.sha256()
     for token in header.token_bytes:
         digest.update(token + b"\0")
@@ -72,7 +72,7 @@ def vocabulary_digest(header: GgufHeader) -> str:
 
 
 def read_facts(header: GgufHeader) -> MedusaFacts:
-    """Facts of a head file.
+    """Read the facts of a head file.
 
     Raises:
         PairIncompatible: the file holds no Medusa heads.
@@ -132,7 +132,7 @@ def _require(header: GgufHeader, name: str, shape: tuple[int, ...]) -> None:
 
 
 def check_target(facts: MedusaFacts, heads: GgufHeader, target: GgufHeader) -> None:
-    """Whether these heads can read this target.
+    """Check that these heads can read this target.
 
     Raises:
         PairIncompatible: another hidden width or another vocabulary.
@@ -154,12 +154,13 @@ def check_target(facts: MedusaFacts, heads: GgufHeader, target: GgufHeader) -> N
 
 
 def output_name(target: GgufHeader) -> str:
-    """The tensor that turns hidden states into logits: the embeddings where the two are tied."""
+    """Return the tensor that turns hidden states into logits: the embeddings if the two are
+    tied."""
     return "output.weight" if "output.weight" in target.by_name else "token_embd.weight"
 
 
 def read_output_ids(header: GgufHeader, facts: MedusaFacts) -> npt.NDArray[np.int32] | None:
-    """The tokens of the output rows, None where row r is token r.
+    """Read the tokens of the output rows, None if row r is token r.
 
     Raises:
         BadGguf: a token twice, or one that does not exist.

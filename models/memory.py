@@ -1,4 +1,4 @@
-"""How much memory a model or a pair needs, from the headers alone.
+"""The memory that a model or a pair needs, from the headers alone.
 
 Per model: the weights; the KV cache (or recurrent states); the compute buffer of the largest pass;
 the output rows; the tokenizer's tables. The compute formula follows llama.cpp's graph (attention
@@ -45,7 +45,7 @@ SPARE = 256 * MIB  # that idle conversations leave to other programs
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """What one loaded model takes.
+    """The memory of one loaded model.
 
     Attributes:
         repacked: weights that llama.cpp rearranges for this CPU. The mapped originals stay resident
@@ -72,7 +72,7 @@ class ModelMemory:
 
     @property
     def required(self) -> int:
-        """What cannot be given back: the amount that has to fit."""
+        """The memory that cannot be given back: the amount that has to fit."""
         buffers = self.kv + self.compute + self.output + self.reading + self.checkpoints
         return self.weights + buffers + self.tokenizer
 
@@ -83,7 +83,7 @@ class ModelMemory:
 
 @dataclass(frozen=True, slots=True)
 class PairMemory:
-    """What a target, a draft and drafting heads take in one process."""
+    """The memory of a target, a draft and drafting heads in one process."""
 
     target: ModelMemory
     draft: ModelMemory | None
@@ -102,7 +102,7 @@ class PairMemory:
 
     @property
     def required(self) -> int:
-        """What cannot be given back: the amount that has to fit."""
+        """The memory that cannot be given back: the amount that has to fit."""
         return sum(part.required for part in self.parts) + self.process
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,12 +117,13 @@ class PairMemory:
 
 
 def padded_ctx(n_ctx: int) -> int:
-    """The context length that llama.cpp really allocates."""
+    """Return the context length that llama.cpp really allocates."""
     return -(-max(n_ctx, 1) // CTX_PADDING) * CTX_PADDING
 
 
 def context_length(header: GgufHeader, asked: int | None = None) -> int:
-    """Tokens of the context that is opened: None asks for no more than 8192, 0 for all it knows."""
+    """Return the tokens of the context to open: None asks for no more than 8192, 0 for the trained
+    length."""
     trained = header.context_length or DEFAULT_CTX
     return asked or (min(trained, DEFAULT_CTX) if asked is None else trained)
 
@@ -136,7 +137,8 @@ def kv_bytes(
     max_rows: int = 1,
     lanes: int = 1,
 ) -> int:
-    """The KV cache of ``n_ctx`` tokens, and the running states of layers without attention.
+    """Estimate the KV cache of ``n_ctx`` tokens, and the running states of layers without
+    attention.
 
     Layers with a sliding window keep every cell (the binding's default), so that any depth of
     rollback stays possible.
@@ -170,7 +172,8 @@ def kv_bytes(
 
 @lru_cache(maxsize=1)
 def repacked_types() -> frozenset[str]:
-    """Tensor types that ggml rearranges on this CPU (repack.cpp, for AVX2 and for ARM)."""
+    """Return the tensor types that ggml rearranges on this CPU (repack.cpp, for AVX2 and for
+    ARM)."""
     machine = platform.machine().lower()
     if machine in ("arm64", "aarch64"):
         return frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"})
@@ -184,7 +187,7 @@ def repacked_types() -> frozenset[str]:
 
 
 def repacked_bytes(header: GgufHeader, types: frozenset[str] | None = None) -> int:
-    """Weights of which llama.cpp keeps a rearranged copy on the CPU."""
+    """Return the bytes of weights of which llama.cpp keeps a rearranged copy on the CPU."""
     types = repacked_types() if types is None else types
     return sum(
         tensor.n_bytes
@@ -207,7 +210,8 @@ def compute_bytes(
     on_cpu: bool = True,
     lanes: int = 1,
 ) -> int:
-    """The buffer of the widest pass: the largest of attention scores, feed-forward and output.
+    """Estimate the buffer of the widest pass: the largest of attention scores, feed-forward and
+    output.
 
     Args:
         n_ubatch: rows of a prefill pass.
@@ -236,8 +240,9 @@ def compute_bytes(
 def pipelining_bytes(
     header: GgufHeader, n_ctx: int, *, n_ubatch: int = PASS_TOKENS, flash_attn: bool = True
 ) -> int:
-    """What each of several devices takes on top of its buffer so that a pass can begin on one while
-    another still computes the pass before: copies of the mask, and of what layers hand on."""
+    """Estimate what each of several devices takes on top of its buffer so that a pass can begin on
+    one while another still computes the pass before: copies of the mask, and of data between
+    layers."""
     cells = padded_ctx(n_ctx)
     rows = min(n_ubatch, cells)
     mask = rows * cells * (2 if flash_attn else F32)
@@ -251,7 +256,7 @@ def _expert_width(header: GgufHeader) -> int:
 
 
 def tokenizer_bytes(header: GgufHeader) -> int:
-    """What llama.cpp's vocabulary takes: 50 MB for 150 k tokens of byte-level BPE."""
+    """Estimate the memory of llama.cpp's vocabulary: 50 MB for 150 k tokens of byte-level BPE."""
     if not header.merges_count:
         return header.vocab_size * OTHER_TOKEN_BYTES
     return header.vocab_size * BPE_TOKEN_BYTES + header.merges_count * MERGE_BYTES
@@ -269,7 +274,7 @@ def estimate_model(
     lanes: int = 1,
     reads_apart: bool = False,
 ) -> ModelMemory:
-    """Memory of one model; ``n_ctx`` as in ``context_length``.
+    """Estimate the memory of one model; ``n_ctx`` as in ``context_length``.
 
     Args:
         n_ctx: of all conversations together, which share the cache; of each one of those that
@@ -308,12 +313,12 @@ def estimate_model(
 
 
 def _apart(header: GgufHeader, lanes: int) -> int:
-    """How many caches some conversations at once take."""
+    """Return the number of caches that some conversations at once take."""
     return lanes if header.is_recurrent or header.is_hybrid else 1
 
 
 def estimate_head(header: GgufHeader, target: GgufHeader, *, n_ctx: int) -> ModelMemory:
-    """Memory that a drafting head takes on top of its target.
+    """Estimate the memory that a drafting head takes on top of its target.
 
     Raises:
         PairIncompatible, BadGguf: it is no head that could be loaded.
@@ -332,7 +337,7 @@ def estimate_pair(
     branches: int = 1,
     **options: Any,
 ) -> PairMemory:
-    """Memory of a target with its draft and heads.
+    """Estimate the memory of a target with its draft and heads.
 
     Args:
         n_ctx, options: as for ``estimate_model``.
@@ -358,15 +363,15 @@ _beside = 0  # see ``leave``
 
 
 def leave(beside: int) -> None:
-    """From now on count this many bytes as taken in this process: weights that other engines map
+    """Count this many bytes as taken in this process from now on: weights that other engines map
     and read in every pass, which the system calls available all the same."""
     global _beside
     _beside = beside
 
 
 def available_memory() -> int:
-    """Bytes available without swapping: MemAvailable, within the cgroup's limit if there is one,
-    without what is left to other engines. At least 1.
+    """Return the bytes available without swapping: MemAvailable, within the cgroup's limit if there
+    is one, without the share left to other engines. At least 1.
 
     0 if the system does not say.
     """
@@ -390,7 +395,7 @@ def _available() -> int:
 
 
 def total_memory() -> int:
-    """Bytes of RAM in the machine, 0 when the system does not say."""
+    """Return the bytes of RAM in the machine, 0 when the system does not report them."""
     return _meminfo("MemTotal") or _from_sysconf()
 
 
@@ -419,7 +424,7 @@ def _number(path: str) -> int | None:
 
 
 def fits(memory: PairMemory | ModelMemory, available: int | None = None) -> bool:
-    """Whether it fits the available memory with a small margin; True when that is unknown."""
+    """True if it fits the available memory with a small margin, or that is unknown."""
     free = available_memory() if available is None else available
     return free == 0 or memory.required <= free * MARGIN
 

@@ -1,4 +1,4 @@
-"""NextN blocks (multi-token prediction) of a model file: where they are, and who can run them.
+"""NextN blocks (multi-token prediction) of a model file: their place, and checks that they run.
 
 They are the last ``nextn_predict_layers`` of ``block_count`` blocks. llama.cpp leaves them out of
 the target's passes and runs one of them at a time in a separate context. That needs a graph which
@@ -100,18 +100,18 @@ GRAPHS: dict[str, Graph] = {
 
 
 def nextn_blocks(header: GgufHeader) -> int:
-    """How many NextN blocks the file declares."""
+    """Return the number of NextN blocks that the file declares."""
     declared = header.integer(header.own("nextn_predict_layers")) or 0
     return declared if 0 < declared < header.block_count else 0
 
 
 def trunk_blocks(header: GgufHeader) -> int:
-    """How many blocks a pass of the target runs."""
+    """Return the number of blocks that a pass of the target runs."""
     return header.block_count - nextn_blocks(header)
 
 
 def lacks_trunk(header: GgufHeader) -> bool:
-    """Whether the only blocks in the file are NextN layers."""
+    """True if the only blocks in the file are NextN layers."""
     if not nextn_blocks(header):
         return False
     blocks = {name.split(".")[1] for name in header.by_name if name.startswith("blk.")}
@@ -120,7 +120,7 @@ def lacks_trunk(header: GgufHeader) -> bool:
 
 
 def why_not(header: GgufHeader) -> str:
-    """Why this file cannot draft with its own NextN blocks; empty if it can."""
+    """Return why this file cannot draft with its own NextN blocks; empty if it can."""
     blocks, arch = nextn_blocks(header), header.architecture
     if blocks == 0:
         return "the target's file has no NextN layers"
@@ -143,7 +143,7 @@ def why_not(header: GgufHeader) -> str:
 
 
 def _lacking(header: GgufHeader, graph: Graph, block: str) -> Iterator[str]:
-    """What a block should hold and does not, by the first of the names it could have."""
+    """Yield the tensors that a block should hold and does not, by the first name of each."""
 
     def full(name: str) -> str:
         return block + (name if name.endswith(".bias") else name + ".weight")
@@ -158,7 +158,7 @@ def _lacking(header: GgufHeader, graph: Graph, block: str) -> Iterator[str]:
 
 
 def _unlike_the_trunk(header: GgufHeader) -> str:
-    """What the trunk of an architecture may do and its NextN graph cannot."""
+    """Return a feature of the trunk that the architecture's NextN graph lacks; "" if none."""
     arch = header.architecture
     if arch == "glm4moe" and any(header.array(header.own("rope.dimension_sections"))[1:]):
         return "its positions have sections (for images), which llama.cpp's NextN graph cannot take"

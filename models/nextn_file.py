@@ -1,4 +1,4 @@
-"""NextN blocks in a file of their own: whether llama.cpp can run them, and whose they are.
+"""NextN blocks in a file of their own: checks that they run, and that they fit a target.
 
 llama.cpp's converter writes such files with ``--mtp`` (``mtp-….gguf``): the architecture, metadata
 and tokenizer of the target, and of its tensors the NextN blocks, the embeddings and the output.

@@ -1,4 +1,4 @@
-"""NextN layers that can say the likeliest tokens only: most of a step of theirs is the output.
+"""NextN layers with the likeliest tokens only, as most of a step of theirs is the output.
 
     specllama quantize TARGET mtp-HEAD.gguf --draft-tokens 32768
 
@@ -47,14 +47,14 @@ class HeadWords:
     reads: IntArray
 
     def spread(self, rows: Rows) -> Rows:
-        """Logits [n, rows] as logits over the target's tokens; -inf for what it cannot say."""
+        """Spread logits [n, rows] over the target's tokens; -inf for those that it cannot guess."""
         wide: Rows = np.full((len(rows), len(self.reads)), -np.inf, np.float32)
         wide[:, self.says] = rows
         return wide
 
 
 def read_words(head: GgufHeader) -> HeadWords | None:
-    """Which tokens a head knows; None of one that knows all of its target's.
+    """Read the tokens that a head knows; None if it knows all of its target's.
 
     Raises:
         BadGguf: the arrays contradict themselves.
@@ -76,7 +76,8 @@ def read_words(head: GgufHeader) -> HeadWords | None:
 
 
 def likeliest(target: GgufHeader, n: int, counts: Mapping[int, int]) -> IntArray:
-    """The ``n`` tokens to keep, ascending: those that are no words, then the most frequent ones.
+    """Choose the ``n`` tokens to keep, ascending: those that are no words, then the most frequent
+    ones.
 
     Args:
         counts: how often tokens occur in some texts. Of those that never do the lowest ids come
@@ -121,7 +122,7 @@ def write_head(target: GgufHeader, destination: Path, says: IntArray) -> None:
 
 
 def check_source(target: GgufHeader) -> None:
-    """Whether such a head can be made of a target.
+    """Check that such a head can be made of a target.
 
     Raises:
         BadGguf, UnsupportedModel: it cannot, and why.
@@ -138,7 +139,7 @@ def check_source(target: GgufHeader) -> None:
 
 
 def _kept(target: GgufHeader) -> list[TensorInfo]:
-    """What a head needs: the NextN layers, and whatever belongs to no layer."""
+    """List the tensors that a head needs: the NextN layers, and those outside every layer."""
     trunk = tuple(f"blk.{i}." for i in range(trunk_blocks(target)))
     return [tensor for tensor in target.tensors if not tensor.name.startswith(trunk)]
 
@@ -149,7 +150,7 @@ def _is_table(info: TensorInfo, size: int) -> bool:
 
 
 def _part(target: GgufHeader, info: TensorInfo, says: IntArray) -> Blocks:
-    """A tensor as it is stored; of a table, the rows of these tokens."""
+    """Return a tensor as it is stored; for a table, the rows of these tokens."""
     at, shape = target.data_offset + info.offset, info.shape[::-1]
     table = _is_table(info, target.vocab_size)
 

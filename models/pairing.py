@@ -77,7 +77,7 @@ class TokenDifference:
 
 @dataclass(frozen=True, slots=True)
 class PairReport:
-    """What was found about a pair.
+    """The findings about a pair.
 
     Attributes:
         problems: reasons against it; empty means that it fits.
@@ -138,7 +138,7 @@ class PairReport:
 
 
 def adds_bos(header: GgufHeader) -> bool:
-    """Whether llama.cpp puts BOS in front of a prompt for this model."""
+    """True if llama.cpp puts BOS in front of a prompt for this model."""
     if header.tokenizer_model == "gemma4" or header.pre_tokenizer == "gemma4":
         return True
     given = header.flag("tokenizer.ggml.add_bos_token")
@@ -154,7 +154,7 @@ def adds_eos(header: GgufHeader) -> bool:
 
 
 def special_id(header: GgufHeader, name: str) -> int | None:
-    """BOS or EOS as llama.cpp will see it: the file's, else the default of the tokenizer."""
+    """Return BOS or EOS as llama.cpp will see it: the file's, else the default of the tokenizer."""
     given = header.special_id(name)
     if given is not None:
         return given
@@ -163,7 +163,7 @@ def special_id(header: GgufHeader, name: str) -> int | None:
 
 
 def active_params(header: GgufHeader) -> int:
-    """Parameters used for one token: of a mixture of experts, those routed to."""
+    """Count the parameters used for one token: of a mixture of experts, those routed to."""
     total = header.expert_count
     used = max(header.per_layer(header.own("expert_used_count")), default=0)
     if not total or not used:
@@ -255,7 +255,7 @@ def compare(target: GgufHeader, draft: GgufHeader) -> PairReport:
 
 
 def _token_differences(target: GgufHeader, draft: GgufHeader) -> tuple[list[int], float]:
-    """The ids that both have with different texts, and ``PairReport.common``."""
+    """Return the ids that both have with different texts, and ``PairReport.common``."""
     if target.token_texts is not None and draft.token_texts is not None:
         ours, theirs = target.token_texts.data, draft.token_texts.data
         if len(theirs) <= len(ours) and (ours[: len(theirs)] == theirs).all():
@@ -307,7 +307,7 @@ def _tokenizer_problems(target: GgufHeader, draft: GgufHeader) -> list[Problem]:
 
 
 def _kind(header: GgufHeader) -> str | None:
-    """llama.cpp's vocabulary type: some tokenizer models share one."""
+    """Return llama.cpp's vocabulary type: some tokenizer models share one."""
     model = header.tokenizer_model
     return "gpt2" if model in ("gemma4", "hybriddna", "whitespace") else model
 
@@ -361,7 +361,7 @@ def _warnings(
 
 
 def require_pair(target: GgufHeader, draft: GgufHeader) -> PairReport:
-    """The report of a pair that fits.
+    """Return the report of a pair that fits.
 
     Raises:
         PairIncompatible: it does not fit; the message names the first differing token if that is

@@ -1,4 +1,4 @@
-"""Whether this machine runs on its battery now."""
+"""Battery power: a test that this machine runs on it now."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _asked: tuple[float, bool] = (-_HOLDS_S, False)
 
 
 def on_battery() -> bool:
-    """Whether it does; False where the system does not say."""
+    """True if it does; False also if the system does not report it."""
     global _asked
     now = time.monotonic()
     if now - _asked[0] >= _HOLDS_S:
@@ -35,7 +35,7 @@ def _on_battery() -> bool:
 
 
 def discharging(supplies: Path) -> bool:
-    """Whether a battery of the machine itself, not of a mouse, feeds it (Linux)."""
+    """True if a battery of the machine itself, not of a mouse, feeds it (Linux)."""
     for one in supplies.glob("*"):
         kind, status, scope = (_word(one / name) for name in ("type", "status", "scope"))
         if (kind, status) == ("Battery", "Discharging") and scope != "Device":

@@ -19,7 +19,7 @@ from specllama.models.gguf import GgufHeader, read_header
 
 
 def why_not(header: GgufHeader) -> str:
-    """Why no layers can be dropped from a target, "" if they can."""
+    """Return why no layers can be dropped from a target, "" if they can."""
     if header.block_count < 2:
         return f"the target has {header.block_count} layer"
     try:
@@ -30,7 +30,7 @@ def why_not(header: GgufHeader) -> str:
 
 
 def runs(layers: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last of every run of neighbours: [1, 2, 3, 5] is (1, 3), (5, 5)."""
+    """Return first and last of every run of neighbors: [1, 2, 3, 5] is (1, 3), (5, 5)."""
     found: list[tuple[int, int]] = []
     for layer in sorted(layers):
         if found and found[-1][1] == layer - 1:
@@ -41,19 +41,20 @@ def runs(layers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def layer_list(layers: Sequence[int]) -> str:
-    """Layer numbers as ``parse_layers`` reads them: "2-4,7"."""
+    """Format layer numbers as ``parse_layers`` reads them: "2-4,7"."""
     return ",".join(f"{a}-{b}" if b > a else str(a) for a, b in runs(layers))
 
 
 def middle_half(n_layers: int) -> tuple[int, ...]:
-    """The layers that ``--proposer self`` leaves out: the first and the last ones matter most."""
+    """Return the layers that ``--proposer self`` leaves out: the first and the last ones matter
+    most."""
     n = max(n_layers // 2, 1)
     first = (n_layers - n + 1) // 2
     return tuple(range(first, first + n))
 
 
 def draft_work(header: GgufHeader, drop: Sequence[int]) -> float:
-    """Bytes read by a step without these layers, as a share of a whole step.
+    """Return the bytes read by a step without these layers, as a share of a whole step.
 
     A step reads every layer and the output matrix; of the embeddings it reads one row.
     """
@@ -80,7 +81,7 @@ def make_draft(
     threads: int = 0,
     advanced: Callable[[int, int], None] | None = None,
 ) -> GgufHeader:
-    """The target without the layers ``drop``; made once, then reused.
+    """Make the target without the layers ``drop``, once; reuse it later.
 
     Args:
         into: the folder of the file; default ``folder()``.
@@ -108,7 +109,7 @@ def make_draft(
 
 
 def _found(path: Path, target: GgufHeader, drop: Sequence[int]) -> GgufHeader | None:
-    """The header of a draft made earlier; None if it is not the expected one."""
+    """Read the header of a draft made earlier; None if it is not the expected one."""
     if not path.is_file():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Repositories of draft heads as they are published: one layer or a few, and what they say of them.
+"""Repositories of published draft heads: one layer or a few, and their configuration.
 
 In the ``speculators`` format ``transformer_layer_config`` describes the layers, elsewhere the
 configuration itself. Tensors have the names of Hugging Face's models, ``layers.N.self_attn.q_proj``
@@ -97,7 +97,7 @@ class Published:
     def number(
         self, key: str, default: int | None = None, table: Mapping[str, Any] | None = None
     ) -> int:
-        """A positive number, of the layer unless ``table`` is given."""
+        """Read a positive number, of the layer unless ``table`` is given."""
         value = (self.layer if table is None else table).get(key, default)
         if type(value) is not int or not 0 < value < 1 << 31:
             raise self.bad(f"{key} is {value!r}")
@@ -110,19 +110,19 @@ class Published:
         return float(value)
 
     def part(self, key: str) -> Mapping[str, Any]:
-        """A table inside the configuration, empty where there is none."""
+        """Return a table inside the configuration, empty if there is none."""
         table = self.config.get(key)
         return table if isinstance(table, dict) else {}
 
     def layers(self, ids: object, most: int) -> npt.NDArray[np.int32]:
-        """A list of layers of the target."""
+        """Check a list of layers of the target."""
         whole = isinstance(ids, list) and all(type(i) is int and abs(i) < 1 << 16 for i in ids)
         if not whole or not 0 < len(ids) <= most:  # type: ignore[arg-type]
             raise self.bad(f"it reads the layers {ids}; llama.cpp's graph takes {most}")
         return np.array(ids, np.int32)
 
     def rope(self) -> tuple[dict[str, Value], Floats | None]:
-        """Keys for positions, and by how much each pair turns slower, if not all alike."""
+        """Return keys for positions, and by how much each pair turns slower, if not all alike."""
         scaling = self.layer.get("rope_parameters") or self.layer.get("rope_scaling") or {}
         if not isinstance(scaling, dict):
             raise self.bad("rope_scaling is no table")
@@ -166,7 +166,7 @@ class Published:
         }
 
     def read(self, top: Mapping[str, str], in_layer: Mapping[str, str]) -> dict[str, Tensor]:
-        """Its tensors under llama.cpp's names, for its own in both tables; keeps ``d2t`` apart.
+        """Read its tensors under llama.cpp's names, for its own in both tables; keep ``d2t`` apart.
 
         Raises:
             ModelUnavailable: there are none.
@@ -201,7 +201,7 @@ class Published:
                 raise self.bad(f"its {name} has the shape {list(tensor.shape)}")
 
     def attention(self, block: str, inputs: int) -> dict[str, Shape]:
-        """The shapes of a layer whose queries, keys and values read N numbers."""
+        """Return the shapes of a layer whose queries, keys and values read N numbers."""
         e, f, q, kv = self.width, self.hidden, self.heads * self.size, self.heads_kv * self.size
         shapes: dict[str, Shape] = {
             "attn_norm": (e,),
@@ -255,7 +255,7 @@ class Published:
         return None
 
     def rows(self, tensor: Tensor, vocab: int) -> Tensor:
-        """A row for each token; padding carries none.
+        """Return a row for each token; cut the padding, which carries none.
 
         Raises:
             PairIncompatible: too few.
@@ -322,7 +322,7 @@ class Published:
 
 
 def _type(tensor: Tensor, kind: str) -> str:
-    """Matrices are of the kind that was asked for, where their rows fill its blocks."""
+    """Return the asked type for a matrix whose rows fill its blocks, else one that fits."""
     if len(tensor.shape) != 2:
         return "F32"
     return kind.upper() if kind != "q8_0" or tensor.shape[1] % 32 == 0 else "F16"

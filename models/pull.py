@@ -1,4 +1,4 @@
-"""From references to files in our own folder: plan, check space, transfer, publish.
+"""Pulls from references to files in our own folder: plan, check space, transfer, publish.
 
     plan = make_plan(refs, client)      # listings only; nothing is written
     check_space(plan)
@@ -57,7 +57,7 @@ class PullItem:
         return sum(file.size - self.bytes_here(file) for file in self.missing)
 
     def bytes_here(self, file: RemoteFile) -> int:
-        """What an earlier, interrupted pull left of a file."""
+        """Return how much of a file an earlier, interrupted pull left."""
         try:
             here = part_path(self.folder / file.name, file.digest).stat().st_size
         except OSError:
@@ -66,7 +66,7 @@ class PullItem:
 
 
 def repo_folder(repo: str) -> Path:
-    """Where a repository's files are kept.
+    """Return the folder of a repository's files.
 
     Raises:
         UsageError: a name that would leave the folder.
@@ -78,7 +78,7 @@ def repo_folder(repo: str) -> Path:
 
 
 def expand(ref: str, *, with_draft: bool = True) -> list[tuple[str, refs.HubRef]]:
-    """(role, hub reference) of everything a reference stands for: a catalogue name is a pair.
+    """Return (role, hub reference) of everything a reference stands for: a catalog name is a pair.
 
     Raises:
         UsageError: it is neither a catalogue name nor a hub reference.
@@ -102,7 +102,7 @@ def expand(ref: str, *, with_draft: bool = True) -> list[tuple[str, refs.HubRef]
 
 
 def local(hub: refs.HubRef) -> library.LocalModel | None:
-    """A complete copy of what a reference means that is already on this machine."""
+    """Find a complete copy of a reference's model that is already on this machine."""
     found = [m for m in library.scan() if refs.matches(m, hub) and m.complete]
     return refs.preferred(found) if found else None
 
@@ -129,7 +129,7 @@ def make_item(client: HubClient, role: str, hub: refs.HubRef, revision: str = "m
 
 
 def _elsewhere(repo: str, model: RemoteModel) -> Path | None:
-    """The same bytes in a store that names files by their digest (the Hugging Face cache)."""
+    """Find the same bytes in a store that names files by their digest (the Hugging Face cache)."""
     first = PurePosixPath(model.name).name
     for other in library.scan(include_bundled=False):
         if other.owned or other.repo != repo or other.path.name != first or not other.complete:
@@ -144,7 +144,7 @@ def _elsewhere(repo: str, model: RemoteModel) -> Path | None:
 
 
 def _present(path: Path, file: RemoteFile) -> bool:
-    """Whether exactly this file is here: same size, and a receipt with the same digest."""
+    """True if exactly this file is here: same size, and a receipt with the same digest."""
     try:
         if path.stat().st_size != file.size:
             return False
@@ -175,7 +175,8 @@ def check_space(items: list[PullItem]) -> None:
 
 
 def unfinished() -> dict[str, int]:
-    """What interrupted pulls left here: references of files, and how many bytes have arrived."""
+    """List what interrupted pulls left here: references of files, and how many bytes have
+    arrived."""
     root, found = paths.models_dir(), dict[str, int]()
     for part in sorted(root.glob("*/*/**/*.part")):
         pieces = part.relative_to(root).as_posix().rsplit(".", 2)  # name.gguf.DIGEST.part
@@ -236,7 +237,7 @@ def fetch(item: PullItem, client: HubClient, progress: Progress, *, name: str) -
 
 
 def require_online(hub: refs.HubRef) -> None:
-    """What ``--offline`` answers when something is not here.
+    """Refuse, under ``--offline``, what is not here.
 
     Raises:
         ModelUnavailable: always.

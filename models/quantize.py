@@ -1,4 +1,4 @@
-"""Making a model file smaller with llama.cpp's own quantizer, in a child process.
+"""Quantization: a smaller model file by llama.cpp's own quantizer, in a child process.
 
 A tensor that llama.cpp cannot handle may end its process, so a child does the work; the result gets
 its name only after its header was read again. GGUF has no FP8: a user who asks for it is told
@@ -74,7 +74,7 @@ class QuantizeJob:
 
 
 def check_type(name: str) -> str:
-    """A quantization by its usual name, ignoring case.
+    """Find a quantization by its usual name, ignoring case.
 
     Raises:
         UsageError: unknown; names the one to use instead, and says why there is no FP8.
@@ -99,7 +99,7 @@ def check_type(name: str) -> str:
 
 
 def parse_layers(text: str, n_layers: int) -> tuple[int, ...]:
-    """Layer numbers from "4-11,20", counted from 0.
+    """Read layer numbers from "4-11,20", counted from 0.
 
     Raises:
         UsageError: not numbers, out of range, or nothing would be left.
@@ -194,7 +194,7 @@ def check_destination(destination: Path) -> None:
 
 
 def check_prunable(header: GgufHeader) -> None:
-    """Whether layers can be dropped from a model.
+    """Check that layers can be dropped from a model.
 
     Raises:
         UnsupportedModel: they cannot, and why.
@@ -230,7 +230,7 @@ def _check_source_types(header: GgufHeader, kind: str, requantize: bool) -> None
 
 
 def _check_stays_f32(header: GgufHeader, kind: str) -> None:
-    """llama.cpp's quantizer leaves norms of several rows alone only if their name ends in _norm."""
+    """Refuse norms of several rows without the ending _norm: llama.cpp would quantize them."""
     for tensor in header.tensors:
         known = tensor.name.endswith("_norm.weight") or not tensor.is_matrix
         if elementwise(tensor.name) and not known:
@@ -272,7 +272,7 @@ def estimate_bytes(
 
 
 def run(job: QuantizeJob, advanced: Callable[[int, int], None] | None = None) -> GgufHeader:
-    """Quantize; returns the header of the result.
+    """Quantize; return the header of the result.
 
     Args:
         advanced: called with (tensors done, tensors).

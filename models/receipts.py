@@ -1,4 +1,4 @@
-"""What was pulled, and from where: one small JSON file next to each model in our own folder.
+"""Receipts of pulled files: one small JSON file next to each model in our own folder.
 
 ``verify`` compares bytes with the digest in the receipt (or in the name that the Hugging Face cache
 or Ollama gives to a blob); ``remove`` deletes models that are ours, and nothing else.
@@ -35,7 +35,7 @@ OWNERS = {
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Where one file came from and what it must contain."""
+    """The origin of one file and its expected content."""
 
     repo: str
     file: str
@@ -83,7 +83,7 @@ def write_receipt(file: Path, receipt: Receipt) -> None:
 
 
 def read_receipt(file: Path) -> Receipt | None:
-    """The receipt of a file, None if there is none or it cannot be read."""
+    """Read the receipt of a file; None if there is none or it cannot be read."""
     try:
         data = json.loads(receipt_path(file).read_text("utf-8"))
         return Receipt(
@@ -104,7 +104,8 @@ def make_receipt(repo: str, file: str, commit: str, size: int, digest: Digest) -
 
 
 def expected_digest(file: Path) -> Digest | None:
-    """The digest a file must have: of its receipt, else of a blob's content-addressed name."""
+    """Return the digest a file must have: of its receipt, else of a blob's content-addressed
+    name."""
     receipt = read_receipt(file)
     if receipt is not None and receipt.digest_kind in ("sha256", "git"):
         return Digest(receipt.digest_kind, receipt.digest)
@@ -121,7 +122,7 @@ def expected_digest(file: Path) -> Digest | None:
 
 
 def hash_file(file: Path, digest: Digest, advanced: Callable[[int], None] | None = None) -> str:
-    """The digest of a file's bytes.
+    """Compute the digest of a file's bytes.
 
     Raises:
         ModelUnavailable: it cannot be read.
@@ -169,7 +170,7 @@ def verify(
 
 
 def _structure(file: Path) -> HashVerdict:
-    """What can be said of a file without a digest: whether its header and tensors are whole."""
+    """Judge a file without a digest by its header and tensors: are they whole?"""
     if library.is_later_part(file.name):
         return HashVerdict(file, "unknown", "no digest is known for it")
     try:
@@ -180,7 +181,7 @@ def _structure(file: Path) -> HashVerdict:
 
 
 def removable(model: library.LocalModel) -> list[Path]:
-    """The files that removing a model deletes: its parts, receipts and unfinished transfers.
+    """List the files that removing a model deletes: its parts, receipts and unfinished transfers.
 
     Raises:
         UsageError: another tool owns it, or it lies outside our folder.
@@ -241,7 +242,7 @@ def _drop_empty(folder: Path) -> None:
 
 
 def sha256_of(file: Path) -> str:
-    """The SHA-256 of a file, from its receipt if that is newer than the file, else computed.
+    """Return the SHA-256 of a file, from its receipt if that is newer than the file, else computed.
 
     Raises:
         ModelUnavailable: it cannot be read.

@@ -1,4 +1,4 @@
-"""From what a user types to a file on disk. It never touches the network.
+"""References: from the words that a user types to a file on disk, without the network.
 
 A reference is, in this order: ``tiny`` (the bundled pair) · an existing path · a path in one of the
 folders of ``model-dirs`` · a catalogue name · ``user/repo[:QUANT]`` or ``user/repo/file.gguf`` that
@@ -31,7 +31,7 @@ _QUANT = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$")
 
 @dataclass(frozen=True, slots=True)
 class HubRef:
-    """A model on the hub: a repository and which of its files."""
+    """A model on the hub: a repository and the choice of its file."""
 
     repo: str
     quant: str | None = None
@@ -50,7 +50,7 @@ _PLACE = re.compile(r"^([^/]+/[^/]+)/(?:resolve|blob|raw|tree)/[^/]+(?:/(.*))?$"
 
 
 def plain(ref: str) -> str:
-    """A reference without what other tools and browsers add to it.
+    """Remove the additions of other tools and browsers from a reference.
 
     ``hf.co/user/repo:Q4_K_M`` is ``user/repo:Q4_K_M``, the address of a file's page is
     ``user/repo/file.gguf``. Anything else stays as it is.
@@ -65,7 +65,7 @@ def plain(ref: str) -> str:
 
 
 def parse_hub(ref: str) -> HubRef | None:
-    """``user/repo[:quant]`` or ``user/repo/path/file.gguf``; None if it has another form.
+    """Parse ``user/repo[:quant]`` or ``user/repo/path/file.gguf``; None if it has another form.
 
     Raises:
         UsageError: it has the form, but a part of it may never become a path.
@@ -96,7 +96,7 @@ def holds_controls(name: str) -> bool:
 
 
 def _in_settings(ref: str) -> Path | None:
-    """The file with this path in one of the settings' folders."""
+    """Find the file with this path in one of the settings' folders."""
     if ref.startswith("."):  # it says which folder
         return None
     files = (folder / ref for folder in library.settings_folders())
@@ -112,7 +112,7 @@ def _looks_like_path(ref: str) -> bool:
 
 
 def bundled(name: str) -> Path:
-    """The file of ``tiny-target`` or ``tiny-draft``.
+    """Return the file of ``tiny-target`` or ``tiny-draft``.
 
     Raises:
         ModelUnavailable: the installation lacks it.
@@ -127,7 +127,7 @@ def bundled(name: str) -> Path:
 
 
 def is_bundled(ref: str) -> bool:
-    """Whether a reference names a model that comes with specllama."""
+    """True if a reference names a model that comes with specllama."""
     return ref in TINY or paths.bundled_dir() in Path(ref).parents
 
 
@@ -137,7 +137,8 @@ def is_reference(word: str) -> bool:
 
 
 def lasting(ref: str) -> str:
-    """The reference in a form that means the same in every folder: a path becomes absolute."""
+    """Return the reference in a form that means the same in every folder: a path becomes
+    absolute."""
     path = None if ref in TINY else _on_disk(ref)
     return ref if path is None else os.path.abspath(path)
 
@@ -158,7 +159,7 @@ def _on_disk(ref: str) -> Path | None:
 
 
 def resolve(ref: str) -> Path:
-    """The file that a reference means.
+    """Find the file that a reference means.
 
     Raises:
         ConfigError: the settings, which name more folders, cannot be read.
@@ -205,8 +206,8 @@ def resolve(ref: str) -> Path:
 
 
 def resolve_pair(target_ref: str, draft_ref: str | None = None) -> tuple[Path, Path | None]:
-    """Target and draft. Without a draft reference: the draft that belongs to the target, if here;
-    with ``none``: no draft.
+    """Find target and draft. Without a draft reference: the draft that belongs to the target, if
+    here; with ``none``: no draft.
 
     Raises:
         ModelUnavailable: the target, or a draft that was named, is not on this machine.
@@ -243,7 +244,7 @@ def _default_draft(target_ref: str, target: Path) -> Path | None:
 
 
 def matches(model: library.LocalModel, wanted: HubRef) -> bool:
-    """Whether a model on disk is (one of) what a hub reference means."""
+    """True if a model on disk is (one of) the models that a hub reference means."""
     if model.repo is None or model.repo.casefold() != wanted.repo.casefold():
         return False
     if kind_of_name(model.path.name) and wanted.file is None:
@@ -254,7 +255,7 @@ def matches(model: library.LocalModel, wanted: HubRef) -> bool:
 
 
 def preferred(models: Sequence[library.LocalModel]) -> library.LocalModel:
-    """Which of several quants to use if none was named: a 4-bit one first."""
+    """Choose one of several quants if none was named: a 4-bit one first."""
     rank = {quant: i for i, quant in enumerate(DEFAULT_QUANTS)}
     return min(models, key=lambda m: (not m.complete, rank.get(m.quant or "", len(rank)), m.bytes))
 

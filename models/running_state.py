@@ -1,4 +1,4 @@
-"""What a model with a running state keeps of a text besides its cells: how much, how often.
+"""The running state that some models keep of a text besides its cells: its size, its copies.
 
 Sources: llama.cpp's llama-arch.cpp (``llm_arch_supports_rs_rollback``), llama-hparams.cpp
 (``n_embd_r``, ``n_embd_s``), llama-memory-recurrent.cpp.
@@ -38,25 +38,25 @@ CHECKPOINT_BYTES = 256 << 20  # of all of them, but there are always two
 
 
 def checkpoints(n_bytes: int) -> int:
-    """How many states are kept, by their size in bytes."""
+    """Return the number of states to keep, by their size in bytes."""
     return max(2, min(CHECKPOINTS, CHECKPOINT_BYTES // max(n_bytes, 1)))
 
 
 def rollback(header: GgufHeader) -> str:
-    """How rejected tokens are undone: "cells" (attention: any depth), "planes" (as many tokens of a
-    pass as there are) or "checkpoint" (a state is saved, what was accepted is read again)."""
+    """Name how rejected tokens are undone: "cells" (attention: any depth), "planes" (as many tokens
+    of a pass as there are) or "checkpoint" (a state is saved, accepted tokens are read again)."""
     if not (header.is_recurrent or header.is_hybrid):
         return "cells"
     return "planes" if header.architecture in WITH_PLANES else "checkpoint"
 
 
 def planes(max_rows: int) -> int:
-    """How many states after its last tokens a pass of at most ``max_rows`` rows keeps."""
+    """Return how many states after its last tokens a pass of at most ``max_rows`` rows keeps."""
     return min(PLANES, max_rows - 1)
 
 
 def state_bytes(header: GgufHeader) -> int:
-    """One state of a text, of all layers; 0 for models without."""
+    """Return the bytes of one state of a text, of all layers; 0 for models without."""
     if not (header.is_recurrent or header.is_hybrid):
         return 0
 
@@ -81,13 +81,14 @@ def state_bytes(header: GgufHeader) -> int:
 
 
 def kept_bytes(header: GgufHeader, max_rows: int) -> int:
-    """Bytes of a text's state and of the states that a pass of at most ``max_rows`` rows keeps."""
+    """Return the bytes of a text's state and of the states that a pass of at most ``max_rows`` rows
+    keeps."""
     count = 1 + planes(max_rows) if header.architecture in WITH_PLANES else 1
     return count * state_bytes(header)
 
 
 def line(header: GgufHeader, max_rows: int) -> str:
-    """What the states of a model take; "" for models without."""
+    """Describe the memory of a model's states; "" for models without."""
     state = state_bytes(header)
     if not state:
         return ""
@@ -99,7 +100,7 @@ def line(header: GgufHeader, max_rows: int) -> str:
 
 
 def recurrent_layers(header: GgufHeader) -> tuple[bool, ...]:
-    """Of each layer of the trunk whether it keeps a state."""
+    """Return for each layer of the trunk whether it keeps a state."""
     blocks = trunk_blocks(header)
     if not (header.is_recurrent or header.is_hybrid) or lacks_trunk(header):
         return (False,) * blocks

@@ -1,4 +1,4 @@
-"""Make a small GGUF cost as much as a large one without changing what it computes.
+"""Scaling: a small GGUF made as costly as a large one, which computes the same.
 
 Quantised blocks are copied byte for byte, padding is zeros, and weights whose result is never used
 are random, so that their cost is real.
@@ -61,7 +61,7 @@ PACKED: dict[str, tuple[Callable[[NDArray[np.float32]], Bytes], int]] = {
 
 
 def read_shape(header: GgufHeader) -> LlamaShape:
-    """The sizes a GGUF of the `llama` architecture declares."""
+    """Read the sizes a GGUF of the `llama` architecture declares."""
     if header.architecture != "llama":
         raise ValueError(f"architecture {header.architecture!r} cannot be scaled")
 
@@ -102,7 +102,7 @@ def check_shapes(old: LlamaShape, new: LlamaShape) -> None:
 
 
 def _noise(rows: int, columns: int, kind: str, seed: int) -> Bytes:
-    """Random small weights; a pattern is tiled because only the cost matters."""
+    """Make random small weights; a pattern is tiled because only the cost matters."""
     rng = np.random.default_rng(seed)
     if kind == "BF16":
         values = rng.normal(0, 0.01, (997, 32)).astype(np.float32)
@@ -115,7 +115,7 @@ def _noise(rows: int, columns: int, kind: str, seed: int) -> Bytes:
 
 
 def _widen(old: Bytes, rows: int, columns: int, kind: str, noise_rows: bool, seed: int) -> Bytes:
-    """`old` in the top left corner; below it noise or zeros, to its right zeros."""
+    """Put `old` in the top left corner; noise or zeros below it, zeros to its right."""
     out: Bytes = np.zeros((rows, tensor_bytes(TYPE_IDS[kind], columns)), np.uint8)
     if noise_rows and rows > len(old):
         out[len(old) :] = _noise(rows - len(old), columns, kind, seed)
@@ -131,7 +131,7 @@ def _norm(old: NDArray[np.float32], width: int) -> NDArray[np.float32]:
 
 
 def _dimensions(name: str, s: LlamaShape) -> tuple[int, int]:
-    """Rows and columns of a block's matrix in a model of shape `s`."""
+    """Return rows and columns of a block's matrix in a model of shape `s`."""
     q, kv = s.heads * s.head_size, s.kv_heads * s.head_size
     return {
         "attn_q": (q, s.width),
@@ -152,7 +152,7 @@ OUTPUTS = {"attn_output", "ffn_down"}
 def _tensors(
     header: GgufHeader, old: LlamaShape, new: LlamaShape, to: str | None
 ) -> dict[str, tuple[Tensor | Blocks, str]]:
-    """The tensors of the new file and their types, made when they are written."""
+    """Return the tensors of the new file and their types, made when they are written."""
     found: dict[str, tuple[Tensor | Blocks, str]] = {}
 
     def source(name: str, kind: str) -> Bytes:

@@ -23,7 +23,7 @@ class LlamaShape:
 
     @property
     def parameters(self) -> int:
-        """Number of weights."""
+        """The number of weights."""
         attention = 2 * self.width * self.head_size * (self.heads + self.kv_heads)
         layer = attention + 3 * self.width * self.hidden + 2 * self.width
         return self.layers * layer + self.width + self.vocab * self.width * (1 if self.tied else 2)

@@ -28,7 +28,7 @@ _QUANT = re.compile(r"(?<![a-z0-9])i?q\d(?![a-z0-9])")
 
 
 def kind_of_name(name: str) -> str:
-    """Which sidecar a file name names, "" for a model's."""
+    """Return the kind of sidecar that a file name names, "" for a model's."""
     lowered = Path(name).name.lower()
     for kind, head in HEADS.items():
         if head.named and re.search(head.named, lowered):
@@ -40,7 +40,7 @@ def kind_of_name(name: str) -> str:
 
 
 def kind_of(header: GgufHeader) -> str:
-    """Which sidecar a file is, "" for one that may be a model."""
+    """Return the kind of sidecar that a file is, "" for one that may be a model."""
     arch, kind = header.architecture, header.kind
     if arch == "clip" or kind == "mmproj" or "clip.has_vision_encoder" in header.metadata:
         return "mmproj"
@@ -50,7 +50,7 @@ def kind_of(header: GgufHeader) -> str:
 
 
 def require_head(header: GgufHeader) -> str:
-    """Which kind of head a file is.
+    """Return the kind of head that a file is.
 
     Raises:
         PairIncompatible: it is none.
@@ -71,7 +71,7 @@ def require_head(header: GgufHeader) -> str:
 
 
 def advice(kind: str) -> str:
-    """What to do with such a file."""
+    """Return what to do with such a file."""
     if kind in HEADS:
         return "give it beside its target: specllama chat -m TARGET --head FILE"
     return "give the language model that it belongs to"

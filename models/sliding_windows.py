@@ -1,4 +1,4 @@
-"""Layers that see only a sliding window, and what their cache takes when only that is kept."""
+"""Layers that see only a sliding window, and the memory that they save."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PERIODS = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4, 
 
 
 def windowed_layers(header: GgufHeader) -> list[bool]:
-    """Which layers see only a window."""
+    """Return for each layer whether it sees only a window."""
     n = header.block_count
     if not header.sliding_window:
         return [False] * n
@@ -32,7 +32,7 @@ def windowed_layers(header: GgufHeader) -> list[bool]:
 def saved_bytes(
     header: GgufHeader, n_ctx: int, *, n_ubatch: int, type_k: str = "f16", type_v: str = "f16"
 ) -> int:
-    """What the cache is smaller by when windowed layers keep only their window."""
+    """Return the bytes that the cache saves when windowed layers keep only their window."""
     cells = padded_ctx(n_ctx)
     gone = max(cells - padded_ctx(header.sliding_window + n_ubatch), 0)
     per_cell = header.key_length * KV_BYTES[type_k] + header.value_length * KV_BYTES[type_v]

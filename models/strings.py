@@ -39,8 +39,8 @@ def leap(buffer: bytes | bytearray, position: int, most: int) -> tuple[int, int]
 def _chain(
     window: memoryview,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Where texts begin, and their bytes, from the first on: as far as each leads to the next and
-    lies whole in the window."""
+    """Find where texts begin, and their bytes, from the first on: as far as each leads to the next
+    and lies whole in the window."""
     import numpy as np
 
     data = np.frombuffer(window, np.uint8)
@@ -72,7 +72,7 @@ class Texts:
 
     @staticmethod
     def of(raw: bytes, count: int) -> Texts | None:
-        """None where the list has other texts, or they are not found at a glance."""
+        """Find the texts; None if the list has other texts, or they are not found at a glance."""
         import numpy as np
 
         if len(raw) > WINDOW:
@@ -93,14 +93,14 @@ class Texts:
         return self.data[start : start + self.sizes[index]].tobytes()
 
     def of_bytes(self) -> set[bytes]:
-        """Those of one byte, and those that may name one: "<0x0A>"."""
+        """Return the texts of one byte, and those that may name one: "<0x0A>"."""
         import numpy as np
 
         named = (self.sizes == 6) & (self.data[self.starts] == ord("<"))
         return {self[i] for i in np.flatnonzero(named | (self.sizes == 1)).tolist()}
 
     def differ(self) -> bool:
-        """True if no text is there twice; False where that is not known."""
+        """True if no text is there twice; False also if that is not known."""
         import numpy as np
 
         padded = np.append(self.data, np.zeros(8, np.uint8))

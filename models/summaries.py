@@ -30,7 +30,7 @@ SCHEMA = 2
 
 @dataclass(frozen=True, slots=True)
 class FileSummary:
-    """What a listing shows about one file.
+    """A listing's data about one file.
 
     Attributes:
         reason: why it cannot be run, "" if it can.
@@ -60,7 +60,7 @@ class FileSummary:
 
 
 def fingerprint(header: GgufHeader) -> str:
-    """A digest of the token list and of how it is used."""
+    """Return a digest of the token list and of its use."""
     state = hashlib.sha256()
     for text in (header.tokenizer_model, str(header.special_id("bos")), str(header.vocab_size)):
         state.update((text or "").encode() + b"\0")
@@ -166,7 +166,7 @@ def loadable(found: Iterable[library.LocalModel]) -> list[library.LocalModel]:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A model on disk, what it is, and the drafts on disk that fit it."""
+    """A model on disk, its summary, and the drafts on disk that fit it."""
 
     model: library.LocalModel
     summary: FileSummary
@@ -174,7 +174,7 @@ class Listed:
 
 
 def list_models(models: Iterable[library.LocalModel]) -> list[Listed]:
-    """Summaries of models, each with the other models that could draft for it."""
+    """Summarize models, each with the other models that could draft for it."""
     cache = Summaries()
     listed = [Listed(model, cache.get(model.path)) for model in models]
     cache.save()

@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file as float32 arrays, for what is computed outside llama.cpp.
+"""Tensors of a GGUF file as float32 arrays, for computing outside llama.cpp.
 
 Only plain floats and the block types that head files use; block layouts as in ggml's
 ``ggml-common.h``.
@@ -20,7 +20,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def read_tensor(header: GgufHeader, name: str, rows: npt.NDArray[np.int32] | None = None) -> Floats:
-    """A tensor of an unsplit file: [n], or [out, in] for a matrix.
+    """Read a tensor of an unsplit file: [n], or [out, in] for a matrix.
 
     Args:
         rows: only these rows of a matrix, in this order.
@@ -50,7 +50,7 @@ def read_tensor(header: GgufHeader, name: str, rows: npt.NDArray[np.int32] | Non
 
 
 class TensorRows:
-    """Some rows of a matrix at a time, as float32; the file stays where it is.
+    """A matrix read some rows at a time, as float32; the file stays where it is.
 
     Raises:
         BadGguf: there is no such matrix, or the file is cut short.
@@ -78,7 +78,7 @@ class TensorRows:
 
 
 def read_ids(header: GgufHeader, name: str) -> npt.NDArray[np.int32]:
-    """A one-dimensional I32 tensor.
+    """Read a one-dimensional I32 tensor.
 
     Raises:
         BadGguf: there is no such tensor, or it is not one.
@@ -90,7 +90,7 @@ def read_ids(header: GgufHeader, name: str) -> npt.NDArray[np.int32]:
 
 
 def read_bytes(header: GgufHeader, name: str) -> Bytes:
-    """A tensor as it is stored.
+    """Read a tensor as it is stored.
 
     Raises:
         BadGguf: there is no such tensor, or the file is cut short.
@@ -126,7 +126,7 @@ def _blocks(table: Bytes, size: int) -> Bytes:
 
 
 def _q8_0(table: Bytes) -> Floats:
-    """A float16 scale, then 32 signed bytes."""
+    """Decode blocks of a float16 scale, then 32 signed bytes."""
     blocks = _blocks(table, 34)
     scale = blocks[..., :2].copy().view("<f2").astype(np.float32)
     quants = blocks[..., 2:].view(np.int8).astype(np.float32)
@@ -135,7 +135,8 @@ def _q8_0(table: Bytes) -> Floats:
 
 
 def _q4_0(table: Bytes) -> Floats:
-    """A float16 scale, then 16 bytes: low nibbles are the first half of the block."""
+    """Decode blocks of a float16 scale, then 16 bytes: low nibbles are the first half of the
+    block."""
     blocks = _blocks(table, 18)
     scale = blocks[..., :2].copy().view("<f2").astype(np.float32)
     quants = blocks[..., 2:]
@@ -145,7 +146,8 @@ def _q4_0(table: Bytes) -> Floats:
 
 
 def _q6_k(table: Bytes) -> Floats:
-    """256 values: 128 bytes of low nibbles, 64 of high bit pairs, 16 scales, a float16 scale."""
+    """Decode blocks of 256 values: 128 bytes of low nibbles, 64 of high bit pairs, 16 scales, a
+    float16 scale."""
     blocks = _blocks(table, 210)
     n, m = blocks.shape[:2]
     low = blocks[..., :128].reshape(n, m, 2, 2, 32)  # [half, group, 32]
@@ -170,7 +172,7 @@ _DECODERS: dict[str, Callable[[Bytes], Floats]] = {
 
 
 def pack_q8_0(matrix: Floats) -> Bytes:
-    """Rows of a multiple of 32 values as Q8_0 blocks, rounded as ggml's reference does."""
+    """Pack rows of a multiple of 32 values as Q8_0 blocks, rounded as ggml's reference does."""
     blocks = matrix.astype(np.float32).reshape(len(matrix), -1, 32)
     scale = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
     with np.errstate(divide="ignore"):
@@ -183,7 +185,7 @@ def pack_q8_0(matrix: Floats) -> Bytes:
 
 
 def pack_bf16(matrix: Floats) -> Bytes:
-    """Rows as BF16, rounded to the nearest, to the even one of two."""
+    """Pack rows as BF16, rounded to the nearest, to the even one of two."""
     bits = np.ascontiguousarray(matrix, np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return rounded.astype("<u2").view(np.uint8).reshape(len(matrix), -1)

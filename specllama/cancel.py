@@ -1,4 +1,4 @@
-"""Stopping: a request, and the pass that llama.cpp runs for it.
+"""Cancels: of a request, and of the pass that llama.cpp runs for it.
 
 ``Cancel`` is what a front end sets. ``StopFlag`` is what the contexts of one engine read: from
 Python before a pass, from C within it. An engine ties the two together for the length of a request:
@@ -17,7 +17,7 @@ _SET, _CLEAR = b"\x01\x00", b"\x00\x00"
 
 
 class Cancel(threading.Event):
-    """Ends one request at once: ``set`` also calls the registered callbacks.
+    """An event that ends one request at once: ``set`` also calls the registered callbacks.
 
     ``set`` may be called from any thread and from a signal handler.
     """
@@ -33,7 +33,8 @@ class Cancel(threading.Event):
 
     @contextmanager
     def calling(self, call: Callable[[], object]) -> Iterator[None]:
-        """Within the block ``set`` calls ``call``, which must be quick and may be called twice.
+        """Run the block; ``set`` calls ``call`` meanwhile, which must be quick and may be called
+        twice.
 
         It is called at the start of the block if the event is set already.
         """
@@ -47,7 +48,7 @@ class Cancel(threading.Event):
 
 
 class StopFlag:
-    """Whether the passes of an engine should stop; C reads it at ``address``."""
+    """A flag that stops the passes of an engine; C reads it at ``address``."""
 
     def __init__(self) -> None:
         self._text = ctypes.create_string_buffer(2)  # a C string: empty, or of one character
@@ -58,7 +59,7 @@ class StopFlag:
 
     @property
     def address(self) -> int:
-        """Address of a C string that is not empty while the flag is set."""
+        """The address of a C string that is not empty while the flag is set."""
         return ctypes.addressof(self._text)
 
     def is_set(self) -> bool:
@@ -74,7 +75,7 @@ class StopFlag:
 
     @contextmanager
     def obeying(self, cancel: Cancel) -> Iterator[None]:
-        """Within the block the flag follows ``cancel``; after it, the flag is clear."""
+        """Run the block with a flag that follows ``cancel``; clear the flag after it."""
 
         def stop() -> None:
             with self._guard:  # a late cancel must not hit the next request

@@ -54,8 +54,10 @@ class ConfigError(UsageError):
 
 
 class PromptTooLong(UsageError):
-    """Args:
-    n_prompt, n_ctx: tokens that the prompt has, and those that there is room for.
+    """An error: the prompt does not fit the context.
+
+    Args:
+        n_prompt, n_ctx: tokens that the prompt has, and those that there is room for.
     """
 
     def __init__(
@@ -87,8 +89,10 @@ class UnsupportedModel(CannotLoad):
 
 
 class DoesNotFit(CannotLoad):
-    """Args:
-    needed, free: bytes of memory; 0 where they are not known.
+    """An error: the model needs more memory than there is.
+
+    Args:
+        needed, free: bytes of memory; 0 where they are not known.
     """
 
     def __init__(
@@ -120,8 +124,10 @@ class EngineDied(EngineError):
 
 
 class EngineStuck(EngineDied):
-    """Args:
-    culprit: whether it was stuck in this very request.
+    """An error: the engine process ended no pass for long, and was ended.
+
+    Args:
+        culprit: whether it was stuck in this very request.
     """
 
     def __init__(self, message: str, hint: str | None = None, *, culprit: bool = False) -> None:

@@ -21,14 +21,14 @@ NO_GUESS = "no guess"  # the reason of a round for which no source had one
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``ends``: the request has no event after it; ``followed``: one comes at once."""
+    """An event. ``ends``: the request has no event after it; ``followed``: one comes at once."""
 
     type: ClassVar[str] = "event"
     ends: ClassVar[bool] = False
     followed: ClassVar[bool] = False
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``unknown`` names is null; see ``Finished``."""
+        """Return JSON-ready data; fields that ``unknown`` names are null, see ``Finished``."""
         out: dict[str, Any] = {"type": self.type}
         unknown = getattr(self, "unknown", ())
         for f in dataclasses.fields(self):
@@ -62,7 +62,7 @@ class LoadProgress(Event):
 
 @dataclass(frozen=True, slots=True)
 class Measuring(Event):
-    """Progress of what is measured, once, of a model that is new on this machine.
+    """Progress of the measurements, made once, of a model that is new on this machine.
 
     Attributes:
         share: of all steps together that is done.
@@ -96,7 +96,7 @@ class Notice(Event):
 
 @dataclass(frozen=True, slots=True)
 class Started(Event):
-    """The request was accepted; what will run and how exact it is.
+    """The start of an accepted request: its models and their exactness.
 
     ``tokenize_ms`` is what it took to render and tokenize the prompt, ``queue_ms`` what it then
     waited until the prompt was read. ``position`` is that of the first token in the noise (see
@@ -122,7 +122,7 @@ class Started(Event):
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress(Event):
-    """How far a prompt is read.
+    """Progress of reading a prompt.
 
     Attributes:
         done: tokens of it that are in the KV cache now, the ``cached`` ones among them.
@@ -159,7 +159,7 @@ class ReasoningDelta(Event):
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """How likely a token was, as the logarithm of its probability before any sampler."""
+    """The probability of a token before any sampler, as a logarithm."""
 
     token: int
     logprob: float
@@ -168,7 +168,7 @@ class Chance:
 
 @dataclass(frozen=True, slots=True)
 class Chances(Chance):
-    """That of an emitted token, and the likeliest in its place."""
+    """The probability of an emitted token, and the likeliest in its place."""
 
     top: tuple[Chance, ...] = ()
 
@@ -236,20 +236,20 @@ class RoundDone(Event):
 
     @property
     def waiting_ms(self) -> float:
-        """What was neither drafting nor verifying."""
+        """The time that was neither drafting nor verifying."""
         return self.other_ms + self.wait_ms
 
     @property
     def took_ms(self) -> float:
-        """By the wall clock, since the round before."""
+        """The time since the round before, by the wall clock."""
         return self.draft_ms + self.verify_ms + self.waiting_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time of a request went, by one wall clock: ``ttft_ms`` until the first token, which
-    is ``tokenize_ms + queue_ms + prefill_ms + first_decode_ms``, and ``decode_ms`` from there to
-    the end, in which all other tokens were written: ``draft_ms + verify_ms + waiting_ms``.
+    """Parts of a request's time, by one wall clock: ``ttft_ms`` until the first token, which is
+    ``tokenize_ms + queue_ms + prefill_ms + first_decode_ms``, and ``decode_ms`` from there to the
+    end, in which all other tokens were written: ``draft_ms + verify_ms + waiting_ms``.
 
     ``other_ms`` is the part of all rounds' own time that neither model took; ``deliver_ms`` of it
     went into handing the events to the caller (round log, JSON, screen). ``pipe_ms`` is the time an
@@ -277,8 +277,9 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Payoff:
-    """Whether drafting paid (see ``verdict``): over plain decoding, the true speed lies in
-    ``low``..``high`` in 9 of 10 cases or more: it is reckoned for 19 of 20 and was tried at length.
+    """The verdict on drafting (see ``verdict``): over plain decoding, the true speed lies in
+    ``low``..``high`` in 9 of 10 cases or more: the interval is computed for 19 of 20 and was tried
+    at length.
 
     ``tokens`` came from ``passes`` of the target behind the first token. Of ``drafted`` guesses the
     target came to judge ``judged`` and kept ``accepted``. ``lost_ms`` is what drafting lost per
@@ -362,17 +363,18 @@ class Finished(Event):
 
     @property
     def tokens(self) -> int | None:
-        """How many it has; None where that is not told."""
+        """The number of its tokens; None if the engine does not report it."""
         return self.counted if self.engine else len(self.token_ids)
 
     @property
     def used(self) -> int | None:
-        """Tokens of the context that prompt and reply take; None where that is not told."""
+        """The context tokens that prompt and reply take; None if the engine does not report
+        them."""
         prompt, written = self.known("prompt_n"), self.tokens
         return None if prompt is None or written is None else prompt + written
 
     def known(self, name: str) -> int | None:
-        """One of the counts, None where it is not told."""
+        """Return one of the counts; None if the engine does not report it."""
         return None if name in self.unknown else getattr(self, name)
 
 
@@ -403,7 +405,7 @@ def _chances(data: dict[str, Any]) -> Chances:
 
 
 def with_unknown(cls: type[Event], data: dict[str, Any]) -> dict[str, Any]:
-    """The counts that are null in JSON, as the fields of an event say it."""
+    """Move the counts that are null in JSON to the field ``unknown``."""
     unknown = frozenset(
         f.name
         for f in dataclasses.fields(cls)
@@ -416,7 +418,7 @@ def with_unknown(cls: type[Event], data: dict[str, Any]) -> dict[str, Any]:
 
 
 def event_from_dict(data: dict[str, Any]) -> Event:
-    """The inverse of ``to_dict``; unknown keys are ignored, so that newer writers stay readable.
+    """Convert back from ``to_dict``; ignore unknown keys, so that newer writers stay readable.
 
     Raises:
         KeyError: the type is unknown or a required field is missing.

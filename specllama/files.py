@@ -1,4 +1,4 @@
-"""Files that are read: those that specllama wrote for itself, and those that a user names.
+"""Files to read: those that specllama wrote for itself, and those that a user names.
 
 A crash cuts a file, a disk flips bits, another version writes other fields. Every reader of a file
 of ours catches ``DAMAGE``, the one list of what decoding foreign bytes can raise. Piped input and
@@ -30,7 +30,7 @@ DAMAGE = (
 
 
 def read_json(path: Path, kind: Any = Any) -> Any:
-    """What a JSON file holds, as a ``kind``; None without a file.
+    """Read a JSON file as a ``kind``; return None if there is no file.
 
     Raises:
         OSError: it cannot be read.
@@ -44,7 +44,7 @@ def read_json(path: Path, kind: Any = Any) -> Any:
 
 
 def read_bounded(stream: BinaryIO, what: str, most: int = MOST_BYTES) -> bytes:
-    """All that a stream holds.
+    """Read a stream to its end.
 
     Raises:
         UsageError: it holds more than ``most`` bytes.
@@ -59,7 +59,7 @@ def read_bounded(stream: BinaryIO, what: str, most: int = MOST_BYTES) -> bytes:
 
 
 def read_file(path: Path, what: str, most: int = MOST_BYTES) -> bytes:
-    """A whole file, which may be a device or a pipe.
+    """Read a whole file, which may be a device or a pipe.
 
     Raises:
         UsageError: it cannot be read, or is longer than ``most`` bytes.

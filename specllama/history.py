@@ -1,4 +1,4 @@
-"""The text of a conversation: tokens are appended or cut off at the end, and everyone follows.
+"""The text of a conversation: its end grows or is cut off, and all readers follow.
 
 What a source of drafts knows of a text it keeps between rounds. The history remembers where it was
 cut, so a follower asks how much of what it read still stands, in constant time; two histories are
@@ -25,7 +25,7 @@ _POSITION_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far a reader has read a history, see ``History.kept``."""
+    """The mark of a reader's place in a history, see ``History.kept``."""
 
     edition: int
     length: int
@@ -62,7 +62,7 @@ class History(list[int]):
         self._sorted = min(self._sorted, n)
 
     def replace(self, tokens: Sequence[int]) -> int:
-        """Become ``tokens``; returns how many of the old ones stay in front."""
+        """Become ``tokens``; return how many of the old ones stay in front."""
         keep = common_prefix(self, tokens)
         self.cut(keep)
         self.extend(tokens[keep:])
@@ -82,7 +82,7 @@ class History(list[int]):
     __setitem__ = __imul__ = insert = pop = remove = reverse = sort = _fixed
 
     def copy(self) -> History:
-        """The same text, to go on in another way."""
+        """Return the same text, to continue it in another way."""
         other = History()
         list.extend(other, self)
         other._buffer = np.empty(len(self) + 256, np.int32)
@@ -94,11 +94,11 @@ class History(list[int]):
     # -- followers --
 
     def mark(self) -> Mark:
-        """The mark of a reader that has read the whole text."""
+        """Return the mark of a reader that has read the whole text."""
         return Mark(self._edition, len(self))
 
     def kept(self, mark: Mark) -> int:
-        """How many of the tokens read at ``mark`` still stand."""
+        """Count the tokens read at ``mark`` that are unchanged."""
         at = bisect_right(self._cuts, mark.edition, key=lambda cut: cut[0])
         return mark.length if at == len(self._cuts) else min(mark.length, self._cuts[at][1])
 
@@ -118,7 +118,7 @@ class History(list[int]):
         return self._buffer[:n]
 
     def places(self, token: int) -> Places:
-        """Every position of ``token``, ascending."""
+        """Return every position of ``token``, ascending."""
         text = self.array
         if len(text) - self._sorted > _UNSORTED:
             # by halves of 16 bits, which numpy sorts by counting; the upper one has the sign:
@@ -136,7 +136,7 @@ class History(list[int]):
 
 
 class Follower:
-    """Reads a text round after round without comparing all of it each time.
+    """A reader that follows a text round after round without comparing all of it each time.
 
     Attributes:
         text: what was read last; a list of a caller's as a history of our own.
@@ -158,12 +158,12 @@ class Follower:
 
     @property
     def kept(self) -> int:
-        """How many of the tokens that were read still stand."""
+        """The number of read tokens that are unchanged."""
         return self.text.kept(self._mark)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     n = min(len(a), len(b))
     if isinstance(a, History) and isinstance(b, History):
         differ = a.array[:n] != b.array[:n]

@@ -1,4 +1,4 @@
-"""What a front end may ask of an engine, wherever it runs.
+"""The interface of an engine for front ends, wherever it runs.
 
 ``Engine`` (in process) and ``EngineHost`` (child process) both satisfy ``EngineLike``; the session,
 the terminal app and the tests depend on this protocol alone. Light to import.
@@ -66,18 +66,18 @@ class ModelInfo:
 
     @classmethod
     def elsewhere(cls, name: str, n_ctx: int) -> ModelInfo:
-        """A model of another engine: no file of it is known; ``n_ctx`` 0 where that is not."""
+        """Describe a model of another engine: its file is unknown; ``n_ctx`` is 0 if unknown."""
         return cls("", name, "", "", 0, 0, n_ctx, 0, 0, 0, 0, kv_types="")
 
     @property
     def label(self) -> str:
-        """Its name, which mostly says its quantization, too."""
+        """The name, which mostly includes the quantization."""
         told = self.quantization.lower() in self.name.lower()
         return self.name if told else f"{self.name} {self.quantization}"
 
     @property
     def layout(self) -> str:
-        """How its weights lie in memory, in words."""
+        """The layout of the weights in memory, in words."""
         return "repacked where llama.cpp can" if self.repacked else "as stored"
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class MethodInfo:
-    """One drafting method: whether the loaded target can use it, and if not, why.
+    """One drafting method: if the loaded target can use it, and if not, why.
 
     ``short`` names it in a sentence and ``letter`` marks the tokens that it guessed.
     """
@@ -137,18 +137,18 @@ class EngineInfo:
 
     @property
     def n_bytes(self) -> int:
-        """What the pair's files and contexts take."""
+        """The bytes that the pair's files and contexts take."""
         pair = (self.target, self.draft)
         return sum(one.file_bytes + one.kv_bytes for one in pair if one is not None)
 
     def is_exact(self, rows: int, *, line: bool) -> bool:
-        """Whether each row of a pass equals a single step; ``line``: the pass has no branches."""
+        """True if each row of a pass equals a single step; ``line``: the pass has no branches."""
         return rows <= self.exact_rows and (line or self.exact_trees)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """What an engine counted since it was loaded.
+    """Counts of an engine since it was loaded.
 
     Attributes:
         live, dead, free: cells of the target's cache: held, ghosts, the others.
@@ -206,7 +206,7 @@ class Stepped(EngineLike, Protocol):
 
     @property
     def free(self) -> bool:
-        """Whether it has fewer requests than lanes; a further one may still wait for cells."""
+        """True if it has fewer requests than lanes; a further one may still wait for cells."""
         ...
 
     def prepare(
@@ -216,7 +216,7 @@ class Stepped(EngineLike, Protocol):
         *,
         cancel: Cancel | None = None,
     ) -> Any:
-        """All of a request that needs no pass; ``begin`` takes it. Any thread may call this."""
+        """Do all of a request that needs no pass; ``begin`` takes it. Any thread may call this."""
         ...
 
     def begin(self, ready: Any, *, cancel: Cancel | None = None) -> int:
@@ -226,20 +226,20 @@ class Stepped(EngineLike, Protocol):
     def tool_syntax(self) -> ToolSyntax: ...
 
     def thinks(self) -> bool:
-        """Whether the chat template knows thoughts."""
+        """True if the chat template knows thoughts."""
         ...
 
     @property
     def patience_s(self) -> float:
-        """How long a pass may take before the watchdog gives the engine up."""
+        """The time that a pass may take before the watchdog gives the engine up."""
         ...
 
     def watched(self, beat: Callable[[], object]) -> None:
-        """From now on call ``beat`` before every pass."""
+        """Call ``beat`` before every pass from now on."""
         ...
 
     def keep(self) -> None:
-        """Nothing runs: have what requests left written to disk, where they want it."""
+        """Write to disk what requests left, if they want that; nothing runs now."""
         ...
 
     @property

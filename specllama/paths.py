@@ -1,4 +1,4 @@
-"""Where specllama keeps things. ``SPECLLAMA_HOME`` moves everything (tests, portable installs)."""
+"""Folders of specllama. ``SPECLLAMA_HOME`` moves them all (tests, portable installs)."""
 
 from __future__ import annotations
 
@@ -51,27 +51,27 @@ def config_file() -> Path:
 
 
 def rounds_dir() -> Path:
-    """Per-run round logs (JSON Lines)."""
+    """Return the folder of round logs, one per run (JSON Lines)."""
     return data_dir() / "rounds"
 
 
 def sessions_file() -> Path:
-    """The SQLite file of stored conversations."""
+    """Return the path of the SQLite file of stored conversations."""
     return data_dir() / "sessions.db"
 
 
 def models_dir() -> Path:
-    """Models pulled by ``specllama hub pull``."""
+    """Return the folder of models pulled by ``specllama hub pull``."""
     return data_dir() / "models"
 
 
 def profiles_dir() -> Path:
-    """Measured speed profiles per pair and device."""
+    """Return the folder of speed profiles, measured per pair and device."""
     return data_dir() / "profiles"
 
 
 def states_dir() -> Path:
-    """States of conversations, to go on from without reading them again."""
+    """Return the folder of conversations' states, which need not be read again."""
     return data_dir() / "states"
 
 
@@ -126,7 +126,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def why_not_writable(folder: Path) -> str:
-    """Why no file can be made in a folder, which is created if need be; "" if one can."""
+    """Return why no file can be made in a folder, which is created if need be; "" if one can."""
     try:
         private_folder(folder)
         with tempfile.TemporaryFile(dir=folder):
@@ -136,15 +136,15 @@ def why_not_writable(folder: Path) -> str:
 
 
 def standing(folder: Path) -> Path:
-    """A folder that need not exist yet, or the nearest one above it that does."""
+    """Return a folder that need not exist yet, or the nearest one above it that does."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder
 
 
 def barred(folder: Path) -> str:
-    """Why nothing can be kept in a folder that need not exist yet; "" if something can. Makes
-    nothing."""
+    """Return why nothing can be kept in a folder that need not exist yet; "" if something can.
+    Create nothing."""
     existing = standing(folder)
     if not existing.is_dir():
         return f"{existing} is no folder"
@@ -159,8 +159,8 @@ def _close(path: Path, mode: int) -> None:
 
 
 def pip_install(words: str) -> str:
-    """The shell command that installs into the environment that runs this, whichever tool made it:
-    uv puts no pip into one, and the pip of the PATH may be another environment's."""
+    """Return the shell command that installs into the environment that runs this, whichever tool
+    made it: uv puts no pip into one, and the pip of the PATH may be another environment's."""
     python = shlex.quote(sys.executable)
     if importlib.util.find_spec("pip") is None:
         return f"uv pip install --python {python} {words}"
@@ -169,7 +169,7 @@ def pip_install(words: str) -> str:
 
 
 def bundled_dir() -> Path:
-    """The folder of the bundled tiny family inside the installed package."""
+    """Return the folder of the bundled tiny family inside the installed package."""
     from importlib.resources import files
 
     return Path(str(files("specllama.models") / "tiny"))

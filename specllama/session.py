@@ -78,7 +78,7 @@ class Session:
 
     @property
     def id(self) -> str | None:
-        """Its id in the store; None until the first message."""
+        """The id in the store; None until the first message."""
         return self._open.id
 
     @property
@@ -96,17 +96,17 @@ class Session:
 
     @property
     def stored(self) -> dict[int, StoredMessage]:
-        """The same turns with their figures, by number (see ``Tree``)."""
+        """The turns with their figures, by number (see ``Tree``)."""
         return {number: self._tree.messages[number] for number in self._tree.path}
 
     @property
     def interrupted(self) -> bool:
-        """Whether the last message is a reply that was cut short."""
+        """True if the last message is a reply that was cut short."""
         return any(m.state == "partial" for m in self._tree.chosen[-1:])
 
     def version(self, index: int) -> tuple[int, int]:
-        """Which version message ``index`` is, from 1, and of how many; the message after the last
-        is one that is still to come."""
+        """Return (version of message ``index``, from 1; their number); a message past the end is
+        new."""
         return self._tree.version_at(index)
 
     @property
@@ -121,7 +121,7 @@ class Session:
 
     @property
     def log(self) -> RoundLog | None:
-        """Of the rounds; None before the first reply, or where none are logged."""
+        """The log of the rounds; None before the first reply, or if none are logged."""
         return None if self._logged is None else self._logged.log
 
     @property
@@ -134,8 +134,8 @@ class Session:
 
     @property
     def params(self) -> GenerateParams:
-        """Settings of the next reply. What is changed here is stored with the conversation; what
-        this object was made with holds for this object alone."""
+        """The settings of the next reply. A change is stored with the conversation; what this
+        object was made with is not."""
         return self._params
 
     @params.setter
@@ -154,14 +154,14 @@ class Session:
 
     @property
     def lent(self) -> bool:
-        """Whether a setting is still in use that was lent."""
+        """True if a lent setting is still in use."""
         return bool(self._lent)
 
     # ---- what it does
 
     def send(self, text: str, *, cancel: Cancel | None = None) -> Iterator[Event]:
-        """Ask; yields the engine's events. The question is stored before this returns, as another
-        version of one that was taken back (see ``edit``).
+        """Ask the question and yield the engine's events. It is stored before this returns, as
+        another version of one that was taken back (see ``edit``).
 
         A question that cannot be served at all (PromptTooLong and other UsageErrors, raised by the
         first ``next``) is taken back.
@@ -308,7 +308,7 @@ class Session:
     def _ask(
         self, text: str, after: int, cancel: Cancel | None, instead: int | None
     ) -> Iterator[Event]:
-        """``instead``: the message that the question takes the place of."""
+        """Ask the question; ``instead`` is the message that it replaces."""
         seed = None
         if instead is not None and self._params.verify == "match":  # coins are not thrown twice
             seed = self._seed_again(self._tree.reply_to(instead))
@@ -388,7 +388,7 @@ class Session:
         yield from self._store_notices()
 
     def _seed_again(self, former: int | None, new: bool = False) -> int | None:
-        """The seed for writing reply ``former`` again; None takes what the settings say."""
+        """Return the seed for writing reply ``former`` again; None leaves it to the settings."""
         used = None if former is None else self._tree.messages[former].seed
         if self._seed_chosen or used is None:
             return None
@@ -399,7 +399,7 @@ class Session:
     def _events(
         self, params: GenerateParams, cancel: Cancel | None, begun: Message
     ) -> Iterator[Event]:
-        """The engine's events, through the round log; drops old turns that no longer fit."""
+        """Yield the engine's events, through the round log; drop old turns that no longer fit."""
         head = [Message("system", self.system)] if self.system else []
         tail = [begun] if begun.content or begun.reasoning else []
         turns, engine = self.messages, self._logged or self._engine
@@ -432,14 +432,14 @@ class Session:
         self._open.choose(leaf)
 
     def _store_notices(self) -> Iterator[Notice]:
-        """Notices about the store since the last call."""
+        """Yield the store's notices since the last call."""
         while self._notices_told < len(self._store.notices):
             self._notices_told += 1
             yield Notice(self._store.notices[self._notices_told - 1], "warning", "store")
 
 
 def _figures(told: Told, *, counted: bool) -> dict[str, Any] | None:
-    """What is stored of a reply in addition to its text; an unfinished one can be retried, too.
+    """Return the data that is stored with a reply's text; an unfinished one can be retried, too.
 
     Args:
         counted: tell of an unended one how many tokens it has: all of them are of this request.
@@ -457,7 +457,7 @@ def _figures(told: Told, *, counted: bool) -> dict[str, Any] | None:
 def _newest_that_fit(
     engine: EngineLike, room: int, head: list[Message], turns: list[Message], tail: list[Message]
 ) -> list[Message]:
-    """The longest tail of a conversation, from a question on, that ``room`` tokens hold."""
+    """Return the longest tail of a conversation, from a question on, that ``room`` tokens hold."""
     for start in range(1, len(turns)):
         if turns[start].role == "user":
             kept = turns[start:]
@@ -468,19 +468,20 @@ def _newest_that_fit(
 
 
 def owned(session: Session, params: GenerateParams) -> GenerateParams:
-    """The same for a request of this conversation: what it leaves is kept if that is."""
+    """Return the parameters for a request of this conversation: its state is kept if it is
+    stored."""
     return params.replace(owner=session.id or "" if session._store.keeps else "")
 
 
 def upcoming(session: Session, text: str, index: int | None = None) -> list[Message]:
-    """What the engine will be sent with ``text`` as the next message, or another version of message
-    ``index``."""
+    """Return the messages for the engine with ``text`` as the next one, or as another version of
+    message ``index``."""
     head = [Message("system", session.system)] if session.system else []
     return _answered([*head, *session.messages[:index], Message("user", text)])
 
 
 def _answered(messages: Sequence[Message]) -> list[Message]:
-    """The turns as a model may see them: a question without a reply gets an empty one."""
+    """Return the turns as a model may see them: a question without a reply gets an empty one."""
     out: list[Message] = []
     for message in messages:
         if out and out[-1].role == message.role == "user":

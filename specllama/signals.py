@@ -33,7 +33,7 @@ _AGAIN_S = 0.02  # after which a lost exception is raised once more
 
 
 class Interrupted(BaseException):
-    """A signal ended the work early; the output so far was kept. ``code`` is the exit code."""
+    """The end of the work by a signal; the output so far was kept. ``code`` is the exit code."""
 
     def __init__(self, code: int = 130) -> None:
         super().__init__(code)
@@ -62,7 +62,7 @@ class _Scope:
             _leave(number)
 
     def end(self) -> None:
-        """The next block must not see this one's signals."""
+        """End the block, so that the next one sees none of this one's signals."""
         self._ended.set()
         until = time.monotonic() + _CATCH_UP_S
         while self._heard["thread"] < self._heard["handler"] and time.monotonic() < until:
@@ -77,7 +77,7 @@ _mouth: int | None = None  # where the C handler writes; it is open for good
 
 
 def end_at_once() -> None:
-    """From here on both signals end the process at once: there is nothing to lose.
+    """Let both signals end the process at once from here on: there is nothing to lose.
 
     For imports, which turn an exception into a traceback or swallow it, and for the exit.
     """
@@ -87,7 +87,7 @@ def end_at_once() -> None:
 
 
 def install() -> None:
-    """From here on both signals raise in the main thread, and stop a running pass before that."""
+    """Let both signals raise in the main thread, after they stop a running pass."""
     if threading.current_thread() is not threading.main_thread():
         return
     _listen()
@@ -96,12 +96,12 @@ def install() -> None:
 
 
 def stops(stop: Callable[[], object]) -> None:
-    """A signal calls ``stop`` at once, so that the main thread gets to raise."""
+    """Call ``stop`` at once when a signal comes, so that the main thread gets to raise."""
     _stops.append(stop)
 
 
 def leaving(clean: Callable[[], object]) -> None:
-    """Where a signal ends the process at once, ``clean`` is called before, from any thread."""
+    """Call ``clean``, in any thread, before a signal ends the process at once."""
     _last.append(clean)
 
 
@@ -109,7 +109,7 @@ def leaving(clean: Callable[[], object]) -> None:
 def stop_on_signals(
     cancel: threading.Event, patience_s: float | None = None
 ) -> Iterator[list[int]]:
-    """The first Ctrl-C or SIGTERM sets ``cancel``, the second ends the process at once.
+    """Set ``cancel`` at the first Ctrl-C or SIGTERM, end the process at once at the second.
 
     Yields a list that receives the exit code of the signal, empty while there was none. With
     ``patience_s`` the process ends if the block has not by then. Outside the main thread signals
@@ -134,7 +134,7 @@ def stop_on_signals(
 
 @contextmanager
 def stopping(patience_s: float | None = None) -> Iterator[Cancel]:
-    """For work that a cancel ends early and that is worth nothing then.
+    """Run work that a cancel ends early and that is worth nothing then.
 
     Raises:
         Interrupted: a signal came.
@@ -151,13 +151,13 @@ def stopping(patience_s: float | None = None) -> Iterator[Cancel]:
 
 
 def stop_loading() -> AbstractContextManager[Cancel]:
-    """For loading a model, where there is nothing to save; the cancel is for the loader."""
+    """Run the loading of a model, which has nothing to save; the cancel is for the loader."""
     return stopping(_LOAD_S)
 
 
 @contextmanager
 def on_hangup(call: Callable[[], object]) -> Iterator[None]:
-    """SIGHUP calls ``call``, in another thread.
+    """Run the block; SIGHUP calls ``call`` meanwhile, in another thread.
 
     Where the terminal is gone that the process was started on, it is SIGTERM, as a closed window
     ends what ran in it. A process that ignores SIGHUP (nohup) outlives its terminal.
@@ -251,7 +251,7 @@ def _leave(number: int) -> None:
 
 
 def _say_again(before: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A hook for exceptions that no code can catch: those of signals are raised once more."""
+    """Return a hook that raises a signal's exception again if no code could catch it."""
 
     def hook(lost: Any, /) -> None:
         error: type[BaseException] = lost.exc_type

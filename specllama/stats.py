@@ -41,7 +41,7 @@ class SpecStats:
 
     @classmethod
     def of(cls, rounds: Iterable[RoundDone]) -> SpecStats:
-        """Counted over these rounds."""
+        """Count over these rounds."""
         stats = cls()
         for done in rounds:
             stats.observe(done)
@@ -80,7 +80,7 @@ class SpecStats:
 
     @property
     def per_position(self) -> list[float | None]:
-        """Unconditional: accepted at depth i / all rounds, even those that drafted less far."""
+        """The acceptance at depth i over all rounds, even those that drafted less far."""
         return [a / self.rounds if self.rounds else None for a in self.accepted_at]
 
     @property
@@ -89,7 +89,7 @@ class SpecStats:
 
 
 def _depth(parents: tuple[int, ...]) -> int:
-    """Length of the longest path of a draft tree."""
+    """Return the length of the longest path of a draft tree."""
     depths: list[int] = []
     for parent in parents:
         depths.append(1 if parent < 0 else depths[parent] + 1)
@@ -124,7 +124,7 @@ class Histogram:
         return sum(self._counts)
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
-        """(upper bound, numbers up to it)."""
+        """Yield (upper bound, numbers up to it)."""
         total = 0
         for bound, count in zip((*self.bounds, "+Inf"), self._counts, strict=True):
             total += count

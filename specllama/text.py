@@ -19,7 +19,8 @@ from functools import lru_cache
 
 
 class Utf8Stream:
-    """Bytes in, text out; an incomplete sequence waits for its rest, a wrong one becomes U+FFFD.
+    """A decoder of UTF-8 in pieces; an incomplete sequence waits for its rest, a wrong one becomes
+    U+FFFD.
 
     A text that ends inside a character ends before it: the sequence is dropped.
     """
@@ -71,7 +72,7 @@ class WordCount:
 
 
 class _Stop:
-    """Finds one stop string in a text that arrives in pieces, looking at each character once.
+    """A search for one stop string in a text in pieces, which reads each character once.
 
     Attributes:
         begun: length of the longest end of the text so far that begins the stop string.
@@ -91,7 +92,8 @@ class _Stop:
             self._shorter.append(n + (text[n] == char))
 
     def feed(self, piece: str) -> int | None:
-        """How many characters of the piece it took to complete the stop string, if they did."""
+        """Return how many characters of the piece completed the stop string; None if it is not
+        complete."""
         text, n = self.text, self.begun
         if not n and text[0] not in piece:
             return None
@@ -126,7 +128,7 @@ class TextStream:
 
     @property
     def stopped(self) -> bool:
-        """A stop string is complete; the token fed last completed it."""
+        """True if a stop string is complete; the token fed last completed it."""
         return self._stop is not None
 
     @property
@@ -136,7 +138,7 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """Everything that was shown so far."""
+        """The text that was shown so far."""
         if len(self._shown) > 1:
             self._shown = ["".join(self._shown)]
         return self._shown[0] if self._shown else ""
@@ -171,7 +173,7 @@ class TextStream:
         return out
 
     def finish(self) -> str:
-        """No more tokens: return what was held back, without a character left incomplete."""
+        """End the text: return what was held back, without a character left incomplete."""
         if self.stopped:
             return ""
         return self._show(len(self._held))
@@ -221,22 +223,22 @@ def sanitize(text: str) -> str:
 
 
 def sanitize_line(text: str) -> str:
-    """As ``sanitize`` for one line (names, titles, paths): newlines and tabs become spaces."""
+    """Sanitize one line (names, titles, paths): newlines and tabs become spaces, too."""
     return text.translate(_VISIBLE_IN_LINE)
 
 
 def number_of(n: int, what: str, form: str = "") -> str:
-    """ "1 token", "2 tokens" """
+    """Format a number of things: "1 token", "2 tokens"."""
     return f"{n:{form}} {what}{'s' if n != 1 else ''}"
 
 
 def percent(part: float | None) -> str:
-    """Of a part in 0..1; "–" where it is not known."""
+    """Format a part in 0..1 as a percentage; "–" if unknown."""
     return "–" if part is None else f"{part:.0%}"
 
 
 def rate(speed: float | None) -> str:
-    """Tokens a second; "–" where they are not known."""
+    """Format tokens a second; "–" if unknown."""
     return "–" if speed is None else f"{speed:.{1 if speed < 100 else 0}f}"
 
 
@@ -250,7 +252,7 @@ _STOPS = tuple(".!?。！？…")
 
 @lru_cache(maxsize=1 << 14)
 def passage_ending(before: bytes, after: bytes) -> float:
-    """How likely a quotation ends between two pieces of a text, from 0 to 1.
+    """Estimate how likely a quotation ends between two pieces of a text, from 0 to 1.
 
     1 after a sentence or a code fence, 0.5 after a line, else 0. A dot that a letter or digit
     follows ("a.b", "1.5") ends nothing.

@@ -1,4 +1,4 @@
-"""What an engine told of a request: the one fold of its events.
+"""Events of a request, folded into its text, rounds and notices.
 
 told = Told()
 for event in engine.generate(prompt, params):
@@ -31,7 +31,7 @@ from specllama.stats import SpecStats
 
 @dataclass(slots=True, kw_only=True)
 class News:
-    """What is new: text and thought, rounds and notices, and the newest of all others."""
+    """The new parts: text and thought, rounds and notices, and the newest of all others."""
 
     text: str = ""
     reasoning: str = ""
@@ -45,7 +45,7 @@ class News:
 
 
 def news(event: Event) -> News:
-    """What one event says."""
+    """Sort one event into its part."""
     match event:
         case RoundDone():
             return News(rounds=(event,))
@@ -70,14 +70,14 @@ def news(event: Event) -> News:
 
 @dataclass(slots=True, kw_only=True)
 class Told(News):
-    """All that was told so far."""
+    """All the parts so far."""
 
     rounds: list[RoundDone] = field(default_factory=list)
     notices: list[Notice] = field(default_factory=list)
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Told:
-        """All that these events tell."""
+        """Fold these events."""
         told = Told()
         for event in events:
             told.take(event)
@@ -102,7 +102,7 @@ class Told(News):
 
     @property
     def stats(self) -> SpecStats:
-        """Counted over the rounds."""
+        """The counters over the rounds."""
         return SpecStats.of(self.rounds)
 
     @property
@@ -114,12 +114,12 @@ class Told(News):
 
     @property
     def whole(self) -> bool:
-        """Whether the reply came to its end; one that was cut short proves nothing."""
+        """True if the reply came to its end; one that was cut short proves nothing."""
         return self.finished is not None and self.finished.reason not in ("cancelled", "error")
 
     @property
     def end(self) -> Finished:
-        """The last word.
+        """The last event.
 
         Raises:
             EngineError: there was none.

@@ -1,4 +1,4 @@
-"""Whether drafting pays, and how sure that is: one estimator and one wording for every screen.
+"""The verdict on drafting and its certainty: one estimator and one wording for every screen.
 
 The unit is the *plain step*: what a single pass of the target takes then and there. A round is
 booked at the plain steps that it took and at the tokens that it wrote, each of which would have
@@ -37,7 +37,7 @@ LONG_READ = 16  # more than this is a text to be read: it takes long, and is no 
 
 
 class TimedRound(NamedTuple):
-    """What a verdict is made of: one round after the first. Times in milliseconds.
+    """One round after the first, as a verdict uses it. Times in milliseconds.
 
     Attributes:
         judged: guesses on which the target gave a verdict; after a rejection there is none.
@@ -88,8 +88,8 @@ class TimedRound(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """Of each round that drafted, what a plain step takes at its place; the variance of that, as a
-    logarithm, where ``n`` forecasts tell it, else it rests on ``n`` steps."""
+    """Plain steps for comparison: one's milliseconds at each round that drafted; the variance of
+    that, as a logarithm, from ``n`` forecasts or else from ``n`` steps."""
 
     ms: list[float]
     n: float
@@ -98,8 +98,8 @@ class _Plain:
 
 @dataclass(frozen=True, slots=True)
 class _Speed:
-    """Over plain decoding, with an interval that is reckoned for 19 of 20 cases; ``lost_ms``
-    is what drafting lost per token of the rounds that drafted."""
+    """The speed over plain decoding, with an interval for 19 of 20 cases; ``lost_ms`` is the loss
+    of drafting per token of the rounds that drafted."""
 
     ratio: float
     low: float
@@ -110,7 +110,7 @@ class _Speed:
 def judge(
     passes: Sequence[TimedRound], singles: Sequence[float] = (), *, expected_ms: float | None = None
 ) -> Payoff:
-    """The verdict on a stretch of rounds.
+    """Judge a stretch of rounds.
 
     Args:
         singles: milliseconds of plain steps that were measured for it. Without them the engine's
@@ -138,7 +138,7 @@ def judge(
 
 
 class Interval(Protocol):
-    """A ratio of speeds, and what it lies between, as far as that is known."""
+    """A ratio of speeds and its bounds, if they are known."""
 
     @property
     def ratio(self) -> float | None: ...
@@ -149,7 +149,7 @@ class Interval(Protocol):
 
 
 def counted(passes: Sequence[TimedRound], answer: Answer, speed: Interval | None) -> Payoff:
-    """A verdict, with what these rounds wrote and guessed."""
+    """Return a verdict, with the tokens and guesses of these rounds."""
     return Payoff(
         answer=answer,
         ratio=None if speed is None else speed.ratio,
@@ -164,7 +164,7 @@ def counted(passes: Sequence[TimedRound], answer: Answer, speed: Interval | None
 
 
 def by_source(passes: Sequence[TimedRound], singles: Sequence[float] = ()) -> dict[str, Payoff]:
-    """The verdict on the rounds of each source alone, in order of appearance."""
+    """Judge the rounds of each source alone, in order of appearance."""
     if not any(one.plain_ms for one in passes):
         singles = singles or _singles(passes)
     sources = dict.fromkeys(one.source for one in passes if one.drafted)
@@ -179,7 +179,7 @@ def _singles(passes: Sequence[TimedRound]) -> list[float]:
 
 
 def _speed(passes: Sequence[TimedRound], singles: Sequence[float]) -> _Speed | None:
-    """None where too little was seen."""
+    """Compute the speed; return None if too little was seen."""
     drafted = [one for one in passes if one.drafted]
     known = _plain(drafted, singles or _singles(passes), measured=bool(singles))
     if len(drafted) < MIN_ROUNDS or known is None:
@@ -215,7 +215,7 @@ def _speed(passes: Sequence[TimedRound], singles: Sequence[float]) -> _Speed | N
 def _plain(
     drafted: Sequence[TimedRound], singles: Sequence[float], *, measured: bool
 ) -> _Plain | None:
-    """Milliseconds of a plain step; None where it is unknown."""
+    """Compute the milliseconds of a plain step; return None if unknown."""
     known = [one.plain_ms for one in drafted]
     newest = next((ms for ms in reversed(known) if ms), None)
     if newest is None or measured:
@@ -236,7 +236,7 @@ def _plain(
 
 
 def _renewed(drafted: Sequence[TimedRound]) -> int:
-    """From how many times the plain steps are that the rounds were compared with."""
+    """Count the distinct times of the plain steps that the rounds were compared with."""
     now = counted = 0.0
     times = 1
     for one in drafted:
@@ -250,8 +250,8 @@ def _renewed(drafted: Sequence[TimedRound]) -> int:
 def _usual(
     rounds: Sequence[TimedRound], costs: Sequence[float], drafts: Sequence[float]
 ) -> tuple[list[float], list[float]]:
-    """Of each round, what the pass and the draft of those about as wide take; reading a text is
-    what it takes itself."""
+    """Return for each round the cost of pass and draft in rounds about as wide; reading a text
+    costs what it took itself."""
     order = sorted(range(len(rounds)), key=lambda i: rounds[i].drafted)
     most = max(len(rounds) - NEIGHBOURS, 0)
     usual, mean = [0.0] * len(rounds), list(drafts)
@@ -265,8 +265,8 @@ def _usual(
 
 
 def _variance(errors: Sequence[float], seconds: float) -> tuple[float, int]:
-    """Of the sum of errors, those of neighbours being alike, and from how many batches that is
-    known: the larger of what many short ones say and what those of a second do."""
+    """Return the variance of the sum of errors, and its number of batches: the larger of an
+    estimate from many short batches and one from long ones, as neighbours' errors are alike."""
     found = [_of_batches(errors, BATCHES)]
     if (n := int(seconds / STRETCH_S)) >= MIN_BATCHES:
         found.append(_of_batches(errors, min(n, BATCHES)))
@@ -284,7 +284,7 @@ def _of_batches(errors: Sequence[float], n: int) -> tuple[float, int]:
 
 
 def lead(verdict: Payoff, measure: str) -> str:
-    """What a reader needs first; ``measure`` says how to find out."""
+    """Return the words that a reader needs first; ``measure`` says how to find out."""
     match verdict.answer:
         case "unknown":
             return f"Not known yet: {measure}"
@@ -322,12 +322,12 @@ def brief(verdict: Payoff, measure: str) -> str:
 
 
 def is_stale(verdict: Payoff) -> bool:
-    """Whether the machine may have changed since the plain steps that drafting is compared with."""
+    """True if the machine may have changed since the plain steps that drafting is compared with."""
     return verdict.plain_age_s is not None and verdict.plain_age_s > STALE_S
 
 
 def interval(verdict: Payoff) -> str:
-    """ "1.21–1.37": from low to high; of a loss, how many times slower."""
+    """Format "1.21–1.37": from low to high; for a loss, how many times slower."""
     low, high = verdict.low or 1.0, verdict.high or 1.0
     if verdict.answer == "slower":
         low, high = 1.0 / high, 1.0 / low
@@ -335,7 +335,7 @@ def interval(verdict: Payoff) -> str:
 
 
 def _times(ratio: float | None) -> str:
-    """A factor is positive: it is never printed as zero, nor larger than can be measured."""
+    """Format a factor, which is positive: never as zero, nor larger than can be measured."""
     value = min(max(ratio or 1.0, 0.01), 99.0)
     return f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
@@ -348,8 +348,8 @@ def _ago(seconds: float | None) -> str:
 
 
 def details(verdict: Payoff, *, both: bool = False) -> list[str]:
-    """Tokens of a pass, and how many guesses were kept: of all sent, and with ``both`` of those
-    that were judged, and how old the plain steps were."""
+    """Return tokens per pass and the kept share of guesses: of all sent, and with ``both`` of those
+    that were judged, and the age of the plain steps."""
     if verdict.answer == "off" or not verdict.drafted:
         return []
     kept = f"{verdict.accepted / verdict.drafted:.0%} of guesses kept"
@@ -362,5 +362,5 @@ def details(verdict: Payoff, *, both: bool = False) -> list[str]:
 
 
 def words(verdict: Payoff, measure: str, *, both: bool = False) -> str:
-    """The verdict in a line."""
+    """Write the verdict in a line."""
     return " · ".join([lead(verdict, measure), *details(verdict, both=both)])

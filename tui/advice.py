@@ -1,4 +1,4 @@
-"""What an error advises, in the app's own keys: errors themselves name commands and flags."""
+"""Advice on an error, in the app's own keys: errors themselves name commands and flags."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def guesses(info: EngineInfo) -> bool:
 
 
 def hint(error: SpecllamaError, *, server: bool = False) -> str:
-    """What can be done about it here. With ``server``, another process has loaded the model, so
-    what it was started with is not the app's to change."""
+    """Return the next step that the app offers. With ``server``, another process has loaded the
+    model, and the app cannot change its options."""
     if not error.hint:
         return ""
     from specllama.settings.schema import SCHEMA
@@ -56,5 +56,5 @@ def hint(error: SpecllamaError, *, server: bool = False) -> str:
 
 
 def said(error: SpecllamaError, apart: str = ": ", *, server: bool = False) -> str:
-    """What went wrong, and what can be done about it here."""
+    """Return the error's message and the next step that the app offers."""
     return apart.join(filter(None, (error.message, hint(error, server=server))))

@@ -190,8 +190,8 @@ class SpecllamaApp(PagedApp):
         self.exit(0)
 
     def action_copy_or_quit(self) -> None:
-        """Ctrl+C: copy what is selected, else stop the reply, else empty the prompt; with none of
-        these, leave when pressed twice."""
+        """Handle Ctrl+C: copy the selection, else stop the reply, else empty the prompt; with none
+        of these, leave when pressed twice."""
         text = self.screen.get_selected_text() or getattr(self.focused, "selected_text", "")
         if text:
             self.copy_text(text)
@@ -213,7 +213,8 @@ class SpecllamaApp(PagedApp):
         self.notify("Press Ctrl+C again to leave", timeout=QUIT_WITHIN_S)
 
     def _watch_signals(self) -> None:
-        """Else TERM and HUP would leave the terminal full-screen with the mouse captured."""
+        """Catch TERM and HUP, which would leave the terminal full-screen with the mouse
+        captured."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):
             with contextlib.suppress(RuntimeError):  # not the main thread
@@ -226,7 +227,7 @@ class SpecllamaApp(PagedApp):
             self.exit(return_code=129)
 
     def shut_down(self) -> None:
-        """After the terminal is restored: end the child, keep what it wrote, close the files."""
+        """End the child, keep its text and close the files, after the terminal is restored."""
         turn = self._chat.turn if self._chat is not None else None
         if turn is not None:
             turn.cancel()
@@ -279,7 +280,7 @@ class SpecllamaApp(PagedApp):
 
     @on(EngineGone)
     async def _engine_gone(self, gone: EngineGone) -> None:
-        """Only when nothing is asked of it: a reply that is cut off tells of it itself."""
+        """Show that the engine died while idle: a reply that is cut off shows it itself."""
         if self.loader.ready and not self.chat.busy and self.loader.host.death is gone.error:
             await self._engine_told(EngineFailed(gone.error))
 
@@ -327,7 +328,7 @@ class SpecllamaApp(PagedApp):
             self.switch_model(told.pair)
 
     def _race_demo(self) -> None:
-        """What was loaded is the pair of the demonstration, or it was left for another one."""
+        """Race the demonstration's pair once it is loaded, or end it if another was chosen."""
         if self.demo.pair is None:
             return
         if self.loader.wanted != self.demo.pair:
@@ -408,7 +409,7 @@ class SpecllamaApp(PagedApp):
 
     @on(TurnAction)
     def _act_on_turn(self, event: TurnAction) -> None:
-        """Actions on a message that open a page; the chat does the rest."""
+        """Open the page for an action on a message; the chat does the rest."""
         match event.action:
             case "inspect":
                 records = self.chat.records
@@ -462,7 +463,7 @@ def _connected(server: Address, progress: Callable[[Event], None], /) -> EngineL
 
 
 def _begun(host: EngineHost, factory: EngineFactory) -> EngineHost:
-    """The host if it loads just this."""
+    """Return the host if it loads just this, else a new one."""
     if host.factory == factory:
         return host
     host.close()

@@ -1,4 +1,4 @@
-"""From the engine's thread to the screen: one buffer, drained at the screen's own pace.
+"""The bridge from the engine's thread to the screen: a buffer, drained at the screen's pace.
 
 A turn runs in a thread because the engine blocks. The thread only fills a ``RunningTurn``; the
 screen drains it from a timer, at most ten times a second (five on small machines, where the screen
@@ -30,7 +30,7 @@ SMOOTHING = 0.3  # weight of the newest flush in the cost of a flush
 
 @dataclass(slots=True)
 class Drained(Told):
-    """What happened since the last drain. Text and rounds are complete, progress is the newest."""
+    """The news since the last drain. Text and rounds are complete, progress is the newest."""
 
     error: SpecllamaError | None = None
     ended: bool = False
@@ -93,7 +93,7 @@ class RunningTurn:
 
 @dataclass(slots=True)
 class FlushPace:
-    """How often to flush: every ``base_s``, or less often to stay within ``share`` of one core.
+    """The pace of flushes: every ``base_s``, or less often to stay within ``share`` of one core.
     The strip is not drawn twice within ``figures_s``, the panel not within twice as long.
 
     A flush costs more as the reply grows (lists and tables are laid out anew), so the period
@@ -113,7 +113,7 @@ class FlushPace:
 
     @staticmethod
     def for_this_machine() -> FlushPace:
-        """With one or two cores, the model needs every core that the screen would use."""
+        """Choose the pace: with one or two cores, the model needs all that the screen would use."""
         few = (os.cpu_count() or 1) <= 2
         base_s, share, figures_s = (0.2, 0.035, 1.0) if few else (0.1, 0.2, 0.0)
         return FlushPace(base_s, share=share, figures_s=figures_s, on_battery=on_battery)
@@ -129,7 +129,7 @@ class FlushPace:
 
 @dataclass(slots=True)
 class Rest:
-    """What is drawn with a flush, but not again within ``for_s``; and then once more."""
+    """A limit on drawing: with a flush, but not again within ``for_s``; and then once more."""
 
     for_s: float
     clock: Clock = monotonic
@@ -137,7 +137,7 @@ class Rest:
     _drawn_s: float = -math.inf
 
     def over(self, grown: bool) -> bool:
-        """Whether it is to be drawn now; ``grown``: there is something new."""
+        """True if it is to be drawn now; ``grown``: there is something new."""
         self._stale = self._stale or grown
         now = self.clock()
         if not self._stale or now - self._drawn_s < self.for_s:

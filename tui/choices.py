@@ -1,4 +1,4 @@
-"""What can be chosen as target and as draft model: what is here, what fits, what can be got.
+"""Choices of target and draft model: those that are here, those that fit, those to download.
 
 Rows for the two columns of the picker, made from headers and file names; no widget, no network.
 Whatever reads headers may take a while and belongs in a thread.
@@ -73,7 +73,7 @@ class ChoiceRow:
 
 
 def pair_rows(loaded: Path | None) -> list[ChoiceRow]:
-    """The pairs that were used last, each as one entry, but for those of the loaded target."""
+    """List the pairs that were used last, each as one entry, except those of the loaded target."""
     pairs = [(target, draft) for target, draft in library.opened() if draft and target != loaded]
     return [
         ChoiceRow(
@@ -87,8 +87,8 @@ def pair_rows(loaded: Path | None) -> list[ChoiceRow]:
 
 
 def local_rows(models: Iterable[LocalModel], loaded: Path | None = None) -> list[ChoiceRow]:
-    """The targets on this machine, nothing read yet: the loaded one first, then what was used
-    last. Draft models are no targets; a path that is typed takes one all the same."""
+    """List the targets on this machine without reading them: the loaded one first, then the last
+    used. Draft models are no targets; a typed path takes one all the same."""
     rows = []
     found = [model for model in models if not _only_drafts(model)]
     for model in sorted(found, key=lambda m: (m.path != loaded, -(m.used // DAY_S))):
@@ -110,7 +110,7 @@ def local_rows(models: Iterable[LocalModel], loaded: Path | None = None) -> list
 
 
 def _only_drafts(model: LocalModel) -> bool:
-    """Whether a model is a draft of the bundled or of a catalogue pair, and nothing else."""
+    """True if a model is a draft of the bundled or of a catalog pair, and nothing else."""
     if model.source == "bundled":
         return model.ref == refs.TINY["tiny-draft"]
     pairs = catalog.load().values()
@@ -125,7 +125,8 @@ def _from_home(folder: Path) -> str:
 
 
 def judged_target(row: ChoiceRow, options: EngineOptions, machine: Machine) -> ChoiceRow | None:
-    """The row with ✓ or ✗ and what to expect; None for what is no model (heads, projectors)."""
+    """Return the row with ✓ or ✗ and its expected speed; None for a file that is no model (heads,
+    projectors)."""
     if row.path is None or row.fits is not None:
         return row
     known = Summaries()
@@ -147,7 +148,7 @@ def judged_target(row: ChoiceRow, options: EngineOptions, machine: Machine) -> C
 
 
 def _without_name(reason: str, path: Path) -> str:
-    """The row says already which file it is."""
+    """Remove the file name, which the row already shows."""
     return reason.removeprefix(path.name).removeprefix(":").removeprefix(" ")
 
 
@@ -177,7 +178,7 @@ def _short_of(need: memory.PairMemory) -> str:
 
 
 def draft_rows(target: ChoiceRow, options: EngineOptions) -> list[ChoiceRow]:
-    """The drafts for a target on this machine: the best, none at all, then every candidate.
+    """List the drafts for a target on this machine: the best, none at all, then every candidate.
 
     Raises:
         SpecllamaError: the target cannot be read.
@@ -198,7 +199,7 @@ def none_row() -> ChoiceRow:
 
 
 def _best(target: ChoiceRow, rows: Sequence[ChoiceRow]) -> list[ChoiceRow]:
-    """The draft that belongs to the target, or else the first that fits it."""
+    """Choose the draft that belongs to the target, or else the first that fits it."""
     belongs = None
     try:
         belongs = refs.resolve_pair(target.ref)[1]
@@ -241,7 +242,7 @@ def _finding(finding: doctor.DraftFinding) -> ChoiceRow:
 
 
 def judged_draft(target: ChoiceRow, row: ChoiceRow, options: EngineOptions) -> ChoiceRow:
-    """A file that was typed, with ✓ or ✗.
+    """Return the row of a typed file, with ✓ or ✗.
 
     Raises:
         SpecllamaError: the target cannot be read.
@@ -260,8 +261,8 @@ def estimate(
     *,
     brief: bool,
 ) -> Content:
-    """The pair, the memory it needs and what is free, how fast it should be, and what is odd
-    about it.
+    """Describe the pair: the memory it needs and what is free, its expected speed, and its
+    oddities.
 
     Args:
         brief: in two or three lines of a narrow screen.
@@ -328,8 +329,9 @@ def _memory_words(need: memory.PairMemory) -> str:
 
 
 def offered_rows(models: Sequence[LocalModel], machine: Machine) -> list[ChoiceRow]:
-    """Interrupted downloads, then the pairs of the catalogue that this machine can run: the one
-    that is recommended, what is fast enough from the largest on, and the rest from the fastest."""
+    """List interrupted downloads, then the catalog's pairs that this machine can run: the
+    recommended one, those that are fast enough from the largest on, and the rest from the fastest.
+    """
     parts, rows = pull.unfinished(), list[ChoiceRow]()
     best = machine.recommended()
 
@@ -385,13 +387,13 @@ def _offer(
 
 
 def _billions(model: catalog.CatalogModel) -> str:
-    """ "8B"; "30B, 3B active" """
+    """Format a model's size: "8B"; "30B, 3B active"."""
     told = f"{model.params / 1e9:.2g}B" if model.params < 9.5e9 else f"{model.params / 1e9:.0f}B"
     return told if model.active == model.params else f"{told}, {model.active / 1e9:.2g}B active"
 
 
 def download_row(download: Download, glyphs: Glyphs) -> ChoiceRow:
-    """A download as a line of the picker."""
+    """Show a download as a line of the picker."""
     ref, error = download.ref, download.error
     match download.state:
         case "done" if download.target is not None:
@@ -414,7 +416,7 @@ def download_row(download: Download, glyphs: Glyphs) -> ChoiceRow:
 
 
 def hit_rows(hits: Sequence[SearchHit]) -> list[ChoiceRow]:
-    """What a search on the hub found."""
+    """List the models that a search on the hub found."""
     rows = []
     for hit in hits:
         gated = "; gated: its license must be accepted on the hub" if hit.gated else ""
@@ -428,7 +430,7 @@ def hit_rows(hits: Sequence[SearchHit]) -> list[ChoiceRow]:
 
 
 def listing_rows(listing: Listing) -> list[ChoiceRow]:
-    """What a repository offers, its usual choice first."""
+    """List a repository's files, its usual choice first."""
     usual = None
     try:
         usual = select(listing, refs.HubRef(listing.repo))
@@ -467,7 +469,7 @@ def is_path(text: str) -> bool:
 
 
 def completions(text: str) -> list[ChoiceRow]:
-    """Folders and GGUF files that a typed path may mean."""
+    """List the folders and GGUF files that a typed path may mean."""
     cut = max(text.rfind("/"), text.rfind(os.sep)) + 1
     typed, start = text[:cut], text[cut:].lower()
     if not cut:  # "~" alone

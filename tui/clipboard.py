@@ -1,4 +1,4 @@
-"""Copying that works over SSH and inside tmux, with a file as the last resort.
+"""Copies that work over SSH and inside tmux, with a file as the last resort.
 
 A terminal does not say when it ignores a copy request, so the means are tried from the surest to
 the least sure: tmux's own buffer, the desktop's tool, then the terminal escape (OSC 52). Text that
@@ -23,7 +23,7 @@ TOOL_TIMEOUT_S = 2.0
 
 
 def copy(text: str, osc52: Callable[[str], None]) -> str:
-    """Copy; returns what to tell the user."""
+    """Copy; return a message for the user."""
     size = f"{len(text):,} characters"
     for command in _tools():
         if _run(command, text):
@@ -68,7 +68,7 @@ def _run(command: list[str], text: str) -> bool:
 
 
 def here() -> Path | None:
-    """The folder the app was started in, None when it is gone."""
+    """Return the folder the app was started in, None when it is gone."""
     try:
         return Path.cwd()
     except OSError:
@@ -76,7 +76,7 @@ def here() -> Path | None:
 
 
 def export_path(title: str, suffix: str, folder: Path | None = None) -> Path:
-    """A file name of its own, in the folder the app was started in if it can be written."""
+    """Choose a new file name, in the folder the app was started in if it can be written."""
     folder = folder or here()
     if folder is None or not os.access(folder, os.W_OK):
         folder = paths.data_dir() / "exports"

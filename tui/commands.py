@@ -20,7 +20,7 @@ SESSIONS_LISTED = 30
 
 
 class PaletteApp(Protocol):
-    """What the palette lists, and what it asks for."""
+    """The app for the palette: its lists and its actions."""
 
     loader: EngineLoader
     store: SessionStore
@@ -76,7 +76,7 @@ def _ask(app: App[Any], action: str) -> None:
 
 
 def _entries() -> Iterator[tuple[str, str, str]]:
-    """Label, action and help of everything there is, and of every word that may follow it."""
+    """Yield label, action and help of every action, and of every word that may follow it."""
     for one in ACTIONS:
         yield one.label, one.action, f"{one.help} ({one.keys})" if one.keys else one.help
         for word in one.words:

@@ -1,4 +1,4 @@
-"""What can be completed where the cursor stands.
+"""Completion at the cursor.
 
 Slash commands, the words that follow them, and paths after ``@`` and ``/read``.
 """
@@ -18,7 +18,7 @@ _BEGUN = re.compile(r"""(?<!\S)@("[^"\n]*|'[^'\n]*|[^\s@"']*)$""")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One thing to take: what it puts into the text, and whether the text is complete then."""
+    """One candidate: the text it inserts, and whether the text is complete then."""
 
     insert: str
     label: str
@@ -29,7 +29,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What may replace the text from ``start`` to the cursor; there is at least one candidate."""
+    """Candidates to replace the text from ``start`` to the cursor; there is at least one."""
 
     start: int
     candidates: tuple[Candidate, ...]
@@ -77,7 +77,7 @@ def _words(action: Action, begun: str) -> Iterator[Candidate]:
 
 
 def _paths(begun: str) -> Iterator[tuple[str, str]]:
-    """Paths that continue this one, with the sizes of files."""
+    """Yield paths that continue this one, with the sizes of files."""
     for path in attach.paths(begun):
         detail = ""
         if not path.endswith("/"):
@@ -89,6 +89,6 @@ def _paths(begun: str) -> Iterator[tuple[str, str]]:
 
 
 def _begun(folder: str) -> str:
-    """A folder as the beginning of a mention: a quote stays open."""
+    """Return a folder as the beginning of a mention: a quote stays open."""
     quoted = attach.named(folder)
     return quoted if quoted == f"@{folder}" else quoted[:-1]

@@ -1,4 +1,4 @@
-"""What of a conversation is copied: a message, its last block of code, the whole."""
+"""Copies of a conversation: a message, its last block of code, the whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specllama.tui.screens.turn import TurnScreen
 
 
 class Copying:
-    """Hands texts of a screen's conversation to ``copy``."""
+    """Copies of a screen's conversation, made with ``copy``."""
 
     def __init__(self, screen: TurnScreen, copy: Callable[[str], object]) -> None:
         self._screen = screen
@@ -22,7 +22,7 @@ class Copying:
         self._copy_code(self._screen.session.messages[index].content)
 
     def action_copy(self, what: str = "") -> None:
-        """The last reply, its last code block, or the conversation."""
+        """Copy the last reply, its last code block, or the conversation."""
         reply = self._last_reply()
         if what == "chat":
             self._copy(self._screen.session.export("md"))

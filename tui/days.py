@@ -1,4 +1,4 @@
-"""When a conversation was, in words."""
+"""Times of conversations, in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import datetime
 
 
 def age(seconds: float) -> str:
-    """ "just now", "5 min ago", "3 h ago", "yesterday", "12 days ago" """
+    """Format an age: "just now", "5 min ago", "3 h ago", "yesterday", "12 days ago"."""
     if seconds < 60:
         return "just now"
     if seconds < 3600:
@@ -18,8 +18,8 @@ def age(seconds: float) -> str:
 
 
 def heading(when_s: float, now_s: float) -> str:
-    """What stands over the conversations of a day, or of a month if that is long ago: "Today",
-    "Yesterday", "Monday", "October", "December 2025"."""
+    """Return the heading for the conversations of a day, or of a month if that is long ago:
+    "Today", "Yesterday", "Monday", "October", "December 2025"."""
     then, now = datetime.fromtimestamp(when_s), datetime.fromtimestamp(now_s)
     days = (now.date() - then.date()).days
     if days < 2:
@@ -28,7 +28,7 @@ def heading(when_s: float, now_s: float) -> str:
 
 
 def moment(when_s: float, now_s: float) -> str:
-    """When that was, under such a heading: "5 min ago", "14:05", "12 Oct"."""
+    """Format a time under such a heading: "5 min ago", "14:05", "12 Oct"."""
     then, now = datetime.fromtimestamp(when_s), datetime.fromtimestamp(now_s)
     days = (now.date() - then.date()).days
     if days < 1:
@@ -37,6 +37,6 @@ def moment(when_s: float, now_s: float) -> str:
 
 
 def date(when_s: float) -> str:
-    """ "23 November 2026, 14:05" """
+    """Format a date: "23 November 2026, 14:05"."""
     then = datetime.fromtimestamp(when_s)
     return f"{then.day} {then:%B %Y, %H:%M}"

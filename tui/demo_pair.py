@@ -16,14 +16,14 @@ JOIN_S = 5.0
 
 @dataclass
 class DemoTold(Message):
-    """The pair is there to be loaded, or ``error`` says why not."""
+    """News of the pair: it can be loaded, or ``error`` explains why not."""
 
     pair: tuple[str, str] | None = None
     error: SpecllamaError | None = None
 
 
 class DemoPair:
-    """Makes it in a thread of its own, which lives as long as its files do.
+    """The demonstration's pair, made in a thread that lives as long as its files do.
 
     Attributes:
         pair: target and draft model, once they are written.

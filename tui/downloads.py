@@ -26,7 +26,7 @@ SPEED_OVER_S = 8.0
 
 
 class _Stopped(Exception):
-    """The user stopped it."""
+    """An end of a download by the user."""
 
 
 @dataclass(eq=False)
@@ -58,7 +58,7 @@ class Download:
 
     @property
     def speed(self) -> float | None:
-        """Bytes per second, over the last seconds."""
+        """The bytes per second, over the last seconds."""
         if self.state != "running" or len(self._seen) < 2:
             return None
         (t0, n0), (t1, n1) = self._seen[0], self._seen[-1]
@@ -83,7 +83,7 @@ class Download:
 
 @dataclass
 class DownloadTold(Message, bubble=False):
-    """To the app, then to every screen: a download moved, or is over."""
+    """A message to the app, then to every screen: a download moved, or is over."""
 
     over: Download | None = None
 
@@ -98,7 +98,7 @@ def left_words(seconds: float) -> str:
 
 
 def figures(download: Download) -> list[str]:
-    """How far it is, most important first."""
+    """List the figures of its progress, most important first."""
     if download.state == "waiting":
         return ["waits for the one before it"]
     if download.state == "asking":
@@ -115,7 +115,7 @@ def figures(download: Download) -> list[str]:
 
 
 def progress_words(download: Download, glyphs: Glyphs) -> str:
-    """How a download that runs is getting on."""
+    """Describe the progress of a running download."""
     if download.state == "stopping":
         return "stopping; what arrived is kept"
     return f" {glyphs.dot} ".join([*figures(download), *([download.note] * bool(download.note))])
@@ -137,7 +137,7 @@ class Downloads:
 
     @property
     def newest(self) -> Download | None:
-        """The one that is running, else the one that was begun last."""
+        """The download that is running, else the one that was begun last."""
         downloads = list(self.all.values())
         running = [d for d in downloads if d.active and d.state != "waiting"]
         return next(iter(running or downloads[::-1]), None)
@@ -158,7 +158,7 @@ class Downloads:
         return download
 
     def stop(self, ref: str) -> None:
-        """What has arrived is kept."""
+        """Stop a download; the bytes that arrived are kept."""
         download = self.all.get(ref)
         if download is not None and download.active:
             download.stop.set()
@@ -166,7 +166,7 @@ class Downloads:
             self._post(DownloadTold())
 
     def forget(self, ref: str) -> None:
-        """One that is over needs no line any more."""
+        """Remove the line of a download that is over."""
         if ref in self.all and not self.all[ref].active:
             del self.all[ref]
 

@@ -1,4 +1,4 @@
-"""Changing what was said: a message in the prompt again, and the versions of one."""
+"""Changes of sent messages: a message in the prompt again, and the versions of one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specllama.tui.widgets.message import MessageView
 
 
 class Editing:
-    """Which message of a screen's conversation is being changed.
+    """The change of one message of a screen's conversation.
 
     Attributes:
         index: its place, or None while none is.

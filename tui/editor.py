@@ -1,4 +1,4 @@
-"""Writing a text in the user's own editor."""
+"""The user's own editor, to write a text in."""
 
 from __future__ import annotations
 

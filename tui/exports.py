@@ -1,4 +1,4 @@
-"""What can be saved of a screen: a reply, a race or a round as a document."""
+"""Documents to save from a screen: a reply, a race or a round."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ GUESS_HEADS = ("guess", "text", "behind", "sure", "q", "p", "verdict", "why", "l
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Something that can be saved: how it is called, a name for its file, and how it is written by
-    ending of the file name."""
+    """A thing that can be saved: its title, a name for its file, and its writer for each ending of
+    the file name."""
 
     label: str
     stem: str
@@ -52,7 +52,7 @@ def of_document(label: str, stem: str, make: Callable[[], Document]) -> Export:
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What everything on the screen was measured with; no pair, nothing to say."""
+    """The pair and settings of all measurements on the screen; without a pair they are left out."""
 
     info: EngineInfo | None = None
     params: GenerateParams = field(default_factory=GenerateParams)
@@ -65,7 +65,7 @@ class Circumstances:
 
 
 def reply(record: Record, question: str, text: str, under: Circumstances) -> Document:
-    """One reply; of one that was stored without its rounds, the text and its figures."""
+    """Make a document of one reply; of one stored without its rounds, from its text and figures."""
     turn = record.request()
     started = record.started
     if started is not None:
@@ -92,7 +92,7 @@ def reply(record: Record, question: str, text: str, under: Circumstances) -> Doc
 def of_conversation(
     session: Session, records: Mapping[int, Record], at: int | None, under: Circumstances
 ) -> list[Export]:
-    """The conversation, and its last reply or the first one from message ``at`` on."""
+    """List the conversation, and its last reply or the first one from message ``at`` on."""
     messages = session.messages
     if not messages:
         return []
@@ -113,7 +113,7 @@ def of_conversation(
 def race(
     board: RaceBoard, prompt: Prompt | None, advice: Advice | None, under: Circumstances
 ) -> Document:
-    """All tabs that were run."""
+    """Make a document of all tabs that were run."""
     parts: list[Part] = []
     if raced := outcome.ways(board, "race"):
         word, sentence = outcome.answer(raced[0])
@@ -159,7 +159,7 @@ def _run(run: Run, speed: float | None, same: str, verdict: str) -> list[str]:
 
 
 def round_(record: Record, at: int, under: Circumstances) -> Document:
-    """One round as the inspector argues it."""
+    """Make a document of one round as the inspector explains it."""
     done, verify = record.rounds[at], record.verify_at(at)
     label = {m.name: m.short for m in (under.info.methods if under.info else ())}
     who = " + ".join(label.get(part) or part for part in done.source.split("+"))

@@ -106,7 +106,7 @@ SLASH = {action.slash: action for action in ACTIONS if action.slash}
 
 
 def bindings() -> list[Binding]:
-    """For the app: these keys work on every screen."""
+    """Return the app's bindings: these keys work on every screen."""
     return [
         Binding(a.keys, f"ask({a.action!r})", a.label, show=False, id=a.id, priority=a.priority)
         for a in ACTIONS
@@ -115,8 +115,8 @@ def bindings() -> list[Binding]:
 
 
 def chat_bindings() -> list[Binding]:
-    """For the chat's footer; other screens show their own keys. ``Action.footer`` says how wide it
-    must be."""
+    """Return the bindings of the chat's footer; other screens show their own keys.
+    ``Action.footer`` is the width it needs."""
     return [
         Binding(
             a.keys, f"listed({a.action!r}, {a.footer})", a.label, show=True, id=a.id, priority=True
@@ -127,8 +127,8 @@ def chat_bindings() -> list[Binding]:
 
 
 def slash_command(text: str) -> Action | None:
-    """ "/undo" and the like; None for a message: anything else, paths included, and what begins
-    with "//".
+    """Return the action of "/undo" and the like; None for a message: anything else, paths included,
+    and text that begins with "//".
 
     Raises:
         UsageError: it looks like a command, but there is none of that name, or it takes no words.

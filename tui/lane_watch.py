@@ -1,4 +1,4 @@
-"""What a server does, by its lanes or its counters, heard from the start of the app to its end."""
+"""A server's work, by its lanes or its counters, watched from the start of the app to its end."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Opened = Callable[[], tuple[ServerWatch, Iterator[dict[str, Any]]]]
 
 
 class LaneWatch:
-    """A board that a thread of its own keeps, so that it also shows replies that ended before
-    the page was opened. Callable from any thread.
+    """A board kept by a thread of its own, so that it also shows replies that ended before the page
+    was opened. Callable from any thread.
 
     Args:
         server: its name.
@@ -36,7 +36,7 @@ class LaneWatch:
         threading.Thread(target=self._listen, name="specllama-lanes", daemon=True).start()
 
     def lines(self, width: int) -> list[BoardLine]:
-        """What was heard last; before that, why nothing is."""
+        """Return the latest lines; before the first, why there are none."""
         with self._guard:
             if self._board is None:
                 return [BoardLine(line, "over") for line in textwrap.wrap(self._why, width)]
@@ -48,11 +48,11 @@ class LaneWatch:
             return "" if self._board is None else " ".join(self._board.legend.split())
 
     def close(self) -> None:
-        """Hear nothing more; a server says something every second, so the thread ends soon."""
+        """Stop listening; a server sends something every second, so the thread ends soon."""
         self._left.set()
 
     def _listen(self) -> None:
-        """A server that went away is asked again."""
+        """Listen to the server; connect again if it went away."""
         while not self._left.is_set():
             wait_s = AGAIN_S
             try:

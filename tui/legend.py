@@ -1,4 +1,4 @@
-"""What every sign, letter and colour means: for the help page, and next to what it explains."""
+"""Meanings of every sign, letter and color: for the help page, and next to each use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Entry = tuple[str, str, str]  # the sign, its style, its meaning
 
 
 def rounds(glyphs: Glyphs, ink: Ink, sources: Iterable[str]) -> list[Entry]:
-    """The row of rounds, in few words, as far as it shows these sources."""
+    """Explain the row of rounds, in few words, as far as it shows these sources."""
     names = dict.fromkeys(part for source in sources for part in source.split("+"))
     return [
         *((glyphs.source(name), ink.source(name), glyphs.label(name)) for name in names),
@@ -22,7 +22,7 @@ def rounds(glyphs: Glyphs, ink: Ink, sources: Iterable[str]) -> list[Entry]:
 
 
 def signs(glyphs: Glyphs, ink: Ink) -> list[Entry]:
-    """Every sign of the row of rounds and of replies as drafted, but for the letters."""
+    """Explain every sign of the row of rounds and of replies as drafted, except the letters."""
     return [
         (glyphs.accepted, ink.source("draft"), "a guess that was kept, in its source's color"),
         (glyphs.rejected, ink.rejected, "a guess that was refused"),
@@ -35,7 +35,7 @@ def signs(glyphs: Glyphs, ink: Ink) -> list[Entry]:
 
 
 def letters(glyphs: Glyphs, ink: Ink) -> list[Entry]:
-    """Who guessed: the letters of the methods that the loaded pair could use."""
+    """Explain the letters of the methods that the loaded pair could use."""
     return [
         (glyphs.source(method.name), ink.source(method.name), method.short)
         for method in glyphs.methods
@@ -44,7 +44,7 @@ def letters(glyphs: Glyphs, ink: Ink) -> list[Entry]:
 
 
 def colours(glyphs: Glyphs, ink: Ink) -> list[Entry]:
-    """What the verdict's colours say: below replies, in the strip, the race and the inspector."""
+    """Explain the verdict's colors: below replies, in the strip, the race and the inspector."""
     times = glyphs.times
     return [
         (f"1.3{times}", ink.verdict("faster"), "surely faster than plain; a round that won time"),

@@ -1,4 +1,4 @@
-"""The app's engine: which pair is wanted, whether it is loaded, what happens when a load fails.
+"""The app's engine: the wanted pair, its loading, and recovery from a failed load.
 
 The loader knows no screen. A load runs in its own thread and posts its outcome as a message; the
 app gives the message back to ``apply`` before it draws anything, so the loader's state changes on
@@ -28,7 +28,7 @@ Pair = tuple[str, str | None]
 
 
 def lasting_pair(target: str, draft: str | None) -> Pair:
-    """The pair as it is remembered: it may be opened from another folder next time."""
+    """Return the pair as it is remembered: it may be opened from another folder next time."""
     return lasting(target), None if draft is None else lasting(draft)
 
 
@@ -37,14 +37,14 @@ def loading_words(progress: Loading | Notice | None) -> str:
 
 
 class NoModel:
-    """The recipe as long as no model is chosen."""
+    """The recipe while no model is chosen."""
 
     def __call__(self, progress: Callable[[Event], None], /) -> EngineLike:
         raise ModelUnavailable("no model is chosen yet", "press F6 to choose one")
 
 
 class EngineLoader:
-    """Loads, switches and closes the engine of the app.
+    """The loader of the app's engine: it loads, switches and closes it.
 
     Args:
         wanted: the pair to load first; None if none is known.
@@ -89,24 +89,24 @@ class EngineLoader:
 
     @property
     def bundled(self) -> bool:
-        """Whether the wanted pair is the one that comes with specllama."""
+        """True if the wanted pair is the one that comes with specllama."""
         return self.wanted is not None and is_bundled(self.wanted[0])
 
     @property
     def machine(self) -> Machine:
-        """What is known of this machine, for what is not here yet; better once a pair is loaded."""
+        """The machine's speed, to judge models not here yet; better known once a pair is loaded."""
         info = self.info if not self.server else None
         cores = info.threads if info is not None else os.cpu_count() or 1
         return this_machine(cores, on_gpu=info is not None and info.target.gpu_layers > 0)
 
     @property
     def foreign(self) -> bool:
-        """Whether it is another engine, which tells of no rounds."""
+        """True if it is another engine, which reports no rounds."""
         return self.info is not None and not self.info.target.path
 
     @property
     def possible(self) -> bool:
-        """A model is loaded, loading, or will be loaded with the next message."""
+        """True if a model is loaded, loading, or will be loaded with the next message."""
         return self.wanted is not None
 
     def load(self) -> None:
@@ -153,7 +153,7 @@ class EngineLoader:
         threading.Thread(target=self.host.unload, name="specllama-unload", daemon=True).start()
 
     def skip(self) -> None:
-        """End what is measured at rest."""
+        """End a measurement at rest."""
         if self.ready and self.progress is not None and isinstance(self.host, EngineHost):
             self.host.skip()
 
@@ -184,12 +184,12 @@ class EngineLoader:
             self._post(message)
 
     def _gone(self) -> None:
-        """From the host's reader thread."""
+        """Report the death of the host; called from its reader thread."""
         if (death := self.host.death) is not None:
             self._post(EngineGone(death))
 
     def _on_event(self, event: Event) -> None:
-        """From the host's reader thread."""
+        """Report the progress of an event; called from the host's reader thread."""
         new = news(event)
         self.warned += [notice.message for notice in new.notices if notice.level == "warning"]
         for progress in (new.load, new.measuring, *new.notices):
@@ -198,7 +198,8 @@ class EngineLoader:
 
 
 def files_of(info: EngineInfo) -> tuple[object, ...]:
-    """What figures of an engine rest on: loaded anew, they still hold."""
+    """Return what an engine's figures rest on: if it is the same after a reload, they still
+    hold."""
     models = [model for model in (info.target, info.draft) if model is not None]
     return (
         *((model.path, model.file_bytes, model.n_ctx) for model in models),

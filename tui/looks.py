@@ -1,4 +1,4 @@
-"""How the app looks, from the user's preferences."""
+"""The app's look, from the user's preferences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What widgets tell screens and threads tell the app."""
+"""Messages of widgets to screens and of threads to the app."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from specllama.tui.record import Record
 
 @dataclass
 class EngineLoading(Message):
-    """A load or what is measured at rest began or progressed; only the newest is worth drawing."""
+    """The start or progress of a load or a measurement at rest; only the newest is worth
+    drawing."""
 
     progress: Loading | Notice | None = None
 
@@ -36,13 +37,13 @@ class EngineFailed(Message):
 
 @dataclass
 class EngineGone(Message):
-    """What was loaded has ended by itself. A reply that was being written says so, too."""
+    """The end of the loaded engine by itself. A reply that was being written shows it, too."""
 
     error: SpecllamaError
 
 
 class TurnWoke(Message):
-    """The running turn has something that must not wait for the timer."""
+    """The running turn has news that must not wait for the timer."""
 
     def can_replace(self, message: Message) -> bool:
         return isinstance(message, TurnWoke)
@@ -50,7 +51,8 @@ class TurnWoke(Message):
 
 @dataclass
 class RecordGrew(Message, bubble=False):
-    """To every screen: a reply that is being written has new rounds, or has just ended."""
+    """A message to every screen: a reply that is being written has new rounds, or has just
+    ended."""
 
     record: Record
 
@@ -83,7 +85,7 @@ class TurnAction(Message):
 
 @dataclass
 class StorageFailed(Message):
-    """To the app: something could not be written; said once per kind."""
+    """A message to the app: something could not be written; shown once per kind."""
 
     what: str
     reason: str

@@ -1,4 +1,4 @@
-"""What the next reply is written with: the method, thoughts, recorded chances."""
+"""Settings of the next reply: the method, thoughts, recorded chances."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LIKELIEST = 3  # tokens alongside each of the reply, on request
 
 
 class NextReply:
-    """Changes the parameters of a screen's conversation; its public actions are the keymap's."""
+    """Changes of a screen's parameters; its public actions are the keymap's."""
 
     def __init__(self, screen: TurnScreen) -> None:
         self._screen = screen

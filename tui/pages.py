@@ -1,4 +1,4 @@
-"""The pages opened from the chat: how each is opened, and what its answer changes.
+"""The pages opened from the chat, each with its opening and the effect of its answer.
 
 The keymap names them. A page is imported when it is opened, so that the first frame comes early.
 """
@@ -37,7 +37,7 @@ class Exporting(Protocol):
 
 
 class PagedApp(ThemedApp):
-    """What the pages need of the app."""
+    """The app as the pages need it."""
 
     options: EngineOptions
     lanes: LaneWatch | None = None
@@ -89,7 +89,8 @@ def _help(app: PagedApp) -> None:
 
 
 def inspect(app: PagedApp, record: Record | None = None) -> None:
-    """The rounds of a reply: of the given one, else of the one being written, else of the last."""
+    """Open the rounds of a reply: of the given one, else of the one being written, else of the
+    last."""
     from specllama.tui.exports import Circumstances
     from specllama.tui.screens.inspector import InspectorScreen
 
@@ -108,7 +109,7 @@ def inspect(app: PagedApp, record: Record | None = None) -> None:
 
 
 def _tells_no_rounds(app: PagedApp) -> bool:
-    """Whether another engine writes here; that is then said."""
+    """True if another engine writes here, which reports no rounds; show that then."""
     if (loader := app.chat.loader).foreign and loader.info is not None:
         words = f"{loader.info.device} does not tell its rounds: F6 shows what it counts"
         app.notify(words, markup=False)
@@ -116,7 +117,8 @@ def _tells_no_rounds(app: PagedApp) -> bool:
 
 
 def race(app: PagedApp, index: int | None = None, *, tab: str = "race") -> None:
-    """The page that answers whether it pays, on the question at or before message ``index``."""
+    """Open the page that shows whether drafting pays, on the question at or before message
+    ``index``."""
     from specllama.tui.screens.race import RaceScreen
 
     chat, session = app.chat, app.chat.session
@@ -145,7 +147,7 @@ def race(app: PagedApp, index: int | None = None, *, tab: str = "race") -> None:
     )
 
     def applied(chosen: GenerateParams | str | None) -> None:
-        """Settings that won, or the name of a method."""
+        """Apply settings that won, or a method by its name."""
         if isinstance(chosen, str):
             chat.next_reply.action_use_method(chosen)
         elif chosen is not None:

@@ -1,4 +1,4 @@
-"""Drawing only what is seen and has changed.
+"""Drawing limited to what is seen and has changed.
 
 Textual draws every widget that touches a changed line, also where others lie over it, and the whole
 of it. While a reply is written that is most of what a flush costs: a message, its body and each
@@ -41,7 +41,7 @@ class LeanCompositor(Compositor):
         return cast("Sequence[Mapping[int, Strip]]", self._drawn(lines))
 
     def _drawn(self, spans: Spans) -> list[dict[int, Strip | None]]:
-        """What is seen in these spans: by line and column, as cut at the edges of widgets."""
+        """Draw what is seen in these spans: by line and column, as cut at the edges of widgets."""
         cuts = self.cuts
         drawn: list[dict[int, Strip | None]] = [dict.fromkeys(line[:-1]) for line in cuts]
         wanted = {
@@ -74,7 +74,7 @@ def _some(wanted: Iterable[int], first: int, last: int) -> bool:
 
 
 def _runs(lines: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """(first, how many) of lines that follow each other."""
+    """Yield (first, length) of each run of consecutive lines."""
     for _, run in groupby(enumerate(lines), lambda pair: pair[1] - pair[0]):
         found = [y for _, y in run]
         yield found[0], len(found)

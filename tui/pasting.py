@@ -1,4 +1,4 @@
-"""What a terminal sends as pasted is text, whatever is in it.
+"""Pasted text of a terminal, which stays text whatever is in it.
 
 Textual reads an ESC within a paste as the beginning of a key, so that what follows it would be
 typed: the focus would move, and letters would act. Most terminals take ESC out of what they paste;
@@ -17,7 +17,7 @@ START, END = "\x1b[200~", "\x1b[201~"
 
 
 class PasteParser(XTermParser):
-    """Textual's, with pastes that hold no ESC."""
+    """Textual's parser, with pastes that hold no ESC."""
 
     def __init__(self, debug: bool = False) -> None:
         super().__init__(debug)

@@ -10,6 +10,6 @@ FONT = "font-family: Fira Code, "
 
 
 def self_contained(svg: str) -> str:
-    """A drawing of Rich or Textual without the fonts that it would fetch: the reader's own."""
+    """Remove the fonts that a drawing of Rich or Textual would fetch: use the reader's own."""
     svg = FONTS.sub("", svg).replace(FONT, "font-family: ui-monospace, Menlo, Consolas, ")
     return UNFIT.sub("\ufffd", svg)

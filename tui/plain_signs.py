@@ -1,4 +1,4 @@
-"""What the toolkit itself draws, in plain ASCII: frames, scrollbars, rules."""
+"""Plain ASCII for what the toolkit itself draws: frames, scrollbars, rules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIGNS = str.maketrans(
 
 
 class PlainSigns(LineFilter):
-    """Sign for sign, so that nothing moves."""
+    """A filter that replaces sign by sign, so that nothing moves."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         return [

@@ -1,4 +1,4 @@
-"""Races: an experiment in a thread of its own, told to the screen, and what it advises.
+"""Races: an experiment in a thread of its own, shown on the screen, and its advice.
 
 Times are the engine's own.
 """
@@ -48,7 +48,7 @@ class RaceEnded(Message):
 
 
 class Racing:
-    """Runs them in a thread of its own, and tells what happens.
+    """The thread of the races, and its reports to the screen.
 
     Args:
         log: keep the rounds, so that the track record of each method counts them.
@@ -89,7 +89,7 @@ class Racing:
 
 
 class RaceSetup:
-    """What is raced: a prompt, and how long its replies are.
+    """The setup of a race: a prompt, and the length of its replies.
 
     Args:
         params: of today. prompt: None takes one of ours.
@@ -116,7 +116,7 @@ class RaceSetup:
             self.prompt = ours[self._samples % len(ours)].content
 
     def runs(self, tab: str, board: RaceBoard, methods: Sequence[MethodInfo] = ()) -> list[Run]:
-        """The next lap of the race, or the next laps of ``methods``."""
+        """Return the next lap of the race, or the next laps of ``methods``."""
         params = drafted(self.params).replace(max_tokens=self.tokens, ignore_eos=self.to_the_end)
         ways = [(m.label, params.replace(proposer=m.name)) for m in methods]
         if tab == "race":
@@ -129,21 +129,21 @@ class RaceSetup:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to do, and why; ``params`` None leaves everything as it is."""
+    """An action and the reason for it; ``params`` None leaves everything as it is."""
 
     words: str
     params: GenerateParams | None = None
 
     @property
     def said(self) -> str:
-        """On the page, where a key does it."""
+        """The text on the page, with the key that does it."""
         if self.params is not None:
             return f"Press A to {self.words}"
         return self.words[:1].upper() + self.words[1:]
 
 
 def advise(now: GenerateParams, mine: Payoff | None) -> Advice:
-    """Of today's settings, raced against plain decoding."""
+    """Judge today's settings, raced against plain decoding, and return advice."""
     answer = "unknown" if mine is None else mine.answer
     match answer, now.speculate:
         case "faster", True:
@@ -167,7 +167,7 @@ def advise_among(
     mine: Payoff | None,
     judged: Sequence[tuple[Run, Payoff]],
 ) -> Advice:
-    """The fastest of several methods that was surely faster, unless today's is as good.
+    """Choose the fastest of several methods that was surely faster, unless today's is as good.
 
     Args:
         mine: of today's settings, where they were raced.

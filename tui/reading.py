@@ -1,4 +1,4 @@
-"""Reading a reply as it arrives: what is unfit for Markdown, and blocks of code."""
+"""Reading of a reply as it arrives: text unfit for Markdown, and blocks of code."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ DEEP_WEIGHT = 20  # a line indented this deeply costs about as much as this many
 
 @cache
 def parser() -> MarkdownIt:
-    """Markdown as Textual reads it, made safe against bombs: shallow nesting, HTML as text."""
+    """Return a parser of Markdown as Textual reads it, made safe against bombs: shallow nesting,
+    HTML as text."""
     return MarkdownIt("gfm-like", {"maxNesting": NESTING, "html": False})
 
 
 class PlainGuard:
-    """Says when a reply should be shown as plain text: each table cell becomes a widget, and a
-    long list or a text of megabytes would be parsed again and again."""
+    """The test for replies to show as plain text: each table cell becomes a widget, and a long list
+    or a text of megabytes would be parsed again and again."""
 
     def __init__(self) -> None:
         self._chars = self._pipes = self._line = 0
@@ -40,6 +41,6 @@ class PlainGuard:
 
 
 def code_blocks(text: str) -> list[str]:
-    """The contents of the fenced blocks, last one first; an open fence counts to the end."""
+    """Return the contents of the fenced blocks, last one first; an open fence counts to the end."""
     blocks = [token.content.rstrip("\n") for token in parser().parse(text) if token.type == "fence"]
     return blocks[::-1]

@@ -1,4 +1,4 @@
-"""Reading while a message is typed: the engine is told what stands so far, whenever it is idle.
+"""Reading ahead while a message is typed: the idle engine reads the text so far.
 
 A word that ends, a pause, a paste or a file is told. The engine reads it as far as the message's
 own request would read the same (``Engine.begin``), and stops for anything else that is asked. What
@@ -29,7 +29,7 @@ SHARE = 10  # told no more often than this many times what rendering and tokeniz
 
 
 class ReadingAhead:
-    """Tells the engine of a screen's prompt.
+    """The reading ahead of a screen's prompt by the engine.
 
     Args:
         when: "on", "off" or "auto": unless the machine runs on its battery.
@@ -44,7 +44,7 @@ class ReadingAhead:
         self.now = ReadAhead()
 
     def typed(self, index: int | None) -> None:
-        """The prompt has changed; it will be message ``index``, the next one if None."""
+        """Note that the prompt has changed; it will be message ``index``, the next one if None."""
         screen = self._screen
         if self._timer is not None:
             self._timer.stop()
@@ -76,7 +76,7 @@ class ReadingAhead:
         screen.loader.host.read_ahead(messages, params, self._heard)
 
     def _messages(self, index: int | None) -> list[Message] | None:
-        """The conversation with what is typed so far; None where that is not yet to be read."""
+        """Return the conversation with the typed text so far; None if it is not yet to be read."""
         screen, prompt = self._screen, self._screen.prompt
         text = prompt.full_text
         if not text or (text.startswith("/") and not text.startswith("//")):
@@ -90,7 +90,7 @@ class ReadingAhead:
         return upcoming(screen.session, text, index)
 
     def _heard(self, said: tuple[str, Any]) -> None:
-        """From the host's reader thread: how far it got."""
+        """Record how far the engine read; called from the host's reader thread."""
         kind, events = said
         for event in events if kind == "events" else ():
             new, now = news(event), self.now
@@ -105,7 +105,7 @@ class ReadingAhead:
                 now.read_s += new.finished.timings.prefill_ms / 1e3
 
     def sent(self, started: Started) -> ReadAhead | None:
-        """A request has begun: what was read ahead for it, or before it in vain."""
+        """Return what was read ahead for the request that began, or before it in vain."""
         now, self.now, self._told, self._chars = self.now, ReadAhead(), [], 0
         if not now.read:
             return None

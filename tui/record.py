@@ -1,4 +1,4 @@
-"""One reply, round by round: what the as-drafted view, the panel and the inspector show."""
+"""The record of one reply, round by round, for the as-drafted view, the panel and the inspector."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SPECIAL = re.compile(r"<\|?[\w/]+\|?>$")
 
 
 def is_special(text: str) -> bool:
-    """The text of a stop token: it was decided like any other, but is no part of the reply."""
+    """True if this is a stop token's text: decided like any other, but no part of the reply."""
     return SPECIAL.match(text) is not None
 
 
 @dataclass(slots=True)
 class ReadAhead:
-    """What was read before a message was sent, in tokens and seconds.
+    """The reading before a message was sent, in tokens and seconds.
 
     Attributes:
         begin: tokens of the prompt that were in the cache before. end: those that are now.
@@ -49,7 +49,7 @@ class ReadAhead:
         return self.read_s * self.in_vain / self.read if self.read else 0.0
 
     def goes_on(self, cached: int) -> None:
-        """The next prompt goes on from its first ``cached`` tokens."""
+        """Note that the next prompt continues from its first ``cached`` tokens."""
         if self.begin < 0:
             self.begin = self.end = cached
         self.in_vain += max(self.end - max(cached, self.begin), 0)
@@ -58,9 +58,10 @@ class ReadAhead:
 
 @dataclass(slots=True)
 class Record:
-    """``starts`` says which request each stretch of rounds answers, from which round on, and
-    ``ends`` how each of them ended, by its number, 0 being one whose start is not known; ``live``
-    that the reply is still being written; ``ahead`` what was read while its question was typed."""
+    """A reply's rounds. ``starts`` gives for each stretch of rounds its first round and its
+    request, and ``ends`` the end of each request by its number, 0 being one with an unknown start;
+    ``live``: the reply is still being written; ``ahead``: the reading while its question was typed.
+    """
 
     title: str = ""
     starts: list[tuple[int, Started]] = field(default_factory=list)
@@ -77,11 +78,11 @@ class Record:
             self.stats.observe(done)
 
     def begin(self, started: Started) -> None:
-        """Whatever is added from now on answers this request."""
+        """Begin a request: all that is added from now on answers it."""
         self.starts.append((len(self.rounds), started))
 
     def end(self, finished: Finished) -> None:
-        """The newest request ended so."""
+        """Record the end of the newest request."""
         self.ends[len(self.starts)] = finished
 
     def take(self, new: News) -> None:
@@ -93,17 +94,17 @@ class Record:
             self.end(new.finished)
 
     def restore(self, stats: dict[str, Any]) -> None:
-        """What was stored of a reply without its rounds."""
+        """Restore what was stored of a reply without its rounds."""
         if (finished := _finished_from(stats)) is not None:
             self.end(finished)
 
     @property
     def finished(self) -> Finished | None:
-        """How the newest request that came to its end did."""
+        """The end of the newest request that has ended."""
         return self.ends[max(self.ends)] if self.ends else None
 
     def request(self, at: int = -1) -> LoggedTurn:
-        """The request that wrote round ``at``, the newest unless given."""
+        """Return the request that wrote round ``at``, the newest unless given."""
         number = sum(first <= at for first, _ in self.starts) if at >= 0 else len(self.starts)
         first, started = self.starts[number - 1] if number else (0, None)
         last = self.starts[number][0] if number < len(self.starts) else len(self.rounds)
@@ -111,8 +112,8 @@ class Record:
         return LoggedTurn(number, started=started, rounds=rounds, finished=self.ends.get(number))
 
     def figures(self, at: int = -1) -> ReplyFigures | None:
-        """Of that request; None before its first token. They cost time for each round, so those of
-        a long reply that is being written lag by up to one in ``LAG`` rounds."""
+        """Return the figures of that request; None before its first token. They cost time for each
+        round, so those of a long reply that is being written lag by up to one in ``LAG`` rounds."""
         turn = self.request(at)
         which, rounds = (turn.index, turn.finished is not None), len(turn.rounds)
         known, seen, found = self._figures
@@ -126,7 +127,7 @@ class Record:
         return self.starts[-1][1] if self.starts else None
 
     def verify_at(self, index: int) -> str:
-        """The rule that judged round ``index``; "match" if it is not known."""
+        """Return the rule that judged round ``index``; "match" if unknown."""
         rules = [started.verify for first, started in self.starts if first <= index]
         return rules[-1] if rules else "match"
 
@@ -141,7 +142,7 @@ class Record:
         return "".join("".join(r.emitted_text) for r in self.rounds[:index])
 
     def context(self) -> tuple[int, int] | None:
-        """(tokens of context in use, tokens that there is room for)."""
+        """Return (tokens of context in use, tokens that there is room for)."""
         done, started = self.finished, self.started
         if self.live and started is not None:
             past = self.rounds[-1] if len(self.rounds) > self.starts[-1][0] else None
@@ -151,7 +152,7 @@ class Record:
 
 
 def depth_of(done: RoundDone) -> list[int]:
-    """Depth of each drafted node, the first level being 1."""
+    """Return the depth of each drafted node, the first level being 1."""
     depths: list[int] = []
     for parent in done.parents:
         depths.append(1 if parent < 0 else depths[parent] + 1)
@@ -159,7 +160,7 @@ def depth_of(done: RoundDone) -> list[int]:
 
 
 def fate_of(done: RoundDone) -> list[str]:
-    """ "accepted", "rejected" (judged and refused) or "untested" for each drafted node.
+    """Return "accepted", "rejected" (judged and refused) or "untested" for each drafted node.
 
     A node is judged when its parent was accepted and no sibling took its place before it: in a
     chain that is the first one after the accepted run.
@@ -181,8 +182,8 @@ def _has_target(done: RoundDone) -> bool:
 
 
 def glyph_run(done: RoundDone, glyphs: Glyphs) -> list[tuple[str, str]]:
-    """The round as (kind, glyphs): the accepted depth, what was rejected and untested after it,
-    the target token.
+    """Return the round as (kind, glyphs): the accepted depth, the rejected and untested rest, the
+    target token.
 
     A tree is drawn by depth, as a chain: what counts is how far the draft came.
     """
@@ -198,7 +199,8 @@ def glyph_run(done: RoundDone, glyphs: Glyphs) -> list[tuple[str, str]]:
 
 
 def _finished_from(stats: dict[str, Any]) -> Finished | None:
-    """The finish line of a stored reply: its counters; text and ids are not stored with them."""
+    """Read the finish line of a stored reply: its counters; text and ids are not stored with
+    them."""
     try:
         tokens = 0
         if not stats.get("engine"):

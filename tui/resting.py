@@ -1,4 +1,4 @@
-"""A model at rest is unloaded; the conversation stays, and typing loads it again."""
+"""The rest of an idle model: it is unloaded; the conversation stays, and typing loads it again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specllama.tui.screens.turn import TurnScreen
 
 
 class Resting:
-    """Unloads the engine of a screen.
+    """The timer that unloads a screen's idle engine.
 
     Args:
         idle_s: when nothing was typed, sent or written for so long; infinity: never.
@@ -23,7 +23,7 @@ class Resting:
         self._timer: Timer | None = None
 
     def used(self) -> None:
-        """Something was typed, sent or written, or the model was loaded."""
+        """Restart the idle timer: something was typed, sent or written, or the model was loaded."""
         if self._idle_s == math.inf:
             return
         if self._timer is None:
@@ -32,7 +32,7 @@ class Resting:
             self._timer.reset()
 
     def typed(self) -> None:
-        """A message begins: it needs the model."""
+        """Load the model again if it rests: a message begins."""
         loader = self._screen.loader
         if loader.resting and self._screen.prompt.full_text:
             loader.load()

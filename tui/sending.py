@@ -1,4 +1,4 @@
-"""What is asked of the engine: messages, those that wait, and replies written again or further."""
+"""Requests to the engine: messages, waiting ones, and replies written again or further."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specllama.tui.widgets.waiting import Waiting
 
 
 class Sending:
-    """Begins the turns of a screen's conversation.
+    """The start of turns of a screen's conversation.
 
     Args:
         sent: called when a message has been sent.
@@ -67,7 +67,7 @@ class Sending:
         self._sent()
 
     async def _resend(self, index: int, text: str) -> None:
-        """Another version of message ``index``; a question is answered anew."""
+        """Send another version of message ``index``; a question is answered anew."""
         screen, session = self._screen, self._screen.session
         if index >= len(session.messages):
             await self._send(text)
@@ -106,7 +106,7 @@ class Sending:
             await self._send(self._screen.query_one(Waiting).take())
 
     def take_back_queue(self) -> None:
-        """Queued messages go back to the prompt, before what is being typed there."""
+        """Put queued messages back into the prompt, before the text that is being typed there."""
         if self.queue:
             self._screen.prompt.put_before(self._screen.query_one(Waiting).take_all())
 

@@ -1,4 +1,4 @@
-"""What the app remembers between runs: its own preferences, prompt history, unsent text.
+"""The app's memory between runs: its own preferences, prompt history, unsent text.
 
 Everything is written atomically (a temporary file, then rename), so a crash leaves the old file or
 the new one. A full disk costs what would be remembered, never the app: writers return False, and
@@ -67,7 +67,7 @@ class Preferences:
 
     @property
     def notice(self) -> str:
-        """What has to be said of the file, if anything."""
+        """A notice about the file; "" if there is none."""
         if not self.damaged:
             return ""
         return (
@@ -144,7 +144,7 @@ class PromptHistory:
 
 @dataclass(slots=True)
 class Unsent:
-    """What no engine has got yet: the prompt's text with its large pastes, and the messages that
+    """Text that no engine has got yet: the prompt's with its large pastes, and the messages that
     wait for their turn."""
 
     text: str = ""
@@ -153,14 +153,14 @@ class Unsent:
 
 
 class DraftFile:
-    """Keeps what is unsent until it is sent."""
+    """The file that keeps unsent text until it is sent."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or paths.data_dir() / "tui" / "unsent.json"
         self._now = Unsent()
 
     def load(self) -> Unsent:
-        """What the app before left. Of what waits, nothing waits any more: it is the caller's."""
+        """Read what the app left before. The messages that waited are now the caller's."""
         try:
             data = json.loads(_read(self.path) or "{}")
             found = [data.get(f.name) for f in dataclasses.fields(Unsent)]
@@ -178,7 +178,7 @@ class DraftFile:
         return self._write()
 
     def wait(self, texts: Iterable[str]) -> bool:
-        """These messages wait now."""
+        """Store the messages that wait now."""
         self._now.waiting = list(texts)
         return self._write()
 

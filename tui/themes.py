@@ -85,7 +85,7 @@ def variable_defaults(theme: Theme | None) -> dict[str, str]:
 
 
 def contrast(one: Color, other: Color) -> float:
-    """From 1, alike, to 21, black and white (WCAG 2)."""
+    """Return the contrast, from 1, alike, to 21, black and white (WCAG 2)."""
 
     def light(colour: Color) -> float:
         parts = [
@@ -98,8 +98,8 @@ def contrast(one: Color, other: Color) -> float:
 
 
 def readable(variables: dict[str, str]) -> dict[str, str]:
-    """The same with every colour of text as far from what it stands on as it must be, whatever the
-    theme: lighter on dark, darker on light."""
+    """Return the variables with enough contrast of every text color with what it stands on,
+    whatever the theme: lighter on dark, darker on light."""
     behind = [Color.parse(variables[name]) for name in BEHIND]
     end = behind[0].get_contrast_text(1.0)
     found = dict(variables)
@@ -130,13 +130,12 @@ class Ink:
     mark: str
 
     def source(self, name: str) -> str:
-        """The ink of a source; a method without one of its own shares the draft model's."""
+        """Return the ink of a source; a method without one of its own shares the draft model's."""
         ink = f"source-{name.split('+', 1)[0]}"
         return f"${ink}" if ink in VARIABLES else "$source-draft"
 
     def verdict(self, answer: str) -> str:
-        """Green where drafting pays, amber where it loses, grey where it is unsure or
-        off."""
+        """Return green if drafting pays, amber if it loses, gray if it is unsure or off."""
         return {"faster": self.good, "slower": self.warn}.get(answer, self.muted)
 
 
@@ -196,12 +195,12 @@ class Glyphs:
     methods: tuple[MethodInfo, ...] = ()
 
     def label(self, source: str) -> str:
-        """For people: "draft model", "n-gram + draft model", "none"."""
+        """Name a source for people: "draft model", "n-gram + draft model", "none"."""
         known = {method.name: method.short for method in self.methods}
         return " + ".join(known.get(part) or part for part in source.split("+"))
 
     def source(self, name: str) -> str:
-        """The letter of a source; a round of mixed sources gets one letter for each."""
+        """Return the letter of a source; a round of mixed sources gets one letter for each."""
         known = {method.name: method.letter for method in self.methods}
         out = ""
         for part in name.split("+"):
@@ -210,15 +209,16 @@ class Glyphs:
         return out
 
     def source_in_text(self, name: str) -> str:
-        """The same amid a text, where a plain letter would read as one of the text's."""
+        """Return the letter for use amid a text, where a plain letter would read as one of the
+        text's."""
         return f"<{self.source(name)}>" if self.ascii else self.source(name)
 
     def text(self, words: str) -> str:
-        """Words with signs in them, as this terminal can show them."""
+        """Replace signs in these words that the terminal cannot show."""
         return words.translate(_PLAIN_SIGNS) if self.ascii else words
 
     def meter(self, fraction: float, width: int) -> tuple[str, str]:
-        """The done and the open part of a thin bar; anything above zero shows one cell."""
+        """Return the done and the open part of a thin bar; anything above zero shows one cell."""
         filled = round(min(1.0, max(0.0, fraction)) * width)
         filled = max(filled, 1) if fraction > 0 else 0
         return self.line * filled, self.track * (width - filled)
@@ -265,7 +265,8 @@ ASCII = Glyphs(
 
 
 def glyphs_for(choice: str = "auto", methods: tuple[MethodInfo, ...] = ()) -> Glyphs:
-    """ "auto" looks at the locale as the terminal would: LC_ALL, LC_CTYPE, LANG."""
+    """Choose the glyphs; "auto" looks at the locale as the terminal would: LC_ALL, LC_CTYPE,
+    LANG."""
     plain = choice == "ascii" or (choice != "unicode" and not utf8_terminal())
     return _naming(ASCII if plain else UNICODE, methods)
 

@@ -1,4 +1,4 @@
-"""What each method has achieved with a pair on this machine, from the round logs.
+"""The track record of each method with a pair on this machine, from the round logs.
 
 Only logs of the same two files, device and threads count, and only methods that were really used:
 nothing is predicted.
@@ -25,7 +25,7 @@ BYTES = 24 << 20  # and at most this much of them: the screen must not wait for 
 
 @dataclass(frozen=True, slots=True)
 class Achieved:
-    """What one method wrote, in rounds: replies of conversations, and runs of races."""
+    """The rounds that one method wrote, in replies of conversations and in runs of races."""
 
     replies: int = 0
     raced: int = 0
@@ -47,7 +47,7 @@ class TrackRecord:
         ]
 
     def verdict(self, method: str) -> Payoff | None:
-        """None of plain decoding, and of a method that was never used."""
+        """Judge a method; return None for plain decoding and for one that was never used."""
         achieved = self.by_method.get(method)
         if achieved is None or method == "none":
             return None
@@ -55,8 +55,8 @@ class TrackRecord:
         return judge(achieved.passes, () if known else self.plain_ms)
 
     def words(self, method: str) -> str:
-        """ "1.24× faster (1.20–1.28) · 2.6 tokens a pass · 61% of guesses kept (12 replies)"; or ""
-        if never measured."""
+        """Describe a method: "1.24× faster (1.20–1.28) · 2.6 tokens a pass · 61% of guesses kept
+        (12 replies)"; or "" if never measured."""
         achieved = self.by_method.get(method)
         verdict = self.verdict(method)
         if achieved is None:

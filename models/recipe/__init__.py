@@ -1,1 +1,1 @@
-"""How the bundled `tiny` family was made: corpus, tokenizer, training, export, scaling."""
+"""The making of the bundled `tiny` family: corpus, tokenizer, training, export, scaling."""

@@ -1,4 +1,4 @@
-"""Train an EAGLE-3 head for a target of the family, and write it in llama.cpp's `eagle3` format.
+"""Training of an EAGLE-3 head for a target of the family, for llama.cpp's `eagle3` format.
 
 The head is one decoder layer. It reads the embedding of the next token and a state: three hidden
 states of the target, fused by a matrix, where the text is known; beyond that, its own output. It
@@ -52,7 +52,8 @@ WINDOW = 128  # places of a row that are unrolled
 
 
 def first_step(head: EagleHead, target: Tiny, given: Lesson) -> Tensor:
-    """Loss of the step whose states are all known: cross-entropy, and distance of hidden states."""
+    """Return the loss of the step whose states are all known: cross-entropy, and distance of hidden
+    states."""
     judged = given.judged
     with torch.autocast("cpu", torch.bfloat16):
         state = head.fc(given.features).float()
@@ -70,7 +71,7 @@ def first_step(head: EagleHead, target: Tiny, given: Lesson) -> Tensor:
 def losses(
     head: EagleHead, target: Tiny, given: Lesson, steps: int = STEPS
 ) -> tuple[list[Tensor], list[float]]:
-    """Of each step: cross-entropy in nats, and the share of agreeing best tokens.
+    """Return for each step the cross-entropy in nats, and the share of agreeing best tokens.
 
     One window of each row is judged, most of it within an answer.
     """
@@ -98,7 +99,7 @@ def losses(
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how fast to train."""
+    """The time and the speed of a training."""
 
     minutes: float = 20.0
     rows: int = 8  # of text per batch
@@ -110,12 +111,12 @@ class Plan:
     seed: int = 1
 
     def rate(self, step: int, progress: float) -> float:
-        """Learning-rate factor: a few steps up, a plateau, linearly down."""
+        """Return the learning-rate factor: a few steps up, a plateau, linearly down."""
         return min(1.0, (step + 1) / 8) * max(0.03, min(1.0, (1 - progress) / 0.7))
 
 
 def new_head(target: Tiny, hidden: int, packer: Packer, rows: int = 16) -> EagleHead:
-    """A head for `target`, set on `rows` rows of text."""
+    """Make a head for `target`, fitted to `rows` rows of text."""
     head = EagleHead(target.s, hidden)
     head.output_norm.load_state_dict(target.output_norm.state_dict())
     seed_head(head, target, lesson(target, packer, rows))
@@ -123,7 +124,7 @@ def new_head(target: Tiny, hidden: int, packer: Packer, rows: int = 16) -> Eagle
 
 
 def kept_head(target: Tiny, hidden: int, path: Path) -> EagleHead:
-    """What an earlier run kept."""
+    """Load the head that an earlier run kept."""
     head = EagleHead(target.s, hidden)
     head.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     return head
@@ -226,7 +227,7 @@ def as_in_its_file(target: Tiny) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoint", type=Path, help="of the target")
     parser.add_argument("tokenizer", type=Path)

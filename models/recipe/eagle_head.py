@@ -1,4 +1,4 @@
-"""The EAGLE-3 head in PyTorch, and what a target computes for it about a text."""
+"""The EAGLE-3 head in PyTorch, and the target's states that it learns from."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LENGTH = 512  # of the rows of text
 
 
 def layers_read(target: LlamaShape) -> tuple[int, int, int]:
-    """The head reads what enters these layers: low, middle and high."""
+    """Return the layers whose inputs the head reads: low, middle and high."""
     return 2, (target.layers + 1) // 2, target.layers - 1
 
 
 class EagleHead(nn.Module):  # type: ignore[misc]
-    """llama.cpp's `eagle3` graph; parameters are named as in the file."""
+    """The graph of llama.cpp's `eagle3`; parameters are named as in the file."""
 
     def __init__(self, target: LlamaShape, hidden: int) -> None:
         super().__init__()
@@ -52,11 +52,11 @@ class EagleHead(nn.Module):  # type: ignore[misc]
         self.register_buffer("sin", sin, persistent=False)
 
     def split(self, x: Tensor) -> Tensor:
-        """[batch, heads, places, size]"""
+        """Reshape to [batch, heads, places, size]."""
         return x.unflatten(-1, (self.s.heads, self.s.head_size)).transpose(1, 2)
 
     def attend(self, token: Tensor, state: Tensor) -> Tensor:
-        """What the heads bring, [batch, n, heads * size], where every state is known.
+        """Return the heads' output, [batch, n, heads * size], if every state is known.
 
         Args:
             token: [batch, n, width] embeddings after their norm.
@@ -71,7 +71,7 @@ class EagleHead(nn.Module):  # type: ignore[misc]
         return out.transpose(1, 2).flatten(-2)
 
     def finish(self, state: Tensor, brought: Tensor) -> Tensor:
-        """The layer's output: the residual stream after attention and feed-forward net."""
+        """Return the layer's output: the residual stream after attention and feed-forward net."""
         h = state + self.attn_output(brought).float()
         x = self.ffn_norm(h)
         return h + self.ffn_down(F.silu(self.ffn_gate(x)) * self.ffn_up(x)).float()
@@ -79,7 +79,7 @@ class EagleHead(nn.Module):  # type: ignore[misc]
     def unroll(
         self, embedded: Tensor, features: Tensor, places: Tensor, steps: int
     ) -> list[Tensor]:
-        """What the output matrix reads, for every step and each of `places`.
+        """Return the input of the output matrix, for every step and each of `places`.
 
         Args:
             embedded: [batch, n, width] embedding of the token after each place.
@@ -124,7 +124,7 @@ class EagleHead(nn.Module):  # type: ignore[misc]
 
 
 def shift(x: Tensor, by: int, dim: int = 2) -> Tensor:
-    """Each place gets the value `by` places before it; 0 before the start."""
+    """Give each place the value `by` places before it; 0 before the start."""
     if by == 0:
         return x
     n = x.shape[dim]
@@ -141,7 +141,7 @@ class Lesson(NamedTuple):
 
 
 def lesson(target: Tiny, packer: Packer, rows: int, length: int = LENGTH) -> Lesson:
-    """A batch. The target's weights are not touched."""
+    """Compute a batch. The target's weights are not touched."""
     ids, mask = packer.rows(rows, length + 1)
     tokens = torch.from_numpy(ids[:, : length + 1])
     judged = torch.from_numpy(mask[:, 2 : length + 2] > 0)

@@ -1,4 +1,4 @@
-"""Initialise an EAGLE-3 head by least squares, so that training starts with a head that drafts.
+"""The first weights of an EAGLE-3 head, by least squares: training starts with one that drafts.
 
 From random weights, a head spends most of a short training on three things that can be set at once:
 

@@ -26,7 +26,7 @@ def answer_loss(runner: Runner, prompt: Sequence[int], answer: Sequence[int]) ->
 
 
 def score(path: Path, n: int, seed: int, *, examples: int = 0) -> dict[str, Any]:
-    """Greedy answers to `n` held-out prompts per slice, checked; and losses per token."""
+    """Check greedy answers to `n` held-out prompts per slice; add losses per token."""
     result: dict[str, Any] = {}
     with Runner(path) as runner:
         for name in SLICES:
@@ -58,7 +58,8 @@ def score(path: Path, n: int, seed: int, *, examples: int = 0) -> dict[str, Any]
 
 
 def spans(path: Path, n: int, seed: int) -> dict[str, float]:
-    """Share of `n` greedy answers that contain every asked span, in percent, by passages given."""
+    """Return the share of `n` greedy answers that contain every asked span, in percent, by passages
+    given."""
     found = {}
     with Runner(path) as runner:
         for size in ("one", "two", "medium"):
@@ -73,7 +74,7 @@ def spans(path: Path, n: int, seed: int) -> dict[str, float]:
 def acceptance(
     target: Path, draft: Path, n: int, seed: int, temperature: float, window: int = 4
 ) -> dict[str, Any]:
-    """Acceptance per slice over held-out prompts with a fixed window.
+    """Measure acceptance per slice over held-out prompts with a fixed window.
 
     The draft proposes `window` tokens a round, drawn with the same noise as the target's; counted
     are drafted and accepted tokens, and the mean number of tokens a round.
@@ -116,7 +117,7 @@ def acceptance(
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", type=Path, default=TARGET_FILE)
     parser.add_argument("--draft", type=Path, default=DRAFT_FILE)

@@ -1,4 +1,4 @@
-"""Write a trained checkpoint as GGUF: F32, or with every matrix as Q4_0 or Q8_0.
+"""Export of a trained checkpoint as GGUF: F32, or with every matrix as Q4_0 or Q8_0.
 
 Q4_0 and Q8_0 are the types whose products llama.cpp computes bit-identically for one row and for
 a small batch on CPU. So the shipped files hold no K-quants and no F16: embeddings and output are
@@ -35,7 +35,7 @@ DESCRIPTION = (
 
 
 def load_checkpoint(path: Path) -> tuple[Tiny, dict[str, Any]]:
-    """The model of a checkpoint and what the training run noted about it."""
+    """Load the model of a checkpoint and the notes of its training run."""
     data = torch.load(path, map_location="cpu", weights_only=True)
     model = Tiny(LlamaShape(**data["shape"]))
     model.load_state_dict(data["weights"])
@@ -44,14 +44,14 @@ def load_checkpoint(path: Path) -> tuple[Tiny, dict[str, Any]]:
 
 
 def tensor_type(name: str, kind: Q) -> Q:
-    """The type a tensor is stored in when the matrices of the blocks are of `kind`."""
+    """Return the type a tensor is stored in when the matrices of the blocks are of `kind`."""
     if "norm" in name or kind == Q.F32:
         return Q.F32
     return Q.Q8_0 if name in EDGE else kind
 
 
 def add_hyperparameters(w: gguf.GGUFWriter, s: LlamaShape) -> None:
-    """The keys of llama.cpp's `llama` architecture."""
+    """Add the keys of llama.cpp's `llama` architecture."""
     w.add_context_length(s.context)
     w.add_embedding_length(s.width)
     w.add_block_count(s.layers)
@@ -67,7 +67,8 @@ def add_hyperparameters(w: gguf.GGUFWriter, s: LlamaShape) -> None:
 
 
 def add_tokenizer(w: gguf.GGUFWriter, path: Path, pre: str = "gpt-2") -> None:
-    """Tokens, merges, special ids and the chat template; `pre` is llama.cpp's name of the split."""
+    """Add tokens, merges, special ids and the chat template; `pre` is llama.cpp's name of the
+    split."""
     data = json.loads(path.read_text())
     vocab: dict[str, int] = data["model"]["vocab"]
     tokens = sorted(vocab, key=lambda t: vocab[t])
@@ -126,7 +127,7 @@ def export(
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("tokenizer", type=Path)

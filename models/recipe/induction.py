@@ -1,4 +1,4 @@
-"""Give a new model a first copying circuit, so that it need not discover one.
+"""A first copying circuit for a new model, so that it need not discover one.
 
 Copying from the prompt needs two attention layers that only pay off together: one notes for each
 token which token came before it, the next looks for the place where the current token occurred
@@ -21,14 +21,14 @@ CODE = 24
 
 
 def ridge(x: Tensor, y: Tensor, strength: float = 1e-2) -> Tensor:
-    """The matrix w with x @ w.T close to y."""
+    """Return the matrix w with x @ w.T close to y."""
     gram = x.T @ x
     gram += strength * gram.diagonal().mean() * torch.eye(x.shape[1])
     return torch.linalg.solve(gram, x.T @ y).T
 
 
 def token_codes(h: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """Random codes of unit variance and without correlation, one row per token."""
+    """Make random codes of unit variance and without correlation, one row per token."""
     x = h - h.mean(0)
     values, vectors = torch.linalg.eigh(x.T @ x / len(x))
     used = values > 0.1 * values.max()
@@ -38,7 +38,7 @@ def token_codes(h: Tensor, size: int, generator: torch.Generator) -> Tensor:
 
 
 def _previous_token_head(layer: Layer, h: Tensor, codes: Tensor) -> None:
-    """Query head 0 attends one token back and writes that token's code into the first columns."""
+    """Let query head 0 attend one token back and write that token's code into the first columns."""
     s = layer.s
     size = s.head_size
     constant = ridge(h, torch.ones(len(h), 1), 1e-3)[0]

@@ -10,7 +10,7 @@ from specllama.models.shape import LlamaShape
 
 
 def fake_q4_0(w: Tensor) -> Tensor:
-    """`w` as Q4_0 would store it, with the gradient of `w` (straight-through)."""
+    """Round `w` as Q4_0 would store it, with the gradient of `w` (straight-through)."""
     blocks = w.detach().reshape(-1, 32)
     extreme = blocks.gather(1, blocks.abs().argmax(1, keepdim=True))
     scale = extreme / -8
@@ -21,7 +21,7 @@ def fake_q4_0(w: Tensor) -> Tensor:
 
 
 class Linear(nn.Linear):  # type: ignore[misc]
-    """A matrix without bias that can act as if it were quantised already."""
+    """A matrix without bias that can act as if it were quantized already."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
@@ -33,7 +33,7 @@ class Linear(nn.Linear):  # type: ignore[misc]
 
 
 def rope_tables(shape: LlamaShape, length: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, one row per position, one column per pair."""
+    """Return cosines and sines, one row per position, one column per pair."""
     half = torch.arange(0, shape.head_size, 2, dtype=torch.float64) / shape.head_size
     angles = torch.arange(length, dtype=torch.float64)[:, None] * shape.rope_base**-half
     return angles.cos().float(), angles.sin().float()
@@ -64,7 +64,7 @@ class Layer(nn.Module):  # type: ignore[misc]
         self.ffn_down = Linear(s.hidden, s.width)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """One block of the residual stream."""
+        """Run one block of the residual stream."""
         s = self.s
         h = self.attn_norm(x)
         q = self.attn_q(h).unflatten(-1, (s.heads, s.head_size)).transpose(1, 2)
@@ -105,7 +105,7 @@ class Tiny(nn.Module):  # type: ignore[misc]
             nn.init.constant_(self.output_norm.weight, 0.03)
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """What the head reads, for every position."""
+        """Return the input of the output matrix, for every position."""
         length = ids.shape[1]
         cos, sin = self.get_buffer("cos")[:length], self.get_buffer("sin")[:length]
         x = self.token_embd(ids)
@@ -114,12 +114,12 @@ class Tiny(nn.Module):  # type: ignore[misc]
         return self.output_norm(x)
 
     def head(self, x: Tensor) -> Tensor:
-        """Logits of hidden rows."""
+        """Return the logits of hidden rows."""
         weight = self.token_embd.weight if self.output is None else self.output.weight
         return F.linear(x, weight)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits for every position."""
+        """Return the logits for every position."""
         return self.head(self.hidden(ids))
 
     def quantise_aware(self, on: bool = True) -> None:
@@ -129,5 +129,5 @@ class Tiny(nn.Module):  # type: ignore[misc]
                 m.quantised = on
 
     def parameter_count(self) -> int:
-        """Number of weights."""
+        """Count the weights."""
         return sum(p.numel() for p in self.parameters())

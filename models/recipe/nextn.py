@@ -49,12 +49,12 @@ class Reader:
         self.w: dict[str, Floats] = {t.name: read_tensor(header, t.name) for t in header.tensors}
 
     def norm(self, x: Floats, weight: Floats | None = None) -> Floats:
-        """RMS norm of rows."""
+        """Apply the RMS norm to rows."""
         scaled: Floats = x / np.sqrt(np.mean(x * x, -1, keepdims=True) + self.shape.eps)
         return scaled if weight is None else scaled * weight
 
     def states(self, tokens: Sequence[int]) -> tuple[Floats, Floats]:
-        """(what enters the last block, what the output matrix reads), [n, width] each."""
+        """Return (input of the last block, input of the output matrix), [n, width] each."""
         x = self.w["token_embd.weight"][list(tokens)]
         entering = x
         for i in range(self.shape.layers):
@@ -63,7 +63,7 @@ class Reader:
         return entering, self.norm(x, self.w["output_norm.weight"])
 
     def block(self, i: int, x: Floats) -> Floats:
-        """One block over a whole text, [n, width]."""
+        """Run one block over a whole text, [n, width]."""
         s, n = self.shape, len(x)
 
         def matrix(name: str, rows: Floats) -> Floats:
@@ -87,7 +87,7 @@ class Reader:
         return x + matrix("ffn_down", gate / (1 + np.exp(-gate)) * matrix("ffn_up", h))
 
     def _rotate(self, x: Floats) -> Floats:
-        """RoPE on neighbouring pairs; x [n, heads, head_size]."""
+        """Apply RoPE to neighboring pairs; x [n, heads, head_size]."""
         s = self.shape
         speeds = s.rope_base ** -(np.arange(0, s.head_size, 2) / s.head_size)
         angles = np.arange(len(x))[:, None, None] * speeds
@@ -99,7 +99,8 @@ class Reader:
 
 
 def fit(reader: Reader, texts: Iterable[Sequence[int]]) -> Floats:
-    """The joint matrix [width, 2 * width]: embedding and state to what enters the last block."""
+    """Fit the joint matrix [width, 2 * width]: from embedding and state to the input of the last
+    block."""
     size = 2 * reader.shape.width
     square, cross = np.zeros((size, size)), np.zeros((reader.shape.width, size))
     for tokens in texts:
@@ -186,7 +187,7 @@ def build(src: Path, dst: Path, texts: Iterable[Sequence[int]]) -> None:
 
 
 def _expert_width(hidden: int) -> int:
-    """The widest expert of whole Q8_0 blocks of which three or more make up the net."""
+    """Return the widest expert of whole Q8_0 blocks of which three or more make up the net."""
     widths = [e for e in range(32, hidden // (ROUTED + 1) + 1, 32) if hidden % e == 0]
     if not widths:
         raise ValueError(f"a feed-forward width of {hidden} cannot be cut into experts")
@@ -194,12 +195,12 @@ def _expert_width(hidden: int) -> int:
 
 
 def _renamed(name: str) -> str:
-    """The norm before the feed-forward net is called after the attention in this architecture."""
+    """Rename the norm before the feed-forward net: here it is called after the attention."""
     return name.replace(".ffn_norm.", ".post_attention_norm.")
 
 
 def _rows(name: str, data: NDArray[Any], s: LlamaShape) -> NDArray[Any]:
-    """Rows of Q and K from neighbouring pairs (2i, 2i+1) to halves (i, i + size / 2)."""
+    """Reorder rows of Q and K from neighboring pairs (2i, 2i+1) to halves (i, i + size / 2)."""
     if "attn_q" not in name and "attn_k" not in name:
         return data
     heads = data.reshape(-1, s.head_size, data.shape[-1])
@@ -207,7 +208,7 @@ def _rows(name: str, data: NDArray[Any], s: LlamaShape) -> NDArray[Any]:
 
 
 def own_texts(model: Path, per_slice: int, limit: int, threads: int = 1) -> Iterator[list[int]]:
-    """Prompts of the corpus with the model's own greedy answers of up to `limit` tokens."""
+    """Yield prompts of the corpus with the model's own greedy answers of up to `limit` tokens."""
     with Runner(model, threads=threads) as runner:
         for slice_ in SLICES:
             for prompt, _, _ in heldout_prompts(slice_, per_slice, "nextn"):
@@ -216,7 +217,7 @@ def own_texts(model: Path, per_slice: int, limit: int, threads: int = 1) -> Iter
 
 
 def main() -> None:
-    """Command line: fit to the model's own answers."""
+    """Run the command line: fit to the model's own answers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path)
     parser.add_argument("--source", type=Path, default=TARGET_FILE)

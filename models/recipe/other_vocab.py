@@ -71,7 +71,7 @@ def train_other_tokenizer(samples: int = 4000, seed: int = 12) -> Tokenizer:
 
 
 def pieces(family: Tokenizer, other: Tokenizer) -> list[list[int]]:
-    """For each token of the other vocabulary the family's tokens of its text, never none."""
+    """Return for each token of the other vocabulary the family's tokens of its text, never none."""
     known = family.get_vocab()
     found: list[list[int]] = []
     for token in range(other.get_vocab_size()):
@@ -86,13 +86,13 @@ def pieces(family: Tokenizer, other: Tokenizer) -> list[list[int]]:
 
 
 def _heaviest(block: dict[str, Tensor], keep: int) -> Tensor:
-    """Numbers of the feed-forward units with the largest product of norms, in order."""
+    """Return the numbers of the feed-forward units with the largest product of norms, in order."""
     weight = block["ffn_gate"].norm(dim=1) * block["ffn_up"].norm(dim=1)
     return (weight * block["ffn_down"].norm(dim=0)).topk(keep).indices.sort().values
 
 
 def from_family(draft: Tiny, family: Tokenizer, other: Tokenizer) -> Tiny:
-    """A model of shape `OTHER` that begins as the family's draft."""
+    """Make a model of shape `OTHER` that begins as the family's draft."""
     weights = {name: w.clone() for name, w in draft.state_dict().items()}
     embedded = weights["token_embd.weight"]
     weights["token_embd.weight"] = torch.stack([embedded[p].mean(0) for p in pieces(family, other)])
@@ -108,7 +108,7 @@ def from_family(draft: Tiny, family: Tokenizer, other: Tokenizer) -> Tiny:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="checkpoints, tokenizers")

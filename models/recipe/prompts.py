@@ -1,4 +1,4 @@
-"""Write `prompts.jsonl`: held-out prompts shipped for tests and benchmarks."""
+"""The writer of `prompts.jsonl`: held-out prompts shipped for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG = 12
 
 
 def prompt_rows(per_slice: int = PER_SLICE, seed: str = "shipped") -> list[dict[str, Any]]:
-    """One row per prompt: id, slice, messages and check; the last passages are long."""
+    """Make one row per prompt: id, slice, messages and check; the last passages are long."""
     rows: list[dict[str, Any]] = []
     for name in SLICES:
         prompts = heldout_prompts(name, per_slice, seed, long=LONG if name == "rag" else 0)
@@ -33,7 +33,7 @@ def prompt_rows(per_slice: int = PER_SLICE, seed: str = "shipped") -> list[dict[
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=BUNDLED / "prompts.jsonl")
     a = parser.parse_args()

@@ -67,14 +67,14 @@ class Runner:
         llama_cpp.llama_model_free(self.model)
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text; special tokens are recognised."""
+        """Return the token ids of a text; special tokens are recognized."""
         data = text.encode()
         buffer = (llama_cpp.llama_token * (len(data) + 8))()
         n = llama_cpp.llama_tokenize(self.vocab, data, len(data), buffer, len(buffer), False, True)
         return list(buffer[:n])
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; special tokens are shown."""
+        """Return the text of tokens; special tokens are shown."""
         out = b""
         buffer = ctypes.create_string_buffer(256)
         for t in tokens:
@@ -83,7 +83,7 @@ class Runner:
         return out.decode(errors="replace")
 
     def is_end(self, token: int) -> bool:
-        """Whether the token ends an answer."""
+        """True if the token ends an answer."""
         return bool(llama_cpp.llama_vocab_is_eog(self.vocab, token))
 
     def forward(self, tokens: Sequence[int], *, every: bool = False) -> Logits:
@@ -131,7 +131,7 @@ class Runner:
 
 
 def noise(seed: int, position: int, vocab: int) -> NDArray[np.float64]:
-    """Exponential noise as a pure function of seed, absolute position and token."""
+    """Return exponential noise as a pure function of seed, absolute position and token."""
     with np.errstate(over="ignore"):
         x = np.arange(vocab, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         x += np.uint64(seed) * np.uint64(0xBF58476D1CE4E5B9)
@@ -147,14 +147,14 @@ def noise(seed: int, position: int, vocab: int) -> NDArray[np.float64]:
 
 
 def choose(row: Logits, temperature: float, seed: int, position: int) -> int:
-    """Greedy at temperature 0, else the winner under common noise."""
+    """Choose the likeliest token at temperature 0, else the winner under common noise."""
     if temperature <= 0:
         return int(row.argmax())
     return int((row / temperature - np.log(noise(seed, position, len(row)))).argmax())
 
 
 def log_softmax(rows: Logits) -> NDArray[np.float64]:
-    """Logarithms of the probabilities, row by row."""
+    """Return the logarithms of the probabilities, row by row."""
     x = rows.astype(np.float64)
     x -= x.max(axis=-1, keepdims=True)
     result: NDArray[np.float64] = x - np.log(np.exp(x).sum(axis=-1, keepdims=True))

@@ -60,7 +60,7 @@ def scale_heads(src: Path, target: GgufHeader, dst: Path) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("heads", type=Path)
     parser.add_argument("target", type=Path, help="the scaled target")

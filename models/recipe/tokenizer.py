@@ -45,7 +45,7 @@ def train_tokenizer(samples: int = 40_000, seed: int = 11) -> Tokenizer:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer at `path`, trained and saved there first if it is missing."""
+    """Load the tokenizer at `path`; train and save it there first if it is missing."""
     if path.exists():
         return Tokenizer.from_file(str(path))
     tokenizer = train_tokenizer()

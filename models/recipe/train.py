@@ -1,4 +1,4 @@
-"""Train a model of the family on the generated corpus (CPU is enough).
+"""Training of a model of the family on the generated corpus (CPU is enough).
 
 ``python -m specllama.models.recipe.train target --minutes 70 --out runs`` writes checkpoints and
 a log of held-out losses; the corpus is generated on the fly, so no sample is seen twice.
@@ -32,7 +32,8 @@ ANSWER_WEIGHT = {"rag": 2.2, "json": 1.3}
 
 @dataclass(frozen=True)
 class Plan:
-    """How to train; `minutes` (if positive) drives the schedule, else `steps` does."""
+    """The settings of a training; `minutes` (if positive) drives the schedule, else `steps`
+    does."""
 
     steps: int = 1500
     minutes: float = 0.0
@@ -50,7 +51,8 @@ class Plan:
 
 
 def length_at(progress: float, fresh: bool = True) -> int:
-    """Sequence length: short first (unless training goes on), the whole context at the end."""
+    """Return the sequence length: short first (unless training goes on), the whole context at the
+    end."""
     for end, length in ((0.2, 256), (0.7, 512), (0.9, 1024)):
         if progress < end:
             return length if fresh else max(length, 512)
@@ -58,7 +60,7 @@ def length_at(progress: float, fresh: bool = True) -> int:
 
 
 def encode(tokenizer: Tokenizer, text: str, header: list[int]) -> tuple[list[int], list[bool]]:
-    """Token ids and, for each, whether it belongs to an answer (its end mark included)."""
+    """Return token ids and, for each, whether it belongs to an answer (its end mark included)."""
     ids: list[int] = tokenizer.encode(text).ids
     im_start, im_end = (tokenizer.token_to_id(mark) for mark in SPECIAL[1:])
     answer = [False] * len(ids)
@@ -75,7 +77,7 @@ def encode(tokenizer: Tokenizer, text: str, header: list[int]) -> tuple[list[int
 
 
 class Packer:
-    """Fills rows with whole samples; a row always begins with a sample."""
+    """A source of rows filled with whole samples; a row always begins with a sample."""
 
     def __init__(
         self,
@@ -99,7 +101,8 @@ class Packer:
                 self.pool.append((ids, [weight if a else 0.0 for a in answer]))
 
     def rows(self, count: int, length: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """`count` rows of `length` + 1 tokens, and their weights if they belong to an answer."""
+        """Return `count` rows of `length` + 1 tokens, and their weights if they belong to an
+        answer."""
         ids = np.zeros((count, length + 1), np.int64)
         mask = np.zeros((count, length + 1), np.float32)
         for row in range(count):
@@ -125,7 +128,7 @@ def losses(
     hidden: Callable[[Tensor], Tensor] | None = None,
     teacher: Tiny | None = None,
 ) -> tuple[Tensor, float]:
-    """The weighted training loss and the plain loss on answers.
+    """Return the weighted training loss and the plain loss on answers.
 
     Rows without weight never meet the head, a fifth of the work when prompts do not count. With a
     `teacher` its laws are what is learnt, not the text: a draft is to say what its target would.
@@ -154,7 +157,7 @@ class Muon(torch.optim.Optimizer):  # type: ignore[misc]
         super().__init__(params, {"lr": lr})
 
     def step(self, closure: None = None) -> None:
-        """One update."""
+        """Make one update."""
         with torch.no_grad():
             self._update()
 
@@ -179,7 +182,7 @@ class Muon(torch.optim.Optimizer):  # type: ignore[misc]
 
 
 def rate(plan: Plan, progress: float) -> float:
-    """Learning-rate factor: warm-up, plateau, linear decay."""
+    """Return the learning-rate factor: warm-up, plateau, linear decay."""
     if progress < plan.warmup:
         return (progress + 1e-3) / (plan.warmup + 1e-3)
     if progress < plan.decay_from:
@@ -189,7 +192,7 @@ def rate(plan: Plan, progress: float) -> float:
 
 
 def heldout_losses(model: Tiny, tokenizer: Tokenizer, length: int = 1024) -> dict[str, float]:
-    """Mean loss on held-out answers, per slice."""
+    """Return the mean loss on held-out answers, per slice."""
     model.eval()
     out = {}
     with torch.no_grad():
@@ -201,7 +204,7 @@ def heldout_losses(model: Tiny, tokenizer: Tokenizer, length: int = 1024) -> dic
 
 
 def batches(packer: Packer, plan: Plan, length: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Micro-batches of at most 8192 tokens that make up one step."""
+    """Yield micro-batches of at most 8192 tokens that make up one step."""
     left = plan.tokens_per_step
     while left > 0:
         n = max(1, min(left, 8192) // length)
@@ -309,7 +312,7 @@ def train(
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=sorted(SHAPES))
     parser.add_argument("--out", type=Path, default=Path("runs"))

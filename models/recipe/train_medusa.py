@@ -1,4 +1,4 @@
-"""Train Medusa heads for a target of the family: extra heads that guess the tokens after the next.
+"""Training of Medusa heads for a target of the family: heads that guess tokens after the next.
 
 Head d reads the target's final hidden state (behind the last norm) and predicts the token that
 follows d places behind the target's own (Cai et al. 2024, Medusa-1: the target is frozen). A head
@@ -42,7 +42,8 @@ PARTS = ("weight", "bias")
 
 
 class Head(nn.Module):  # type: ignore[misc]
-    """Hidden state to the hidden state that the output matrix would have wanted; identity first."""
+    """A head from a hidden state to the one that the output matrix would have wanted; identity
+    first."""
 
     def __init__(self, width: int, blocks: int) -> None:
         super().__init__()
@@ -54,7 +55,7 @@ class Head(nn.Module):  # type: ignore[misc]
         nn.init.eye_(self.proj.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rows in, rows out."""
+        """Convert rows to rows."""
         for block in self.blocks:
             x = x + F.silu(block(x))
         return self.proj(x)
@@ -62,7 +63,7 @@ class Head(nn.Module):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to gather hidden states and to train on them."""
+    """The time to gather hidden states and to train on them."""
 
     minutes: float = 12.0
     gather: float = 0.45  # share of the time
@@ -75,7 +76,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class States:
-    """Final hidden states of answers, one after the other, and which neighbours belong together.
+    """The final hidden states of answers, one after the other, and the answer of each.
 
     ``run`` numbers the answers: places d apart with the same number are d tokens apart.
     """
@@ -84,7 +85,7 @@ class States:
     run: Tensor  # [n]
 
     def together(self, rows: Tensor, d: int) -> Tensor:
-        """Whether ``rows + d`` lie in the same answers."""
+        """True where ``rows + d`` lie in the same answers."""
         return self.run[rows] == self.run[rows + d]
 
 
@@ -114,7 +115,7 @@ def gather(
 
 
 def losses(model: Tiny, heads: nn.ModuleList, states: States, starts: Tensor) -> list[Tensor]:
-    """Cross-entropy of each head against the target's law, in nats a token."""
+    """Return the cross-entropy of each head against the target's law, in nats a token."""
     rows = (starts[:, None] + torch.arange(SEGMENT + DEPTHS)).clamp(max=len(states.run) - 1)
     h = states.hidden[rows].float()  # [segments, SEGMENT + DEPTHS, width]
     here = h[:, :SEGMENT]
@@ -132,7 +133,7 @@ def losses(model: Tiny, heads: nn.ModuleList, states: States, starts: Tensor) ->
 
 
 def load_heads(path: Path) -> nn.ModuleList:
-    """The heads of a file that this recipe wrote."""
+    """Load the heads of a file that this recipe wrote."""
     header = read_header(path)
     facts = read_facts(header)
     heads = nn.ModuleList(Head(facts.width, facts.blocks) for _ in range(facts.heads))
@@ -151,7 +152,8 @@ def load_heads(path: Path) -> nn.ModuleList:
 def train(
     model: Tiny, tokenizer: Tokenizer, plan: Plan, heads: nn.ModuleList | None = None
 ) -> nn.ModuleList:
-    """Heads for `model`, whose weights are not touched; `heads` to go on with, or new ones."""
+    """Train heads for `model`, whose weights are not touched; `heads` to continue with, or new
+    ones."""
     torch.manual_seed(plan.seed)
     model.requires_grad_(False)
     total = plan.minutes * 60
@@ -185,7 +187,7 @@ def train(
 
 
 def accuracies(model: Tiny, heads: nn.ModuleList, states: States) -> list[float]:
-    """How often each head's best token is the target's best token there."""
+    """Return how often each head's best token is the target's best token there."""
     found = []
     for d, head in enumerate(heads, start=1):
         rows = torch.arange(len(states.run) - d)
@@ -223,7 +225,7 @@ def export(heads: nn.ModuleList, out: Path, header: GgufHeader, name: str) -> No
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("tokenizer", type=Path)

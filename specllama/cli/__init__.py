@@ -81,11 +81,11 @@ config.toml; the first that has one wins (specllama config show --origin).
 
 
 class ReaderGone(Exception):
-    """The reader of our output closed it, as ``| head`` does: nothing is wrong."""
+    """A closed output: its reader ended, as ``| head`` does, and nothing is wrong."""
 
 
 class Commands(click.Group):
-    """Finds commands by module name; only those that are installed are listed."""
+    """A group that finds commands by module name; it lists only those that are installed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name in SUMMARIES if _installed(name)]
@@ -270,5 +270,5 @@ def invoke(args: Sequence[str] | None = None) -> int:
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     raise SystemExit(invoke())

@@ -1,4 +1,4 @@
-"""Asking before something is deleted or downloaded."""
+"""Questions before something is deleted or downloaded."""
 
 from __future__ import annotations
 

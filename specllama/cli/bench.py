@@ -252,7 +252,7 @@ def _arms(
     start: Start,
     logs: Path,
 ) -> list[Arm]:
-    """Plain decoding and our own ways to draft."""
+    """List plain decoding and our own ways to draft."""
     from specllama.bench.arms import EngineArm
 
     arms: list[Arm] = [EngineArm("plain", engine, base.replace(speculate=False), logs=logs)]
@@ -277,7 +277,7 @@ def _expecting(
     logs: Path,
     tasks: Sequence[Task],
 ) -> list[Arm]:
-    """Arms whose replies are expected to be something, by the first of the proposers."""
+    """List arms that are given an expected reply, with the first of the proposers."""
     from specllama.bench.arms import EngineArm
     from specllama.bench.edits import expecting
 
@@ -365,7 +365,8 @@ def _measured(arms: Sequence[Arm], tasks: Sequence[Task], repetitions: int) -> C
 def _load(
     arms: Sequence[RemoteArm], tasks: Sequence[Task], clients: Sequence[int], repetitions: int
 ) -> list[LoadRow]:
-    """Servers under clients; what a server has read alone is in its cache by then."""
+    """Measure servers under clients; prompts that a server has read alone are in its cache by
+    then."""
     from specllama.bench.load import ClientLoad, rows
 
     if not clients:
@@ -383,8 +384,8 @@ def _load(
 def _start(
     engine: Engine | ForeignEngine, window: str, *, useless_draft: bool
 ) -> tuple[Start, dict[str, object]]:
-    """What the arms of a method start from, by name: nothing, and what is known of the pair; and
-    what a report says of it."""
+    """Return the state that the arms of a method start from, empty or the pair's profile, and its
+    description for a report."""
     from specllama.bench.arms import make_useless
     from specllama.engine.engine import Engine
     from specllama.engine.profiles import Profile

@@ -1,4 +1,4 @@
-"""Small charts of block characters, readable without colour; and the same as PNG."""
+"""Small charts of block characters, readable without color; and the same as PNG."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PARTS = " ▏▎▍▌▋▊▉█"
 
 
 def columns(values: Sequence[float | None], *, height: int, top: float, unit: str) -> list[str]:
-    """A column chart, one column per value; ``·`` marks a missing one.
+    """Draw a column chart, one column per value; ``·`` marks a missing one.
 
     Args:
         values: finite numbers from 0 to ``top``, or None.
@@ -41,7 +41,7 @@ def columns(values: Sequence[float | None], *, height: int, top: float, unit: st
 
 
 def bar(share: float | None, width: int) -> str:
-    """A horizontal bar for a share of 0 to 1, in eighths of a cell."""
+    """Draw a horizontal bar for a share of 0 to 1, in eighths of a cell."""
     if share is None:
         return "·"
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
@@ -49,7 +49,7 @@ def bar(share: float | None, width: int) -> str:
 
 
 def time_chart(slices: Sequence[Slice]) -> list[str]:
-    """Acceptance in percent over seconds since the start."""
+    """Draw acceptance in percent over seconds since the start."""
     rates = [s.stats.acceptance_rate for s in slices]
     lines = columns(
         [None if rate is None else rate * 100 for rate in rates], height=8, top=100, unit="%"
@@ -61,7 +61,7 @@ def time_chart(slices: Sequence[Slice]) -> list[str]:
 
 
 def position_chart(positions: Sequence[Position], width: int) -> list[str]:
-    """Acceptance by depth in the draft."""
+    """Draw acceptance by depth in the draft."""
     return [
         f"{p.depth:>6} │{bar(p.of_rounds, width):<{width}} "
         f"{'–' if p.of_rounds is None else f'{p.of_rounds:.0%}':>4} of rounds, "
@@ -73,7 +73,7 @@ def position_chart(positions: Sequence[Position], width: int) -> list[str]:
 def save_png(
     path: Path, title: str, slices: Sequence[Slice], positions: Sequence[Position]
 ) -> None:
-    """Both charts as an image.
+    """Save both charts as an image.
 
     Raises:
         UsageError: matplotlib is not installed, or the file cannot be written.

@@ -1,4 +1,4 @@
-"""What the shell completes besides commands and options: models, settings, runs, conversations.
+"""Shell completion of models, settings, runs and conversations.
 
 Only the shell asks; an error there completes nothing.
 """
@@ -24,7 +24,7 @@ def _fitting(names: Callable[[], Iterable[str]]) -> Complete:
 
 
 def models(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Models on this machine and pairs of the catalogue, else files."""
+    """Complete models on this machine and pairs of the catalog, else files."""
     return _fitting(_model_names)(ctx, param, begun) or [CompletionItem(begun, type="file")]
 
 

@@ -1,4 +1,4 @@
-"""``specllama completion``: the script that teaches a shell our commands and options."""
+"""``specllama completion``: the script that gives a shell our commands and options."""
 
 from __future__ import annotations
 

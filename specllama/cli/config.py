@@ -1,4 +1,4 @@
-"""``specllama config``: show what is set and where it comes from, and change it."""
+"""``specllama config``: the settings and their origins, shown and changed."""
 
 from __future__ import annotations
 

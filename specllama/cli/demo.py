@@ -80,8 +80,8 @@ def _say(quiet: bool, text: str) -> None:
 def _shown(
     kinds: list[WeightKind], own: Path, options: EngineOptions, *, quiet: bool
 ) -> tuple[Way, str, WeightKind, tuple[Path, Path]]:
-    """The race of the first kind that should pay here, else of the last; why it went so; its kind
-    and files."""
+    """Race the kinds until one should pay here, else keep the last; return its race, why it went
+    so, its kind and files."""
     from specllama.bench import demo
     from specllama.bench.experiment import RaceBoard
 

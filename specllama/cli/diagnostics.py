@@ -33,7 +33,7 @@ class Exit(IntEnum):
 
 
 def styled(text: str, *codes: str) -> str:
-    """Colour for stderr: only on a terminal, and not with NO_COLOR or a dumb terminal."""
+    """Paint text for stderr: only on a terminal, and not with NO_COLOR or a dumb terminal."""
     if not sys.stderr.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return text
     return f"\x1b[{';'.join(codes)}m{text}\x1b[0m"
@@ -43,7 +43,7 @@ DIM, RED, GREEN, YELLOW = "2", "31", "32", "33"
 
 
 def say(text: str, *codes: str) -> None:
-    """A line to stderr, safe for a terminal; a closed stderr is ignored.
+    """Write a line to stderr, safe for a terminal; ignore a closed stderr.
 
     It is one write: another thread's line (``serve``'s log) never comes between it and its end.
     """
@@ -63,7 +63,7 @@ def width() -> int:
 
 
 def write(text: str, *codes: str, over: bool = False) -> None:
-    """A piece of text to stderr, without a new line; ``over`` what is in the line already."""
+    """Write a piece of text to stderr, without a new line; ``over`` replaces the line."""
     _put(("\r" if over else "") + styled(sanitize(text), *codes))
 
 
@@ -80,7 +80,7 @@ def note(text: str) -> None:
 
 
 def tell_decisions() -> None:
-    """From now on, notes of what specllama decides, without llama.cpp's own log."""
+    """Show notes of specllama's decisions from now on, without llama.cpp's own log."""
     import logging
 
     class Notes(logging.Handler):

@@ -1,4 +1,4 @@
-"""``specllama doctor``: what is installed, what the machine has, what would make it faster."""
+"""``specllama doctor``: the installation, the machine, and ways to make it faster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DoctorLine:
-    """One line: status ("ok", "info", "warn" or "bad"), what was checked, found, and advised."""
+    """One line: status ("ok", "info", "warn" or "bad"), subject, finding and advice."""
 
     status: str
     name: str
@@ -108,7 +108,8 @@ def _versions() -> list[DoctorLine]:
 
 
 def _native(workers: str) -> list[DoctorLine]:
-    """How llama.cpp was built, and the devices that it finds, those of workers among them."""
+    """Describe how llama.cpp was built, and the devices that it finds, those of workers among
+    them."""
     from specllama.backend import devices, rpc, trial
     from specllama.errors import CannotLoad
 
@@ -172,7 +173,7 @@ def _native(workers: str) -> list[DoctorLine]:
 
 
 def _recommended() -> DoctorLine:
-    """The largest pair of the catalogue that is fast enough here."""
+    """Name the largest pair of the catalog that is fast enough here."""
     from specllama.backend import expected
 
     machine = expected.this_machine()
@@ -248,7 +249,7 @@ def _network() -> list[DoctorLine]:
 
 
 def _plan(settings: Settings, options: EngineOptions) -> list[DoctorLine]:
-    """Where the pair that was named would go.
+    """Show where the named pair would be placed.
 
     Raises:
         SpecllamaError: it could not be loaded for another reason than memory.
@@ -273,7 +274,7 @@ def _plan(settings: Settings, options: EngineOptions) -> list[DoctorLine]:
 
 
 def _exactness(pair: Pair) -> str:
-    """Tell what was measured of the target's passes here, with whichever settings."""
+    """Describe the measurements of the target's passes here, with any settings."""
     from specllama.backend import verdicts
     from specllama.backend.exactness import SCHEMA, Exactness
     from specllama.engine.repacking import repacks

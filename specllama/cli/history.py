@@ -104,7 +104,7 @@ def _list(words: tuple[str, ...], limit: int, as_json: bool) -> None:
 
 
 def _marked(text: str, query: str) -> str:
-    """What was found in one line, the words [so]."""
+    """Show the excerpt in one line, the words that were found [in brackets]."""
     from specllama.store.search import excerpt, hits, terms
 
     wanted = terms(query)

@@ -159,7 +159,7 @@ def _is_here(folder: Path, model: RemoteModel) -> str:
 
 
 def _on_disk(ref: str) -> Path | None:
-    """The file that a reference means, unless it is a name on the hub."""
+    """Return the file that a reference means, unless it is a name on the hub."""
     from specllama.models import catalog, refs
 
     if refs.plain(ref) == ref and refs.existing(ref) is not None:
@@ -290,7 +290,7 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
 
 
 def _find(ref: str) -> LocalModel:
-    """The model on disk that a reference means.
+    """Find the model on disk that a reference means.
 
     Raises:
         ModelUnavailable: there is none.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def fetch(client: HubClient, item: PullItem) -> None:
-    """Download what is missing of one model, with a bar; say how to resume if interrupted."""
+    """Download the missing parts of one model, with a bar; show how to resume if interrupted."""
     from specllama.cli.progress import Bar
     from specllama.models import pull
     from specllama.signals import Interrupted
@@ -53,7 +53,7 @@ def check_headers(items: list[PullItem]) -> None:
 
 
 def say_next_step(refs: Sequence[str], items: list[PullItem]) -> None:
-    """Which command uses what was pulled."""
+    """Show the command that uses the pulled files."""
     from specllama.models import catalog
     from specllama.models.heads import HEADS
     from specllama.models.sidecars import SIDECARS

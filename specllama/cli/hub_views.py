@@ -29,7 +29,7 @@ FIT_WORDS = {"yes": "✓", "tight": "tight", "no": "–"}
 
 
 def quant_words(quants: tuple[str, ...]) -> str:
-    """The usual quants first, four at most."""
+    """List the usual quants first, four at most."""
     from specllama.models.refs import DEFAULT_QUANTS
 
     ranked = sorted(quants, key=lambda q: (q not in DEFAULT_QUANTS, quants.index(q)))
@@ -37,7 +37,7 @@ def quant_words(quants: tuple[str, ...]) -> str:
 
 
 def show_usable(listed: Sequence[Listed]) -> None:
-    """Models that can be run, and what drafts for them."""
+    """Show the models that can be run, and the drafts for them."""
     columns = [
         Column("model", lambda one: short(one.model), give=True),
         number("params", lambda one: params(one.summary.n_params)),
@@ -63,7 +63,7 @@ def _first_draft(one: Listed) -> str:
 
 
 def show_header(header: GgufHeader, summary: FileSummary) -> None:
-    """What one file on disk says of itself."""
+    """Show the header of one file on disk."""
     from specllama.models.heads import HEADS
     from specllama.models.nextn import nextn_blocks
     from specllama.models.sidecars import SIDECARS
@@ -91,7 +91,7 @@ def show_header(header: GgufHeader, summary: FileSummary) -> None:
 
 
 def show_sidecars(listed: Sequence[Listed]) -> None:
-    """Heads, projectors and the like: what they are, and what they are for."""
+    """Show heads, projectors and the like, and the use of each."""
     from specllama.models.heads import HEADS
     from specllama.models.sidecars import SIDECARS
 
@@ -111,7 +111,7 @@ def show_sidecars(listed: Sequence[Listed]) -> None:
 
 
 def short(model: LocalModel) -> str:
-    """The reference to type; a path below the home folder is shown from ``~``."""
+    """Return the reference to type; a path below the home folder is shown from ``~``."""
     home = os.path.expanduser("~")
     if model.ref.startswith(home + os.sep):
         return "~" + model.ref[len(home) :]
@@ -126,7 +126,7 @@ def _ago(when: float) -> str:
 
 
 def show_pairs(entries: Sequence[tuple[CatalogPair, str]], machine: Machine) -> None:
-    """The catalogue, one line a pair."""
+    """Show the catalog, one line a pair."""
     from specllama.backend.expected import figure
     from specllama.models import library, refs
 
@@ -159,7 +159,7 @@ def _drafted(pair: CatalogPair, machine: Machine) -> str:
 
 
 def show_pair(pair: CatalogPair, verdict: str, machine: Machine) -> None:
-    """One pair with everything that is known about it."""
+    """Show one pair with all known facts."""
     from specllama.backend.expected import speed_words
 
     draft = pair.draft

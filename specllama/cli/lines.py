@@ -1,4 +1,4 @@
-"""Where a plain chat reads from: a terminal with history and editing, or a pipe."""
+"""Input lines of a plain chat: from a terminal with history and editing, or from a pipe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Lines(Protocol):
     interactive: bool
 
     def message(self) -> str | None:
-        """The next message, several lines joined; None at the end of the input."""
+        """Return the next message, several lines joined; None at the end of the input."""
         ...
 
     def prefilled(self, text: str) -> str | None:
@@ -34,7 +34,7 @@ class Lines(Protocol):
 
 
 def open_lines(words: Sequence[str], *, keep: bool = True) -> Lines:
-    """Standard input; ``words`` are completed with Tab on a terminal.
+    """Open standard input; on a terminal, Tab completes ``words``.
 
     Args:
         keep: keep what is typed for the next chat.
@@ -43,7 +43,7 @@ def open_lines(words: Sequence[str], *, keep: bool = True) -> Lines:
 
 
 def history_file() -> Path:
-    """What was typed into plain chats."""
+    """Return the file of messages typed into plain chats."""
     return data_dir() / "chat_history"
 
 
@@ -70,7 +70,7 @@ def read_message(read: Callable[[str], str | None]) -> str | None:
 
 
 def _fenced(first: str, read: Callable[[str], str | None]) -> str:
-    """Lines up to the closing fence; an input that ends closes it."""
+    """Read lines up to the closing fence; an input that ends closes it."""
     parts: list[str] = []
     line: str | None = first
     while line is not None:
@@ -83,7 +83,7 @@ def _fenced(first: str, read: Callable[[str], str | None]) -> str:
 
 
 class PipedLines:
-    """Every line is a message. Any bytes: what is not UTF-8 becomes U+FFFD."""
+    """Piped lines, each a message. Any bytes: parts that are not UTF-8 become U+FFFD."""
 
     interactive = False
 

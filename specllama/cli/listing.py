@@ -1,4 +1,4 @@
-"""What a command lists: a table that is fitted to the terminal and plain in a pipe, or JSON.
+"""Lists of a command: a table that is fitted to the terminal and plain in a pipe, or JSON.
 
 A table is written once, as columns; each says its title and how it shows an item. Light until used.
 """
@@ -46,7 +46,7 @@ class Column:
     drop: int = 0
 
     def text(self, item: Any, place: int) -> str:
-        """The cell of an item; "" where there is nothing to show."""
+        """Return the cell of an item; "" if there is nothing to show."""
         if callable(self.cell):
             found = self.cell(item)
         elif not self.cell:
@@ -57,17 +57,17 @@ class Column:
 
 
 def number(title: str, cell: Callable[[Any], object] | str = "", *, drop: int = 0) -> Column:
-    """A column of figures."""
+    """Make a column of figures."""
     return Column(title, cell, right=True, drop=drop)
 
 
 def picked(item: object, names: str, **more: object) -> dict[str, object]:
-    """These attributes of an item, and more, as an object of JSON."""
+    """Return these attributes of an item, and more, as an object of JSON."""
     return {name: getattr(item, name) for name in names.split()} | more
 
 
 def size(n_bytes: float) -> str:
-    """A size as people read it: 4.7 GB, 12 MB."""
+    """Format a size for people: 4.7 GB, 12 MB."""
     if n_bytes >= 0.95 * GB:
         return f"{n_bytes / GB:.1f} GB"
     if n_bytes >= 0.95 * MB:
@@ -76,7 +76,7 @@ def size(n_bytes: float) -> str:
 
 
 def params(n: float) -> str:
-    """A parameter count: 8.2 B, 600 M, 5.5 M."""
+    """Format a parameter count: 8.2 B, 600 M, 5.5 M."""
     if n <= 0:
         return "?"
     if n >= 0.95e9:
@@ -85,25 +85,26 @@ def params(n: float) -> str:
 
 
 def context(n: int) -> str:
-    """A context length: 128k, 2k, 300."""
+    """Format a context length: 128k, 2k, 300."""
     return "?" if n <= 0 else f"{n // 1024}k" if n >= 1024 else str(n)
 
 
 def clean(text: object) -> str:
-    """Outside text (file names, repositories, metadata) without terminal controls."""
+    """Remove terminal controls from outside text (file names, repositories, metadata)."""
     from specllama.text import sanitize_line
 
     return sanitize_line(str(text))
 
 
 def without_name(reason: str) -> str:
-    """A refusal without the file name that its row already shows."""
+    """Remove from a refusal the file name that its row already shows."""
     name, _, rest = reason.partition(" ")
     return rest if name.removesuffix(":").endswith(".gguf") and rest else reason
 
 
 def console(*, err: bool = False) -> Console:
-    """A console on the current stdout or stderr: as wide as it needs when it is not a terminal."""
+    """Return a console on the current stdout or stderr: as wide as it needs when it is not a
+    terminal."""
     from rich.console import Console
 
     stream: Any = sys.stderr if err else sys.stdout
@@ -120,7 +121,7 @@ def listing(
     to_dict: Callable[[Any], object] = lambda item: item,
     empty: str = "",
 ) -> None:
-    """The whole answer of a command that lists items.
+    """Print the whole answer of a command that lists items.
 
     Args:
         name: of the list in the JSON object; each item is what ``to_dict`` says.
@@ -135,7 +136,7 @@ def listing(
 
 
 def show_facts(title: str, value: str, facts: Mapping[str, object], *, style: str = "") -> None:
-    """A table of two columns; a fact that is "" is left out."""
+    """Show a table of two columns; leave out a fact that is ""."""
     rows = [row for row in facts.items() if row[1]]
     show_table(rows, [Column(title, style=style), Column(value, give=True)])
 
@@ -173,7 +174,7 @@ def show_table(items: Iterable[Any], columns: Sequence[Column]) -> None:
 
 
 def plain(items: Iterable[Any], columns: Sequence[Column]) -> list[str]:
-    """A table as lines: the titles, then one line an item, columns two spaces apart."""
+    """Return a table as lines: the titles, then one line an item, columns two spaces apart."""
     cells, most = _cells(items, columns)
     found = []
     for line in cells:
@@ -186,7 +187,7 @@ def plain(items: Iterable[Any], columns: Sequence[Column]) -> list[str]:
 
 
 def _cells(items: Iterable[Any], columns: Sequence[Column]) -> tuple[list[list[str]], list[int]]:
-    """The titles and every item's cells, and how wide each column is."""
+    """Return the titles and every item's cells, and the width of each column."""
     cells = [[column.title for column in columns]]
     cells += [[column.text(item, i) for i, column in enumerate(columns)] for item in items]
     return cells, [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -197,7 +198,7 @@ def _cut(text: str, room: int) -> str:
 
 
 def show_path(as_json: bool, path: object) -> None:
-    """The whole answer of a command that says where something is."""
+    """Print the whole answer of a command that shows a path."""
     if as_json:
         output.document({"path": str(path)})
     else:
@@ -205,10 +206,10 @@ def show_path(as_json: bool, path: object) -> None:
 
 
 def when(seconds: float) -> str:
-    """A moment in seconds since 1970, in local time: 2026-11-21 09:30."""
+    """Format a moment in seconds since 1970, in local time: 2026-11-21 09:30."""
     return datetime.fromtimestamp(seconds).isoformat(" ", "minutes")
 
 
 def note(text: str) -> None:
-    """One line for people on stderr."""
+    """Write one line for people to stderr."""
     diagnostics.say(clean(text))

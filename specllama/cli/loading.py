@@ -1,4 +1,4 @@
-"""Load the pair that the settings name, and show the progress."""
+"""Loading of the pair that the settings name, with its progress."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFAULT_MODEL = "tiny"
 def open_engine(
     settings: Settings, *, quiet: bool, parallel: int = 1, measured: bool = False
 ) -> Engine:
-    """The engine for ``--model`` and ``--draft-model``; the bundled pair if no model is named.
+    """Open the engine for ``--model`` and ``--draft-model``; the bundled pair if no model is named.
 
     Args:
         parallel: conversations that it takes at once.
@@ -52,7 +52,7 @@ def open_engine(
 
 
 def model_of(settings: Settings, *, quiet: bool) -> str:
-    """The target to load: the bundled one, which is said, if no model is named."""
+    """Return the target to load; if none is named, the bundled one, with a note."""
     if settings["model"] is not None:
         return str(settings["model"])
     if not quiet:
@@ -63,7 +63,7 @@ def model_of(settings: Settings, *, quiet: bool) -> str:
 def opened(
     settings: Settings, server: Address | None, *, quiet: bool, measured: bool = False
 ) -> AbstractContextManager[Engine | ForeignEngine]:
-    """The engine of a server where one is given, else ``open_engine``."""
+    """Open the engine of a server if one is given, else that of ``open_engine``."""
     if server is not None:
         return open_server(server)
     return open_engine(settings, quiet=quiet, measured=measured)
@@ -76,7 +76,7 @@ def load(
     *,
     on_progress: Callable[[Event], None] | None = None,
 ) -> Engine:
-    """``Engine.load`` for a command: a signal ends it at once, and later a running pass.
+    """Run ``Engine.load`` for a command: a signal ends it at once, and later a running pass.
 
     Raises:
         Interrupted: a signal came while it loaded.
@@ -98,7 +98,7 @@ def load(
 
 
 def open_server(server: Address) -> ForeignEngine:
-    """The engine of a running server, whichever it is.
+    """Open the engine of a running server of any kind.
 
     Raises:
         SpecllamaError: as ``open_remote``.
@@ -109,7 +109,7 @@ def open_server(server: Address) -> ForeignEngine:
 
 
 class LoadingLine(Redrawn):
-    """One line on a terminal, removed when loading is done; what takes long is said anywhere."""
+    """One line on a terminal, removed when loading is done; long steps are shown everywhere."""
 
     def __init__(self, *, shown: bool, quiet: bool) -> None:
         super().__init__()

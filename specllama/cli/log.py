@@ -1,4 +1,4 @@
-"""``specllama log``: look into the rounds of earlier runs, or delete them."""
+"""``specllama log``: the rounds of earlier runs, shown or deleted."""
 
 from __future__ import annotations
 
@@ -395,7 +395,7 @@ def _round_line(done: RoundDone, glyphs: int) -> str:
 
 
 def _tokens(done: RoundDone, room: int) -> str:
-    """Each token after its sign; colour and strike-through only repeat what the sign says."""
+    """Write each token after its sign; color and strike-through only repeat the sign."""
     accepted = set(done.accepted_path[: done.accepted])
     parts = [("■", done.drafted_text[i], "32") for i in done.accepted_path[: done.accepted]]
     parts += [("□", text, "2;9") for i, text in enumerate(done.drafted_text) if i not in accepted]
@@ -414,7 +414,7 @@ def _tokens(done: RoundDone, room: int) -> str:
 
 
 def _visible(token: str) -> str:
-    """A token with visible spaces and line breaks."""
+    """Make the spaces and line breaks of a token visible."""
     marked = re.sub("^ +| +$", lambda ends: "␣" * len(ends[0]), token)
     marked = marked.replace("\n", "⏎").replace("\t", "⇥")
     return sanitize_line(marked)

@@ -92,7 +92,8 @@ class GroupedCommand(click.Command):
         return sorted(shown, key=lambda one: getattr(one, "group", "") != "Prompt")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """``--think`` and ``--exact`` take a value or none, so that a prompt may follow them."""
+        """Let ``--think`` and ``--exact`` take a value or none, so that a prompt may follow
+        them."""
         given: list[str] = []
         for at, word in enumerate(args):
             if word == "--":
@@ -143,7 +144,7 @@ _CONSTRAINTS = {"grammar", "grammar_file", "logit_bias"}
 
 
 def grouped(*names: str, group: str, **kwargs: Any) -> Callable[[Decorated], Decorated]:
-    """``click.option`` with a heading."""
+    """Make a ``click.option`` with a heading."""
     return click.option(*names, cls=GroupedOption, group=group, **kwargs)
 
 
@@ -223,7 +224,7 @@ def _option(setting: Setting) -> Callable[[Decorated], Decorated]:
 
 
 def constraint_options(function: Decorated) -> Decorated:
-    """Flags that only make sense for one request: grammar, JSON schema, logit bias."""
+    """Add flags that only make sense for one request: grammar, JSON schema, logit bias."""
     for option in (
         grouped("--json-schema", group="Constraints", metavar="JSON|@FILE", default=None,
                 help="Only JSON that fits this schema; a keyword it cannot enforce is refused."),
@@ -291,7 +292,7 @@ def remote_options(function: Decorated) -> Decorated:
 def server_address(
     url: str, kind: str = "auto", model: str = "", key_file: Path | None = None
 ) -> Address:
-    """A server, with the key that a file or the environment gives."""
+    """Make the address of a server, with the key that a file or the environment gives."""
     from specllama.remote.address import KEY_VARIABLE, Address
 
     key = os.environ.get(KEY_VARIABLE, "")
@@ -320,7 +321,7 @@ seed_option = click.option(
 
 
 def temperatures_option(usual: str) -> Callable[[Decorated], Decorated]:
-    """``--temperature`` of a measurement; ``usual`` names the default."""
+    """Make ``--temperature`` of a measurement; ``usual`` names the default."""
     return click.option(
         "--temperature",
         "temperatures",
@@ -331,7 +332,7 @@ def temperatures_option(usual: str) -> Callable[[Decorated], Decorated]:
 
 
 def length_option(default: int, *, least: int = 1) -> Callable[[Decorated], Decorated]:
-    """``--max-tokens`` of a measurement."""
+    """Make ``--max-tokens`` of a measurement."""
     return click.option(
         "--max-tokens",
         type=click.IntRange(least),
@@ -342,7 +343,7 @@ def length_option(default: int, *, least: int = 1) -> Callable[[Decorated], Deco
 
 
 def resolve(flags: dict[str, Any]) -> Settings:
-    """Settings with the typed flags among a command's arguments on top.
+    """Return the settings with the typed flags among a command's arguments on top.
 
     Raises:
         UsageError, ConfigError: a value is wrong.
@@ -369,13 +370,13 @@ def resolve(flags: dict[str, Any]) -> Settings:
 
 
 def say_settings(settings: Settings) -> None:
-    """Name what variables and files have set: a measurement must not depend on it unseen."""
+    """Show the settings from variables and files: a measurement must not depend on them unseen."""
     for name, value in settings.changes().items():
         diagnostics.note(f"{name} = {value.value!r} ({value.origin})")
 
 
 def say_project(settings: Settings) -> None:
-    """Name what the project file of this folder has set: it may come from another author."""
+    """Show the settings of this folder's project file: it may come from another author."""
     path = str(Path(PROJECT_FILE).absolute())
     named = {name: value for name, value in settings.changes().items() if value.origin == path}
     if named:
@@ -389,7 +390,7 @@ def _told(value: object) -> str:
 
 
 def request_params(settings: Settings, flags: dict[str, Any]) -> GenerateParams:
-    """Parameters of a request, with the constraints of ``constraint_options``."""
+    """Return the parameters of a request, with the constraints of ``constraint_options``."""
     grammar = flags.get("grammar")
     if flags.get("grammar_file") is not None:
         if grammar is not None:
@@ -414,7 +415,7 @@ def request_params(settings: Settings, flags: dict[str, Any]) -> GenerateParams:
 
 
 def read_text(path: Path, what: str) -> str:
-    """A whole text file; raises UsageError with the reason."""
+    """Read a whole text file; raise UsageError with the reason if that fails."""
     try:
         return read_file(path, what).decode("utf-8")
     except UnicodeDecodeError:

@@ -35,7 +35,7 @@ codecs.register_error(PLAIN, _plainly)
 
 
 def prepare() -> None:
-    """Whatever this process prints from now on can be encoded."""
+    """Let everything be encodable that this process prints from now on."""
     utf8 = None if is_terminal() else "utf-8"
     for stream, encoding in ((sys.stdout, utf8), (sys.stderr, None)):
         if isinstance(stream, io.TextIOWrapper):
@@ -50,7 +50,7 @@ def is_terminal() -> bool:
 
 
 def width(default: int = 80) -> int:
-    """Columns to draw in; pipes and files get the default."""
+    """Return the columns to draw in; pipes and files get the default."""
     import shutil
 
     return shutil.get_terminal_size((default, 24)).columns if is_terminal() else default
@@ -95,19 +95,20 @@ def write_bytes(raw: bytes) -> None:
 
 
 def document(value: Mapping[str, Any]) -> None:
-    """The whole answer of a command as one JSON object on one line; lists stand under a name."""
+    """Print the whole answer of a command as one JSON object on one line; lists stand under a
+    name."""
     json_line(value)
 
 
 def json_line(value: Any) -> None:
-    """One line of a JSON Lines stream."""
+    """Print one line of a JSON Lines stream."""
     from specllama.store.codec import encode
 
     write_bytes(encode(value) + b"\n")
 
 
 def discard() -> None:
-    """After a broken pipe, let the interpreter flush into nothing instead of failing again."""
+    """Let the interpreter flush into nothing after a broken pipe, instead of failing again."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError, AttributeError):

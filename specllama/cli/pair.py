@@ -1,4 +1,4 @@
-"""``specllama pair``: which drafts fit a target, why not, and whether they can pay here."""
+"""``specllama pair``: the drafts that fit a target, why others do not, and if they can pay here."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def command(
 
 
 def _heads(target: GgufHeader, files: Sequence[str]) -> list[GgufHeader]:
-    """The heads that a run would load: those named, and those in the target's folder.
+    """Read the heads that a run would load: those named, and those in the target's folder.
 
     Raises:
         ModelUnavailable, PairIncompatible, CannotLoad: a named file is no head of this target.
@@ -130,7 +130,7 @@ def _with_heads_here(
     path: Path,
     drafts: Sequence[str],
 ) -> tuple[MethodInfo, ...]:
-    """The methods, with the head files on this machine that belong to the target."""
+    """Return the methods, with the head files on this machine that belong to the target."""
     import dataclasses
 
     from specllama.engine.heads import fitting
@@ -227,7 +227,7 @@ def _ratio(finding: DraftFinding) -> str:
 
 
 def _show_one(header: GgufHeader, finding: DraftFinding) -> None:
-    """One draft: every check with its outcome."""
+    """Show one draft: every check with its outcome."""
 
     report = finding.report
     rows: list[list[str]] = [["", "draft", f"{finding.candidate.ref}"]]
@@ -302,7 +302,7 @@ def _memory_rows(finding: DraftFinding) -> list[list[str]]:
 
 
 def _gpus() -> list[Any]:
-    """GPUs that the installed build can use; none when it is not installed."""
+    """List the GPUs that the installed build can use; none if no build is installed."""
     from specllama.backend import trial
     from specllama.backend.devices import devices, gpus
 

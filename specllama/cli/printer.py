@@ -1,4 +1,4 @@
-"""Print the events of one reply: text to stdout, everything else to stderr, thoughts too."""
+"""The printer of one reply's events: text to stdout, everything else to stderr, thoughts too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ENDINGS = {
 
 
 class Printer:
-    """Consumes the events of one request.
+    """A printer of one request's events.
 
     Args:
         as_json: print every event as a JSON line instead of the text.
@@ -150,7 +150,7 @@ class Printer:
 
 
 def statistics_line(end: Finished) -> str:
-    """One line for people: speed, latency, and how the reply ended if cut short."""
+    """Write one line for people: speed, latency, and the end of the reply if it was cut short."""
     times = end.timings
     parts = ["– tokens" if end.tokens is None else number_of(end.tokens, "token")]
     if times.tok_per_s is not None:
@@ -189,5 +189,5 @@ def short_line(end: Finished) -> str:
 
 
 def round_glyphs(done: RoundDone) -> str:
-    """A round in signs: ``■`` accepted, ``□`` rejected, ``+`` target token (absent if cut)."""
+    """Draw a round in signs: ``■`` accepted, ``□`` rejected, ``+`` target token (absent if cut)."""
     return "■" * done.accepted + "□" * (len(done.drafted) - done.accepted) + "+" * (1 - done.cut)

@@ -82,7 +82,7 @@ class Bar:
         self._step = int(100 * done / self._total) // STEP
 
     def waiting(self, text: str) -> None:
-        """A line above the bar."""
+        """Show a line above the bar."""
         from specllama.cli.listing import clean
 
         if self._live is not None:
@@ -108,7 +108,7 @@ class Redrawn:
 
 
 class Meter:
-    """How far a measurement has come: a bar on a terminal, nothing elsewhere."""
+    """The progress of a measurement: a bar on a terminal, nothing elsewhere."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -122,7 +122,7 @@ class Meter:
             self._bar.__exit__(*exception)
 
     def say(self, words: str) -> None:
-        """A line above the bar."""
+        """Show a line above the bar."""
         if self._bar is not None:
             self._bar.waiting(words)
         else:
@@ -137,8 +137,8 @@ class Meter:
 
 @contextmanager
 def hash_progress(total: int) -> Iterator[Callable[[Path, int], None]]:
-    """Progress over several files: called with (file, bytes of it done). Files that are not hashed
-    show nothing."""
+    """Show progress over several files: called with (file, bytes of it done). Files that are not
+    hashed show nothing."""
     done: dict[Path, int] = {}
     with ExitStack() as shown:
         bar: Bar | None = None

@@ -186,7 +186,7 @@ def command(
 
 @dataclass
 class Proof:
-    """A proof under way, and what is said of it."""
+    """A proof in progress, and its reports."""
 
     engine: Engine
     watch: ProofWatch
@@ -213,7 +213,7 @@ class Proof:
             self.watch.advanced()
 
     def tell(self, skip: int, end: int) -> None:
-        """The outcome, or how to go on: from prompt ``skip`` to ``end`` was asked for."""
+        """Report the outcome, or how to continue; prompts ``skip`` to ``end`` were asked for."""
         from specllama.cli.prove_views import rows_alike, table, verdict
 
         self.watch.clear()
@@ -255,7 +255,7 @@ class Proof:
 
 
 def _chosen(path: Path | None, skip: int, count: int, *, bound: bool) -> list[BenchPrompt]:
-    """Prompts to prove with; ``bound``: of the shipped ones also some that constrain the reply."""
+    """Choose the prompts to prove with; ``bound`` adds shipped ones that constrain the reply."""
     from specllama.bench.prompts import load_prompts, schema_prompts
 
     if count < 1:
@@ -280,7 +280,7 @@ def _opened(settings: Settings, parallel: int, *, quiet: bool) -> Engine:
 def _methods(
     engine: Engine, wanted: Sequence[str], prompts: int, *, quiet: bool
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Which of these methods the pair has, and why not the others; both are said."""
+    """Choose the methods that the pair has; note them, and why the others are missing."""
     from specllama.bench.proof import available
     from specllama.cli.prove_views import headline
     from specllama.errors import UsageError
@@ -301,7 +301,7 @@ def _methods(
 
 
 def _wanted(proposers: tuple[str, ...]) -> tuple[str, ...]:
-    """Names to try, each once; ``all`` stands for every one there is.
+    """List the names to try, each once; ``all`` stands for every one there is.
 
     A method that first has to write a file is tried on request only.
     """
@@ -311,7 +311,7 @@ def _wanted(proposers: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _as_set(settings: Settings, name: str, *, but: object = None) -> tuple[Any, ...]:
-    """A setting as the one value to prove with; () where it is unset, or is ``but``."""
+    """Return a setting as the one value to prove with; () if it is unset, or is ``but``."""
     value = settings.given(name)
     return () if value in (None, but) else (value,)
 

@@ -1,4 +1,4 @@
-"""``specllama prove --against URL``: whether another server's speculation is lossless."""
+"""``specllama prove --against URL``: a proof that another server's speculation is lossless."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LLAMA = ("specllama", "llama-server", "lmstudio", "ollama")  # those that llama
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wish:
-    """What the command line asks for.
+    """The request of the command line.
 
     Attributes:
         plain: address of the same server without speculation.
@@ -64,7 +64,7 @@ def run(
     prompts: Sequence[BenchPrompt],
     further: Sequence[BenchPrompt],
 ) -> None:
-    """Prove and show; ends with status 1 where a fault was found or the server went away.
+    """Prove and show; exit with status 1 if a fault was found or the server went away.
 
     Args:
         prompts: whose texts are compared. further: whose unseeded replies are looked at.
@@ -119,7 +119,7 @@ def _texts(
     wish: Wish,
     watch: _Watch,
 ) -> None:
-    """Adds every comparison of texts to the proof as it is made."""
+    """Add every comparison of texts to the proof as it is made."""
     score: Score | None = None if own is None else own.lead
     for case in compare_texts(
         proof.speculative, proof.plain, prompts, wishes, at_once=wish.at_once, score=score
@@ -138,7 +138,7 @@ def _laws(
     wish: Wish,
     watch: _Watch,
 ) -> None:
-    """Adds what the law of each temperature showed."""
+    """Add the findings on the law of each temperature."""
     for asked in wishes:
         temperature = asked.sampling.temperature
         if not temperature:
@@ -166,7 +166,7 @@ def _laws(
 def _arms(
     server: ForeignEngine, other: ForeignEngine | None, engine: Engine | None, notes: list[str]
 ) -> tuple[Side, Side]:
-    """(speculative, plain).
+    """Return (speculative, plain).
 
     Raises:
         UsageError: there is nothing to compare with.
@@ -203,7 +203,7 @@ def _arms(
 
 
 def _lists(server: ForeignEngine, prompts: Sequence[BenchPrompt], notes: list[str]) -> bool:
-    """Whether it lists the tokens of a drawn reply, the right ones, and drafts all the same."""
+    """True if it lists the tokens of a drawn reply, the right ones, and still drafts."""
     why = "the server lists no tokens of its replies"
     if server.kind.name in _QUIET:
         why = f"{server.kind.title} does not draft while it lists tokens"
@@ -224,7 +224,7 @@ def _lists(server: ForeignEngine, prompts: Sequence[BenchPrompt], notes: list[st
 
 
 def _drafts(settings: Settings, stack: contextlib.ExitStack) -> Engine | None:
-    """The draft as a target of its own, where one is named: its law finds some faults sooner."""
+    """Load the draft as a target of its own, if one is named: its law finds some faults sooner."""
     if settings["draft-model"] is None:
         return None
     return stack.enter_context(

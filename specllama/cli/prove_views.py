@@ -1,4 +1,4 @@
-"""What ``specllama prove`` shows: progress on stderr, the table and the verdict on stdout."""
+"""Views of ``specllama prove``: progress on stderr, the table and the verdict on stdout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUIET_S = 30.0  # between lines of progress where there is no terminal
 
 
 class ProofWatch(Redrawn):
-    """How far a proof has come and how long the rest will take, from the comparisons so far.
+    """The progress of a proof and its remaining time, from the comparisons so far.
 
     On a terminal, one line that is redrawn; elsewhere, a line every half minute.
 
@@ -45,7 +45,7 @@ class ProofWatch(Redrawn):
         self._done = 0
 
     def advanced(self) -> None:
-        """One more comparison is done."""
+        """Count one more comparison."""
         self._done += 1
         now = time.monotonic()
         if not self._live and now - self._said < QUIET_S:
@@ -58,7 +58,7 @@ class ProofWatch(Redrawn):
             diagnostics.note(text)
 
     def say(self, line: str) -> None:
-        """A line of its own, above the progress."""
+        """Show a line of its own, above the progress."""
         self.clear()
         diagnostics.say(sanitize_line(line))
 
@@ -68,7 +68,7 @@ class ProofWatch(Redrawn):
 
 
 def headline(engine: Engine, proposers: Sequence[str], prompts: int) -> str:
-    """The pair, the machine and what is about to be compared, in one line."""
+    """Write the pair, the machine and the coming comparison in one line."""
     info = engine.info
     draft = f" + {info.draft.label}" if info.draft else ""
     return sanitize_line(
@@ -104,7 +104,7 @@ def show_difference(case: Case, watch: ProofWatch) -> None:
 
 
 def table(cases: Sequence[Case]) -> None:
-    """One row per proposer and temperature, one column per way."""
+    """Show one row per proposer and temperature, one column per way."""
     rows: dict[tuple[float, str], list[Case]] = {}
     for case in cases:
         rows.setdefault((case.temperature, case.proposer), []).append(case)
@@ -131,7 +131,7 @@ def _identical(way: Way, cases: Sequence[Case]) -> str:
 
 
 def rows_alike(probes: Sequence[RowProbe]) -> None:
-    """Up to which width passes equal single steps bit for bit here, if that was measured."""
+    """Show up to which width passes equal single steps bit for bit here, if that was measured."""
     differ = next((probe for probe in probes if probe.difference > 0.0), None)
     if differ is not None:
         exact = max((probe.rows for probe in probes if probe.rows < differ.rows), default=1)
@@ -144,7 +144,7 @@ def rows_alike(probes: Sequence[RowProbe]) -> None:
 
 
 def verdict(summary: Mapping[str, object]) -> None:
-    """The last line: lossless, lossless up to near-ties, or not."""
+    """Show the last line: lossless, lossless up to near-ties, or not."""
     if summary["rows_differ"]:
         output.line("NOT bit-exact here: rows differ where passes were measured to be equal")
     elif summary["unexplained"]:

@@ -1,4 +1,4 @@
-"""``specllama ps``: which models a running server has loaded."""
+"""``specllama ps``: the models that a running server has loaded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ key_option = click.option(
 
 
 def loaded(server: Address) -> list[dict[str, Any]]:
-    """The models that a server has loaded, in Ollama's words.
+    """List the models that a server has loaded, in Ollama's words.
 
     Raises:
         SpecllamaError: no server answers, or it does not let us in.
@@ -48,7 +48,7 @@ def loaded(server: Address) -> list[dict[str, Any]]:
 
 
 def _left(model: Mapping[str, Any]) -> str:
-    """How long it stays."""
+    """Show how long it stays."""
     if "keep_alive_seconds" in model and model["keep_alive_seconds"] is None:
         return "never"
     if model.get("running"):

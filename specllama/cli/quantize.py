@@ -1,4 +1,4 @@
-"""``specllama quantize``: make a smaller file from a larger one."""
+"""``specllama quantize``: a smaller file made from a larger one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a running server reads again on SIGHUP: its settings files and its keys."""
+"""The reload of a running server on SIGHUP: its settings files and its keys."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _AFTER = ("model", "draft-model", "log-file")
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What files, variables and flags say."""
+    """The settings from files, variables and flags."""
 
     settings: Settings
     keys: tuple[str, ...]
 
 
 class Reload:
-    """Reads again what a server was told, and changes what can change while it answers.
+    """The reload of a server's settings; it changes those that can change while it answers.
 
     Replies that are being written go on as they were asked for.
 
@@ -52,7 +52,7 @@ class Reload:
         self._last: Future[None] | None = None
 
     def begin(self) -> None:
-        """From now on it can be asked; called in the event loop."""
+        """Allow reloads from now on; called in the event loop."""
         self._loop = asyncio.get_running_loop()
 
     def ask(self) -> None:

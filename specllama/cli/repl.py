@@ -48,7 +48,7 @@ ALIASES = {"exit": "quit", "q": "quit", "?": "help", "temp": "temperature", "cle
 
 
 def handler_name(command: str) -> str:
-    """Name of the Repl method for a command."""
+    """Return the name of the Repl method for a command."""
     return "_do_" + command.replace("-", "_")
 
 
@@ -79,7 +79,7 @@ def resting(engine: EngineLike) -> Iterator[None]:
 
 
 class Repl:
-    """Reads messages and commands until the input ends.
+    """A loop that reads messages and commands until the input ends.
 
     Args:
         session: the conversation.
@@ -178,7 +178,7 @@ class Repl:
             self._recall()
 
     def _recall(self) -> None:
-        """Where a loaded conversation ended."""
+        """Show the end of a loaded conversation."""
         diagnostics.note(f"“{self.session.title}”, {len(self.session.messages)} messages")
         for message in self.session.messages[-2:]:
             diagnostics.say(f"{message.role}: {message.content}")

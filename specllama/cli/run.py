@@ -176,7 +176,7 @@ def answer(
 
 
 def read_prompt(argument: str | Path | None, *, raw: bool, quiet: bool = False) -> str:
-    """The prompt from the argument, a file or standard input.
+    """Read the prompt from the argument, a file or standard input.
 
     Input may hold any bytes: what is not UTF-8 becomes U+FFFD, NUL stays. The newline that ends a
     piped text is dropped, unless the prompt is to be continued as it is.
@@ -202,7 +202,7 @@ def read_prompt(argument: str | Path | None, *, raw: bool, quiet: bool = False) 
 
 
 def _piped(what: str, quiet: bool) -> str:
-    """All of standard input, however slowly it comes; that it is waited for is said."""
+    """Read all of standard input; show a note if it comes slowly."""
     ends = "Ctrl-Z" if os.name == "nt" else "Ctrl-D"
     said = f"reading {what} from standard input; end it with {ends}, or use < {os.devnull}"
     waiting = threading.Timer(WAITS_S, diagnostics.note, [said])
@@ -216,7 +216,7 @@ def _piped(what: str, quiet: bool) -> str:
 
 
 def _is_piped() -> bool:
-    """Whether something was put before the program: a pipe or a file, not what it inherited."""
+    """True if a pipe or a file was put before the program, not one that it inherited."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError, AttributeError):
@@ -225,7 +225,7 @@ def _is_piped() -> bool:
 
 
 def _say_model(prompt: str | None) -> None:
-    """Who comes from other tools types the model's name first."""
+    """Show how to name a model if the prompt looks like one, as other tools have it there."""
     if prompt is None or not prompt or any(sign.isspace() for sign in prompt):
         return
     from specllama.models import refs
@@ -237,5 +237,5 @@ def _say_model(prompt: str | None) -> None:
 
 
 def _dropped(text: str, raw: bool) -> str:
-    """Without the newline that ends a piped text, unless it is to be continued as it is."""
+    """Drop the newline that ends a piped text, unless it is to be continued as it is."""
     return text if raw else text.removesuffix("\n").removesuffix("\r")

@@ -196,7 +196,7 @@ def command(
 
 
 def _read(flags: dict[str, Any], key_file: Path | None, open_to: str | None) -> ServerSettings:
-    """What is told by files, variables and flags.
+    """Read the settings from files, variables and flags.
 
     Raises:
         UsageError, ConfigError: it is wrong, or clients could use or read what is not theirs.
@@ -213,7 +213,7 @@ def _read(flags: dict[str, Any], key_file: Path | None, open_to: str | None) -> 
 
 
 def _require_installed() -> None:
-    """Raises SpecllamaError: a package is missing."""
+    """Raise SpecllamaError if a package is missing."""
     for needed in ("starlette", "uvicorn"):
         if importlib.util.find_spec(needed) is None:
             raise SpecllamaError(
@@ -223,8 +223,8 @@ def _require_installed() -> None:
 
 
 def _needs(extra: str) -> str:
-    """What an extra of the installed package is, for a shell: that has no name which some index
-    might not know, or know as another's."""
+    """Return the requirements of an extra, for a shell. The name of our own package is not among
+    them: an index may not know it, or know it as another's."""
     marker = re.compile(rf"""extra\s*==\s*['"]{extra}['"]""")
     needed = [one for one in metadata.requires("specllama") or [] if marker.search(one)]
     return " ".join(f'"{one.split(";")[0].strip()}"' for one in needed)
@@ -260,7 +260,7 @@ def _keys(file: Path | None) -> tuple[str, ...]:
 
 
 def _shares(text: str | None) -> tuple[tuple[str, int], ...]:
-    """The arms of an experiment, in percent."""
+    """Read the arms of an experiment, in percent."""
     arms: list[tuple[str, int]] = []
     for part in text.split(",") if text else ():
         method, _, share = part.strip().partition("=")

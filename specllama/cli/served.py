@@ -1,4 +1,4 @@
-"""Which models ``serve`` answers with: named ones, those of a folder, all that are here."""
+"""The models that ``serve`` answers with: named ones, those of a folder, all that are here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWN_DRAFT = "auto"
 
 @dataclass(slots=True)
 class Serves:
-    """How models are loaded and asked that a command line names; all of it may change.
+    """The loading and asking of models as a command line sets it; all of it may change.
 
     Attributes:
         params: of requests that say nothing else.
@@ -50,7 +50,7 @@ class Serves:
         return serves
 
     def follow(self, settings: Settings) -> None:
-        """Take what settings say; how many share an engine stays."""
+        """Take new settings; the number that share an engine stays."""
         parallel, kv_ram = self.options.parallel, self.options.kv_ram
         self.options = replace(settings.engine_options(), parallel=parallel, kv_ram=kv_ram)
         self.params = settings.generate_params()
@@ -82,7 +82,7 @@ class Serves:
         on_demand: bool,
         most: int,
     ) -> Models:
-        """The models of a server.
+        """Return the models of a server.
 
         Raises:
             UsageError: drafts or names do not go with the models; a folder has no models.
@@ -119,7 +119,7 @@ class Serves:
 
 
 def _unfolded(refs: Sequence[str]) -> Iterator[str]:
-    """References, with a folder of several models as these.
+    """Yield the references; replace a folder by the models in it.
 
     Raises:
         UsageError: there are none in a folder.
@@ -136,6 +136,6 @@ def _unfolded(refs: Sequence[str]) -> Iterator[str]:
 
 
 def name_of(ref: str) -> str:
-    """What a reference is called by clients: without a folder or an ending."""
+    """Return the name that clients use for a reference: without a folder or an ending."""
     path = Path(ref)
     return path.stem if path.suffix.lower() == ".gguf" else ref

@@ -1,4 +1,4 @@
-"""``specllama stop``: unload a model of a running server."""
+"""``specllama stop``: the unloading of a running server's model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``specllama top``: what a server is doing, as a table that stays in place."""
+"""``specllama top``: a server's work, as a table that stays in place."""
 
 from __future__ import annotations
 

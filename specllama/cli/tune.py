@@ -1,4 +1,4 @@
-"""``specllama tune``: measure a pair on this machine, and advise."""
+"""``specllama tune``: measurements of a pair on this machine, and advice."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def command(
 
 
 def _crowd() -> bool:
-    """True if other programs need the processors, which is said."""
+    """True if other programs need the processors; show a warning then."""
     from specllama.backend.cores import crowded
 
     if found := crowded():
@@ -188,7 +188,7 @@ def _times(ratio: float | None) -> str:
 
 
 def describe(result: Tuning, *, charts: bool = True) -> list[str]:
-    """The advice, the tables of a tuning, and a chart of each group, as lines."""
+    """Return the advice, the tables of a tuning, and a chart of each group, as lines."""
     from specllama.cli.charts import bar
 
     costs, advice = result.costs, result.advice

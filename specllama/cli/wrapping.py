@@ -9,7 +9,8 @@ _JOINER = "\u200d"
 
 
 class WordWrap:
-    """Text in, lines of at most ``width`` columns out; lines of code keep their length.
+    """A wrapper of text in pieces to lines of at most ``width`` columns; lines of code keep their
+    length.
 
     A word comes out once its end is known, so nothing that was shown is moved. Between signs of two
     columns (Chinese, Japanese, Korean, emoji) a line may end as well.

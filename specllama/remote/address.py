@@ -1,4 +1,4 @@
-"""Where a server is and what lets us in; what goes wrong on the way, in our own errors."""
+"""The address of a server and its key; failures on the way become our own errors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _is_ipv6(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is, and what lets us in.
+    """The address of a server and its key.
 
     Attributes:
         kind: which engine it is, "auto" to find out.
@@ -95,8 +95,8 @@ class Address:
 
     @contextmanager
     def spoken(self) -> Iterator[None]:
-        """Raises UsageError: that is no address. EngineDied: no server answers there any more, or
-        the one that answers is not specllama."""
+        """Turn failures of the block into our errors: UsageError if that is no address, EngineDied
+        if no server answers any more, or one that is not specllama."""
         import httpx2
 
         try:
@@ -109,7 +109,7 @@ class Address:
             raise EngineDied(f"no specllama answers at {self.url}: {error}", _START) from None
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """What its lanes do, as it happens, from now on.
+        """Yield the events of its lanes as they happen, from now on.
 
         Raises:
             SpecllamaError: no server answers, or not any more.
@@ -123,8 +123,8 @@ class Address:
 
 
 def events_of(parts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The JSON of a stream of server-sent events, whose lines end with a line feed only: texts may
-    hold other characters that end lines elsewhere."""
+    """Yield the JSON of a stream of server-sent events, whose lines end with a line feed only:
+    texts may hold other characters that end lines elsewhere."""
     held: list[bytes] = []
     for part in parts:
         *ended, rest = part.split(b"\n")
@@ -138,7 +138,7 @@ def events_of(parts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def code_of(answer: httpx2.Response) -> str:
-    """Why it was refused, for programs; "" where it does not say."""
+    """Return the reason of a refusal, for programs; "" if the answer has none."""
     try:
         return str(answer.json()["error"]["code"])
     except (ValueError, KeyError, TypeError):
@@ -146,7 +146,7 @@ def code_of(answer: httpx2.Response) -> str:
 
 
 def checked(answer: httpx2.Response) -> httpx2.Response:
-    """Raises SpecllamaError: what the server said went wrong."""
+    """Return the answer; raise SpecllamaError with the server's own message if it failed."""
     if answer.status_code == 200:
         return answer
     answer.read()
@@ -158,7 +158,7 @@ def checked(answer: httpx2.Response) -> httpx2.Response:
 
 
 def error_of(error: dict[str, Any]) -> SpecllamaError:
-    """What an answer calls an error, as ours."""
+    """Convert the error of an answer to one of ours."""
     message, code = str(error.get("message")), str(error.get("code"))
     if code == "context_length_exceeded":
         return PromptTooLong(message)

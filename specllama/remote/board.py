@@ -1,4 +1,4 @@
-"""What a server's lanes are doing, learned from its events, as a table."""
+"""A table of a server's lanes and their work, built from its events."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WatchedLane:
     over: bool = False
 
     def cells(self, id: int) -> tuple[str, ...]:
-        """What stands below each of the columns, and then the reason."""
+        """Return the cell of each column, and then the reason."""
         return (
             str(id),
             f"{self.proposer} {self.slice}".strip(),
@@ -61,7 +61,7 @@ class BoardLine:
 
 
 def fitted(lines: Iterable[BoardLine], width: int) -> list[BoardLine]:
-    """Lines of others' texts as a terminal of this width can show them."""
+    """Clean and cut lines of others' texts to the width of a terminal."""
     return [
         BoardLine(text if len(text) <= width else f"{text[: width - 3]}...", line.kind)
         for line in lines
@@ -70,7 +70,7 @@ def fitted(lines: Iterable[BoardLine], width: int) -> list[BoardLine]:
 
 
 class ServerWatch(Protocol):
-    """What is shown of a server, from its events; ``legend`` says what the words mean."""
+    """A view of a server, from its events; ``legend`` explains its words."""
 
     @property
     def legend(self) -> str: ...
@@ -78,13 +78,13 @@ class ServerWatch(Protocol):
     def take(self, event: dict[str, Any]) -> None: ...
 
     def lines(self, width: int, height: int = 100) -> list[BoardLine]:
-        """It, fitted to the width and height of a terminal."""
+        """Return the view, fitted to the width and height of a terminal."""
         ...
 
 
 @dataclass(slots=True)
 class Board:
-    """What is known of a server from its events."""
+    """A server's state, as its events show it."""
 
     model: str = ""
     lanes: int = 0
@@ -100,7 +100,7 @@ class Board:
         return LEGEND
 
     def take(self, event: dict[str, Any]) -> None:
-        """One event of ``/specllama/events``."""
+        """Take in one event of ``/specllama/events``."""
         kind = event.get("type")
         if kind == "hello":
             self.model, self.lanes = str(event.get("model")), int(event.get("lanes", 0))
@@ -144,14 +144,14 @@ class Board:
 
     @property
     def speed(self) -> float:
-        """Tokens per second of late, of all together."""
+        """The latest speed of all lanes together, in tokens per second."""
         now = monotonic()
         while self._written and self._written[0][0] < now - _LATELY_S:
             self._written.popleft()
         return sum(n for _, n in self._written) / _LATELY_S
 
     def lines(self, width: int, height: int = 100) -> list[BoardLine]:
-        """The table, fitted to the width and height of a terminal."""
+        """Return the table, fitted to the width and height of a terminal."""
         return fitted(self._lines(width), width)[:height]
 
     def _lines(self, width: int) -> Iterator[BoardLine]:
@@ -176,7 +176,7 @@ class Board:
 
 
 def _row(cells: tuple[str, ...], width: int) -> str:
-    """The columns that fit ``width``, and then the reason."""
+    """Join the columns that fit ``width``, and then the reason."""
     shown = [
         f"{cell:>{size}}" if size > 0 else f"{cell[:-size]:<{-size}}"
         for cell, (_, size, needs) in zip(cells, _COLUMNS, strict=False)

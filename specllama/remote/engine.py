@@ -28,8 +28,8 @@ _LOADING_S = 0.5  # between two looks at a server that loads its model
 
 
 class RemoteEngine(ForeignEngine):
-    """See ``EngineLike``: its events are those of the engine there, round by round. A server that
-    loads its model is waited for. Several threads may ask at once.
+    """A running server of ours as an engine (see ``EngineLike``): its events come round by round.
+    While the server loads its model, this one waits. Several threads may ask at once.
 
     Raises:
         UsageError: that is no address.

@@ -1,4 +1,4 @@
-"""What other engines tell of their replies and their drafting, as far as they tell it.
+"""Figures that other engines report of their replies and their drafting.
 
 None is what an engine does not say; it is shown as "–", never as 0.
 """
@@ -18,7 +18,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True, slots=True)
 class Likely:
-    """How likely a token was, and its likeliest rivals as (spelling, logarithm).
+    """The probability of a token, and its likeliest rivals as (spelling, logarithm).
 
     Attributes:
         id: its number in the server's vocabulary. raw: its bytes. None where it does not say.
@@ -33,7 +33,7 @@ class Likely:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """What was drafted for one reply.
+    """The drafts of one reply.
 
     Attributes:
         at_most: ``drafted`` is an upper bound.
@@ -54,7 +54,7 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What a server counted since it was started, for all clients.
+    """A server's counts since it was started, for all clients.
 
     Attributes:
         drafts: passes that checked a draft.
@@ -78,7 +78,7 @@ class Counters:
         return self.running == 0 and not self.waiting
 
     def since(self, before: Counters, tokens: int | None) -> Drafted | None:
-        """What was drafted for a reply of ``tokens`` between ``before`` and now.
+        """Return the drafts of a reply of ``tokens`` between ``before`` and now.
 
         None where that is not sure: another request was served, or the server does not count.
         """
@@ -123,7 +123,7 @@ class Answered:
 
 
 def whole(value: object) -> int | None:
-    """A count, where ``value`` is one."""
+    """Return ``value`` if it is a count, else None."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
@@ -136,12 +136,12 @@ def number(value: object) -> float | None:
 
 
 def of(value: object) -> Json:
-    """``value`` where it is a JSON object, else an empty one."""
+    """Return ``value`` if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def each(value: object) -> list[Any]:
-    """``value`` where it is a list, else an empty one."""
+    """Return ``value`` if it is a list, else an empty one."""
     return value if isinstance(value, list) else []
 
 
@@ -167,7 +167,7 @@ class MetricsPage:
         return bool(self._samples)
 
     def total(self, name: str) -> int | None:
-        """Summed over its labels; None where there is no such sample."""
+        """Sum a sample over its labels; return None if there is no such sample."""
         found = self._samples.get(name)
         return None if found is None else whole(sum(value for _, value in found))
 
@@ -176,7 +176,7 @@ class MetricsPage:
         return sum(found) / len(found) if found else None
 
     def by(self, name: str, label: str) -> tuple[int, ...]:
-        """Summed for each value of a label that counts from 0."""
+        """Sum a sample for each value of a label that counts from 0."""
         sums: dict[int, float] = {}
         for labels, value in self._samples.get(name, ()):
             if (at := labels.get(label, "")).isdecimal():
@@ -186,7 +186,7 @@ class MetricsPage:
 
 
 def likely_of(told: object) -> Iterator[Likely]:
-    """The tokens of ``choices[0].logprobs``, of a chat or of a completion."""
+    """Yield the tokens of ``choices[0].logprobs``, of a chat or of a completion."""
     found = of(told)
     for one in each(found.get("content")):
         tops = [(text(top.get("token")), top.get("logprob")) for top in each(of(one).get(

@@ -1,4 +1,4 @@
-"""Another engine as an ``EngineLike``: what it writes and tells, and nothing that it does not.
+"""Another engine as an ``EngineLike``: its text and its reports, and no invented figures.
 
 It tells of texts, not of rounds: a reply has no ``RoundDone``, its tokens are counted by the server
 alone, and a figure that the server does not give is None.
@@ -37,7 +37,7 @@ UNPROVEN = "text not proven"
 
 
 class ForeignEngine:
-    """See ``EngineLike``. Several threads may ask at once.
+    """Another engine as ours, see ``EngineLike``. Several threads may ask at once.
 
     Args:
         draft_model: what an engine drafts with that is told so in the request.
@@ -80,7 +80,7 @@ class ForeignEngine:
 
     @property
     def switches(self) -> bool:
-        """Whether a request can turn its speculation on and off."""
+        """True if a request can turn its speculation on and off."""
         return self.kind.switches and (self.kind.name != "lmstudio" or bool(self.draft_model))
 
     @property
@@ -98,7 +98,7 @@ class ForeignEngine:
         )
 
     def counters(self) -> Counters | None:
-        """What the server counted so far; None where it tells nothing."""
+        """Read the server's counts so far; return None if it reports none."""
         if self.kind.counters is None:
             return None
         look = Look(self.address)
@@ -109,12 +109,12 @@ class ForeignEngine:
         return found
 
     def watch(self) -> tuple[ServerWatch, Iterator[dict[str, Any]]]:
-        """What shows this server, and its events from now on: these come over connections of their
-        own, so that the engine may be closed meanwhile."""
+        """Return a view of this server, and its events from now on: these come over connections of
+        their own, so that the engine may be closed meanwhile."""
         return Gauges(f"{self.name} at {self.address.name}"), self._looks()
 
     def _looks(self) -> Iterator[dict[str, Any]]:
-        """Its counters, every second.
+        """Yield its counters, every second.
 
         Raises:
             EngineError: it tells none.
@@ -140,7 +140,7 @@ class ForeignEngine:
         counted: bool = False,
         cancel: Cancel | None = None,
     ) -> Answered:
-        """One plain question, with all sampling fields of ``params`` that no card may decide.
+        """Ask one plain question, with all sampling fields of ``params`` that no card may decide.
 
         Args:
             stream: have it streamed, for its times.
@@ -235,7 +235,7 @@ class ForeignEngine:
         return asked
 
     def _heard(self, asked: Question, heard: Heard, cancel: Cancel) -> Generator[tuple[str, str]]:
-        """New (thought, text); the first are empty, when the server took the request.
+        """Yield new (thought, text); the first are empty, when the server took the request.
 
         Raises:
             EngineError: the answer ended before the reply did.
@@ -260,7 +260,7 @@ class ForeignEngine:
             )
 
     def _drafted(self, heard: Heard, before: Counters | None) -> Drafted | None:
-        """What the reply tells, else what the counters do, where no other request was served."""
+        """Return the reply's own report, else the counters' if no other request was served."""
         if heard.draft is not None:
             self._tells = True
             return heard.draft
@@ -276,13 +276,13 @@ class ForeignEngine:
         return None
 
     def _counted(self) -> Counters | None:
-        """The counters, which no reply waits for in vain."""
+        """Return the counters; return None if they fail, so that no reply fails with them."""
         with suppress(EngineError):
             return self.counters()
         return None
 
     def _notices(self, params: GenerateParams, speculate: bool | None) -> Iterator[Notice]:
-        """What the server is not told, once for each."""
+        """Yield a notice, once each, for settings that the server does not get."""
         left = self.kind.unknown(params)
         if speculate is False and not self.switches:
             left.append("no-spec")
@@ -306,7 +306,7 @@ class ForeignEngine:
         )
 
     def _unknown(self, params: GenerateParams) -> set[str]:
-        """Of the settings of a request, what the server decides."""
+        """Return the settings of a request that the server decides."""
         told = {"seed": params.seed, "n_ctx": self.model.n_ctx or None}
         return {name for name, value in told.items() if value is None}
 
@@ -363,7 +363,7 @@ class ForeignEngine:
 
 
 def _model(address: Address, kind: Kind, models: Sequence[Served]) -> Served:
-    """The one to ask: the named one, the only one, or the only one that is loaded.
+    """Choose the model to ask: the named one, the only one, or the only one that is loaded.
 
     Raises:
         UsageError: there are several.

@@ -1,4 +1,4 @@
-"""What another engine's counters say, looked at every second, as a table and over time."""
+"""Gauges of another engine: its counters, read every second, as a table and over time."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _NAME, _DEPTHS = 9, 8
 
 
 def event_of(name: str, model: str, told: Counters) -> dict[str, Any]:
-    """One look, for ``take`` and for ``top --json``."""
+    """Make an event of one reading, for ``take`` and for ``top --json``."""
     return {"type": "counters", "engine": name, "model": model, **asdict(told)}
 
 
 @dataclass(slots=True)
 class Gauges:
-    """Every look at the counters of one server, as far as they are remembered."""
+    """The remembered readings of one server's counters."""
 
     title: str
     _looks: deque[tuple[float, Counters]] = field(default_factory=lambda: deque(maxlen=_KEPT))
@@ -41,13 +41,13 @@ class Gauges:
         return LEGEND
 
     def take(self, event: dict[str, Any]) -> None:
-        """One look."""
+        """Take in one reading."""
         known = {name: event[name] for name in Counters.__dataclass_fields__ if name in event}
         known["accepted_at"] = tuple(known.get("accepted_at", ()))
         self._looks.append((monotonic(), Counters(**known)))
 
     def lines(self, width: int, height: int = 100) -> list[BoardLine]:
-        """All of it, fitted to the width and height of a terminal."""
+        """Return the view, fitted to the width and height of a terminal."""
         return fitted(self._lines(width), width)[:height]
 
     def _lines(self, width: int) -> Iterator[BoardLine]:
@@ -82,7 +82,8 @@ class Gauges:
     def _by_depth(
         self, then: Counters, now: Counters, passes: int | None, width: int
     ) -> Iterator[BoardLine]:
-        """How often a guess at each depth was kept, of late or, where none was, since ever."""
+        """Yield the kept share of guesses at each depth: the latest, or if there are none, since
+        the start."""
         at = tuple(_grown(then.accepted_at[i] if i < len(then.accepted_at) else 0, n) or 0
                    for i, n in enumerate(now.accepted_at))  # fmt: skip
         when = "of late"
@@ -127,7 +128,7 @@ class Gauges:
 
 
 def _grown(before: int | None, now: int | None) -> int | None:
-    """None where it is not counted, or the server was started anew."""
+    """Return the increase; None if it is not counted, or the server was restarted."""
     return None if now is None or now < (before or 0) else now - (before or 0)
 
 

@@ -1,4 +1,4 @@
-"""Every engine that is spoken to, in the order in which they are recognised.
+"""Every engine that we can ask, in the order in which they are recognised.
 
 Some answer as others do: SGLang has Ollama's paths, everybody has OpenAI's.
 """
@@ -42,7 +42,8 @@ AUTO = "auto"
 
 
 def recognise(look: Look, name: str = AUTO) -> tuple[Kind, Found]:
-    """Which engine answers, and what it tells of itself; ``name`` takes its word for that.
+    """Find the kind of engine that answers, and its report of itself; trust ``name`` if it is
+    given.
 
     Raises:
         UsageError: there is no such kind.

@@ -1,4 +1,4 @@
-"""Any server as an engine: which one it is is found out, unless it is said."""
+"""The opening of any server as an engine; its kind is detected unless given."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specllama.remote.wire import Look
 def open_remote(
     address: Address | str, kind: str = AUTO, model: str | None = None, *, draft_model: str = ""
 ) -> ForeignEngine:
-    """The engine at an address; one of ours is a ``RemoteEngine``.
+    """Open the engine at an address; one of ours is a ``RemoteEngine``.
 
     Args:
         kind: one of ``known.KINDS``; by default that of the address, which is found out.
@@ -43,7 +43,7 @@ def open_remote(
 
 
 def watched(address: Address) -> tuple[ServerWatch, Iterator[dict[str, Any]]]:
-    """What shows a server, and its events from now on; no model of it need be named.
+    """Return a view of a server, and its events from now on; no model of it need be named.
 
     Raises:
         SpecllamaError: as ``open_remote``; the events, when nobody answers any more.

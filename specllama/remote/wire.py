@@ -1,4 +1,4 @@
-"""The HTTP of another engine: bounded looks, streams that a cancel ends, errors in one line.
+"""HTTP of another engine: bounded reads, streams that a cancel ends, errors in one line.
 
 Nothing that a server sends is trusted: sizes are bounded first, and what is no JSON is one clear
 error.
@@ -37,7 +37,7 @@ KEY_HINT = f"put its key into a file: --api-key-file FILE, or into {KEY_VARIABLE
 
 
 class Look:
-    """The answers of one server to GET, each asked for once at most.
+    """The answers of one server to GET requests, each sent once at most.
 
     Attributes:
         locked: a look was refused for want of a key.
@@ -55,7 +55,7 @@ class Look:
         self._http.close()
 
     def get(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body; 0 where the answer is no HTTP, or too long.
+        """Return status, headers and body; 0 if the answer is no HTTP, or too long.
 
         Raises:
             EngineDied, UsageError: nobody answers there in time, or that is no address.
@@ -92,12 +92,12 @@ class Look:
             return 0, {}, b""
 
     def text(self, path: str) -> str | None:
-        """None where the answer is not 200."""
+        """Return the body as text; None if the status is not 200."""
         status, _, body = self.get(path)
         return body.decode("utf-8", "replace") if status == 200 else None
 
     def json(self, path: str) -> Any:
-        """None where the answer is not 200, or no JSON."""
+        """Return the body as JSON; None if the status is not 200, or it is no JSON."""
         with suppress(ValueError, RecursionError):
             return json.loads(self.text(path) or "null")
         return None
@@ -106,11 +106,11 @@ class Look:
         return of(self.json(path))
 
     def echoes(self, path: str) -> bool:
-        """Whether the answer carries our request id."""
+        """True if the answer carries our request id."""
         return self.get(path)[1].get("x-request-id") == self._echo
 
     def server(self, path: str) -> str:
-        """The program that answers, in its own words."""
+        """Return the name of the program that answers, as it sends it."""
         return self.get(path)[1].get("server", "")
 
 
@@ -124,7 +124,7 @@ def nobody(address: Address, error: Exception) -> EngineDied:
 def posted(
     http: httpx2.Client, address: Address, title: str, path: str, body: Json, cancel: Cancel
 ) -> Generator[Json]:
-    """The objects of the answer, as they come; the first one is empty: the request was taken.
+    """Yield the objects of the answer, as they come; an empty one first: the request was taken.
 
     ``cancel`` ends them and the connection, and so does closing the iterator.
 
@@ -185,7 +185,7 @@ def bounded(parts: Iterable[bytes], most: int = 2**16) -> bytes:
 
 
 def objects(title: str, parts: Iterable[bytes]) -> Iterator[Json]:
-    """The JSON objects of server-sent events, of lines of JSON, or of one document.
+    """Yield the JSON objects of server-sent events, of lines of JSON, or of one document.
 
     Comments, names of events and blank lines are passed over; ``[DONE]`` ends the stream.
 
@@ -217,7 +217,7 @@ def objects(title: str, parts: Iterable[bytes]) -> Iterator[Json]:
 
 
 def _lines(title: str, parts: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines; a document of several is one line, for JSON may be printed over many."""
+    """Yield the lines; join a document of several into one, for JSON may be printed over many."""
     held = b""
     document = False
     for part in parts:
@@ -242,7 +242,7 @@ def _nonsense(title: str, line: bytes) -> EngineError:
 
 
 def said(body: object) -> str:
-    """What an answer calls an error, in one line."""
+    """Return the error message of an answer, in one line."""
     found = of(body)
     error = found.get("error")
     words = (
@@ -256,7 +256,7 @@ def said(body: object) -> str:
 
 
 def refused(title: str, address: Address, status: int, body: bytes) -> SpecllamaError:
-    """The answer to a request that was not served, as our error."""
+    """Convert the answer to a refused request to our error."""
     try:
         words = said(json.loads(body))
     except (ValueError, RecursionError):

@@ -1,1 +1,1 @@
-"""What a reply is made of: prompts and templates, thoughts, switches, attached files, figures."""
+"""The parts of a reply: prompts and templates, thoughts, switches, attached files, figures."""

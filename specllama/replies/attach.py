@@ -46,13 +46,13 @@ class Mention:
 
     @property
     def means_a_file(self) -> bool:
-        """Whether a person who writes this wants a file, even if there is none."""
+        """True if a person who writes this wants a file, even if there is none."""
         return self.quoted or _NAMES_A_FILE.search(self.name) is not None
 
 
 def mentions(text: str) -> Iterator[Mention]:
-    """Every ``@name`` of a text. Punctuation that follows a bare name is no part of it unless a
-    file of that name is there."""
+    """Yield every ``@name`` of a text. Punctuation that follows a bare name belongs to it only if
+    there is a file of that name."""
     for m in _MENTION.finditer(text):
         quoted = m[1] or m[2]
         name, end = quoted or m[3], m.end()
@@ -64,14 +64,14 @@ def mentions(text: str) -> Iterator[Mention]:
 
 
 def named(path: str) -> str:
-    """A path as it is mentioned."""
+    """Return the mention of a path."""
     if not re.search(r"[\s\"']", path):
         return f"@{path}"
     return f"@'{path}'" if '"' in path else f'@"{path}"'
 
 
 def unquoted(name: str) -> str:
-    """A name as it was typed, without quotes around it."""
+    """Remove the quotes around a name."""
     quoted = len(name) > 2 and name[0] == name[-1] and name[0] in "\"'"
     return name[1:-1] if quoted else name
 
@@ -84,7 +84,7 @@ def exists(name: str) -> bool:
 
 
 def read(name: str, n_ctx: int = 0) -> str:
-    """The text of a file, exactly as it is.
+    """Return the text of a file, exactly as it is.
 
     Args:
         n_ctx: tokens that the context holds, 0 if that is not known yet.
@@ -121,13 +121,13 @@ def read(name: str, n_ctx: int = 0) -> str:
 
 
 def attach(typed: str, files: Mapping[str, str]) -> str:
-    """The message: a block for each file, and what was typed, in this order."""
+    """Build the message: a block for each file, then the typed text."""
     blocks = [_block(name, text) for name, text in files.items()]
     return "\n\n".join([*blocks, _ESCAPED.sub("@", typed)])
 
 
 def again(message: str) -> tuple[str, dict[str, str]]:
-    """What has to be typed for this message, and the files attached to it."""
+    """Return the text to type for this message again, and the files attached to it."""
     typed, files = split(message)
     for mention in reversed(list(mentions(typed))):
         if mention.means_a_file and _label(mention.name) not in files:
@@ -136,7 +136,8 @@ def again(message: str) -> tuple[str, dict[str, str]]:
 
 
 def split(message: str) -> tuple[str, dict[str, str]]:
-    """What was typed, and the attached files: blocks above it whose names the text mentions."""
+    """Return the typed text and the attached files: blocks above it whose names the text
+    mentions."""
     rests, files = [message], {}
     while (block := _BLOCK.match(rests[-1])) and rests[-1].startswith("\n\n", block.end()):
         files[block[2]] = block[3]
@@ -149,7 +150,7 @@ def split(message: str) -> tuple[str, dict[str, str]]:
 
 
 def _split_below(message: str) -> tuple[str, dict[str, str]]:
-    """The same of a message of earlier versions."""
+    """Split a message of earlier versions, whose files follow the text."""
     for m in _BLOCK.finditer(message):
         typed, rest = message[: m.start()], message[m.start() :]
         names = {_label(mention.name) for mention in mentions(typed)}
@@ -163,40 +164,40 @@ def _split_below(message: str) -> tuple[str, dict[str, str]]:
 
 
 def together(messages: Iterable[str]) -> str:
-    """Several messages as one."""
+    """Join several messages into one."""
     parts = [split(message) for message in messages]
     files = {name: text for _, found in parts for name, text in found.items()}
     return attach("\n\n".join(typed for typed, _ in parts), files)
 
 
 def size_of(n: int) -> str:
-    """ "2.1 kB", of bytes"""
+    """Format bytes: "2.1 kB"."""
     return f"{n} bytes" if n < 1000 else f"{n / 1e3:.1f} kB" if n < 1e6 else f"{n / 1e6:.1f} MB"
 
 
 def about(tokens: int) -> str:
-    """ "about 530 tokens": an estimate, and named as one."""
+    """Format an estimate: "about 530 tokens"."""
     return f"about {tokens_of(round(tokens, -1) if tokens > 100 else max(1, tokens))}"
 
 
 def size(text: str) -> str:
-    """ "2.1 kB", of a file's text"""
+    """Format the size of a file's text: "2.1 kB"."""
     return size_of(len(text.encode("utf-8", "replace")))
 
 
 def summary(text: str, tokens: int | None = None) -> str:
-    """Size and tokens of a file's text; an estimate unless they were counted."""
+    """Return size and tokens of a file's text; estimate the tokens if they were not counted."""
     counted = about(len(text) // CHARS_PER_TOKEN) if tokens is None else tokens_of(tokens)
     return f"{size(text)}, {counted}"
 
 
 def tokens_of(n: int) -> str:
-    """ "2,850 tokens" """
+    """Format a count: "2,850 tokens"."""
     return number_of(n, "token", ",")
 
 
 def paths(begun: str) -> list[str]:
-    """Files and folders (with a slash at their end) that continue a path, folders first."""
+    """List files and folders (with a slash at their end) that continue a path, folders first."""
     head, slash, tail = begun.rpartition("/")
     folder = _path(head + slash) if slash else Path()
     wanted = tail.lower()
@@ -223,7 +224,7 @@ def _path(name: str) -> Path:
 
 
 def _label(name: str) -> str:
-    """A name as it stands after a fence: one line, and nothing that could end it."""
+    """Return a name for the line of a fence: one line, and nothing that could end it."""
     return "".join(c if c.isprintable() and c != "`" else "_" for c in name)
 
 

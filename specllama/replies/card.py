@@ -32,7 +32,7 @@ DIGITS = 7  # of a single-precision number: 0.95 is stored as 0.949999988
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a file recommends.
+    """The sampling that a file recommends.
 
     Attributes:
         values: by field of ``SamplingParams``; each is valid there.
@@ -44,7 +44,7 @@ class Card:
 
 
 def read_card(metadata: Mapping[str, object]) -> Card:
-    """The recommendation in a file's metadata; empty if it makes none."""
+    """Read the recommendation in a file's metadata; empty if it makes none."""
     values: dict[str, Any] = {}
     left_out: list[str] = []
     usual = SamplingParams()
@@ -69,7 +69,7 @@ def read_card(metadata: Mapping[str, object]) -> Card:
 
 
 def _value(raw: object, *, whole: bool) -> float:
-    """A number of any type, or a text of one: llama.cpp reads both."""
+    """Read a number of any type, or a text of one, as llama.cpp does."""
     if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
         raise ValueError(f"{raw!r} is not a number")
     value = float(raw)

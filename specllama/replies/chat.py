@@ -1,4 +1,4 @@
-"""From a conversation to text segments, ready to be tokenised.
+"""Prompts: a conversation as text segments, ready to be tokenized.
 
 What people and models wrote must never become control tokens: ``<|im_end|>`` typed by a user is
 ordinary text, not the end of a turn. So the rendered prompt is a list of segments: template text
@@ -151,8 +151,8 @@ def _with(segments: Sequence[Segment], begun: Written) -> list[Segment]:
 
 
 def _begun(marks: Marks, state: bool | None, reply: Message) -> Written:
-    """A reply that is to be continued: as it was written if that is known and has the marks of this
-    model, else as the template would write it."""
+    """Write the reply that is to be continued: as the model wrote it if that is known and has this
+    model's marks, else as the template would write it."""
     reasoning, content = reply.reasoning, reply.content
     if reply.seams is not None:
         before, behind = reply.seams
@@ -169,7 +169,7 @@ def _begun(marks: Marks, state: bool | None, reply: Message) -> Written:
 
 
 def _unthought(marks: Marks, state: bool | None, *, forced: bool = True) -> Written:
-    """What stands before an answer without a thought; ``forced``: where a thought may come."""
+    """Write the marks before an answer without a thought; ``forced``: a thought may come there."""
     if state is True:
         return Written(behind=marks.closing.lstrip())
     if state is False:
@@ -197,7 +197,7 @@ def _rendered(job: _Job, messages: Sequence[Message]) -> Rendered:
 
 
 def _forms(messages: Sequence[Message]) -> list[Sequence[Message]]:
-    """The conversation as it is, then adapted to templates that lack something."""
+    """List the conversation as it is, then in forms for templates that lack something."""
     answered = _without_empty_replies(messages)
     forms: list[Sequence[Message]] = []
     for turns in (messages, answered) if len(answered) < len(messages) else (messages,):
@@ -208,13 +208,13 @@ def _forms(messages: Sequence[Message]) -> list[Sequence[Message]]:
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:
-    """For models without a system role: the system prompt heads the first question."""
+    """Put the system prompt above the first question, for models without a system role."""
     system, first, *rest = messages
     return [Message(first.role, f"{system.content}\n{first.content}"), *rest]
 
 
 def _without_empty_replies(messages: Sequence[Message]) -> list[Message]:
-    """For templates that refuse an empty reply: its question and the next become one."""
+    """Join the questions around an empty reply, for templates that refuse empty replies."""
     out: list[Message] = []
     for message in messages:
         if message.role == "assistant" and not message.content.strip():
@@ -291,7 +291,7 @@ class _Job:
         )
 
     def _render(self, messages: Sequence[Message], texts: Sequence[str]) -> str:
-        """With other texts: of every content, then of every thought (only of those there are)."""
+        """Render with other texts: those of every content, then of every thought that there is."""
         n = len(messages)
         shape = derive(self.template).shape if any(m.reasoning for m in messages) else ""
         turns = [
@@ -312,7 +312,7 @@ class _Job:
 
 
 def _disguised(index: int, text: str, reply: bool) -> str:
-    """A text with every character replaced by the private character of its number.
+    """Replace every character of a text by the private character of its number.
 
     Spaces are kept, and so are the tags of thoughts in a reply: templates trim contents and cut
     replies at such tags.

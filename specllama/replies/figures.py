@@ -1,4 +1,4 @@
-"""What a reply took: the figures that every screen, log and document shows, by one wall clock.
+"""Figures of a reply, which every screen, log and document shows, by one wall clock.
 
 They are computed here alone, from the events of one request. What is not known is None, and is not
 shown. Between the first token and the end, whatever was neither drafting nor verifying is waiting:
@@ -20,7 +20,7 @@ NEWEST = 64  # rounds among which the cost of a plain step is looked for
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """How long the first token took, in milliseconds: the sum of the others is ``total``."""
+    """The time to the first token in milliseconds: ``total`` is the sum of the others."""
 
     total: float
     tokenize: float
@@ -75,14 +75,14 @@ class ReplyFigures:
 
     @property
     def kept(self) -> float | None:
-        """The share of guesses that were kept; of a bound on them, the least that it can be."""
+        """The share of guesses that were kept; the least it can be if their number is a bound."""
         if self.accepted is None or not self.drafted:
             return None
         return self.accepted / self.drafted
 
     @property
     def kept_words(self) -> str:
-        """How many guesses were kept, for people; "–" where that is not known."""
+        """The number of kept guesses, for people; "–" if unknown."""
         if self.accepted is None:
             return "–"
         if self.drafted is None:
@@ -93,7 +93,7 @@ class ReplyFigures:
     def of(
         started: Started | None, rounds: Sequence[RoundDone], end: Finished | None
     ) -> ReplyFigures | None:
-        """Of one request, as far as it came; None before its first token."""
+        """Compute the figures of one request so far; return None before its first token."""
         if end is None and not rounds:
             return None
         passes = [TimedRound.of(done) for done in rounds if done.index]
@@ -148,7 +148,7 @@ def _first(started: Started, done: RoundDone) -> FirstToken:
 
 
 def _plain_step(rounds: Sequence[RoundDone], passes: Sequence[TimedRound]) -> float | None:
-    """As the engine knows it, else from the plain steps among the newest rounds."""
+    """Return the engine's own figure, else one from the plain steps among the newest rounds."""
     for done in reversed(rounds[-NEWEST:]):
         if done.plain_ms is not None:
             return done.plain_ms

@@ -1,4 +1,4 @@
-"""How a model marks its thoughts, found by rendering its chat template.
+"""The marks that a model puts around its thoughts, found by rendering its chat template.
 
 A reply is read back as two fields, thought and answer. What stands around them is the template's
 business, so it is asked: an assistant's turn with a known thought and a known answer is rendered,
@@ -69,8 +69,8 @@ class Marks:
         return self.closing.partition(self.close)[2].strip()
 
     def state(self, tail: str) -> bool | None:
-        """What the text at the end of a prompt did with a thought: opened it (True), closed it
-        (False), nothing (None)."""
+        """Tell from the end of a prompt if it opened a thought (True), closed it (False) or did
+        nothing (None)."""
         if self.header:
             return None
         opened, closed = tail.rfind(self.open), tail.rfind(self.close)
@@ -84,7 +84,7 @@ USUAL_GAP = "\n\n"
 
 
 def base_variables(bos: str, eos: str, *, think: bool = True) -> dict[str, Any]:
-    """What every chat template is told unless the user says otherwise."""
+    """Return the variables that every chat template gets unless the user sets others."""
     today = datetime.now()
     return {
         "bos_token": bos,
@@ -99,7 +99,7 @@ def base_variables(bos: str, eos: str, *, think: bool = True) -> dict[str, Any]:
 
 
 def without_tools(variables: Variables) -> dict[str, Any]:
-    """For templates that take None for a list of tools."""
+    """Leave out the None values of tools and documents, which some templates do not take."""
     return {
         name: value
         for name, value in variables.items()
@@ -108,7 +108,7 @@ def without_tools(variables: Variables) -> dict[str, Any]:
 
 
 def turn(role: str, content: str, reasoning: str, shape: str) -> dict[str, Any]:
-    """A message as a template takes it."""
+    """Return a message as a template takes it."""
     if not reasoning:
         return {"role": role, "content": content}
     if shape == "parts":
@@ -119,7 +119,7 @@ def turn(role: str, content: str, reasoning: str, shape: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=16)
 def derive(template: str | None) -> Marks:
-    """The marks of a chat template; USUAL if it says nothing about thoughts."""
+    """Find the marks of a chat template; return USUAL if it shows no thoughts."""
     if template is None:
         return USUAL
     probe = MarkProbe(template)
@@ -131,9 +131,9 @@ def derive(template: str | None) -> Marks:
 
 
 class MarkProbe:
-    """Renders a question and its answer in every way that may show a mark.
+    """Renderings of a question and its answer in every way that may show a mark.
 
-    A template that is refused, or takes long, is not asked again.
+    A template that is refused, or takes long, is not rendered again.
     """
 
     def __init__(self, template: str) -> None:
@@ -141,7 +141,7 @@ class MarkProbe:
         self._until = thread_time() + MAX_SECONDS
 
     def whole(self, variables: Variables, reply: Sequence[Any] = (), prompt: bool = True) -> str:
-        """The rendering; "" if it fails."""
+        """Render the conversation; return "" if that fails."""
         given = {
             **base_variables("", ""),
             **variables,
@@ -159,7 +159,7 @@ class MarkProbe:
         return ""
 
     def prompt(self, variables: Variables) -> str:
-        """What ends the question's turn, and the header of the reply's."""
+        """Return the end of the question's turn and the header of the reply's."""
         return self.whole(variables).rpartition(_QUESTION)[2]
 
     def answered(self, variables: Variables, reasoning: str = "", shape: str = SHAPES[0]) -> str:
@@ -167,7 +167,7 @@ class MarkProbe:
         return self.whole(variables, reply, False).rpartition(_QUESTION)[2]
 
     def rendered(self, shape: str, variables: Variables) -> Marks | None:
-        """From a thought that the template shows."""
+        """Find the marks around a thought that the template shows."""
         text = self.answered(variables, _THOUGHT, shape)
         before, thought, rest = text.partition(_THOUGHT)
         between, answer, after = rest.partition(_ANSWER)
@@ -207,13 +207,13 @@ class MarkProbe:
         return Marks(opening.strip(), words, opening, between, ending=ending, shape=shape)
 
     def _alone(self, variables: Variables, prompt: str, close: str) -> str:
-        """What the template writes before an answer without a thought, beyond the header."""
+        """Return the text before an answer without a thought, beyond the header."""
         before = self.answered(variables).partition(_ANSWER)[0]
         beyond = before.removeprefix(prompt).strip() if before.startswith(prompt) else ""
         return "" if close in beyond else beyond
 
     def given_away(self) -> Marks | None:
-        """From an empty thought, an open thought, or a tag at which replies are cut."""
+        """Find the marks in an empty thought, an open thought, or a tag that cuts replies."""
         prompts = [self.prompt(variables) for variables in _ALSO]
         shown = [self.answered(variables).partition(_ANSWER)[0] for variables in _ALSO]
         for text in (*prompts, *shown):
@@ -233,7 +233,8 @@ class MarkProbe:
 
 
 def _given(open: str, close: str, inside: str, behind: str) -> Marks:
-    """Marks of an empty thought, with the white space that models write around a longer one."""
+    """Return the marks of an empty thought, with the white space that models write around a longer
+    one."""
     if not close.startswith("</"):
         return Marks(open, close, open + inside, close)
     if not inside:
@@ -242,20 +243,20 @@ def _given(open: str, close: str, inside: str, behind: str) -> Marks:
 
 
 def first_tag(text: str) -> str:
-    """The mark that a text begins with, "" if it begins with words."""
+    """Return the mark that a text begins with, "" if it begins with words."""
     found = _TAG.match(text.lstrip())
     return found[0] if found else ""
 
 
 def _tails(text: str) -> Iterator[str]:
-    """The ends of a text that begin with a tag, the shortest first; three at most."""
+    """Yield the ends of a text that begin with a tag, the shortest first; three at most."""
     starts = [found.start() for found in _TAG.finditer(text)]
     for start in starts[:-4:-1]:
         yield text[start:]
 
 
 def _closings(open: str) -> Iterator[str]:
-    """What may close a thought that was opened so."""
+    """Yield the marks that may close a thought opened like this."""
     if open.startswith("["):
         yield "[/" + open[1:]
         return

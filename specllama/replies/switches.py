@@ -1,4 +1,4 @@
-"""Which variables of a chat template turn thoughts on and off.
+"""The variables of a chat template that turn thoughts on and off.
 
 Every family has a switch of its own, so each is tried: a template that renders another prompt for
 it reads it.
@@ -25,7 +25,7 @@ _STRENGTHS = ("reasoning_effort", "thinking_effort", "reasoning_strength")
 
 @lru_cache(maxsize=64)
 def switch(template: str, think: str) -> tuple[dict[str, Any], str]:
-    """The variables for a value of THINK, and for the user what it cannot do ("" if nothing).
+    """Return the variables for a value of THINK, and a note for the user if it has no effect.
 
     "off" gives no variables where the template has no switch.
     """
@@ -34,7 +34,8 @@ def switch(template: str, think: str) -> tuple[dict[str, Any], str]:
     probe, marks = MarkProbe(template), derive(template)
 
     def turns(name: str, value: Any, other: Any, state: bool) -> bool:
-        """Whether a variable turns thoughts on (True) or off; an effort has to show it."""
+        """True if a variable turns thoughts on (``state`` True) or off; an effort has to show
+        it."""
         shown = probe.whole({name: value})
         if not shown or shown == probe.whole({name: other}):
             return False

@@ -46,7 +46,8 @@ _WIDTH_IN_PERCENT = re.compile(r"%[^%a-zA-Z]*(\*|\d{3,})")
 
 
 class TemplateFailed(Exception):
-    """The template raised, was refused by the sandbox, or exceeded its budget; the text says which.
+    """An error of a template: it raised, the sandbox refused it, or it exceeded its budget; the
+    text says which.
 
     ``refused`` is True in the last two cases, where another try would end the same way.
     """
@@ -151,7 +152,7 @@ def _strftime_now(layout: str) -> str:
 
 
 class _Namespace(Namespace):  # type: ignore[misc]
-    """Prints as a word: its contents may change after it was measured."""
+    """A namespace that prints as a word: its contents may change after it was measured."""
 
     def __repr__(self) -> str:
         return "<Namespace>"
@@ -159,7 +160,7 @@ class _Namespace(Namespace):  # type: ignore[misc]
 
 @pass_context  # type: ignore[untyped-decorator]
 def _output(context: Any, value: Any) -> str:
-    """The text of every ``{{ }}`` and of the template's own words, also inside macros."""
+    """Return the text of a ``{{ }}`` or of the template's own words, also inside macros."""
     current = budget.get()
     current.step()
     current.size(value)
@@ -168,7 +169,7 @@ def _output(context: Any, value: Any) -> str:
 
 
 def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter or test as one step whose result is measured."""
+    """Wrap a filter or test: count it as one step and measure its result."""
     at = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)
@@ -198,7 +199,7 @@ class _Generation(Extension):  # type: ignore[misc]
 
 
 class _Bounded(NodeTransformer):  # type: ignore[misc]
-    """Route what Jinja compiles to bare Python through filters, where it is counted."""
+    """A transformer that routes the bare Python that Jinja compiles through counted filters."""
 
     def __init__(self) -> None:
         self._nodes = 0

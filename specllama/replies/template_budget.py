@@ -1,4 +1,4 @@
-"""What rendering one chat template may cost: the size of each value, of all together, and time.
+"""The budget for rendering one chat template: the size of each value, of all together, and time.
 
 A template can name one list many times over (``[x, x]`` holds two pointers and prints as two
 lists), so a value is measured as if nothing in it were shared. Every value that a template builds
@@ -27,7 +27,7 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, KeysView, ValuesView, ItemsVie
 
 
 class TooMuch(Exception):
-    """The template exceeds its budget."""
+    """An error: the template exceeds its budget."""
 
 
 class Budget:
@@ -49,7 +49,7 @@ class Budget:
         self._sizes: dict[int, tuple[Any, int]] = {}
 
     def step(self) -> None:
-        """Before every operation.
+        """Count a step before every operation.
 
         Raises:
             TooMuch: too many of them, or out of time.
@@ -61,12 +61,12 @@ class Budget:
             raise TooMuch("the chat template takes too long")
 
     def room(self, chars: int) -> None:
-        """Raises TooMuch if a text of this many characters is too long."""
+        """Raise TooMuch if a text of this many characters is too long."""
         if chars > self._max_chars:
             raise TooMuch("the chat template builds a text that is too long")
 
     def size(self, value: Any) -> int:
-        """Bytes that a value takes with everything in it, counted as often as it appears.
+        """Return the bytes of a value and everything in it, counted as often as it appears.
 
         Raises:
             TooMuch: more than there is room for.
@@ -80,7 +80,7 @@ class Budget:
         return sys.getsizeof(value)
 
     def keep(self, value: Any) -> Any:
-        """The value, after counting it among what was built."""
+        """Return the value, after counting it among what was built."""
         self.size(value)
         self._built += sys.getsizeof(value)
         if self._built > _BUILT_IN_ALL * self._max_bytes:
@@ -107,7 +107,7 @@ budget: ContextVar[Budget] = ContextVar("budget")
 
 
 def counted(items: Iterable[Any]) -> Iterator[Any]:
-    """The items, each a step, and all of them together no larger than one value may be."""
+    """Yield the items; count each as a step, and bound all together as one value."""
     current = budget.get()
     total = 0
     for item in items:

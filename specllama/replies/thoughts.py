@@ -39,7 +39,7 @@ class Written:
 
 
 class Words(Protocol):
-    """What is needed of a vocabulary."""
+    """The part of a vocabulary that is needed here."""
 
     def tokenize(
         self, text: str, *, add_special: bool, parse_special: bool, after_text: bool = False
@@ -67,7 +67,7 @@ class Spelling:
         self.closers = tuple(self.units(found[0]) for found in tag if found)
 
     def units(self, text: str) -> str:
-        """A text of the template in units."""
+        """Convert a text of the template to units."""
         out: list[str] = []
         ids = self._vocab.tokenize(text, add_special=False, parse_special=True, after_text=True)
         raw = text.encode("utf-8", "replace")
@@ -83,13 +83,13 @@ class Spelling:
         return "".join(out)
 
     def unit(self, token: int, *, special: bool = False) -> str:
-        """A token of a reply in units; ``special``: control tokens show, too."""
+        """Convert a token of a reply to units; ``special``: control tokens show, too."""
         if token in self.tokens:
             return chr(_FIRST + token)
         return self._vocab.piece(token, special=special).decode("latin-1")
 
     def bytes(self, units: str, *, special: bool = False) -> bytes:
-        """What units show; with ``special`` also the control tokens."""
+        """Return the bytes that units show; with ``special`` also those of control tokens."""
         return b"".join(
             bytes((ord(u),))
             if u < chr(_FIRST)
@@ -98,12 +98,12 @@ class Spelling:
         )
 
     def control(self, units: str) -> bool:
-        """Whether they begin with a token that shows as nothing."""
+        """True if they begin with a token that shows as nothing."""
         return units >= chr(_FIRST) and not self.bytes(units[:1])
 
 
 class Reader:
-    """Takes a reply in units and gives out its parts as soon as they are certain.
+    """A splitter that takes a reply in units and returns its parts as soon as they are certain.
 
     Args:
         state: what the prompt did with a thought, see ``Marks.state``.
@@ -123,7 +123,7 @@ class Reader:
 
     @property
     def plain(self) -> bool:
-        """Whether a token that is no unit of its own is just text of the answer."""
+        """True if a token that is no unit of its own is just text of the answer."""
         return self._place == "answer" and not self._held
 
     def feed(self, units: str) -> list[Part]:
@@ -140,8 +140,8 @@ class Reader:
         return other
 
     def finish(self, cut: bool) -> list[Part]:
-        """What was held back. ``cut``: the model would have gone on; then a beginning of a mark
-        stays out of both fields, for a later reader to go on from."""
+        """Return the text that was held back. ``cut``: the model would have gone on; then a
+        beginning of a mark stays out of both fields, for a later reader to continue."""
         held, self._held = self._held, ""
         if self._place == "start" and not cut:
             return self._shown(held)
@@ -168,7 +168,7 @@ class Reader:
 
     @property
     def seams(self) -> tuple[str, str] | None:
-        """The texts before and after the thought; None where they are not the whole reply."""
+        """The texts before and after the thought; None if they are not the whole reply."""
         if self._turned or self._thoughts > 1:
             return None
         before, behind = (
@@ -205,7 +205,7 @@ class Reader:
         self._answers += 1
 
     def _start(self, out: list[Part]) -> bool:
-        """Before anything but white space."""
+        """Read before anything but white space."""
         spelling, body = self.spelling, self._held.lstrip(_SPACE)
         space = len(self._held) - len(body)
         for mark, place in (
@@ -224,7 +224,7 @@ class Reader:
         return True
 
     def _opened(self, out: list[Part]) -> bool:
-        """The text after the mark that opens a thought."""
+        """Read the text after the mark that opens a thought."""
         if not self._held.lstrip(_SPACE):
             return False
         self._begin_thought(out)
@@ -240,7 +240,7 @@ class Reader:
         return at >= 0 and self._skip(end - len(body) + len(close), 1, "between")
 
     def _between(self, out: list[Part]) -> bool:
-        """The text after a thought, or where the prompt closed it."""
+        """Read the text after a thought, or after a prompt that closed it."""
         body, lead = self._held.lstrip(_SPACE), self.spelling.lead
         if lead and body.startswith(lead):
             return self._skip(len(self._held) - len(body) + len(lead), 1, "between")
@@ -250,7 +250,8 @@ class Reader:
         return self._skip(_blank(self._held), 1, "answer")
 
     def _answer(self, out: list[Part]) -> bool:
-        """A further thought is seen only by a token: letters are the answer's own."""
+        """Read the answer. Only a token can open a further thought: letters are the answer's
+        own."""
         spelling, held = self.spelling, self._held
         first = spelling.open[:1]
         again = spelling.control(first) or (first >= chr(_FIRST) and not self._thoughts)
@@ -275,8 +276,8 @@ class Reader:
 
 
 class Messages(Reader):
-    """A reply of several messages. All but those whose header is the answer's count as thoughts:
-    notes to the user before a tool is called, and calls of tools, too."""
+    """A reply of several messages. All but those with the answer's header count as thoughts: notes
+    to the user before a tool call, and tool calls, too."""
 
     def __init__(self, spelling: Spelling, state: bool | None) -> None:
         super().__init__(spelling, state)
@@ -353,13 +354,13 @@ class Letters:
 
 
 def _blank(text: str) -> int:
-    """Length of the empty lines that a text begins with."""
+    """Return the length of the empty lines that a text begins with."""
     found = _BLANK.match(text)
     return found.end() if found else 0
 
 
 def _beginning(text: str, mark: str) -> int:
-    """Length of the longest end of a text that is the beginning of a mark."""
+    """Return the length of the longest end of a text that is the beginning of a mark."""
     for n in range(min(len(mark) - 1, len(text)), 0, -1):
         if mark.startswith(text[-n:]):
             return n

@@ -35,7 +35,7 @@ CARD = "the model's card"
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value and where it came from: "flag", "SPECLLAMA_X", a file's path, CARD, or "default"."""
+    """A value and its origin: "flag", "SPECLLAMA_X", a file's path, CARD, or "default"."""
 
     value: Any
     origin: str
@@ -57,20 +57,20 @@ class Settings:
         return self._values[name].origin
 
     def given(self, name: str) -> Any:
-        """The value if anyone set it, None if it is only the default."""
+        """Return the value if anyone set it, None if it is only the default."""
         return None if self.origin(name) == "default" else self[name]
 
     def changes(self) -> dict[str, Value]:
-        """What variables and files set; no typed flags, no defaults."""
+        """Return the values from variables and files; no typed flags, no defaults."""
         return {s.name: v for s, v in self if v.origin not in ("flag", CARD, "default")}
 
     def with_flags(self, typed: Mapping[str, Any]) -> Settings:
-        """The same with typed flags on top; every value is checked."""
+        """Return the settings with typed flags on top; check every value."""
         flags = {name: Value(check(name, value), "flag") for name, value in typed.items()}
         return Settings({**self._values, **flags})
 
     def with_card(self, card: Mapping[str, float]) -> Settings:
-        """The same for a model whose card recommends these sampling fields."""
+        """Return the settings for a model whose card recommends these sampling fields."""
         said = {
             setting.name: Value(card[name], CARD)
             for name, setting in self._unset_sampling()
@@ -86,14 +86,14 @@ class Settings:
         return EngineOptions(**self._room("engine"), **parts)
 
     def generate_params(self, **changes: Any) -> GenerateParams:
-        """Parameters of a request; ``changes`` are further GenerateParams fields."""
+        """Return the parameters of a request; ``changes`` are further GenerateParams fields."""
         sampling = SamplingParams(**self._room("sampling"))
         left = tuple(sorted(name for name, _ in self._unset_sampling()))
         fields = {"sampling": sampling, "from_card": left, **self._room("generate"), **changes}
         return GenerateParams(**fields)
 
     def _unset_sampling(self) -> Iterator[tuple[str, Setting]]:
-        """The sampling fields that are at their default."""
+        """Yield the sampling fields that are at their default."""
         for setting, value in self:
             room, _, name = setting.field.partition(".")
             if room == "sampling" and value.origin == "default":
@@ -139,7 +139,7 @@ def load_settings(
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The keys of a settings file, in kebab case; empty if there is no file.
+    """Read the keys of a settings file, in kebab case; empty if there is no file.
 
     Raises:
         ConfigError: it cannot be read, is not TOML, or has a key that is not a setting.
@@ -167,7 +167,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def find(key: str) -> Setting:
-    """A setting by name, underscores allowed; raises ConfigError with a suggestion."""
+    """Find a setting by name, underscores allowed; raise ConfigError with a suggestion."""
     name = key.replace("_", "-").lower()
     if name in BY_NAME:
         return BY_NAME[name]
@@ -177,7 +177,7 @@ def find(key: str) -> Setting:
 
 
 def check(name: str, value: Any) -> Any:
-    """The value in its proper type.
+    """Convert the value to its proper type.
 
     Raises:
         UsageError: wrong type, not one of the choices, or out of range.
@@ -190,7 +190,7 @@ def check(name: str, value: Any) -> Any:
 
 
 def parse_text(setting: Setting, text: str) -> Any:
-    """A value from a string: an environment variable or ``config set``."""
+    """Read a value from a string: an environment variable or ``config set``."""
     if setting.kind == "bool":
         word = text.strip().lower()
         if word in ("1", "true", "yes", "on"):
@@ -320,7 +320,7 @@ def _edited(text: str, name: str, literal: str | None) -> str:
 
 
 def _literal(value: Any) -> str:
-    """A value as TOML. Basic strings of TOML and JSON agree except for DEL."""
+    """Write a value as TOML. Basic strings of TOML and JSON agree except for DEL."""
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_literal, value)) + "]"
     if isinstance(value, str):

@@ -14,7 +14,7 @@ _NEVER = ("never", "off")
 
 
 def seconds(value: str | float) -> float:
-    """A length of time in seconds; infinity where it is without an end.
+    """Convert a length of time to seconds; infinity if it has no end.
 
     A number without a unit is seconds, and less than 0 is without an end, as in Ollama's
     ``keep_alive``.
@@ -32,7 +32,7 @@ def seconds(value: str | float) -> float:
 
 
 def _number(value: str | float) -> float:
-    """In seconds; not a number where it cannot be read."""
+    """Read the seconds; return NaN for text that is no length of time."""
     if not isinstance(value, str):
         return float(value)
     text = value.strip().lower()
@@ -48,7 +48,7 @@ def _number(value: str | float) -> float:
 
 
 def told(left_s: float) -> str:
-    """For people, in its largest unit."""
+    """Format the time for people, in its largest unit."""
     if left_s == math.inf:
         return "never"
     for size, unit in ((3600, "h"), (60, "min")):

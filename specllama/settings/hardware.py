@@ -1,4 +1,4 @@
-"""What a caller can ask of the machine: where weights go, which cores compute, how positions turn.
+"""Options of the machine: places of weights, cores that compute, angles of positions.
 
 Values are checked here as far as they can be without a model and a machine; ``backend.planning``
 and ``backend.llama_place`` compare them with both. Light to import.
@@ -29,7 +29,7 @@ _ONLY_HERE = re.compile(r"\(\?(?![:=!])|\\[AZzGQ]|[*+?}]\+")
 
 @dataclass(frozen=True, slots=True)
 class PlaceOptions:
-    """Where the weights of one model go; how many layers go there is said elsewhere (gpu_layers).
+    """The places of one model's weights; ``gpu_layers`` gives the number of layers there.
 
     Attributes:
         split_mode: "layer" (and its cache on one device), "row" (matrices over all devices) or
@@ -94,7 +94,7 @@ class PlaceOptions:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The devices by name; () where the user chose none."""
+        """The devices by name; () if the user chose none."""
         return tuple(name.strip() for name in self.devices.split(",")) if self.devices else ()
 
     @property
@@ -142,7 +142,7 @@ class PlaceOptions:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine is meant."""
+    """True if the host means only this machine."""
     if host.lower().rstrip(".") == "localhost" or host.lower().endswith(".localhost"):
         return True
     try:
@@ -152,7 +152,7 @@ def is_loopback(host: str) -> bool:
 
 
 def endpoints(text: str) -> tuple[tuple[str, int], ...]:
-    """(host, port) of llama.cpp workers, which are written HOST:PORT and separated by commas.
+    """Read the (host, port) of llama.cpp workers, written HOST:PORT and separated by commas.
 
     Raises:
         UsageError: one is something else; llama.cpp would end the process.
@@ -171,7 +171,7 @@ def endpoints(text: str) -> tuple[tuple[str, int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class CpuOptions:
-    """Which cores compute, and how; "" for both mask and cores means any."""
+    """The cores that compute, and their use; "" for both mask and cores means any."""
 
     numa: str = placement(
         "off",
@@ -243,14 +243,14 @@ class CpuOptions:
 
     @property
     def usual(self) -> bool:
-        """Whether llama.cpp's own threads will do."""
+        """True if llama.cpp's own threads will do."""
         return not self.allowed and self.priority == "normal" and self.poll == CPU_POLL
 
 
 @dataclass(frozen=True, slots=True)
 class RopeOptions:
-    """How positions are turned into angles; whatever is unset comes from the model. The parameters
-    of YaRN are those of the paper."""
+    """The conversion of positions to angles; unset fields come from the model. The parameters of
+    YaRN are those of the paper."""
 
     scaling: str = long_context(
         "auto",
@@ -307,7 +307,7 @@ class RopeOptions:
 
     @property
     def given(self) -> dict[str, float]:
-        """What was chosen, under the names of llama.cpp's context parameters."""
+        """The chosen values, under the names of llama.cpp's context parameters."""
         chosen: dict[str, float | None] = {
             "rope_freq_base": self.freq_base,
             "rope_freq_scale": 1 / self.scale if self.scale is not None else self.freq_scale,
@@ -331,7 +331,7 @@ class Adapter:
 
     @staticmethod
     def read(text: str) -> Adapter:
-        """From FILE or FILE:SCALE.
+        """Read FILE or FILE:SCALE.
 
         Raises:
             UsageError: no file, or a scale out of range.

@@ -26,5 +26,5 @@ FILES = {
 
 
 def names() -> tuple[str, ...]:
-    """Every method, in order."""
+    """Return every method, in order."""
     return tuple(FILES)

@@ -1,4 +1,4 @@
-"""What a caller can ask for: how to load (EngineOptions) and how to generate (GenerateParams).
+"""Parameters of a caller: for loading (EngineOptions) and for generating (GenerateParams).
 
 Each field says its default, range, help and group once. A bad value raises UsageError, which names
 the accepted range, whatever the front end. Plain dataclasses: cheap to import, to log, and to send
@@ -68,7 +68,7 @@ def _is_x86() -> bool:
 
 
 def template_arguments(items: Sequence[str]) -> dict[str, Any]:
-    """``name=value`` each; a value that is JSON is taken as such, any other is a text.
+    """Read ``name=value`` items; a value that is JSON is read as such, any other is a text.
 
     Raises:
         UsageError: an item is something else, or names what only a conversation can give.
@@ -188,7 +188,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerateParams:
-    """One request. What a field with a help text means stands there.
+    """Parameters of one request. A field's help text, if it has one, explains it.
 
     Attributes:
         from_card: sampling fields that no caller chose: the engine takes them from the model's
@@ -326,7 +326,7 @@ class GenerateParams:
 
     @property
     def constrained(self) -> bool:
-        """Whether a grammar limits the tokens."""
+        """True if a grammar limits the tokens."""
         return bool(self._constraints)
 
     @property
@@ -335,7 +335,7 @@ class GenerateParams:
         return [one for one in given if one is not None]
 
     def draft_limit(self, exact_rows: int) -> int:
-        """``draft_max`` for a pair whose passes are bit-identical up to ``exact_rows`` rows.
+        """Return ``draft_max`` for a pair whose passes are bit-identical up to ``exact_rows`` rows.
 
         If it is not given, the adaptive window may use up to 16 rows where that cannot change a
         token: long copies pay best there. Elsewhere passes stay narrow: fewer near-ties.
@@ -349,7 +349,7 @@ class GenerateParams:
         return dataclasses.replace(self, **changes)
 
     def on_card(self, card: Mapping[str, float]) -> GenerateParams:
-        """The same for a model whose card recommends these sampling fields."""
+        """Return these parameters with the sampling fields that the model's card recommends."""
         taken = {name: card[name] for name in self.from_card if name in card}
         changed = dataclasses.replace(self.sampling, **taken)  # type: ignore[arg-type]
         return self if changed == self.sampling else self.replace(sampling=changed)
@@ -366,7 +366,7 @@ SERVER = "server"  # the owner of what a server's clients leave
 
 
 def disk_bytes(text: str) -> int | None:
-    """Bytes that a size on disk means, "8G", "500M" or MiB without a unit; None for "auto".
+    """Read a size on disk, "8G", "500M" or MiB without a unit; return None for "auto".
 
     Raises:
         UsageError: it is none of these, nor "off".
@@ -382,7 +382,7 @@ def disk_bytes(text: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How to load a pair. What a field with a help text means stands there.
+    """Options for loading a pair. A field's help text, if it has one, explains it.
 
     Attributes:
         place, draft_place: where the weights of target and draft go.
@@ -521,19 +521,19 @@ class EngineOptions:
     )
 
     def idle_bytes(self, model_bytes: int) -> int:
-        """Memory that idle conversations may take outside the context that they share: unless it
-        was said, as much as the pair takes with its contexts, and at most 1 GiB."""
+        """Return the memory that idle conversations may take outside the shared context: unless it
+        is set, as much as the pair takes with its contexts, and at most 1 GiB."""
         return min(model_bytes, 1 << 30) if self.kv_ram is None else self.kv_ram << 20
 
     def batch(self, *, on_gpu: bool) -> int:
-        """Prompt tokens per pass. On a CPU a pass can be cancelled only between its operations, and
-        these take longer with more rows."""
+        """Return the prompt tokens per pass. On a CPU a pass can be cancelled only between its
+        operations, and these take longer with more rows."""
         return self.n_batch or (512 if on_gpu else 256)
 
     def resolved(
         self, *, on_gpu: bool, one_kv_type: bool = False, apart: bool = False
     ) -> EngineOptions:
-        """The same with every "auto" of attention and cache types decided.
+        """Return the options with every "auto" of attention and cache types decided.
 
         Args:
             one_kv_type: K and V lie in one cache and can only be of one type.

@@ -20,7 +20,7 @@ from specllama.settings.setting import MOST, Group, Setting, check, declared, se
 
 @dataclass(frozen=True, slots=True)
 class AppOptions:
-    """What the front ends use themselves."""
+    """Options that the front ends use themselves."""
 
     model: str | None = setting(
         None,

@@ -75,11 +75,11 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        """Name of its environment variable."""
+        """The name of its environment variable."""
         return "SPECLLAMA_" + self.name.upper().replace("-", "_")
 
     def check(self, value: Any) -> None:
-        """Raises UsageError, which names what is accepted, of any other value."""
+        """Raise UsageError for a value that is not accepted; the message names those that are."""
         if value is None and self.default is None:
             return
         if self.choices and value not in self.choices:
@@ -101,7 +101,7 @@ class Setting:
 
 
 def setting(default: Any, help: str = "", group: Group = "Model", **more: Any) -> Any:
-    """A field of a parameter class; ``more`` are further attributes of its Setting."""
+    """Declare a field of a parameter class; ``more`` are further attributes of its Setting."""
     declared = Setting(default=default, help=help, group=group, **more)
     return dataclasses.field(default=default, metadata={_KEY: declared})
 
@@ -116,7 +116,7 @@ thinking = partial(setting, group="Thoughts and template")
 
 @cache
 def declared(kind: Any) -> Mapping[str, Setting]:
-    """The settings of a parameter class, by field."""
+    """Return the settings of a parameter class, by field."""
     return {
         field.name: dataclasses.replace(
             field.metadata[_KEY],

@@ -15,7 +15,8 @@ from specllama.settings.params import GenerateParams, SamplingParams
 
 
 def json_ready(value: Any) -> Any:
-    """Plain data: no dataclasses or tuples, paths, infinities and NaN as text, keys as strings."""
+    """Convert to plain data: no dataclasses or tuples, paths, infinities and NaN as text, keys as
+    strings."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -28,7 +29,7 @@ def json_ready(value: Any) -> Any:
 
 
 def encode(value: Any) -> bytes:
-    """One JSON document without a newline in it; lone surrogates become question marks."""
+    """Return one JSON document without a newline in it; lone surrogates become question marks."""
     ready = json_ready(value)
     try:
         return msgspec.json.encode(ready)
@@ -40,7 +41,7 @@ _EVERY_ROUND = frozenset((RoundDone, TextDelta, ReasoningDelta))  # what comes a
 
 
 def encode_event(event: Event, name: str = "", **more: int) -> bytes:
-    """``encode({**event.to_dict(), **more})``, with ``name`` in place of the event's own.
+    """Return ``encode({**event.to_dict(), **more})``, with ``name`` in place of the event's own.
 
     What every round says is encoded as it lies in memory: between passes that have emptied the
     processor's caches, going through its fields one by one takes longer than all else.
@@ -61,7 +62,7 @@ _newest: tuple[Event | None, bytes] = (None, b"")  # its fields: log and printer
 
 
 def _fields_of(event: Event) -> bytes:
-    """What every round says, b"" of what needs more care."""
+    """Encode an event that every round sends; return b"" for one that needs more care."""
     if type(event) not in _EVERY_ROUND or not _finite(event):
         return b""
     try:
@@ -71,7 +72,7 @@ def _fields_of(event: Event) -> bytes:
 
 
 def _finite(event: Event) -> bool:
-    """Whether its numbers are surely such as JSON has."""
+    """True if all numbers of the event are certainly valid in JSON."""
     if type(event) is not RoundDone:
         return True
     numbers = (event.balance, event.plain_ms, event.plain_spread)
@@ -97,7 +98,7 @@ def params_to_dict(params: GenerateParams) -> dict[str, Any]:
 
 
 def params_from_dict(data: Any) -> GenerateParams:
-    """The inverse, but lenient: unknown keys, wrong types and values out of range are dropped."""
+    """Read parameters leniently: drop unknown keys, wrong types and values out of range."""
     if not isinstance(data, dict):
         return GenerateParams()
     sampling = _keep_valid(SamplingParams(), data.get("sampling"))
@@ -106,14 +107,14 @@ def params_from_dict(data: Any) -> GenerateParams:
 
 
 def changed(before: GenerateParams, after: GenerateParams) -> dict[str, Any]:
-    """What was set: the fields of ``after`` that differ, ready for JSON. A sampling field that is
-    left to the model's card is None."""
+    """Return the fields of ``after`` that differ from ``before``, ready for JSON. A sampling field
+    that is left to the model's card is None."""
     was, now = _fields(before), _fields(after)
     return {name: value for name, value in now.items() if value != was[name]}
 
 
 def with_changes(params: GenerateParams, changes: dict[str, Any]) -> GenerateParams:
-    """The same with what was set, as far as it is valid."""
+    """Return the parameters with the valid ones of these changes."""
     sampling = {name: value for name, value in changes.items() if name in _SAMPLING}
     valid = _keep_valid(params.sampling, {k: v for k, v in sampling.items() if v is not None})
     params = _keep_valid(params, {k: v for k, v in changes.items() if k not in sampling})
@@ -126,7 +127,7 @@ _SAMPLING = frozenset(field.name for field in dataclasses.fields(SamplingParams)
 
 
 def _fields(params: GenerateParams) -> dict[str, Any]:
-    """Every setting by its name, whether it is of the sampler or not."""
+    """Return every setting by its name, those of the sampler included."""
     fields = params_to_dict(params)
     left = fields.pop("from_card")
     sampling = fields.pop("sampling")

@@ -1,4 +1,4 @@
-"""The file of the stored conversations: how it is opened, and what its tables are.
+"""The file of the stored conversations: its opening and its tables.
 
 SQLite with write-ahead logging and ordered migrations. A damaged file is moved aside, never
 deleted. Only the file's owner may read it.
@@ -82,14 +82,14 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 
 
 def in_memory() -> sqlite3.Connection:
-    """An empty one, which nothing outlives."""
+    """Open an empty database that ends with the process."""
     connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
     _prepare(connection)
     return connection
 
 
 def opened_to_read(path: Path) -> sqlite3.Connection | None:
-    """The file, to be read alone; None where that cannot be."""
+    """Open the file for reading only; return None if that fails."""
     for how in ("mode=ro", "mode=ro&immutable=1"):  # immutable: where not even a lock can be taken
         with suppress(sqlite3.Error, StoreError, OSError):
             connection = sqlite3.connect(
@@ -175,7 +175,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All of it or nothing."""
+    """Run the block as one transaction: all of it or nothing."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

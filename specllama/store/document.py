@@ -17,12 +17,12 @@ _UNFIT = dict.fromkeys((0xFFFE, 0xFFFF), "\ufffd")  # XML has no way to write th
 
 
 def clean(text: str) -> str:
-    """Text that every format can hold."""
+    """Remove the characters that some format cannot hold."""
     return sanitize(text).translate(_UNFIT)
 
 
 class Raw(str):
-    """Text of others."""
+    """Text that a model, a file or a person wrote."""
 
     __slots__ = ()
 
@@ -82,7 +82,7 @@ def markdown(document: Document) -> str:
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table, line by line."""
+    """Return the lines of a table."""
     return [_row(map(_md, heads)), _row("---" for _ in heads), *(_row(map(_md, r)) for r in rows)]
 
 
@@ -112,7 +112,7 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _md(text: str) -> str:
-    """In a line: raw text as code, our own words as they are."""
+    """Write a line of Markdown: raw text as code, our own words as they are."""
     line = " ".join(clean(text).split("\n")) if not isinstance(text, Raw) else clean(text)
     if isinstance(text, Raw) and text:
         line = line.replace("\n", "⏎").replace("\t", "⇥")

@@ -1,4 +1,4 @@
-"""A conversation that is being written: every change of it is kept in the store.
+"""A conversation that is being written: the store keeps every change of it.
 
 Where another process went on with the stored conversation meanwhile, this one goes on as a copy.
 """
@@ -18,7 +18,7 @@ from specllama.store.tree import START, StoredMessage, Tree
 
 
 class OpenSession:
-    """One conversation, and where it is stored from its first message on.
+    """One conversation and its place in the store from its first message on.
 
     Attributes:
         id: in the store; None until the first message.
@@ -40,7 +40,7 @@ class OpenSession:
 
     @classmethod
     def stored(cls, store: SessionStore, selector: str) -> OpenSession:
-        """Raises StoreError, UsageError: not exactly one stored conversation fits."""
+        """Open the one stored conversation that fits, or raise StoreError or UsageError."""
         stored = store.get(store.find(selector))
         one = cls(store, stored.system, _chosen_of(stored.settings), stored.title)
         one.id, one._seen, one.tree = stored.id, stored.updated_s, stored.tree
@@ -132,7 +132,7 @@ class OpenSession:
 
 
 def _chosen_of(settings: dict[str, Any]) -> dict[str, Any]:
-    """What was set in a stored conversation."""
+    """Return the settings that a stored conversation changed."""
     chosen = settings.get("set")
     if isinstance(chosen, dict):
         return chosen
@@ -141,7 +141,7 @@ def _chosen_of(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_markdown(session: StoredSession) -> str:
-    """A conversation as Markdown, one heading per turn; its other versions follow it."""
+    """Write a conversation as Markdown, one heading per turn; its other versions follow it."""
     tree = session.tree
     path = tree.path
     parts = [f"# {session.title}"]
@@ -158,7 +158,7 @@ def to_markdown(session: StoredSession) -> str:
 
 
 def _turn(tree: Tree, number: int, *, place: bool = False) -> list[str]:
-    """The heading of a message, which says its place where that is asked, and what it says."""
+    """Write the heading and text of a message; with ``place`` the heading gives its number."""
     message = tree.messages[number]
     version, versions = tree.version(number)
     marks = [f"message {len(tree.path_to(number))}"] if place else []
@@ -171,7 +171,7 @@ def _turn(tree: Tree, number: int, *, place: bool = False) -> list[str]:
 
 
 def to_json(session: StoredSession) -> str:
-    """A conversation as JSON, with settings, the counters of each reply and every version."""
+    """Write a conversation as JSON, with settings, the counters of each reply and every version."""
     tree = session.tree
     path = tree.path
     data = {
@@ -188,7 +188,7 @@ def to_json(session: StoredSession) -> str:
 
 
 def _fields(tree: Tree, number: int) -> dict[str, object]:
-    """A message, its number, and the number of the one it follows (null: of none)."""
+    """Return a message, its number and that of the one before it (null for the first)."""
     message = tree.messages[number]
     parent = tree.parents[number]
     return {

@@ -1,4 +1,4 @@
-"""The file of a profile, which several processes share: locked, read again, merged, replaced whole.
+"""The file of a profile, shared by several processes: locked, read again, merged, replaced whole.
 
 A process remembers what it last saw in the file. When it writes, it keeps what another process has
 changed since. A part (a cost table, what is known of a source or of a method, the advice) that only
@@ -24,7 +24,7 @@ Data = dict[str, Any]
 
 
 def read(path: Path) -> Data | None:
-    """The contents of the file, None without one.
+    """Read the contents of the file; return None if there is none.
 
     Raises:
         OSError: it cannot be read.
@@ -60,7 +60,8 @@ def update(path: Path, change: Callable[[], Data]) -> Stamp:
 
 
 def merge(base: Data, mine: Data, theirs: Data) -> Data:
-    """``base`` with the changes of both: their file and my state, as ``Profile`` writes them."""
+    """Return ``base`` with the changes of both: their file and my state, as ``Profile`` writes
+    them."""
     before, ours, others = _parts(base), _parts(mine), _parts(theirs)
     names = {*mine["bands"], *theirs["bands"]}
     out: Data = {
@@ -81,7 +82,7 @@ def merge(base: Data, mine: Data, theirs: Data) -> Data:
 
 
 def _sums(base: Data, mine: Data, theirs: Data) -> Data:
-    """Amounts to which both added, or from which they took."""
+    """Add up both processes' changes of each amount."""
 
     def both(was: float, here: float, there: float) -> float:
         return there + here - was
@@ -97,7 +98,7 @@ def _sums(base: Data, mine: Data, theirs: Data) -> Data:
 
 
 def _parts(data: Data) -> dict[tuple[str, ...], Any]:
-    """The parts that only make sense whole, by their place."""
+    """Return the parts that only make sense whole, by their place."""
     parts: dict[tuple[str, ...], Any] = {("advice",): data["advice"]}
     costs = data["costs"]
     parts |= {("costs", name): costs[name] for name in ("target", "draft")}

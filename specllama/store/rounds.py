@@ -47,7 +47,7 @@ _NAME_OF = {cls: name for name, cls in _LINE_NAMES.items()}
 
 @cache
 def package_versions() -> dict[str, str]:
-    """Versions that decide what is computed; read from metadata, importing nothing heavy."""
+    """Return the versions that decide results; import nothing heavy to read them."""
     versions = {"python": platform.python_version()}
     for name in ("specllama", "llama-cpp-python", "numpy"):
         try:
@@ -58,7 +58,7 @@ def package_versions() -> dict[str, str]:
 
 
 def circumstances(info: EngineInfo, params: GenerateParams) -> dict[str, Any]:
-    """The pair, the settings and what they run on."""
+    """Describe the pair, the settings and the machine."""
     return {
         "target": _model(info.target),
         "draft": _model(info.draft) if info.draft else None,
@@ -75,7 +75,7 @@ def circumstances(info: EngineInfo, params: GenerateParams) -> dict[str, Any]:
 
 
 class RoundLog:
-    """Appends the events of one run to its file. No method raises because of the disk.
+    """Log of one run's events in its file. No method raises because of the disk.
 
     The file is created with the first event, so a run that fails to start leaves none.
     """
@@ -108,7 +108,7 @@ class RoundLog:
         command: str = "run",
         folder: Path | None = None,
     ) -> RoundLog:
-        """A log for one run of this pair, by default in the usual folder."""
+        """Make a log for one run of this pair, by default in the usual folder."""
         return cls(info, params, command=command, folder=folder or rounds_dir())
 
     def write(self, event: Event, params: GenerateParams | None = None) -> Notice | None:
@@ -165,7 +165,7 @@ class RoundLog:
 
 
 def _model(info: ModelInfo) -> dict[str, Any]:
-    """What is known of a model file, with its hash if that is cheap."""
+    """Describe a model file, with its hash if that is cheap."""
     known = info.sha256
     path = Path(info.path)
     if known is None and path.is_file():
@@ -180,7 +180,7 @@ def _model(info: ModelInfo) -> dict[str, Any]:
 
 
 def open_for_append(path: Path) -> int:
-    """The file of lines at ``path``, whose last line is whole; the caller closes it.
+    """Open the file of lines at ``path`` and complete its last line; the caller closes it.
 
     Raises:
         OSError: it cannot be opened.
@@ -196,7 +196,7 @@ def open_for_append(path: Path) -> int:
 
 
 class Logged:
-    """An engine whose requests are kept in a round log, otherwise as it is: see ``EngineLike``.
+    """An engine that logs its requests' rounds and otherwise is unchanged: see ``EngineLike``.
 
     A log that cannot be written shows as one Notice among the events.
 
@@ -253,7 +253,7 @@ class LoggedTurn(Told):
 
     @property
     def figures(self) -> ReplyFigures | None:
-        """None before its first token."""
+        """The figures of the reply; None before its first token."""
         return ReplyFigures.of(self.started, self.rounds, self.finished)
 
 
@@ -276,7 +276,7 @@ class RunRecord:
 
 
 def iter_lines(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Every line of a log as a dictionary; None for one that is not a JSON object.
+    """Yield every line of a log as a dictionary; None for one that is not a JSON object.
 
     Raises:
         StoreError: the file cannot be read at all.
@@ -320,7 +320,7 @@ def read_run(path: Path) -> RunRecord:
 
 
 def _parse(line: dict[str, Any]) -> Event | None:
-    """The event of a line; None if it has none, misses fields, or contradicts itself."""
+    """Return the event of a line; None if it has none, misses fields, or contradicts itself."""
     cls = _LINE_NAMES.get(str(line.get("type")))
     if cls is None:
         return None
@@ -371,7 +371,7 @@ def delete_run(path: Path) -> int:
 
 
 def find_run(selector: str, folder: Path | None = None) -> Path:
-    """A log by ``last``, by a path, or by the start or the last part of its name.
+    """Find a log by ``last``, by a path, or by the start or the last part of its name.
 
     Raises:
         StoreError: nothing matches.

@@ -1,4 +1,4 @@
-"""A reply, or a logged run, as a document: text, verdict, rounds, settings, what it ran on."""
+"""Documents of a reply or a logged run: text, verdict, rounds, settings and machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class NamedMethod(Protocol):
 
 
 def run_document(record: RunRecord, methods: Sequence[NamedMethod]) -> Document:
-    """Every reply of a run."""
+    """Return a document with every reply of a run."""
     parts: list[Part] = []
     several = len(record.turns) > 1
     for turn in record.turns:
@@ -76,7 +76,7 @@ def reply_parts(turn: LoggedTurn, methods: Sequence[NamedMethod], text: str = ""
 
 
 def _stop_text(turn: LoggedTurn) -> str:
-    """What the last token says that the reply does not show."""
+    """Return the text of the last token if the reply does not show it."""
     texts = [text for done in turn.rounds for text in done.emitted_text]
     if turn.finished is None or turn.finished.reason != "stop_token" or not texts:
         return ""
@@ -127,7 +127,7 @@ def _labels(methods: Sequence[NamedMethod]) -> Any:
 
 
 def provenance(header: Mapping[str, Any]) -> list[Part]:
-    """From the first line of a round log; files are named without their folder."""
+    """Describe a run from the first line of its log; name files without their folder."""
     lines: list[list[str]] = []
     versions = header.get("versions")
     if isinstance(versions, dict):
@@ -154,8 +154,8 @@ def _model(role: str, model: Mapping[str, Any]) -> list[str]:
 
 
 def settings(params: Any, seeds: Sequence[int] = ()) -> Part:
-    """What was set otherwise than usual, and what is always asked about; ``seeds`` of the replies
-    are told where none was set."""
+    """List the settings that differ from the usual ones, and a few that people always want; show
+    ``seeds`` of the replies if no seed was set."""
     if not isinstance(params, dict):
         return FactList([])
     flat = {**params, **_dict(params.get("sampling"))}

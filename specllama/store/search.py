@@ -1,4 +1,4 @@
-"""Finding words in stored conversations: each anywhere in a title or a message of any version.
+"""Search for words in stored conversations: in a title or a message of any version.
 
 An index (FTS5 of SQLite, by trigrams) knows which messages hold them. It is brought up to date in
 small steps. A conversation that it does not know as it is now is read instead, and so are all where
@@ -28,19 +28,19 @@ _TERMS = 12
 
 
 def terms(query: str) -> list[str]:
-    """What a query asks for: words, and "several in quotes" as they stand."""
+    """Split a query into its words and its "several words in quotes"."""
     found = re.findall(r'"([^"]+)"|(\S+)', query.lower().replace("\0", ""))
     return list(dict.fromkeys(quoted or word for quoted, word in found))[:_TERMS]
 
 
 def hits(text: str, wanted: Sequence[str]) -> list[tuple[int, int]]:
-    """Where these stand in a text, whatever their case: [begin, end), in order, not overlapping."""
+    """Find these terms in a text, ignoring case: [begin, end), in order, not overlapping."""
     some = "|".join(re.escape(term) for term in sorted(wanted, key=len, reverse=True))
     return [found.span() for found in re.finditer(some, text, re.IGNORECASE)] if some else []
 
 
 def excerpt(text: str, wanted: Sequence[str], room: int = _EXCERPT) -> str:
-    """One line of a text, around the first hit."""
+    """Return one line of a text, around the first hit."""
     line = " ".join(text.split())
     at = next((begin for begin, _ in hits(line, wanted)), 0)
     begin = max(0, min(at - room // _LEAD, len(line) - room))
@@ -54,7 +54,7 @@ def excerpt(text: str, wanted: Sequence[str], room: int = _EXCERPT) -> str:
 
 
 def best(texts: Iterable[str], wanted: Sequence[str]) -> str:
-    """An excerpt of the text that has most of these; "" if none has one."""
+    """Return an excerpt of the text that has most of these; "" if none has one."""
     score, found = 0, ""
     for text in texts:
         lowered = text.lower()
@@ -64,7 +64,7 @@ def best(texts: Iterable[str], wanted: Sequence[str]) -> str:
 
 
 class Index:
-    """What finds words in the tables of a connection.
+    """Word search in the tables of a connection.
 
     Attributes:
         lacking: why words are found by reading alone, "" if they are not.
@@ -77,7 +77,7 @@ class Index:
         db.create_function("lowered", 1, str.lower, deterministic=True)
 
     def condition(self, wanted: Sequence[str]) -> tuple[str, dict[str, str]]:
-        """SQL that holds for a row of ``sessions`` with all of these; and its values."""
+        """Return SQL that holds for a row of ``sessions`` with all of these, and its values."""
         parts, values = ["1"], {}
         for i, term in enumerate(wanted):
             value, match = f":term{i}", f":match{i}"
@@ -170,7 +170,7 @@ class Index:
         return True
 
     def _has(self) -> bool:
-        """Whether there is an index that can be asked."""
+        """True if there is an index to search."""
         if not self._there and not self.lacking:
             try:
                 self._db.execute("SELECT 1 FROM found LIMIT 1").fetchone()

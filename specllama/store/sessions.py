@@ -72,12 +72,12 @@ class StoredSession:
 
     @property
     def messages(self) -> tuple[StoredMessage, ...]:
-        """Those of the chosen path."""
+        """The messages of the chosen path."""
         return tuple(self.tree.chosen)
 
 
 class ContinuedElsewhere(StoreError):
-    """Another process has written to the session since it was read."""
+    """An error: another process has written to the session since it was read."""
 
 
 class SessionStore:
@@ -117,22 +117,22 @@ class SessionStore:
 
     @classmethod
     def unstored(cls) -> SessionStore:
-        """A store in memory: nothing in it outlives the process."""
+        """Make a store in memory: nothing in it outlives the process."""
         return cls(database.in_memory(), _NOWHERE, ())
 
     @property
     def keeps(self) -> bool:
-        """Whether what is written here outlives the process."""
+        """True if the data written here outlives the process."""
         return self._writing and self.path != _NOWHERE
 
     @classmethod
     def peek(cls, path: Path | None = None) -> SessionStore:
-        """What is there to read: nothing is made, mended or moved aside."""
+        """Open the file for reading only: create, mend and move nothing."""
         return cls._to_read(path or sessions_file(), [])
 
     @classmethod
     def _to_read(cls, path: Path, notices: list[str]) -> SessionStore:
-        """What can be read if nothing can be written: earlier conversations, or none."""
+        """Open earlier conversations for reading if nothing can be written; there may be none."""
         connection = database.opened_to_read(path)
         store = cls(connection or database.in_memory(), path, notices)
         store._writing = connection is None
@@ -158,7 +158,7 @@ class SessionStore:
     def create(
         self, *, title: str = "", system: str = "", settings: dict[str, Any] | None = None
     ) -> str:
-        """A new session; returns its id, eight hex digits."""
+        """Create a session; return its id, eight hex digits."""
         identity = secrets.token_hex(4)
         now = time.time()
         self._write(
@@ -261,7 +261,7 @@ class SessionStore:
             self._write(("UPDATE sessions SET settings = ? WHERE id = ?", text, session))
 
     def rename(self, session: str, title: str) -> None:
-        """Raises UsageError for an empty title."""
+        """Change the title; raise UsageError if it is empty."""
         if not _clean(title):
             raise UsageError("a session needs a title")
         self._write(
@@ -289,7 +289,7 @@ class SessionStore:
         return session
 
     def purge(self, older_than_s: float = KEEP_DELETED_S) -> None:
-        """Really remove sessions that were deleted longer ago than this."""
+        """Delete for good the sessions that were deleted longer ago than this."""
         before = time.time() - older_than_s
         if not self._rows("SELECT 1 FROM sessions WHERE deleted_s < ? LIMIT 1", (before,)):
             return
@@ -303,7 +303,7 @@ class SessionStore:
                 self._index.forget_gone(wipe=wipe)
 
     def summaries(self, *, query: str = "", limit: int = 100) -> list[SessionSummary]:
-        """Sessions with at least one message, newest first. Messages are counted on the chosen
+        """List sessions with at least one message, newest first. Messages are counted on the chosen
         path.
 
         Args:
@@ -325,14 +325,14 @@ class SessionStore:
             return [replace(one, found=self._excerpt(one.id, wanted)) for one in found]
 
     def _excerpt(self, session: str, wanted: Sequence[str]) -> str:
-        """Of the message that has most of these words; "" if none is wanted, or none has one."""
+        """Return an excerpt of the message that has most of these words; "" if there is none."""
         if not wanted:
             return ""
         texts = "SELECT content, reasoning FROM messages WHERE session_id = ? ORDER BY seq"
         return search.best(chain.from_iterable(self._rows(texts, (session,))), wanted)
 
     def index(self, for_s: float = _STEP_S) -> bool:
-        """Index words for about ``for_s`` seconds; returns whether all are indexed then. A search
+        """Index words for about ``for_s`` seconds; return whether all are indexed then. A search
         finds the same without the index, but takes longer. It waits for no other writer."""
         with self._lock:
             if not self.keeps or self._waiting:
@@ -355,7 +355,7 @@ class SessionStore:
         return done
 
     def title(self, session: str) -> str:
-        """The title alone; empty if there is no such session or it cannot be read."""
+        """Return the title alone; empty if there is no such session or it cannot be read."""
         try:
             rows = self._rows("SELECT title FROM sessions WHERE id = ?", (session,))
         except StoreError:
@@ -363,7 +363,7 @@ class SessionStore:
         return str(rows[0][0]) if rows else ""
 
     def get(self, session: str) -> StoredSession:
-        """Raises StoreError if there is no such session."""
+        """Read a session; raise StoreError if there is none."""
         rows = self._rows(
             "SELECT id, title, system, settings, created_s, updated_s, leaf FROM sessions "
             "WHERE id = ?",
@@ -389,7 +389,7 @@ class SessionStore:
         )
 
     def find(self, selector: str = "last") -> str:
-        """The id of a session by ``last``, by the start of its id, or by its exact title.
+        """Find the id of a session by ``last``, by the start of its id, or by its exact title.
 
         Raises:
             StoreError: nothing matches.
@@ -418,7 +418,7 @@ class SessionStore:
     def _write(
         self, *statements: tuple[Any, ...], seen: tuple[str, float | None] = ("", None)
     ) -> None:
-        """One transaction of (SQL, values...); when the disk refuses, writing stops.
+        """Write one transaction of (SQL, values...); when the disk refuses, stop writing.
 
         With ``seen``, a session and its ``updated_s``, only if that has not changed.
         """
@@ -486,7 +486,7 @@ class _Write:
     seen: float | None = None
 
     def run(self, db: sqlite3.Connection) -> None:
-        """Raises ContinuedElsewhere."""
+        """Run the statements; raise ContinuedElsewhere if the session has changed."""
         if self.seen is not None:
             query = "SELECT updated_s FROM sessions WHERE id = ?"
             if db.execute(query, (self.session,)).fetchone() != (self.seen,):
@@ -495,13 +495,13 @@ class _Write:
             db.execute(sql, values)
 
     def replaces(self, older: _Write) -> bool:
-        """Whether both put the same message: session and number are its first values."""
+        """True if both put the same message: session and number are its first values."""
         mine, theirs = self.statements[0], older.statements[0]
         return bool(self.session) and mine[:3] == theirs[:3] and mine[0].startswith(_PUT)
 
 
 def is_stored(session: str, path: Path | None = None) -> bool:
-    """Whether a conversation is there, and not deleted; False where that cannot be told."""
+    """True if a conversation is there and not deleted; False also if the store cannot be read."""
     with suppress(SpecllamaError, sqlite3.Error), SessionStore.peek(path) as store:
         return bool(
             store._rows("SELECT 1 FROM sessions WHERE id = ? AND deleted_s IS NULL", (session,))
@@ -510,7 +510,7 @@ def is_stored(session: str, path: Path | None = None) -> bool:
 
 
 def _is_locked(error: sqlite3.Error) -> bool:
-    """Whether another process has the file; anything else is there to stay."""
+    """True if another process has locked the file; other errors are permanent."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -520,12 +520,12 @@ def _choose(session: str, leaf: int, now: float) -> tuple[Any, ...]:
 
 
 def _later_than(seen: float | None) -> float:
-    """Now, but always later than ``seen``: two writes within a clock tick must differ."""
+    """Return now, but always later than ``seen``: two writes within a clock tick must differ."""
     return time.time() if seen is None else max(time.time(), math.nextafter(seen, math.inf))
 
 
 def _text(value: str) -> str:
-    """SQLite stores UTF-8: lone surrogates cannot be kept."""
+    """Replace lone surrogates, which SQLite's UTF-8 cannot hold."""
     return value.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -535,7 +535,7 @@ def _clean(title: str) -> str:
 
 
 def _title(question: str) -> str:
-    """What was typed, without the files that go with it."""
+    """Make a title of the typed question, without its attached files."""
     return _clean(attach.split(question)[0])
 
 

@@ -65,7 +65,7 @@ class States:
         self._found: dict[tuple[str, int], StateFile] = {}  # by name and time of the file
 
     def found(self) -> list[StateFile]:
-        """What can be read, with what other processes have written meanwhile."""
+        """List the readable files, with those that other processes have written meanwhile."""
         known: dict[tuple[str, int], StateFile] = {}
         for path in self.path.glob(f"[!.]*{SUFFIX}"):
             with suppress(OSError, ValueError):
@@ -95,7 +95,7 @@ class States:
 
 
 def _opened(path: Path) -> StateFile:
-    """A file that was written anywhere.
+    """Open a state file at any path.
 
     Raises:
         OSError, ValueError: it cannot be read, or has no whole head.
@@ -125,7 +125,7 @@ def write(path: Path, head: bytes, parts: Sequence[Bytes]) -> None:
 
 
 def read(one: StateFile, sizes: Sequence[int]) -> list[memoryview]:
-    """The parts of a file, which were of these sizes; it counts as used.
+    """Read the parts of a state file, whose sizes are given, and mark it as recently used.
 
     Raises:
         StoreError: they are not what was written, or gone.
@@ -155,7 +155,7 @@ def delete(one: StateFile) -> None:
 
 
 def bound(root: Path) -> int:
-    """Bytes that states take at most unless the user says otherwise."""
+    """Return the bytes that states may take unless the user sets a bound."""
     try:
         free = shutil.disk_usage(standing(root)).free
     except OSError:
@@ -164,7 +164,7 @@ def bound(root: Path) -> int:
 
 
 def size(root: Path | None = None) -> int:
-    """Bytes that all states take."""
+    """Return the bytes that all states take."""
     return sum(size for _, size, _ in _files(root or states_dir()))
 
 
@@ -187,7 +187,7 @@ def trim(root: Path, most: int, but: Path | None = None) -> None:
 
 
 def _files(root: Path) -> Iterator[tuple[float, int, Path]]:
-    """(when it was last used, bytes, path) of everything that lies there."""
+    """Yield (time of last use, bytes, path) of each file."""
     for path in root.glob("*/*"):
         with suppress(OSError):
             stat = path.stat()
@@ -195,7 +195,8 @@ def _files(root: Path) -> Iterator[tuple[float, int, Path]]:
 
 
 def _head_of(file: BinaryIO) -> bytes:
-    """
+    """Read the head of a file.
+
     Raises:
         ValueError: there is no whole head.
     """

@@ -1,4 +1,4 @@
-"""What a round log says: totals, by position, by source, over time; flat rows for export."""
+"""Summaries of a round log: totals, by position, by source, over time; flat rows for export."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Position:
 
 
 def moments(record: RunRecord) -> list[Moment]:
-    """Every round on one time axis: the requests of a run one after another."""
+    """Return every round on one time axis: the requests of a run one after another."""
     out: list[Moment] = []
     offset = 0.0
     for turn in record.turns:
@@ -77,7 +77,7 @@ def moments(record: RunRecord) -> list[Moment]:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What replies wrote after their first tokens, and how long that took."""
+    """Tokens that replies wrote after their first one, and the seconds they took."""
 
     tokens: int
     seconds: float
@@ -88,7 +88,7 @@ class Generated:
 
 
 def generated(records: Iterable[RunRecord]) -> Generated:
-    """Of all their replies."""
+    """Sum this over the replies of all records."""
     turns = (turn for record in records for turn in record.turns)
     replies = [one for turn in turns if (one := turn.figures) is not None and one.tok_per_s]
     return Generated(
@@ -104,12 +104,12 @@ def totals(rounds: Iterable[RoundDone]) -> SpecStats:
 
 
 def passes(rounds: Iterable[RoundDone]) -> list[TimedRound]:
-    """What a verdict is made of."""
+    """Return the rounds that a verdict is made of."""
     return [TimedRound.of(done) for done in rounds if done.index]
 
 
 def by_source(rounds: Iterable[RoundDone]) -> dict[str, SpecStats]:
-    """Counters per drafting source, in order of appearance; "none" are plain rounds."""
+    """Count per drafting source, in order of appearance; "none" are plain rounds."""
     out: dict[str, SpecStats] = {}
     for done in rounds:
         out.setdefault(done.source, SpecStats()).observe(done)
@@ -126,7 +126,7 @@ def by_position(stats: SpecStats) -> list[Position]:
 
 
 def by_time(items: Sequence[Moment], n: int) -> list[Slice]:
-    """At most ``n`` slices of equal length; those without a round hold zeros."""
+    """Cut the run into at most ``n`` slices of equal length; those without a round hold zeros."""
     if not items or n < 1:
         return []
     begin, end = items[0].begin_s, items[-1].end_s
@@ -141,14 +141,14 @@ def by_time(items: Sequence[Moment], n: int) -> list[Slice]:
 
 
 def stats_dict(stats: SpecStats) -> dict[str, Any]:
-    """Counters and rates of one group, for ``--json``."""
+    """Return counters and rates of one group, for ``--json``."""
     names = ("rounds", "drafted", "accepted", "emitted", "cut", "near_ties", "acceptance_rate",
              "mean_acceptance_length", "draft_ms", "verify_ms", "other_ms", "wait_ms")  # fmt: skip
     return {name: getattr(stats, name) for name in names}
 
 
 def told_elsewhere(ends: Sequence[Finished]) -> dict[str, Any]:
-    """Sums over replies of another engine; None where it did not tell of each of them."""
+    """Sum over replies of another engine; a sum is None if it did not report each reply."""
 
     def total(counts: Sequence[int | None]) -> int | None:
         known = [count for count in counts if count is not None]
@@ -166,7 +166,7 @@ def told_elsewhere(ends: Sequence[Finished]) -> dict[str, Any]:
 
 
 def run_dict(record: RunRecord) -> dict[str, Any]:
-    """One run in a line: which pair, how much, how well."""
+    """Return one run in a line: its pair, its amount and its rates."""
     stats = totals(record.rounds)
     wrote = generated([record])
     header = record.header
@@ -191,7 +191,7 @@ def run_dict(record: RunRecord) -> dict[str, Any]:
 
 
 def csv_rows(record: RunRecord) -> list[list[Any]]:
-    """One row per round, in the order of CSV_COLUMNS; of tokens, how many."""
+    """Return one row per round, in the order of CSV_COLUMNS; token columns hold their number."""
 
     def cell(done: RoundDone, name: str) -> Any:
         value = getattr(done, name)
@@ -207,7 +207,7 @@ def csv_rows(record: RunRecord) -> list[list[Any]]:
 
 
 def run_json(record: RunRecord) -> dict[str, Any]:
-    """A whole run as one document."""
+    """Return a whole run as one document."""
     return {
         **run_dict(record),
         "header": record.header,

@@ -19,7 +19,7 @@ _APART = ("node_modules", "__pycache__")  # folders of what others wrote, or of 
 
 
 def read_texts(names: Sequence[str]) -> tuple[list[str], str]:
-    """The texts of some files and folders, oldest first; and what was left out, in words.
+    """Return the texts of some files and folders, oldest first, and in words the files left out.
 
     Raises:
         UsageError: a name is neither a file nor a folder.

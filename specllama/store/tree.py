@@ -1,4 +1,4 @@
-"""The messages of a conversation with every version of each: a tree, and the path that is chosen.
+"""The messages of a conversation with every version of each: a tree with one chosen path.
 
 An edited question or a reply that is written again is a sibling of the former one, which keeps
 all that followed it. A message has a number, in the order of writing, and the number of the one it
@@ -37,13 +37,13 @@ class StoredMessage:
 
     @property
     def seed(self) -> int | None:
-        """Of a reply, where it is known."""
+        """The seed of a reply, if known."""
         seed = (self.stats or {}).get("seed")
         return seed if isinstance(seed, int) else None
 
     @property
     def ended(self) -> bool:
-        """Whether it came to an end of its own: it was not cut."""
+        """True if the reply ended by itself, without being cut."""
         return (self.stats or {}).get("reason") in ("stop_token", "stop_string")
 
 
@@ -93,12 +93,13 @@ class Tree:
         del self.messages[number], self.parents[number]
 
     def versions(self, parent: int) -> list[int]:
-        """The messages that follow ``parent``, oldest first."""
+        """List the messages that follow ``parent``, oldest first."""
         # a list first: the thread of a reply may add one meanwhile
         return [number for number in list(self.messages) if self.parents.get(number) == parent]
 
     def version_at(self, index: int) -> tuple[int, int]:
-        """The same of the chosen message ``index``; the one after the last is still to come."""
+        """Return the version of the chosen message ``index`` and their number; the one after the
+        last is still to come."""
         path = self.path
         if index < len(path):
             return self.version(path[index])
@@ -106,7 +107,7 @@ class Tree:
         return count, count
 
     def number(self, index: int) -> int:
-        """That of the chosen message ``index``.
+        """Return the number of the chosen message ``index``.
 
         Raises:
             UsageError: there is none.
@@ -120,18 +121,18 @@ class Tree:
         return self.messages[number].role
 
     def reply_to(self, number: int) -> int | None:
-        """The chosen reply to a message, else the newest."""
+        """Return the chosen reply to a message, else the newest."""
         path = self.path
         replies = [n for n in self.versions(number) if self.messages[n].role == "assistant"]
         return max(replies, key=lambda n: (n in path, n), default=None)
 
     def end_of(self, number: int) -> int:
-        """The last message of the newest branch after ``number``."""
+        """Return the last message of the newest branch after ``number``."""
         while found := self.versions(number):
             number = found[-1]
         return number
 
     def version(self, number: int) -> tuple[int, int]:
-        """Which version a message is, from 1, and of how many."""
+        """Return the version of a message, from 1, and the number of its versions."""
         versions = self.versions(self.parents[number])
         return versions.index(number) + 1, len(versions)

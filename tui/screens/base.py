@@ -1,4 +1,4 @@
-"""What the screens opened from the chat have in common: a title line, Esc back, help."""
+"""The base of the screens opened from the chat: a title line, Esc back, help."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specllama.tui.widgets.base import Inked
 
 
 class Page(Inked, Screen[Any]):
-    """Subclasses compose their content, the Footer included, in ``compose_page``."""
+    """A page; subclasses compose their content, the Footer included, in ``compose_page``."""
 
     HELP = ""
 
@@ -52,11 +52,11 @@ class Page(Inked, Screen[Any]):
         return Content.assemble(*parts)
 
     def may_leave(self) -> bool:
-        """Whether another page may take its place; a page that says no says why."""
+        """True if another page may take its place; otherwise the page shows why not."""
         return True
 
     def engine_told(self, told: EngineLoading | EngineReady | EngineFailed) -> None:
-        """How a load ended, once the app knows."""
+        """Show the end of a load, once the app knows."""
 
     def action_back(self) -> None:
         self.dismiss(None)

@@ -186,7 +186,7 @@ class ChatScreen(TurnScreen):
         self.show_sidebar()  # another page may have changed the list
 
     def _welcome(self) -> Widget:
-        """What an empty conversation shows, for the first time what this is about."""
+        """Return the view of an empty conversation; the first time, an introduction."""
         if self.prefs.first_look and self.loader.possible:
             from specllama.tui.widgets.first_look import FirstLook
 
@@ -249,7 +249,7 @@ class ChatScreen(TurnScreen):
 
     @property
     def beside(self) -> bool:
-        """Whether the panel stands next to the conversation; else both are tabs."""
+        """True if the panel stands next to the conversation; else both are tabs."""
         return self.size.width >= keymap.BESIDE
 
     def action_toggle_panel(self) -> None:
@@ -285,8 +285,8 @@ class ChatScreen(TurnScreen):
         self.mark_end()
 
     def action_stop(self) -> None:
-        """Esc: leave what is edited, or stop the reply; at rest, empty the prompt when pressed
-        twice."""
+        """Handle Esc: leave the edited message, or stop the reply; at rest, empty the prompt when
+        pressed twice."""
         prompt = self.prompt
         if self.editing.index is not None:
             self.editing.stop(restore=True)
@@ -323,11 +323,11 @@ class ChatScreen(TurnScreen):
         self.prompt.take_completion()
 
     def action_listed(self, action: str, columns: int) -> None:
-        """A key of the footer was pressed or clicked. One without room there is the app's."""
+        """Pass a key of the footer that was pressed or clicked to the app."""
         self.post_message(ActionAsked(action))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Whether a key has room in the footer, and something to do."""
+        """True if a key has room in the footer, and something to do."""
         if action != "listed":
             return True
         idle = "show('models')" if self.loader.server else "show('top')"
@@ -335,7 +335,7 @@ class ChatScreen(TurnScreen):
 
     @on(TurnAction)
     async def act_on_turn(self, event: TurnAction) -> None:
-        """Actions on a message; the app opens the pages."""
+        """Do the action on a message; the app opens the pages."""
         index = event.index
         match event.action:
             case "edit":
@@ -385,7 +385,7 @@ class ChatScreen(TurnScreen):
     # ------------------------------------------------------------------ saving
 
     def exports(self) -> list[Export]:
-        """The conversation, and the reply in focus or the last one."""
+        """List the conversation, and the reply in focus or the last one."""
         from specllama.tui import exports
 
         at = self.focused.index if isinstance(self.focused, MessageView) else None

@@ -86,7 +86,7 @@ class ExportScreen(Page, ModalScreen[Any]):
 
     @on(OptionList.OptionHighlighted)
     def _propose(self) -> None:
-        """A name of its own, in the folder that was typed."""
+        """Propose a new file name, in the folder that was typed."""
         row, field = self.row, self.query_one("#save-path", Input)
         typed = _path(field.value).parent
         path = clipboard.export_path(
@@ -109,7 +109,7 @@ class ExportScreen(Page, ModalScreen[Any]):
         self._tell()
 
     def _tell(self, problem: str = "") -> None:
-        """What is wrong with the name, or where Enter saves it."""
+        """Show what is wrong with the name, or where Enter saves it."""
         line = self.query_one("#save-problem", Static)
         line.set_class(bool(problem), "-wrong")
         folder = (clipboard.here() or Path()) / _path(

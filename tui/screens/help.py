@@ -1,4 +1,4 @@
-"""F1, or a question mark: what this place is, and what the keys do here."""
+"""F1, or a question mark: this place explained, and its keys."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ON_A_MESSAGE = (
 
 
 class HelpScreen(Page):
-    """What works where it was asked for.
+    """Help on the page that it was opened from.
 
     Args:
         texts: of the page, and of what has the focus there.
@@ -102,7 +102,7 @@ class HelpScreen(Page):
         return Content.assemble(*parts, *self._listed("Words", words, width, 15))
 
     def _of_chat(self, width: int) -> list[tuple[str, str]]:
-        """Nine keys, and a command for everything."""
+        """List nine keys, and a command for everything."""
         elsewhere = ("models", "demo") if self._server else ("lanes", "demo")  # the welcome has it
         listed = [one for one in ACTIONS if one.slash not in elsewhere]
         keys = [
@@ -125,7 +125,7 @@ class HelpScreen(Page):
         return parts
 
     def _letters(self, width: int) -> list[tuple[str, str]]:
-        """The letters of the methods, one after the other."""
+        """List the letters of the methods, one after the other."""
         found = legend.letters(self.glyphs, self.ink)
         if not found:
             return []
@@ -142,6 +142,6 @@ class HelpScreen(Page):
 
 
 def _hanging(text: str, width: int, indent: int) -> str:
-    """The text wrapped to the right of its term, with a line break at the end."""
+    """Wrap the text to the right of its term, with a line break at the end."""
     lines = wrap(text, max(16, width - indent)) or [""]
     return ("\n" + " " * indent).join(lines) + "\n"

@@ -136,7 +136,7 @@ class InspectorScreen(Page):
         self._show()
 
     def _moved(self, step: int) -> None:
-        """Stepping back stops following; at the newest round of a live reply it is resumed."""
+        """Stop following after a step back; follow again at the newest round of a live reply."""
         newest = self.at == len(self.record.rounds) - 1
         self.following = self.record.live and step > 0 and newest
         self._title()
@@ -246,7 +246,7 @@ class InspectorScreen(Page):
             rows.update(rounds_rows(self.record.rounds, self.at, g, ink, ROWS - 2, height))
 
     def exports(self) -> list[Export]:
-        """The round that is shown."""
+        """List the round that is shown."""
         if not self.record.rounds:
             return []
         record, at, under = self.record, self.at, self.under
@@ -320,7 +320,7 @@ class RunPicker(Page):
 
 
 def read_log(path: str) -> Record:
-    """All turns of a logged run as one record.
+    """Read all turns of a logged run as one record.
 
     Raises:
         StoreError: the file cannot be read.

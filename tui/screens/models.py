@@ -1,4 +1,4 @@
-"""The pair: target and draft model side by side, whether they fit, and what can be downloaded."""
+"""The pair: target and draft model next to each other, their fit, and downloads."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class ModelsScreen(Page):
     # ------------------------------------------------------------------ what there is
 
     def _on_screen(self, call: Callable[..., object], *arguments: Any) -> None:
-        """From a worker: run ``call`` unless the screen is gone or the worker was replaced."""
+        """Run ``call`` from a worker unless the screen is gone or the worker was replaced."""
         if not get_current_worker().is_cancelled:
 
             def go() -> None:
@@ -155,7 +155,7 @@ class ModelsScreen(Page):
         self.targets.show(here=[*pairs, *rows], note="", highlight=highlight or first)
 
     def _offer(self, rows: list[ChoiceRow] | None = None) -> None:
-        """What can be downloaded, in both columns: what runs or waits first."""
+        """Show what can be downloaded, in both columns: running and waiting downloads first."""
         self._offered = self._offered if rows is None else rows
         begun = self.downloads.all.values()
         mine = [choices.download_row(download, self.glyphs) for download in begun]
@@ -186,7 +186,7 @@ class ModelsScreen(Page):
         self._look()
 
     def _fold(self) -> None:
-        """Where both lists have no room, the other one is a line."""
+        """Reduce the inactive list to a line if there is no room for both."""
         folded = self.size.width < SIDE_BY_SIDE and self.size.height < 24
         for one in (self.targets, self.drafts):
             for part in one.query("Input, OptionList"):

@@ -156,7 +156,7 @@ class RaceScreen(Page):
         self._start([method])
 
     def _idle(self) -> bool:
-        """Whether something can be run now; else that is said."""
+        """True if something can be run now; otherwise show why not."""
         if self.info is None:
             self.notify("Load a model first: F6")
         elif self.racing.busy:
@@ -244,7 +244,7 @@ class RaceScreen(Page):
 
     @property
     def _goes_on(self) -> bool:
-        """Whether the race needs another pair of runs."""
+        """True if the race needs another pair of runs."""
         way = self._race
         done = way is not None and self._early and outcome.decided(way)
         return not done and self.board.free_lap("race") < self._goal
@@ -255,14 +255,14 @@ class RaceScreen(Page):
         return found[0] if found else None
 
     def _ways(self, tab: str) -> list[outcome.Way]:
-        """What came of a tab, found once for as many runs."""
+        """Return the results of a tab, computed once for each number of runs."""
         whole = sum(run.whole for run in self.board.runs.get(tab, ()))
         if tab not in self._found or self._found[tab][0] != whole:
             self._found[tab] = whole, outcome.ways(self.board, tab)
         return self._found[tab][1]
 
     def raced(self) -> bool:
-        """Whether everything that was asked for was run and drawn."""
+        """True if everything that was asked for was run and drawn."""
         return not self._raced and bool(self.board.runs.get(self.tab))
 
     # ------------------------------------------------------------------ choosing
@@ -279,7 +279,7 @@ class RaceScreen(Page):
             self.action_run()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """What the keys of a tab do."""
+        """True if the key has a use on this tab."""
         if action in ("ask", "longer"):
             return self.tab == "race"
         return self.tab == "methods" or action not in ("race_one", "race_all")
@@ -291,7 +291,7 @@ class RaceScreen(Page):
             self.dismiss(method.name)
 
     def _usable(self, method: MethodInfo) -> bool:
-        """Whether the pair has it; else that is said."""
+        """True if the pair has the method; otherwise show why not."""
         if not method.available:
             reason = sanitize_line(method.reason) or "not available for this model"
             self.notify(f"{method.label}: {reason}", severity="warning", markup=False)
@@ -299,7 +299,7 @@ class RaceScreen(Page):
 
     @property
     def advice(self) -> Advice | None:
-        """From what was raced on this tab."""
+        """The advice from the races on this tab."""
         tab = self.tab
         if self.info is None or self._raced or tab == "theory":
             return None
@@ -319,7 +319,7 @@ class RaceScreen(Page):
             self.dismiss(advice.params)
 
     def exports(self) -> list[Export]:
-        """All that was raced; half a race proves nothing."""
+        """List all complete races; half a race proves nothing."""
         if self._raced or not self.board.runs:
             return []
         under = Circumstances(self.info, self.params)
@@ -355,7 +355,7 @@ class RaceScreen(Page):
         self.query_one("#race-verdict", Static).update(self._verdict())
 
     def _answer(self) -> list[Content]:
-        """What is asked, and what came of it so far: the answer first, once it is there."""
+        """Draw the question and the results so far: the answer first, once it is there."""
         ink, glyphs, width = self.ink, self.glyphs, self.size.width - 4
         way, plain = self._race, self.board.plain("race")
         tall = self.size.height >= 24
@@ -381,7 +381,7 @@ class RaceScreen(Page):
         return lines
 
     def _verdict(self) -> Content:
-        """How far it is, or what to do."""
+        """Draw the progress, or what to do."""
         ink, glyphs = self.ink, self.glyphs
         if self._raced and self._raced != "race":
             runs = self.board.runs[self._raced]

@@ -79,7 +79,7 @@ class SessionsScreen(Page):
 
     @work(thread=True, exit_on_error=False)
     def _index(self) -> None:
-        """Searching is quick once it is known which words stand where."""
+        """Index the stored words, so that searches are quick."""
         while self.is_running and not self.store.index():
             pass
 
@@ -128,7 +128,7 @@ class SessionsScreen(Page):
         self._look()
 
     def _nothing(self) -> Content:
-        """What stands in the place of an empty list."""
+        """Return the text in place of an empty list."""
         said = (
             "No conversation holds all of these words."
             if self._wanted
@@ -162,7 +162,7 @@ class SessionsScreen(Page):
             preview.show(None if chosen is None else chosen.id, wanted)
 
     def _glimpse(self, chosen: SessionSummary | None, wanted: list[str]) -> str:
-        """How a conversation ended, in one line."""
+        """Return the end of a conversation, in one line."""
         if chosen is None or wanted:
             return ""
         try:
@@ -240,7 +240,7 @@ class SessionsScreen(Page):
         self._list(keep)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """While the field has text to delete, the keys belong to the field."""
+        """Leave the keys to the field while it has text to delete."""
         if action in ("delete", "undelete") and self.is_mounted:
             field = self.query_one(Input)
             typing = action == "delete" and field.cursor_position < len(field.value)

@@ -62,7 +62,7 @@ CARD = "Empty follows the model's card, else the default."
 
 
 def _of(name: str, label: str, help: str, owner: Owner = "params", *, empty: str = "") -> Field:
-    """The field of a setting, which says itself what is typed or chosen there."""
+    """Make the field of a setting, whose declaration gives its type and choices."""
     one = declared(SETTINGS[owner])[name]
     parse: Callable[[str], Any] | None = None
     if one.kind != "bool" and not one.choices:
@@ -159,7 +159,7 @@ def shown(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SheetValues:
-    """What the sheet changes: requests, how models are loaded where they are loaded here, the
+    """The values that the sheet changes: requests, the loading of models that are loaded here, the
     conversation's system prompt."""
 
     params: GenerateParams
@@ -168,7 +168,7 @@ class SheetValues:
 
 
 class Form(VerticalScroll, inherit_bindings=False, can_focus=False):
-    """Up and Down go to the next field; the view follows."""
+    """A form; Up and Down go to the next field, and the view follows."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down", "app.focus_next", "Next", show=False),
@@ -283,7 +283,7 @@ class SettingsScreen(Page, ModalScreen[Any]):
         return Input(value, placeholder=field.empty, id=id)
 
     def _held(self, field: Field) -> str | bool:
-        """The value before any change, as its control holds it."""
+        """Return the value before any change, as its control holds it."""
         if field.name == "system":
             return self.system
         if field.name == "default_system":
@@ -298,7 +298,7 @@ class SettingsScreen(Page, ModalScreen[Any]):
         return value if isinstance(value, bool) else shown(value)
 
     def _origin(self, field: Field) -> str:
-        """Who chose a sampling field; what an empty context size came to."""
+        """Return who chose a sampling field, or the size that an empty context size came to."""
         if field.name == "n_ctx":
             return "" if self.n_ctx is None else f"{self.n_ctx:,} now"
         if field.owner != "sampling":
@@ -324,11 +324,11 @@ class SettingsScreen(Page, ModalScreen[Any]):
 
     @property
     def changed(self) -> list[Field]:
-        """The fields that differ from what was there before."""
+        """The fields that differ from their values before."""
         return [field for field in self.fields.values() if self._typed(field) != self._held(field)]
 
     def _read(self) -> tuple[SheetValues, dict[str, str]]:
-        """What was typed, and what is wrong with it, by field."""
+        """Return the typed values, and the problems with them, by field."""
         params, options, problems = self.params, self.options, dict[str, str]()
         for field in self.changed:
             typed = self._typed(field)
@@ -373,7 +373,7 @@ class SettingsScreen(Page, ModalScreen[Any]):
         self._say()
 
     def _say(self) -> None:
-        """Below the fields: what the one with the focus means, or how to get out."""
+        """Explain below the fields the one with the focus, or how to get out."""
         line = self.query_one("#setting-help", Static)
         line.set_class(self._warned, "-unsaved")
         if self._warned:
@@ -388,7 +388,7 @@ class SettingsScreen(Page, ModalScreen[Any]):
     # ------------------------------------------------------------------ the ways out
 
     def may_leave(self) -> bool:
-        """Whether nothing would be lost unasked; if something would, say so once."""
+        """True if there are no unsaved changes; otherwise warn once."""
         if self._warned or not self.changed:
             return True
         self._warned = True

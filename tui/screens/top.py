@@ -1,4 +1,4 @@
-"""The lanes of the server: what each does now, and how many rows it got and why."""
+"""The lanes of the server: the work of each, its rows and the reason for them."""
 
 from __future__ import annotations
 

@@ -42,13 +42,13 @@ UNNAMED = "assistant"  # who wrote a reply, before any model is loaded
 
 
 def interrupted(tokens: int | None = None) -> str:
-    """Below a reply that an error, or the end of the app, cut short."""
+    """Return the line below a reply that an error, or the end of the app, cut short."""
     after = f" after {number_of(tokens, 'token')}" if tokens else ""
     return f"interrupted{after}: C continues, R writes it again"
 
 
 def unfinished(reply: StoredMessage) -> str:
-    """What stands below a reply that was cut short, but was not ended by the one who asked."""
+    """Return the line below a reply that was cut short, but not by the user."""
     if reply.state != "partial" or (reply.stats and "reason" in reply.stats):
         return ""
     # What a model wrote has at least its seed.
@@ -79,11 +79,11 @@ class TurnScreen(Inked, Screen[None]):
         self._known: dict[tuple[str | None, int], Record] = {}  # by conversation and number
 
     def begun(self, started: Started) -> None:
-        """The engine has taken the turn's request."""
+        """Note that the engine has taken the turn's request."""
         raise NotImplementedError
 
     async def turn_ended(self, failed: bool) -> None:
-        """A turn is over, and none is queued after it."""
+        """Act on the end of a turn after which none is queued."""
         raise NotImplementedError
 
     async def show_conversation(self) -> None:
@@ -106,29 +106,30 @@ class TurnScreen(Inked, Screen[None]):
 
     @property
     def records(self) -> dict[int, Record]:
-        """Of the replies, by the place of their message."""
+        """The records of the replies, by the place of their message."""
         views = self.transcript.messages
         return {v.index: v.record for v in views if isinstance(v, AssistantMessage)}
 
     def shown_record(self) -> Record | None:
-        """Of the reply in focus, else of the one that is being written, else of the last one."""
+        """Return the record of the reply in focus, else of the one that is being written, else of
+        the last one."""
         if isinstance(self.focused, AssistantMessage):
             return self.focused.record
         records = self.records
         return records[max(records)] if records else None
 
     def latest_record(self) -> Record | None:
-        """Of the last reply that has rounds."""
+        """Return the record of the last reply that has rounds."""
         with_rounds = [i for i, record in self.records.items() if record.rounds]
         return self.records[max(with_rounds)] if with_rounds else None
 
     @property
     def live_record(self) -> Record | None:
-        """Of the reply that is being written."""
+        """The record of the reply that is being written."""
         return self.live.record if self.live is not None else None
 
     def _record_of(self, index: int, number: int) -> Record:
-        """Of the reply at ``index``, which is stored as ``number``."""
+        """Return the record of the reply at ``index``, which is stored as ``number``."""
         record = self._known.get((self.session.id, number))
         if record is None:
             record = Record(self._title_of(index))
@@ -142,7 +143,7 @@ class TurnScreen(Inked, Screen[None]):
         self.query_one(LivePanel).refresh()
 
     def refresh_figures(self) -> None:
-        """All but the panel's."""
+        """Draw all figures except the panel's."""
         strip = self.strip
         strip.busy = self.busy
         strip.on_full = self.session.params.on_full
@@ -163,18 +164,18 @@ class TurnScreen(Inked, Screen[None]):
         self.call_after_refresh(self.mark_end)  # once what was written has its place
 
     def set_params(self, params: GenerateParams) -> None:
-        """Takes effect with the next request."""
+        """Set the parameters from the next request on."""
         self.session.params = params
         self.params_changed()
 
     def params_changed(self) -> None:
-        """The conversation has other settings than before."""
+        """Show the conversation's new settings."""
         params = self.session.params
         self.strip.speculate = params.speculate and params.proposer != "none"
         self.refresh_strip()
 
     def count_context(self) -> None:
-        """How much of the context the conversation takes, from the counters of its last reply.
+        """Count the context tokens that the conversation takes, from its last reply's counters.
 
         If the last message is not a reply, its tokens were not counted: the strip says so.
         """
@@ -197,7 +198,7 @@ class TurnScreen(Inked, Screen[None]):
             self.prompt.border_title = title
 
     async def failed(self, error: SpecllamaError, *next_steps: str) -> None:
-        """A note in the conversation; see ``Transcript.failed``."""
+        """Show a failure in the conversation; see ``Transcript.failed``."""
         await self.transcript.failed(error, *next_steps, server=bool(self.loader.server))
 
     def warn(self, error: SpecllamaError) -> None:
@@ -222,7 +223,7 @@ class TurnScreen(Inked, Screen[None]):
 
     @property
     def again(self) -> str:
-        """How a question that has no reply is asked again."""
+        """The hint on asking a question again that has no reply."""
         open = [m for m in self.session.messages[-1:] if m.role == "user"]
         return "Ctrl+R asks again" if open else ""
 

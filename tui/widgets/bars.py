@@ -79,7 +79,7 @@ class Slider(Inked, Widget, can_focus=True):
             self.value = self.low + min(1.0, max(0.0, share)) * (self.high - self.low)
 
     def _track(self) -> tuple[int, int]:
-        """Where the track begins and how wide it is; the label column is fixed."""
+        """Return the begin and the width of the track; the label column is fixed."""
         width = self.content_size.width
         hint = 22 if width >= 64 else 0
         return 4, max(6, width - 4 - 7 - hint)
@@ -105,7 +105,7 @@ class Slider(Inked, Widget, can_focus=True):
 
 
 class SpeedChart(Inked, Widget):
-    """Speed-up against draft length, with plain decoding as the line to beat."""
+    """A chart of speed-up against draft length, with plain decoding as the line to beat."""
 
     DEFAULT_CSS = """
     SpeedChart { height: 1fr; min-height: 5; }

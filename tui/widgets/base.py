@@ -1,4 +1,4 @@
-"""Typed access to what the app gives every widget: inks and glyphs."""
+"""Typed access to the inks and glyphs that the app gives every widget."""
 
 from __future__ import annotations
 

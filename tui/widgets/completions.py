@@ -1,4 +1,4 @@
-"""Above the prompt: what can be completed, and the files that the message will carry."""
+"""Completions above the prompt, and the files that the message will carry."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Completions(Inked, Widget, can_focus=False):
     """
 
     class Taken(Message):
-        """A candidate was clicked."""
+        """A click on a candidate."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -96,7 +96,7 @@ class Attached(Inked, Static):
         super().__init__(id=id, markup=False)
 
     def show(self, chips: Sequence[tuple[str, str, bool]]) -> None:
-        """Of each file its name, what is known of it, and whether it can go."""
+        """Show the name of each file, its size and tokens, and whether it can be sent."""
         self.display = bool(chips)
         ink, glyphs = self.ink, self.glyphs
         lines = []
@@ -109,7 +109,7 @@ class Attached(Inked, Static):
 
 
 def _clauses(text: str, columns: int) -> str:
-    """As much of a sentence as there is room for, up to the end of a clause."""
+    """Cut a sentence at the last end of a clause that there is room for."""
     if len(text) <= columns:
         return text
     ends = [m.end() - (m[0] != "?") for m in re.finditer(r"[,;:?](?=\s)", text)]
@@ -117,6 +117,6 @@ def _clauses(text: str, columns: int) -> str:
 
 
 def _fitted(text: str, columns: int, ellipsis: str) -> str:
-    """The text in exactly ``columns`` columns, if it is plain."""
+    """Fit a plain text into exactly ``columns`` columns."""
     cut = text if len(text) <= columns else text[: max(0, columns - len(ellipsis))] + ellipsis
     return cut.ljust(max(0, columns))

@@ -1,4 +1,4 @@
-"""A reply as it was drafted: who proposed each token, what the target refused, what it added.
+"""A reply as it was drafted: each token with its source, the refused ones, the target's own.
 
 Accepted tokens are underlined in their source's colour with the source's letter in front, the
 target's own tokens are bold, refused drafts are struck out. While the reply streams, ghosts fade
@@ -41,7 +41,7 @@ class DraftedView(Inked, Vertical):
             yield Static(self._draw(block, before), markup=False)
 
     def load(self, rounds: list[RoundDone]) -> None:
-        """Before mounting: all rounds so far."""
+        """Add all rounds so far, before mounting."""
         for done in rounds:
             self._add(done)
 
@@ -116,7 +116,8 @@ class DraftedView(Inked, Vertical):
         return None
 
     def _refused(self, done: RoundDone) -> str:
-        """The first refused token and the untested tail after it, as one ghost, on one line."""
+        """Return the first refused token and the untested tail after it, as one ghost, on one
+        line."""
         fates = fate_of(done)
         text = "".join(
             piece

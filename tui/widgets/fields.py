@@ -1,4 +1,4 @@
-"""Controls of one line: a switch that says its state in words, a choice that opens a list."""
+"""Controls of one line: a switch with its state in words, a choice that opens a list."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specllama.tui.widgets.base import Inked
 
 
 class Toggle(Inked, Switch):
-    """Told apart without colour, too."""
+    """A switch whose states differ without color, too."""
 
     DEFAULT_CSS = """
     Toggle { border: none; height: 1; width: 9; padding: 0 1; background: transparent; }
@@ -28,7 +28,7 @@ class Toggle(Inked, Switch):
 
 
 class Choose(Inked, Select[str], inherit_bindings=False):
-    """Up and Down leave it, as they leave every other field."""
+    """A choice that Up and Down leave, as they leave every other field."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter,space", "show_overlay", "Open")]
 

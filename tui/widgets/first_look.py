@@ -49,7 +49,7 @@ class Recording:
 
     @property
     def seconds(self) -> float:
-        """After its first token."""
+        """The seconds after its first token."""
         return self.rounds[-1].t_s - self.rounds[0].t_s
 
     @property
@@ -61,7 +61,7 @@ class Recording:
 
 @lru_cache(maxsize=1)
 def recording() -> Recording:
-    """The one that is shipped."""
+    """Return the recording that is shipped."""
     run = read_run(Path(str(files("specllama.tui") / "recorded.jsonl")))
     turn, header = run.turns[0], run.header
     assert turn.started is not None
@@ -87,7 +87,8 @@ class FirstLook(Inked, Vertical):
         *,
         id: str | None = None,
     ) -> None:
-        """
+        """Start to play the recording.
+
         Args:
             moved: called with what was played so far, and with its new rounds; with [] at its end.
         """

@@ -1,4 +1,4 @@
-"""Markdown that grows at its end, where what stands is left as it is.
+"""Markdown that grows at its end and leaves the rest as it is.
 
 It is laid out again only where it takes more room than before. Textual sets up a list anew for each
 piece that is added to its last item, and lays the whole conversation out for each word.
@@ -54,7 +54,7 @@ class GrowingNumbers(MarkdownOrderedList):
 
 
 class GrowingMarkdown(Markdown):
-    """Made empty, and then appended to."""
+    """A widget that is made empty and then appended to."""
 
     virtual_size = Reactive(Size(0, 0), repaint=False)
 
@@ -70,8 +70,8 @@ class GrowingMarkdown(Markdown):
 
 
 async def grown(shown: MarkdownBlock, block: MarkdownBlock) -> bool:
-    """Have a list show what ``block`` says, which is the same with more at its end; whether it
-    could be done without setting it up anew."""
+    """Show the items of ``block`` in a list that has all but the last of them; return whether that
+    was possible without setting it up anew."""
     items = [item for item in block._blocks if isinstance(item, MarkdownListItem)]
     rows = list(shown.children)
     if type(block) is not type(shown) or not rows or len(items) < len(rows):
@@ -96,7 +96,7 @@ async def grown(shown: MarkdownBlock, block: MarkdownBlock) -> bool:
 
 
 async def follow(shown: MarkdownBlock, block: MarkdownBlock) -> None:
-    """Have a block of an item show what ``block`` says, or put that in its place."""
+    """Show the content of ``block`` in a block of an item, or put it in its place."""
     if isinstance(shown, GrowingParagraph) and isinstance(block, GrowingParagraph):
         await shown._update_from_block(block)
     elif not await grown(shown, block):

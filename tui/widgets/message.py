@@ -119,7 +119,7 @@ class MessageView(Inked, Vertical, can_focus=True):
         self.version = (1, 1)
 
     def named(self, name: str, style: str) -> Content:
-        """The line above a message: who wrote it, and which version of how many it is."""
+        """Return the line above a message: its writer, and its version of how many."""
         number, count = self.version
         parts = [(sanitize_line(name), style)]
         if count > 1:
@@ -231,7 +231,7 @@ class AssistantMessage(MessageView):
         return self.named(self.speaker, "bold $primary")
 
     def speak_as(self, name: str) -> None:
-        """The model is known whose conversation this is."""
+        """Show the name of the conversation's model."""
         self.speaker = name
         self.show_version(*self.version)
 
@@ -259,7 +259,7 @@ class AssistantMessage(MessageView):
         await self._put(self.text)
 
     async def restart(self) -> None:
-        """The reply continues: stream into a fresh, empty widget that gets the old text."""
+        """Continue the reply: stream into a fresh, empty widget that gets the old text."""
         self.foot = ""
         await self._build()
         self.redraw_foot()
@@ -292,7 +292,7 @@ class AssistantMessage(MessageView):
             await self._put(text)
 
     async def settle(self, text: str, reasoning: str = "", *, foot: str = "") -> None:
-        """The reply is over: draw it once more as a whole, without traces of streaming."""
+        """End the reply: draw it once more as a whole, without traces of streaming."""
         self.live = False
         self.foot = foot
         changed = (text, reasoning) != (self.text, self.reasoning)
@@ -386,7 +386,7 @@ class AssistantMessage(MessageView):
             await self._build()
 
     async def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
-        """A model's link is never opened: its target is shown, and copied on http(s)."""
+        """Show a model's link, and copy it if it is http(s); never open it."""
         event.stop()
         target = sanitize_line(event.href)
         if target.startswith(("http://", "https://")):
@@ -434,7 +434,7 @@ class FootLine(Inked, Widget):
 
 
 def footer(widget: Inked, done: Finished) -> list[Piece]:
-    """Below a finished reply: what the strip does not say."""
+    """Return the line below a finished reply, with the figures that the strip does not show."""
     ink = widget.ink
     tokens = "–" if done.tokens is None else done.tokens
     said = [(widget.glyphs.text(f"{tokens} token{'s' if tokens != 1 else ''}"), ink.muted)]

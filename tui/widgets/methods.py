@@ -1,4 +1,4 @@
-"""Every method: what it is, whether it fits the loaded target, and what it has achieved here."""
+"""The methods: the idea of each, its fit to the loaded target, and its results here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ PLAIN = MethodInfo("none", "Plain", "One token per pass of the target: the yards
 
 
 def choices(info: EngineInfo | None) -> list[MethodInfo]:
-    """Usable methods first, in the engine's order, then the others; nothing without a model."""
+    """List usable methods first, in the engine's order, then the others; nothing without a
+    model."""
     if info is None or not info.methods:
         return []
     methods = [m for m in info.methods if m.name not in (AUTOMATIC.name, PLAIN.name)]
@@ -38,7 +39,7 @@ def choices(info: EngineInfo | None) -> list[MethodInfo]:
 
 
 def raced(board: RaceBoard) -> dict[str, tuple[str, str]]:
-    """By method, what races said of it since the pair was loaded: in words, and the answer."""
+    """Return by method the results of races since the pair was loaded: in words, and the answer."""
     found: dict[str, tuple[str, str]] = {}
     for tab in ("race", "methods"):
         for way in outcome.ways(board, tab):
@@ -95,7 +96,7 @@ class MethodList(Inked, OptionList):
         self.write_rows()
 
     def write_rows(self) -> None:
-        """The rows anew: with other figures, or in other columns."""
+        """Write the rows anew: with other figures, or in other columns."""
         if self.option_count < len(self.methods):
             return  # they are still to be made
         for i, method in enumerate(self.methods):
@@ -125,7 +126,7 @@ class MethodList(Inked, OptionList):
         return Content.assemble(*parts, "\n")
 
     def _achieved(self, method: str, width: int) -> tuple[str, str]:
-        """Always a separate line, so that nothing moves once the logs are read."""
+        """Return a separate line, even if empty, so that nothing moves once the logs are read."""
         words, answer = self.raced.get(method, ("", ""))
         if not words and self.record is None:
             return "\n", ""

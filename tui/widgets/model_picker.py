@@ -1,4 +1,4 @@
-"""One column of the model picker: a field, and below it what is here and what can be got."""
+"""One column of the model picker: a field, and below it models that are here or on the hub."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _named(rows: Iterable[ChoiceRow]) -> Lines:
 
 
 class ModelColumn(Inked, Vertical):
-    """The field filters, completes paths and names what to look for on the hub.
+    """A column whose field filters, completes paths and names models to search on the hub.
 
     Attributes:
         here: rows of what is on this machine. offers: of what can be got. found: on the hub, for
@@ -57,7 +57,7 @@ class ModelColumn(Inked, Vertical):
         row: ChoiceRow
 
     class Activated(Message):
-        """Clicked, or reached by the mouse."""
+        """A click on the column, or the mouse over it."""
 
         def __init__(self, column: ModelColumn) -> None:
             super().__init__()
@@ -192,7 +192,7 @@ class ModelColumn(Inked, Vertical):
         )
 
     def redraw_head(self) -> None:
-        """The title; with it what is chosen, where the list is folded away."""
+        """Draw the title, with the choice if the list is folded away."""
         row = self.row
         chosen = ""
         if not self.query_one(OptionList).display and row is not None:
@@ -233,25 +233,25 @@ class ModelColumn(Inked, Vertical):
 
     @property
     def _room(self) -> int:
-        """Cells of a line of the list."""
+        """The cells of a line of the list."""
         return self.size.width - 5
 
     def on_resize(self) -> None:
         self.redraw()
 
     def redraw(self, highlight: str | None = None) -> None:
-        """Every line, though the rows are the same."""
+        """Draw every line again, though the rows are the same."""
         held = self.row.ref if self.row is not None else None
         self._lines = []
         self.show(highlight=highlight or held)
 
     def judged(self, old: ChoiceRow, new: ChoiceRow | None) -> None:
-        """A row was looked into; None takes it out."""
+        """Replace a row by its judged one; None removes it."""
         here = [new if row is old else row for row in self.here]
         self.show(here=[row for row in here if row is not None])
 
     def judge_typed(self, row: ChoiceRow) -> None:
-        """A completion of a path was looked into."""
+        """Show the judged row of a path's completion."""
         self._typed_rows[row.ref] = row
         self._list()
 

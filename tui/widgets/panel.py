@@ -1,4 +1,4 @@
-"""The live panel of the conversation: the present round, and what the reply has cost so far.
+"""The live panel of the conversation: the present round, and the reply's cost so far.
 
 Sections stand below each other, in columns where there is room for several; what does not fit is
 left out from the end, whole.
@@ -74,7 +74,7 @@ class Drawing:
         return Content.assemble((self.g.text(text), self.ink.muted)).wrap(self.width)
 
     def parts(self, words: Sequence[tuple[str, str]], indent: int = 0) -> list[Content]:
-        """One after the other, on as many lines as they need."""
+        """Write the parts one after the other, on as many lines as they need."""
         lines: list[Content] = []
         for one in words:
             longer = Content.assemble(lines[-1], "  ", one) if lines else Content.assemble(one)
@@ -87,7 +87,8 @@ class Drawing:
     # ---- the present round
 
     def round(self, done: RoundDone, at: int) -> Section:
-        """Draft, what the target made of it, what was committed: a column for each token."""
+        """Draw the draft, the target's verdict and the committed tokens: a column for each
+        token."""
         g, ink = self.g, self.ink
         label = g.label(done.source) if done.drafted else "plain step"
         path, fates = best_path(done), fate_of(done)
@@ -204,7 +205,7 @@ class Drawing:
         yield Section("First token after", duration(took.total), lines)
 
     def room(self, record: Record | None, info: EngineInfo | None, free: int) -> Iterator[Section]:
-        """Context and memory."""
+        """Yield the sections on context and memory."""
         g, ink = self.g, self.ink
         used = None if record is None else record.context()
         if used is None and info is not None:
@@ -229,7 +230,7 @@ class Drawing:
         )
 
     def balance(self, done: RoundDone) -> Iterator[Section]:
-        """What drafting may still lose, and why it drafts as far as it does."""
+        """Yield the section on the loss limit, with the reason for the draft's length."""
         window = f"Guessing {done.draft_max}" if done.draft_max else "Not drafting"
         reason = sanitize_line(done.window_reason)
         why = self.words(f"{window}: {reason}." if reason else f"{window}.")
@@ -266,7 +267,7 @@ def _at(texts: Sequence[str], i: int) -> str:
 
 
 def _window(widths: Sequence[int], focus: int, room: int) -> tuple[int, int]:
-    """The columns to show, from the first on, ``focus`` among them: [first, last)."""
+    """Choose the columns to show, from the first on, ``focus`` among them: [first, last)."""
     first = last = 0
     while last < len(widths) and sum(widths[first : last + 1]) <= room:
         last += 1
@@ -278,7 +279,8 @@ def _window(widths: Sequence[int], focus: int, room: int) -> tuple[int, int]:
 
 
 def layout(sections: Sequence[Section], ink: Ink, width: int, height: int, columns: int) -> Content:
-    """Sections in columns, top to bottom, with blank lines between them as far as there is room."""
+    """Draw sections in columns, top to bottom, with blank lines between them as far as there is
+    room."""
     drawn = [section.draw(ink, width) for section in sections]
     total = sum(map(len, drawn))
     for most in range(max(min(-(-total // columns), height), 1), height + 1):
@@ -297,7 +299,7 @@ def layout(sections: Sequence[Section], ink: Ink, width: int, height: int, colum
 
 
 def _stack(drawn: Sequence[list[Content]], most: int, columns: int) -> list[list[list[Content]]]:
-    """What stands in each column of ``most`` lines; a section that fits nowhere is left out."""
+    """Spread the sections over columns of ``most`` lines; leave out one that fits nowhere."""
     stacks: list[list[list[Content]]] = [[] for _ in range(columns)]
     left = [most] * columns
     for lines in drawn:
@@ -309,7 +311,7 @@ def _stack(drawn: Sequence[list[Content]], most: int, columns: int) -> list[list
 
 
 def _joined(stack: Sequence[list[Content]], height: int) -> list[Content]:
-    """One below the other, with blank lines between as far as there is room."""
+    """Join the sections one below the other, with blank lines between as far as there is room."""
     blanks = height - sum(map(len, stack))
     out: list[Content] = []
     for lines in stack:
@@ -321,7 +323,7 @@ def _joined(stack: Sequence[list[Content]], height: int) -> list[Content]:
 
 
 class PanelTabs(Inked, Widget):
-    """Which of the two is shown where there is no room for both; a click chooses."""
+    """The tabs that show conversation or panel if there is no room for both; a click chooses."""
 
     DEFAULT_CSS = """
     PanelTabs { height: 1; padding: 0 1; }
@@ -344,7 +346,7 @@ class PanelTabs(Inked, Widget):
 
 
 class LivePanel(Inked, Widget):
-    """Draws the reply that ``record`` gives, as far as it is written.
+    """The panel of the reply that ``record`` gives, as far as it is written.
 
     Args:
         present: show the newest round, token by token.
@@ -376,7 +378,7 @@ class LivePanel(Inked, Widget):
 
     @property
     def free(self) -> int:
-        """Bytes of memory that are free; 0 where it is unknown."""
+        """The bytes of free memory; 0 if unknown."""
         if not self._here:
             return 0
         if (now := self._clock()) - self._looked >= MEMORY_S:

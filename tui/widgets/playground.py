@@ -1,4 +1,4 @@
-"""A model of drafting: how the draft length changes the speed, by three figures of a pair."""
+"""A model of drafting: the speed at each draft length, by three figures of a pair."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specllama.tui.widgets.base import Inked
 
 
 class Playground(Inked, Vertical):
-    """Sliders and the speed-up that they would give; a race puts them on the user's pair."""
+    """Sliders and the speed-up that they would give; a race sets them to the user's pair."""
 
     HELP = """
     k is how many tokens are drafted in every round, α the chance that a guess is kept, c the cost
@@ -51,7 +51,7 @@ class Playground(Inked, Vertical):
         self._show()
 
     def measure(self, pair: SpeedModel | None) -> None:
-        """Figures of the user's pair; the first put the sliders on them."""
+        """Take the figures of the user's pair; set the sliders to the first ones."""
         on_it = self.pair is None or not self.imaginary
         changed, self.pair = pair != self.pair, pair
         if changed and on_it and pair is not None:

@@ -1,4 +1,4 @@
-"""A stored conversation at a glance: how it ended, or where it says what is searched for."""
+"""A stored conversation at a glance: its end, or the places with the searched words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXCERPTS = 20
 
 
 def marked(text: str, wanted: Sequence[str], ink: Ink) -> Content:
-    """A text with what is searched for in another style, not in another colour alone."""
+    """Mark the searched words in a text by style, not by color alone."""
     content = Content(text)
     for begin, end in search.hits(text, wanted):
         content = content.stylize(f"underline {ink.mark}", begin, end)
@@ -32,7 +32,7 @@ def marked(text: str, wanted: Sequence[str], ink: Ink) -> Content:
 
 
 class Preview(Inked, Vertical):
-    """Shows one conversation: its title, and below that a part of it, which scrolls."""
+    """A view of one conversation: its title, and below that a part of it, which scrolls."""
 
     DEFAULT_CSS = """
     Preview > #preview-head { height: auto; max-height: 4; margin: 0 0 1 0; }
@@ -48,7 +48,7 @@ class Preview(Inked, Vertical):
             yield Static(id="preview-text", markup=False)
 
     def show(self, session: str | None, wanted: Sequence[str] = ()) -> None:
-        """The end of a conversation, or of a search all that it found there."""
+        """Show the end of a conversation, or all hits of a search in it."""
         head, found, said = Content(), list[Content](), list[Content]()
         if session is not None:
             try:
@@ -101,7 +101,7 @@ class Preview(Inked, Vertical):
         return [line for part in reversed(out) for line in part]
 
     def _said(self, message: StoredMessage, text: Content, note: str = "") -> list[Content]:
-        """A message under the name of who wrote it."""
+        """Return a message under the name of its writer."""
         mine = message.role == "user"
         name = ("You", "bold $secondary") if mine else ("Reply", "bold $primary")
         if message.state == "partial" and not mine:

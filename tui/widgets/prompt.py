@@ -1,4 +1,4 @@
-"""The prompt: where a message is typed.
+"""The prompt, in which a message is typed.
 
 It has several lines, history and completion, names files, folds large pastes to a label and keeps
 unsent text on disk.
@@ -62,7 +62,7 @@ class Prompt(TextArea):
     """
 
     class Left(Message):
-        """Tab moves the focus to the conversation."""
+        """A move of the focus to the conversation, by Tab."""
 
     def __init__(self, history: PromptHistory, draft: DraftFile, *, id: str | None = None) -> None:
         super().__init__(
@@ -142,7 +142,7 @@ class Prompt(TextArea):
 
     @property
     def _cursor(self) -> int:
-        """Characters before the cursor."""
+        """The number of characters before the cursor."""
         return self._document.get_index_from_location(self.cursor_location)
 
     def _look(self) -> None:
@@ -167,7 +167,7 @@ class Prompt(TextArea):
         self._look()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Esc is the app's unless there is something to close."""
+        """Leave Esc to the app unless there is something to close."""
         return action != "close_completions" or self.completions.completion is not None
 
     def action_close_completions(self) -> None:
@@ -188,7 +188,7 @@ class Prompt(TextArea):
         self.focus()
 
     def with_files(self, typed: str) -> str:
-        """What is sent: the text, followed by the files that it mentions.
+        """Return the message to send: the files that the text mentions, and the text.
 
         Raises:
             UsageError: one cannot be attached.
@@ -225,12 +225,12 @@ class Prompt(TextArea):
 
     @property
     def naming(self) -> bool:
-        """Whether the name of a file is being typed."""
+        """True if the name of a file is being typed."""
         at = self._cursor
         return "@" in self.text and any(m.end == at for m in attach.mentions(self.text))
 
     def _show_attached(self) -> None:
-        """A chip for every file that is mentioned, but not for the name that is being typed."""
+        """Show a chip for every mentioned file, except for a name that is being typed."""
         text = self.text
         at = self._cursor
         chips: dict[str, tuple[str, str, bool]] = {}
@@ -244,7 +244,7 @@ class Prompt(TextArea):
         self.attached.show(list(chips.values()))
 
     def _chip(self, name: str, text: str) -> tuple[str, str, bool]:
-        """Its name, what is known of it, and whether it can go."""
+        """Return a file's name, its size and tokens, and whether it can be sent."""
         if self._count is not None and text not in self._tokens:
             self._tokens[text] = None
             self._count_tokens(self._count, text)
@@ -255,7 +255,7 @@ class Prompt(TextArea):
         return name, attach.summary(text, tokens), True
 
     def count_with(self, count: Count | None) -> None:
-        """How the loaded model counts tokens; None while none is loaded."""
+        """Set the loaded model's counting of tokens; None while none is loaded."""
         self._count = count
         self._tokens.clear()
         self._show_attached()
@@ -282,7 +282,7 @@ class Prompt(TextArea):
             self.post_message(PromptSubmitted(text, shown))
 
     def sent(self) -> None:
-        """The text was handed over."""
+        """Clear the prompt after its text was sent."""
         if not self.sent_before.add(self.full_text):
             self.app.post_message(StorageFailed("prompt history", str(self.sent_before.path)))
         self.pastes = {}

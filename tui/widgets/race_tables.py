@@ -27,7 +27,7 @@ _LETTERS = {
 
 
 def large(word: str) -> list[str]:
-    """A word in letters three lines high, two dots to a cell."""
+    """Draw a word in letters three lines high, two dots to a cell."""
     rows = [" ".join(line) for line in zip(*(_LETTERS[one].split() for one in word), strict=True)]
     dots = [row.replace(" ", "0") for row in (*rows, "0" * len(rows[0]))]
     signs = {"00": " ", "10": "▀", "01": "▄", "11": "█"}
@@ -37,7 +37,7 @@ def large(word: str) -> list[str]:
 
 
 def answer(way: Way, glyphs: Glyphs, ink: Ink, width: int, *, tall: bool) -> list[Content]:
-    """The answer to "does it pay?": a word in its colour, as large as there is room, and the
+    """Draw the answer to "does it pay?": a word in its color, as large as there is room, and the
     sentence that explains it."""
     word, sentence = outcome.answer(way)
     style = {"YES": ink.good, "NO": ink.warn}.get(word, ink.accent)
@@ -53,7 +53,7 @@ def answer(way: Way, glyphs: Glyphs, ink: Ink, width: int, *, tall: bool) -> lis
 
 
 def question(run: Run, asked: str, pairs: int, glyphs: Glyphs, ink: Ink, width: int) -> Content:
-    """What is raced: the prompt, how many tokens it got, how often."""
+    """Describe the race: the prompt, the tokens it got, the number of runs."""
     tokens = len(run.tokens)
     told = f"  {tokens} tokens" if tokens else ""
     if pairs:
@@ -67,7 +67,7 @@ def question(run: Run, asked: str, pairs: int, glyphs: Glyphs, ink: Ink, width: 
 
 
 def bars(way: Way, glyphs: Glyphs, ink: Ink, width: int) -> list[Content]:
-    """Plain and drafted, to be compared by eye: tokens a second, and how long one run takes."""
+    """Draw plain and drafted for comparison by eye: tokens a second, and the time of one run."""
     if not way.plain or not way.speed:
         return []
     tokens = len(way.run.tokens) - 1
@@ -100,8 +100,8 @@ def bars(way: Way, glyphs: Glyphs, ink: Ink, width: int) -> list[Content]:
 
 
 def proof(way: Way, glyphs: Glyphs, ink: Ink, width: int) -> Content:
-    """Whether the text is the same; a rule that keeps only the law is no failure. After it
-    whatever else fits the line."""
+    """Draw whether the text is the same; a rule that keeps only the law is no failure. More follows
+    as far as it fits the line."""
     if way.same == way.of:
         line = Content.assemble((glyphs.text(f"✓ {way.proof}"), ink.good))
     else:

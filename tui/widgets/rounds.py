@@ -1,4 +1,4 @@
-"""The row of rounds: a group of glyphs for each pass of the target, and what they mean.
+"""The row of rounds: a group of glyphs for each pass of the target, and their meaning.
 
 The newest is at the right of the groups:
 ᵈ■■■+ ■□·+ ⁿ■■■■■+ ++        ■ kept  □ refused  · unread  + target
@@ -22,7 +22,8 @@ RECENT = 32  # rounds whose letters are explained
 
 
 def _round_parts(done: RoundDone, before: RoundDone | None, widget: Inked) -> list[tuple[str, str]]:
-    """(text, style) parts of one round. The source's letter stands where the source changes."""
+    """Return (text, style) parts of one round. The source's letter stands where the source
+    changes."""
     glyphs, ink = widget.glyphs, widget.ink
     if not done.drafted:
         return [(glyphs.target, ink.target)]
@@ -50,7 +51,7 @@ class RoundsRow(Inked, Widget):
         self.refresh()
 
     def extend(self, rounds: Iterable[RoundDone]) -> None:
-        """Shown with the next ``refresh``."""
+        """Add rounds; the next ``refresh`` shows them."""
         self._rounds.extend(rounds)
 
     def render(self) -> Content:
@@ -82,7 +83,7 @@ class RoundsRow(Inked, Widget):
         return Content.assemble(content, " " * gap, meanings)
 
     def _legend(self, room: int) -> Content:
-        """What the signs mean: all of it where there is room, of guesses everywhere."""
+        """Return the meaning of the signs: of all if there is room, else of the guesses' signs."""
         sources = [done.source for done in list(self._rounds)[-RECENT:] if done.drafted]
         entries = legend.rounds(self.glyphs, self.ink, sources)
         shown = Content("")

@@ -40,14 +40,14 @@ class Sidebar(Inked, Vertical):
     """
 
     class Chosen(Message):
-        """A conversation to resume; none for a new one."""
+        """A choice of a conversation to resume; none for a new one."""
 
         def __init__(self, session: str | None) -> None:
             super().__init__()
             self.session = session
 
     class Dismissed(Message):
-        """Back to the prompt."""
+        """A return to the prompt."""
 
     def __init__(self, store: SessionStore, *, id: str | None = None) -> None:
         super().__init__(id=id)

@@ -1,4 +1,4 @@
-"""The strip below the conversation: whether drafting paid in the reply that is shown, its figures.
+"""The strip below the conversation: the verdict on drafting in the shown reply, its figures.
 
 Cells are dropped where the terminal is narrow; the most telling ones come first.
 """
@@ -24,7 +24,7 @@ FULL = 0.8  # of the context, from which on that is said
 
 @dataclass(slots=True)
 class StripState:
-    """Everything the strip shows, as the chat screen knows it; ``record`` is of the shown reply."""
+    """The strip's data, from the chat screen; ``record`` is of the shown reply."""
 
     record: Record | None = None
     busy: bool = False
@@ -54,7 +54,7 @@ class StripState:
 
     @property
     def loses(self) -> bool:
-        """Whether drafting is surely slower than plain decoding, yet still on."""
+        """True if drafting is surely slower than plain decoding, yet still on."""
         return self.speculate and self.verdict is not None and self.verdict.answer == "slower"
 
 
@@ -67,7 +67,7 @@ def duration(ms: float | None) -> str:
 
 
 def gigabytes(n: float) -> str:
-    """A size in the largest unit that leaves something before the point."""
+    """Format a size in the largest unit that leaves something before the point."""
     if n >= 100_000_000:
         return f"{n / 1e9:.1f} GB"
     return f"{n / 1e6:.1f} MB" if n >= 100_000 else f"{n / 1e3:.0f} kB"
@@ -83,7 +83,7 @@ class StatsStrip(Inked, Widget):
         self.state = state
 
     def render(self) -> Content:
-        """What was measured at the left; at the right, what there is to do or to know."""
+        """Draw the measurements at the left; at the right, the next action or a notice."""
         width = self.content_size.width
         if self.state.prefill is not None and self.state.busy:
             return self._prefill(width)
@@ -106,7 +106,7 @@ class StatsStrip(Inked, Widget):
         return Content.assemble(line, " " * (width - line.cell_length - notice.cell_length), notice)
 
     def _cells(self) -> list[list[Content]]:
-        """What is worth showing, the most telling first, each in forms that get shorter."""
+        """List the figures to show, the most telling first, each in forms that get shorter."""
         s, ink, glyphs = self.state, self.ink, self.glyphs
         figures, verdict = s.figures, s.verdict
         cells: list[list[Content]] = []
@@ -130,7 +130,7 @@ class StatsStrip(Inked, Widget):
         return cells
 
     def _notices(self) -> list[Content]:
-        """One thing, in forms that get shorter."""
+        """Return one notice, in forms that get shorter."""
         s, ink, left = self.state, self.ink, max(0, self.state.n_ctx - (self.state.used or 0))
         then = "Ctrl+N new chat" if s.on_full == "stop" else "then the oldest turns leave"
         if s.loading:

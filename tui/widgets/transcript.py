@@ -70,7 +70,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     @property
     def scroll_offset(self) -> Offset:
-        """Few lines begin at the top, where Textual would put them at the bottom."""
+        """The offset; few lines begin at the top, where Textual would put them at the bottom."""
         x, y = super().scroll_offset
         return Offset(x, max(y, 0))
 
@@ -89,7 +89,7 @@ class Transcript(VerticalScroll, can_focus=False):
         return self._follows or self.scroll_offset.y >= self.max_scroll_y
 
     def page(self, step: int) -> None:
-        """A page up or down; at the end new text is followed again."""
+        """Move a page up or down; at the end follow new text again."""
         if step > 0 and self.scroll_offset.y + self.size.height >= self.max_scroll_y:
             self.to_end()
         elif step > 0:

@@ -1,4 +1,4 @@
-"""One round drawn as it happened: the draft, the target's verdict, what was committed."""
+"""One round drawn as it happened: the draft, the target's verdict, the committed tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS = {"accepted": "kept", "rejected": "refused", "untested": "unread"}
 
 
 def token_text(text: str, glyphs: Glyphs) -> str:
-    """A token for people: its leading space and its line breaks are made visible."""
+    """Format a token for people: make its leading space and its line breaks visible."""
     space = "_" if glyphs.ascii else "␣"
     shown = sanitize(text).replace("\n", glyphs.newline).replace("\t", glyphs.arrow)
     if shown.startswith(" "):
@@ -30,7 +30,7 @@ def token_text(text: str, glyphs: Glyphs) -> str:
 
 
 def number(value: float | None) -> str:
-    """Nothing where it is not known."""
+    """Format a number; "" if unknown."""
     return "" if value is None else f"{value:.2f}"
 
 
@@ -50,7 +50,7 @@ def headline(done: RoundDone, at: int, total: int, glyphs: Glyphs, ink: Ink) -> 
 def passage(
     before: str, done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink, width: int, height: int
 ) -> Content:
-    """The end of the text so far, and this round's tokens at their place in it."""
+    """Draw the end of the text so far, and this round's tokens at their place in it."""
     new = "".join(done.drafted_text[i] for i in best_path(done)) + done.target_text
     tail = last_lines(sanitize(before[-TAIL_CHARS:]), width, height - line_count(new, width))
     if len(tail) < len(before):
@@ -82,7 +82,7 @@ def line_count(text: str, width: int) -> int:
 
 
 def last_lines(text: str, width: int, count: int) -> str:
-    """The tail of the text that fills at most ``count`` lines of the screen."""
+    """Return the tail of the text that fills at most ``count`` lines of the screen."""
     kept: list[str] = []
     for line in reversed(text.split("\n")):
         need = 1 + len(line) // max(1, width)
@@ -96,7 +96,7 @@ def last_lines(text: str, width: int, count: int) -> str:
 
 
 def best_path(done: RoundDone) -> list[int]:
-    """The accepted path, extended to a leaf: the one line of a tree that reads as text."""
+    """Extend the accepted path to a leaf: the one line of a tree that reads as text."""
     path = list(done.accepted_path)
     at = path[-1] if path else -1
     while True:
@@ -136,7 +136,8 @@ def table(
     width: int = 80,
     verify: str = "match",
 ) -> Content:
-    """Every drafted node with its confidence, then p and q and the verdict, then the target token.
+    """Draw every drafted node with its confidence, then p and q and the verdict, then the target
+    token.
 
     A chain is a list; a tree hangs its branches on their parents. ``verify`` is the rule that
     judged. The target's likeliest stand alongside where there is room.
@@ -203,7 +204,7 @@ def _beside(
     ink: Ink,
     width: int,
 ) -> list[Content]:
-    """The table with the target's likeliest tokens next to the guesses judged, as many as fit."""
+    """Add the target's likeliest tokens next to the guesses judged, as many as fit."""
     at = max(line.cell_length for line in lines) + 3
     for n in (3, 2, 1):
         column = [
@@ -219,7 +220,7 @@ def _beside(
 
 
 def place_of(done: RoundDone, i: int) -> Chances | None:
-    """How likely tokens were where guess ``i`` was judged; None where it was not, or no
+    """Return the chances of tokens at the place of guess ``i``; None if it was not judged, or no
     chances were requested."""
     depth = depth_of(done)[i] - 1
     judged = fate_of(done)[i] != "untested" and depth < len(done.chances)
@@ -227,7 +228,7 @@ def place_of(done: RoundDone, i: int) -> Chances | None:
 
 
 def likeliest(place: Chances | None, glyphs: Glyphs, n: int = 3) -> str:
-    """ "␣the 62%  ␣a 20%  ␣one 4%", before temperature and cut-offs."""
+    """Format the likeliest tokens before temperature and cut-offs: "␣the 62%  ␣a 20%  ␣one 4%"."""
     if place is None:
         return ""
     return "  ".join(
@@ -237,7 +238,7 @@ def likeliest(place: Chances | None, glyphs: Glyphs, n: int = 3) -> str:
 
 
 def equation(done: RoundDone, i: int, fate: str, verify: str, glyphs: Glyphs) -> str:
-    """Why guess ``i`` was kept or refused, as the rule has it; "" where it was not judged."""
+    """Explain by the rule why guess ``i`` was kept or refused; "" if it was not judged."""
     kept = fate == "accepted"
     p, q = done.p[i], done.q[i]
     if fate == "untested" or (verify != "match" and p is None):
@@ -259,7 +260,7 @@ def equation(done: RoundDone, i: int, fate: str, verify: str, glyphs: Glyphs) ->
 
 
 def cost(done: RoundDone) -> str:
-    """What the round took and what plain decoding would have; "" where it is unknown."""
+    """Compare the round's time with that of plain decoding; "" if unknown."""
     if done.plain_ms is None or not done.emitted:
         return ""
     took, plain = done.took_ms, done.plain_ms * len(done.emitted)
@@ -296,7 +297,7 @@ def _target_lines(done: RoundDone, glyphs: Glyphs, ink: Ink, verify: str) -> lis
 
 
 def caption(done: RoundDone, stage: int, glyphs: Glyphs) -> str:
-    """What happens at this stage, in one sentence."""
+    """Describe this stage in one sentence."""
     n = len(done.drafted)
     if stage == 0:
         if not n:
@@ -315,7 +316,7 @@ def caption(done: RoundDone, stage: int, glyphs: Glyphs) -> str:
 
 
 def _tree_order(done: RoundDone) -> list[int]:
-    """Depth first, so that every branch stands below its parent."""
+    """Order the nodes depth first, so that every branch stands below its parent."""
     children = children_of(done)
     order: list[int] = []
     waiting = children.get(-1, [])[::-1]

@@ -13,8 +13,8 @@ from specllama.tui.widgets.walk import children_of
 def rounds_rows(
     rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, width: int, height: int
 ) -> Content:
-    """A row a round: as long as it took, green if it won time, amber and shaded if it lost some;
-    then the tokens that it wrote. Below the row of a tree its branches."""
+    """Draw a row for each round: as long as it took, green if it won time, amber and shaded if it
+    lost some; then the tokens that it wrote. The branches of a tree stand below its row."""
     if not rounds or height < 1:
         return Content("")
     rows = [Content.assemble(("round  time, tokens", ink.muted))] if height > 1 else []
@@ -55,7 +55,7 @@ def rounds_rows(
 
 
 def tree_lines(done: RoundDone, glyphs: Glyphs) -> list[str]:
-    """The branches of a draft tree, a line for each leaf; [] of a chain."""
+    """Draw the branches of a draft tree, a line for each leaf; [] for a chain."""
     if done.is_chain:
         return []
     children = children_of(done)
@@ -82,7 +82,7 @@ def tree_lines(done: RoundDone, glyphs: Glyphs) -> list[str]:
 
 
 def rounds_line(rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, width: int) -> Content:
-    """The rounds around the current one as glyphs, the current one in brackets."""
+    """Draw the rounds around the current one as glyphs, the current one in brackets."""
     if not rounds:
         return Content("")
     groups = ["".join(run for _, run in glyph_run(r, glyphs)) or glyphs.target for r in rounds]

@@ -1,4 +1,4 @@
-"""The line at the top, and what stands in an empty conversation."""
+"""The line at the top, and the welcome in an empty conversation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADLINE = "Guess, check, keep: the same text, in fewer passes."
 
 
 class TopBar(Inked, Widget):
-    """Which pair is loaded, how exact it is, and whether it is ready."""
+    """The loaded pair, its exactness and its state."""
 
     DEFAULT_CSS = """
     TopBar { height: 1; padding: 0 1; background: $panel; }
@@ -51,7 +51,7 @@ class TopBar(Inked, Widget):
         return f"{glyphs.ring} {words}", ink.warn
 
     def _promise(self, exactness: str) -> Piece:
-        """What drafting does to the text here; how that was found out is the doctor's."""
+        """Name the effect of drafting on the text here; the doctor explains how it was measured."""
         if exactness.startswith("bitwise"):
             return "drafting: exact", self.ink.good
         if exactness.startswith("near-ties possible"):
@@ -107,12 +107,12 @@ Piece = tuple[str, str]
 
 
 def examples(loader: EngineLoader) -> tuple[str, ...]:
-    """What the wanted model could be asked."""
+    """Return example questions for the wanted model."""
     return BUNDLED_EXAMPLES if loader.bundled else EXAMPLES
 
 
 def next_example(text: str, loader: EngineLoader) -> str | None:
-    """What Tab writes into a prompt that holds nothing, or an example."""
+    """Return the text that Tab writes into a prompt that is empty or holds an example."""
     those = examples(loader)
     if text in those:
         return those[(those.index(text) + 1) % len(those)]
@@ -120,7 +120,7 @@ def next_example(text: str, loader: EngineLoader) -> str | None:
 
 
 def legend(widget: Inked) -> list[Piece]:
-    """What the signs of the row of rounds mean."""
+    """Explain the signs of the row of rounds."""
     ink, g = widget.ink, widget.glyphs
     return [
         (f"{g.accepted} ", ink.source("draft")),
@@ -133,14 +133,14 @@ def legend(widget: Inked) -> list[Piece]:
 
 
 def keys(widget: Inked, *lines: tuple[str, str]) -> list[Piece]:
-    """Keys and what they do, one pair a line."""
+    """Draw keys and their use, one pair a line."""
     pieces = [[(f"{key:>6}  ", "bold $primary"), (f"{words}\n", widget.ink.muted)]
               for key, words in lines]  # fmt: skip
     return [piece for line in pieces for piece in line]
 
 
 def keys_in_rows(widget: Inked, width: int, lines: Sequence[tuple[str, str]]) -> list[Piece]:
-    """The same, as many in a row as there is room for."""
+    """Draw keys and their use, as many in a row as there is room for."""
     room = width - 8
     wide = max(len(key) + len(words) for key, words in lines) + 4
     columns = max(1, room // wide)
@@ -172,8 +172,8 @@ DEMONSTRATION = (
 
 
 class Welcome(Inked, Static):
-    """What an empty conversation shows: what this is, what to ask, which keys there are; and with
-    the bundled pair, which real one would be fast here.
+    """The view of an empty conversation: a greeting, questions to ask and keys; with the bundled
+    pair, a real one that would be fast here.
 
     Args:
         recorded: what came of the reply that was played before, on the first launch.
@@ -220,7 +220,7 @@ class Welcome(Inked, Static):
         self.update(Content.assemble(*parts).rstrip())
 
     def _of_the_bundled_pair(self, *, short: bool) -> list[Piece]:
-        """Why it drafts for nothing, where drafting pays, and what to get for real work."""
+        """Explain why it drafts in vain, where drafting pays, and what to get for real work."""
         ink, parts = self.ink, list[Piece]()
         room = gigabytes(KINDS[0].bytes)
         if self.recorded is not None:

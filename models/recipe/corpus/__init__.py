@@ -31,7 +31,7 @@ MIX = {"chat": 0.16, "code": 0.24, "rag": 0.34, "json": 0.26}
 
 
 def sample(slice_: str, src: Source, *, size: str = "mixed") -> Sample:
-    """One sample of a slice; `size` matters to the passage slice only."""
+    """Make one sample of a slice; `size` matters to the passage slice only."""
     if slice_ == "chat":
         return chat_sample(src)
     if slice_ == "code":
@@ -44,7 +44,7 @@ def sample(slice_: str, src: Source, *, size: str = "mixed") -> Sample:
 
 
 def stream(seed: int | str, split: Split = "train", slice_: str | None = None) -> Iterator[Sample]:
-    """An endless, deterministic stream of samples, mixed unless a slice is named."""
+    """Yield samples without end, deterministically, mixed unless a slice is named."""
     src = Source(seed, split)
     names, weights = list(MIX), list(MIX.values())
     while True:
@@ -54,8 +54,8 @@ def stream(seed: int | str, split: Split = "train", slice_: str | None = None) -
 def heldout_prompts(
     slice_: str, n: int, seed: int | str = 0, *, long: int = 0, size: str = "mixed"
 ) -> list[tuple[list[Message], Check, str]]:
-    """`n` held-out prompts with their check and reference answer; the last `long` have a long
-    context where the slice has one, the others as many passages as `size` says."""
+    """Make `n` held-out prompts with their check and reference answer; the last `long` have a long
+    context if the slice has one, the others as many passages as `size` gives."""
     src = Source(f"prompts/{slice_}/{seed}", "heldout")
     rows = []
     for i in range(n):
@@ -65,13 +65,13 @@ def heldout_prompts(
 
 
 def chatml(messages: list[Message], *, open_reply: bool = False) -> str:
-    """Messages in ChatML; `open_reply` starts the assistant's turn."""
+    """Write messages in ChatML; `open_reply` starts the assistant's turn."""
     text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
     return text + ("<|im_start|>assistant\n" if open_reply else "")
 
 
 def check_answer(check: Check | dict[str, Any], answer: str) -> bool:
-    """Whether an answer passes its check: parses, compiles, or contains every asked span."""
+    """True if an answer passes its check: parses, compiles, or contains every asked span."""
     kind = check.kind if isinstance(check, Check) else check["kind"]
     value: Any = check.value if isinstance(check, Check) else check.get("value")
     if kind == "json":

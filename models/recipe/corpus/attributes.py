@@ -1,4 +1,4 @@
-"""What a fact is made of: an attribute, how it is said and asked, and the kinds that have it."""
+"""Attributes of facts: the statements and questions of each, and the kinds that have it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Value = Callable[[Source], str]
 
 @dataclass(frozen=True)
 class Attribute:
-    """One thing that can be said of an entity: `{e}` is the entity, `{v}` the value.
+    """One attribute of an entity: `{e}` is the entity, `{v}` the value.
 
     Unseen templates (``~``) put words that occur elsewhere in a new order. A word that training
     never shows would only test guessing.
@@ -27,7 +27,7 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of entity, how it is named, and its attributes."""
+    """A kind of entity, its names, and its attributes."""
 
     label: str
     name: Value

@@ -24,7 +24,7 @@ SLICES = ("chat", "code", "rag", "json")
 
 @dataclass(frozen=True)
 class Check:
-    """How to judge an answer: `json` parses, `code` compiles, `span` is contained, `none`."""
+    """A check of an answer: `json` parses, `code` compiles, `span` is contained, `none`."""
 
     kind: Literal["json", "code", "span", "none"]
     value: Any = None
@@ -40,7 +40,7 @@ class Sample:
 
     @property
     def prompt(self) -> list[Message]:
-        """Everything up to the reference answer."""
+        """The messages up to the reference answer."""
         return [dict(m) for m in self.messages[:-1]]
 
     @property
@@ -50,7 +50,7 @@ class Sample:
 
 
 def is_held(value: str) -> bool:
-    """Whether a made-up word is kept for evaluation only (about one in seven)."""
+    """True if a made-up word is kept for evaluation only (about one in seven)."""
     return zlib.crc32(value.lower().encode()) % 7 == 0
 
 
@@ -59,7 +59,7 @@ _SLOT = re.compile(r"\{(\w+)\}")
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of a list written as one string."""
+    """Return the words of a list written as one string."""
     return tuple(text.split())
 
 
@@ -120,19 +120,19 @@ class Source:
         self.r = random.Random(f"{split}/{seed}")
 
     def maybe(self, p: float) -> bool:
-        """True with probability `p`."""
+        """Return True with probability `p`."""
         return self.r.random() < p
 
     def pick(self, items: Sequence[T]) -> T:
-        """One of `items`, the same in both splits."""
+        """Choose one of `items`, the same in both splits."""
         return items[int(self.r.random() * len(items))]
 
     def few(self, items: Sequence[T], n: int) -> list[T]:
-        """`n` distinct items in random order."""
+        """Choose `n` distinct items in random order."""
         return self.r.sample(list(items), min(n, len(items)))
 
     def between(self, low: int, high: int) -> int:
-        """An integer in [low, high]."""
+        """Choose an integer in [low, high]."""
         return self.r.randint(low, high)
 
     def form(self, templates: Sequence[str], **slots: object) -> str:
@@ -140,7 +140,7 @@ class Source:
         return self._expand(templates, 0.35, slots)
 
     def mostly_seen(self, templates: Sequence[str], **slots: object) -> str:
-        """Like `form`, with few unseen templates in the held-out split."""
+        """Expand like `form`, with few unseen templates in the held-out split."""
         return self._expand(templates, 0.15, slots)
 
     def _expand(self, templates: Sequence[str], unseen: float, slots: dict[str, object]) -> str:
@@ -164,7 +164,7 @@ class Source:
         return text
 
     def word(self, low: int = 2, high: int = 3) -> str:
-        """A made-up lower-case word of this split, as a rule with `low` syllables."""
+        """Make up a lower-case word of this split, as a rule with `low` syllables."""
         while True:
             n = low if self.maybe(0.8) else self.between(low, high)
             w = "".join(
@@ -175,42 +175,42 @@ class Source:
                 return w
 
     def proper(self) -> str:
-        """A made-up proper name."""
+        """Make up a proper name."""
         return self.word().capitalize()
 
     def given(self) -> str:
-        """A first name, made up one time in three."""
+        """Choose a first name, made up one time in three."""
         return self.proper() if self.maybe(0.33) else self.pick(GIVEN)
 
     def person(self) -> str:
-        """A first name and a made-up family name."""
+        """Make a first name and a made-up family name."""
         return f"{self.given()} {self.proper()}"
 
     def town(self) -> str:
-        """A made-up place name."""
+        """Make up a place name."""
         return self.proper() + self.pick(["", "", "", " Bay", " Falls", "ville", "ton", " Hill"])
 
     def code_id(self) -> str:
-        """A short identifier such as ``KX-4821``."""
+        """Make a short identifier such as ``KX-4821``."""
         a = "".join(self.pick("ABCDEFGHJKLMNPRSTUVWXYZ") for _ in range(self.between(1, 3)))
         return f"{a}{self.pick(['-', '', '-'])}{self.number()}"
 
     def number(self) -> int:
-        """A positive integer whose size varies over orders of magnitude."""
+        """Choose a positive integer whose size varies over orders of magnitude."""
         return self.between(1, 10 ** self.between(1, 4))
 
     def date(self) -> str:
-        """A date such as ``4 March 1987``."""
+        """Make a date such as ``4 March 1987``."""
         return f"{self.between(1, 28)} {self.pick(MONTHS)} {self.between(1850, 2030)}"
 
 
 def an(text: str) -> str:
-    """`text` with ``a`` turned into ``an`` before a vowel."""
+    """Turn ``a`` into ``an`` before a vowel of `text`."""
     return re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", text)
 
 
 def turn(role: str, content: str) -> Message:
-    """One message."""
+    """Make one message."""
     return {"role": role, "content": content}
 
 

@@ -214,7 +214,7 @@ def _story(src: Source) -> list[Message]:
 
 
 def _echo(src: Source) -> list[Message]:
-    """Tasks that copy and rearrange what the user wrote."""
+    """Make a task that copies and rearranges the user's words."""
     pools = src.pick([FRUIT, ANIMALS, COLOURS, THINGS])
     words = src.few(pools, src.between(2, 4))
     if src.maybe(0.5):
@@ -412,6 +412,6 @@ _KINDS: tuple[Callable[[Source], list[Message]], ...] = (
 
 
 def chat_sample(src: Source) -> Sample:
-    """One chat of one to three turns."""
+    """Make one chat of one to three turns."""
     turns = [turn(m["role"], an(m["content"])) for m in src.pick(_KINDS)(src)]
     return conversation(src, "chat", turns, Check("none"), _SYSTEM)

@@ -1,4 +1,4 @@
-"""The code slice: write a small Python function, or edit one that is given."""
+"""The code slice: requests to write a small Python function, or to edit a given one."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ _EDIT = (
 
 
 def _sentence(purpose: str) -> str:
-    """The docstring of a purpose: ``returns x`` becomes ``Returns x.``"""
+    """Return the docstring of a purpose: ``returns x`` becomes ``Returns x.``"""
     return purpose[0].upper() + purpose[1:].replace('"', "'") + "."
 
 
 def fence(source: str) -> str:
-    """A fenced Python block."""
+    """Return a fenced Python block."""
     return f"```python\n{source}\n```"
 
 
 def unfence(answer: str) -> str:
-    """The first fenced block of an answer, or the whole answer."""
+    """Return the first fenced block of an answer, or the whole answer."""
     found = re.search(r"```(?:python)?\n(.*?)```", answer, re.DOTALL)
     return found.group(1) if found else answer
 
@@ -278,7 +278,7 @@ def _write(src: Source) -> list[Message]:
 
 
 def code_sample(src: Source) -> Sample:
-    """One request to write or edit Python, answered with one fenced block."""
+    """Make one request to write or edit Python, answered with one fenced block."""
     if src.maybe(0.55):
         turns = _write(src)
     else:

@@ -1,4 +1,4 @@
-"""The JSON slice: fill a schema from a sentence; the answer is pure JSON."""
+"""The JSON slice: schemas to fill from a sentence; the answer is pure JSON."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ASK_SCHEMA = (
 
 
 def _spoken(value: Any) -> str:
-    """A value as a sentence says it."""
+    """Write a value as in a sentence."""
     if isinstance(value, list):
         words = [str(x) for x in value]
         return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
@@ -63,7 +63,7 @@ class _Filled:
 
 
 def _fill(src: Source, record: Record, n: int, missing: float) -> _Filled:
-    """One record: its sentence, its keys with types, and the object."""
+    """Fill one record: its sentence, its keys with types, and the object."""
     name = record.name(src)
     key = src.pick(record.name_key)
     keys = [(key, "string")]
@@ -140,7 +140,7 @@ def _request(src: Source, filled: _Filled, nested: bool) -> str:
 
 
 def _many(src: Source) -> tuple[str, list[dict[str, Any]]]:
-    """An array of objects with the same two or three keys."""
+    """Make an array of objects with the same two or three keys."""
     record = src.pick(RECORDS)
     chosen = src.few(record.fields, src.between(1, 2))
     key = src.pick(record.name_key)
@@ -171,7 +171,7 @@ def _many(src: Source) -> tuple[str, list[dict[str, Any]]]:
 
 
 def json_sample(src: Source) -> Sample:
-    """One extraction request whose answer is pure JSON."""
+    """Make one extraction request whose answer is pure JSON."""
     indent = src.maybe(0.2)
     if src.maybe(0.1):
         request, value = _many(src)

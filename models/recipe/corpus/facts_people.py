@@ -1,4 +1,4 @@
-"""People, towns and events: what can be said of them, asked and answered."""
+"""People, towns and events: their attributes, with questions and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines, ships, books and software: what can be said of them, asked and answered."""
+"""Machines, ships, books and software: their attributes, with questions and answers."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def function(src: Source) -> Function:
-    """One random function; a third get a name the request makes up."""
+    """Make one random function; a third get a name the request makes up."""
     made = src.pick(FAMILIES)(src)
     if src.maybe(0.35):
         verb = src.pick(["get", "make", "do", "run", "find", "calc", "my"])

@@ -7,7 +7,7 @@ from specllama.models.recipe.corpus.pycode import LISTS, Function, Param, fn, no
 
 
 def filter_family(src: Source) -> Function:
-    """One of the `filter` functions."""
+    """Make one of the `filter` functions."""
     xs, k = src.pick(LISTS), str(src.between(0, 100))
     x = var(src, xs)
     name, test, what = src.pick(
@@ -32,7 +32,7 @@ def filter_family(src: Source) -> Function:
 
 
 def map_family(src: Source) -> Function:
-    """One of the `map` functions."""
+    """Make one of the `map` functions."""
     xs, k = src.pick(LISTS), str(src.between(2, 100))
     x = var(src, xs)
     name, expr, what = src.pick(
@@ -53,7 +53,7 @@ def map_family(src: Source) -> Function:
 
 
 def reduce_family(src: Source) -> Function:
-    """One of the `reduce` functions."""
+    """Make one of the `reduce` functions."""
     xs = src.pick(LISTS)
     x = var(src, xs)
     name, body, what = src.pick(
@@ -97,7 +97,7 @@ def reduce_family(src: Source) -> Function:
 
 
 def field_sum_family(src: Source) -> Function:
-    """One of the `field_sum` functions."""
+    """Make one of the `field_sum` functions."""
     a, b = two(src)
     how = src.pick(["total", "max", "min", "all"])
     xs = f"{b}s"
@@ -113,7 +113,7 @@ def field_sum_family(src: Source) -> Function:
 
 
 def group_family(src: Source) -> Function:
-    """One of the `group` functions."""
+    """Make one of the `group` functions."""
     a, b = two(src)
     xs = f"{b}s"
     which = src.between(0, 3)
@@ -152,7 +152,7 @@ def group_family(src: Source) -> Function:
 
 
 def dicts_family(src: Source) -> Function:
-    """One of the `dicts` functions."""
+    """Make one of the `dicts` functions."""
     d = src.pick(["data", "mapping", "table", "counts", noun(src) + "s"])
     k = noun(src)
     return src.pick(
@@ -197,7 +197,7 @@ def dicts_family(src: Source) -> Function:
 
 
 def lists_family(src: Source) -> Function:
-    """One of the `lists` functions."""
+    """Make one of the `lists` functions."""
     xs = src.pick(LISTS)
     k = str(src.between(2, 64))
     return src.pick(

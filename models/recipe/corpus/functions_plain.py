@@ -7,7 +7,7 @@ from specllama.models.recipe.corpus.pycode import TEXTS, Function, Param, fn, no
 
 
 def text_family(src: Source) -> Function:
-    """One of the `text` functions."""
+    """Make one of the `text` functions."""
     s = src.pick(TEXTS)
     w = src.word(1, 2)
     name, body, returns, what = src.pick(
@@ -63,7 +63,7 @@ def text_family(src: Source) -> Function:
 
 
 def math_family(src: Source) -> Function:
-    """One of the `math` functions."""
+    """Make one of the `math` functions."""
     pairs = [
         fn(
             "factorial",
@@ -143,7 +143,7 @@ def math_family(src: Source) -> Function:
 
 
 def convert_family(src: Source) -> Function:
-    """One of the `convert` functions."""
+    """Make one of the `convert` functions."""
     a, b = two(src)
     factor = src.pick([str(src.between(2, 1000)), f"{src.between(0, 9)}.{src.between(1, 99)}"])
     op = src.pick(["*", "/", "+", "-"])
@@ -158,7 +158,7 @@ def convert_family(src: Source) -> Function:
 
 
 def formula_family(src: Source) -> Function:
-    """One of the `formula` functions."""
+    """Make one of the `formula` functions."""
     names: list[str] = []
     while len(names) < src.between(2, 3):
         n = noun(src)
@@ -177,7 +177,7 @@ def formula_family(src: Source) -> Function:
 
 
 def format_family(src: Source) -> Function:
-    """One of the `format` functions."""
+    """Make one of the `format` functions."""
     a, b = two(src)
     w = src.pick(["Hello", "Name", "Total", "Result", src.proper()])
     body = f'return f"{w}: {{{a}}} {src.pick(["-", "of", "and", "with", "/"])} {{{b}}}"'
@@ -191,7 +191,7 @@ def format_family(src: Source) -> Function:
 
 
 def files_family(src: Source) -> Function:
-    """One of the `files` functions."""
+    """Make one of the `files` functions."""
     p = src.pick(["path", "filename", "source"])
     w = src.word(1, 2)
     return src.pick(
@@ -238,7 +238,7 @@ def files_family(src: Source) -> Function:
 
 
 def check_family(src: Source) -> Function:
-    """One of the `check` functions."""
+    """Make one of the `check` functions."""
     a = noun(src)
     k = str(src.between(1, 500))
     word, op = src.pick([("above", ">"), ("below", "<"), ("equal to", "=="), ("at least", ">=")])
@@ -252,7 +252,7 @@ def check_family(src: Source) -> Function:
 
 
 def label_family(src: Source) -> Function:
-    """One of the `label` functions."""
+    """Make one of the `label` functions."""
     a = noun(src)
     k = str(src.between(1, 500))
     yes, no = src.word(), src.word()

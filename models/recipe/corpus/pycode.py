@@ -28,7 +28,7 @@ class Function:
     imports: tuple[str, ...] = ()
 
     def render(self, *, typed: bool = False, doc: str | None = None) -> str:
-        """The source text, with or without annotations and a docstring."""
+        """Return the source text, with or without annotations and a docstring."""
         parts = []
         for p in self.params:
             text = f"{p.name}: {p.type}" if typed else p.name
@@ -54,12 +54,12 @@ TEXTS = words("text line word s name message sentence phrase")
 
 
 def noun(src: Source) -> str:
-    """A noun for identifiers, made up one time in three."""
+    """Choose a noun for identifiers, made up one time in three."""
     return src.word(2, 2) if src.maybe(0.33) else src.pick(NOUNS)
 
 
 def two(src: Source) -> tuple[str, str]:
-    """Two different nouns."""
+    """Choose two different nouns."""
     a = noun(src)
     b = noun(src)
     while b == a:
@@ -68,7 +68,7 @@ def two(src: Source) -> tuple[str, str]:
 
 
 def var(src: Source, *taken: str) -> str:
-    """A loop variable that is not in `taken`."""
+    """Choose a loop variable that is not in `taken`."""
     names = [x for x in ("x", "item", "value", "n", "v", "entry") if x not in taken]
     return src.pick(names)
 
@@ -76,12 +76,12 @@ def var(src: Source, *taken: str) -> str:
 def fn(
     name: str, params: list[Param], returns: str, purpose: str, body: str, *imports: str
 ) -> Function:
-    """A function whose body is one string."""
+    """Make a function whose body is one string."""
     return Function(name, tuple(params), returns, purpose, tuple(body.split("\n")), imports)
 
 
 def dataclass_source(src: Source) -> tuple[str, str, str]:
-    """A dataclass: its name, the spoken list of fields, and its source."""
+    """Make a dataclass: its name, the spoken list of fields, and its source."""
     name = src.proper()
     fields: list[tuple[str, str]] = []
     for _ in range(src.between(2, 5)):
@@ -95,7 +95,7 @@ def dataclass_source(src: Source) -> tuple[str, str, str]:
 
 
 def class_source(src: Source) -> tuple[str, str, str]:
-    """A small class: its name, what it does, and its source."""
+    """Make a small class: its name, its purpose, and its source."""
     name = src.proper()
     a = noun(src)
     kind = src.between(0, 2)

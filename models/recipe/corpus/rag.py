@@ -1,4 +1,4 @@
-"""The passage slice: answer from retrieved text by quoting the asked value."""
+"""The passage slice: questions on retrieved text; the answer quotes the asked value."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ SIZES = {"one": (1, 1), "two": (2, 2), "short": (1, 2), "medium": (3, 5), "long"
 
 
 def rag_sample(src: Source, size: str = "mixed") -> Sample:
-    """One conversation about one or more passages; `size` is one of `SIZES` or mixed."""
+    """Make one conversation about one or more passages; `size` is one of `SIZES` or mixed."""
     if size == "mixed":
         size = src.pick(["short"] * 34 + ["medium"] * 5 + ["long"])
     groups = _groups(src, src.between(*SIZES[size]), 3)

@@ -1,4 +1,4 @@
-"""Records for the JSON slice: their keys, values, and how a sentence says them."""
+"""Records for the JSON slice: their keys, values, and wording in a sentence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specllama.models.recipe.corpus.base import (
 
 @dataclass(frozen=True)
 class Field:
-    """One key: other names for it, its JSON type, a value, and how a sentence says it."""
+    """One key: other names for it, its JSON type, a value, and its wording in a sentence."""
 
     keys: tuple[str, ...]
     type: str
@@ -596,7 +596,7 @@ EVENT = (
 
 @dataclass(frozen=True)
 class Record:
-    """A kind of record: the key of its name, how the sentence begins, and its fields."""
+    """A kind of record: the key of its name, the begin of its sentence, and its fields."""
 
     label: str
     name_key: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What the chat slice knows: topics with paraphrased sentences, and how-to steps."""
+"""The knowledge of the chat slice: topics with paraphrased sentences, and how-to steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic: its names, what it is, why it matters, and an example or a hint."""
+    """A topic: its names, a definition, its importance, and an example or a hint."""
 
     names: tuple[str, ...]
     what: tuple[str, ...]

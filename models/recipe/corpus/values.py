@@ -7,69 +7,69 @@ from specllama.models.recipe.corpus.base import ANIMALS, COLOURS, FRUIT, PLACES,
 
 
 def count(src: Source) -> str:
-    """A number of one to four digits, rarely five."""
+    """Make a number of one to four digits, rarely five."""
     return str(src.between(2, 10 ** src.between(1, 4)))
 
 
 def year(src: Source) -> str:
-    """A year."""
+    """Choose a year."""
     return str(src.between(1720, 2031))
 
 
 def material(src: Source) -> str:
-    """A material."""
+    """Choose a material."""
     return src.pick(
         ["oak", "brass", "steel", "glass", "clay", "copper", "bamboo", "granite", "wool", "tin"]
     )
 
 
 def clock(src: Source) -> str:
-    """A time of day."""
+    """Choose a time of day."""
     return f"{src.between(0, 23):02d}:{src.pick(['00', '15', '30', '45', '10', '20', '40', '50'])}"
 
 
 def colour(src: Source) -> str:
-    """A colour."""
+    """Choose a color."""
     return src.pick(COLOURS)
 
 
 def thing(src: Source) -> str:
-    """A thing with its colour."""
+    """Make a thing with its color."""
     return f"{src.pick(COLOURS)} {src.pick(THINGS)}"
 
 
 def fruit(src: Source) -> str:
-    """A fruit or vegetable."""
+    """Choose a fruit or vegetable."""
     return src.pick(FRUIT)
 
 
 def place(src: Source) -> str:
-    """A place or a town."""
+    """Choose a place or a town."""
     return f"the {src.pick(PLACES)}" if src.maybe(0.5) else src.town()
 
 
 def animal(src: Source) -> str:
-    """An animal with its colour."""
+    """Make an animal with its color."""
     return an(f"{src.pick(['a', 'one', 'the'])} {src.pick(COLOURS)} {src.pick(ANIMALS)}")
 
 
 def ship(src: Source) -> str:
-    """A ship by name."""
+    """Make a ship's name."""
     return src.spin("[the|the ship|the ferry|the boat] ") + src.proper()
 
 
 def machine(src: Source) -> str:
-    """A machine by code."""
+    """Make a machine's code."""
     return src.spin("[the|the model|the machine|the pump|the engine] ") + src.code_id()
 
 
 def company(src: Source) -> str:
-    """The name of a company."""
+    """Make the name of a company."""
     return src.proper() + src.pick([" Works", " & Sons", " Labs", " Mills", " Tools", ""])
 
 
 def book(src: Source) -> str:
-    """The title of a book."""
+    """Make the title of a book."""
     return src.pick(
         [
             f"The {src.pick(COLOURS).capitalize()} {src.pick(THINGS).capitalize()}",
@@ -80,27 +80,27 @@ def book(src: Source) -> str:
 
 
 def project(src: Source) -> str:
-    """A piece of software by name."""
+    """Make the name of a piece of software."""
     return src.spin("[the project|the library|the tool|the program] ") + src.word()
 
 
 def person(src: Source) -> str:
-    """A full name."""
+    """Make a full name."""
     return src.person()
 
 
 def town(src: Source) -> str:
-    """The name of a town."""
+    """Make the name of a town."""
     return src.town()
 
 
 def money(src: Source) -> str:
-    """A sum of money."""
+    """Make a sum of money."""
     return f"{src.number()} {src.pick(['crowns', 'coins', 'marks', 'pounds', 'euros', 'credits'])}"
 
 
 def unit(*units: str) -> Value:
-    """A number with one of `units`."""
+    """Return a maker of numbers with one of `units`."""
 
     def value(src: Source) -> str:
         return f"{src.number()} {src.pick(units)}"

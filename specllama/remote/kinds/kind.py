@@ -1,4 +1,4 @@
-"""What differs between engines: how one is recognised, asked and read."""
+"""Kinds of engines: how to recognise, ask and read each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST = 32768  # tokens, where an engine would end a reply early unless it is 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model that a server has; ``n_ctx`` 0 where it does not say, ``loaded`` None, too."""
+    """A model that a server has; ``n_ctx`` is 0 and ``loaded`` None if it does not report them."""
 
     id: str
     n_ctx: int = 0
@@ -26,7 +26,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a server told of itself.
+    """A server's report of itself.
 
     Attributes:
         flags: how it was started, as far as it says.
@@ -43,7 +43,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request. ``messages`` is None of a raw text; ``speculate`` None leaves it as it is."""
+    """One request. ``messages`` is None for a raw text; ``speculate`` None leaves it as it is."""
 
     params: GenerateParams
     model: str
@@ -55,13 +55,13 @@ class Question:
 
     @property
     def continues(self) -> bool:
-        """Whether the last turn is a reply that is to be gone on with."""
+        """True if the last turn is a reply that is to be continued."""
         return bool(self.messages) and self.messages[-1]["role"] == "assistant"  # type: ignore[index]
 
 
 @dataclass(slots=True)
 class Heard:
-    """One reply, as far as it came; ``finish`` is the server's own word for its end."""
+    """One reply so far; ``finish`` is the server's own word for its end."""
 
     text: str = ""
     reasoning: str = ""
@@ -124,7 +124,7 @@ class Kind:
     version_of: Callable[[str], str] = lambda fingerprint: ""
 
     def settings(self, params: GenerateParams) -> Json:
-        """The sampling fields that the caller chose, in its names."""
+        """Return the sampling fields that the caller chose, in its names."""
         chosen = {name: getattr(params.sampling, name) for name in self.chosen(params)}
         out = {self.fields[name]: value for name, value in chosen.items() if name in self.fields}
         if (bias := params.sampling.logit_bias) and "logit_bias" in self.fields:
@@ -132,7 +132,7 @@ class Kind:
         return out
 
     def chosen(self, params: GenerateParams) -> list[str]:
-        """The sampling fields that a caller chose, but for those that change nothing."""
+        """List the sampling fields that a caller chose, except those that change nothing."""
         usual = SamplingParams()
         return [
             name
@@ -143,7 +143,7 @@ class Kind:
         ]
 
     def unknown(self, params: GenerateParams) -> list[str]:
-        """What the caller chose and this engine cannot be told."""
+        """List the caller's choices that this engine has no field for."""
         out = [
             name
             for name in self.chosen(params)
@@ -163,7 +163,7 @@ class Kind:
         return [name.replace("_", "-") for name in out]
 
     def check(self, asked: Question, drafts: bool | None) -> None:
-        """Raises UsageError: what this engine would refuse, or would not do."""
+        """Raise UsageError if this engine would refuse or ignore part of the request."""
         params = asked.params
         for name in {"json_schema", "grammar", "regex"} - self.constraints:
             if getattr(params, name) is None:

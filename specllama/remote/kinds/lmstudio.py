@@ -1,4 +1,4 @@
-"""LM Studio: its ``/api/v0`` tells of drafting; a draft model is named in the request."""
+"""LM Studio: its ``/api/v0`` reports drafting; a draft model is named in the request."""
 
 from __future__ import annotations
 

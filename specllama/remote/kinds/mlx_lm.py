@@ -1,4 +1,4 @@
-"""mlx-lm: a draft model and its length may be named in a request; it tells nothing of drafting."""
+"""mlx-lm: a draft model and its length may be named in a request; it reports no drafting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FINGERPRINT = re.compile(r"(\d+\.\d+\.\d+)-\d+\.\d+")  # of mlx-lm, then of mlx
 
 
 def _recognise(look: Look) -> Found | None:
-    """It is Python's own web server; its version comes with the first reply."""
+    """Detect it by Python's own web server; its version comes with the first reply."""
     if not look.server("/health").startswith("BaseHTTP"):
         return None
     if look.object("/health").get("status") != "ok":

@@ -1,4 +1,4 @@
-"""Ollama: lines of JSON; it drafts by the model's file and tells nothing of it."""
+"""Ollama: lines of JSON; it drafts by the model's file and does not report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dialect that most engines share, OpenAI's, and any server that speaks only that."""
+"""OpenAI's dialect, which most engines share, and any server that speaks only that."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SEEDS = 2**31  # engines take no larger ones alike
 
 
 def body(kind: Kind, asked: Question) -> Json:
-    """A request; an engine's own fields are added by its file."""
+    """Build a request; an engine's own file adds its own fields."""
     params = asked.params
     out: Json = {"stream": asked.stream, **kind.settings(params)}
     if asked.model:
@@ -98,7 +98,7 @@ def read(chunk: Json, heard: Heard) -> tuple[str, str]:
 
 
 def spoken(content: object) -> str:
-    """A text, or the texts of its parts."""
+    """Return a text, or the texts of its parts."""
     return text(content) or "".join(text(of(part).get("text")) for part in each(content))
 
 
@@ -112,7 +112,7 @@ def _call(call: Json, heard: Heard) -> None:
 
 
 def calls_of(heard: Heard) -> str:
-    """Calls of tools in the spelling of Hermes and Qwen, the commonest of local models."""
+    """Spell tool calls as Hermes and Qwen do, the commonest spelling of local models."""
     calls, heard.calls = heard.calls, {}
     return "".join(
         f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments or "{}"}}}\n'
@@ -122,7 +122,8 @@ def calls_of(heard: Heard) -> str:
 
 
 def models(look: Look, owner: str = "") -> tuple[Served, ...]:
-    """The models of ``/v1/models``, but for adapters of others; those of one owner, if named."""
+    """List the models of ``/v1/models``, without others' adapters; only those of ``owner`` if
+    given."""
     listed = [of(one) for one in each(look.object("/v1/models").get("data"))]
     return tuple(
         Served(text(one.get("id")), whole(one.get("max_model_len")) or 0)
@@ -136,7 +137,7 @@ def models(look: Look, owner: str = "") -> tuple[Served, ...]:
 def counters_of(
     engine: str, generated: str, running: str, waiting: str
 ) -> Callable[[Look], Counters | None]:
-    """Reads the counters of an engine that counts drafts by the names of vLLM."""
+    """Return a reader of the counters of an engine that names them as vLLM does."""
 
     def counters(look: Look) -> Counters | None:
         found = MetricsPage(look.text("/metrics") or "", f"{engine}:")

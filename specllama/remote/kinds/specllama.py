@@ -18,7 +18,7 @@ def _recognise(look: Look) -> Found | None:
 
 
 def _turns_away(look: Look) -> bool:
-    """Whether it is ours, which loads its model or wants a key."""
+    """True if it is our server, but loads its model or needs a key."""
     status, _, answer = look.get("/specllama/info")
     try:
         error = of(of(json.loads(answer)).get("error")) if status in (401, 503) else {}

@@ -15,7 +15,7 @@ _REFUSED = ("stream_options", "logprobs", "top_logprobs")
 
 
 def _recognise(look: Look) -> Found | None:
-    """It lists no model that was named on its command line; a request need not name it."""
+    """Detect it; it does not list a model of its command line, and a request need not name it."""
     if look.object("/health").get("status") != "ok" or not look.echoes("/health"):
         return None
     return Found()

@@ -1,4 +1,4 @@
-"""TensorRT-LLM: it tells nothing of one reply, and its ``/metrics`` is emptied by reading it."""
+"""TensorRT-LLM: it reports nothing of one reply, and reading its ``/metrics`` empties it."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def _read(chunk: Json, heard: Heard) -> tuple[str, str]:
 
 
 def drafted(told: Json) -> Drafted | None:
-    """From ``metrics.speculative_decoding``."""
+    """Read the drafts in ``metrics.speculative_decoding``."""
     n, kept = whole(told.get("num_draft_tokens")), whole(told.get("num_accepted_draft_tokens"))
     if n is None or kept is None:
         return None
