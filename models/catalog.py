@@ -46,7 +46,7 @@ class CatalogPair:
         head: the file of a drafting head on the hub, USER/REPO/FILE; "" for other methods.
         cannot: drafters that exist for the target and do not run here, and why.
         memory_gb: machine memory at which the pair is comfortable, in GB.
-        checked: whether these repositories were seen on the hub; ``date`` says when the entry was
+        checked: whether these repositories were seen on the hub; ``date`` is when the entry was
             last reviewed, and ``source`` what it rests on.
     """
 

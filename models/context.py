@@ -54,12 +54,12 @@ def choose(
     """Choose the length to load a target with.
 
     Args:
-        asked: what the user says; 0 is the trained length, None leaves it to us.
+        asked: the user's choice; 0 is the trained length, None leaves it to us.
         fits: whether a length is within what a context may take.
         limit: why it ends where ``fits`` does.
 
     Raises:
-        CannotLoad: the file does not say what it was trained for, and the caller does not.
+        CannotLoad: neither the file nor the caller gives the trained length.
     """
     trained = header.context_length
     if asked:
@@ -90,7 +90,7 @@ def within_share(need: Callable[[int], int], available: int) -> Callable[[int], 
 
     Args:
         need: bytes that cannot be given back, by context length.
-        available: bytes that are free; 0 if the system does not say: then nothing is known to fit.
+        available: bytes that are free; 0 if unknown: then nothing is known to fit.
     """
     bare = need(memory.CTX_PADDING)
     room = SHARE * (available * memory.MARGIN - bare)

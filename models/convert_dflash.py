@@ -128,7 +128,7 @@ def _mask(head: Published, said: Mapping[str, Any], target: GgufHeader) -> int:
 
 
 def _fit_markov(head: Published, tensors: dict[str, Tensor], vocab: int, said: int) -> None:
-    """Cut padding off the Markov head, whose bias is for as many tokens as the drafter says."""
+    """Cut padding off the Markov head, whose bias is for as many tokens as the drafter declares."""
     tensors["markov_w1.weight"] = head.rows(tensors["markov_w1.weight"], vocab)
     rank = tensors["markov_w1.weight"].shape[1]
     if said == vocab and "markov_w2.weight" in tensors:

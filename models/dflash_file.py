@@ -2,7 +2,7 @@
 
 The format is llama.cpp's own (``general.architecture = "dflash"`` for all three). A few layers read
 the target's hidden states as keys and values, and a block of masks behind the last token guesses
-what stands there, all places at once. What the other two add is told by their tensors:
+what stands there, all places at once. The tensors show the additions of the other two:
 
     DSpark     markov_w1, markov_w2: a bias by the token before; conf_proj: how sure a guess is
     DFlash2    convolutions over the block; selector_*: candidates, and how well they follow others
@@ -49,7 +49,7 @@ class DflashFacts(HeadFacts):
         anchored: the place of the last token guesses what follows it; else the masks guess
             what stands in their own places.
         candidates: tokens among which each place of a DFlash2 chooses.
-        confident: whether it says how sure its guesses are.
+        confident: whether it reports how sure its guesses are.
         scale, cap: of its logits, where llama.cpp leaves that to others; 0 for no cap.
     """
 

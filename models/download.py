@@ -74,11 +74,11 @@ class Digest:
 
 
 class WrongContent(ModelUnavailable):
-    """The content differs from what was announced; nothing of it is kept."""
+    """An error: the content differs from the announced one; nothing of it is kept."""
 
 
 class _Retry(Exception):
-    """The transfer broke off; trying again may help."""
+    """An error: the transfer broke off, and trying again may help."""
 
     def __init__(self, reason: str, wait_s: float | None = None) -> None:
         super().__init__(reason)
@@ -102,7 +102,7 @@ def download(
     progress: Progress | None = None,
     allow_http: bool = False,
 ) -> None:
-    """Bring one file to ``destination``, continuing what an earlier run left.
+    """Download one file to ``destination``, continuing an earlier run's part.
 
     Args:
         headers: sent to the first origin only; a redirect to another host loses ``authorization``.
@@ -168,7 +168,7 @@ class _Sink:
         self.done = 0
 
     def rehash(self) -> None:
-        """Hash what an earlier run left; a part longer than the file is something else."""
+        """Hash an earlier run's part; a part longer than the file is something else."""
         if self._file.seek(0, os.SEEK_END) > self._size:
             self.restart()
         self._file.seek(0)
@@ -232,7 +232,7 @@ class _Source:
 
     def _open(self, offset: int) -> httpx2.Response:
         """Follow redirects by hand: credentials stay with the first origin, https stays https, and
-        no server elsewhere chooses what is asked of this machine's own."""
+        no server elsewhere chooses requests to this machine's own."""
         import httpx2
 
         url, headers = self.url, {**self.headers, "accept-encoding": "identity"}
@@ -303,7 +303,7 @@ def is_local(url: str) -> bool:
 
 
 def require_safe_url(url: str, *, allow_http: bool = False) -> None:
-    """Refuse what is not https, unless it stays on this machine or was allowed.
+    """Refuse an address without https, unless it stays on this machine or was allowed.
 
     Raises:
         ModelUnavailable: the address is not acceptable.

@@ -134,7 +134,7 @@ class HubClient:
     """A connection to one endpoint.
 
     Args:
-        waiting: called with a line that says why the next request waits, and how long.
+        waiting: called with a line with the reason and the length of the next wait.
 
     Raises:
         ModelUnavailable: offline, or the endpoint is not encrypted.
@@ -323,7 +323,7 @@ def select(listing: Listing, ref: HubRef) -> RemoteModel:
     """Choose the model of a repository that a reference means; a 4-bit one when no quant is named.
 
     Raises:
-        ModelUnavailable: there is none; the message says what there is.
+        ModelUnavailable: there is none; the message lists those that are there.
         UsageError: several fit.
     """
     if ref.file is not None:

@@ -33,7 +33,7 @@ class HeadFacts:
         width: of the head's own hidden state.
         target_width: of the target's hidden states that it reads.
         layers: it reads the residual stream as it enters these layers of the target.
-        draft_vocab: tokens that the head can say.
+        draft_vocab: tokens that the head can guess.
         own_embedding, own_output: whether it brings the matrix or borrows the target's.
     """
 
@@ -49,7 +49,7 @@ def read_layers(header: GgufHeader, most: int) -> tuple[int, ...]:
     """Read the layers of the target whose inputs a head reads: at least one, at most ``most``.
 
     Raises:
-        BadGguf: it does not say.
+        BadGguf: there is no such list.
     """
     key = header.own("target_layers")
     layers = header.arrays.get(key)

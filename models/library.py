@@ -202,8 +202,8 @@ def _opened_file() -> Path:
 
 
 def _walk(root: Path, *, named: bool = False) -> Iterator[Path]:
-    """GGUF files below ``root``: first parts only, bounded; no link that leads outside, unless a
-    user ``named`` the folder."""
+    """Yield GGUF files below ``root``: first parts only, bounded; no link that leads outside,
+    unless a user ``named`` the folder."""
     try:
         inside = root.resolve()
     except LOOPS:

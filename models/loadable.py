@@ -369,7 +369,7 @@ def _check_shapes(header: GgufHeader) -> None:
 
 
 def check_adapter(adapter: GgufHeader, target: GgufHeader) -> None:
-    """Refuse what llama.cpp would refuse, or would end the process over.
+    """Refuse an adapter that llama.cpp would refuse, or on which it would end the process.
 
     Raises:
         CannotLoad: it is no LoRA adapter, or a damaged one.

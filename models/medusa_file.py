@@ -76,7 +76,7 @@ def read_facts(header: GgufHeader) -> MedusaFacts:
 
     Raises:
         PairIncompatible: the file holds no Medusa heads.
-        BadGguf: it says so, but its contents do not fit together.
+        BadGguf: it holds some, but its contents do not fit together.
     """
     name = header.path.name
     if header.architecture != ARCHITECTURE:

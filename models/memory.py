@@ -373,7 +373,7 @@ def available_memory() -> int:
     """Return the bytes available without swapping: MemAvailable, within the cgroup's limit if there
     is one, without the share left to other engines. At least 1.
 
-    0 if the system does not say.
+    0 if the system does not report it.
     """
     available = _available()
     return max(available - _beside, 1) if available else 0

@@ -99,7 +99,7 @@ def likeliest(target: GgufHeader, n: int, counts: Mapping[int, int]) -> IntArray
 
 
 def write_head(target: GgufHeader, destination: Path, says: IntArray) -> None:
-    """Write the NextN layers of ``target`` as a head that says these tokens.
+    """Write the NextN layers of ``target`` as a head that guesses these tokens only.
 
     Raises:
         BadGguf, UnsupportedModel: there are none that llama.cpp runs, or the file is split.
@@ -162,7 +162,7 @@ def _part(target: GgufHeader, info: TensorInfo, says: IntArray) -> Blocks:
 
 
 def _reads(texts: Sequence[bytes], says: IntArray) -> IntArray:
-    """See ``READS``."""
+    """Return the array ``READS``."""
     row_of = {int(token): row for row, token in enumerate(says)}
     by_text = {texts[token]: row for token, row in row_of.items()}
 

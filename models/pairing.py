@@ -1,4 +1,4 @@
-"""Whether a draft fits a target, decided from the two headers; nothing is loaded.
+"""The test that a draft fits a target, made from the two headers; nothing is loaded.
 
 A draft proposes token *ids*, so both models must mean the same text by the same id. The rule is
 llama.cpp's (``common/speculative.cpp``): same tokenizer model, same BOS and EOS behaviour,

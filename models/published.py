@@ -59,7 +59,7 @@ class Published:
     """A repository: its configuration, checked as it is read, and its tensors.
 
     Args:
-        kinds: of models whose layers these may be; the first where it does not say.
+        kinds: of models whose layers these may be; the first where it names none.
 
     Raises:
         CannotLoad: what llama.cpp's graph lacks. Other methods raise it, too.

@@ -108,7 +108,7 @@ def local(hub: refs.HubRef) -> library.LocalModel | None:
 
 
 def make_item(client: HubClient, role: str, hub: refs.HubRef, revision: str = "main") -> PullItem:
-    """Ask the hub what a reference means and what of it is missing here.
+    """Ask the hub for the files of a reference and those missing here.
 
     Raises:
         ModelUnavailable: it is not on the hub, or the hub does not answer.
@@ -175,8 +175,7 @@ def check_space(items: list[PullItem]) -> None:
 
 
 def unfinished() -> dict[str, int]:
-    """List what interrupted pulls left here: references of files, and how many bytes have
-    arrived."""
+    """List the parts of interrupted pulls: references of files, and how many bytes have arrived."""
     root, found = paths.models_dir(), dict[str, int]()
     for part in sorted(root.glob("*/*/**/*.part")):
         pieces = part.relative_to(root).as_posix().rsplit(".", 2)  # name.gguf.DIGEST.part
@@ -208,7 +207,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def fetch(item: PullItem, client: HubClient, progress: Progress, *, name: str) -> None:
-    """Bring one file of an item into place; a receipt is written last.
+    """Download one file of an item to its place; write its receipt last.
 
     Raises:
         ModelUnavailable: the transfer failed, or the content is wrong.
@@ -237,7 +236,7 @@ def fetch(item: PullItem, client: HubClient, progress: Progress, *, name: str) -
 
 
 def require_online(hub: refs.HubRef) -> None:
-    """Refuse, under ``--offline``, what is not here.
+    """Refuse, under ``--offline``, a model that is not here.
 
     Raises:
         ModelUnavailable: always.

@@ -1,8 +1,8 @@
 """Quantization: a smaller model file by llama.cpp's own quantizer, in a child process.
 
 A tensor that llama.cpp cannot handle may end its process, so a child does the work; the result gets
-its name only after its header was read again. GGUF has no FP8: a user who asks for it is told
-what the 8-bit type is.
+its name only after its header was read again. GGUF has no FP8: a user who asks for it is shown
+the 8-bit type.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def check_type(name: str) -> str:
     """Find a quantization by its usual name, ignoring case.
 
     Raises:
-        UsageError: unknown; names the one to use instead, and says why there is no FP8.
+        UsageError: unknown; names the one to use instead, and why there is no FP8.
     """
     wanted = name.lower().replace("-", "_")
     if wanted in BITS:

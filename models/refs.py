@@ -275,7 +275,7 @@ def _local(wanted: HubRef, *, pull: str) -> Path:
 
 
 def _in_folder(folder: Path) -> Path:
-    """A folder stands for its model when it holds exactly one, itself or in folders below it."""
+    """Return the only model in a folder or below it, for which the folder stands."""
     found = [m for m in library.scan_folder(folder) if not kind_of_name(m.path.name)]
     if len(found) > 1:
         found = _loadable(found) or found

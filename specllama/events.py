@@ -317,9 +317,9 @@ class Finished(Event):
     what is new, ``seams`` are those of the whole. ``stop`` is the stop string that ended it, if one
     did. ``verdict`` is None of plain decoding.
 
-    Another engine tells less: ``engine`` names it, ``token_ids`` is empty, ``counted`` is its own
-    count of the tokens, and ``unknown`` names the fields whose 0 means that it does not tell: they
-    are null in JSON. ``draft_at_most``: ``draft_n`` is an upper bound.
+    Another engine reports less: ``engine`` names it, ``token_ids`` is empty, ``counted`` is its own
+    count of the tokens, and ``unknown`` names the fields whose 0 means unreported: they are null
+    in JSON. ``draft_at_most``: ``draft_n`` is an upper bound.
     """
 
     type: ClassVar[str] = "finish"

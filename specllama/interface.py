@@ -216,7 +216,8 @@ class Stepped(EngineLike, Protocol):
         *,
         cancel: Cancel | None = None,
     ) -> Any:
-        """Do all of a request that needs no pass; ``begin`` takes it. Any thread may call this."""
+        """Prepare a request without a pass; ``begin`` takes the result. Any thread may call
+        this."""
         ...
 
     def begin(self, ready: Any, *, cancel: Cancel | None = None) -> int:
@@ -239,7 +240,7 @@ class Stepped(EngineLike, Protocol):
         ...
 
     def keep(self) -> None:
-        """Write to disk what requests left, if they want that; nothing runs now."""
+        """Write the states of ended requests to disk, if they want that; nothing runs now."""
         ...
 
     @property
@@ -252,6 +253,5 @@ class Stepped(EngineLike, Protocol):
         ...
 
     def step(self) -> list[tuple[int, Event | Exception]]:
-        """Go on until a request has something to say; an exception ended its request. [] when none
-        is left."""
+        """Run until a request has events; an exception ended its request. [] when none is left."""
         ...

@@ -76,7 +76,7 @@ def states_dir() -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """Create a folder for what a person wrote, closed to everybody else; returns it.
+    """Create a folder for a person's own files, closed to everybody else; return it.
 
     The data folder is closed, too, if others may enter it. An existing folder elsewhere is left as
     it is: it is the person's own.

@@ -42,7 +42,7 @@ class Session:
     Attributes:
         engine: may be replaced between replies (another model); a new round log begins then.
         stats: counters over every reply of this object's life.
-        elsewhere: how the replies of other engines ended, which tell of no rounds.
+        elsewhere: how the replies of other engines ended, which report no rounds.
         last: the ``finish`` event of the last reply that ended by itself or was cancelled.
         log: the round log, None before the first reply or when logging is off.
     """
@@ -213,8 +213,8 @@ class Session:
         return self._answer(cancel, after, into=last, answer=answer, seed=seed)
 
     def undo(self) -> str:
-        """Go back to before the last question; returns it. It stays as another version of what is
-        asked next."""
+        """Go back to before the last question; return it. It stays as another version of the next
+        one."""
         path = self._tree.path
         asked = next((n for n in reversed(path) if self._tree.role(n) == "user"), None)
         if asked is None:
@@ -274,7 +274,7 @@ class Session:
     # ---- keeping it
 
     def save(self, title: str = "") -> str:
-        """Give the conversation a title; returns its id."""
+        """Give the conversation a title; return its id."""
         return self._open.rename(title)
 
     def load(self, selector: str = "last") -> None:
@@ -442,7 +442,7 @@ def _figures(told: Told, *, counted: bool) -> dict[str, Any] | None:
     """Return the data that is stored with a reply's text; an unfinished one can be retried, too.
 
     Args:
-        counted: tell of an unended one how many tokens it has: all of them are of this request.
+        counted: count the tokens of an unended one, too: all of them are of this request.
     """
     if told.finished is not None:
         end = told.finished.to_dict()

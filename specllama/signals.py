@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM in the command line, whatever the process is doing.
+"""Ctrl-C and SIGTERM in the command line, at any moment of the process.
 
 Python runs signal handlers between two bytecodes of the main thread. While llama.cpp computes, that
 is late, and an exception raised inside a callback from C is printed and lost. So there are two

@@ -84,13 +84,13 @@ class Told(News):
         return told
 
     def take(self, event: Event) -> News:
-        """Add an event; returns what it says."""
+        """Add an event; return its news."""
         new = news(event)
         self.add(new)
         return new
 
     def add(self, new: News) -> None:
-        """Add what is new."""
+        """Add the news."""
         self.text += new.text
         self.reasoning += new.reasoning
         self.rounds += new.rounds

@@ -5,8 +5,8 @@ booked at the plain steps that it took and at the tokens that it wrote, each of 
 taken one; a round without a draft is a plain step itself. The speed-up is tokens over plain steps:
 that of the text that was written, so only times are uncertain, not how much was accepted.
 
-It is told of typical passes. What else a machine does now and then slows plain and drafted passes
-in proportion: it changes no ratio, and would drown it. So no pass counts for more than ``OUTLIER``
+It is a figure of typical passes. Other work of the machine slows plain and drafted passes in
+proportion: it changes no ratio, and would drown it. So no pass counts for more than ``OUTLIER``
 times what passes of its width take, and drafting is relieved of the same share.
 """
 
@@ -250,8 +250,8 @@ def _renewed(drafted: Sequence[TimedRound]) -> int:
 def _usual(
     rounds: Sequence[TimedRound], costs: Sequence[float], drafts: Sequence[float]
 ) -> tuple[list[float], list[float]]:
-    """Return for each round the cost of pass and draft in rounds about as wide; reading a text
-    costs what it took itself."""
+    """Return for each round the usual cost of its pass and draft, from rounds about as wide; a
+    round that read a text counts with its own cost."""
     order = sorted(range(len(rounds)), key=lambda i: rounds[i].drafted)
     most = max(len(rounds) - NEIGHBOURS, 0)
     usual, mean = [0.0] * len(rounds), list(drafts)
@@ -306,7 +306,7 @@ def lead(verdict: Payoff, measure: str) -> str:
 
 
 def brief(verdict: Payoff, measure: str) -> str:
-    """Say it in a word and a ratio to plain decoding: "LOSES 0.25× (0.14–0.36)". A caller may cut
+    """Write it as a word and a ratio to plain decoding: "LOSES 0.25× (0.14–0.36)". A caller may cut
     it at a colon or a bracket."""
     match verdict.answer:
         case "unknown":

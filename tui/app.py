@@ -362,7 +362,7 @@ class SpecllamaApp(PagedApp):
             self.notify("Ctrl+L loads it", title=f"{over.ref} is here", markup=False)
 
     def action_use_download(self) -> None:
-        """Load what was downloaded last."""
+        """Load the newest download."""
         done = [d for d in self.downloads.all.values() if d.state == "done" and d.target]
         if not done:
             self.notify("No download is ready: F6 shows what can be had", timeout=3)
@@ -395,7 +395,7 @@ class SpecllamaApp(PagedApp):
         await self.action_ask(event.action)
 
     async def action_ask(self, action: str) -> None:
-        """Do what a row of the keymap says: here, in the chat, or in a controller of the chat."""
+        """Run the action of a keymap row: here, in the chat, or in a controller of the chat."""
         _, name, words = parse(action)
         chat = self.chat
         owners = (self, chat, chat.sending, chat.editing, chat.next_reply, chat.copying)

@@ -119,7 +119,7 @@ class FlushPace:
         return FlushPace(base_s, share=share, figures_s=figures_s, on_battery=on_battery)
 
     def observe(self, took_s: float) -> float:
-        """Learn what a flush cost in processor seconds; returns the pause before the next."""
+        """Record the processor seconds of a flush; return the pause before the next."""
         self._cost_s += SMOOTHING * (took_s - self._cost_s)
         period_s = max(self.base_s, self._cost_s / self.share)
         saving = BATTERY if self.on_battery() else 1

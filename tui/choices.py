@@ -48,7 +48,7 @@ class ChoiceRow:
         name: what is shown; ``size`` beside it.
         does: what Enter does with it.
         fits: ✓ or ✗, None while that is unknown. ``refused``: ✗, and it cannot even be tried.
-        reason: why it is ✗, or what else is to be said in the list.
+        reason: why it is ✗, or another remark for the list.
         where: the folder or store.
         detail: in words, for the pane below, of what is not on this machine.
         bold: it is the way of least effort.

@@ -1,6 +1,6 @@
 """Copies that work over SSH and inside tmux, with a file as the last resort.
 
-A terminal does not say when it ignores a copy request, so the means are tried from the surest to
+A terminal does not report when it ignores a copy request, so the means are tried from the surest to
 the least sure: tmux's own buffer, the desktop's tool, then the terminal escape (OSC 52). Text that
 is too long for a terminal goes to a file.
 """

@@ -35,7 +35,7 @@ class Download:
 
     Attributes:
         ref: as ``hub pull`` takes it.
-        done, total: bytes; ``total`` is 0 until the hub has said.
+        done, total: bytes; ``total`` is 0 until the hub answers.
         note: why it stands still.
         error: of a failed one.
         target, draft: what to load when it is done; ``target`` is None for what is no model.

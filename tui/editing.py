@@ -39,7 +39,7 @@ class Editing:
         screen.prompt.put_message(messages[index].content)
 
     def stop(self, *, restore: bool) -> None:
-        """Leave it; ``restore`` puts back what was in the prompt before."""
+        """Stop editing; ``restore`` puts back the prompt's text from before."""
         self.index = None
         self._screen.query_one("#editing").display = False
         if restore:
@@ -53,7 +53,7 @@ class Editing:
 
     async def action_version(self, step: int) -> None:
         """Show another version of the focused message, or else of the last one that has several,
-        and what was written after it."""
+        with the messages that follow it."""
         screen = self._screen
         if not screen.is_current:
             return

@@ -110,7 +110,7 @@ class EngineLoader:
         return self.wanted is not None
 
     def load(self) -> None:
-        """Load in the background what is wanted."""
+        """Load the wanted pair in the background."""
         self._begin(None)
 
     def reload(self) -> None:
@@ -198,8 +198,8 @@ class EngineLoader:
 
 
 def files_of(info: EngineInfo) -> tuple[object, ...]:
-    """Return what an engine's figures rest on: if it is the same after a reload, they still
-    hold."""
+    """Return the facts that an engine's figures depend on: they still hold if a reload leaves them
+    equal."""
     models = [model for model in (info.target, info.draft) if model is not None]
     return (
         *((model.path, model.file_bytes, model.n_ctx) for model in models),

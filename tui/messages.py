@@ -43,7 +43,7 @@ class EngineGone(Message):
 
 
 class TurnWoke(Message):
-    """The running turn has news that must not wait for the timer."""
+    """A sign that the running turn has news that must not wait for the timer."""
 
     def can_replace(self, message: Message) -> bool:
         return isinstance(message, TurnWoke)
@@ -69,7 +69,7 @@ class ActionAsked(Message):
 
 @dataclass
 class PromptSubmitted(Message):
-    """``text`` is complete; ``shown`` has large pastes folded to a label."""
+    """A message to send: ``text`` is complete; ``shown`` has large pastes folded to a label."""
 
     text: str
     shown: str
@@ -99,4 +99,4 @@ class Scrolled(Message):
 
 
 class InkChanged(Message):
-    """Theme or glyphs changed: what was drawn with the old ones must be drawn again."""
+    """A change of theme or glyphs: every drawing with the old ones must be drawn again."""

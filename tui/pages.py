@@ -239,7 +239,7 @@ def _settings(app: PagedApp) -> None:
 
 
 def _export(app: PagedApp) -> None:
-    """Save what is on the screen, as documents and as a picture."""
+    """Save the screen's content, as documents and as a picture."""
     from specllama.tui.exports import Export
     from specllama.tui.picture import self_contained
     from specllama.tui.screens.export import ExportScreen

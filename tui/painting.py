@@ -1,4 +1,4 @@
-"""Drawing limited to what is seen and has changed.
+"""Drawing limited to visible, changed lines.
 
 Textual draws every widget that touches a changed line, also where others lie over it, and the whole
 of it. While a reply is written that is most of what a flush costs: a message, its body and each
@@ -41,7 +41,8 @@ class LeanCompositor(Compositor):
         return cast("Sequence[Mapping[int, Strip]]", self._drawn(lines))
 
     def _drawn(self, spans: Spans) -> list[dict[int, Strip | None]]:
-        """Draw what is seen in these spans: by line and column, as cut at the edges of widgets."""
+        """Draw the visible parts of these spans: by line and column, as cut at the edges of
+        widgets."""
         cuts = self.cuts
         drawn: list[dict[int, Strip | None]] = [dict.fromkeys(line[:-1]) for line in cuts]
         wanted = {

@@ -1,4 +1,4 @@
-"""Pasted text of a terminal, which stays text whatever is in it.
+"""Pasted text of a terminal, kept as text whatever it contains.
 
 Textual reads an ESC within a paste as the beginning of a key, so that what follows it would be
 typed: the focus would move, and letters would act. Most terminals take ESC out of what they paste;

@@ -42,7 +42,7 @@ class RaceMoved(Message):
 
 @dataclass
 class RaceEnded(Message):
-    """All runs are over, or ``error`` says why not."""
+    """All runs are over, or ``error`` gives the reason."""
 
     error: SpecllamaError | None = None
 

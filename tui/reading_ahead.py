@@ -1,6 +1,6 @@
 """Reading ahead while a message is typed: the idle engine reads the text so far.
 
-A word that ends, a pause, a paste or a file is told. The engine reads it as far as the message's
+A word that ends, a pause, a paste or a file is sent. The engine reads it as far as the message's
 own request would read the same (``Engine.begin``), and stops for anything else that is asked. What
 is read and then deleted is work in vain: beyond as many tokens as stand, and some more, nothing is
 read until the message is sent.
@@ -105,7 +105,7 @@ class ReadingAhead:
                 now.read_s += new.finished.timings.prefill_ms / 1e3
 
     def sent(self, started: Started) -> ReadAhead | None:
-        """Return what was read ahead for the request that began, or before it in vain."""
+        """Return how much was read ahead of the request that began, useful or in vain."""
         now, self.now, self._told, self._chars = self.now, ReadAhead(), [], 0
         if not now.read:
             return None

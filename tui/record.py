@@ -86,7 +86,7 @@ class Record:
         self.ends[len(self.starts)] = finished
 
     def take(self, new: News) -> None:
-        """Add what is new of the requests, which it may be the first or the last of."""
+        """Add the news of a request, which may be the first or the last part of it."""
         if new.started is not None:
             self.begin(new.started)
         self.add(new.rounds)
@@ -94,7 +94,7 @@ class Record:
             self.end(new.finished)
 
     def restore(self, stats: dict[str, Any]) -> None:
-        """Restore what was stored of a reply without its rounds."""
+        """Restore a reply that was stored without its rounds."""
         if (finished := _finished_from(stats)) is not None:
             self.end(finished)
 

@@ -31,7 +31,7 @@ class Sending:
     # ------------------------------------------------------------------ messages
 
     async def submit(self, text: str) -> None:
-        """Send what was typed, or keep it until the engine is free."""
+        """Send the typed message, or keep it until the engine is free."""
         screen, loader = self._screen, self._screen.loader
         try:
             text = screen.prompt.with_files(text)

@@ -2,7 +2,7 @@
 
 Everything is written atomically (a temporary file, then rename), so a crash leaves the old file or
 the new one. A full disk costs what would be remembered, never the app: writers return False, and
-the screen says so once.
+the screen shows that once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Themes, inks and glyphs: what every widget uses to draw speculation.
+"""Themes, inks and glyphs, with which every widget draws speculation.
 
 Meaning never rests on colour alone: accepted, rejected and target tokens differ by glyph and text
 style, sources by a letter. An ink is a Textual style string, resolved against the theme when it is
@@ -98,7 +98,7 @@ def contrast(one: Color, other: Color) -> float:
 
 
 def readable(variables: dict[str, str]) -> dict[str, str]:
-    """Return the variables with enough contrast of every text color with what it stands on,
+    """Return the variables with enough contrast between every text color and its background,
     whatever the theme: lighter on dark, darker on light."""
     behind = [Color.parse(variables[name]) for name in BEHIND]
     end = behind[0].get_contrast_text(1.0)

@@ -131,7 +131,7 @@ def losses(
     """Return the weighted training loss and the plain loss on answers.
 
     Rows without weight never meet the head, a fifth of the work when prompts do not count. With a
-    `teacher` its laws are what is learnt, not the text: a draft is to say what its target would.
+    `teacher` its laws are what is learnt, not the text: a draft is to guess like its target.
     """
     w = mask[:, 1:].flatten()
     answer = w > 0

@@ -228,7 +228,7 @@ def run(
 
 
 def _refuse(urls: Sequence[str], clients: Sequence[int], out: Path | None, *, local: bool) -> None:
-    """Refuse what cannot be measured, or written, before anything is loaded.
+    """Refuse what cannot be measured or written, before anything is loaded.
 
     Args:
         local: the engine is a server's, and what was asked for needs one of ours.

@@ -133,7 +133,7 @@ def explain(error: BaseException) -> tuple[int, str, str | None]:
 
 
 def report(error: BaseException) -> int:
-    """Print what, why and the next step; returns the exit code."""
+    """Print the failure, its reason and the next step; return the exit code."""
     code, message, hint = explain(error)
     if os.environ.get(DEBUG_VARIABLE) not in (None, "", "0"):
         import traceback

@@ -28,7 +28,7 @@ def fetch(client: HubClient, item: PullItem) -> None:
 
 
 def check_headers(items: list[PullItem]) -> None:
-    """Read what arrived, so that a file that cannot run is known now, not at the first chat."""
+    """Read the headers of pulled files: one that cannot run is known now, not at the first chat."""
     from specllama.errors import SpecllamaError
     from specllama.models.gguf import read_header
     from specllama.models.loadable import check_loadable

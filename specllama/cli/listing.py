@@ -1,6 +1,6 @@
 """Lists of a command: a table that is fitted to the terminal and plain in a pipe, or JSON.
 
-A table is written once, as columns; each says its title and how it shows an item. Light until used.
+A table is written once, as columns; each has its title and its view of an item. Light until used.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def listing(
     """Print the whole answer of a command that lists items.
 
     Args:
-        name: of the list in the JSON object; each item is what ``to_dict`` says.
-        empty: said on stderr in place of an empty table.
+        name: of the list in the JSON object; each item as ``to_dict`` returns it.
+        empty: shown on stderr in place of an empty table.
     """
     if as_json:
         output.document({name: [to_dict(item) for item in items]})

@@ -161,7 +161,7 @@ def settings_options(*, only: Sequence[str] | None = None) -> Callable[[Decorate
 
 
 def sharing_options(parallel: int) -> Callable[[Decorated], Decorated]:
-    """Add how many conversations share an engine, ``parallel`` unless it is said."""
+    """Add the flag for how many conversations share an engine, ``parallel`` by default."""
 
     def decorate(function: Decorated) -> Decorated:
         function = grouped(

@@ -75,7 +75,7 @@ class Bar:
         self._step = step
 
     def resumed(self, done: int) -> None:
-        """Start from there: what was done earlier does not count as speed."""
+        """Start from this point: earlier bytes do not count as speed."""
         self.waiting(f"continuing at {done / self._total:.0%}")
         if self._live is not None:
             self._live.reset(self._task, completed=done, total=self._total)

@@ -35,7 +35,7 @@ class Reload:
 
     Args:
         read: raises SpecllamaError where the files are wrong: then nothing changes.
-        now: what it is told now.
+        now: its present settings.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ def handler_name(command: str) -> str:
 
 @contextmanager
 def resting(engine: EngineLike) -> Iterator[None]:
-    """Measure what is not known yet of the model while the next message is typed; say it then."""
+    """Measure unknown figures of the model while the next message is typed; show them then."""
     if not getattr(engine, "unmeasured", False):
         yield
         return
@@ -152,7 +152,7 @@ class Repl:
         self._reply(lambda cancel: self.session.send(text, cancel=cancel))
 
     def _reply(self, ask: Callable[[Cancel], Iterator[Event]]) -> None:
-        """Print one reply; Ctrl-C stops it and keeps what was written."""
+        """Print one reply; Ctrl-C stops it and keeps the text so far."""
         cancel = Cancel()
         with signals.stop_on_signals(cancel) as received:
             shown = Printer(quiet=self.quiet, thoughts=self.thoughts, known=self._notes)

@@ -27,10 +27,10 @@ class Serves:
     """The loading and asking of models as a command line sets it; all of it may change.
 
     Attributes:
-        params: of requests that say nothing else.
+        params: of requests that choose nothing else.
         waiting: most requests of one client that may wait for a model.
         idle_unload: how long a model stays loaded unused.
-        on_event: hears of loads.
+        on_event: receives loads.
     """
 
     options: EngineOptions

@@ -159,7 +159,7 @@ def _crowd() -> bool:
 
 
 def _saved(profile: Profile, result: Tuning, further: dict[str, Any]) -> Path | None:
-    """Save what was measured; its file, None where that cannot be written."""
+    """Save the measurements; return the file, None if it cannot be written."""
     profile.refresh()  # another process may have saved meanwhile; what was timed here stays
     result.costs.store(profile.costs)  # timed alone, sharper than what replies left there
     profile.advice = {**result.advice, **further}
@@ -171,7 +171,7 @@ def _saved(profile: Profile, result: Tuning, further: dict[str, Any]) -> Path | 
 
 @contextmanager
 def _kept(engine: Engine, save: bool) -> Iterator[None]:
-    """Keep what was measured so far where Ctrl-C ends the measuring, and say so."""
+    """Keep the measurements so far if Ctrl-C ends the measuring, and report that."""
     try:
         yield
     except (KeyboardInterrupt, Interrupted, Cancelled) as stopped:

@@ -1,6 +1,6 @@
 """Figures that other engines report of their replies and their drafting.
 
-None is what an engine does not say; it is shown as "–", never as 0.
+None is what an engine does not report; it is shown as "–", never as 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Likely:
     """The probability of a token, and its likeliest rivals as (spelling, logarithm).
 
     Attributes:
-        id: its number in the server's vocabulary. raw: its bytes. None where it does not say.
+        id: its number in the server's vocabulary. raw: its bytes. None where it does not report it.
     """
 
     text: str
@@ -61,7 +61,7 @@ class Counters:
         accepted_at: by depth, from 1 on.
         generated: tokens of all replies.
         running, waiting: requests now.
-        per_round: tokens that a pass writes of late, where a server says only that.
+        per_round: tokens that a pass writes of late, where a server reports only that.
     """
 
     drafts: int | None = None

@@ -1,6 +1,6 @@
 """Another engine as an ``EngineLike``: its text and its reports, and no invented figures.
 
-It tells of texts, not of rounds: a reply has no ``RoundDone``, its tokens are counted by the server
+It reports texts, not rounds: a reply has no ``RoundDone``, its tokens are counted by the server
 alone, and a figure that the server does not give is None.
 """
 
@@ -40,11 +40,11 @@ class ForeignEngine:
     """Another engine as ours, see ``EngineLike``. Several threads may ask at once.
 
     Args:
-        draft_model: what an engine drafts with that is told so in the request.
+        draft_model: the draft model for an engine that takes it in the request.
 
     Attributes:
-        kind: which engine it is. version: its version, "" where it does not say.
-        flags: how it was started, as far as it says.
+        kind: which engine it is. version: its version, "" where it does not report it.
+        flags: how it was started, as far as it reports that.
         speculates: whether it drafts, None where that is not known.
 
     Raises:
@@ -117,7 +117,7 @@ class ForeignEngine:
         """Yield its counters, every second.
 
         Raises:
-            EngineError: it tells none.
+            EngineError: it reports none.
         """
         while (told := self.counters()) is not None:
             yield event_of(self.name, self.model.id, told)
@@ -145,7 +145,7 @@ class ForeignEngine:
         Args:
             stream: have it streamed, for its times.
             speculation: on or off, where ``switches``; None leaves it to the server.
-            counted: where the answer does not tell of its drafting, compare the counters before
+            counted: where the answer does not report its drafting, compare the counters before
                 and after it.
 
         Raises:

@@ -190,7 +190,7 @@ def objects(title: str, parts: Iterable[bytes]) -> Iterator[Json]:
     Comments, names of events and blank lines are passed over; ``[DONE]`` ends the stream.
 
     Raises:
-        EngineError: a line is no JSON object, longer than any should be, or tells of an error.
+        EngineError: a line is no JSON object, longer than any should be, or reports an error.
     """
     for line in _lines(title, parts):
         if line.startswith(b"data:"):

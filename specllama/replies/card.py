@@ -36,7 +36,7 @@ class Card:
 
     Attributes:
         values: by field of ``SamplingParams``; each is valid there.
-        left_out: what it says, but is not followed, and why.
+        left_out: its settings that are not followed, and why.
     """
 
     values: dict[str, float] = field(default_factory=dict)

@@ -34,7 +34,7 @@ class ReplyFigures:
     """Times in milliseconds.
 
     Attributes:
-        tokens, rounds, drafted, accepted: None where another engine does not tell.
+        tokens, rounds, drafted, accepted: None where another engine does not report them.
         at_most: ``drafted`` is an upper bound.
         engine: the other engine that wrote it.
         decode_ms: from the first token to the end, or to the newest round of a reply that is

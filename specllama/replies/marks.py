@@ -50,7 +50,7 @@ class Marks:
         header: begins a further message of the same reply; "" for families without messages.
         ending: the mark after an answer, where that is not the end of the turn.
         shape: one of SHAPES.
-        known: whether the template says so; else they are a guess.
+        known: whether the template shows them; else they are a guess.
     """
 
     open: str = "<think>"
@@ -69,8 +69,8 @@ class Marks:
         return self.closing.partition(self.close)[2].strip()
 
     def state(self, tail: str) -> bool | None:
-        """Tell from the end of a prompt if it opened a thought (True), closed it (False) or did
-        nothing (None)."""
+        """Return whether the text at a prompt's end opened a thought (True), closed it (False) or
+        did nothing (None)."""
         if self.header:
             return None
         opened, closed = tail.rfind(self.open), tail.rfind(self.close)

@@ -80,7 +80,7 @@ class Budget:
         return sys.getsizeof(value)
 
     def keep(self, value: Any) -> Any:
-        """Return the value, after counting it among what was built."""
+        """Return the value, after counting it as built."""
         self.size(value)
         self._built += sys.getsizeof(value)
         if self._built > _BUILT_IN_ALL * self._max_bytes:

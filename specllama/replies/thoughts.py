@@ -156,7 +156,7 @@ class Reader:
         return []
 
     def resume(self, written: Written) -> None:
-        """Go on with a reply that began so."""
+        """Continue a reply with this beginning."""
         self.feed(self.spelling.units(written.before))
         if written.reasoning:
             self._settle("thought")

@@ -199,7 +199,7 @@ class GenerateParams:
             most one of the three.
         spelled: control tokens of a reply are part of its text, but for its end: calls of tools are
             written with them.
-        chances: tell how likely each token was to the target, before any sampler, and so many
+        chances: report how likely each token was to the target, before any sampler, and so many
             others; None does not.
         scope: whose caches it may go on from: those of requests with the same one.
         fresh: it goes on from nothing: the whole prompt is read.

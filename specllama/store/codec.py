@@ -43,7 +43,7 @@ _EVERY_ROUND = frozenset((RoundDone, TextDelta, ReasoningDelta))  # what comes a
 def encode_event(event: Event, name: str = "", **more: int) -> bytes:
     """Return ``encode({**event.to_dict(), **more})``, with ``name`` in place of the event's own.
 
-    What every round says is encoded as it lies in memory: between passes that have emptied the
+    An event of every round is encoded as it lies in memory: between passes that have emptied the
     processor's caches, going through its fields one by one takes longer than all else.
     """
     global _newest

@@ -111,7 +111,7 @@ def opened_to_read(path: Path) -> sqlite3.Connection | None:
 
 
 def opened(path: Path, notices: list[str]) -> sqlite3.Connection:
-    """Open or make the file; a damaged one is moved aside, which the notices say.
+    """Open or make the file; a damaged one is moved aside, with a notice.
 
     Raises:
         sqlite3.Error, OSError, StoreError: it cannot be used.

@@ -1,4 +1,4 @@
-"""Documents that are handed on, as Markdown.
+"""Documents for other people, as Markdown.
 
 Whatever a model, a file or a person wrote is ``Raw``: it is shown as it is and can be nothing else,
 neither markup nor a link, a mention or a control character.

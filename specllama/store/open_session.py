@@ -54,7 +54,7 @@ class OpenSession:
         return stored or self._title or UNTITLED
 
     def rename(self, title: str) -> str:
-        """Give it a title, unless that is empty; returns the id."""
+        """Give it a title, unless that is empty; return the id."""
         self._title = title or self._title
         identity = self._stored_id()
         if title:
@@ -76,7 +76,7 @@ class OpenSession:
         self.keep(number, after, message)
 
     def keep(self, number: int, after: int, message: StoredMessage) -> None:
-        """Store what there is of a message by now."""
+        """Store a message as it is now."""
         self._update(
             lambda store, at, seen: store.put(at, number, message, parent=after, seen=seen)
         )

@@ -217,7 +217,7 @@ class Logged:
     def generate(
         self, prompt: Prompt, params: GenerateParams, *, cancel: Cancel | None = None
     ) -> Iterator[Event]:
-        """See ``EngineLike.generate``; what is kept of ``params`` is what the engine made of them.
+        """See ``EngineLike.generate``; the log keeps ``params`` as the engine completed them.
 
         Closing this generator closes the one below, so that an engine rolls back at once.
         """

@@ -54,8 +54,8 @@ def run_document(record: RunRecord, methods: Sequence[NamedMethod]) -> Document:
 
 
 def reply_parts(turn: LoggedTurn, methods: Sequence[NamedMethod], text: str = "") -> list[Part]:
-    """Verdict and figures, the reply, its rounds; ``text`` is shown of a reply whose rounds are not
-    known."""
+    """Return the verdict and figures, the reply, and its rounds; show ``text`` for a reply without
+    known rounds."""
     end, figures = turn.finished, turn.figures
     parts: list[Part] = []
     if figures is not None:

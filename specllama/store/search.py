@@ -91,7 +91,7 @@ class Index:
         return " AND ".join(parts), values
 
     def update(self, for_s: float) -> bool:
-        """Learn what has changed, for about so long; whether all is known then.
+        """Index changes for about this long; return whether all are indexed then.
 
         Raises:
             sqlite3.Error: another process has the file, or it cannot be written.
@@ -139,7 +139,7 @@ class Index:
         self._db.executemany("DELETE FROM indexed WHERE number = ?", numbers)
 
     def _learn(self, session: str, until: float) -> bool:
-        """Learn what has changed in a session; whether there was time for all of it."""
+        """Index the changes of a session; return whether there was time for all of them."""
         db = self._db
         gone = db.execute(
             "SELECT number FROM indexed WHERE session_id = :id "

@@ -5,7 +5,7 @@ loses at most the last update. Deleting only marks a session, so it can be undon
 deleted a month ago is removed when the store is opened.
 
 A store never stops a conversation: where the file cannot be written (disk full, read-only, a newer
-schema), the store continues in memory or without writing, and ``notices`` says so once. While
+schema), the store continues in memory or without writing, and ``notices`` gets one line. While
 another process has the file locked, what is to be written waits, and is written first the next time
 and when the store is closed. A damaged file is moved aside, never deleted.
 """
@@ -276,7 +276,7 @@ class SessionStore:
             self._unindex(wipe=False)
 
     def undelete(self, session: str | None = None) -> str | None:
-        """Bring back a deleted session, by default the one deleted last; returns its id."""
+        """Bring back a deleted session, by default the one deleted last; return its id."""
         if session is None:
             rows = self._rows(
                 "SELECT id FROM sessions WHERE deleted_s IS NOT NULL "
@@ -428,7 +428,7 @@ class SessionStore:
                 self._write_out()
 
     def _write_out(self) -> None:
-        """Write what waits, in order, as far as it goes."""
+        """Write the waiting transactions, in order, until one fails."""
         while self._waiting:
             first = self._waiting[0]
             try:
@@ -457,7 +457,8 @@ class SessionStore:
             self._db.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")
 
     def _put_off(self, error: sqlite3.Error) -> None:
-        """Keep what could not be written; of two versions of one message only the newer."""
+        """Keep the transactions that could not be written; of two versions of one message only the
+        newer."""
         if not self._locked:
             self._locked = True
             self.notices.append(

@@ -90,7 +90,7 @@ class States:
         return path.exists()
 
     def forget(self, owner: str) -> None:
-        """Delete what an owner has, whatever it was written for."""
+        """Delete all states of an owner, under every key."""
         forget(owner, self.root)
 
 
@@ -175,8 +175,8 @@ def forget(owner: str, root: Path | None = None) -> None:
 
 
 def trim(root: Path, most: int, but: Path | None = None) -> None:
-    """Delete what was used least recently until all states take ``most`` bytes; and what a kill
-    has left."""
+    """Delete the least recently used until all states take ``most`` bytes, and the remains of a
+    kill."""
     now, files = time.time(), sorted(_files(root))
     total = sum(size for _, size, _ in files)
     for when, size, path in files:

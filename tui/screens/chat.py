@@ -311,7 +311,7 @@ class ChatScreen(TurnScreen):
         self._left_s = now
 
     def action_read(self, path: str) -> None:
-        """Attach a file to what is being written."""
+        """Attach a file to the message in the prompt."""
         try:
             self.prompt.attach_file(attach.unquoted(path))
         except UsageError as error:
@@ -422,7 +422,7 @@ class ChatScreen(TurnScreen):
         await self.sending.send_queued()
 
     async def engine_failed(self, event: EngineFailed) -> None:
-        """Say in one note that a load failed, or that the previous pair is back."""
+        """Show in one note that a load failed, or that the previous pair is back."""
         self.prompt.count_with(None)
         self.strip.loading = ""
         if event.kept and self.loader.info is not None:

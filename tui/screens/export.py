@@ -1,4 +1,4 @@
-"""Saving what is seen: a reply, a race or a round as Markdown, or the screen as SVG."""
+"""Saving of the view: a reply, a race or a round as Markdown, or the screen as SVG."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ class ModelsScreen(Page):
             self._look()
 
     def _look(self) -> None:
-        """Look into what is highlighted as soon as that stays the same for a moment."""
+        """Inspect the highlighted row once it has stayed the same for a moment."""
         if self._settle is not None:
             self._settle.stop()
         self._settle = self.set_timer(SETTLED_S, self._settled)
@@ -358,7 +358,7 @@ class ModelsScreen(Page):
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="take")
     def _take_target(self, row: ChoiceRow) -> None:
-        """Refuse what cannot be run here, before the pair in use is closed."""
+        """Refuse a target that cannot run here, before the pair in use is closed."""
         judged = choices.judged_target(row, self.options, self.machine)
         if judged is None:
             judged = replace(row, refused=True, reason="it goes with a model, and is none")

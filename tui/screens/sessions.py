@@ -106,7 +106,8 @@ class SessionsScreen(Page):
         )
 
     def _draw(self, keep: str | None = None) -> None:
-        """List what was found, under headings; the cursor is on ``keep``, or at the top."""
+        """List the conversations found, under headings; the cursor is on ``keep``, or at the
+        top."""
         options, now_s, wanted = self.query_one(OptionList), time.time(), self._wanted
         selected = self._selected
         keep = keep or (selected.id if selected else None)
@@ -153,7 +154,7 @@ class SessionsScreen(Page):
         return Content("\n").join([row, Content.assemble("  ", marked(found, wanted, ink))])
 
     def _look(self) -> None:
-        """Show what the cursor is on."""
+        """Show the conversation at the cursor."""
         chosen, wanted = self._selected, self._wanted
         if self.has_class("-narrow"):
             self.query_one("#glimpse", Static).update(self._glimpse(chosen, wanted))

@@ -177,7 +177,7 @@ class TurnScreen(Inked, Screen[None]):
     def count_context(self) -> None:
         """Count the context tokens that the conversation takes, from its last reply's counters.
 
-        If the last message is not a reply, its tokens were not counted: the strip says so.
+        If the last message is not a reply, its tokens were not counted: the strip shows that.
         """
         messages = self.session.messages
         record = self.records.get(len(messages) - 1)
@@ -190,7 +190,7 @@ class TurnScreen(Inked, Screen[None]):
         self.refresh_strip()
 
     def mark_end(self) -> None:
-        """Say above the prompt that there is more below than is shown."""
+        """Show above the prompt that there is more below the visible part."""
         below = not self.transcript.at_end
         words = "new text below" if self.busy else "more below"
         title = f"{self.glyphs.down} {words}: Ctrl+End" if below else ""

@@ -22,7 +22,7 @@ FADE = (2, 5, 9)  # ages in rounds at which a ghost gets fainter, fainter still,
 
 
 class DraftedView(Inked, Vertical):
-    """Rounds are drawn in blocks; only the last one is drawn again while streaming."""
+    """A view of rounds, drawn in blocks; only the last block is drawn again while streaming."""
 
     DEFAULT_CSS = """
     DraftedView { height: auto; }

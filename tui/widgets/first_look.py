@@ -2,7 +2,7 @@
 
 The recording is a round log (``tests/tools/record_first_look.py`` makes it) of a pair that drafting
 helps: the bundled one cannot show it. It is played at its own pace, or as much faster as makes it
-ten seconds long, and says so.
+ten seconds long, and tells that.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class FirstLook(Inked, Vertical):
         await self.play(self.seconds + self.pace / FRAMES)
 
     async def play(self, seconds: float) -> None:
-        """Show what was written by then; at the end the clock stops: an idle app costs nothing."""
+        """Show the rounds written by then; at the end stop the clock: an idle app costs nothing."""
         if self.over:
             return
         self.seconds, known = seconds, len(self.record.rounds)

@@ -10,7 +10,7 @@ from textual.widgets._footer import FooterKey
 
 
 class Keys(Footer):
-    """A footer that leaves out what does not fit, where Textual's clips it."""
+    """A footer that leaves out keys that do not fit, where Textual's clips them."""
 
     def compose(self) -> ComposeResult:
         keys = [key for key in super().compose() if isinstance(key, FooterKey)]

@@ -280,7 +280,7 @@ class AssistantMessage(MessageView):
     # ------------------------------------------------------------------ streaming
 
     async def stream(self, text: str, rounds: list[RoundDone], reasoning: str = "") -> None:
-        """Add what came since the last flush."""
+        """Add the text since the last flush."""
         self.text += text
         self.reasoning += reasoning
         if self.view != "text" and rounds and self._drafted is None:

@@ -54,7 +54,7 @@ class MethodList(Inked, OptionList):
 
     Attributes:
         current: the method in use.
-        raced: what the races of today said.
+        raced: the results of today's races.
     """
 
     HELP = """

@@ -96,7 +96,7 @@ class ModelColumn(Inked, Vertical):
         note: str | None = None,
         highlight: str | None = None,
     ) -> None:
-        """Take what is given, keep the rest, draw what changed; ``highlight`` is a reference."""
+        """Replace the given rows, keep the rest, draw the changes; ``highlight`` is a reference."""
         self.here = list(here) if here is not None else self.here
         self.offers = list(offers) if offers is not None else self.offers
         self.found = list(found) if found is not None else self.found

@@ -146,7 +146,7 @@ class Prompt(TextArea):
         return self._document.get_index_from_location(self.cursor_location)
 
     def _look(self) -> None:
-        """Offer what can be completed at the cursor, unless that was closed."""
+        """Offer completions at the cursor, unless they were closed."""
         at = self._cursor
         found = complete(self.text, at) if self.selection.is_empty else None
         if found is None or found.start != self._closed_at:
@@ -154,7 +154,7 @@ class Prompt(TextArea):
         self.completions.show(None if self._closed_at is not None else found)
 
     def take_completion(self) -> bool:
-        """Put what is chosen into the text."""
+        """Put the chosen candidate into the text."""
         found, chosen = self.completions.completion, self.completions.chosen
         if found is None or chosen is None:
             return False
@@ -200,14 +200,14 @@ class Prompt(TextArea):
         return attach.attach(typed, files)
 
     def put_message(self, message: str) -> None:
-        """Replace the text by what was typed for a message, and keep the files it had."""
+        """Replace the text by the typed text of a message, and keep the files it had."""
         typed, files = attach.again(message)
         self.put(typed)
         self.pastes |= {f"@{name}": text for name, text in files.items()}
         self._show_attached()
 
     def put_before(self, messages: Iterable[str]) -> None:
-        """Put messages that were not sent before what is being typed."""
+        """Put unsent messages before the text in the prompt."""
         typed, held = self.full_text, self.pastes
         self.put_message(attach.together(messages))
         self.pastes = held | self.pastes

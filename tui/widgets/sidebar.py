@@ -60,7 +60,7 @@ class Sidebar(Inked, Vertical):
         yield Static(Content.assemble((hint, self.ink.muted)))
 
     def show(self, current: str | None) -> None:
-        """List what is stored; the cursor is on the current conversation."""
+        """List the stored conversations; the cursor is on the current one."""
         try:
             found = self.store.summaries(limit=LISTED)
         except SpecllamaError:

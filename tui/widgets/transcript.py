@@ -136,7 +136,7 @@ class Transcript(VerticalScroll, can_focus=False):
         await self.mount(Note(message, hint, error=error))
 
     async def failed(self, error: SpecllamaError, *next_steps: str, server: bool = False) -> None:
-        """Say what went wrong and what can be done, in addition to what the error suggests."""
+        """Show an error and what can be done, in addition to what the error suggests."""
         hints = "\n".join(filter(None, (advice.hint(error, server=server), *next_steps)))
         await self.note(error.message, hints, error=True)
 

@@ -3,7 +3,7 @@
 Two things are held out for evaluation: *values* (a made-up word belongs to the held-out side by a
 hash of its spelling) and *templates* (a template that starts with ``~`` is never used for
 training). Nothing in the training split contains either. Listed words are shared: most are single
-tokens, and a token that never occurs in training cannot be said afterwards.
+tokens, and a token that never occurs in training cannot be used afterwards.
 """
 
 from __future__ import annotations

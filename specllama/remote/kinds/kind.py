@@ -29,8 +29,8 @@ class Found:
     """A server's report of itself.
 
     Attributes:
-        flags: how it was started, as far as it says.
-        speculates: whether it drafts, None where it does not say.
+        flags: how it was started, as far as it reports that.
+        speculates: whether it drafts, None where it does not report it.
         paths: where it is asked for chats and for texts, where that depends on its version.
     """
 
@@ -90,7 +90,7 @@ class Kind:
 
     Attributes:
         name: what ``--remote-kind`` takes. title: what people call it.
-        recognise: what it told of itself, None where the server is another engine.
+        recognise: its report of itself, None where the server is another engine.
         chat, raw: where a conversation and a text are asked for; raw "" where a text is not taken.
         body: the request. read: adds one object of the answer, gives new (thought, text).
         fields: our sampling fields that it takes, with its names for them.
@@ -98,8 +98,8 @@ class Kind:
         continues: body fields for going on with a reply; None where it cannot.
         switches: whether a request can turn its speculation on and off.
         pieces: a stream that drafts counts its pieces as tokens, so its count is not taken.
-        counters: what it counts for all clients, where it tells.
-        figures_hint: how a server is started that tells its counters.
+        counters: what it counts for all clients, where it reports that.
+        figures_hint: how a server is started that reports its counters.
         refuses: sampling fields that it refuses while it drafts.
         thinks: whether it can be told whether to think.
         version_of: its version, from what a reply calls ``system_fingerprint``.
