@@ -153,7 +153,8 @@ def existing(ref: str) -> Path | None:
 
 
 def _on_disk(ref: str) -> Path | None:
-    """The same, of what may as well be a repository on the hub: files only."""
+    """Return the existing file; None for a folder if the reference may as well be a repository on
+    the hub."""
     path = existing(ref)
     return None if path is not None and path.is_dir() and parse_hub(ref) is not None else path
 
