@@ -144,7 +144,6 @@ class SpecllamaApp(PagedApp):
         if self.prefs.notice:
             self.notify(self.prefs.notice, title="Settings", severity="warning", markup=False)
         self.set_keymap(self.prefs.keys)
-        self.set_class(self.glyphs.ascii, "-ascii")
         if self._session_id is not None:
             try:
                 self.session.load(self._session_id)

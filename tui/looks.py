@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 from textual import on
-from textual.binding import Binding
-from textual.filter import LineFilter
 from textual.theme import Theme
 
 from specllama.tui import themes
 from specllama.tui.messages import InkChanged, StorageFailed
-from specllama.tui.plain_signs import PlainSigns
 from specllama.tui.state import DEFAULT_THEME, Preferences
 from specllama.tui.widgets.base import InkedApp
 
 
 class ThemedApp(InkedApp):
-    """An app in the theme, the glyphs and the motion that the user has chosen."""
+    """An app in the theme and the motion that the user has chosen."""
 
     def __init__(self) -> None:
         self.prefs = Preferences.load()
         super().__init__()
-        self.glyph_choice = self.prefs.glyphs
         self._told: set[str] = set()
         self._given = ""  # a theme that the terminal asks for, not the user
-        self._plain = PlainSigns()
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         theme = self.get_theme(self.theme) if self.theme else None
@@ -37,14 +31,6 @@ class ThemedApp(InkedApp):
         if not self.current_theme.ansi:
             variables = self.theme_variables = themes.readable(variables)
         return variables
-
-    def get_line_filters(self) -> Sequence[LineFilter]:
-        filters = super().get_line_filters()
-        return [*filters, self._plain] if self.glyphs.ascii else filters
-
-    def get_key_display(self, binding: Binding) -> str:
-        shown = super().get_key_display(binding)
-        return shown if shown.isascii() or not self.glyphs.ascii else binding.key
 
     def choose_looks(self) -> None:
         for theme in themes.THEMES:
@@ -68,7 +54,6 @@ class ThemedApp(InkedApp):
         self.redraw()
 
     def redraw(self) -> None:
-        self.set_class(self.glyphs.ascii, "-ascii")
         for screen in self.screen_stack:
             screen.post_message(InkChanged())
 

@@ -220,7 +220,6 @@ def _settings(app: PagedApp) -> None:
                 app.action_reload()
         app.save_prefs()
         chat.show_sidebar()
-        app.glyph_choice = app.prefs.glyphs
         app.theme = app.prefs.theme
         app.redraw()
 

@@ -53,7 +53,6 @@ class Preferences:
 
     theme: str = DEFAULT_THEME
     view: str = "text"
-    glyphs: str = "auto"
     animation: str = "auto"
     show_panel: bool = True
     show_sidebar: bool = True

@@ -7,10 +7,7 @@ drawn, so that a theme change recolours everything.
 
 from __future__ import annotations
 
-import locale
-import os
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 
 from textual.color import Color
 from textual.theme import Theme
@@ -158,7 +155,7 @@ def ink_for(theme: Theme) -> Ink:
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """Every symbol the app draws, in one place, so that a plain-ASCII terminal has them all.
+    """Every symbol the app draws, in one place.
 
     ``methods`` are those of the engine; they name its sources and give each a letter.
     """
@@ -186,12 +183,10 @@ class Glyphs:
     branch: str = "├─"
     last: str = "└─"
     pipe: str = "│ "
-    diamond: str = "◆"
     star: str = "★"
     newline: str = "⏎"
     alpha: str = "α"
     beta: str = "β"
-    ascii: bool = False
     methods: tuple[MethodInfo, ...] = ()
 
     def label(self, source: str) -> str:
@@ -202,20 +197,8 @@ class Glyphs:
     def source(self, name: str) -> str:
         """Return the letter of a source; a round of mixed sources gets one letter for each."""
         known = {method.name: method.letter for method in self.methods}
-        out = ""
-        for part in name.split("+"):
-            letter = known.get(part) or part[:1]
-            out += letter if self.ascii else _SUPERSCRIPT.get(letter, letter)
-        return out
-
-    def source_in_text(self, name: str) -> str:
-        """Return the letter for use amid a text, where a plain letter would read as one of the
-        text's."""
-        return f"<{self.source(name)}>" if self.ascii else self.source(name)
-
-    def text(self, words: str) -> str:
-        """Replace signs in these words that the terminal cannot show."""
-        return words.translate(_PLAIN_SIGNS) if self.ascii else words
+        letters = (known.get(part) or part[:1] for part in name.split("+"))
+        return "".join(_SUPERSCRIPT.get(letter, letter) for letter in letters)
 
     def meter(self, fraction: float, width: int) -> tuple[str, str]:
         """Return the done and the open part of a thin bar; anything above zero shows one cell."""
@@ -224,61 +207,4 @@ class Glyphs:
         return self.line * filled, self.track * (width - filled)
 
 
-_PLAIN_SIGNS = str.maketrans(
-    {
-        **{"×": "x", "±": "+-", "·": "-", "–": "-", "…": "...", "→": "->", "✓": "ok", "✗": "no"},
-        **{"‹": "<", "›": ">", "≠": "!=", "≥": ">="},
-    }
-)
 UNICODE = Glyphs()
-ASCII = Glyphs(
-    accepted="#",
-    rejected="x",
-    target="+",
-    untested=".",
-    bars="_.-=+*%#",
-    full="#",
-    shade=":",
-    line="=",
-    track="-",
-    dot="-",
-    bullet="*",
-    ring="o",
-    cursor="_",
-    ellipsis="...",
-    arrow="->",
-    up="^",
-    down="v",
-    play=">",
-    pause="||",
-    times="x",
-    branch="|-",
-    last="`-",
-    pipe="| ",
-    diamond="@",
-    star="*",
-    newline="\\n",
-    alpha="a",
-    beta="b",
-    ascii=True,
-)
-
-
-def glyphs_for(choice: str = "auto", methods: tuple[MethodInfo, ...] = ()) -> Glyphs:
-    """Choose the glyphs; "auto" looks at the locale as the terminal would: LC_ALL, LC_CTYPE,
-    LANG."""
-    plain = choice == "ascii" or (choice != "unicode" and not utf8_terminal())
-    return _naming(ASCII if plain else UNICODE, methods)
-
-
-@lru_cache(maxsize=4)
-def _naming(glyphs: Glyphs, methods: tuple[MethodInfo, ...]) -> Glyphs:
-    return replace(glyphs, methods=methods) if methods else glyphs
-
-
-def utf8_terminal() -> bool:
-    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
-        value = os.environ.get(name)
-        if value:
-            return "utf" in value.lower()
-    return "utf" in locale.getpreferredencoding(False).lower()

@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from specllama.interface import EngineInfo  # noqa: E402
 from specllama.settings.params import GenerateParams, SamplingParams  # noqa: E402
 from specllama.speculative.drafting.mixed import MixedDrafter  # noqa: E402
 from specllama.store.rounds import RoundLog  # noqa: E402
-from specllama.tui.themes import glyphs_for  # noqa: E402
+from specllama.tui.themes import UNICODE  # noqa: E402
 from specllama.tui.widgets.base import InkedApp  # noqa: E402
 from specllama.tui.widgets.methods import MethodList  # noqa: E402
 
@@ -149,7 +150,7 @@ def main(folder: Path) -> None:
         for temperature in (0.0, 0.7)
     }
     log.close()
-    glyphs = glyphs_for("unicode", info.methods)
+    glyphs = replace(UNICODE, methods=info.methods)
     shown = {
         "help": said("run", "--help"),
         "pair": said("pair", str(folder / "target.gguf"), "--json"),

@@ -43,7 +43,6 @@ Steps = Callable[[SpecllamaApp, Pilot[int]], Awaitable[None]]
 @dataclass(frozen=True, slots=True)
 class Look:
     theme: str
-    glyphs: str = "auto"
     color: bool = True
 
 
@@ -51,7 +50,6 @@ LOOKS = {
     "dark": Look("specllama-dark"),
     "light": Look("specllama-light"),
     "mono": Look("specllama-dark", color=False),
-    "ascii": Look("specllama-dark", glyphs="ascii"),
 }
 
 
@@ -98,7 +96,7 @@ def picture_app(pair: Pair, scene: Scene, look: Look = LOOKS["dark"]) -> Speclla
     else:
         app = SpecllamaApp(target=pair.target, draft=pair.draft, params=params.replace(seed=7))
     app.prefs.first_look = scene.first_look
-    app.prefs.theme, app.glyph_choice = look.theme, look.glyphs
+    app.prefs.theme = look.theme
     return app
 
 

@@ -264,20 +264,6 @@ async def test_views_show_the_reply_as_drafted_and_the_choice_is_remembered(star
         assert Preferences.load().view == "ghosts"
 
 
-async def test_the_sources_letter_is_no_part_of_a_word_in_plain_ascii(
-    start: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LANG", "C")
-    monkeypatch.setenv("LC_ALL", "C")
-    Preferences(first_look=False, view="drafted", glyphs="ascii").save()
-    async with start("Heron looked at the river.") as d:
-        await d.say("go")
-        shown = d.shown.partition("scripted target")[2]
-        assert "<d>" in shown
-        text = shown.replace("<d>", "")
-        assert "Heron looked at the river." in text
-
-
 async def test_the_strip_counts_what_the_engine_says(start: Any) -> None:
     params = GenerateParams(draft_max=4)
     async with start(Reply(LONG, accept=(2,)), size=(120, 36), params=params) as d:

@@ -10,9 +10,7 @@ from demo_engine import DemoEngine
 from fakes import Reply
 
 from specllama.settings.params import GenerateParams
-from specllama.tui import legend
 from specllama.tui.screens.help import HelpScreen
-from specllama.tui.themes import DARK, glyphs_for, ink_for
 from specllama.tui.widgets.message import AssistantMessage
 
 
@@ -44,13 +42,6 @@ async def test_the_row_of_rounds_is_explained_where_there_is_room(
         assert "■ kept" in d.shown
         assert "□ refused" in d.shown
         assert ("ᵈ draft model" in d.shown) is letters
-
-
-def test_signs_have_a_form_in_ascii() -> None:
-    glyphs, ink = glyphs_for("ascii"), ink_for(DARK)
-    entries = legend.signs(glyphs, ink) + legend.rounds(glyphs, ink, ["draft+ngram"])
-    assert all(text.isascii() for sign, _, meaning in entries for text in (sign, meaning))
-    assert [sign for sign, _, _ in legend.rounds(glyphs, ink, ["draft+ngram"])][:2] == ["d", "n"]
 
 
 async def test_a_folded_thought_names_its_key(start: Any) -> None:

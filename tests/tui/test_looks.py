@@ -1,35 +1,16 @@
-"""Terminals without colours or without anything but ASCII."""
+"""Themes, and terminals with few colours."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from rich.segment import Segment
 from textual.color import Color
-from textual.style import Style
 from textual.theme import BUILTIN_THEMES
 
 from specllama.tui import themes
-from specllama.tui.plain_signs import SIGNS, PlainSigns
 from specllama.tui.state import Preferences
 from specllama.tui.themes import DARK, LIGHT
-
-BLACK = Color(0, 0, 0)
-
-
-def test_frames_and_scrollbars_become_ascii_of_the_same_width() -> None:
-    style = Style(bold=True).rich_style
-    drawn = [Segment("┌─┬─┐", style), Segment("│ é ▌", None), Segment("plain", style)]
-    shown = PlainSigns().apply(drawn, BLACK)
-    assert [s.text for s in shown] == ["+-+-+", "| é |", "plain"]
-    assert [s.style for s in shown] == [style, None, style]
-
-
-@pytest.mark.parametrize("sign", sorted(SIGNS))
-def test_every_sign_is_replaced_by_one_of_ascii(sign: int) -> None:
-    assert len(SIGNS[sign]) == 1
-    assert SIGNS[sign].isascii()
 
 
 @pytest.mark.parametrize("name", sorted({**BUILTIN_THEMES, DARK.name: DARK, LIGHT.name: LIGHT}))

@@ -205,7 +205,7 @@ def test_a_round_takes_what_went_by_until_it_was_over(seed: int, cli: Any) -> No
             assert done.took_ms == pytest.approx(1e3 * (done.t_s - before))
         before = done.t_s
         want = {"draft": done.draft_ms, "verify": done.verify_ms, "waiting": done.waiting_ms}
-        stages = walk.stage_bar(done, 0, UNICODE, INK, 200).plain
+        stages = walk.stage_bar(done, 0, INK, 200).plain
         agree("inspector", stages, want, {name: rf"{name} {TIME}" for name in want})
         page = markdown(exports.round_(record, at, exports.Circumstances()))
         named = {"draft": "draft", "verify": "target", "waiting": "waiting"}

@@ -14,7 +14,7 @@ from specllama.events import Finished, PrefillProgress, RoundDone, Started
 from specllama.replies.figures import ReplyFigures
 from specllama.settings.params import GenerateParams
 from specllama.tui.record import Record
-from specllama.tui.themes import ASCII, DARK, UNICODE, Glyphs, ink_for
+from specllama.tui.themes import DARK, UNICODE, ink_for
 from specllama.tui.widgets.panel import Drawing, LivePanel, Section, layout
 from specllama.tui.widgets.stats_strip import StatsStrip, StripState
 
@@ -32,9 +32,9 @@ def text(sections: list[Section], width: int = 42) -> str:
     return "\n".join(line.plain for s in sections for line in s.draw(INK, width))
 
 
-def drawn(reply: Record, glyphs: Glyphs = UNICODE, width: int = 42, free: int = 0) -> str:
+def drawn(reply: Record, width: int = 42, free: int = 0) -> str:
     info = engine_info(device="CPU")
-    return text(Drawing(glyphs, INK, width).all(reply, StripState(), info, free, True), width)
+    return text(Drawing(UNICODE, INK, width).all(reply, StripState(), info, free, True), width)
 
 
 @pytest.mark.parametrize("rounds", [99, 100, 928, 9999])
@@ -112,15 +112,14 @@ def test_a_live_reply_fills_the_context_as_it_grows() -> None:
 # ---- drawing
 
 
-@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
 @pytest.mark.parametrize("width", [24, 36, 42, 60])
 @pytest.mark.parametrize("tree", [False, True])
-def test_nothing_is_wider_than_the_panel(glyphs: Glyphs, width: int, tree: bool) -> None:
+def test_nothing_is_wider_than_the_panel(width: int, tree: bool) -> None:
     reply = record(Reply(LONG, accept=(3, 0, 4), tree=tree))
     for done in reply.rounds:
         one = dataclasses.replace(reply, rounds=[done])
         info = engine_info(device="CPU")
-        for section in Drawing(glyphs, INK, width).all(one, StripState(), info, 9 << 30, True):
+        for section in Drawing(UNICODE, INK, width).all(one, StripState(), info, 9 << 30, True):
             for line in section.draw(INK, width):
                 assert line.cell_length <= width, line.plain
 

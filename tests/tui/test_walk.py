@@ -12,18 +12,12 @@ from specllama.events import RoundDone, Started
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.method import Facts
 from specllama.tui.record import Record, depth_of, fate_of, glyph_run
-from specllama.tui.themes import (
-    ASCII,
-    DARK,
-    UNICODE,
-    glyphs_for,
-    ink_for,
-)
+from specllama.tui.themes import DARK, UNICODE, ink_for
 from specllama.tui.widgets import walk, walk_rounds
 
 INK = ink_for(DARK)
 METHODS = methods(Facts())
-NAMING = glyphs_for("unicode", METHODS)
+NAMING = dataclasses.replace(UNICODE, methods=METHODS)
 
 
 def rounds(reply: Reply) -> list[RoundDone]:
@@ -42,16 +36,12 @@ def test_a_tree_is_drawn_as_a_tree() -> None:
     assert drawn.count("✓") == 2
 
 
-@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
-def test_stages_show_what_is_known_by_then(glyphs: object) -> None:
+def test_stages_show_what_is_known_by_then() -> None:
     done = rounds(Reply("One two three four five six", accept=(2,)))[1]
-    first, second, third = (
-        walk.table(done, stage, glyphs, INK).plain  # type: ignore[arg-type]
-        for stage in range(3)
-    )
+    first, second, third = (walk.table(done, stage, UNICODE, INK).plain for stage in range(3))
     assert "verdict" not in first
     assert "drew " in second
-    assert second.count("✗" if glyphs is UNICODE else " no\n") == 1
+    assert second.count("✗") == 1
     assert "unread" in second
     assert "recovered token" not in second
     assert "recovered token" in third
@@ -181,14 +171,6 @@ def test_rounds_as_rows_are_as_long_as_they_took() -> None:
     assert walk_rounds.rounds_rows([], 0, UNICODE, INK, 30, 12).plain == ""
 
 
-def test_ascii_glyphs_draw_nothing_but_ascii() -> None:
-    for tree in (False, True):
-        for done in Record.of("t", DemoEngine(tree=tree).generate("x", GenerateParams())).rounds:
-            for stage in range(3):
-                assert walk.table(done, stage, ASCII, INK, 120).plain.replace("–", "-").isascii()
-            assert walk_rounds.rounds_line([done], 0, ASCII, INK, 80).plain.isascii()
-
-
 def test_fates_of_a_chain_and_of_a_cut_round() -> None:
     done = rounds(Reply("One two three four five six", accept=(1,)))[1]
     assert fate_of(done) == ["accepted", "rejected", "untested", "untested"]
@@ -272,11 +254,3 @@ def test_a_stop_token_is_shown_as_the_end_and_not_as_text() -> None:
     assert "the reply ends here" in walk.table(done, 2, UNICODE, INK).plain
     passage = walk.passage("The end.", done, 2, UNICODE, INK, 60, 4)
     assert INK.target not in [str(span.style) for span in passage.spans]
-
-
-def test_glyphs_follow_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LANG", "C")
-    assert glyphs_for("auto") is ASCII
-    assert glyphs_for("unicode") is UNICODE
-    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    assert glyphs_for("auto") is UNICODE

@@ -231,9 +231,7 @@ class InspectorScreen(Page):
         self.query_one("#walk-head", Static).update(walk.headline(done, self.at, total, g, ink))
         lines = text.content_size.height or 3
         text.update(walk.passage(self._before, done, self.stage, g, ink, width - 4, lines))
-        self.query_one("#walk-stages", Static).update(
-            walk.stage_bar(done, self.stage, g, ink, width)
-        )
+        self.query_one("#walk-stages", Static).update(walk.stage_bar(done, self.stage, ink, width))
         self.query_one("#walk-caption", Static).update(walk.caption(done, self.stage, g))
         self.query_one("#walk-table", Static).update(
             walk.table(done, self.stage, g, ink, width, self.record.verify_at(self.at))

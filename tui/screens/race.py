@@ -368,7 +368,7 @@ class RaceScreen(Page):
             words = f"Pair {lap} of {most}: the same reply, plainly and drafted"
             lines.append(Content.assemble((words, ink.accent)))
         elif way is not None:
-            lines += race_tables.answer(way, glyphs, ink, width, tall=tall)
+            lines += race_tables.answer(way, ink, width, tall=tall)
         if plain is not None:
             pairs = 0 if way is None else way.pairs
             asked = question(plain.prompt)
@@ -382,12 +382,12 @@ class RaceScreen(Page):
 
     def _verdict(self) -> Content:
         """Draw the progress, or what to do."""
-        ink, glyphs = self.ink, self.glyphs
+        ink = self.ink
         if self._raced and self._raced != "race":
             runs = self.board.runs[self._raced]
             done = sum(run.finished is not None for run in runs)
             words = f"run {min(done + 1, len(runs))} of {len(runs)}"
             return Content.assemble((words, ink.muted))
         if (advice := self.advice) is not None:
-            return Content.assemble((glyphs.text(advice.said), ink.accent))
+            return Content.assemble((advice.said, ink.accent))
         return Content("")

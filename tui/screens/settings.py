@@ -135,8 +135,6 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
         "Appearance",
         (
             Field("theme", "theme", "Colors of the app.", "look"),
-            Field("glyphs", "symbols", "ascii is for terminals without other symbols.", "look",
-                  choices=("auto", "unicode", "ascii")),
             Field("view", "replies", "As text, as drafted, or with the refused guesses. F2"
                   " changes it, too.", "look", choices=tuple(VIEWS)),
             Field("show_sidebar", "list of chats", "Beside the conversation, from 160 columns.",

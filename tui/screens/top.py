@@ -52,9 +52,7 @@ class TopScreen(Page):
         self._shown = lines
         styles = {"head": "", "columns": self.ink.muted, "live": "", "over": self.ink.muted}
         self.query_one("#lanes-table", Static).update(
-            Content("\n").join(
-                Content.assemble((self.glyphs.text(line.text), styles[line.kind])) for line in lines
-            )
+            Content("\n").join(Content.assemble((line.text, styles[line.kind])) for line in lines)
         )
 
     def on_resize(self) -> None:

@@ -90,13 +90,12 @@ class Slider(Inked, Widget, can_focus=True):
         share = (self.value - self.low) / (self.high - self.low)
         at = round(share * (width - 1))
         knob = glyphs.bullet if self.has_focus else glyphs.ring
-        track = "-" if glyphs.ascii else "─"
         knob_style = "bold $primary" if self.has_focus else "bold"
         parts = [
             (f"{self.label:<3} ", "bold $primary" if self.has_focus else "bold"),
-            (track * at, ink.accent),
+            (glyphs.track * at, ink.accent),
             (knob, knob_style),
-            (track * (width - 1 - at), ink.muted),
+            (glyphs.track * (width - 1 - at), ink.muted),
             (f" {self.value:>5{self.form}} ", "bold"),
         ]
         if self.content_size.width >= 64:

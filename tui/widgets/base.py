@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 from textual.app import App
 from textual.dom import DOMNode
 
 from specllama.interface import MethodInfo
-from specllama.tui.themes import Glyphs, Ink, glyphs_for, ink_for
+from specllama.tui.themes import UNICODE, Glyphs, Ink, ink_for
 
 
 class InkedApp(App[int]):
     """An app whose widgets draw with inks and glyphs. Any app may host the widgets (tests do)."""
 
-    glyph_choice = "auto"
-    _glyphs: tuple[str, tuple[MethodInfo, ...], Glyphs] | None = None
+    _glyphs = UNICODE
 
     @property
     def methods(self) -> tuple[MethodInfo, ...]:
@@ -24,10 +24,9 @@ class InkedApp(App[int]):
 
     @property
     def glyphs(self) -> Glyphs:
-        choice, methods, known = self.glyph_choice, self.methods, self._glyphs
-        if known is None or known[0] != choice or known[1] is not methods:  # every line asks
-            known = self._glyphs = choice, methods, glyphs_for(choice, methods)
-        return known[2]
+        if self._glyphs.methods is not self.methods:  # every line asks
+            self._glyphs = replace(UNICODE, methods=self.methods)
+        return self._glyphs
 
     @property
     def ink(self) -> Ink:

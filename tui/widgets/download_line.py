@@ -36,16 +36,14 @@ class DownloadLine(Inked, Widget):
         name = sanitize_line(download.ref)
         if download.state == "done":
             next_step = ": Ctrl+L loads it" if download.target else ""
-            return Content.assemble(
-                (glyphs.text("✓ "), ink.good), (name, "bold"), (f" is here{next_step}", "")
-            )
+            return Content.assemble(("✓ ", ink.good), (name, "bold"), (f" is here{next_step}", ""))
         if download.state == "stopped":
             return Content.assemble((f"{glyphs.ring} {name} stopped; F6 continues it", ink.muted))
         if download.error is not None:
             line = f"{name}: {sanitize_line(download.error.message)}. F6 shows it"
             if len(line) + 2 > width:
                 line = f"{name} failed. F6 says why"
-            return Content.assemble((glyphs.text(f"✗ {line}"), ink.warn))
+            return Content.assemble((f"✗ {line}", ink.warn))
         words = [*figures(download), "F6 stops it"]
         if download.note or download.state == "stopping":
             words = [download.note or "stopping"]

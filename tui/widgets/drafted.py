@@ -96,7 +96,7 @@ class DraftedView(Inked, Vertical):
                 parts.append((accepted.pop(0), ""))
             rest = accepted[0].lstrip("\n")
             parts.append((accepted[0][: len(accepted[0]) - len(rest)], ""))
-            parts.append((self.glyphs.source_in_text(done.source), ink.source(done.source)))
+            parts.append((self.glyphs.source(done.source), ink.source(done.source)))
             accepted[0] = rest
         parts += [(text, ink.muted if is_special(text) else style) for text in accepted]
         ghost = self._ghost_style(age)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.content import Content
-from textual.widgets import Select, Static, Switch
+from textual.widgets import Select, Switch
 
 from specllama.tui.widgets.base import Inked
 
@@ -40,8 +40,3 @@ class Choose(Inked, Select[str], inherit_bindings=False):
     def __init__(self, options: tuple[str, ...], value: str, *, id: str | None = None) -> None:
         pairs = [(option, option) for option in options]
         super().__init__(pairs, value=value, allow_blank=False, compact=True, id=id)
-
-    def on_mount(self) -> None:
-        if self.glyphs.ascii:
-            for arrow in (".down-arrow", ".up-arrow"):
-                self.query_one(arrow, Static).update(self.glyphs.down)

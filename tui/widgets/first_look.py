@@ -117,9 +117,9 @@ class FirstLook(Inked, Vertical):
 
     def _head(self) -> Content:
         fast = "" if self.pace < 1.05 else f", played {self.pace:.1f} times as fast"
-        ink, glyphs = self.ink, self.glyphs
+        ink = self.ink
         return Content.assemble(
-            (glyphs.text(f"A recording: {self.recording.what}{fast}.\n"), ink.muted),
+            (f"A recording: {self.recording.what}{fast}.\n", ink.muted),
             (self.recording.question, "bold $secondary"),
         )
 

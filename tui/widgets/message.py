@@ -123,8 +123,7 @@ class MessageView(Inked, Vertical, can_focus=True):
         number, count = self.version
         parts = [(sanitize_line(name), style)]
         if count > 1:
-            glyphs = self.glyphs
-            parts.append((glyphs.text(f"  ‹{number}/{count}›"), self.ink.accent))
+            parts.append((f"  ‹{number}/{count}›", self.ink.accent))
             parts.append((" Alt+Left, Alt+Right", self.ink.muted))
         return Content.assemble(*parts)
 
@@ -437,7 +436,7 @@ def footer(widget: Inked, done: Finished) -> list[Piece]:
     """Return the line below a finished reply, with the figures that the strip does not show."""
     ink = widget.ink
     tokens = "–" if done.tokens is None else done.tokens
-    said = [(widget.glyphs.text(f"{tokens} token{'s' if tokens != 1 else ''}"), ink.muted)]
+    said = [(f"{tokens} token{'s' if tokens != 1 else ''}", ink.muted)]
     if (why := REASONS.get(done.reason)) is not None:
         said.insert(0, (why, ink.warn if done.reason != "stop_string" else ink.muted))
     if "seed" not in done.unknown:

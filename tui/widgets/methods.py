@@ -133,5 +133,5 @@ class MethodList(Inked, OptionList):
         if not words and self.record is not None and (logged := self.record.words(method)):
             verdict = self.record.verdict(method)
             words, answer = f"here: {logged}", "" if verdict is None else verdict.answer
-        lines = wrap(self.glyphs.text(words or "not measured here yet: R races it"), width)
+        lines = wrap(words or "not measured here yet: R races it", width)
         return "\n  " + "\n  ".join(lines), self.ink.verdict(answer)

@@ -202,17 +202,16 @@ class ModelColumn(Inked, Vertical):
     def _drawn(self, name: str, row: ChoiceRow | None) -> Content:
         ink, glyphs = self.ink, self.glyphs
         if row is None:
-            return Content.assemble((sanitize_line(glyphs.text(name)), ink.muted))
+            return Content.assemble((sanitize_line(name), ink.muted))
         mark, colour = " ", ink.muted
         if row.fits is not None:
             mark, colour = ("✓", ink.good) if row.fits else ("✗", ink.bad)
         elif row.does in ("get", "continue", "stop"):
             mark, colour = glyphs.down, ink.accent
-        mark = glyphs.text(mark)
         plain = ink.muted if row.refused else ""
         style = "bold" if row.bold else plain
         indent = " " * (len(mark) + 1)
-        name, owner = glyphs.text(sanitize_line(row.name)), ""
+        name, owner = sanitize_line(row.name), ""
         if len(indent) + len(name) > self._room and row.does != "open":
             owner, _, name = name.rpartition("/")
         parts = [(f"{mark} ", colour), (name, style)]
@@ -221,13 +220,13 @@ class ModelColumn(Inked, Vertical):
         store = row.where and "/" not in row.where and "\\" not in row.where
         beside = row.where if store else row.reason if row.fits is None else ""
         below = [words for words in (row.reason, row.where, owner) if words and words != beside]
-        facts = "  ".join(glyphs.text(sanitize_line(w)) for w in (row.size, beside) if w)
+        facts = "  ".join(sanitize_line(w) for w in (row.size, beside) if w)
         if facts:
             one_line = sum(len(part) for part, _ in parts) + len(facts) + 2 <= self._room
             parts.append((f"  {facts}" if one_line else f"\n{indent}{facts}", plain))
         if below:
             warn = row.fits is False and not row.refused
-            words = "".join(f"\n{indent}{glyphs.text(sanitize_line(w))}" for w in below)
+            words = "".join(f"\n{indent}{sanitize_line(w)}" for w in below)
             parts.append((words, ink.warn if warn else ink.muted))
         return Content.assemble(*parts)
 

@@ -71,7 +71,7 @@ class Drawing:
         )
 
     def words(self, text: str) -> list[Content]:
-        return Content.assemble((self.g.text(text), self.ink.muted)).wrap(self.width)
+        return Content.assemble((text, self.ink.muted)).wrap(self.width)
 
     def parts(self, words: Sequence[tuple[str, str]], indent: int = 0) -> list[Content]:
         """Write the parts one after the other, on as many lines as they need."""
@@ -95,7 +95,7 @@ class Drawing:
         texts = [self._chip(done.drafted_text[i]) for i in path]
         kept, target = done.accepted, done.emitted_text[done.accepted :]
         committed = texts[:kept] + [self._chip(text) for text in target[:1]]
-        marks = [g.text({"accepted": "✓", "rejected": "✗"}.get(fates[i], g.untested)) for i in path]
+        marks = [{"accepted": "✓", "rejected": "✗"}.get(fates[i], g.untested) for i in path]
         columns = max(len(texts), len(committed))
         cells = [(_at(texts, c), _at(marks, c), _at(committed, c)) for c in range(columns)]
         widths = [max(len(cell) for cell in column) + 1 for column in cells]
@@ -140,7 +140,7 @@ class Drawing:
         pairs = [(a, n) for a, n in found.depths if n]
         if not pairs:
             if found.engine:
-                yield Section("Guesses kept", self.g.text(found.kept_words))
+                yield Section("Guesses kept", found.kept_words)
             return
         lines = [
             self.bar(f"guess {i}", a, n, f"{a / n:.0%} of {n}", self.ink.good)

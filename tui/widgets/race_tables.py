@@ -36,14 +36,14 @@ def large(word: str) -> list[str]:
     ]
 
 
-def answer(way: Way, glyphs: Glyphs, ink: Ink, width: int, *, tall: bool) -> list[Content]:
+def answer(way: Way, ink: Ink, width: int, *, tall: bool) -> list[Content]:
     """Draw the answer to "does it pay?": a word in its color, as large as there is room, and the
     sentence that explains it."""
     word, sentence = outcome.answer(way)
     style = {"YES": ink.good, "NO": ink.warn}.get(word, ink.accent)
-    explained = Content.assemble((glyphs.text(sentence), "bold"))
+    explained = Content.assemble((sentence, "bold"))
     letters = large(word)
-    if not tall or glyphs.ascii or len(letters[0]) > width:
+    if not tall or len(letters[0]) > width:
         badge = (f"  {word}  ", f"bold reverse {style}")
         return Content.assemble(badge, "  ", explained).wrap(width)
     lines = [Content.assemble((line, style)) for line in letters]
@@ -63,7 +63,7 @@ def question(run: Run, asked: str, pairs: int, glyphs: Glyphs, ink: Ink, width: 
     room = max(width - len(told) - 2, 10)
     if len(line) > room:
         line = line[: room - len(glyphs.ellipsis)] + glyphs.ellipsis
-    return Content.assemble(glyphs.text(f'"{line}"'), (glyphs.text(told), ink.muted))
+    return Content.assemble(f'"{line}"', (told, ink.muted))
 
 
 def bars(way: Way, glyphs: Glyphs, ink: Ink, width: int) -> list[Content]:
@@ -71,7 +71,7 @@ def bars(way: Way, glyphs: Glyphs, ink: Ink, width: int) -> list[Content]:
     if not way.plain or not way.speed:
         return []
     tokens = len(way.run.tokens) - 1
-    told = glyphs.text(ratio_words(way.verdict))
+    told = ratio_words(way.verdict)
     figures = [
         f"  {rate(speed):>5} tok/s  {duration(1000 * tokens / speed):>6}"
         for speed in (way.plain, way.speed)
@@ -103,10 +103,10 @@ def proof(way: Way, glyphs: Glyphs, ink: Ink, width: int) -> Content:
     """Draw whether the text is the same; a rule that keeps only the law is no failure. More follows
     as far as it fits the line."""
     if way.same == way.of:
-        line = Content.assemble((glyphs.text(f"✓ {way.proof}"), ink.good))
+        line = Content.assemble((f"✓ {way.proof}", ink.good))
     else:
         style = ink.warn if way.run.params.verify == "match" else ink.muted
-        line = Content.assemble((glyphs.text(f"✗ {way.proof}"), style))
+        line = Content.assemble((f"✗ {way.proof}", style))
     for part in reversed(details(way.verdict, both=True)):
         longer = Content.assemble(line, (f" {glyphs.dot} {part}", ink.muted))
         line = longer if longer.cell_length <= width else line

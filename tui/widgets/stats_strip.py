@@ -107,7 +107,7 @@ class StatsStrip(Inked, Widget):
 
     def _cells(self) -> list[list[Content]]:
         """List the figures to show, the most telling first, each in forms that get shorter."""
-        s, ink, glyphs = self.state, self.ink, self.glyphs
+        s, ink = self.state, self.ink
         figures, verdict = s.figures, s.verdict
         cells: list[list[Content]] = []
         idle = figures is not None and (verdict is None or not verdict.drafted)
@@ -115,14 +115,14 @@ class StatsStrip(Inked, Widget):
             forms = (NO_GUESSES, "No draft model: F6 chooses one", "no draft model")
             cells.append([Content.assemble((words, ink.muted)) for words in forms])
         elif verdict is not None:
-            first = glyphs.text(brief(verdict, MEASURE))
+            first = brief(verdict, MEASURE)
             leads = [first, first.partition(":")[0], first.partition(" (")[0]]
             style = f"bold {ink.verdict(verdict.answer)}"
             cells.append([Content.assemble((words, style)) for words in leads])
         if figures is not None and (speed := figures.tok_per_s) is not None:
             cells.append([Content.assemble((rate(speed), ink.strong), " tok/s")])
         if figures is not None and figures.engine:
-            cells.append([Content(f"kept {glyphs.text(figures.kept_words)}")])
+            cells.append([Content(f"kept {figures.kept_words}")])
         elif verdict is not None and verdict.drafted:
             cells.append([Content(f"{percent(verdict.accepted / verdict.drafted)} kept")])
         if s.filled:

@@ -22,10 +22,9 @@ WORDS = {"accepted": "kept", "rejected": "refused", "untested": "unread"}
 
 def token_text(text: str, glyphs: Glyphs) -> str:
     """Format a token for people: make its leading space and its line breaks visible."""
-    space = "_" if glyphs.ascii else "␣"
     shown = sanitize(text).replace("\n", glyphs.newline).replace("\t", glyphs.arrow)
     if shown.startswith(" "):
-        shown = space + shown[1:]
+        shown = "␣" + shown[1:]
     return shown or '""'
 
 
@@ -107,7 +106,7 @@ def best_path(done: RoundDone) -> list[int]:
         path.append(at)
 
 
-def stage_bar(done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink, width: int) -> Content:
+def stage_bar(done: RoundDone, stage: int, ink: Ink, width: int) -> Content:
     times = (done.draft_ms, done.verify_ms, done.waiting_ms)
     parts: list[tuple[str, str]] = []
     for i, (name, took, ms) in enumerate(zip(STAGES, TOOK, times, strict=True)):
@@ -120,11 +119,7 @@ def stage_bar(done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink, width: int)
     if room >= 12 and total > 0:
         for i, ms in enumerate(times):
             style = ink.accent if i == stage else ink.muted
-            parts.append(
-                ("▇▆▅"[i] * round(ms / total * room), style)
-                if not glyphs.ascii
-                else ("=-."[i] * round(ms / total * room), style)
-            )
+            parts.append(("▇▆▅"[i] * round(ms / total * room), style))
     return Content.assemble(*parts)
 
 
@@ -185,7 +180,7 @@ def table(
                 "untested": (glyphs.untested, ink.muted),
             }[fates[i]]
             why = equation(done, i, fates[i], verify, glyphs) or WORDS[fates[i]]
-            parts.append((f"{mark} {glyphs.text(why)}", ink_of))
+            parts.append((f"{mark} {why}", ink_of))
         if letter:
             parts.append((f" {letter}", mine))
         lines.append(Content.assemble(*parts))

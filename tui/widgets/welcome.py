@@ -226,7 +226,7 @@ class Welcome(Inked, Static):
         if self.recorded is not None:
             played = f"Recorded: {self.recorded}. " if self.recorded else ""
             words = DEMONSTRATION_BRIEFLY if short else played + DEMONSTRATION
-            parts.append((self.glyphs.text(words), ""))
+            parts.append((words, ""))
         here = "here" if short else "on this machine"
         parts += [
             ("/demo ", "bold $primary"),
