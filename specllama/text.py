@@ -107,20 +107,52 @@ class _Stop:
         return None
 
 
+class _Outdent:
+    """Finds a line that is indented by fewer than ``least`` blanks or tabs; see ``_Stop``.
+
+    The first line goes on from another text. An empty line is indented by none.
+    """
+
+    begun = 0
+    text = ""  # the first character behind the indentation is cut, whatever it is
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+        self._indent: int | None = None  # of a line of which no more came yet
+
+    def feed(self, piece: str) -> int | None:
+        for i, char in enumerate(piece, 1):
+            if self._indent is not None and char in " \t":
+                self._indent += 1
+                continue
+            if self._indent is not None and self._indent < self._least:
+                return i
+            self._indent = 0 if char == "\n" else None
+        return None
+
+
 class TextStream:
     """Detokenised text with stop strings, fed one token at a time.
 
     A stop string is never shown, nor anything after it. Text that may turn out to begin a stop
     string is held back until the next pieces decide. The stop string that is complete first
     counts; of several complete at the same character, the longest.
+
+    Args:
+        lines: stop strings too. One that lacks only a line break at the end of the text counts.
+        indent: the text ends in a line that is indented less, before its first character.
     """
 
-    __slots__ = ("_held", "_shown", "_stop", "_stops", "_utf8")
+    __slots__ = ("_held", "_lines", "_shown", "_stop", "_stops", "_utf8")
 
-    def __init__(self, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, stops: Sequence[str] = (), lines: Sequence[str] = (), indent: int = 0
+    ) -> None:
         if any(not stop for stop in stops):
             raise ValueError("a stop string must not be empty")
-        self._stops = tuple(_Stop(stop) for stop in dict.fromkeys(stops))
+        self._lines = [_Stop(line) for line in lines]
+        indents = [_Outdent(indent)] if indent > 0 else []
+        self._stops = (*map(_Stop, dict.fromkeys(stops)), *self._lines, *indents)
         self._utf8 = Utf8Stream()
         self._held = ""
         self._shown: list[str] = []
@@ -133,7 +165,7 @@ class TextStream:
 
     @property
     def stop(self) -> str | None:
-        """The stop string that was met."""
+        """The stop string that was met; "" where the indentation ended the text."""
         return self._stop
 
     @property
@@ -161,7 +193,7 @@ class TextStream:
         if not self._stops:
             return self._show(len(self._held))
         met = [
-            (before + at, before + at - len(stop.text), stop.text)
+            (before + at, before + at - (len(stop.text) or 1), stop.text)
             for stop in self._stops
             if (at := stop.feed(new)) is not None
         ]
@@ -176,7 +208,8 @@ class TextStream:
         """End the text: return what was held back, without a character left incomplete."""
         if self.stopped:
             return ""
-        return self._show(len(self._held))
+        begun = (one.begun for one in self._lines if one.text[one.begun :] == "\n")
+        return self._show(len(self._held) - max(begun, default=0))
 
     def _show(self, n: int) -> str:
         out, self._held = self._held[:n], self._held[n:]

@@ -201,7 +201,9 @@ class LlamaVocab:
     def is_eog(self, token: int) -> bool:
         found = self._eog.get(token)
         if found is None:
-            found = bool(ll.llama_vocab_is_eog(self.handle, token))
+            gap = self.gap  # a text that fills one holds no mark of another
+            marked = gap is not None and token in (gap.before, gap.after, gap.gap)
+            found = marked or bool(ll.llama_vocab_is_eog(self.handle, token))
             self._eog[token] = found
         return found
 

@@ -347,6 +347,7 @@ class Conversation:
     def _write(self, rounds: Rounds, first: Row | None) -> EventSteps[FinishReason]:
         """Run rounds until one ends the reply; ``first`` is the row after the prompt."""
         clock, n_ctx = self._clock, self._target.n_ctx
+        most_ms = self._params.most_ms or float("inf")
         reason: FinishReason | None = None
         while reason is None:
             self._go_on()
@@ -359,7 +360,7 @@ class Conversation:
             except ContextFull as full:  # others took what room there was
                 raise _Full(full.message) from None
             first = None
-            taken = self._reply.take(done.tokens)
+            taken = self._reply.take(done.tokens, late=clock.since_read_ms > most_ms)
             reason = taken.reason
             if (over := len(done.tokens) - taken.kept) > 0:
                 yield from rounds.cut_back(len(self._tokens) - over)

@@ -234,9 +234,10 @@ class Engine:
     def infill(
         self, before: str, after: str, others: Sequence[tuple[str, str]], limit: int | None
     ) -> list[int]:
-        """See ``infilled``; ``limit``: tokens that the reply needs, half of the context if None."""
+        """See ``infilled``; ``limit``: tokens that the reply needs, half of the context if None.
+        Short replies have as much room as none: an editor has what it shows later read ahead."""
         n_ctx = self.target.n_ctx
-        room = n_ctx - min(limit or n_ctx // 2, n_ctx // 2)
+        room = n_ctx - max(min(limit or n_ctx, n_ctx // 2), n_ctx // 8)
         return infilled(self.vocab, before, after, others, room=room, near=room // 2)
 
     def render(self, messages: Sequence[Message], params: GenerateParams) -> str:

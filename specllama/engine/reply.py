@@ -40,7 +40,7 @@ class ReplyBuilder:
         self._reader = reader
         self._spelled = params.spelled
         self._thoughts = TextStream()
-        self._stream = TextStream(params.stop)
+        self._stream = TextStream(params.stop, params.repeats, params.indent)
         self.token_ids: list[int] = []
 
     @property
@@ -54,7 +54,7 @@ class ReplyBuilder:
     @property
     def stop(self) -> str | None:
         """The stop string that ended the reply, if one did."""
-        return self._stream.stop
+        return self._stream.stop or None
 
     @property
     def seams(self) -> tuple[str, str] | None:
@@ -74,8 +74,8 @@ class ReplyBuilder:
     def is_stop(self, token: int) -> bool:
         return self._ends and self._vocab.is_eog(token)
 
-    def take(self, tokens: Sequence[int]) -> RoundFate:
-        """Emit tokens in order until one ends the reply."""
+    def take(self, tokens: Sequence[int], *, late: bool = False) -> RoundFate:
+        """Emit tokens in order until one ends the reply; ``late``: so does one that ends a line."""
         text: list[str] = []
         thoughts: list[str] = []
         reader = self._reader
@@ -92,8 +92,10 @@ class ReplyBuilder:
                 unit = reader.spelling.unit(token, special=self._spelled)
                 self._sort(reader.feed(unit), thoughts, text)
             if reason is None and self._stream.stopped:
-                reason = "stop_string"
-            elif reason is None and self.remaining <= 0:
+                reason = "stop_string" if self._stream.stop else "length"
+            elif reason is None and (
+                self.remaining <= 0 or (late and b"\n" in self._vocab.piece(token))
+            ):
                 reason = "length"
             if reason is not None:
                 break

@@ -7,10 +7,12 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
+from specllama.arrays import FloatArray, IntArray
 from specllama.backend.base import Vocab
 from specllama.grammar.guide import Guides
 from specllama.grammar.source import source_of
 from specllama.settings.params import BREAKERS_LIMIT, GenerateParams
+from specllama.speculative.filling import fillers
 from specllama.speculative.sampling import Constraint, SamplerChain
 
 ConstraintMaker = Callable[[GenerateParams], Constraint | None]
@@ -59,7 +61,12 @@ class SamplerChains:
             breakers=breakers,
             constraint=constraint,
             is_end=self._vocab.is_eog,
+            fills=self._fills if sampling.infill else None,
         )
+
+    def _fills(self, ids: IntArray, logits: FloatArray) -> tuple[IntArray, FloatArray]:
+        vocab = self._vocab
+        return fillers(ids, logits, vocab.piece, vocab.is_eog, lambda: min(self._all_eog()))
 
     def read_vocabulary(self) -> None:
         """Read the vocabulary for grammars; this takes some 0.5 s in which no other thread runs."""

@@ -76,15 +76,20 @@ class Choices(Protocol):
     stream_options: StreamOptions | None
 
 
+def n_of(n: int | None, name: str) -> int:
+    """Raises Refusal: ``n`` replies to each prompt are too many, or none."""
+    if n is not None and not 1 <= n <= MOST_REPLIES:
+        raise wrong(name, f"{name} must be from 1 to {MOST_REPLIES}, got {n}")
+    return n or 1
+
+
 def replies_of(body: Choices) -> int:
     """How many replies are wanted to each prompt.
 
     Raises:
         Refusal: too many, or something is asked of a stream, and none is wanted.
     """
-    n = 1 if body.n is None else body.n
-    if not 1 <= n <= MOST_REPLIES:
-        raise wrong("n", f"n must be from 1 to {MOST_REPLIES}, got {n}")
+    n = n_of(body.n, "n")
     if body.stream_options is not None and not body.stream:
         raise wrong("stream_options", "stream_options: they go with stream")
     return n

@@ -47,8 +47,6 @@ REFUSED: Mapping[str, Refused] = {
     "adaptive_target": Refused(_SAMPLER, _is(-1)),
     "tfs_z": Refused(_SAMPLER, _is(1)),
     "min_keep": Refused(_SAMPLER, _below_or_at(1)),
-    "t_max_predict_ms": Refused("a reply ends by its tokens, not by the clock", _below_or_at(0)),
-    "n_indent": Refused(_ENDS, _below_or_at(0)),
     "lora": Refused("adapters are chosen when the server is started: --lora"),
     "image_data": Refused("models here read text only"),
     "grammar_lazy": Refused(_CONSTRAINT),

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from specllama import __version__
-from specllama.server.chat_completions import limit_of
+from specllama.server.chat_completions import limit_of, n_of
 from specllama.server.completions import Given, prompts_of
 from specllama.server.details import ending, picked, progress, settings
 from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply
@@ -33,6 +33,7 @@ class NativeCompletion(Sampling, kw_only=True):
     prompt: Given
     n_predict: int | None = None
     max_tokens: int | None = None
+    n_cmpl: int | None = None
     stream: bool | None = None
     n_probs: int | None = None
     return_tokens: bool | None = None
@@ -92,7 +93,8 @@ def parse(body: NativeCompletion, base: GenerateParams) -> Job:
     most = None if limit is None else max(limit, -1) or 1
     chances = most_chances("n_probs", body.n_probs or None)
     params = params_of(body, base, chances=chances, max_tokens=most)
-    return Job(prompts, params, stream=bool(body.stream), silent=limit == 0)
+    n = n_of(body.n_cmpl, "n_cmpl")
+    return Job(prompts, params, n=n, stream=bool(body.stream), silent=limit == 0)
 
 
 class NativeDialect(Dialect):

@@ -48,6 +48,7 @@ _SAMPLERS_OFF: dict[str, dict[str, Any]] = {
     "top_p": {"top_p": 1.0},
     "min_p": {"min_p": 0.0},
     "xtc": {"xtc_probability": 0.0},
+    "infill": {"infill": False},
     "temperature": {"temperature": 1.0},
 }
 _OTHER_NAMES = {"typical_p": "typ_p", "temp": "temperature", "top-k": "top_k", "top-p": "top_p",
@@ -57,7 +58,8 @@ _LEAST = 2.0**-52  # a share of all probability that the likeliest token alone h
 
 
 class Speculation(msgspec.Struct, kw_only=True):
-    """The field ``specllama`` of every family: how this request is drafted."""
+    """The field ``specllama`` of every family: how this request is drafted, and whether a reply
+    that fills a gap ends before it repeats the text after the gap."""
 
     proposer: str | None = None
     draft_max: int | None = None
@@ -65,6 +67,7 @@ class Speculation(msgspec.Struct, kw_only=True):
     draft_p_min: float | None = None
     verify: str | None = None
     window: str | None = None
+    at_suffix: bool | None = None
 
 
 class TextPart(msgspec.Struct):
@@ -121,8 +124,10 @@ class Sampling(msgspec.Struct, kw_only=True):
     guided_grammar: str | None = None
     guided_regex: str | None = None
     prediction: Prediction | None = None
-    id_slot: int | None = None  # of llama-server, as is cache_prompt
+    id_slot: int | None = None  # of llama-server, like the following
     cache_prompt: bool | None = None
+    n_indent: int | None = None
+    t_max_predict_ms: float | None = None
     specllama: Speculation | None = None
 
 
@@ -194,6 +199,7 @@ def params_of(
         if body.stop is not None:
             stop = [body.stop] if isinstance(body.stop, str) else body.stop
             changes["stop"] = tuple(filter(None, stop))
+        changes.update(indent=body.n_indent or 0, most_ms=max(body.t_max_predict_ms or 0, 0))
         if body.ignore_eos is not None:
             changes["ignore_eos"] = body.ignore_eos
         if body.grammar:
@@ -245,7 +251,7 @@ def chosen(sampling: SamplingParams, names: list[str] | str | None) -> SamplingP
         if name not in _SAMPLERS_OFF and name not in _ALWAYS_OFF:
             raise wrong("samplers", f"samplers: there is no {name[:80]!r}")
     off = [values for name, values in _SAMPLERS_OFF.items() if name not in names]
-    left = replace(sampling, **{k: v for values in off for k, v in values.items()})
+    left = replace(sampling, **{"infill": True, **{k: v for one in off for k, v in one.items()}})
     on = [
         name
         for name in dict.fromkeys(names)

@@ -12,6 +12,7 @@ from typing import Literal
 
 from specllama.engine.bounds import require_parts
 from specllama.engine.host import LoadEngine
+from specllama.engine.infilling import repeated
 from specllama.engine.serving import OnEvent
 from specllama.errors import SpecllamaError, UsageError
 from specllama.interface import EngineInfo, Message, ModelInfo
@@ -195,7 +196,7 @@ class ServedModel:
     async def infilled(
         self, job: Job, before: str, after: str, others: Sequence[tuple[str, str]] = ()
     ) -> Job:
-        """The same for a prompt whose reply fills a gap.
+        """The same for a prompt whose reply fills a gap; it ends before it repeats ``after``.
 
         Raises:
             Refusal: the model fills in none.
@@ -205,7 +206,8 @@ class ServedModel:
             prompt = await self.queue.ask("infill", before, after, others, limit)
         except UsageError as error:
             raise not_offered("a gap", error.message, "suffix") from None
-        return replace(job, prompts=(tuple(prompt),))
+        again = repeated(after) if job.params.at_suffix else ()
+        return replace(job, prompts=(tuple(prompt),), params=job.params.replace(repeats=again))
 
 
 def holdings(info: EngineInfo, options: EngineOptions) -> tuple[int, int]:

@@ -98,7 +98,7 @@ class SamplingParams:
 
     ``temperature == 0`` is greedy. ``top_k == 0``, ``top_p == 1``, ``min_p == 0`` and
     ``typical_p == 1`` switch each off. ``logit_bias`` maps token id to an added logit
-    (-inf forbids the token).
+    (-inf forbids the token). ``infill`` is llama.cpp's sampler for text that fills a gap.
     """
 
     temperature: float = sampler(
@@ -173,6 +173,7 @@ class SamplingParams:
         0.1, "XTC drops only choices above this probability.", within=(0, 1)
     )
     logit_bias: dict[int, float] = field(default_factory=dict)
+    infill: bool = False
 
     def __post_init__(self) -> None:
         check(self)
@@ -206,6 +207,10 @@ class GenerateParams:
         owner: whose conversation it is, by which what it leaves is kept on disk; "" keeps nothing.
         slot: which of an engine's places it takes if that is free; None takes the best.
         prediction: what the reply is expected to be, to draft from; no text depends on it.
+        at_suffix: a reply that fills a gap ends before it repeats the text after the gap;
+            ``repeats`` are the texts by which that shows.
+        indent: a line of the reply that is indented less ends it.
+        most_ms: a reply that takes longer than this ends with the line that it is at; 0 is off.
         ahead: only read the conversation, whose last message is still being typed, as far as it
             stands; see ``Engine.begin``.
     """
@@ -313,6 +318,10 @@ class GenerateParams:
     owner: str = ""
     slot: int | None = None
     prediction: str = ""
+    at_suffix: bool = True
+    repeats: tuple[str, ...] = ()
+    indent: int = 0
+    most_ms: float = 0.0
     ahead: bool = False
 
     def __post_init__(self) -> None:

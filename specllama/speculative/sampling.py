@@ -83,6 +83,7 @@ class SamplerChain:
         constraint: a grammar positioned at the same place, or None.
         is_end: whether a token ends a reply. Where a grammar allows nothing else it is complete,
             and no bias can forbid the end.
+        fills: leaves those of (ids, logits) that may fill a gap, see ``filling``.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class SamplerChain:
         breakers: frozenset[int] = frozenset(),
         constraint: Constraint | None = None,
         is_end: Callable[[int], bool] = lambda token: False,
+        fills: Callable[[IntArray, FloatArray], tuple[IntArray, FloatArray]] | None = None,
     ) -> None:
         self.params = params
         self.seed = seed
@@ -106,6 +108,7 @@ class SamplerChain:
         self.constraint = constraint
         self._breakers = breakers
         self._is_end = is_end
+        self._fills = fills
         # made once: forks share them
         self._biased = np.array([t for t in params.logit_bias if t >= 0], np.int64)
         biases = np.array([b for t, b in params.logit_bias.items() if t >= 0], np.float64)
@@ -123,6 +126,7 @@ class SamplerChain:
             or params.top_p < 1.0
             or params.min_p > 0.0
             or params.xtc_probability > 0.0
+            or fills is not None
         )
         self._dry = params.dry_multiplier > 0.0 and params.dry_penalty_last_n != 0
         self._history = History(tokens) if self._penalties or self._dry else History()
@@ -202,6 +206,8 @@ class SamplerChain:
             self._peaks = None
             return Softmax(peaks, self.params.temperature)
         at, logits = self._truncate(peaks)
+        if self._fills is not None:
+            at, logits = self._fills(at, logits)
         if self.constraint is not None:
             keep = self.constraint.allowed(at)
             if keep.any():
@@ -215,7 +221,7 @@ class SamplerChain:
         ``winner`` to be drawn, as far as the best logit or the cuts decide that. inf for a large
         number."""
         p, peaks = self.params, self._peaks
-        if self.greedy or peaks is None:
+        if self.greedy or peaks is None or self._fills is not None:  # which has no margins
             return self.gap
         if p.top_k != 1 and p.min_p > 0.0 and p.typical_p >= 1.0:
             bar = peaks.top + math.log(p.min_p) - REACH

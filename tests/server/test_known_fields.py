@@ -42,8 +42,6 @@ ASKS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "adaptive_target": (0.5, (-1.0,)),
     "tfs_z": (0.9, (1, 1.0)),
     "min_keep": (3, (0, 1)),
-    "t_max_predict_ms": (500, (-1, 0)),
-    "n_indent": (4, (0,)),
     "lora": ([{"id": 0, "scale": 0.5}], ([],)),
     "image_data": ([{"id": 1, "data": ""}], ([],)),
     "grammar_lazy": (True, (False,)),
@@ -201,7 +199,10 @@ def test_samplers_that_are_left_out_are_off() -> None:
     assert few == SamplingParams(top_p=1.0, min_p=0.0)
     assert params_of(Sampling(samplers=["xtc", "top_k", "temp"]), base).sampling == few
     assert params_of(Sampling(samplers=[]), base).sampling.temperature == 1.0
-    for wrong in (["temperature", "top_k"], ["min_p", "top_p"], ["nothing"], "kt"):
+    editor = params_of(Sampling(samplers=["top_k", "top_p", "infill"]), base).sampling
+    assert (editor.infill, editor.temperature, few.infill) == (True, 1.0, False)
+    after = ["infill", "top_k"]
+    for wrong in (["temperature", "top_k"], ["min_p", "top_p"], after, ["nothing"], "kt"):
         with pytest.raises(Refusal, match="samplers"):
             params_of(Sampling(samplers=wrong), base)
 

@@ -68,12 +68,11 @@ class Serving:
         return out
 
 
-def table(folder: Path, **options: Any) -> LoadEngine:
-    """A target and a draft that agree somewhat, without weights."""
+def table(folder: Path, *, gap: bool = False, **options: Any) -> LoadEngine:
+    """A target and a draft that agree somewhat, without weights; ``gap``: they fill gaps."""
     for name, more in (("target", {}), ("draft", {"agreement": 0.9})):
-        (folder / f"{name}.table").write_text(
-            json.dumps({"sharpness": 3.0, "eog_bias": 2.0, **more}), "utf-8"
-        )
+        told = {"sharpness": 3.0, "eog_bias": 2.0, "gap": gap, **more}
+        (folder / f"{name}.table").write_text(json.dumps(told), "utf-8")
     options = {"parallel": LANES, "n_ctx": 2048, **options}
     return LoadTable(
         str(folder / "target.table"), str(folder / "draft.table"), EngineOptions(**options)

@@ -83,6 +83,21 @@ class FakeVocab:
         return None
 
 
+class GappedVocab(FakeVocab):
+    """A vocabulary with line breaks that marks gaps; marks end a text."""
+
+    gap = Gap(60, 61, 62, 63)  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__(64, "\netaoin shrdlu():=+,cmfwypvbgkqjxz.0123456789_ETAOINSHRDLUCMF")
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        return b"" if token in range(60, 64) and not special else super().piece(token)
+
+    def is_eog(self, token: int) -> bool:
+        return token == _EOG or token in range(60, 64)
+
+
 class FakeTable:
     """Logits as a pure function of the last ``order`` tokens.
 
@@ -400,7 +415,8 @@ def fake_model(n_ctx: int = 512, n_vocab: int = 64, path: str = "fake") -> Model
 class TableFile(msgspec.Struct, forbid_unknown_fields=True):
     """A file ``NAME.table``: the arguments of a ``FakeTable``, as JSON.
 
-    A draft model whose file says how far it agrees is a mixture with its target.
+    A draft model whose file says how far it agrees is a mixture with its target. One with ``gap``
+    fills gaps in texts.
     """
 
     n_vocab: int = 64
@@ -409,6 +425,7 @@ class TableFile(msgspec.Struct, forbid_unknown_fields=True):
     sharpness: float = 3.0
     eog_bias: float = 0.0
     agreement: float = 1.0
+    gap: bool = False
 
     def table(self, of: FakeTable | None = None) -> FakeTable:
         return FakeTable(
@@ -429,7 +446,8 @@ def open_pair(
 
     def opened(path: Path, of: FakeTable | None) -> tuple[FakeTable, Opened]:
         try:
-            table = msgspec.json.decode(path.read_bytes(), type=TableFile).table(of)
+            file = msgspec.json.decode(path.read_bytes(), type=TableFile)
+            table = file.table(of)
         except (OSError, *DAMAGE) as error:
             raise CannotLoad(f"{path.name} is no table: {error}") from None
         pool = FakePool(
@@ -439,7 +457,8 @@ def open_pair(
         info = fake_model(n_ctx, table.n_vocab, str(path))
         # kept on disk where a test says so: others share a folder
         key = "" if options.kv_disk in ("auto", "off") else path.stem
-        return table, Opened(pool, FakeVocab(table.n_vocab), info, key)
+        vocab = GappedVocab() if file.gap else FakeVocab(table.n_vocab)
+        return table, Opened(pool, vocab, info, key)
 
     table, first = opened(target, None)
     return OpenedPair(

@@ -287,12 +287,13 @@ def _infill(server: Any, name: str) -> Row:
         "n_predict": 12,
         "temperature": 0,
     }
-    said = {}
-    for proposer in ("none", "auto"):
-        answer = server.post("/infill", {**body, "specllama": {"proposer": proposer}})
-        said[proposer] = answer.json()["content"] if answer.status_code == 200 else answer.text
-    ok = "a + b" in said["none"]
-    same = "the same text" if said["none"] == said["auto"] else "two texts"
+    said, ways = {}, {"none": {}, "auto": {}, "draft": {"window": "fixed"}}
+    for proposer in ("none", "auto", *(["draft"] if MODELS[name].draft else [])):
+        asked = {**body, "specllama": {"proposer": proposer, **ways[proposer]}}
+        told = server.post("/infill", asked).json()
+        said[proposer] = told["content"]
+    ok = "a + b" in said["none"] and (proposer == "auto" or told["timings"]["draft_n"] > 0)
+    same = "the same text" if len({*said.values()}) == 1 else "two texts"
     return Row(name, "infill", ok, f"{same}: {said['none'].strip()[:40]!r}", said)
 
 

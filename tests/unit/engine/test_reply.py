@@ -148,3 +148,43 @@ def test_how_rounds_cut_the_tokens_does_not_matter(
     assert parts.text == whole.text
     for s in params.stop:
         assert s not in whole.text
+
+
+CODE = b"x)\n    a = 1\n\n    return total\n"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 50])
+@pytest.mark.parametrize(
+    ("fields", "text", "reason"),
+    [
+        ({"indent": 4}, "x)\n    a = 1\n", "length"),
+        ({"indent": 5}, "x)\n    ", "length"),
+        ({"indent": 0}, CODE.decode(), "stop_token"),
+        ({"repeats": ("\n    return total\n",)}, "x)\n    a = 1\n", "stop_string"),
+        ({"repeats": ("\n\n    return total\n", "\n    return total\n")}, "x)\n    a = 1",
+         "stop_string"),
+        ({"repeats": (")\n    a = 1\n",), "indent": 4}, "x", "stop_string"),
+        ({"repeats": ("\n    return tot\n",)}, CODE.decode(), "stop_token"),
+        ({"stop": (" = ",), "indent": 5}, "x)\n    ", "length"),
+    ],
+)  # fmt: skip
+def test_what_fills_a_gap_ends_by_itself(
+    size: int, fields: dict[str, Any], text: str, reason: str
+) -> None:
+    pieces = [CODE[i : i + size] for i in range(0, len(CODE), size)]
+    r = reply(*pieces, **fields)
+    taken = r.take([*range(1, len(pieces) + 1), 0])
+    assert (taken.text + r.finish(taken.reason)[1], taken.reason) == (text, reason)
+
+
+def test_a_repeated_line_without_its_break_is_left_out_at_the_end() -> None:
+    r = reply(b"x", b"\n    return total", repeats=("\n    return total\n",))
+    taken = r.take([1, 2, 0])
+    assert (taken.text, r.finish(taken.reason)[1]) == ("x", "")
+
+
+def test_when_time_is_up_the_reply_ends_with_its_line() -> None:
+    r = reply(b"a", b":\n  ")
+    assert r.take([1, 2, 1], late=False).kept == 3
+    taken = r.take([1, 2, 1], late=True)
+    assert (taken.kept, taken.reason, r.text) == (2, "length", "a:\n  aa:\n  ")
