@@ -45,7 +45,8 @@ def test_defaults_are_those_of_the_parameters() -> None:
     assert settings.engine_options() == EngineOptions()
     params = settings.generate_params()
     assert params.replace(from_card=()) == GenerateParams()
-    assert len(params.from_card) == len(dataclasses.fields(SamplingParams)) - 1  # no logit bias
+    # no logit bias, and no sampler that only requests name
+    assert len(params.from_card) == len(dataclasses.fields(SamplingParams)) - 2
 
 
 def test_every_field_that_should_be_is_a_setting() -> None:
@@ -55,7 +56,7 @@ def test_every_field_that_should_be_is_a_setting() -> None:
         ("place", PlaceOptions, set()),
         ("cpu", CpuOptions, set()),
         ("rope", RopeOptions, set()),
-        ("sampling", SamplingParams, {"logit_bias"}),
+        ("sampling", SamplingParams, {"logit_bias", "infill"}),
         (
             "generate",
             GenerateParams,
@@ -73,6 +74,10 @@ def test_every_field_that_should_be_is_a_setting() -> None:
                 "slot",
                 "ahead",
                 "prediction",
+                "at_suffix",
+                "repeats",
+                "indent",
+                "most_ms",
             },
         ),
     ):
