@@ -151,8 +151,8 @@ class TextStream:
         if any(not stop for stop in stops):
             raise ValueError("a stop string must not be empty")
         self._lines = [_Stop(line) for line in lines]
-        indents = [_Outdent(indent)] if indent > 0 else []
-        self._stops = (*map(_Stop, dict.fromkeys(stops)), *self._lines, *indents)
+        self._stops: list[_Stop | _Outdent] = [_Outdent(indent)] if indent > 0 else []
+        self._stops += [*map(_Stop, dict.fromkeys(stops)), *self._lines]
         self._utf8 = Utf8Stream()
         self._held = ""
         self._shown: list[str] = []
