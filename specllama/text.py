@@ -108,7 +108,7 @@ class _Stop:
 
 
 class _Outdent:
-    """Finds a line that is indented by fewer than ``least`` blanks or tabs; see ``_Stop``.
+    """Finder of a line that is indented by fewer than ``least`` blanks or tabs; see ``_Stop``.
 
     The first line goes on from another text. An empty line is indented by none.
     """

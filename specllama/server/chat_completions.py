@@ -77,7 +77,11 @@ class Choices(Protocol):
 
 
 def n_of(n: int | None, name: str) -> int:
-    """Raises Refusal: ``n`` replies to each prompt are too many, or none."""
+    """Return how many replies to each prompt are wanted.
+
+    Raises:
+        Refusal: too many, or none.
+    """
     if n is not None and not 1 <= n <= MOST_REPLIES:
         raise wrong(name, f"{name} must be from 1 to {MOST_REPLIES}, got {n}")
     return n or 1
