@@ -50,7 +50,7 @@ def _ended(text: str) -> int:
 
 
 def _shown(segments: Sequence[Segment], hidden: Mapping[str, str]) -> list[Segment]:
-    """Put back the hidden texts in place of their numbers, each as content."""
+    """Put back the texts that numbers stand for, each as a content."""
     if not hidden:
         return list(segments)
     numbers = re.compile(f"({'|'.join(map(re.escape, hidden))})")
@@ -215,10 +215,8 @@ class Prompting:
         return replace(rendered, segments=_shown(rendered.segments, hidden), before=before), why
 
     def _hidden(self, variables: dict[str, object]) -> tuple[dict[str, object], dict[str, str]]:
-        """Put numbers in place of the control tokens that tools hold, and return their texts, too.
-
-        Words of people must not become tokens in the template's text.
-        """
+        """Put numbers for the control tokens that tools hold, and return their texts as well: what
+        people wrote must not become tokens in the template's text."""
         text, hidden, number = json.dumps(variables.get("tools")), {}, secrets.randbelow(10**18)
         for i, special in enumerate(self.vocab.specials if "tools" in variables else ()):
             if special.control and (written := json.dumps(special.text)[1:-1]) in text:

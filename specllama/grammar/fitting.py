@@ -33,7 +33,7 @@ _SIDES: dict[str, Callable[[Any, Any], bool]] = {"min": operator.ge, "max": oper
 
 
 def at(root: Any, pointer: Any) -> Any:
-    """Return what a reference leads to within its document; None if that is elsewhere."""
+    """Return the target of a reference within a document; None if it leads elsewhere."""
     found = root
     if not isinstance(pointer, str) or not pointer.startswith("#"):
         return None
@@ -61,8 +61,6 @@ def fits(value: Any, schema: Any, root: Any = None) -> bool:
         left -= 1
         if not isinstance(schema, dict) or left < 0:
             return schema is not False
-        if value is None and schema.get("nullable") is True:  # of OpenAPI
-            return True
         known, others = schema.get("properties"), schema.get("additionalProperties")
         known = known if isinstance(known, dict) else {}
         others = None if "patternProperties" in schema else others
@@ -84,7 +82,7 @@ def fits(value: Any, schema: Any, root: Any = None) -> bool:
 
 
 def _fits_alone(value: Any, schema: dict[str, Any]) -> bool:
-    """True if nothing in a schema speaks against a value, its members and items apart."""
+    """True if it fits without regard to what is in it."""
     named = schema.get("type")
     kinds = [_KINDS[one] for one in (*_list(named), str(named)) if str(one) in _KINDS]
     listed = [schema["const"]] if "const" in schema else _list(schema.get("enum"))

@@ -114,7 +114,7 @@ def _json(text: str) -> str:
 
 
 def schemas(root: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a schema and all schemas in it, each with its place."""
+    """Yield a schema and all that are in it, each with its place."""
     todo = [("", root)]
     for path, schema in todo:
         if not isinstance(schema, dict):
@@ -148,7 +148,7 @@ def _bound(schema: dict[str, Any]) -> None:
 
 
 def _place(schema: Any, why: str) -> str:
-    """Return the place of the refused keyword, as far as the reason names it."""
+    """Return the place of what is refused, as far as the reason names it."""
     words = set(re.findall(r"[\w$]+", why))
     for path, part in schemas(schema):
         for key, value in part.items():

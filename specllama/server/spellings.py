@@ -72,7 +72,7 @@ _CLOSERS, _CLOSED_BY = {"{": "}", "[": "]"}, {"}": "}", "]": "]", ")": "}}"}
 
 
 def _plain(text: str) -> str:
-    """Text as marks are compared: DeepSeek writes them with other characters."""
+    """Return text as marks are compared: DeepSeek writes them with other characters."""
     return text.translate({0xFF5C: "|", 0x2581: "_"}).lower()
 
 
@@ -128,12 +128,12 @@ class CallScanner:
         self.begun = self._fenced = False
 
     def closing(self, at: int) -> int:
-        """The end of a mark that ends calls and stands there; 0: there is none."""
+        """Return the end of a mark that ends calls and stands there; 0: there is none."""
         mark = self._mark(at)
         return at + len(mark) if _CLOSES.match(mark) else 0
 
     def unit(self, at: int, *, bare: bool = True) -> tuple[list[Call], int]:
-        """The calls in one wrapper, or side by side without any, and where they end.
+        """Read the calls in one wrapper, or side by side without any; returns their end as well.
 
         Args:
             bare: they may stand without a mark.
@@ -183,7 +183,7 @@ class CallScanner:
         return calls, end
 
     def _piece(self, at: int, *, marked: bool, bare: bool) -> tuple[list[Call], int]:
-        """One object, list, or name with its arguments."""
+        """Read one object, list, or name with its arguments."""
         self._partial(at, _IN_MARKS if marked else _STARTS)
         head = self.text[at]
         if head in "{[" and (marked or bare):
@@ -235,7 +235,7 @@ class CallScanner:
         return mark if mark in _KNOWN else ""
 
     def _partial(self, at: int, wholes: Iterable[str]) -> None:
-        """Raises TooShort: the text ends, and one of these may have begun."""
+        """Raise TooShort if the text ends, and one of these may have begun."""
         tail = _plain(self.text[at : at + 40])
         ends = len(self.text) - at <= 40 and not self._closed
         if ends and any(whole != tail and whole.startswith(tail) for whole in wholes):
@@ -243,7 +243,7 @@ class CallScanner:
             raise TooShort
 
     def _name(self, written: str, *, whole: bool = True) -> str:
-        """The offered tool that is meant, or one whose name begins so."""
+        """Return the offered tool that is meant, or one whose name begins so."""
         short = written.removeprefix("functions.")
         for name in (written, short, re.sub(r":\d*\Z", "", short)):
             if name in self._tools or (not whole and any(t.startswith(name) for t in self._tools)):
@@ -253,7 +253,7 @@ class CallScanner:
         raise NoCall
 
     def _value(self, tool: str, key: str, text: str) -> Any:
-        """JSON, unless the schema asks for a text or it is none."""
+        """Read a value between tags: JSON, unless the schema asks for a text or it is none."""
         schema = self._tools[tool].get("properties", {}).get(key)
         plain = isinstance(schema, dict) and schema.get("type") == "string"
         with suppress(NoCall):
@@ -262,7 +262,7 @@ class CallScanner:
         return text
 
     def _meant(self, value: Any) -> list[Call]:
-        """The calls that a value stands for: itself, or what it wraps."""
+        """Return the calls that a value stands for: itself, or what it wraps."""
         if isinstance(value, list) and value:
             return [call for one in value for call in self._meant(one)]
         if not isinstance(value, dict):
@@ -289,7 +289,7 @@ class CallScanner:
             raise NoCall from None
 
     def _json(self, at: int, *, arguments: bool = False) -> tuple[Any, int]:
-        """The value that begins there, in JSON or nearly so, and where it ends.
+        """Read the value that begins there, in JSON or nearly so; returns its end as well.
 
         Args:
             arguments: it is those of a call, rather than one.
@@ -354,7 +354,7 @@ class CallScanner:
         return _decoded("".join(out)), at
 
     def _member(self, written: Any, key: str, *, at_key: bool, whole: bool = True) -> None:
-        """Raises NoCall: no call has a member of this name, or of this value."""
+        """Raise NoCall if no call has a member of this name, or of this value."""
         if at_key:
             self.begun |= bool(written)
             fine = any(one == written if whole else one.startswith(written) for one in _KEYS)
@@ -367,7 +367,7 @@ class CallScanner:
             raise NoCall
 
     def _unfinished(self, at: int, key: str, *, of_call: bool, at_key: bool) -> NoReturn:
-        """Raises NoCall, TooShort: what may go on there can belong to no call, or may."""
+        """Raise NoCall or TooShort: what goes on there can belong to no call, or may."""
         rest = self.text[at:]
         quotes = next((one for one in _QUOTES if rest.startswith(one)), "")
         word = rest and not quotes
@@ -384,7 +384,7 @@ class CallScanner:
 
 
 def _strict(token: re.Match[str], *, key: bool) -> str:
-    """A string or a word as JSON writes it."""
+    """Write a string or a word as JSON does."""
     if token["word"] or token["raw"] is not None:
         word = token["word"] or ""
         if word and not key:

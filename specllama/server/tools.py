@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -54,8 +54,8 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What a request may call: ``choice`` is "auto", "any", or the name of one tool; ``parallel``:
-    several in one reply."""
+    """Tools that a request may call: ``choice`` is "auto", "any", or the name of one of them;
+    ``parallel``: several in one reply."""
 
     tools: tuple[Tool, ...]
     choice: str = "auto"
@@ -74,7 +74,7 @@ class ToolUse:
 def tool_use(
     tools: Sequence[Tool], choice: str | None, *, parallel: bool | None = None
 ) -> ToolUse | None:
-    """None where there is nothing to call.
+    """Return what may be called; None if there is nothing.
 
     Raises:
         Refusal: a name is none, or the chosen tool is not there.
@@ -106,7 +106,7 @@ def tool_use(
 
 
 def allowed(tools: Sequence[Tool], names: Sequence[str]) -> list[Tool]:
-    """Those of the tools that a choice lets the model call.
+    """Return those of the tools that a choice lets the model call.
 
     Raises:
         Refusal: one is not there.
@@ -118,62 +118,42 @@ def allowed(tools: Sequence[Tool], names: Sequence[str]) -> list[Tool]:
     return [tool for tool in tools if tool.name in names]
 
 
+def _described(tool: Tool) -> dict[str, Any]:
+    return {"name": tool.name, "description": tool.description, "parameters": tool.schema}
+
+
 def given(use: ToolUse) -> str:
-    """The tools as a variable of the chat template (see ``GenerateParams.template_args``)."""
-    tools = [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": tool.schema,
-            },
-        }
-        for tool in use.tools
-    ]
+    """Write the tools as a variable of the chat template (``GenerateParams.template_args``)."""
+    tools = [{"type": "function", "function": _described(tool)} for tool in use.tools]
     return f"tools={msgspec.json.encode(tools).decode()}"
 
 
-def _xml(name: str, arguments: dict[str, str]) -> str:
-    values = [f"<parameter={key}>\n{text}\n</parameter>" for key, text in arguments.items()]
-    return "\n".join([_OPENING, f"<function={name}>", *values, "</function>", CLOSING])
-
-
-def _glm(name: str, arguments: dict[str, str]) -> str:
-    values = [
-        f"<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>"
-        for key, text in arguments.items()
-    ]
-    return "\n".join([f"{_OPENING}{name}", *values, CLOSING])
-
-
-def _minimax(name: str, arguments: dict[str, str]) -> str:
-    values = [f'<parameter name="{key}">{text}</parameter>' for key, text in arguments.items()]
-    call = [f'<invoke name="{name}">', *values, "</invoke>"]
-    return "\n".join(["<minimax:tool_call>", *call, "</minimax:tool_call>"])
-
-
-_SPELLED: dict[str, Callable[[str, dict[str, str]], str]] = {
-    "xml": _xml,
-    "glm": _glm,
-    "minimax": _minimax,
-}
+# of a call: its beginning, each of its values, its end
+_SPELLED = {
+    "xml": ("<tool_call>\n<function={}>\n", "<parameter={}>\n{}\n</parameter>\n",
+            "</function>\n</tool_call>"),
+    "glm": ("<tool_call>{}\n", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
+            "</tool_call>"),
+    "minimax": ('<minimax:tool_call>\n<invoke name="{}">\n',
+                '<parameter name="{}">{}</parameter>\n', "</invoke>\n</minimax:tool_call>"),
+}  # fmt: skip
 
 
 def respelled(message: Message, syntax: ToolSyntax) -> Message:
-    """With its calls as the model itself writes them, where text can say that."""
-    spelled = _SPELLED.get(syntax)
-    if message.role != "assistant" or spelled is None:
+    """Write its calls as the model itself does, where text can say that."""
+    if message.role != "assistant" or syntax not in _SPELLED:
         return message
+    begin, value, end = _SPELLED[syntax]
 
     def respell(found: re.Match[str]) -> str:
         try:
             call = msgspec.json.decode(found[1])
-            arguments = {
-                name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
-                for name, value in call["arguments"].items()
+            texts = {
+                key: one if isinstance(one, str) else msgspec.json.encode(one).decode()
+                for key, one in call["arguments"].items()
             }
-            return spelled(call["name"], arguments)
+            values = [value.format(*one) for one in texts.items()]
+            return "".join((begin.format(call["name"]), *values, end))
         except (msgspec.DecodeError, KeyError, TypeError, AttributeError, RecursionError):
             return found[0]
 
@@ -181,13 +161,8 @@ def respelled(message: Message, syntax: ToolSyntax) -> Message:
 
 
 def told(messages: Sequence[Message], use: ToolUse) -> list[Message]:
-    """The conversation with what the model has to know of its tools in front."""
-    lines = [
-        msgspec.json.encode(
-            {"name": tool.name, "description": tool.description, "parameters": tool.schema}
-        ).decode()
-        for tool in use.tools
-    ]
+    """Put in front of the conversation what the model has to know of its tools."""
+    lines = [msgspec.json.encode(_described(tool)).decode() for tool in use.tools]
     text = "\n".join(
         [
             "These tools can be called, each described by a line of JSON:",
@@ -203,15 +178,9 @@ def told(messages: Sequence[Message], use: ToolUse) -> list[Message]:
 
 
 def call_text(calls: Sequence[Call]) -> str:
-    """Calls of an earlier turn, as the model wrote them."""
+    """Write calls of an earlier turn as the model did."""
     return "\n".join(
-        "\n".join(
-            (
-                _OPENING,
-                f'{{"name": "{call.name}", "arguments": {call.arguments or "{}"}}}',
-                CLOSING,
-            )
-        )
+        f'{_OPENING}\n{{"name": "{call.name}", "arguments": {call.arguments or "{}"}}}\n{CLOSING}'
         for call in calls
     )
 
@@ -221,7 +190,7 @@ def result_text(content: str) -> str:
 
 
 def bound(params: GenerateParams, use: ToolUse) -> GenerateParams:
-    """The parameters of a request that has to call.
+    """Bind the parameters of a request that has to call.
 
     Raises:
         UsageError: the schema of a tool cannot be enforced.
@@ -247,7 +216,7 @@ def bound(params: GenerateParams, use: ToolUse) -> GenerateParams:
 
 
 def _rooted(tool: Tool, form: str) -> dict[str, Any]:
-    """Its schema for a place in another one, where its references lead on to its own parts, and
+    """Move its schema into another one, where its references lead on to its own parts, and
     objects have no members but those that it names, unless it says more of them."""
     schema = deepcopy(tool.schema)
     merged = any("allOf" in part for _, part in schemas(schema))
@@ -265,7 +234,7 @@ def _rooted(tool: Tool, form: str) -> dict[str, Any]:
 def equipped(
     messages: Sequence[Message], params: GenerateParams, use: ToolUse, syntax: ToolSyntax
 ) -> tuple[list[Message], GenerateParams]:
-    """A conversation and its parameters for a model that may call, or has to.
+    """Prepare a conversation and its parameters for a model that may call, or has to.
 
     Args:
         syntax: of calls in the model's template, which is given the tools then.
@@ -281,7 +250,7 @@ def equipped(
 
 
 class ToolReader:
-    """Tells the calls in a text from what is to be shown.
+    """Reader that tells the calls in a text from what is to be shown.
 
     Text is held back from where a call may begin, for as long as what follows can become one.
     """
@@ -296,7 +265,7 @@ class ToolReader:
         self.calls: list[Call] = []
 
     def feed(self, text: str) -> str:
-        """More text; what of it is certainly none of a call."""
+        """Take more text, and return what of it is certainly none of a call."""
         self._held += text
         # of what is long, only ends of values are looked at
         if self._use.forced or (len(self._held) > _LONG and not _ENDS.search(text)):
@@ -304,7 +273,7 @@ class ToolReader:
         return self._settled()
 
     def finish(self, reason: FinishReason = "stop_token", stop: str | None = None) -> str:
-        """What was held back and is text.
+        """Return what was held back and is text.
 
         Args:
             reason: why the reply ended. A call that was cut is none, and is not shown either.
@@ -324,7 +293,7 @@ class ToolReader:
         return rest.rstrip() if self.calls else rest
 
     def _settled(self, *, over: bool = False, closed: bool = False) -> str:
-        """What of the text that is held can be shown; the rest stays held."""
+        """Return what of the held text can be shown; the rest stays held."""
         shown, end = "", 0
         while end >= 0:
             scanner = CallScanner(self._held, self._tools, over=over, closed=closed)
@@ -340,7 +309,7 @@ class ToolReader:
         return shown
 
     def _next(self, scanner: CallScanner) -> tuple[int, int]:
-        """Where the next call begins, and where it ends; -1: nothing from there on is settled."""
+        """Find the beginning and the end of the next call; -1: nothing from there on is settled."""
         text, at = scanner.text, 0
         while found := _START.search(text, at):
             line = found["line"] is not None and (found.start() > 0 or not self._last)
