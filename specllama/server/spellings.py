@@ -385,14 +385,13 @@ class CallScanner:
 
 def _strict(token: re.Match[str], *, key: bool) -> str:
     """Write a string or a word as JSON does."""
-    if token["word"] or token["raw"] is not None:
-        word = token["word"] or ""
-        if word and not key:
-            return _LITERALS.get(word, word)
-        return json.dumps(word or token["raw"])
-    body = next(text for name in "abc" if (text := token[name]) is not None)
+    kind = token.lastgroup or ""
+    if kind == "word" and not key:
+        return _LITERALS.get(token[kind], token[kind])
+    if kind in ("word", "raw"):
+        return json.dumps(token[kind])
     # an escape that JSON does not know has two meanings, and so makes it no call
-    return f'"{_ESCAPE.sub(lambda one: _ESCAPES.get(one[0], one[0]), body)}"'
+    return f'"{_ESCAPE.sub(lambda one: _ESCAPES.get(one[0], one[0]), token[kind])}"'
 
 
 def _decoded(text: str) -> Any:
