@@ -223,9 +223,9 @@ def _rooted(tool: Tool, form: str) -> dict[str, Any]:
     for path, part in schemas(schema):
         named, needed = part.get("properties"), part.get("required", [])
         alone = not (merged or path.endswith("]") or part.keys() & _OPEN)
-        plain = isinstance(named, dict) and isinstance(needed, list)
-        if alone and plain and all(str(key) in named for key in needed):
-            part["additionalProperties"] = False
+        if alone and isinstance(named, dict) and isinstance(needed, list):
+            every = all(str(key) in named for key in needed)
+            part.update({"additionalProperties": False} if every else {})
         if isinstance(leads := part.get("$ref"), str) and leads.startswith("#"):
             part["$ref"] = f"#{form}/properties/arguments{leads[1:]}"
     return {**schema, PLACE: f"{tool.place or tool.name}.parameters"}
