@@ -20,7 +20,7 @@ from specllama.grammar.fitting import fits
 
 CLOSING = "</tool_call>"
 _WORDS = """tool tools tool_call tool_calls toolcall toolcalls tool_use tool_code function functions
-    function_call function_calls functioncall call calls python_tag action plugin
+    function_call function_calls functioncall call calls python_tag action plugin invoke
     minimax:tool_call tool_calls_section"""
 _FORMS = """<{}> </{}> [{}] [/{}] <|{}|> <|/{}|> </|{}|> <|{}> <{}|>
     <|{}_start|> <|{}_begin|> <|{}_end|> <|start_{}|> <|end_{}|>"""
@@ -34,7 +34,9 @@ _INFO = re.compile(r"[^\n`~{\[<(]{0,80}")
 _SPACE, _GAP, _STRAY = map(re.compile, (r"\s*", r"[\s,;]*", r"(?:[\s,;]*[}\]])*"))
 
 # what stands in front of a name, and between it and its arguments
-_LEADS = ("<function=", '<invoke name="', "call:", "function<｜tool▁sep｜>", "functions.")
+_TAGGED = ("function", "invoke", "tool", "tool_call", "function_call")
+_TAG_LEADS = tuple(f"<{word}{sign}" for word in _TAGGED for sign in ("=", ' name="'))
+_LEADS = (*_TAG_LEADS, "call:", "function<｜tool▁sep｜>", "functions.")
 _LEAD = re.compile("|".join(map(re.escape, _LEADS)))
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]*")
 _JOINS = ("[CALL_ID]", "[ARGS]", "<|tool_call_argument_begin|>", "<｜tool▁sep｜>", "```", '">')
@@ -45,8 +47,8 @@ _TAG = re.compile(
     r"|<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>)",
     re.DOTALL,
 )
-_TAGS_END = re.compile(r"\s*(?:</function>|</invoke>|(?=</[\w:]*tool_call>))")
-_TAGS = ("<parameter", "<arg_key>", "</function>", "</invoke>", CLOSING, "</minimax:tool_call>")
+_TAGS_END = re.compile(rf"\s*(?=</(?:\w+:)?(?:{'|'.join(_TAGGED)})>)")
+_TAGS = ("<parameter", "<arg_key>", *(f"</{word}>" for word in (*_TAGGED, "minimax:tool_call")))
 
 _NAMES = ("name", "function", "tool", "tool_name", "function_name", "recipient_name", "action")
 _ARGUMENTS = ("arguments", "parameters", "input", "args", "params", "kwargs", "tool_input",
@@ -77,7 +79,7 @@ def _plain(text: str) -> str:
 
 
 # what may have begun where a text ends: before calls, in marks, between a name and its arguments
-_STARTS = (*_MARKS, *_LEADS[:2], "```", "~~~")
+_STARTS = (*_MARKS, *_TAG_LEADS, "```", "~~~")
 _IN_MARKS, _BETWEEN = (*_STARTS, *map(_plain, _LEADS)), (*map(_plain, _JOINS), *_TAGS)
 _KNOWN = frozenset(_MARKS)
 

@@ -74,6 +74,12 @@ SAME: list[tuple[str, list[Any]]] = [
         '"parameters": {"path": "a.txt"}}]<|END_ACTION|>',
         [a],
     ),
+    *(
+        (f'<{tag} name="read_file">{{"path": "a.txt"}}</{tag}>', [a])
+        for tag in ("tool", "function", "invoke", "function_call")
+    ),
+    ('<tool name="read_file"><parameter name="path">a.txt</parameter></tool>', [a]),
+    ('<invoke name="clock"></invoke>', [("clock", {})]),
     # braces
     *((text, [a]) for text in (f"{{{A}}}", f"{{{A}", f"{A}}}", A[:-1], A[:-2])),
     (A.replace("{", "{{").replace("}", "}}"), [a]),
