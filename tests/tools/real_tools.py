@@ -53,7 +53,10 @@ MANY = (
     tool("convert_money", "Convert an amount of money.", "amount:number source target"),
     tool("set_timer", "Start a timer.", "minutes:integer", "label"),
 )
-WORDS = ("size", "owner", "age", "kind", "place", "host", "port", "user", "group", "mode")
+WORDS = (
+    *("size", "owner", "age", "kind", "place", "host", "port", "user", "group", "mode"),
+    *("name", "date", "state", "color", "price"),
+)  # so many that the forty take 10,000 tokens
 FILLER = " ".join(
     f"Case {i}: state the {word} before the call, and repeat nothing that was done."
     for i, word in enumerate(WORDS)
