@@ -36,8 +36,8 @@ _EARLIER = re.compile(  # a call of an earlier turn; none is looked for behind a
 _TOOLS = 1024  # of one request
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _NAMES_HOLD = "it has 1 to 128 letters, digits and _ . : / -"
-# where a call may begin: a mark anywhere, the rest in front of a line
-_START = re.compile(r"(?:(?<=\n)|\A)[ \t]*(?P<line>[{`~\[<\w])|[<\[]")
+# where a call may begin: a mark or a fence anywhere, the rest in front of a line
+_START = re.compile(r"(?:(?<=\n)|\A)[ \t]*(?P<line>[{`~\[<\w])|[<\[]|`")
 _INSIDE = ("{", "[", "(", ",", "}")  # a line behind these goes on with something that is no call
 _OPEN = {"additionalProperties", "patternProperties", "anyOf", "oneOf", "$ref"}
 _LOOK = 200  # characters before a line
@@ -320,8 +320,8 @@ class ToolReader:
                 continue
             before = text[max(at - _LOOK, 0) : at].rstrip()[-1:] or self._last
             try:
-                bare = line and not self._in_code and before not in _INSIDE
-                calls, end = scanner.unit(at, bare=bare)
+                bare = not self._in_code and before not in _INSIDE
+                calls, end = scanner.unit(at, bare=bare and (line or text[at] == "`"))
                 self.calls += calls
                 if not self._use.parallel:
                     del self.calls[1:]

@@ -123,6 +123,8 @@ AROUND = [
     (f"```json\n{A}\n```\nThat is it.", "That is it.", [a]),
     (f"So:\n```json\n{A}\n```\nand\n```json\n{B}\n```\nDone.", "So:\nand\nDone.", [a, b]),
     (f"Look.\n{A}", "Look.", [a]),
+    (f"Call: ```json\n{A}\n``` Done.", "Call: Done.", [a]),
+    (f"I use ```{A}``` and ```{B}```.", "I use and.", [a, b]),
     (f"{A}\nThat is it.", "That is it.", [a]),
     (f"Now <tool_call>{A}</tool_call> it runs.", "Now it runs.", [a]),
     (f"```python\nprint(1)\n```\n{A}", "```python\nprint(1)\n```", [a]),
