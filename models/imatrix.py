@@ -33,8 +33,9 @@ def read_imatrix(path: Path, model: GgufHeader) -> dict[str, Floats]:
         experts = of.shape[2] if len(of.shape) > 2 else 1
         if sums.size != of.shape[0] * experts or counts.size != experts:
             raise UsageError(f"{path.name} is of another model: {of.name} has other inputs")
-        sums, counts = sums.reshape(experts, -1), counts.reshape(experts, 1)
-        found[of.name] = np.where(counts > 0, sums / np.maximum(counts, 1), 1).astype(np.float32)
+        seen = counts.reshape(experts, 1)
+        means = sums.reshape(experts, -1) / np.maximum(seen, 1)
+        found[of.name] = np.where(seen > 0, means, 1).astype(np.float32)
     if not found:
         raise UsageError(f"{path.name} names no matrix of {model.path.name}")
     return found

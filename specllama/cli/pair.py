@@ -96,11 +96,11 @@ def command(
     if not as_json:
         _show_ways(ways)
     if drafts and not any(finding.fits for finding in findings):
-        first = findings[0] if findings else None
+        alone = findings[0] if len(findings) == 1 else None
         raise PairIncompatible(
             f"no draft fits {target}"
-            if first is None or len(findings) > 1
-            else f"{first.candidate.ref} cannot draft for {target}: {first.reason}",
+            if alone is None
+            else f"{alone.candidate.ref} cannot draft for {target}: {alone.reason}",
             "to see which drafts do: specllama pair " + target,
         )
 
