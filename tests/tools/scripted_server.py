@@ -155,11 +155,12 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8485)
     parser.add_argument("--alias", default="scripted")
     parser.add_argument("--queue", type=int, default=64)
+    parser.add_argument("--ctx-size", type=int, default=CONTEXT)
     parser.add_argument("--key", action="append", default=[])
     parser.add_argument("--record", type=Path)
     given = parser.parse_args()
     rules = tuple(Rule(**rule) for rule in json.loads(given.script.read_text("utf-8")))
-    queue = RequestQueue(EngineHost(Rules(rules)), given.alias, lanes=1, most=given.queue)
+    queue = RequestQueue(EngineHost(Rules(rules, given.ctx_size)), given.alias, lanes=1, most=given.queue)
     service = Service(
         Models([ServedModel(queue)]),
         Access(keys=tuple(given.key)),
