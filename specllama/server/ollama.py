@@ -181,8 +181,9 @@ class OllamaDialect(Dialect):
         line = self._line(text, thought, **self._end(reply))
         if reply.calls:
             line["message"]["tool_calls"] = [
-                {"function": {"name": c.name, "arguments": msgspec.json.decode(c.arguments)}}
-                for c in reply.calls
+                {"id": c.id, "function": {"index": i, "name": c.name, "arguments": given}}
+                for i, c in enumerate(reply.calls)
+                for given in [msgspec.json.decode(c.arguments)]
             ]
         return line
 

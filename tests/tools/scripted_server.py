@@ -160,7 +160,8 @@ def main() -> None:
     parser.add_argument("--record", type=Path)
     given = parser.parse_args()
     rules = tuple(Rule(**rule) for rule in json.loads(given.script.read_text("utf-8")))
-    queue = RequestQueue(EngineHost(Rules(rules, given.ctx_size)), given.alias, lanes=1, most=given.queue)
+    host = EngineHost(Rules(rules, given.ctx_size))
+    queue = RequestQueue(host, given.alias, lanes=1, most=given.queue)
     service = Service(
         Models([ServedModel(queue)]),
         Access(keys=tuple(given.key)),
