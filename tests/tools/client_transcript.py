@@ -2,10 +2,9 @@
 
     python tests/tools/client_transcript.py EXCHANGES.jsonl CLIENT VERSION DATE --ours TEXT …
 
-EXCHANGES has a line of JSON for each request of a client to `scripted_server.py`: method, path,
-headers, body and answer as texts, status. What stays: the order, names of fields and tools, kinds,
-ids, sizes, and texts named by `--ours`. Any other text becomes its length and a digest, so that
-equal texts stay equal; `tests/support/client_sessions.py` fills them up again.
+EXCHANGES is what `scripted_server.py --record` wrote. What stays: the order, names of fields and
+tools, kinds, ids, sizes, and texts named by `--ours`. Any other text becomes its length and a
+digest, so that equal texts stay equal; `tests/support/client_sessions.py` fills them up again.
 """
 
 from __future__ import annotations
@@ -75,7 +74,9 @@ def main() -> None:
         text = text.replace(*pair.split("=", 1))
     ours = {one.encode().decode("unicode_escape") for one in given.ours}
     bodies: list[dict[str, Any]] = []
-    exchanges, headers, silent = [], {}, {}
+    exchanges: list[dict[str, Any]] = []
+    headers: dict[str, str] = {}
+    silent: dict[str, int] = {}
     for line in text.splitlines():
         asked = json.loads(line)
         reply = heard(asked["path"], asked["answer"]) if asked["status"] == 200 else None
@@ -83,9 +84,10 @@ def main() -> None:
             silent[asked["path"]] = silent.get(asked["path"], 0) + 1
             if silent[asked["path"]] > given.most:
                 continue
-        one = {"method": asked["method"], "path": asked["path"], "status": asked["status"]}
+        path = "?".join(filter(None, (asked["path"], asked["query"])))
+        one = {"method": asked["method"], "path": path, "status": asked["status"]}
         if asked["body"]:
-            body = trimmed(json.loads(asked["body"]), ours)
+            body = trimmed(asked["body"], ours)
             one["body"] = shared(body, bodies)
             headers = headers or {h: asked["headers"][h] for h in HEADERS if h in asked["headers"]}
             bodies.append(body)
