@@ -47,7 +47,8 @@ def _chat(answer: str) -> Heard:
         [choice] = json.loads(answer)["choices"]
         return _message(choice["message"])
     assert answer.rstrip().endswith("data: [DONE]")
-    reply, calls, end = Heard(), [], None
+    reply, end = Heard(), None
+    calls: list[list[str]] = []
     for event in _events(answer):
         for choice in event["choices"]:
             assert end is None, "something came behind the end"
