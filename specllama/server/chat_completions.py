@@ -53,6 +53,7 @@ class ChatRequest(Sampling, kw_only=True):
     n: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    n_predict: int | None = None  # llama-server's; 0 reads the prompt for a later request
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -140,17 +141,19 @@ def parse(body: ChatRequest, base: GenerateParams) -> Job:
             "continue_final_message: a message is not continued where another begins",
         )
     tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
+    silent = body.n_predict == 0
+    limit = limit_of(body.n_predict or None, body.max_completion_tokens, body.max_tokens)
     params = params_of(
         body,
         base,
-        max_tokens=limit_of(body.max_completion_tokens, body.max_tokens),
+        max_tokens=1 if silent else limit,
         json_schema=schema_of(body.response_format),
         think=think_of(body.reasoning_effort),
         template_args=arguments(body.chat_template_kwargs),
         chances=_chances(body),
     )
     messages = tuple(messages_of(body.messages))
-    return Job((messages,), params, n=n, stream=bool(body.stream), tools=tools)
+    return Job((messages,), params, n=n, stream=bool(body.stream), tools=tools, silent=silent)
 
 
 def _chances(body: ChatRequest) -> int | None:

@@ -18,7 +18,7 @@ from time import monotonic
 from specllama.errors import DoesNotFit, SpecllamaError
 from specllama.events import Event
 from specllama.models.memory import MARGIN
-from specllama.server.refusals import Refusal, does_not_fit, loading, no_such_model
+from specllama.server.refusals import Refusal, does_not_fit, no_such_model, shutting_down
 from specllama.server.request_queue import Watcher
 from specllama.server.served import ServedModel
 from specllama.told import news
@@ -139,10 +139,8 @@ class Models:
             keep_s: how long it stays loaded unused, from now on; None changes nothing.
 
         Raises:
-            Refusal, SpecllamaError: it cannot be loaded, or the first one still is.
+            Refusal, SpecllamaError: it cannot be loaded.
         """
-        if not self.begun:
-            raise loading()
         while not model.queue.loaded or model.leaving:
             await self.load(model)
         model.uses += 1
@@ -215,6 +213,8 @@ class Models:
                     await self._loaded(model)
         except Exception as error:
             model.failed = str(error)
+            if model.queue.closing:
+                raise shutting_down() from None
             raise
         finally:
             model.loading = None

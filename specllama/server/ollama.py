@@ -43,7 +43,7 @@ from specllama.server.tools import ToolUse
 from specllama.server.turns import RESPONSE, ToolSpec, Turn, messages_of, tools_of
 from specllama.settings.params import GenerateParams
 
-VERSION = "0.12.0"  # what clients take for new enough
+VERSION = "0.14.0"  # clients take it for one with /v1/responses and /v1/messages
 _NAMES = {name: f"options.{field}" for name, field in FIELDS.items() if "." not in field}
 _NAMES |= {"max-tokens": "options.num_predict", "think": "think", "chances": "top_logprobs"}
 _NO_VECTORS = "models are loaded to write, not to embed"
@@ -181,8 +181,9 @@ class OllamaDialect(Dialect):
         line = self._line(text, thought, **self._end(reply))
         if reply.calls:
             line["message"]["tool_calls"] = [
-                {"function": {"name": c.name, "arguments": msgspec.json.decode(c.arguments)}}
-                for c in reply.calls
+                {"id": c.id, "function": {"index": i, "name": c.name, "arguments": given}}
+                for i, c in enumerate(reply.calls)
+                for given in [msgspec.json.decode(c.arguments)]
             ]
         return line
 

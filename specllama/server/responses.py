@@ -23,10 +23,9 @@ from specllama.server.tools import (
     ToolUse,
     allowed,
     call_text,
-    result_text,
     tool_use,
 )
-from specllama.server.turns import ContentPart, text_of
+from specllama.server.turns import ContentPart, add_result, text_of
 from specllama.settings.params import GenerateParams
 from specllama.text import sanitize_line
 
@@ -160,11 +159,15 @@ def messages_of(body: ResponsesRequest) -> list[Message]:
             arguments = item.arguments or "{}"
             if item.input is not None:
                 arguments = msgspec.json.encode({"input": item.input}).decode()
-            call = Call(_full(item.namespace, item.name or ""), arguments)
-            out.append(Message("assistant", call_text([call]), thought))
+            text = call_text([Call(_full(item.namespace, item.name or ""), arguments)])
+            if out and out[-1].role == "assistant":  # a reply's parts come one by one
+                last = out.pop()
+                text = "\n".join(filter(None, (last.content, text)))
+                thought = last.reasoning or thought
+            out.append(Message("assistant", text, thought))
             thought = ""
         elif item.type in _RESULTS:
-            out.append(Message("user", result_text(text_of(item.output, where))))
+            add_result(out, text_of(item.output, where))
         elif (item.encrypted_content or "").startswith(_SUMMARY):
             out.append(Message("user", item.encrypted_content or ""))
         elif item.tools is None:

@@ -178,11 +178,18 @@ def told(messages: Sequence[Message], use: ToolUse) -> list[Message]:
 
 
 def call_text(calls: Sequence[Call]) -> str:
-    """Write calls of an earlier turn as the model did."""
+    """Write calls of an earlier turn as models do."""
     return "\n".join(
-        f'{_OPENING}\n{{"name": "{call.name}", "arguments": {call.arguments or "{}"}}}\n{CLOSING}'
+        f'{_OPENING}\n{{"name": "{call.name}", "arguments": {_spaced(call.arguments)}}}\n{CLOSING}'
         for call in calls
     )
+
+
+def _spaced(arguments: str) -> str:
+    """Put blanks where models do; clients leave them out, and the cache would end there."""
+    with contextlib.suppress(msgspec.DecodeError, RecursionError):
+        return msgspec.json.format(arguments, indent=0)
+    return arguments or "{}"
 
 
 def result_text(content: str) -> str:

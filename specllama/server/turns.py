@@ -141,11 +141,18 @@ def messages_of(turns: Sequence[Turn]) -> list[Message]:
         if turn.tool_calls:
             text = "\n".join(filter(None, (text, call_text([_call(c) for c in turn.tool_calls]))))
         if turn.role in ("tool", "function"):  # templates without tools know no such role
-            text = result_text(text)
-            if out and out[-1].role == "user" and out[-1].content.startswith(RESPONSE):
-                text = f"{out.pop().content}\n{text}"
-        out.append(Message(_ROLES[turn.role], text, thought))
+            add_result(out, text)
+        else:
+            out.append(Message(_ROLES[turn.role], text, thought))
     return out
+
+
+def add_result(out: list[Message], content: str) -> None:
+    """Add what a tool said; the results of one reply are one turn."""
+    text = result_text(content)
+    if out and out[-1].role == "user" and out[-1].content.startswith(RESPONSE):
+        text = f"{out.pop().content}\n{text}"
+    out.append(Message("user", text))
 
 
 def _call(call: ToolCall) -> Call:

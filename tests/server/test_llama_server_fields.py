@@ -60,6 +60,9 @@ def test_a_prompt_that_is_only_read(server: Serving) -> None:
     asked = {"prompt": "the rain", "max_tokens": 0, "echo": True}
     [choice] = server.post("/v1/completions", asked).json()["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("the rain", "length")
+    chat = server.chat("a chat to be read", n_predict=0, samplers=[])
+    assert (chat["choices"][0]["message"]["content"], chat["usage"]["completion_tokens"]) == ("", 0)
+    assert server.chat("a chat to be read", n_predict=3)["usage"]["completion_tokens"] == 3
 
 
 def test_the_word_that_stopped_a_reply_is_told(server: Serving) -> None:

@@ -152,3 +152,9 @@ def test_a_server_that_loads_is_waited_for(tmp_path: Path) -> None:
         RemoteEngine(Address(server.url)) as engine,
     ):
         assert engine.info == server.host.info
+
+
+def test_a_request_waits_for_the_first_load_as_for_any_other(tmp_path: Path) -> None:
+    with serving(table(tmp_path), wait=False) as server:
+        assert server.http.get("/health").status_code == 503
+        assert server.chat()["usage"]["completion_tokens"] > 0

@@ -297,10 +297,22 @@ class Slow:
         raise AssertionError
 
 
+def asked_in_vain(url: str) -> None:
+    asked = {"messages": [{"role": "user", "content": "the rain"}]}
+    with contextlib.suppress(httpx2.TransportError):  # it may be cut off
+        answer = httpx2.post(f"{url}{CHAT}", json=asked, timeout=30)
+        assert answer.status_code == 503, answer.text
+
+
 def test_a_server_that_is_stopped_while_it_loads_says_nothing_of_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with serving(Slow(), wait=False) as server:
         assert server.http.get("/health").status_code == 503
+        waits = threading.Thread(target=asked_in_vain, args=(server.url,))
+        waits.start()
+        time.sleep(0.5)
+    waits.join(10)
+    assert not waits.is_alive()
     gc.collect()
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []

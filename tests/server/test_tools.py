@@ -311,7 +311,7 @@ def test_calls_in_ollamas_words(server: Serving) -> None:
     asked = {"messages": TURNS, "tools": [{"type": "function", "function": FUNCTION}]}
     reply = server.post("/api/chat", {**asked, "stream": False}).json()
     [call] = reply["message"]["tool_calls"]
-    assert call["function"] == {"name": "weather", "arguments": {"town": "Ulm"}}
+    assert call["function"] == {"index": 0, "name": "weather", "arguments": {"town": "Ulm"}}
     assert reply["message"]["content"] == "Let me see."
 
 

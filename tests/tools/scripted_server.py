@@ -108,14 +108,14 @@ class Rules:
 
 
 class Recorder:
-    """Writes down every request and the status of its answer, a line of JSON each."""
+    """Writes down every request and its answer, a line of JSON each."""
 
     def __init__(self, app: ASGIApp, file: Path) -> None:
         self._app = app
         self._file = file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body, status = bytearray(), 0
+        body, answer, status = bytearray(), bytearray(), 0
 
         async def hear() -> Message:
             message = await receive()
@@ -125,14 +125,15 @@ class Recorder:
         async def tell(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
+            answer.extend(message.get("body", b""))
             await send(message)
 
         try:
             await self._app(scope, hear, tell)
         finally:
-            self._write(scope, bytes(body), status)
+            self._write(scope, bytes(body), status, answer.decode("utf-8", "replace"))
 
-    def _write(self, scope: Scope, body: bytes, status: int) -> None:
+    def _write(self, scope: Scope, body: bytes, status: int, answer: str) -> None:
         try:
             asked: Any = json.loads(body) if body else None
         except ValueError:
@@ -141,9 +142,10 @@ class Recorder:
             "method": scope["method"],
             "path": scope["path"],
             "query": scope["query_string"].decode(),
-            "agent": dict(scope["headers"]).get(b"user-agent", b"").decode(),
+            "headers": {name.decode(): value.decode() for name, value in scope["headers"]},
             "status": status,
             "body": asked,
+            "answer": answer,
         }
         with self._file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(line, ensure_ascii=False) + "\n")
@@ -155,11 +157,13 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8485)
     parser.add_argument("--alias", default="scripted")
     parser.add_argument("--queue", type=int, default=64)
+    parser.add_argument("--ctx-size", type=int, default=CONTEXT)
     parser.add_argument("--key", action="append", default=[])
     parser.add_argument("--record", type=Path)
     given = parser.parse_args()
     rules = tuple(Rule(**rule) for rule in json.loads(given.script.read_text("utf-8")))
-    queue = RequestQueue(EngineHost(Rules(rules)), given.alias, lanes=1, most=given.queue)
+    host = EngineHost(Rules(rules, given.ctx_size))
+    queue = RequestQueue(host, given.alias, lanes=1, most=given.queue)
     service = Service(
         Models([ServedModel(queue)]),
         Access(keys=tuple(given.key)),
