@@ -130,9 +130,11 @@ class CallScanner:
         self.begun = self._fenced = False
 
     def closing(self, at: int) -> int:
-        """Return the end of a mark that ends calls and stands there; 0: there is none."""
+        """Return the end of a mark that ends calls, or the reply, and stands there; 0: none does."""
         mark = self._mark(at)
-        return at + len(mark) if _CLOSES.match(mark) else 0
+        end = at + len(mark)
+        last = self._closed and mark and not self.text[end:].strip()
+        return end if last or _CLOSES.match(mark) else 0
 
     def unit(self, at: int, *, bare: bool = True) -> tuple[list[Call], int]:
         """Read the calls in one wrapper, or side by side without any; returns their end as well.

@@ -55,6 +55,11 @@ SAME: list[tuple[str, list[Any]]] = [
     *((f"<|{m}|>{A}", [a]) for m in ("tool_call", "python_tag", "tool_calls")),
     (f"{A}\n</tool_call>", [a]),
     (f"<tool_call>\n{A}", [a]),
+    *(
+        (f"{first}{A}\n{last}", [a])
+        for first in ("", "<tool_call>")
+        for last in ("<tool_call>", "[TOOL_CALLS]\n")
+    ),
     (f"```xml\n<tool_call>\n{A}\n</tool_call>\n```", [a]),
     (f"<tool_call>\n```json\n{A}\n```\n</tool_call>", [a]),
     (
