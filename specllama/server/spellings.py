@@ -130,7 +130,7 @@ class CallScanner:
         self.begun = self._fenced = False
 
     def closing(self, at: int) -> int:
-        """Return the end of a mark that ends calls, or the reply, and stands there; 0: none does."""
+        """Return the end of a mark that ends calls or the reply, and stands there; 0: none does."""
         mark = self._mark(at)
         end = at + len(mark)
         last = self._closed and mark and not self.text[end:].strip()
