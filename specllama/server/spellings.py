@@ -25,6 +25,7 @@ _WORDS = """tool tools tool_call tool_calls toolcall toolcalls tool_use tool_cod
 _FORMS = """<{}> </{}> [{}] [/{}] <|{}|> <|/{}|> </|{}|> <|{}> <{}|>
     <|{}_start|> <|{}_begin|> <|{}_end|> <|start_{}|> <|end_{}|>"""
 _MARKS = [form.format(word) for form, word in product(_FORMS.split(), _WORDS.split())]
+_MARKS.append("</tool_response>")
 _MARK = re.compile(r"[<\[][^\s<>\[\]]{1,40}[>\]]")
 _CLOSES = re.compile(r"[<\[]\|?/|.*_end\||<\|end_|<[\w:]+\|>")
 _MOST_MARKS = 8  # before a call
@@ -211,7 +212,9 @@ class CallScanner:
         self._fenced |= "```" in self.text[end:at]
         if self.text.startswith("{", at):
             value, end = self._json(at, arguments=True)
-            return [self._call(name, value)], end
+            own = "name" in self._tools[name].get("properties", {})
+            whole = value.get("name") == name and not own
+            return self._meant(value) if whole else [self._call(name, value)], end
         arguments: dict[str, Any] = {}
         while tag := _TAG.match(self.text, at):
             key, text = (one for one in tag.groups() if one is not None)

@@ -54,6 +54,8 @@ SAME: list[tuple[str, list[Any]]] = [
     *((f"[{m}]{A}[/{m}]", [a]) for m in ("TOOL_CALLS", "TOOL_CALL")),
     *((f"<|{m}|>{A}", [a]) for m in ("tool_call", "python_tag", "tool_calls")),
     (f"{A}\n</tool_call>", [a]),
+    (f"<tool_call>{A}\n</tool_response>", [a]),
+    *((f"<tool_call>\nread_file{gap}{A}\n</tool_call>", [a]) for gap in ("\n", " ")),
     (f"<tool_call>\n{A}", [a]),
     *(
         (f"{first}{A}\n{last}", [a])
