@@ -91,7 +91,7 @@ class OutputConfig(msgspec.Struct):
 
 
 class Thread(msgspec.Struct):
-    """A conversation that the server keeps: to begin one is left undone, to go on impossible."""
+    """A conversation kept by the server: beginning one has no effect, continuing one is refused."""
 
     type: str
 
@@ -121,7 +121,7 @@ def error_of(refusal: Refusal) -> dict[str, Any]:
 
 
 def _text(content: str | list[ContentBlock], where: str) -> tuple[str, str]:
-    """The text of a content, and its thought."""
+    """Return the text of a content, and its thought."""
     if isinstance(content, str):
         return content, ""
     texts: list[str] = []
@@ -146,7 +146,7 @@ def _text(content: str | list[ContentBlock], where: str) -> tuple[str, str]:
 
 
 def messages_of(body: MessagesRequest) -> list[Message]:
-    """Raises Refusal: a role or a content cannot be read."""
+    """Read the messages; raise Refusal if a role or a content cannot be read."""
     if not body.messages:
         raise wrong("messages", "messages: the conversation is empty")
     out: list[Message] = []
@@ -161,7 +161,7 @@ def messages_of(body: MessagesRequest) -> list[Message]:
 
 
 def parse(body: MessagesRequest, base: GenerateParams) -> Job:
-    """Raises Refusal: a field is wrong."""
+    """Read a request; raise Refusal if a field is wrong."""
     if body.max_tokens is None:
         raise wrong("max_tokens", "max_tokens is needed")
     if body.thread is not None and body.thread.type == "continue":
@@ -193,7 +193,7 @@ def parse(body: MessagesRequest, base: GenerateParams) -> Job:
 
 
 def tools_of(body: MessagesRequest) -> ToolUse | None:
-    """Raises Refusal: a tool has no proper name, or the chosen one is not there."""
+    """Read the tools; raise Refusal if a name is wrong or the chosen tool is missing."""
     tools = [
         Tool(spec.name, spec.description or "", spec.input_schema or {"type": "object"},
              f"tools[{i}]")
@@ -237,7 +237,7 @@ class MessagesDialect(Dialect):
         yield _frame("ping")
 
     def _block(self, kind: str) -> Iterable[Frame]:
-        """Begin a block of a kind, unless it is begun; "" only ends the last."""
+        """Begin a block of a kind if it is not open yet; "" only ends the last block."""
         if kind == self._open:
             return
         if self._open:

@@ -1,4 +1,4 @@
-"""The routes of a server, and what is common to all of them."""
+"""The routes of a server, and their common parts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ logger = logging.getLogger("specllama.server")
 
 
 def make_app(service: Service) -> Starlette:
-    """The ASGI application of a server; the model may still be loading."""
+    """Make the ASGI application of a server; the model may still be loading."""
 
     async def health(request: Request) -> Response:
         if not service.models.begun:
@@ -90,7 +90,7 @@ def make_app(service: Service) -> Starlette:
 
 
 def _route(where: str, handler: Handler) -> Route:
-    """A route whose errors are answers, in the words of its family."""
+    """Make a route that answers errors in the words of its family."""
     methods, path = where.split()
 
     async def handle(request: Request) -> Response:
@@ -107,7 +107,7 @@ def _route(where: str, handler: Handler) -> Route:
 
 
 def spelled(path: str, refused: Refusal) -> dict[str, Any]:
-    """An error in the words of the family that a path belongs to."""
+    """Spell an error in the words of the family that a path belongs to."""
     if path.startswith("/v1/messages"):
         return anthropic.error_of(refused)
     if path.startswith("/api/"):

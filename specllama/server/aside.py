@@ -1,4 +1,4 @@
-"""Work on large bodies: it has a thread, so that the event loop goes on meanwhile."""
+"""Work on large bodies, in a thread of its own so that the event loop goes on."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _Job = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callable[[], Any]
 
 
 class Aside:
-    """One thread, which ends with the process; each client has one piece of work there at a time,
-    so clients take turns."""
+    """A thread that ends with the process; each client has at most one call there, so clients
+    take turns."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
@@ -26,7 +26,7 @@ class Aside:
         self._thread: Thread | None = None
 
     async def run(self, client: str, call: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
-        """What a call returns or raises."""
+        """Run a call in the thread; return its result or raise its error."""
         lock = self._locks.setdefault(client, asyncio.Lock())
         async with lock:
             if self._thread is None:

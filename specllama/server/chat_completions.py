@@ -70,7 +70,7 @@ class ChatRequest(Sampling, kw_only=True):
 
 
 class Choices(Protocol):
-    """What requests say of their answers."""
+    """The fields of a request that shape its answer."""
 
     n: int | None
     stream: bool | None
@@ -78,7 +78,7 @@ class Choices(Protocol):
 
 
 def n_of(n: int | None, name: str) -> int:
-    """Return how many replies to each prompt are wanted.
+    """Return the number of replies that each prompt gets.
 
     Raises:
         Refusal: too many, or none.
@@ -89,10 +89,10 @@ def n_of(n: int | None, name: str) -> int:
 
 
 def replies_of(body: Choices) -> int:
-    """How many replies are wanted to each prompt.
+    """Return the number of replies that each prompt gets.
 
     Raises:
-        Refusal: too many, or something is asked of a stream, and none is wanted.
+        Refusal: too many or none, or stream options without a stream.
     """
     n = n_of(body.n, "n")
     if body.stream_options is not None and not body.stream:
@@ -101,10 +101,10 @@ def replies_of(body: Choices) -> int:
 
 
 def schema_of(asked: ResponseFormat | None) -> str | None:
-    """The JSON schema that a reply has to fit.
+    """Return the JSON schema that a reply has to fit.
 
     Raises:
-        Refusal, UsageError: it is of no kind that we know, or cannot be enforced.
+        Refusal, UsageError: its kind is unknown, or it cannot be enforced.
     """
     if asked is None or asked.type == "text":
         return None
@@ -133,7 +133,7 @@ def arguments(given: Mapping[str, Any] | None) -> tuple[str, ...] | None:
 
 
 def parse(body: ChatRequest, base: GenerateParams) -> Job:
-    """Raises Refusal, UsageError: a field is wrong."""
+    """Read a request; raise Refusal or UsageError if a field is wrong."""
     n = replies_of(body)
     if body.add_generation_prompt and body.continue_final_message:
         raise wrong(
@@ -178,11 +178,11 @@ Verbose = Callable[[Reply], Mapping[str, Any]]
 
 
 class ChoicesDialect(Dialect):
-    """An answer with choices, whatever they hold: OpenAI's envelope.
+    """An answer with choices of any kind: OpenAI's envelope.
 
     Attributes:
-        kind: what the answer is called, and ``chunk`` each part of a stream; ``mark``: how the ids
-            of both begin.
+        kind: the name of an answer, and ``chunk`` that of each part of a stream; ``mark``: the
+            beginning of the ids of both.
     """
 
     kind: str

@@ -44,10 +44,10 @@ class CompletionRequest(Sampling, kw_only=True):
 
 
 def prompts_of(given: Given) -> tuple[Prompt, ...]:
-    """One prompt, or several: a list with token ids in it is one.
+    """Read the prompts: a list with token ids in it is a single prompt.
 
     Raises:
-        Refusal: there are none, or too many, or they hold something else than text.
+        Refusal: there are none or too many, or they hold something other than text.
     """
     if not isinstance(given, list) or any(isinstance(part, int) for part in given):
         return (_prompt(given),)
@@ -69,12 +69,12 @@ def _prompt(one: Any) -> Prompt:
 
 
 def logprobs_of(body: CompletionRequest) -> int | None:
-    """A number; true is one."""
+    """Return the number of alternatives that are requested; true counts as 1."""
     return None if body.logprobs is None or body.logprobs is False else int(body.logprobs)
 
 
 def parse(body: CompletionRequest, base: GenerateParams) -> Job:
-    """Raises Refusal, UsageError: a field is wrong."""
+    """Read a request; raise Refusal or UsageError if a field is wrong."""
     n = replies_of(body)
     if body.best_of not in (None, n):
         raise not_offered("best_of", "every reply that is written is returned", "best_of")

@@ -1,8 +1,8 @@
 """Connections: how many there may be, how long a head may take, how they end.
 
-A connection that says nothing, or a header every now and then, costs no lane, but a socket and some
-memory for as long as it likes to. A body may come in so many small parts that parsing them takes
-seconds; and of a request that was answered before its body was read, that body need never come.
+A silent or very slow connection costs no lane, but it holds a socket and some memory. A body may
+come in so many small parts that parsing them takes seconds. If a request is answered before its
+body is read, that body may never come.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _TOO_MANY = (
 class _Parting:
     """A transport that ends so that the client can read the last answer.
 
-    To close a socket with bytes that were not read resets it, and the answer may be lost on the
-    way. So our side ends first; what still comes is dropped unread until the client ends, too.
+    If a socket is closed while it has unread bytes, it is reset, and the answer may be lost on the
+    way. So our side ends first; later bytes are dropped unread until the client ends, too.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class _Parting:
 
 
 class _Counting(h11.Connection):
-    """Refuses a body of very many very small parts: each takes as long as a large one."""
+    """A connection that refuses a body of very many tiny parts: each costs much time."""
 
     def __init__(self, most: int) -> None:
         super().__init__(h11.SERVER, most)
@@ -99,7 +99,7 @@ class _Counting(h11.Connection):
 
 
 def protocol(per_client: int, most: int, proxies: Container[str] = ()) -> type[asyncio.Protocol]:
-    """For uvicorn.
+    """Make the protocol class that uvicorn uses for connections.
 
     Args:
         per_client: connections of one address.
@@ -160,8 +160,8 @@ def protocol(per_client: int, most: int, proxies: Container[str] = ()) -> type[a
                 self.cycle.message_event.set()
 
         def _watch(self) -> None:
-            """Only the head of a request is waited for so; its body has a limit of its own, and
-            between two requests uvicorn looks."""
+            """Limit the time for the head of a request; its body has a limit of its own, and
+            uvicorn limits the time between two requests."""
             if self.conn.their_state is h11.IDLE:
                 if self._slow is None:
                     self._slow = self.loop.call_later(HEAD_S, self.transport.close)

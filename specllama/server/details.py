@@ -1,4 +1,4 @@
-"""A reply in llama-server's words: its settings, how far it is, and why it ended."""
+"""A reply in llama-server's words: its settings, its progress and the reason for its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ORDER = ("penalties", "dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temper
 
 
 def settings(params: GenerateParams) -> dict[str, Any]:
-    """The parameters of requests."""
+    """Return the parameters of a request under llama-server's names."""
     sampling = params.sampling
     limit = -1 if params.max_tokens is None else params.max_tokens
     bias = sampling.logit_bias.items()
@@ -55,7 +55,7 @@ def settings(params: GenerateParams) -> dict[str, Any]:
 
 
 def progress(piece: Piece) -> Iterator[dict[str, Any]]:
-    """How much of the prompt was read, step by step."""
+    """Yield the number of prompt tokens that were read, step by step."""
     started = piece.reply.started
     for read, ms in piece.read:
         assert started is not None
@@ -64,7 +64,7 @@ def progress(piece: Piece) -> Iterator[dict[str, Any]]:
 
 
 def ending(reply: Reply, model: str, params: GenerateParams, prompt: Any) -> dict[str, Any]:
-    """A whole reply, as ``/completion`` answers it."""
+    """Return a whole reply, as ``/completion`` answers it."""
     finished = reply.finished
     assert finished is not None
     out = {
@@ -92,7 +92,7 @@ def ending(reply: Reply, model: str, params: GenerateParams, prompt: Any) -> dic
 
 
 def picked(whole: Mapping[str, Any], fields: Sequence[str] | None) -> Mapping[str, Any]:
-    """Only these fields of an answer, such as ``content`` or ``timings/prompt_n``."""
+    """Return only these fields of an answer, such as ``content`` or ``timings/prompt_n``."""
     if not fields:
         return whole
     out: dict[str, Any] = {}

@@ -1,6 +1,6 @@
-"""What every API family translates to and from: a request as the engine takes it, and a reply.
+"""Requests and replies, as every API family translates them to and from its own words.
 
-A family reads its own JSON into ``Job`` and spells what comes as frames; the way between
+A family reads its own JSON into ``Job`` and spells news of replies as frames; the way between
 (``exchange``) is the same for all.
 """
 
@@ -24,16 +24,16 @@ FINGERPRINT = f"specllama-{__version__}"  # of what computes, in OpenAI's words
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a client asks for.
+    """A request of a client, ready for the engine.
 
     Attributes:
         prompts: answered one by one, each ``n`` times.
         n: replies to each prompt; the first has the seed of ``params``.
         stream: send text as it comes.
-        client: who asks, for fairness.
+        client: the name of the client, for fairness.
         asked: the request as it was received, hashed.
         label: of the workload; arm: of an experiment.
-        tools: what the model may call.
+        tools: those that the model may call.
         silent: the prompts are only read, for a later request.
     """
 
@@ -51,14 +51,14 @@ class Job:
 
 @dataclass
 class Reply(Told):
-    """One reply, as far as it came.
+    """One reply, as it is received.
 
     Attributes:
-        written: tokens so far.
+        written: number of tokens that were received.
         calls: of tools, once the reply is over; ``text`` is without them.
         reasoning_n: tokens of the thought.
         silent: of a request that wants no text: the first token, which costs no pass, is dropped.
-        read: (tokens of the prompt that are read or need not be, milliseconds since it was begun).
+        read: (tokens of the prompt that are read or cached, milliseconds since reading began).
         predicted_ms: from the first token to the last.
     """
 
@@ -77,7 +77,7 @@ class Reply(Told):
     _answering: bool = False
 
     def receive(self, events: Iterable[Event]) -> Piece:
-        """Add what came; what of it is to be said."""
+        """Add new events; return the part to send to the client."""
         piece, read = Piece(self), len(self.read)
         for event in events:
             piece.add(self.take(event))
@@ -85,7 +85,7 @@ class Reply(Told):
         return piece
 
     def add(self, new: News) -> None:
-        """Add what is new, and leave in it what is to be said."""
+        """Add news of the reply, and leave in it only the part to send to the client."""
         if new.started is not None:
             self._begun_s = time.perf_counter()
             self.read.append((new.started.cached_n, 0.0))
@@ -113,7 +113,7 @@ class Reply(Told):
         return (time.perf_counter() - self._begun_s) * 1e3
 
     def _think(self, done: RoundDone) -> None:
-        """Count the tokens of a round that belong to the thought: all but those of an answer."""
+        """Count the tokens of a round that belong to the thought, not to the answer."""
         tokens = list(done.emitted_text)
         if self._answering:
             return
@@ -124,13 +124,13 @@ class Reply(Told):
 
 
 def silenced(end: Finished) -> Finished:
-    """The end of a reply without its only token."""
+    """Return the end of a reply without its only token."""
     return replace(end, reason="length", text="", reasoning="", token_ids=(), rounds=0, cut=0)
 
 
 @dataclass(slots=True)
 class Piece(Told):
-    """What came of a reply at once."""
+    """The news of a reply that arrive at once."""
 
     reply: Reply
     read: list[tuple[int, float]] = field(default_factory=list)
@@ -148,42 +148,42 @@ Wire = Literal["sse", "ndjson"]
 
 
 class Dialect(Protocol):
-    """How one family spells one answer; most begin and end a stream without a word of their own."""
+    """The form of one family's answers; most frame a stream with no messages of their own."""
 
     wire: Wire = "sse"
     prompt: str = "prompt"  # the field of requests that holds it
 
     def begun(self, replies: list[Reply]) -> Iterable[Frame]:
-        """The request was taken."""
+        """Return the frames for a request that was accepted."""
         return ()
 
     def said(self, piece: Piece) -> Iterable[Frame]:
-        """Some of a reply came."""
+        """Return the frames for a new part of a reply."""
         ...
 
     def waiting(self) -> Iterable[Frame]:
-        """Send a sign of life in a long silence; a comment goes where a family has none."""
+        """Return a sign of life for a long silence; a family without one gets a comment."""
         return ()
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
-        """One reply is over."""
+        """Return the frames for the end of one reply."""
         ...
 
     def ended(self, replies: list[Reply]) -> Iterable[Frame]:
-        """All are."""
+        """Return the frames for the end of all replies."""
         return ()
 
     def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
-        """The answer to a client that does not want a stream."""
+        """Return the answer to a client that does not want a stream."""
         ...
 
     def failed(self, refusal: Refusal) -> Iterable[Frame]:
-        """An error in the middle of a stream."""
+        """Return the frames for an error in the middle of a stream."""
         yield Frame(openai_error(refusal, self.prompt))
 
 
 def now() -> int:
-    """Seconds since 1970."""
+    """Return the seconds since 1970."""
     return int(time.time())
 
 

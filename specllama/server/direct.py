@@ -34,7 +34,7 @@ class DirectRequest(msgspec.Struct):
     id: str = ""  # by which it can be stopped
 
     def prompt(self) -> Prompt:
-        """Raises Refusal if there is none."""
+        """Return the prompt; raise Refusal if there is none."""
         if self.messages is not None:
             return tuple(Message(t.role, t.content, t.reasoning, t.seams) for t in self.messages)
         if self.ids is not None:
@@ -49,12 +49,12 @@ def rows(service: Service) -> list[Row]:
     going: WeakValueDictionary[tuple[str, str], Exchange] = WeakValueDictionary()
 
     def named(request: Request, id: str) -> Exchange | None:
-        """The replies that a client calls so; without an id they cannot be called."""
+        """Return the unfinished replies that a client gave this id; None without an id."""
         found = going.get((request.state.client, id)) if id else None
         return None if found is None or found.over else found
 
     async def info(request: Request) -> Response:
-        """Of the engine; who only looks for what is here does not have it loaded."""
+        """Return the engine's properties; a model is loaded only if the query has "load"."""
         model = await service.named(request)
         if "load" in request.query_params:
             (await service.models.use(model))()

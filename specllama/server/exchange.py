@@ -1,4 +1,4 @@
-"""From a request to its answer: submit, listen, send, and stop when the client has left."""
+"""The way from a request to its answer: submit, receive, send, stop if the client leaves."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Json(Response):
 
 
 def _line(data: Any) -> bytes:
-    """JSON without any character that a reader of lines may take for an end of one."""
+    """Encode JSON without any character that a reader may take for the end of a line."""
     line = _json.encode(data)
     for character, escape in _ENDS:
         line = line.replace(character, escape)
@@ -69,7 +69,7 @@ def encode(wire: str, frames: Iterable[Frame]) -> bytes:
 
 
 def seed_of(seed: int, index: int) -> int:
-    """The seed of a further reply to the same request; reply 0 has the seed itself."""
+    """Return the seed of a further reply to the same request; reply 0 has the seed itself."""
     if not index:
         return seed
     mixed = hashlib.blake2b(f"{seed} {index}".encode(), digest_size=8)
@@ -130,12 +130,12 @@ class Exchange:
             queued.cancel()
 
     def stop(self) -> None:
-        """End the replies, and go on hearing: each has a last word."""
+        """End the replies, but keep receiving: each still sends its last event."""
         for queued in self._queued.values():
             queued.end()
 
     async def wait(self, seconds: float | None) -> bool:
-        """Until something was said, or so long; whether there was."""
+        """Wait until there are events or the time is up; return True if there are events."""
         if not self._inbox:
             self._something.clear()
             try:
@@ -146,10 +146,10 @@ class Exchange:
         return True
 
     def take(self) -> list[tuple[Reply, list[Event]]]:
-        """What was said, by reply.
+        """Return the new events, by reply.
 
         Raises:
-            SpecllamaError, Refusal: what ended one of them; the others were cancelled.
+            SpecllamaError, Refusal: the error that ended one of them; the others were cancelled.
         """
         said: dict[int, list[Event]] = {}
         while self._inbox:
@@ -176,7 +176,7 @@ class Exchange:
 
     @property
     def over(self) -> bool:
-        """The client no longer receives anything."""
+        """True if the client no longer receives anything."""
         return self._place not in self._queue.places
 
 
@@ -185,7 +185,7 @@ Scribe = Callable[[Callable[[], bytes], Iterable[RoundDone]], Awaitable[bytes]]
 
 
 def scribe(aside: Aside, client: str) -> Scribe:
-    """Where much is told of rounds, another thread writes it."""
+    """Return a function that encodes an answer, in another thread if it is large."""
 
     async def write(call: Callable[[], bytes], rounds: Iterable[RoundDone]) -> bytes:
         told = sum(1 + len(chance.top) for done in rounds for chance in done.chances)
@@ -197,7 +197,7 @@ def scribe(aside: Aside, client: str) -> Scribe:
 async def answer(
     request: Request, queue: RequestQueue, job: Job, dialect: Dialect, write: Scribe
 ) -> Response:
-    """The answer to a request: whole, or a stream.
+    """Answer a request: whole, or as a stream.
 
     Raises:
         Refusal, SpecllamaError: before anything was sent.
@@ -235,13 +235,13 @@ async def _collect(exchange: Exchange) -> bool:
 
 
 async def _early(exchange: Exchange) -> list[tuple[Reply, list[Event]]]:
-    """Wait for the first word, so that what cannot be served has a status of its own."""
+    """Wait for the first events, so that a request that fails at once gets an error status."""
     await exchange.wait(HEAD_S)
     return exchange.take()
 
 
 async def _unless_gone(request: Request, work: Any) -> Any:
-    """The result, or None if the client left before it was there."""
+    """Return the result, or None if the client leaves first."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request.receive))
     try:
@@ -258,7 +258,7 @@ async def _gone(receive: Receive) -> None:
 
 
 class Stream(Response):
-    """Frames as they come. A client that leaves or stops reading ends its replies."""
+    """Frames, sent as they come. A client that leaves or stops reading ends its replies."""
 
     def __init__(self, exchange: Exchange, wire: Wire, bodies: AsyncIterator[bytes]) -> None:
         self._exchange = exchange
@@ -331,10 +331,10 @@ def _spoken(dialect: Dialect, said: Iterable[tuple[Reply, Piece]]) -> bytes:
 
 
 async def _within(send: Send, message: Message) -> None:
-    """Send; a client that takes nothing for long has left.
+    """Send a message; a client that accepts nothing for long has left.
 
     Raises:
-        TimeoutError: it has.
+        TimeoutError: the client has left.
     """
     async with asyncio.timeout(STALL_S):
         await send(message)

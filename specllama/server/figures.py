@@ -1,4 +1,4 @@
-"""What a reply cost and how drafting went, under the names of llama-server and of vLLM."""
+"""Costs of a reply and results of its drafts, under the names of llama-server and of vLLM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specllama.server.dialect import Reply
 
 
 def timings(replies: Sequence[Reply]) -> dict[str, Any]:
-    """llama-server's ``timings`` of one reply, or of several together, and what we know beyond."""
+    """Return llama-server's ``timings`` of one reply or several together, plus our own figures."""
     ends = [reply.finished for reply in replies if reply.finished is not None]
     if not ends:
         return {}
@@ -44,7 +44,7 @@ def timings(replies: Sequence[Reply]) -> dict[str, Any]:
 
 
 def so_far(reply: Reply) -> dict[str, Any]:
-    """``timings`` of a reply that is being written."""
+    """Return ``timings`` of a reply that is being written."""
     cached = 0 if reply.started is None else reply.started.cached_n
     read, read_ms = reply.read[-1] if reply.read else (cached, 0.0)
     return _speeds(cached, read - cached, read_ms, reply.written, reply.predicted_ms, 1)
@@ -53,7 +53,8 @@ def so_far(reply: Reply) -> dict[str, Any]:
 def _speeds(
     cached: int, prompt: int, prompt_ms: float, predicted: int, predicted_ms: float, replies: int
 ) -> dict[str, Any]:
-    """The first token of each reply comes with its prompt: the others are what takes time."""
+    """Return times and speeds. The first token of each reply comes with its prompt, so it counts
+    as no time of its own."""
     steps = max(0, predicted - replies)
     return {
         "cache_n": cached,
@@ -69,12 +70,12 @@ def _speeds(
 
 
 def _ratio(above: float, below: float) -> float:
-    """0 where there is none, as llama-server writes it."""
+    """Return the ratio, or 0 if there is none, as llama-server does."""
     return above / below if below > 0 and above > 0 else 0.0
 
 
 def metrics(replies: Sequence[Reply]) -> dict[str, Any]:
-    """vLLM's per-request metrics: rounds with a draft, by how much of it was accepted."""
+    """Return vLLM's per-request metrics: rounds with a draft, by its accepted length."""
     drafted = [r for reply in replies for r in reply.rounds if r.drafted]
     proposed = sum(len(r.drafted) for r in drafted)
     accepted = sum(r.accepted for r in drafted)
@@ -100,7 +101,7 @@ def metrics(replies: Sequence[Reply]) -> dict[str, Any]:
 
 
 def expected_of(replies: Sequence[Reply]) -> tuple[int, int]:
-    """Tokens that were proposed out of ``prediction``: the accepted ones, and the others."""
+    """Count the tokens proposed from ``prediction``: accepted ones, and rejected ones."""
     accepted = rejected = 0
     for done in (done for reply in replies for done in reply.rounds):
         taken = sum(done.sources[node] == "prediction" for node in done.accepted_path)
@@ -110,7 +111,7 @@ def expected_of(replies: Sequence[Reply]) -> tuple[int, int]:
 
 
 def usage(replies: Sequence[Reply], *, n: int = 1) -> dict[str, Any]:
-    """OpenAI's: the prompt counts once for all its ``n`` replies."""
+    """Return OpenAI's ``usage``; a prompt counts once for all its ``n`` replies."""
     ends = [reply.finished for reply in replies if reply.finished is not None]
     firsts = {i // n: reply.finished for i, reply in [*enumerate(replies)][::-1] if reply.finished}
     prompt = sum(end.prompt_n for end in firsts.values())
@@ -130,7 +131,7 @@ def usage(replies: Sequence[Reply], *, n: int = 1) -> dict[str, Any]:
 
 
 def usage_so_far(reply: Reply) -> dict[str, Any]:
-    """OpenAI's, of a reply that is being written."""
+    """Return OpenAI's ``usage`` of a reply that is being written."""
     prompt = 0 if reply.started is None else reply.started.prompt_n
     return {
         "prompt_tokens": prompt,
@@ -150,7 +151,7 @@ _REASONS = {
 
 
 def finish_reason(reply: Reply) -> str:
-    """OpenAI's words for why it ended; whatever was called, a reply that was cut says so."""
+    """Return OpenAI's word for the end; a reply that was cut is "length" even if it has calls."""
     reason = "stop" if reply.finished is None else _REASONS[reply.finished.reason]
     return "tool_calls" if reply.calls and reason != "length" else reason
 

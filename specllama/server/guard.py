@@ -1,12 +1,12 @@
-"""Who may ask: before a route sees a request, its host, origin, key and size are looked at.
+"""The guard before all routes: it checks the host, origin, key and size of a request.
 
-A page in a browser can send requests to any address of this machine. Its own name stands in
-``Origin``; where a name of its own was made to point here (DNS rebinding), in ``Host``. Neither is
-let in unless it was named when the server was started.
+A page in a browser can send requests to any address of this machine. ``Origin`` holds the page's
+own name; if a name of its own was made to point here (DNS rebinding), ``Host`` holds that. Neither
+is let in unless it was named when the server was started.
 
 Pages of programs on this machine (Electron, Tauri, VS Code) name a scheme that no page of the web
 can have; they are let in. ``null`` is not: any page of the web can put a frame into a sandbox and
-ask under that name.
+send requests under that name.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::\d{1,5})?")
 
 @dataclass(slots=True)
 class Access:
-    """Who is let in. Keys may change while a server runs.
+    """The rules for letting a request in. Keys may change while a server runs.
 
     Attributes:
-        hosts: names besides loopback that requests may call this server by.
+        hosts: names besides loopback that requests may use for this server.
         origins: of pages besides those of this machine that may read answers; "*" is every one.
-        keys: one of them has to be sent, in UTF-8 or in Latin-1; none: no key is asked for.
+        keys: one of them has to be sent, in UTF-8 or in Latin-1; none: no key is required.
         body: most bytes of a request.
         bodies: most bytes of all requests of one client that are answered at once.
         connections: most of one address.
-        proxies: addresses whose ``X-Forwarded-For`` says who asks.
+        proxies: addresses whose ``X-Forwarded-For`` names the client.
     """
 
     hosts: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class Access:
     proxies: tuple[str, ...] = ()
 
     def refused(self, method: str, path: str, headers: Headers) -> Refusal | None:
-        """Why not, if not."""
+        """Return the reason for refusing a request; None if it is let in."""
         if len(headers) > _HEADERS:
             return Refusal(431, f"a request has at most {_HEADERS} headers", code="too_large")
         if "transfer-encoding" in headers and "content-length" in headers:
@@ -120,7 +120,7 @@ class Access:
         return is_loopback(_name(origin.partition("://")[2]))
 
     def _key(self, headers: Headers) -> str | None:
-        """Which of the keys was sent, under either of the two headers."""
+        """Return the key that was sent, under either of the two headers; None if it is none of ours."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         bearer = token.strip() if scheme.lower() == "bearer" else ""
         given = (bearer, headers.get("x-api-key", ""))
@@ -135,10 +135,10 @@ class Access:
         return next((key for key, equal in same if equal), None)
 
     def client(self, scope: Scope) -> str:
-        """Who asks: one name for each key, however it was sent; without keys, for each address.
+        """Name the client: one name for each key, however it was sent; without keys, its address.
 
-        The name is of the key itself, not of its place in a file: what is cached for it must not
-        be another's when the file has changed.
+        The name is made from the key itself, not from its place in a file: if the file changes, no
+        client may get what is cached for another.
         """
         if self.keys:
             key = self._key(Headers(scope=scope))
@@ -151,7 +151,7 @@ def _fingerprint(key: str) -> str:
 
 
 def _spellings(key: str) -> set[bytes]:
-    """A key as clients send it: those of some languages write headers in Latin-1."""
+    """Return a key as clients send it: some languages write headers in Latin-1."""
     spellings = {key.encode()}
     with contextlib.suppress(UnicodeEncodeError):
         spellings.add(key.encode("latin-1"))
@@ -163,12 +163,12 @@ def too_large(most: int) -> Refusal:
 
 
 def _is_no_browser(headers: Headers) -> bool:
-    """A page cannot send such a name without being asked whether it may."""
+    """True if the client is no browser: a page may not send such a name without permission."""
     return headers.get("user-agent", "").startswith(_NO_BROWSERS)
 
 
 def _is_address(host: str) -> bool:
-    """A name is what can be made to point elsewhere; an address cannot."""
+    """True if a host is an address: a name could be made to point elsewhere."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -177,20 +177,19 @@ def _is_address(host: str) -> bool:
 
 
 def _name(host: str) -> str:
-    """The host of a ``Host`` header, without its port; "" if it is none."""
+    """Return the host of a ``Host`` header, without its port; "" if it is none."""
     found = _HOST.fullmatch(host)
     return "" if found is None else found[1].strip("[]").lower()
 
 
 class Guard:
-    """Wraps the app in ``Access``: answers preflights and adds the headers of every response.
+    """The ASGI app around another: it applies ``Access``, preflights and common headers.
 
-    Who asks stands in ``request.state.client``, what the request is called in
-    ``request.state.id``, what it has the server hold in ``request.state.load``, and what is done
-    when it is answered, or left, in ``request.state.until_over``.
+    It puts into ``request.state``: the name of the ``client``, the ``id`` of the request, its
+    ``load`` on the server, and ``until_over``, the callbacks for when it is answered or left.
 
     Args:
-        spelled: an error for a client that asked under this path.
+        spelled: spells an error for a client of this path.
         log: takes a line for each request.
     """
 
@@ -277,18 +276,18 @@ class Guard:
 
 
 def _id(given: str) -> str:
-    """What a request is called: as the client says, if that can stand in a header and a log."""
+    """Return the id of a request: the client's, if it can stand in a header and a log."""
     return given if _GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def is_told(path: str, status: int) -> bool:
-    """True if a request stands in the log: a poll does only where it fails, and not for a load,
+    """True if a request stands in the log: a poll does only if it fails, and not during a load,
     which has lines of its own."""
     return path not in _UNTOLD or (status >= 400 and not (status == 503 and path in OPEN))
 
 
 def _line(scope: Scope, client: str, status: int, took_s: float) -> str:
-    """Of one request, for people: nothing of its query or its body."""
+    """Write the log line of a request, without its query or its body."""
     said = status or "left"  # before there was an answer
     line = f"{scope['method']} {scope['path'][:200]} {said} {took_s:.2f} s, {client}"
     more = f", nothing drafted: {why}" if (why := scope["state"].get("undrafted")) else ""
@@ -304,7 +303,7 @@ def _preflight(asked: str) -> dict[str, str]:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The body of a request.
+    """Read the body of a request.
 
     Raises:
         Refusal: it is too long, takes too long to come, or the client left.
@@ -324,5 +323,5 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 def hosts_of(bound: str, more: Sequence[str]) -> tuple[str, ...]:
-    """Names that a server bound to an address is called by."""
+    """Return the names of a server that is bound to an address."""
     return tuple({bound.lower(), *(name.lower() for name in more)})

@@ -1,9 +1,8 @@
 """Fields that other servers know and that would change a text: refused by name, never dropped.
 
 A field of a request is one of three kinds. It is *honoured*: it stands in the request's struct, or
-in ``naming``. It
-is *refused*: it stands in ``REFUSED``, and a value that asks for anything is answered 501. Or it is
-*harmless*: whatever it says, the text is the same, and it is passed over.
+in ``naming``. It is *refused*: it stands in ``REFUSED``, and a value that requests anything is
+answered 501. Or it is *harmless*: no value of it changes the text, and it is passed over.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from specllama.server.refusals import not_offered
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a field is not offered; ``idle``: values that request nothing, as null does."""
+    """A field that is not offered, with the reason; ``idle``: values that request nothing, as null."""
 
     reason: str
     idle: Callable[[Any], bool] = lambda value: not value
@@ -89,7 +88,7 @@ _Fields = dict[str, msgspec.Raw]
 
 
 def refuse_known(body: bytes, kind: type) -> Mapping[str, msgspec.Raw]:
-    """The fields of a body.
+    """Return the fields of a body.
 
     Args:
         kind: the struct that a request of this route is; its fields are honoured.

@@ -12,14 +12,13 @@ _NEVER = -9999.0  # JSON has no minus infinity
 
 
 def chances_of(rounds: Iterable[RoundDone]) -> list[Chances]:
-    """Of every token that was emitted, accepted drafts among them."""
+    """Return the chances of every token that was emitted, accepted drafts included."""
     return [chance for done in rounds for chance in done.chances]
 
 
 def pieces(piece: Piece) -> Iterator[tuple[str, list[int], list[Chances]]]:
-    """A piece as text, tokens and chances; where chances were asked for, token by token, as
-    llama-server does. Text that was held back comes with the last token of those that follow it.
-    """
+    """Yield a piece as text, tokens and chances: token by token if chances are requested, as
+    llama-server does. Text that was held back comes with the last token of those that follow it."""
     text = piece.reasoning + piece.text
     tokens = [token for done in piece.rounds for token in done.emitted]
     chances = chances_of(piece.rounds)
@@ -35,7 +34,7 @@ def pieces(piece: Piece) -> Iterator[tuple[str, list[int], list[Chances]]]:
 
 
 def in_chat(chances: Sequence[Chances]) -> list[dict[str, Any]]:
-    """``logprobs.content`` of chat completions; llama-server's ``completion_probabilities``."""
+    """Spell ``logprobs.content`` of a chat, also llama-server's ``completion_probabilities``."""
     return [
         {**_one(chance), "top_logprobs": [_one(other) for other in chance.top]}
         for chance in chances
@@ -56,8 +55,8 @@ def text_of(chance: Chance) -> str:
 
 
 def in_completions(chances: Sequence[Chances], offset: int) -> dict[str, Any]:
-    """``logprobs`` of completions; ``offset``: characters of the text before the first. The token
-    itself stands among the likeliest, as OpenAI and vLLM write it."""
+    """Spell ``logprobs`` of completions; ``offset``: characters of the text before the first token.
+    The token itself stands among the likeliest, as OpenAI and vLLM write it."""
     texts = [text_of(chance) for chance in chances]
     offsets = []
     for text in texts:

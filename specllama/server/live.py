@@ -27,7 +27,7 @@ _TEXTS = ("drafted_text", "target_text", "emitted_text", "text", "reasoning", "s
 
 
 class Live:
-    """Tells watchers what happens to requests; a ``Watcher`` itself."""
+    """A ``Watcher`` that sends events of requests to those that follow them."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -75,7 +75,7 @@ class Live:
             something.set()
 
     async def _figures(self) -> dict[str, Any]:
-        """What is going on now, and what the engine says of itself."""
+        """Return the current load, and the engines' own figures."""
         queues = [model.queue for model in self._service.models.all.values()]
         told = {
             "type": "figures",

@@ -1,4 +1,4 @@
-"""What a server tells its operator: each request, what happens to its models, what went wrong."""
+"""The log of a server: requests, state of its models, errors."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _FORMAT = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
 
 
 class ServerLog:
-    """Writes lines in a thread of its own: a stalled terminal or disk holds nothing up.
+    """A log written by its own thread, so that a stalled terminal or disk delays nothing.
 
     Args:
-        file: written instead of stderr; older lines go to files beside it, the oldest are deleted.
-        quiet: only what went wrong is told.
+        file: written instead of stderr; older lines go to numbered files, the oldest are deleted.
+        quiet: only problems are logged.
 
     Attributes:
-        requests: whether each request is told.
+        requests: True if each request is logged.
 
     Raises:
         UsageError: the file cannot be written.
@@ -59,7 +59,7 @@ class ServerLog:
     @classmethod
     @contextmanager
     def of(cls, settings: Settings, *, quiet: bool) -> Iterator[ServerLog]:
-        """As settings say, until a block ends."""
+        """Open a log as settings require, and close it when the block ends."""
         file = settings["log-file"]
         path = None if file is None else Path(os.path.expanduser(file))
         log = cls(path, requests=settings["access-log"], quiet=quiet)
@@ -69,7 +69,7 @@ class ServerLog:
             log.close()
 
     def say(self, line: str) -> None:
-        """Take a line; never waits."""
+        """Take a line, without waiting."""
         self._logger.info("%s", line)
 
     def request(self, line: str) -> None:
@@ -78,7 +78,7 @@ class ServerLog:
             self.say(line)
 
     def model(self, model: ServedModel) -> None:
-        """Tell of a change of a model's state."""
+        """Log a change of a model's state."""
         before, self._states[model.name] = self._states.get(model.name), model.state
         if model.state != before:
             why = f": {model.failed}" if model.failed and model.state == "unloaded" else ""
@@ -95,7 +95,7 @@ class ServerLog:
                 self._begun[model.name] = begun, now
 
     def close(self) -> None:
-        """Write what was taken."""
+        """Write the lines that were taken."""
         self._logger.removeHandler(self._entry)
         self._logger.propagate = True
         if self._ends:
@@ -106,7 +106,7 @@ class ServerLog:
 
 
 class _Entry(QueueHandler):
-    """Where lines come in; those are dropped that come faster than they are written."""
+    """The queue of lines; it drops those that arrive faster than they are written."""
 
     queue: queue.Queue[Any]
     _dropped = 0
@@ -124,7 +124,7 @@ class _Entry(QueueHandler):
 
 class _Stderr(logging.StreamHandler[Any]):
     def handleError(self, record: logging.LogRecord) -> None:
-        """Its reader is gone."""
+        """Ignore the error: nobody reads stderr any more."""
 
 
 class _LogFile(RotatingFileHandler):
@@ -153,7 +153,7 @@ class _LogFile(RotatingFileHandler):
         return open(self.baseFilename, "a", encoding="utf-8", errors="replace", opener=private)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """A full disk is said once, and a server goes on."""
+        """Warn of a full disk once; the server goes on."""
         if not self._failed:
             self._failed = True
             said = f"warning: the log cannot be written: {sys.exc_info()[1]}"

@@ -1,9 +1,9 @@
-"""The models of a server: loaded when a request names one, unloaded when none has for long.
+"""The models of a server: loaded when a request names one, unloaded when long unused.
 
-One load at a time, so that each finds the memory that is really free. A model that does not fit
-makes the others leave that have been idle longest, then those in use: these end what they write,
-while new requests for them wait until the load is over, so that no model waits for ever. What would
-not fit even alone is refused with the figures.
+One load at a time, so that each finds the memory that is really free. If a model does not fit,
+others are unloaded: first those idle longest, then those in use. These finish their replies, while
+new requests for them wait until the load is over, so that no model waits for ever. A model that
+would not fit even alone is refused with the figures.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class Models:
     """The models of one server.
 
     Args:
-        served: the first is meant where a request names none.
-        most: how many are loaded at once; 0: as many as there is memory for.
-        more: those that are here now, some of them known by their names.
+        served: the first is used if a request names none.
+        most: number of models that may be loaded at once; 0: as many as fit into memory.
+        more: lists the models that are here now, some of which may be known.
 
     Attributes:
         all: by name.
-        begun: those that are loaded at once are; no request is taken before.
-        alone: there is one, which requests may call whatever they like.
-        hearers: are told of every model whose state or progress changed, in the event loop.
+        begun: the first load, if any, is over; no request is accepted before.
+        alone: there is one model, and requests may call it by any name.
+        hearers: called in the event loop with every model whose state or progress changed.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Models:
         model.queue.watchers += self._watchers
 
     def watch(self, watcher: Watcher) -> None:
-        """Tell it of the requests of all models, also of those to come."""
+        """Send a watcher the requests of all models, also of later ones."""
         self._watchers.append(watcher)
         for model in self.all.values():
             model.queue.watchers.append(watcher)
@@ -84,7 +84,7 @@ class Models:
         return max((model.info.target.n_ctx for model in self.loaded), default=0)
 
     async def look(self) -> list[ServedModel]:
-        """All models, with those that came meanwhile, and what their files say."""
+        """Return all models, also new ones, and read what their files hold."""
         if self._more is not None and monotonic() - self._looked_s >= LOOK_S:
             self._looked_s = monotonic()
             for model in await asyncio.to_thread(list, self._more()):
@@ -97,7 +97,7 @@ class Models:
         return models
 
     async def named(self, name: str | None) -> ServedModel:
-        """The model that a request names; the first where it names none.
+        """Return the model that a request names; the first if it names none.
 
         Raises:
             Refusal: there is none of this name.
@@ -107,7 +107,7 @@ class Models:
         return self._called(name) or await self.listed(name)
 
     async def listed(self, name: str) -> ServedModel:
-        """The model of this very name, for who asks about it.
+        """Return the model of exactly this name, for a question about it.
 
         Raises:
             Refusal: there is none.
@@ -123,7 +123,7 @@ class Models:
     # -- loaded, in use, unloaded --
 
     async def begin(self, *, load: bool) -> None:
-        """Take requests, once the first model is loaded if it is to be.
+        """Accept requests, after the first model is loaded if ``load``.
 
         Raises:
             Refusal, SpecllamaError: it cannot be loaded.
@@ -133,10 +133,10 @@ class Models:
         self.begun = True
 
     async def use(self, model: ServedModel, keep_s: float | None = None) -> Callable[[], None]:
-        """Have it loaded, and in use until what this returns is called.
+        """Load a model and mark it as in use; return the function that ends the use.
 
         Args:
-            keep_s: how long it stays loaded unused, from now on; None changes nothing.
+            keep_s: seconds that it may stay loaded unused from now on; None changes nothing.
 
         Raises:
             Refusal, SpecllamaError: it cannot be loaded.
@@ -155,13 +155,13 @@ class Models:
             self.keep(model)
 
     def keep(self, model: ServedModel, keep_s: float | None = None) -> None:
-        """It has just been used: unload it when it has not been for so long."""
+        """Restart the model's idle timer."""
         model.idle_s = monotonic()
         model.wake(keep_s)
         self._wind(model)
 
     def stay(self, model: ServedModel, usual_s: float) -> None:
-        """It stays loaded unused for so long, unless a request said otherwise."""
+        """Set the model's usual idle time, unless a request set another."""
         usual = model.keep_s == model.usual_s
         model.usual_s = usual_s
         if usual:
@@ -184,7 +184,7 @@ class Models:
                 await self._unload(model)
 
     async def load(self, model: ServedModel) -> None:
-        """Load it unless it is loaded; requests that come meanwhile wait for the same load.
+        """Load a model unless it is loaded; concurrent requests wait for the same load.
 
         Raises:
             Refusal, SpecllamaError: it cannot be loaded.
@@ -195,7 +195,7 @@ class Models:
         await asyncio.shield(model.loading)
 
     def load_later(self, model: ServedModel) -> None:
-        """The same, without waiting for it; why it failed stands in ``failed``."""
+        """Load a model without waiting; ``failed`` holds the reason if that fails."""
         self._begin(self._tried, model)
 
     async def _tried(self, model: ServedModel) -> None:
@@ -245,7 +245,7 @@ class Models:
         self.keep(model)
 
     async def _make_room(self, others: Sequence[ServedModel]) -> None:
-        """Unload the one that has been idle longest, or that ends its replies first."""
+        """Unload the model that has been idle longest, or else one in use after its replies."""
         idle = [other for other in others if not other.uses]
         if idle:
             await self._unload(min(idle, key=lambda other: other.idle_s))
@@ -256,7 +256,7 @@ class Models:
         await self._unload(one)
 
     async def unload(self, model: ServedModel) -> None:
-        """Unload it when what it writes is over; one that is being loaded at once."""
+        """Unload a model after its replies; abort its load at once."""
         model.leaving = model.queue.loaded
         if model.loading is not None and not model.queue.loaded:
             await asyncio.to_thread(model.queue.host.unload)
@@ -266,7 +266,7 @@ class Models:
                 await self._unload(model)
 
     def unload_later(self, model: ServedModel) -> None:
-        """The same, without waiting for it."""
+        """Unload a model without waiting."""
         model.leaving = model.queue.loaded
         self._begin(self.unload, model)
 
@@ -292,7 +292,7 @@ class Models:
             hear(model)
 
     def _follow(self, model: ServedModel) -> None:
-        """Hear from its process how far the load is."""
+        """Receive the progress of a load from the model's process."""
         loop = asyncio.get_running_loop()
         host, before = model.queue.host, model.on_event
 
@@ -314,6 +314,6 @@ def _held(models: Iterable[ServedModel]) -> dict[str, int]:
 
 
 def _heard(load: asyncio.Future[None]) -> None:
-    """An error that no request waits for any more is no news: lists tell of it."""
+    """Mark the error of a load as seen, even if no request waits for it: lists show it."""
     if not load.cancelled():
         load.exception()
