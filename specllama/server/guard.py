@@ -120,7 +120,7 @@ class Access:
         return is_loopback(_name(origin.partition("://")[2]))
 
     def _key(self, headers: Headers) -> str | None:
-        """Return the key that was sent, under either of the two headers; None if it is none of ours."""
+        """Return the key of ours that was sent, under either of the two headers, or None."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         bearer = token.strip() if scheme.lower() == "bearer" else ""
         given = (bearer, headers.get("x-api-key", ""))

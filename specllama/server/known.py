@@ -18,7 +18,7 @@ from specllama.server.refusals import not_offered
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A field that is not offered, with the reason; ``idle``: values that request nothing, as null."""
+    """A field that is not offered, and why; ``idle``: values that request nothing, as null does."""
 
     reason: str
     idle: Callable[[Any], bool] = lambda value: not value

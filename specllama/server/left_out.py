@@ -22,7 +22,7 @@ _PATTERN = re.compile("|".join(LEFT_OUT.values()), re.MULTILINE | re.IGNORECASE)
 
 
 def steadied(job: Job) -> Job:
-    """Leave these lines out of the system prompts of a job, and prompts that had nothing else."""
+    """Leave these lines out of a job's system messages, and messages that held nothing else."""
     prompt, *others = job.prompts
     if isinstance(prompt, str) or not job.params.steady_prompts:
         return job

@@ -153,7 +153,7 @@ class _LogFile(RotatingFileHandler):
         return open(self.baseFilename, "a", encoding="utf-8", errors="replace", opener=private)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Warn of a full disk once; the server goes on."""
+        """Warn once if the disk is full; the server goes on."""
         if not self._failed:
             self._failed = True
             said = f"warning: the log cannot be written: {sys.exc_info()[1]}"

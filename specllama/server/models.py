@@ -161,7 +161,7 @@ class Models:
         self._wind(model)
 
     def stay(self, model: ServedModel, usual_s: float) -> None:
-        """Set the model's usual idle time, unless a request set another."""
+        """Set the model's usual idle time; it counts now unless a request set another."""
         usual = model.keep_s == model.usual_s
         model.usual_s = usual_s
         if usual:

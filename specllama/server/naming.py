@@ -1,4 +1,4 @@
-"""Which model a request names and for how long it is to stay, as every family spells it."""
+"""The fields that name a model and its time to stay loaded, in every family's words."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _OFF = ("none", "")  # no draft model
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """What a body says of its model.
+    """The wishes of a request about its model.
 
     Attributes:
-        model: None where it names none.
-        keep_s: how long the model stays loaded after this request, which is Ollama's
-            ``keep_alive`` and LM Studio's ``ttl``; None where it does not say.
+        model: None if it names none.
+        keep_s: seconds that the model may stay loaded unused after this request, which is Ollama's
+            ``keep_alive`` and LM Studio's ``ttl``; None if it sets none.
         undrafted: it wants no draft model.
         stream: it wants the text as it comes.
     """
@@ -35,7 +35,7 @@ class Naming:
 
 
 def naming_of(fields: Mapping[str, msgspec.Raw]) -> Naming:
-    """Raises Refusal: one of the fields says what it cannot."""
+    """Read these fields; raise Refusal if a value is wrong."""
     given = {name: msgspec.json.decode(fields[name]) for name in FIELDS & fields.keys()}
     model = given.get("model")
     if model is not None and not isinstance(model, str):

@@ -49,7 +49,7 @@ class Extra(msgspec.Struct):
 
 
 class InfillRequest(NativeCompletion, kw_only=True):
-    """A text with a gap; ``prompt`` is the beginning of what fills it."""
+    """A text with a gap; ``prompt`` is the beginning of the text that fills it."""
 
     input_prefix: str
     input_suffix: str
@@ -58,7 +58,7 @@ class InfillRequest(NativeCompletion, kw_only=True):
 
 
 class TokenizeRequest(msgspec.Struct):
-    """llama-server's ``content``, or vLLM's ``prompt`` or ``messages``."""
+    """A text to tokenize: llama-server's ``content``, or vLLM's ``prompt`` or ``messages``."""
 
     content: str | None = None
     add_special: bool | None = None
@@ -81,7 +81,7 @@ class TemplateRequest(msgspec.Struct):
 
 
 def parse(body: NativeCompletion, base: GenerateParams) -> Job:
-    """Raises Refusal: a field is wrong."""
+    """Read a request; raise Refusal if a field is wrong."""
     if body.post_sampling_probs:
         raise not_offered(
             "post_sampling_probs", "probabilities are told before samplers", "post_sampling_probs"
@@ -150,7 +150,7 @@ def rows(service: Service) -> list[Row]:
 
 
 def _replies(service: Service) -> list[Row]:
-    """What is written by the model."""
+    """Return the routes that the model writes for."""
 
     def spelled(body: NativeCompletion, job: Job, model: ServedModel) -> NativeDialect:
         return NativeDialect(body, model.name, job.params)
@@ -175,7 +175,7 @@ def _replies(service: Service) -> list[Row]:
 
 
 def _texts(service: Service) -> list[Row]:
-    """Texts without decoding: their tokens, and prompts from templates."""
+    """Return the routes that work on texts without decoding: tokens, and filled templates."""
 
     async def tokenize(request: Request) -> Response:
         body = await service.read(request, TokenizeRequest)
@@ -191,7 +191,7 @@ def _texts(service: Service) -> list[Row]:
         return await service.aside(request, _told, ids, pieces)
 
     async def counted(model: ServedModel, body: TokenizeRequest, request: Request) -> Response:
-        """vLLM's answer."""
+        """Answer as vLLM does."""
         queue, client = model.queue, request.state.client
         if body.messages is not None:
             text = await rendered(model, body.messages, body.tools, request)
@@ -240,7 +240,7 @@ def _texts(service: Service) -> list[Row]:
 
 
 def _about(service: Service) -> list[Row]:
-    """What there is, and how busy it is."""
+    """Return the routes that describe the server and its load."""
 
     async def props(request: Request) -> Response:
         model = await service.named(request)
@@ -306,7 +306,7 @@ def _about(service: Service) -> list[Row]:
 
 
 def _told(ids: Sequence[int], pieces: Sequence[bytes]) -> Response:
-    """Tokens and their texts."""
+    """List tokens with their texts."""
     told = [{"id": id, "piece": _piece(piece)} for id, piece in zip(ids, pieces, strict=True)]
     return Json({"tokens": told})
 

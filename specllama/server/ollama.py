@@ -61,7 +61,7 @@ class OllamaTurn(Turn):
 
 
 class _Asked(msgspec.Struct, kw_only=True):
-    """Ollama's own client writes null for whatever was not given."""
+    """The fields of both requests; Ollama's own client writes null for those that are not set."""
 
     model: str | None = None
     stream: bool | None = None
@@ -98,7 +98,7 @@ def error_of(refusal: Refusal) -> dict[str, Any]:
 
 
 def _parse(body: _Asked, prompt: Prompt, base: GenerateParams, tools: ToolUse | None = None) -> Job:
-    """Raises Refusal: a field is wrong."""
+    """Read the common fields; raise Refusal if one is wrong."""
     options = body.options or Options()
     options.specllama = body.specllama
     options.prediction = body.prediction or options.prediction
@@ -123,7 +123,7 @@ def _parse(body: _Asked, prompt: Prompt, base: GenerateParams, tools: ToolUse | 
 
 
 def parse_chat(body: OllamaChat, base: GenerateParams) -> Job:
-    """Raises Refusal: a field is wrong."""
+    """Read a chat; raise Refusal if a field is wrong."""
     turns = body.messages or []
     if any(turn.images for turn in turns):
         raise not_offered("images", "models here read text only", "messages")
@@ -134,7 +134,7 @@ def parse_chat(body: OllamaChat, base: GenerateParams) -> Job:
 
 
 def parse_generate(body: GenerateRequest, base: GenerateParams) -> Job:
-    """Raises Refusal: a field is wrong."""
+    """Read a prompt; raise Refusal if a field is wrong."""
     prompt: Prompt = body.prompt or ""
     if not body.raw:
         head = [Turn("system", body.system)] if body.system else []
@@ -205,7 +205,7 @@ class OllamaDialect(Dialect):
         }
 
     def idle(self, reason: str) -> dict[str, Any]:
-        """The answer to nothing: clients have a model loaded or unloaded so."""
+        """Answer an empty request, which only loads or unloads a model."""
         return self._line("", "", done=True, done_reason=reason)
 
     def failed(self, refusal: Refusal) -> Iterable[Frame]:
@@ -213,18 +213,18 @@ class OllamaDialect(Dialect):
 
 
 def _logprobs(rounds: Iterable[RoundDone]) -> dict[str, Any]:
-    """Of the tokens, where they were asked for."""
+    """Return the tokens' log probabilities, if they were requested."""
     found = chances_of(rounds)
     return {"logprobs": in_chat(found)} if found else {}
 
 
 def _digest(target: ModelInfo) -> str:
-    """What stands for the hash of a file that was not hashed: the same for the same file."""
+    """Return a substitute for the hash of a file that was never hashed; equal for equal files."""
     return hashlib.sha256(f"{target.name} {target.file_bytes}".encode()).hexdigest()
 
 
 def _about(target: ModelInfo) -> dict[str, Any]:
-    """What the file says of itself; arrays are null, as in Ollama's short form."""
+    """Return the metadata of a model's file; arrays are null, as in Ollama's short form."""
     about: dict[str, Any] = {}
     with contextlib.suppress(SpecllamaError, OSError):  # not every engine has a file
         header = read_header(target.path)
@@ -239,7 +239,7 @@ def _about(target: ModelInfo) -> dict[str, Any]:
 
 
 def _parameters(params: GenerateParams, n_ctx: int) -> list[str]:
-    """What requests have that say nothing, in lines of Ollama's."""
+    """Return the server's default parameters as lines in Ollama's form."""
     sampling = params.sampling
     values = {
         "num_ctx": n_ctx,
@@ -295,7 +295,7 @@ def _card(model: ServedModel) -> dict[str, Any]:
 
 
 def _running(model: ServedModel) -> dict[str, Any]:
-    """A model that is loaded; what Ollama does not tell stands at the end."""
+    """Describe a loaded model; fields that Ollama does not have stand at the end."""
     info, left_s = model.info, model.left_s
     until = _time(time.time() + left_s) if left_s < math.inf else _time(2**31)
     more = {
@@ -312,7 +312,7 @@ def _running(model: ServedModel) -> dict[str, Any]:
 
 
 def _about_model(service: Service) -> list[Row]:
-    """What is told of models."""
+    """Return the routes that describe models."""
     since = _time(service.started)
 
     async def version(request: Request) -> Response:
@@ -357,8 +357,8 @@ Parse = Callable[[Any, GenerateParams], Job]
 
 
 async def _shortened(client: str, model: ServedModel, job: Job, room: float) -> Job:
-    """Leave out as few of the oldest messages of a chat as make it fit, but nothing of the system,
-    nor the last one, nor a call whose result stays."""
+    """Drop as few of the oldest messages of a chat as make it fit, but no system message, nor
+    the last one, nor a call whose result stays."""
     turns = [turn for turn in job.prompts[0] if isinstance(turn, Message)]
     starts = [i for i, turn in enumerate(turns) if not (i and turn.content.startswith(RESPONSE))]
     low, high = 0, len(starts) - 1
@@ -376,10 +376,10 @@ async def _shortened(client: str, model: ServedModel, job: Job, room: float) -> 
 
 
 def _replies(service: Service) -> list[Row]:
-    """What is written by the model."""
+    """Return the routes that the model writes for."""
 
     async def nothing(request: Request, chat: bool) -> Response:
-        """No text is asked for: the model is loaded, or unloaded where it is not to stay."""
+        """Load the model, or unload it if it should not stay: no text is requested."""
         asked: Naming = request.state.naming
         model = await service.models.named(asked.model)
         if asked.keep_s == 0:

@@ -41,7 +41,7 @@ NOT_OFFERED = {
 
 
 def model_card(model: ServedModel, started: int) -> dict[str, Any]:
-    """A model, in OpenAI's words, Anthropic's and llama-server's."""
+    """Describe a model in OpenAI's words, Anthropic's and llama-server's."""
     target = model.target
     n_ctx = target.n_ctx or target.n_ctx_train  # of one that was not loaded yet
     return {

@@ -1,6 +1,6 @@
-"""A stream that begins while its model is still being loaded, and says how far that is.
+"""A stream that begins while its model is still being loaded, and sends the load's progress.
 
-Clients that want a stream hear something within seconds, or they give up. Server-sent events have
+Clients that want a stream give up if nothing comes within seconds. Server-sent events have
 comments for that, which every client passes over; our own front ends get the engine's event.
 """
 
@@ -28,10 +28,10 @@ Spelled = Callable[[str, Refusal], dict[str, Any]]
 
 
 async def answered(request: Request, work: asyncio.Future[Response], spelled: Spelled) -> Response:
-    """The response that ``work`` makes; a stream that waits for a load begins before it is there.
+    """Return the response that ``work`` makes; while a model loads, a stream may begin early.
 
     Raises:
-        Exception: what ended the work, where no stream has begun.
+        Exception: the error that ended the work, if no stream has begun.
     """
     try:
         await asyncio.wait({work}, timeout=HEAD_S)
@@ -48,7 +48,7 @@ async def answered(request: Request, work: asyncio.Future[Response], spelled: Sp
 
 
 class Loading(Response):
-    """A stream whose words are of the load, and then those of the response that comes of it."""
+    """A stream that sends the load's progress, then the response that follows."""
 
     def __init__(
         self, request: Request, work: asyncio.Future[Response], model: ServedModel, spelled: Spelled

@@ -48,7 +48,7 @@ OTHER = "other"
 
 
 class Metrics:
-    """Counts what happens to requests; a ``Watcher``."""
+    """A ``Watcher`` that counts requests and their results."""
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[Labels, float]] = {
@@ -60,10 +60,10 @@ class Metrics:
         self._slices: dict[str, None] = {}  # in use, the longest unused first
 
     def slice(self, label: str) -> str:
-        """Under which label a request of this one is counted.
+        """Return the label under which a request with this one is counted.
 
-        Clients give the labels, so there are few: that which was not used for longest makes room,
-        and what was counted under it is counted under "other" from then on.
+        Clients choose the labels, so few are kept: the one that was unused for longest makes room,
+        and its counts move to "other".
         """
         if not label or label == OTHER:
             return label
@@ -160,12 +160,12 @@ class Metrics:
     def text(
         self, engines: Mapping[str, EngineFigures | None], queues: Sequence[RequestQueue]
     ) -> str:
-        """What was counted.
+        """Write all figures in Prometheus's format.
 
-        What is not known is left out: a counter that falls to 0 means a restart to its readers.
+        Unknown figures are left out: to its readers, a counter that falls to 0 means a restart.
 
         Args:
-            engines: what those that are loaded say of themselves, if they can be asked.
+            engines: the figures of the loaded engines; None for one that cannot be asked.
         """
         known = {name: engine for name, engine in engines.items() if engine is not None}
         told = _engines(known) if known else ()
@@ -187,7 +187,7 @@ class Metrics:
                 yield _line(name, _of(queue.name), value_of(queue))
 
     def _llama(self, passes: int | None, queues: Sequence[RequestQueue]) -> Iterator[str]:
-        """The figures that llama-server has, under its names."""
+        """Yield the figures that llama-server has, under its names."""
 
         def sum_of(name: str) -> float:
             return sum(self._counts[name].values())
@@ -242,7 +242,7 @@ def _of(model: str) -> Labels:
 
 
 def _engines(found: Mapping[str, EngineFigures]) -> Iterator[str]:
-    """What engines say of themselves, by model."""
+    """Yield the engines' own figures, by model."""
     yield from _head("kv_cells", "gauge", "Cells of the target's cache.")
     for model, figures in found.items():
         for state in ("live", "dead", "free"):

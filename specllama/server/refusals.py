@@ -1,4 +1,4 @@
-"""What a client hears when its request cannot be served: one type, spelled by every API family."""
+"""The answer to a request that cannot be served: one type, which every API family spells."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Refusal(Exception):
 
 
 def wrong(param: str, message: str) -> Refusal:
-    """A field has a value that it cannot have."""
+    """Refuse a field whose value is wrong."""
     return Refusal(400, message, param=param)
 
 
@@ -54,7 +54,7 @@ def not_offered(what: str, reason: str, param: str | None = None) -> Refusal:
 
 
 def malformed(message: str) -> Refusal:
-    """From what msgspec says of a body, which names the place at its end."""
+    """Convert msgspec's error about a body, which names the place at its end."""
     found = _AT.search(message)
     if found is None:
         return Refusal(400, message)
@@ -63,11 +63,11 @@ def malformed(message: str) -> Refusal:
 
 
 def refusal(error: BaseException, fields: Mapping[str, str] | None = None) -> Refusal:
-    """What an error of ours means to a client.
+    """Convert an error of ours to an answer.
 
     Args:
-        fields: names of settings, as messages of UsageError begin with them, and those that the
-            client used.
+        fields: the client's names of fields, by the names of settings that begin messages of
+            UsageError.
     """
     if isinstance(error, Refusal):
         return error
@@ -98,8 +98,8 @@ def refusal(error: BaseException, fields: Mapping[str, str] | None = None) -> Re
 
 
 def ended_engine(message: str) -> Refusal:
-    """A request that the engine did not survive: sent again by a client of itself, it would end
-    the next one."""
+    """Refuse a request that ended the engine. Its client should not send it again by itself: it
+    would end the next engine."""
     headers = {"x-should-retry": "false"}
     return Refusal(500, message, "server_error", "engine_died", headers=headers)
 
@@ -120,7 +120,7 @@ def no_such_model(name: str, there: Sequence[str]) -> Refusal:
 
 
 def does_not_fit(name: str, error: DoesNotFit, held: Mapping[str, int]) -> Refusal:
-    """A model that has no room.
+    """Refuse a model that has no room.
 
     Args:
         name: "" where there is one model.

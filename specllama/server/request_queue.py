@@ -2,10 +2,11 @@
 
 The engine's process takes as many requests as it has lanes; the others wait here, by client, and
 clients take turns. A request that is over, however it ends, makes room for the next one at once.
-An engine that died is started again at once; one that was hardly alive, when it is asked for.
+An engine that died is started again at once; one that died soon after its start, at the next
+request.
 
-A request that was there when the engine died is a suspect. When it comes again, it is written with
-no other beside it: if it ends, it is none any more, and if the engine dies again, it is refused.
+A request that was running when the engine died is a suspect. If it comes again, it runs with no
+other beside it: if it ends, it is no suspect any more, and if the engine dies again, it is refused.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ IN_ALL = 4  # requests of all clients that may wait: so many times as many as of
 
 @dataclass(eq=False, slots=True)
 class Place:
-    """A request that was let in: none of its replies is refused for others that wait, nor for
-    the end of the server.
+    """A request that was let in: none of its replies is refused because others wait or because
+    the server ends.
 
     Attributes:
-        waiting: how many of its replies the engine did not get yet.
+        waiting: number of its replies that the engine did not get yet.
     """
 
     client: str
@@ -53,7 +54,7 @@ class Place:
     waiting: int = 0
 
     def leave(self) -> None:
-        """There are no more replies to come."""
+        """Leave the queue, because no more replies come."""
         self.queue.places.pop(self, None)
 
 
@@ -62,8 +63,8 @@ class QueuedReply:
     """One reply to a request.
 
     Attributes:
-        asked: what it was when it came, without the seed that was drawn for it: by this it is
-            known when it comes again.
+        asked: the request as it came, without the seed that was drawn for it: this recognizes it
+            if it comes again.
         label, arm: of the workload and of an experiment, for the figures.
         on_message: called in the event loop with ("events", list), then with ("end", None) or
             ("error", exception).
@@ -93,13 +94,13 @@ class QueuedReply:
         return ((self.sent_s or perf_counter()) - self.arrived_s) * 1e3
 
     def cancel(self) -> None:
-        """The client has left; its lane is free before the next pass."""
+        """Cancel the reply of a client that has left; its lane is free before the next pass."""
         if not self.over and not self.left:
             self.left = True
             self.end()
 
     def end(self) -> None:
-        """End the reply where it is; its last word comes all the same."""
+        """End the reply where it is; its last event still comes."""
         if self.stop is not None:
             self.stop()
         else:
@@ -108,11 +109,11 @@ class QueuedReply:
 
 @dataclass(slots=True)
 class Suspect:
-    """A request that was there when the engine died.
+    """A request that was running when the engine died.
 
     Attributes:
-        life: of the engine that died of it, or beside it: so many had died before.
-        until_s: when it is none any more.
+        life: number of times that the engine had died before it got this request.
+        until_s: time when the suspicion ends.
     """
 
     life: int
@@ -121,7 +122,7 @@ class Suspect:
 
 
 class Watcher(Protocol):
-    """What is told of every request: sent to the engine, answered, ended."""
+    """An observer of every request: when it is sent to the engine, answered and ended."""
 
     def sent(self, queued: QueuedReply) -> None: ...
 
@@ -134,13 +135,13 @@ class RequestQueue:
     """The requests of one engine.
 
     Args:
-        name: what the model is called in answers.
-        lanes: how many the engine is to take at once; it may take fewer.
-        most: how many requests of one client may wait.
+        name: the model's name in answers.
+        lanes: most requests that the engine takes at once; it may take fewer.
+        most: most requests of one client that may wait.
 
     Attributes:
         places: of the requests that were let in and are not over.
-        undrafted: why nothing was drafted for the reply that ended last; "" where something was.
+        undrafted: why nothing was drafted for the reply that ended last; "" if something was.
     """
 
     def __init__(self, host: EngineHost, name: str, *, lanes: int, most: int = 64) -> None:
@@ -175,16 +176,16 @@ class RequestQueue:
 
     @property
     def free(self) -> bool:
-        """Whether a lane is: the engine gets no more requests than it has lanes."""
+        """True if a lane is free: the engine gets no more requests than it has lanes."""
         return len(self.running) < self.lanes
 
     @property
     def n_waiting(self) -> int:
-        """Requests of which the engine did not get all."""
+        """The number of requests with replies that the engine did not get yet."""
         return self._queued.total()
 
     async def start(self) -> EngineInfo:
-        """Load; raises what ``EngineHost.start`` raises."""
+        """Load the engine; raise the errors of ``EngineHost.start``."""
         self._loop = loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self.host.loop = loop if isinstance(loop, asyncio.SelectorEventLoop) else None
@@ -197,7 +198,7 @@ class RequestQueue:
         return info
 
     async def unload(self) -> None:
-        """End the engine, in which nothing is going on, until ``start``."""
+        """End the idle engine, until ``start``."""
         self.loaded = False
         await asyncio.to_thread(self.host.unload)
 
@@ -258,16 +259,16 @@ class RequestQueue:
         return queued
 
     def withdraw(self, queued: QueuedReply) -> None:
-        """Take back one that waits."""
+        """Remove a reply that waits."""
         if self._waiting.remove(queued.client, queued):
             self._called(queued)
             self._end(queued, "end", None)
 
     async def ask(self, method: str, *args: Any, client: str = "") -> Any:
-        """What a method of the engine returns; clients take turns.
+        """Call a method of the engine, and return its result; clients take turns.
 
         Raises:
-            SpecllamaError: what it raised. Refusal: there is no engine yet.
+            SpecllamaError: the method's error. Refusal: there is no engine yet.
         """
         if not self.loaded:
             raise loading()
@@ -277,7 +278,7 @@ class RequestQueue:
         return await self._answer(call)
 
     async def _answer(self, call: Callable[..., None]) -> Any:
-        """What the engine answers to a call."""
+        """Return the engine's answer to a call."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
 
@@ -300,7 +301,7 @@ class RequestQueue:
             self._asked.discard(answer)
 
     async def figures(self) -> EngineFigures | None:
-        """The engine's own; None where there is none that answers soon."""
+        """Return the engine's own figures; None if no engine answers soon."""
         if not self.ready:
             return None
         try:
@@ -310,14 +311,14 @@ class RequestQueue:
         return found
 
     async def template(self) -> tuple[str, str, str]:
-        """Of chats, with the texts that begin and end one; those of before where the model is not
-        loaded, or none."""
+        """Return the template of chats and the texts that begin and end one; the last known ones if
+        the model is not loaded."""
         if self.loaded:
             self._template = await self.ask("template")
         return self._template
 
     def cut_off(self) -> None:
-        """Nothing is waited for any more, and all who wait hear so."""
+        """Stop waiting for anything, and send all who wait an error."""
         self.cut = True
         for queued in [*self.running, *self._waiting]:
             if not queued.left:
@@ -330,7 +331,7 @@ class RequestQueue:
     # -- inside --
 
     def _soon(self, call: Callable[..., object], *args: Any) -> None:
-        """From any thread: call it in the loop."""
+        """Call a function in the event loop, from any thread."""
         assert self._loop is not None
         if threading.get_ident() == self._thread:
             self._loop.call_soon(call, *args)  # which needs not be woken
@@ -339,7 +340,7 @@ class RequestQueue:
             self._loop.call_soon_threadsafe(call, *args)
 
     def _serve(self) -> None:
-        """Send what the engine can take; clients take turns."""
+        """Send as many requests as the engine can take; clients take turns."""
         while self._waiting and self.free and not self._starting:
             if not self.host.ready:
                 self._starting = asyncio.get_running_loop().create_task(self._restart())
@@ -351,7 +352,7 @@ class RequestQueue:
             self._send(queued)
 
     def _may_join(self, queued: QueuedReply) -> bool:
-        """Whether a request may join the running ones: a suspect runs only with other suspects."""
+        """True if a request may join the running ones: a suspect runs only with other suspects."""
         others = [other.asked for other in self.running if other.asked != queued.asked]
         asked = [queued.asked, *others] if others else []
         return all(self._suspected(one) is None for one in asked)
@@ -361,7 +362,7 @@ class RequestQueue:
         return suspect if suspect is not None and monotonic() < suspect.until_s else None
 
     def _called(self, queued: QueuedReply) -> None:
-        """It does not wait any more."""
+        """Count a reply as no longer waiting."""
         place = queued.place
         place.waiting -= 1
         if not place.waiting:
@@ -412,7 +413,7 @@ class RequestQueue:
             queued.on_message((kind, payload))
 
     def _suspect(self, queued: QueuedReply, *, sure: bool) -> None:
-        """Remember who was there when the engine died; ``sure``: it died of this one."""
+        """Record a request that was running when the engine died; ``sure`` if it was the cause."""
         if not queued.asked:
             return
         before = self._suspected(queued.asked)
@@ -425,7 +426,7 @@ class RequestQueue:
             del self._suspects[next(iter(self._suspects))]
 
     def _died(self) -> None:
-        """The engine is gone: the next request starts another one."""
+        """Restart the engine that died; if it died soon, leave that to the next request."""
         self._deaths += 1
         soon = monotonic() - self._restarted_s < AGAIN_S
         if not (self.closing or self._starting or soon or self.host.ready):

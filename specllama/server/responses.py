@@ -120,14 +120,14 @@ class ResponsesRequest(Sampling, kw_only=True):
 
     @property
     def known(self) -> Iterator[tuple[str, str, ResponsesTool]]:
-        """See ``_known``; a conversation may bring further tools."""
+        """The tools, see ``_known``; the conversation may bring further ones."""
         yield from _known(self.tools)
         for item in items_of(self):
             yield from _known(item.tools)
 
 
 def items_of(body: ResponsesRequest) -> list[Item]:
-    """Read the items of a request; of a kind that is not known only the kind, whatever it holds.
+    """Read the items of a request; of an unknown kind, only its name is kept.
 
     Raises:
         Refusal: an item has another shape than its kind.
@@ -143,7 +143,7 @@ def items_of(body: ResponsesRequest) -> list[Item]:
 
 
 def messages_of(body: ResponsesRequest) -> list[Message]:
-    """Raises Refusal: an item cannot be read."""
+    """Read the messages; raise Refusal if an item cannot be read."""
     out = [Message("system", body.instructions)] if body.instructions else []
     thought = ""
     for i, item in enumerate(items_of(body)):
@@ -176,7 +176,7 @@ def messages_of(body: ResponsesRequest) -> list[Message]:
 
 
 def parse(body: ResponsesRequest, base: GenerateParams) -> Job:
-    """Raises Refusal, UsageError: a field is wrong."""
+    """Read a request; raise Refusal or UsageError if a field is wrong."""
     if body.previous_response_id:
         raise wrong(
             "previous_response_id", "previous_response_id: nothing is kept; send the conversation"
@@ -211,14 +211,14 @@ def compact(body: ResponsesRequest, base: GenerateParams) -> Job:
 
 
 def _full(namespace: str | None, name: str) -> str:
-    """What the model calls a tool."""
+    """Return the model's name for a tool."""
     return f"{namespace}.{name}" if namespace else name
 
 
 def _known(
     specs: Sequence[ResponsesTool] | None, namespace: str = ""
 ) -> Iterator[tuple[str, str, ResponsesTool]]:
-    """Tools that can be called: what the model calls them, their namespace, and the tool."""
+    """Yield the tools that can be called: the model's name for it, its namespace, the tool."""
     for spec in specs or ():
         if spec.type == "namespace" and not namespace:
             yield from _known(spec.tools, spec.name or "")
@@ -236,7 +236,7 @@ def _tool(name: str, spec: ResponsesTool) -> Tool:
 
 
 def tools_of(body: ResponsesRequest) -> ToolUse | None:
-    """Raises Refusal: a tool has no proper name, or the chosen one is not there."""
+    """Read the tools; raise Refusal if a name is wrong or the chosen tool is missing."""
     for i, one in enumerate(body.tools or ()):
         if one.type == "function" and not one.name:
             raise wrong(f"tools[{i}]", f"tools[{i}]: it has no name")
@@ -252,7 +252,7 @@ def tools_of(body: ResponsesRequest) -> ToolUse | None:
 
 
 def _asked(body: ResponsesRequest, params: GenerateParams) -> dict[str, Any]:
-    """What was asked, as it is told in the answer."""
+    """Return the request's fields as the answer repeats them."""
     return {
         "background": False,
         "instructions": body.instructions,
@@ -329,7 +329,7 @@ class ResponsesDialect(Dialect):
         }
 
     def _begin(self, kind: str) -> Iterable[Frame]:
-        """Begin an item of a kind, unless it is begun; "" only ends the last."""
+        """Begin an item of a kind if it is not open yet; "" only ends the last item."""
         if kind == self._open:
             return
         if self._open:
@@ -424,7 +424,7 @@ class ResponsesDialect(Dialect):
 
 
 class CompactDialect(ResponsesDialect):
-    """A conversation as what its user said, and the model's summary of it."""
+    """A conversation, shortened to its user's messages and the model's summary."""
 
     def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
         said = [item for item in items_of(self._body)[:-1] if item.role == "user"]

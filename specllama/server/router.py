@@ -1,4 +1,4 @@
-"""llama-server's routes for several models: which there are, load one, unload one, what happens."""
+"""llama-server's routes for several models: list, load and unload them, follow their changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ModelRequest(msgspec.Struct):
 
 
 def status(model: ServedModel) -> dict[str, Any]:
-    """Whether it is loaded."""
+    """Return the state of a model, and the progress or error of its load."""
     told: dict[str, Any] = {"value": model.state}
     if model.state == "loading":
         told["progress"] = {"value": round(model.progress, 3)}
@@ -35,7 +35,7 @@ def rows(service: Service) -> list[Row]:
     models = service.models
 
     async def load(request: Request) -> Response:
-        """Answers at once, as llama-server does; lists and events tell how it goes on."""
+        """Begin a load and answer at once, as llama-server does; lists and events show progress."""
         body = await service.read(request, ModelRequest)
         found = await models.listed(body.model)
         if found.queue.loaded:
@@ -62,7 +62,7 @@ def rows(service: Service) -> list[Row]:
 
 
 async def _events(service: Service) -> AsyncIterator[bytes]:
-    """Every change of every model, from now on."""
+    """Yield every change of every model, from now on."""
     changed: dict[ServedModel, None] = {}
     something = asyncio.Event()
 

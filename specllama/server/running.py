@@ -30,7 +30,7 @@ _DESCRIPTORS = 128  # besides those of connections
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens.
+    """Open a socket that listens.
 
     Raises:
         UsageError: the address is taken, or not of this machine.
@@ -63,7 +63,7 @@ def url_of(listening: socket.socket) -> str:
 
 
 class _Server(uvicorn.Server):
-    """Wakes for requests alone: ``end`` is awaited, not looked for ten times a second."""
+    """A uvicorn server that wakes only for requests: it awaits ``end`` and never polls."""
 
     def __init__(self, config: uvicorn.Config, end: asyncio.Event) -> None:
         super().__init__(config)
@@ -71,7 +71,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the command line's."""
+        """Leave signals to the command line."""
         yield
 
     async def main_loop(self) -> None:
@@ -88,10 +88,10 @@ def run(
     drain_s: float = DRAIN_S,
     load: bool = True,
 ) -> None:
-    """Serve until ``stop`` is set, then let what is being written end, for so long.
+    """Serve until ``stop`` is set, then give running requests ``drain_s`` seconds to end.
 
     Args:
-        load: the first model at once.
+        load: load the first model at once.
 
     Raises:
         SpecllamaError, Refusal: that model cannot be loaded.
@@ -154,7 +154,7 @@ async def _run(
 
 
 def _awaited(stop: Event) -> asyncio.Future[None]:
-    """Is done when another thread, or a signal, sets ``stop``."""
+    """Return a future that is done when another thread, or a signal, sets ``stop``."""
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[None] = loop.create_future()
 
@@ -172,7 +172,7 @@ def _awaited(stop: Event) -> asyncio.Future[None]:
 
 
 def _connections(service: Service) -> int:
-    """Of all clients; the process is allowed as many descriptors where it may allow itself."""
+    """Return the most connections of all clients; raise the process's limit for them if allowed."""
     most = IN_ALL * service.access.connections
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
@@ -187,7 +187,7 @@ def _connections(service: Service) -> int:
 
 
 async def _drained(service: Service, seconds: float) -> None:
-    """Let requests end; those that are left then hear that they are cut off."""
+    """Let requests end; then cut off the others with an error."""
     queues, traffic = [model.queue for model in service.models.all.values()], service.traffic
     for queue in queues:
         queue.closing = True

@@ -83,7 +83,7 @@ class Prediction(msgspec.Struct):
 
 
 class Structured(msgspec.Struct, kw_only=True):
-    """vLLM's way to say what a reply has to fit."""
+    """vLLM's field for the form that a reply has to fit."""
 
     json: Any = None
     json_object: bool | None = None
@@ -132,7 +132,7 @@ class Sampling(msgspec.Struct, kw_only=True):
 
 
 class Format(msgspec.Struct, omit_defaults=True):
-    """Of a reply, in the words of Anthropic and of OpenAI's responses."""
+    """The format of a reply, in the words of Anthropic and of OpenAI's responses."""
 
     type: str
     schema: dict[str, Any] | None = None
@@ -163,9 +163,9 @@ _LIMITS = ("max_completion_tokens", "max_output_tokens", "n_predict", "num_predi
 def params_of(
     body: Sampling, base: GenerateParams, names: Mapping[str, str] | None = None, **more: Any
 ) -> GenerateParams:
-    """The parameters of a request: what the server was started with, and what it says itself.
+    """Return the parameters of a request: the server's own, changed by the request's fields.
 
-    A seed is always chosen, so that the reply can be asked for again.
+    A seed is always chosen, so that the reply can be repeated.
 
     Args:
         names: of its fields by those of settings, where ``FIELDS`` has others.
@@ -219,7 +219,7 @@ def params_of(
 
 
 def _expected(prediction: Prediction) -> str:
-    """Raises Refusal: it is of another type than text."""
+    """Return the predicted text; raise Refusal if it is of another type."""
     if prediction.type != "content":
         raise wrong("prediction.type", "prediction: its type is content")
     if isinstance(prediction.content, str):
@@ -230,14 +230,14 @@ def _expected(prediction: Prediction) -> str:
 
 
 def most_chances(name: str, value: int | None) -> int | None:
-    """Raises Refusal: more alternatives are requested than the server returns."""
+    """Check a number of alternatives; raise Refusal if the server returns fewer."""
     if value is not None and not 0 <= value <= CHANCES_LIMIT:
         raise wrong(name, f"{name} must be from 0 to {CHANCES_LIMIT}, got {value}")
     return value
 
 
 def chosen(sampling: SamplingParams, names: list[str] | str | None) -> SamplingParams:
-    """With only these of the samplers.
+    """Turn off the samplers that are not named.
 
     Raises:
         Refusal: they have another order than ours, or one is not known.
@@ -264,7 +264,7 @@ def chosen(sampling: SamplingParams, names: list[str] | str | None) -> SamplingP
 
 
 def _structured(body: Sampling) -> dict[str, str]:
-    """vLLM's constraints as ours.
+    """Convert vLLM's constraints to ours.
 
     Raises:
         Refusal: of a kind that is not offered. UsageError: it cannot be enforced.
@@ -290,13 +290,13 @@ def _structured(body: Sampling) -> dict[str, str]:
 
 
 def _literal(text: str) -> str:
-    """A text in a grammar."""
+    """Quote a text for a grammar."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'.replace("\n", "\\n").replace("\r", "\\r")
 
 
 def words_of(bias: Bias, n_vocab: int) -> list[str]:
-    """The tokens that a bias names by words.
+    """Return the tokens that a bias names by words.
 
     Raises:
         Refusal: it has more entries than there are tokens, or too many words.
@@ -314,7 +314,7 @@ def words_of(bias: Bias, n_vocab: int) -> list[str]:
 
 
 def numbered(bias: Bias, spelled: dict[str, list[int]]) -> Bias:
-    """A bias by token ids; that of a word is that of each of its tokens.
+    """Convert a bias to token ids; a word's bias goes to each of its tokens.
 
     Raises:
         Refusal: an id has too many digits.
@@ -338,5 +338,5 @@ def _bias(bias: Bias) -> dict[int, float]:
 
 
 def schema_text(schema: Any) -> str:
-    """A JSON schema as text; the engine reads it."""
+    """Return a JSON schema as text, which the engine reads."""
     return schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()

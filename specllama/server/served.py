@@ -1,4 +1,4 @@
-"""One model that requests may name: its engine, if it is loaded, and how it is asked."""
+"""One model that requests may name: its engine, if it is loaded, and its parameters."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ class ServedModel:
     """One model of a server.
 
     Attributes:
-        queue: of its requests; it takes some while the engine is loaded.
-        params: of requests that say nothing else.
-        recipe: how it is loaded; None where the queue's host knows it alone.
+        queue: of its requests; it accepts them while the engine is loaded.
+        params: of requests that set none.
+        recipe: how it is loaded; None if only the queue's host knows.
         also: further names by which requests may call it.
-        usual_s: how long it stays loaded unused, unless a request says otherwise;
+        usual_s: seconds that it stays loaded unused, unless a request sets others;
             infinity: until room is needed.
-        on_event: hears of its loads, from another thread.
-        keep_s: how long it stays now.
+        on_event: receives events of its loads, from another thread.
+        keep_s: seconds that it stays loaded unused now.
         uses: requests that are being answered.
         idle_s: when the last of them ended, by ``monotonic``.
         leaving: it is unloaded as soon as it is unused.
         progress: how much of it is loaded, 0 to 1.
-        holds: bytes of memory that its engine needs, 0 where that is not known; ``maps``: those of
-            them that the system calls available.
-        failed: why the last load came to nothing.
+        holds: bytes of memory that its engine needs, 0 if unknown; ``maps``: those of them that the
+            system reports as available.
+        failed: why the last load failed; "" if it did not.
     """
 
     queue: RequestQueue
@@ -85,21 +85,21 @@ class ServedModel:
 
     @property
     def idle_for_s(self) -> float:
-        """How long it has been unused."""
+        """The seconds since its last use ended; 0 while it is in use."""
         return 0.0 if self.uses else monotonic() - self.idle_s
 
     @property
     def left_s(self) -> float:
-        """How long it stays unused; infinity: until room is needed."""
+        """The seconds until it may be unloaded; infinity: until room is needed."""
         return self.keep_s - self.idle_for_s
 
     @property
     def known(self) -> bool:
-        """Whether ``target`` says what it can; see ``look``."""
+        """True if ``target`` holds the model's properties; see ``look``."""
         return self.recipe is None or self._told is not None or self.queue.loaded
 
     def wake(self, keep_s: float | None) -> None:
-        """It is in use, or not to be waited for any more; ``keep_s``: how long it stays later."""
+        """Cancel the pending unload; ``keep_s`` sets the idle time for the next one."""
         if keep_s is not None:
             self.keep_s = keep_s
         if self.timer is not None:
@@ -111,17 +111,17 @@ class ServedModel:
 
     @property
     def known_info(self) -> EngineInfo | None:
-        """Of the engine, also when it is not loaded any more; None where it never was."""
+        """The engine's properties, also after it was unloaded; None if it was never loaded."""
         with contextlib.suppress(SpecllamaError):
             return self.queue.host.info
         return None
 
     @property
     def info(self) -> EngineInfo:
-        """The same.
+        """The engine's properties, also after it was unloaded.
 
         Raises:
-            Refusal: it never was loaded.
+            Refusal: it was never loaded.
         """
         if (info := self.known_info) is None:
             raise loading()
@@ -129,7 +129,7 @@ class ServedModel:
 
     @property
     def target(self) -> ModelInfo:
-        """What lists tell of it, loaded or not."""
+        """The model's properties for lists, loaded or not."""
         if (info := self.known_info) is not None:
             return info.target
         return self._told or ModelInfo.elsewhere(self.name, 0)
@@ -141,7 +141,7 @@ class ServedModel:
         return None if draft is None else draft.name
 
     def look(self) -> None:
-        """Find out what its file says, without loading it. Slow the first time."""
+        """Read the model's properties from its file, without loading it. Slow the first time."""
         if self.recipe is None:
             return
         self._told = ModelInfo.elsewhere(self.name, 0)  # where it cannot be read
@@ -164,21 +164,21 @@ class ServedModel:
             )
 
     def weigh(self) -> None:
-        """Find out what the engine that was just loaded needs."""
+        """Estimate the memory of the engine that was just loaded."""
         options = EngineOptions() if self.recipe is None else self.recipe.options
         self.holds, self.maps = holdings(self.info, options)
 
     @property
     def base(self) -> GenerateParams:
-        """Of requests that say nothing else, as clients are shown them: nothing is left to the
-        model's card, so that what a request says wins over it."""
+        """The parameters of requests that set none, as clients see them: the model's card is
+        applied already, so that a request's own values win over it."""
         return self.params.on_card(self.info.target.card).replace(from_card=())
 
     def fitting(self, job: Job) -> Job:
-        """What the engine is sent.
+        """Prepare a job for the engine.
 
         Raises:
-            PromptTooLong: a prompt of so many parts is not even sent there.
+            PromptTooLong: a prompt has too many parts even to be sent.
         """
         job = self.equipped(job)
         for prompt in job.prompts:
@@ -186,7 +186,7 @@ class ServedModel:
         return job
 
     def equipped(self, job: Job) -> Job:
-        """With what the model has to know of the tools that it may call."""
+        """Add the description of the tools that the model may call."""
         if job.tools is None:
             return job
         messages = [turn for turn in job.prompts[0] if isinstance(turn, Message)]
@@ -196,10 +196,10 @@ class ServedModel:
     async def infilled(
         self, job: Job, before: str, after: str, others: Sequence[tuple[str, str]] = ()
     ) -> Job:
-        """The same for a prompt whose reply fills a gap; it ends before it repeats ``after``.
+        """Prepare a job whose reply fills a gap; it ends before it repeats ``after``.
 
         Raises:
-            Refusal: the model fills in none.
+            Refusal: the model cannot fill gaps.
         """
         limit = job.params.max_tokens
         try:
@@ -211,7 +211,7 @@ class ServedModel:
 
 
 def holdings(info: EngineInfo, options: EngineOptions) -> tuple[int, int]:
-    """Bytes that a loaded engine needs, and those of them that stay mapped from its files.
+    """Estimate the bytes that a loaded engine needs, and those that stay mapped from its files.
 
     An estimate from the headers; (0, 0) where they cannot be read.
     """

@@ -1,4 +1,4 @@
-"""What every route needs: the queue, what the server was started with, and how to answer."""
+"""The service behind every route: the models, the server's settings, and ways to answer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Service:
 
     Attributes:
         experiment: (arm, share) of requests, by conversation; shares add up to 100.
-        slots: clients are told what is being written, their own and others'.
+        slots: clients can see what is being written, their own and others'.
         log: takes a line for each request.
     """
 
@@ -65,12 +65,12 @@ class Service:
         self.traffic = Traffic(self.access.bodies)
 
     def require_slots(self) -> None:
-        """Raises Refusal: what is being written is not told."""
+        """Raise Refusal if clients may not see what is being written."""
         if not self.slots:
             raise not_offered("what is being written", "this server was started with --no-slots")
 
     async def named(self, request: Request) -> ServedModel:
-        """The model that the query of a request names, loaded or not.
+        """Return the model that the query of a request names, loaded or not.
 
         Raises:
             Refusal: there is none of this name.
@@ -78,7 +78,7 @@ class Service:
         return await self.models.named(request.query_params.get("model"))
 
     async def model(self, request: Request) -> ServedModel:
-        """The model that the body of a request names, in use until the request is answered.
+        """Return the model that a request's body names, in use until the request is answered.
 
         Raises:
             Refusal, SpecllamaError: there is none of this name, or it cannot be loaded.
@@ -91,10 +91,10 @@ class Service:
         return model
 
     async def read(self, request: Request, kind: type[Body]) -> Body:
-        """The body of a request, of this type.
+        """Read the body of a request as this type.
 
         Raises:
-            Refusal: it is not, or too large.
+            Refusal: it is of another type, or too large.
         """
         body = await read_body(request, self.access.body)
         most, path = _VALUES + self.models.longest, request.url.path.encode()
@@ -106,7 +106,7 @@ class Service:
     async def aside(
         self, request: Request, call: Callable[P, T], *args: P.args, **more: P.kwargs
     ) -> T:
-        """What a call returns that works on a request: for a large one, on another thread."""
+        """Run a call that works on a request: for a large one, on another thread."""
         if request.state.load.bytes <= _LARGE:
             return call(*args, **more)
         return await self._aside.run(request.state.client, call, *args, **more)
@@ -114,10 +114,10 @@ class Service:
     async def job(
         self, request: Request, kind: type[Body], parse: Callable[[Body, GenerateParams], Job]
     ) -> tuple[Body, Job, ServedModel]:
-        """A request of this kind, what it asks for, and of which model.
+        """Read a request of this kind; return it, its job and its model.
 
         Raises:
-            Refusal, SpecllamaError: it is none, or asks for what there is not.
+            Refusal, SpecllamaError: it cannot be read, or requests something that is not there.
         """
         body = await self.read(request, kind)
         model = await self.model(request)
@@ -130,10 +130,10 @@ class Service:
         body: Body,
         parse: Callable[[Body, GenerateParams], Job],
     ) -> Job:
-        """What a body asks for of a model.
+        """Return the job that a body requests from a model.
 
         Raises:
-            Refusal, SpecllamaError: what there is not.
+            Refusal, SpecllamaError: it requests something that is not there.
         """
         sampling = getattr(body, "options", body)
         if isinstance(sampling, Sampling) and sampling.logit_bias:
@@ -153,7 +153,7 @@ class Service:
         parse: Callable[[Body, GenerateParams], Job],
         dialect: Callable[[Body, Job, ServedModel], Dialect],
     ) -> Handler:
-        """Answers a request of this kind by what the model writes."""
+        """Make a handler that answers such a request with a text of the model."""
 
         async def handle(request: Request) -> Response:
             body, job, model = await self.job(request, kind, parse)
@@ -167,7 +167,7 @@ class Service:
         parse: Callable[[Body, GenerateParams], Job],
         **more: Any,
     ) -> Handler:
-        """Answers it by how many tokens its prompt has; ``more`` goes with that."""
+        """Make a handler that answers with the prompt's number of tokens; ``more`` goes with it."""
 
         async def handle(request: Request) -> Response:
             _, job, model = await self.job(request, kind, parse)
@@ -181,7 +181,7 @@ class Service:
     async def answer(
         self, request: Request, model: ServedModel, job: Job, dialect: Dialect
     ) -> Response:
-        """See ``exchange.answer``; books the request under its client, slice and arm."""
+        """Answer as ``exchange.answer`` does; count the request under its client, slice and arm."""
         label = self.metrics.slice(request.headers.get("x-specllama-slice", "")[:64])
         client, asked = request.state.client, request.state.asked
         job = replace(job, client=client, asked=asked, label=label)
@@ -193,7 +193,7 @@ class Service:
         return model.fitting(replace(job, params=params, arm=arm))
 
     def _assigned(self, job: Job) -> tuple[str, GenerateParams]:
-        """The arm of the experiment, by a hash of the conversation's beginning."""
+        """Choose the arm of the experiment, by a hash of the conversation's beginning."""
         if not self.experiment:
             return "", job.params
         prompt = job.prompts[0]
@@ -208,7 +208,7 @@ class Service:
 
 
 def _beginning(part: str | int | Message) -> str | int:
-    """Of a prompt or a part of it."""
+    """Return the beginning of a prompt or of a part of it."""
     if isinstance(part, int):
         return part
     return (
@@ -217,7 +217,7 @@ def _beginning(part: str | int | Message) -> str | int:
 
 
 def _decoded(body: bytes, kind: type[Body], most: int, path: bytes) -> tuple[Body, Naming, str]:
-    """A body as what it is, which model it names, and by what it is known when it comes again.
+    """Decode a body; return it, its wishes about the model, and a hash that recognizes it later.
 
     Raises:
         Refusal: it is no such body, or has more than ``most`` values.
@@ -235,12 +235,12 @@ def _decoded(body: bytes, kind: type[Body], most: int, path: bytes) -> tuple[Bod
 
 
 def _marks(body: bytes) -> int:
-    """What stands before or between values, also in texts."""
+    """Count the marks before and between values, also those in texts."""
     return sum(map(body.count, (b",", b"[", b"{")))
 
 
 def _values(body: bytes, most: int) -> int:
-    """An upper bound on the values in a JSON text; an estimate where it exceeds ``most``."""
+    """Return an upper bound on the values in a JSON text; an estimate if it exceeds ``most``."""
     plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
     quotes = plain.count(b'"')
     if quotes > 4 * most:  # two texts, a name and its value, for each mark
@@ -249,7 +249,7 @@ def _values(body: bytes, most: int) -> int:
 
 
 def refuses(what: str, reason: str) -> Handler:
-    """Answers that it is not offered."""
+    """Make a handler that answers that something is not offered."""
 
     async def handle(request: Request) -> Response:
         raise not_offered(what, reason)

@@ -75,7 +75,7 @@ _CLOSERS, _CLOSED_BY = {"{": "}", "[": "]"}, {"}": "}", "]": "]", ")": "}}"}
 
 
 def _plain(text: str) -> str:
-    """Return text as marks are compared: DeepSeek writes them with other characters."""
+    """Return text in the form for comparing marks: DeepSeek writes them with other characters."""
     return text.translate({0xFF5C: "|", 0x2581: "_"}).lower()
 
 
@@ -86,11 +86,11 @@ _KNOWN = frozenset(_MARKS)
 
 
 class NoCall(Exception):
-    """The text can become no call."""
+    """The text cannot become a call."""
 
 
 class TooShort(Exception):
-    """The text ends before it can be told."""
+    """The text ends before it is clear whether it holds a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ _READER = json.JSONDecoder(strict=False, object_pairs_hook=_once)
 
 
 class CallScanner:
-    """Reads calls in a text, from a place on.
+    """A scanner for calls in a text, from a place on.
 
     Args:
         tools: their schemas, by name.

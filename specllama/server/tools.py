@@ -1,10 +1,10 @@
-"""Tools: how a model is told of them, is made to call one, and what calls look like in its text.
+"""Tools: their description for a model, the grammar that demands a call, the calls in its text.
 
-A template that has a place for tools is given them, if it has calls written in a way that we know
+A template that has a place for tools gets them there, if it writes calls in a way that we know
 (see ``ToolSyntax``). For others they stand in the system prompt as JSON, so that any model
 that follows instructions can use them. Calls and results of earlier turns stand in the conversation
-as text, in the way of Hermes and Qwen or, of three families, in their own. Where a call is
-demanded, a grammar leaves nothing else. Where it is up to the model, its text is read for calls in
+as text, in the way of Hermes and Qwen or, of three families, in their own. If a call is
+demanded, a grammar allows nothing else. If the model decides, its text is searched for calls in
 any of the ways of ``spellings``.
 """
 
@@ -74,10 +74,10 @@ class ToolUse:
 def tool_use(
     tools: Sequence[Tool], choice: str | None, *, parallel: bool | None = None
 ) -> ToolUse | None:
-    """Return what may be called; None if there is nothing.
+    """Return the tools that may be called; None if there are none.
 
     Raises:
-        Refusal: a name is none, or the chosen tool is not there.
+        Refusal: a name is wrong, or the chosen tool is missing.
     """
     if len(tools) > _TOOLS:
         raise wrong("tools", f"tools: at most {_TOOLS}, got {len(tools)}")
@@ -109,7 +109,7 @@ def allowed(tools: Sequence[Tool], names: Sequence[str]) -> list[Tool]:
     """Return those of the tools that a choice lets the model call.
 
     Raises:
-        Refusal: one is not there.
+        Refusal: one is missing.
     """
     known = {tool.name for tool in tools}
     for name in names:
@@ -140,7 +140,7 @@ _SPELLED = {
 
 
 def respelled(message: Message, syntax: ToolSyntax) -> Message:
-    """Write its calls as the model itself does, where text can say that."""
+    """Write a message's calls in the model's own syntax, if text can hold that."""
     if message.role != "assistant" or syntax not in _SPELLED:
         return message
     begin, value, end = _SPELLED[syntax]
@@ -161,7 +161,7 @@ def respelled(message: Message, syntax: ToolSyntax) -> Message:
 
 
 def told(messages: Sequence[Message], use: ToolUse) -> list[Message]:
-    """Put in front of the conversation what the model has to know of its tools."""
+    """Put a description of the tools in front of the conversation."""
     lines = [msgspec.json.encode(_described(tool)).decode() for tool in use.tools]
     text = "\n".join(
         [
@@ -197,7 +197,7 @@ def result_text(content: str) -> str:
 
 
 def bound(params: GenerateParams, use: ToolUse) -> GenerateParams:
-    """Bind the parameters of a request that has to call.
+    """Force the reply of a request that demands a call to be one.
 
     Raises:
         UsageError: the schema of a tool cannot be enforced.
@@ -223,8 +223,8 @@ def bound(params: GenerateParams, use: ToolUse) -> GenerateParams:
 
 
 def _rooted(tool: Tool, form: str) -> dict[str, Any]:
-    """Move its schema into another one, where its references lead on to its own parts, and
-    objects have no members but those that it names, unless it says more of them."""
+    """Move a tool's schema into another one: references still lead to its own parts, and objects
+    have only the members that it names, unless it allows more."""
     schema = deepcopy(tool.schema)
     merged = any("allOf" in part for _, part in schemas(schema))
     for path, part in schemas(schema):
@@ -241,10 +241,10 @@ def _rooted(tool: Tool, form: str) -> dict[str, Any]:
 def equipped(
     messages: Sequence[Message], params: GenerateParams, use: ToolUse, syntax: ToolSyntax
 ) -> tuple[list[Message], GenerateParams]:
-    """Prepare a conversation and its parameters for a model that may call, or has to.
+    """Prepare a conversation and its parameters for a model that may or must call tools.
 
     Args:
-        syntax: of calls in the model's template, which is given the tools then.
+        syntax: of calls in the model's template, which then gets the tools.
 
     Raises:
         UsageError: the schema of a tool cannot be enforced.
@@ -257,9 +257,9 @@ def equipped(
 
 
 class ToolReader:
-    """Reader that tells the calls in a text from what is to be shown.
+    """Reader that separates the calls in a text from the part to show.
 
-    Text is held back from where a call may begin, for as long as what follows can become one.
+    Text is held back from where a call may begin, until it is clear that it is none.
     """
 
     def __init__(self, use: ToolUse) -> None:
@@ -272,7 +272,7 @@ class ToolReader:
         self.calls: list[Call] = []
 
     def feed(self, text: str) -> str:
-        """Take more text, and return what of it is certainly none of a call."""
+        """Take more text; return the part that certainly belongs to no call."""
         self._held += text
         # of what is long, only ends of values are looked at
         if self._use.forced or (len(self._held) > _LONG and not _ENDS.search(text)):
@@ -280,7 +280,7 @@ class ToolReader:
         return self._settled()
 
     def finish(self, reason: FinishReason = "stop_token", stop: str | None = None) -> str:
-        """Return what was held back and is text.
+        """Return the held text that is no call.
 
         Args:
             reason: why the reply ended. A call that was cut is none, and is not shown either.
@@ -300,7 +300,7 @@ class ToolReader:
         return rest.rstrip() if self.calls else rest
 
     def _settled(self, *, over: bool = False, closed: bool = False) -> str:
-        """Return what of the held text can be shown; the rest stays held."""
+        """Return the part of the held text that can be shown; the rest stays held."""
         shown, end = "", 0
         while end >= 0:
             scanner = CallScanner(self._held, self._tools, over=over, closed=closed)

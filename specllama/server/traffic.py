@@ -1,4 +1,4 @@
-"""What clients have the server hold at once: requests that are answered, and bytes of bodies."""
+"""The load that clients put on the server: requests being answered, and bytes of bodies."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ IN_ALL = 4  # what all clients have together: so many times as much as one of th
 
 @dataclass(eq=False, slots=True)
 class Load:
-    """One request; ``bytes``: of its body, so far."""
+    """The load of one request; ``bytes``: those of its body that have arrived."""
 
     traffic: Traffic
     client: str
     bytes: int = 0
 
     def take(self, size: int) -> None:
-        """More of the body came.
+        """Count a further part of the body.
 
         Raises:
-            Refusal: it is too much together with what other requests brought.
+            Refusal: it is too much together with the bodies of other requests.
         """
         self.traffic.take(self.client, size)
         self.bytes += size
 
     @asynccontextmanager
     async def arriving(self, seconds: float) -> AsyncIterator[None]:
-        """While the body comes.
+        """Limit the time in which the body arrives.
 
         Raises:
-            Refusal: it did not come within so long, or the server ends first.
+            Refusal: it did not arrive in time, or the server ends first.
         """
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -57,10 +57,10 @@ class Traffic:
         most: bytes of one client.
 
     Attributes:
-        requests: that are answered now and may take long.
-        closing: no more are taken.
-        cut: bodies that did not come yet are not waited for.
-        limits: of the bodies that come.
+        requests: those being answered that may take long.
+        closing: no more are accepted.
+        cut: bodies that have not arrived are not awaited.
+        limits: time limits of the bodies that arrive.
     """
 
     def __init__(self, most: int) -> None:
@@ -98,7 +98,7 @@ class Traffic:
         self._bytes[client] += size
 
     def cut_off(self) -> None:
-        """What has not come by now is not waited for."""
+        """Stop waiting for bodies that have not arrived."""
         self.cut = True
         for limit in self.limits:
             limit.reschedule(0.0)

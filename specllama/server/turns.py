@@ -84,7 +84,7 @@ def tools_of(
     choice: str | ToolChoice | None = None,
     parallel: bool | None = None,
 ) -> ToolUse | None:
-    """Raises Refusal: a tool has no proper name, or the chosen one is not there."""
+    """Read the tools; raise Refusal if a name is wrong or the chosen tool is missing."""
     tools = []
     for i, spec in enumerate(specs or ()):
         if (one := spec.function) is not None:
@@ -113,7 +113,7 @@ class Turn(msgspec.Struct):
 
 
 def text_of(content: str | Sequence[ContentPart] | None, where: str) -> str:
-    """The text of a message.
+    """Return the text of a message.
 
     Raises:
         Refusal: it holds something else.
@@ -128,7 +128,7 @@ def text_of(content: str | Sequence[ContentPart] | None, where: str) -> str:
 
 
 def messages_of(turns: Sequence[Turn]) -> list[Message]:
-    """Raises Refusal where a role is unknown, or a content cannot be read."""
+    """Read the messages; raise Refusal if a role is unknown or a content cannot be read."""
     if not turns:
         raise wrong("messages", "messages: the conversation is empty")
     out: list[Message] = []
@@ -148,7 +148,7 @@ def messages_of(turns: Sequence[Turn]) -> list[Message]:
 
 
 def add_result(out: list[Message], content: str) -> None:
-    """Add what a tool said; the results of one reply are one turn."""
+    """Add the result of a tool; the results of one reply are one turn."""
     text = result_text(content)
     if out and out[-1].role == "user" and out[-1].content.startswith(RESPONSE):
         text = f"{out.pop().content}\n{text}"

@@ -73,11 +73,8 @@ def test_a_good_beginning_is_not(source: str) -> None:
 
 # Docstrings with a poor beginning, by package (none elsewhere), and classes and modules that begin
 # with a verb: upper bounds, and they only go down.
-CLASSES = 4
-POOR = {
-    "specllama.cli": 1,
-    "specllama.server": 229,
-}
+CLASSES = 0
+POOR = {"specllama.cli": 1}
 
 
 def test_poor_beginnings_do_not_grow() -> None:
