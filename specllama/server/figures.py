@@ -53,8 +53,8 @@ def so_far(reply: Reply) -> dict[str, Any]:
 def _speeds(
     cached: int, prompt: int, prompt_ms: float, predicted: int, predicted_ms: float, replies: int
 ) -> dict[str, Any]:
-    """Return times and speeds. The first token of each reply comes with its prompt, so it counts
-    as no time of its own."""
+    """Return times and speeds. The first token of each reply comes with its prompt, so only
+    the others count for the speed."""
     steps = max(0, predicted - replies)
     return {
         "cache_n": cached,

@@ -183,7 +183,7 @@ def _name(host: str) -> str:
 
 
 class Guard:
-    """The ASGI app around another: it applies ``Access``, preflights and common headers.
+    """The ASGI app that applies ``Access`` to another, and adds preflights and common headers.
 
     It puts into ``request.state``: the name of the ``client``, the ``id`` of the request, its
     ``load`` on the server, and ``until_over``, the callbacks for when it is answered or left.

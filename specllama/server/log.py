@@ -124,7 +124,7 @@ class _Entry(QueueHandler):
 
 class _Stderr(logging.StreamHandler[Any]):
     def handleError(self, record: logging.LogRecord) -> None:
-        """Ignore the error: nobody reads stderr any more."""
+        """Ignore the error: the reader of stderr is gone."""
 
 
 class _LogFile(RotatingFileHandler):

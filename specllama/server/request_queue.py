@@ -426,7 +426,7 @@ class RequestQueue:
             del self._suspects[next(iter(self._suspects))]
 
     def _died(self) -> None:
-        """Restart the engine that died; if it died soon, leave that to the next request."""
+        """Restart the engine that died; soon after a restart, leave that to the next request."""
         self._deaths += 1
         soon = monotonic() - self._restarted_s < AGAIN_S
         if not (self.closing or self._starting or soon or self.host.ready):

@@ -1,4 +1,4 @@
-"""The service behind every route: the models, the server's settings, and ways to answer."""
+"""The service that all routes share: the models, the server's settings, and ways to answer."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def _beginning(part: str | int | Message) -> str | int:
 
 
 def _decoded(body: bytes, kind: type[Body], most: int, path: bytes) -> tuple[Body, Naming, str]:
-    """Decode a body; return it, its wishes about the model, and a hash that recognizes it later.
+    """Decode a body; return it, the model that it names, and a hash that recognizes it later.
 
     Raises:
         Refusal: it is no such body, or has more than ``most`` values.

@@ -197,7 +197,7 @@ def result_text(content: str) -> str:
 
 
 def bound(params: GenerateParams, use: ToolUse) -> GenerateParams:
-    """Force the reply of a request that demands a call to be one.
+    """Restrict the reply to calls, if the request demands one.
 
     Raises:
         UsageError: the schema of a tool cannot be enforced.
