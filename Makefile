@@ -17,7 +17,6 @@ INSTALL = sh tests/tools/install.sh $(BIN)/python
 PICTURES := .github/screenshots
 PAIR     ?=
 TUNE     ?= --temperature 0 --no-save
-BENCH    ?= --count 8
 
 LLAMA_CPP ?=
 MODELS    ?=
@@ -133,7 +132,6 @@ QUESTION ?= What is speculative decoding?
 WHERE    ?= the bundled pair
 pictures: $(VENV)/.installed-dev
 	PYTHONPATH=tests:tests/support $(BIN)/python -m pictures.recordings $(PICTURES)/data/tune.json tune $(PAIR) $(TUNE)
-	PYTHONPATH=tests:tests/support $(BIN)/python -m pictures.recordings $(PICTURES)/data/bench.json bench run $(PAIR) $(BENCH)
 	PYTHONPATH=tests:tests/support $(BIN)/python -m pictures.animation $(PICTURES)/data/moving-race.json "$(WHERE)" "$(QUESTION)" \
 	  $(PAIR) --temperature 0 --seed 7
 	PYTHONPATH=tests:tests/support $(BIN)/python -m pictures.screenshots $(PICTURES) $(PAIR)

@@ -110,7 +110,10 @@ def _json(text: str) -> str:
     for _, part in schemas(schema):
         part.pop(PLACE, None)
         _bound(part)
-    return f"start: %json {json.dumps({**schema, 'x-guidance': _STYLE, _INTEGER: _WHOLE})}"
+    schema["x-guidance"] = _STYLE
+    if f'"#/{_INTEGER}"' in json.dumps(schema):  # llguidance keeps a long enum apart if it is alone
+        schema[_INTEGER] = _WHOLE
+    return f"start: %json {json.dumps(schema)}"
 
 
 def schemas(root: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ def url_of(text: str, port: int = PORT) -> str:
     host, _, digits = place.rpartition(":")
     if _is_ipv6(place) or not digits.isdigit():
         host, digits = place, ""
-    if not (host or digits):
+    if not (host or digits) or re.search(r"\s", host):
         return text
     host = _HERE.get(host.strip("[]"), host)
     host = f"[{host}]" if _is_ipv6(host) else host

@@ -179,14 +179,14 @@ async def _models(app: SpecllamaApp, pilot: Pilot[int]) -> None:
 
 TREE = GenerateParams(proposer="tree")
 README = {
-    "chat": Scene(_chat),
     "as-drafted": Scene(_drafted),
     "inspector": Scene(_inspector),
-    "tree": Scene(_inspector, TREE),
     "race": Scene(_race),
-    "methods": Scene(_key("f5")),
 }
 SCENES = README | {
+    "chat": Scene(_chat),
+    "tree": Scene(_inspector, TREE),
+    "methods": Scene(_key("f5")),
     "theory": Scene(_theory),
     "first-look": Scene(_empty, first_look=True),
     "first-steps": Scene(_first_steps, first_look=True),

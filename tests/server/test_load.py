@@ -51,7 +51,7 @@ def test_servers_take_turns(server: Serving, capsys: pytest.CaptureFixture[str])
 
 
 def test_what_is_no_server(server: Serving) -> None:
-    for text in ("here", "http://here#sometimes"):
+    for text in ("over here", "http://here#sometimes"):
         with pytest.raises(UsageError):
             load_arm(text, GenerateParams())
         assert invoke(["bench", "load", text]) == 2
