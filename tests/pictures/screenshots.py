@@ -106,6 +106,7 @@ async def ask(app: SpecllamaApp, pilot: Pilot[int], text: str = QUESTION) -> Non
     await pilot.press("enter")
     await until(pilot, lambda: not app.chat.prompt.text)
     await until(pilot, lambda: not app.chat.busy)
+    await _follow(app, pilot)
 
 
 async def _chat(app: SpecllamaApp, pilot: Pilot[int]) -> None:
@@ -159,6 +160,13 @@ async def _settle(app: SpecllamaApp, pilot: Pilot[int]) -> None:
     await pilot.pause()
     while not settled():
         await until(pilot, settled)
+    await _follow(app, pilot)
+
+
+async def _follow(app: SpecllamaApp, pilot: Pilot[int]) -> None:
+    """The conversation stands at its end, where it follows that."""
+    shown = app.chat.transcript
+    await until(pilot, lambda: not shown._follows or shown.scroll_offset.y >= shown.max_scroll_y)
 
 
 def _key(*keys: str) -> Steps:
