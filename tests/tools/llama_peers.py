@@ -48,10 +48,8 @@ TIMEOUT_S = 600.0
 _STOP_S = 10.0
 
 
-class StartedServer:
-    """A llama-server of the user's, started with the engine's files and settings at first use.
-
-    It drafts with the engine's draft model, if there is one, and is ended by ``close``.
+class Peer:
+    """A program of the user's that answers with the engine's files and settings.
 
     Args:
         path: the program.
@@ -67,11 +65,23 @@ class StartedServer:
         extra: Sequence[str] = (),
         name: str = "",
     ) -> None:
-        port = _free_port()
-        self.name = name or "llama-server"
-        self.url = f"http://127.0.0.1:{port}"
+        self.name = name or path.name
+        self._path = path
         self._engine = engine
         self._sampling = sampling
+        self._extra = list(extra)
+
+
+class StartedServer(Peer):
+    """A llama-server of the user's, started with the engine's files and settings at first use.
+
+    It drafts with the engine's draft model, if there is one, and is ended by ``close``.
+    """
+
+    def __init__(self, path: Path, engine: Engine, *more: Any, **named: Any) -> None:
+        super().__init__(path, engine, *more, **named)
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
         info = engine.info
         threads = str(info.threads)
         self._command = [
@@ -82,7 +92,7 @@ class StartedServer:
         ]
         if info.draft is not None:
             self._command += ["-md", info.draft.path, "--spec-type", "draft-simple"]
-        self._command += extra
+        self._command += self._extra
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the server
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -179,33 +189,18 @@ def _free_port() -> int:
     return port
 
 
-class ProgramPeer:
+class ProgramPeer(Peer):
     """One of llama.cpp's command-line tools, started for every answer; its own clock counts.
 
     Args:
         kind: llama-cli or llama-speculative-simple.
-        path: the program.
-        extra: further arguments, say the draft length.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        path: Path,
-        engine: Engine,
-        sampling: SamplingParams,
-        *,
-        extra: Sequence[str] = (),
-        name: str = "",
-    ) -> None:
+    def __init__(self, kind: str, path: Path, *more: Any, **named: Any) -> None:
         if not path.is_file():
             raise UsageError(f"there is no program {path}")
-        self.name = name or " ".join([kind, *extra])
+        super().__init__(path, *more, **named)
         self._kind = kind
-        self._path = path
-        self._engine = engine
-        self._sampling = sampling
-        self._extra = list(extra)
 
     def command(self, task: Task, prompt_file: str) -> list[str]:
         info, s = self._engine.info, self._sampling
