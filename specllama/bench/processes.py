@@ -30,7 +30,8 @@ def server_of(url: str) -> int | None:
     }
     for process in _PROC.glob("[0-9]*"):
         with suppress(OSError):
-            if any(os.readlink(fd) in sockets for fd in (process / "fd").iterdir()):
+            # unlike readlink, realpath passes over one that was closed since it was listed
+            if any(Path(os.path.realpath(fd)).name in sockets for fd in (process / "fd").iterdir()):
                 return int(process.name)
     return None
 
