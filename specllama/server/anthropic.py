@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from specllama.interface import Message
 from specllama.server.chat_completions import think_of
 from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply
 from specllama.server.figures import metrics, timings
-from specllama.server.refusals import Refusal, not_offered, wrong
+from specllama.server.refusals import Refusal, malformed, not_offered, wrong
 from specllama.server.sampling import Format, Sampling, params_of, schema_text
 from specllama.server.service import Row, Service
 from specllama.server.tools import (
@@ -24,7 +25,13 @@ from specllama.server.tools import (
     tool_use,
 )
 from specllama.settings.params import GenerateParams
+from specllama.text import sanitize_line
 
+logger = logging.getLogger("specllama.server")
+
+# of blocks; others, which only another service can read, are left out
+_READ = ("text", "thinking", "tool_use", "tool_result", "tool_reference", "search_result",
+         "compaction", "image", "document", "container_upload")  # fmt: skip
 _KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -52,18 +59,20 @@ class MediaSource(msgspec.Struct):
 class ContentBlock(msgspec.Struct):
     type: str
     text: str | None = None
-    source: MediaSource | None = None
+    source: MediaSource | str | None = None
+    title: str | None = None
     thinking: str | None = None
-    content: str | list[ContentBlock] | None = None
+    content: str | list[dict[str, Any]] | None = None
     id: str | None = None
     name: str | None = None
+    tool_name: str | None = None
     input: dict[str, Any] | None = None
 
 
 class AnthropicTool(msgspec.Struct):
     """A tool of the client; others, which Anthropic runs or knows, are left out."""
 
-    name: str
+    name: str = ""
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
@@ -77,7 +86,7 @@ class AnthropicToolChoice(msgspec.Struct):
 
 class AnthropicTurn(msgspec.Struct):
     role: str
-    content: str | list[ContentBlock]
+    content: str | list[dict[str, Any]]
 
 
 class Thinking(msgspec.Struct):
@@ -100,7 +109,7 @@ class MessagesRequest(Sampling, kw_only=True):
     messages: list[AnthropicTurn]
     max_tokens: int | None = None
     model: str | None = None
-    system: str | list[ContentBlock] | None = None
+    system: str | list[dict[str, Any]] | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     thinking: Thinking | None = None
@@ -120,17 +129,34 @@ def error_of(refusal: Refusal) -> dict[str, Any]:
     return {"type": "error", "error": error}
 
 
-def _text(content: str | list[ContentBlock], where: str) -> tuple[str, str]:
+def _blocks(content: list[dict[str, Any]], where: str) -> list[ContentBlock]:
+    """Read the blocks of a content; of a kind that is left out, only its name is kept.
+
+    Raises:
+        Refusal: a block has another shape than its kind.
+    """
+    known = [
+        one if one.get("type", "text") in _READ else {"type": str(one["type"])} for one in content
+    ]
+    try:
+        return msgspec.convert(known, list[ContentBlock])
+    except msgspec.ValidationError as error:
+        place = where if where == "system" else f"{where}.content"
+        raise malformed(str(error).replace("`$", f"`$.{place}")) from None
+
+
+def _text(content: str | list[dict[str, Any]], where: str) -> tuple[str, str]:
     """Return the text of a content, and its thought."""
     if isinstance(content, str):
         return content, ""
     texts: list[str] = []
     thoughts: list[str] = []
-    for block in content:
+    for block in _blocks(content, where):
+        source, inner = block.source, block.content or ""
         if block.type == "text":
             texts.append(block.text or "")
-        elif block.type == "document" and block.source is not None and block.source.type == "text":
-            texts.append(block.source.data or "")
+        elif block.type == "document" and isinstance(source, MediaSource) and source.type == "text":
+            texts.append(source.data or "")
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
         elif block.type == "tool_use":
@@ -139,8 +165,15 @@ def _text(content: str | list[ContentBlock], where: str) -> tuple[str, str]:
             arguments = msgspec.json.encode(block.input or {}).decode()
             texts.append(call_text([Call(block.name, arguments)]))
         elif block.type == "tool_result":
-            texts.append(result_text(_text(block.content or "", where)[0]))
-        elif block.type != "redacted_thinking":
+            texts.append(result_text(_text(inner, where)[0]))
+        elif block.type == "tool_reference":
+            texts.append(block.tool_name or "")
+        elif block.type in ("search_result", "compaction"):  # a text, whoever found it
+            named = (block.title, source if isinstance(source, str) else None)
+            texts += [*filter(None, named), _text(inner, where)[0]]
+        elif block.type not in _READ:
+            logger.info("%s: %s is left out", where, sanitize_line(block.type)[:80])
+        else:
             raise not_offered(f"{where}: {block.type}", "models here read text only", "messages")
     return "\n".join(texts), "".join(thoughts)
 
@@ -235,6 +268,10 @@ class MessagesDialect(Dialect):
 
     def waiting(self) -> Iterable[Frame]:
         yield _frame("ping")
+
+    def news(self, replies: list[Reply]) -> Iterable[Frame]:
+        empty = {"stop_reason": None, "stop_sequence": None}
+        yield _frame("message_delta", delta=empty, usage={"output_tokens": 0})
 
     def _block(self, kind: str) -> Iterable[Frame]:
         """Begin a block of a kind if it is not open yet; "" only ends the last block."""

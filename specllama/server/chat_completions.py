@@ -252,6 +252,9 @@ class ChatDialect(ChoicesDialect):
         for reply in replies:
             yield self._chunk([self._delta(reply, {"role": "assistant", "content": ""})])
 
+    def news(self, replies: list[Reply]) -> Iterable[Frame]:
+        yield self._chunk([self._delta(replies[0], {"content": ""})])
+
     def said(self, piece: Piece) -> Iterable[Frame]:
         spent = self._spent(piece.reply)
         if piece.reasoning:

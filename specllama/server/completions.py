@@ -111,6 +111,9 @@ class CompletionDialect(ChoicesDialect):
             choice = {"index": reply.index, "text": self._echo(reply), "finish_reason": None}
             yield self._chunk([choice])
 
+    def news(self, replies: list[Reply]) -> Iterable[Frame]:
+        yield self._chunk([{"index": 0, "text": "", "finish_reason": None}])
+
     def said(self, piece: Piece) -> Iterable[Frame]:
         index, text = piece.reply.index, piece.reasoning + piece.text
         chances = chances_of(piece.rounds)

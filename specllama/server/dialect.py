@@ -165,6 +165,10 @@ class Dialect(Protocol):
         """Return a sign of life for a long silence; a family without one gets a comment."""
         return ()
 
+    def news(self, replies: list[Reply]) -> Iterable[Frame]:
+        """Return an event that adds nothing, for a silence of a minute."""
+        return ()
+
     def finished(self, reply: Reply) -> Iterable[Frame]:
         """Return the frames for the end of one reply."""
         ...

@@ -31,6 +31,8 @@ logger = logging.getLogger("specllama.server")
 # A stream begins after so long, even if the engine has not sent a word, and is never silent for
 # longer: clients give up on such.
 HEAD_S = PING_S = 4.0
+# comments and pings are dropped before a client's own clock hears them; agents wait 300 s
+NEWS_S = 60.0
 STALL_S = 30.0  # a client that takes nothing for so long has left
 
 _MANY = 2000  # probabilities that are not written in the event loop
@@ -300,15 +302,19 @@ async def _bodies(
     try:
         said = [(reply, reply.receive(events)) for reply, events in early]
         yield encode(wire, dialect.begun(exchange.replies))
-        due = monotonic() + PING_S
+        due, news_due = monotonic() + PING_S, monotonic() + NEWS_S
         while True:
             rounds = (done for _, piece in said for done in piece.rounds)
             body = await write(partial(_spoken, dialect, said), rounds)
             if not body and monotonic() >= due:
-                body = encode(wire, dialect.waiting()) or b": still here\n\n"
+                told = dialect.news(exchange.replies) if monotonic() >= news_due else ()
+                body = encode(wire, told)
+                if not body:
+                    yield encode(wire, dialect.waiting()) or b": still here\n\n"
+                    due = monotonic() + PING_S
             if body:
                 yield body
-                due = monotonic() + PING_S
+                due, news_due = monotonic() + PING_S, monotonic() + NEWS_S
             if exchange.done:
                 break
             await exchange.wait(max(due - monotonic(), 0.0))

@@ -307,6 +307,9 @@ class ResponsesDialect(Dialect):
 
     def begun(self, replies: list[Reply]) -> Iterable[Frame]:
         yield self._frame("response.created", response=self._response("in_progress", []))
+        yield from self.news(replies)
+
+    def news(self, replies: list[Reply]) -> Iterable[Frame]:
         yield self._frame("response.in_progress", response=self._response("in_progress", []))
 
     def said(self, piece: Piece) -> Iterable[Frame]:

@@ -21,18 +21,22 @@ from specllama.grammar.fitting import fits
 CLOSING = "</tool_call>"
 _WORDS = """tool tools tool_call tool_calls toolcall toolcalls tool_use tool_code function functions
     function_call function_calls functioncall call calls python_tag action plugin invoke
-    minimax:tool_call tool_calls_section"""
+    minimax:tool_call tool_calls_section tool_request"""
 _FORMS = """<{}> </{}> [{}] [/{}] <|{}|> <|/{}|> </|{}|> <|{}> <{}|>
-    <|{}_start|> <|{}_begin|> <|{}_end|> <|start_{}|> <|end_{}|>"""
+    <|{}_start|> <|{}_begin|> <|{}_end|> <|start_{}|> <|end_{}|> [end_{}]"""
 _MARKS = [form.format(word) for form, word in product(_FORMS.split(), _WORDS.split())]
 _MARKS.append("</tool_response>")
 _MARK = re.compile(r"[<\[][^\s<>\[\]]{1,40}[>\]]")
-_CLOSES = re.compile(r"[<\[]\|?/|.*_end\||<\|end_|<[\w:]+\|>")
+_CLOSES = re.compile(r"[<\[]\|?/|.*_end\||<\|end_|\[end_|<[\w:]+\|>")
 _MOST_MARKS = 8  # before a call
 FENCE = re.compile(r"`{3,}|~{3,}")
 _OBJECT = re.compile(r"\{|\[\s*\{")
 _INFO = re.compile(r"[^\n`~{\[<(]{0,80}")
-_SPACE, _GAP, _STRAY = map(re.compile, (r"\s*", r"[\s,;]*", r"(?:[\s,;]*[}\]])*"))
+_NOTE = r"(?://|\#)[^\n]*\n|/\*(?s:.*?)\*/"
+_NOTE_BEGUN = re.compile(r"(?:(?://|\#)[^\n]*|/|/\*(?s:(?!.*\*/).*))\Z")
+_SPACE, _BLANK, _GAP, _NOTES, _STRAY = map(re.compile, (
+    r"\s*", rf"(?:\s|{_NOTE})*", r"[\s,;]*", rf"(?:[\s,;]|{_NOTE})*", r"(?:[\s,;]*[}\]])*"
+))  # fmt: skip
 
 # what stands in front of a name, and between it and its arguments
 _TAGGED = ("function", "invoke", "tool", "tool_call", "function_call")
@@ -40,6 +44,8 @@ _TAG_LEADS = tuple(f"<{word}{sign}" for word in _TAGGED for sign in ("=", ' name
 _LEADS = (*_TAG_LEADS, "call:", "function<｜tool▁sep｜>", "functions.")
 _LEAD = re.compile("|".join(map(re.escape, _LEADS)))
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]*")
+_ROOTS = re.compile(r"\A(?:functions|default_api)\.")
+_ONE_OBJECT = re.compile(r"\(\s*(?=\{)")  # arguments in parentheses
 _JOINS = ("[CALL_ID]", "[ARGS]", "<|tool_call_argument_begin|>", "<｜tool▁sep｜>", "```", '">')
 _JOIN = re.compile(rf"(?:\[CALL_ID\]\w*|```\w*|\s|>|{'|'.join(map(re.escape, _JOINS))})*")
 _TAG = re.compile(
@@ -56,7 +62,8 @@ _ARGUMENTS = ("arguments", "parameters", "input", "args", "params", "kwargs", "t
               "tool_args", "tool_arguments", "action_input", "function_args")  # fmt: skip
 _WRAPPERS = ("function", "function_call", "function_calls", "tool_call", "tool_calls", "tool_uses",
              "calls")  # fmt: skip
-_BESIDE = ("id", "type", "index", "call_id", "tool_call_id", "role", "content", "status")
+_BESIDE = ("id", "type", "index", "call_id", "tool_call_id", "role", "content", "status",
+           "thought", "thoughts", "reason", "reasoning", "explanation")  # fmt: skip
 _KEYS = (*_NAMES, *_ARGUMENTS, *_WRAPPERS, *_BESIDE)
 
 _QUOTES = ('"""', '"', "'", '<|"|>')
@@ -152,11 +159,13 @@ class CallScanner:
         while True:
             if calls:
                 at = end = self._behind(_STRAY, at)
-            at = self._behind(_GAP, at)
+            at = self._behind(_NOTES if self._fenced else _GAP, at)
             if at == len(self.text):
                 if not self.over or not (calls or self._closed):
                     raise TooShort
                 break
+            if self._fenced and _NOTE_BEGUN.match(self.text, at) and not self.over:
+                raise TooShort
             mark, fence = self._mark(at), FENCE.match(self.text, at)
             if calls and not self._fenced and (mark or fence):
                 end = self.closing(at) or end
@@ -204,6 +213,9 @@ class CallScanner:
             raise TooShort
         name = self._name(written)
         if lead is None and bare and self.text.startswith("(", end):
+            if alone := _ONE_OBJECT.match(self.text, end):
+                value, end = self._json(alone.end(), arguments=True)
+                return [self._call(name, value)], self._ending(")", end)
             value, end = self._json(at)
             return self._meant(value), end
         if not (marked or lead):
@@ -236,6 +248,15 @@ class CallScanner:
         found = pattern.match(self.text, at)
         return at if found is None else found.end()
 
+    def _ending(self, sign: str, at: int) -> int:
+        """Return the place behind a sign that has to come next."""
+        at = self._behind(_SPACE, at)
+        if at == len(self.text) and not self._closed:
+            raise TooShort
+        if not self.text.startswith(sign, at):
+            raise NoCall
+        return at + len(sign)
+
     def _mark(self, at: int) -> str:
         found = _MARK.match(self.text, at)
         mark = _plain(found[0]) if found else ""
@@ -251,11 +272,11 @@ class CallScanner:
 
     def _name(self, written: str, *, whole: bool = True) -> str:
         """Return the offered tool that is meant, or one whose name begins so."""
-        short = written.removeprefix("functions.")
+        short = _ROOTS.sub("", written)
         for name in (written, short, re.sub(r":\d*\Z", "", short)):
             if name in self._tools or (not whole and any(t.startswith(name) for t in self._tools)):
                 return name
-        if not whole and "functions.".startswith(written):
+        if not whole and any(root.startswith(written) for root in ("functions.", "default_api.")):
             return written
         raise NoCall
 
@@ -307,7 +328,7 @@ class CallScanner:
         doubled: set[int] = set()  # depths with a second brace
         key = ""  # of the member that is read
         while closers or not out:
-            at = self._behind(_SPACE, at)
+            at = self._behind(_BLANK, at)
             of_call = all(one in _WRAPPERS for one in filter(None, keys))
             at_key = not key and bool(closers) and closers[-1] != "]"
             token = _TOKEN.match(self.text, at)
@@ -378,7 +399,7 @@ class CallScanner:
         rest = self.text[at:]
         quotes = next((one for one in _QUOTES if rest.startswith(one)), "")
         word = rest and not quotes
-        if rest == '""':
+        if rest == '""' or (_NOTE_BEGUN.match(rest) and not self._closed):
             raise TooShort
         if word and not _WORD.match(rest):
             self._partial(at, _QUOTES)

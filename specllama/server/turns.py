@@ -108,6 +108,7 @@ class Turn(msgspec.Struct):
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: Function | None = None  # as before there were tools
     tool_call_id: str | None = None
     name: str | None = None
 
@@ -138,8 +139,9 @@ def messages_of(turns: Sequence[Turn]) -> list[Message]:
             raise wrong(f"{where}.role", f"{where}: unknown role {turn.role!r}")
         thought = turn.reasoning_content or turn.reasoning or ""
         text = text_of(turn.content, where)
-        if turn.tool_calls:
-            text = "\n".join(filter(None, (text, call_text([_call(c) for c in turn.tool_calls]))))
+        calls = [one.function for one in turn.tool_calls or ()]
+        if calls := [*calls, turn.function_call] if turn.function_call else calls:
+            text = "\n".join(filter(None, (text, call_text([_call(one) for one in calls]))))
         if turn.role in ("tool", "function"):  # templates without tools know no such role
             add_result(out, text)
         else:
@@ -155,8 +157,8 @@ def add_result(out: list[Message], content: str) -> None:
     out.append(Message("user", text))
 
 
-def _call(call: ToolCall) -> Call:
-    arguments = call.function.arguments or "{}"
+def _call(function: Function) -> Call:
+    arguments = function.arguments or "{}"
     if not isinstance(arguments, str):
         arguments = msgspec.json.encode(arguments).decode()
-    return Call(call.function.name, arguments)
+    return Call(function.name, arguments)

@@ -53,6 +53,7 @@ SAME: list[tuple[str, list[Any]]] = [
     ),
     *((f"[{m}]{A}[/{m}]", [a]) for m in ("TOOL_CALLS", "TOOL_CALL")),
     *((f"<|{m}|>{A}", [a]) for m in ("tool_call", "python_tag", "tool_calls")),
+    (f"[TOOL_REQUEST]{A}[END_TOOL_REQUEST]", [a]),
     (f"{A}\n</tool_call>", [a]),
     (f"<tool_call>{A}\n</tool_response>", [a]),
     *((f"<tool_call>\nread_file{gap}{A}\n</tool_call>", [a]) for gap in ("\n", " ")),
@@ -120,6 +121,14 @@ SAME: list[tuple[str, list[Any]]] = [
     ('read_file(path="a.txt")', [a]),
     ("```python\nread_file(path='a.txt')\nlist_dir(path='src', n=5,)\n```", [a, b]),
     ('[read_file(path="a.txt"), list_dir(path="src", n=5)]', [a, b]),
+    *((f"{n}read_file({{'path': 'a.txt'}} )", [a]) for n in ("", "functions.", "default_api.")),
+    ('default_api.read_file(path="a.txt")', [a]),
+    # notes
+    ('{"name": "read_file", // reads\n "arguments": /* of it */ {"path": "a.txt"}}', [a]),
+    ('{"name": "read_file", # reads\n "arguments": {"path": "a.txt" // last\n}}', [a]),
+    (f"```python\n# read it\n{A}\n// and\n{B} # so\n```", [a, b]),
+    (A[:-1] + ', "reason": "to see"}', [a]),
+    ('{"thought": "so {far}", "name": "read_file", "arguments": {"path": "a.txt"}}', [a]),
     # without arguments
     *((f'{{"name": "clock"{more}}}', [("clock", {})]) for more in ("", ', "arguments": null')),
     ('{"name": "clock", "arguments": ""}', [("clock", {})]),
@@ -158,6 +167,13 @@ TEXTS = [
     f"`{A}`",
     "read_file(path='x').strip()",
     "read_file('x')",
+    "read_file({'path': 'x'}, 1)",
+    "read_file({'path': 5})",
+    A.replace("a.txt", "a\" // b"),
+    f"# {A}",
+    f"// {A}",
+    f"/* {A} */",
+    f"```json\n// {A}\n```\n",
     "def read_file(path='x'): pass",
     "`read_file(path='x')` reads.",
     # not each piece is one
@@ -227,6 +243,7 @@ PARTS = (
     *("{", "}", "{{", "}}", ",", "read_file(path='x')", "read_file", "(", ")", "=", ":", "'", '"'),
     *("[TOOL_CALLS]", "[ARGS]", "<function=read_file>", "</function>", "functions."),
     *('{"path": "x"}', '"name"', '"read_file"', '"arguments"', "<|\"|>"),
+    *("//", "/*", "*/", "/", "#", "functions.", "[END_TOOL_REQUEST]"),
     *("<arg_key>path</arg_key>", "<arg_value>x</arg_value>", "clock", '"""', "5", "true", "call:"),
 )  # fmt: skip
 

@@ -287,6 +287,68 @@ def test_items_that_are_not_known_are_left_out(
     ]
 
 
+BLOCKS = [
+    {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "rain"}},
+    {"type": "web_search_tool_result", "tool_use_id": "s", "content": {"type": "an_error"}},
+    {"type": "mcp_tool_use", "id": "m", "name": "look", "server_name": "x", "input": {}},
+    {"type": "redacted_thinking", "data": "aGk="},
+    {"type": "something\nnew", "text": 5, "source": [], "content": 7, "id": {}},
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block["type"].split("\n")[0])
+def test_blocks_that_only_another_service_reads_are_left_out(
+    server: Serving, block: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "specllama.server")
+    body = messages(SYSTEM)
+    plain = figures(server, "/v1/messages", {**body, "messages": [*ASKED, *ASKED]})
+    mixed = [*ASKED, {"role": "user", "content": [block, text("the rain")]}]
+    told = figures(server, "/v1/messages", {**body, "messages": mixed})
+    sizes = [one["prompt_n"] + one["cache_n"] for one in (plain, told)]
+    assert sizes[0] == sizes[1]
+    kind = block["type"].replace("\n", " ")
+    assert [r.message for r in caplog.records if "left out" in r.message] == [
+        f"messages[1]: {kind} is left out"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("block", "held"),
+    [
+        ({"type": "tool_reference", "tool_name": "look"}, "look"),
+        ({"type": "compaction", "content": "It rained."}, "It rained."),
+        (
+            {"type": "search_result", "source": "rain.example", "title": "Rain",
+             "content": [text("It rains.")]},
+            "Rain\nrain.example\nIt rains.",
+        ),
+    ],
+)  # fmt: skip
+def test_blocks_of_text_are_read(server: Serving, block: dict[str, Any], held: str) -> None:
+    sizes = []
+    for one in (block, text(held)):
+        result = {"type": "tool_result", "tool_use_id": "t", "content": [one]}
+        body = {"messages": [{"role": "user", "content": [result]}], "max_tokens": 1}
+        told = figures(server, "/v1/messages", body)
+        sizes.append(told["prompt_n"] + told["cache_n"])
+    assert sizes[0] == sizes[1]
+
+
+def test_a_block_that_is_known_is_read_strictly(server: Serving) -> None:
+    def refused(content: Any, **more: Any) -> str:
+        body = {"messages": [*ASKED, {"role": "user", "content": content}], "max_tokens": 1}
+        answer = server.post("/v1/messages", {**body, **more})
+        assert answer.status_code == 400
+        said: str = answer.json()["error"]["message"].partition(": ")[0]
+        return said
+
+    assert refused([text("x"), {"type": "text", "text": 5}]) == "messages[1].content[1].text"
+    assert refused([{"text": "x"}]) == "messages[1].content[0]"
+    assert refused("x", system=[{"type": "text", "text": []}]) == "system[0].text"
+    assert refused("x", tools=[{"input_schema": {}}]) == "tools[0]"
+
+
 @pytest.mark.parametrize(
     ("item", "place"),
     [

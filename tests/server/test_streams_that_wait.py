@@ -109,6 +109,29 @@ def test_something_is_sent_every_five_seconds(
     assert len([at for at in times if 0 < at < slow._at - 1]) <= slow._at / exchange.PING_S
 
 
+LONG = [(0.0, STARTED), *((1.3, PrefillProgress(n, 400, 0)) for n in range(1, 400))]
+NEWS = {
+    "chat": '"delta":{"content":""}',
+    "completions": '"text":""',
+    "responses": '"type":"response.in_progress"',
+    "messages": '"type":"message_delta"',
+}
+
+
+@pytest.mark.parametrize("name", NEWS)
+def test_clocks_that_hear_events_alone_hear_one_each_minute(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claude Code and Codex end a stream after 300 s without one; pings and comments are none."""
+    sent = streamed(Slow([*LONG, *END]), DIALECTS[name](), monkeypatch)
+    before = [(at, body.decode()) for at, body in sent if at < 500]
+    heard = [at for at, body in before if "data: " in body and '"ping"' not in body]
+    assert max(b - a for a, b in pairwise([*heard, 520])) <= 65
+    assert len(heard) <= 10
+    assert all(NEWS[name] in body for at, body in before if at in heard[1:])
+    assert b"rains" in b"".join(body for _, body in sent)
+
+
 def test_pings_of_anthropic_come_behind_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = streamed(Slow([*READING, *END]), MessagesDialect("m"), monkeypatch)
     wire = b"".join(body for _, body in sent).decode()
