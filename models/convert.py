@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from specllama.errors import CannotLoad, ModelUnavailable
 from specllama.models.checkpoint import CONFIG, read_config
-from specllama.models.convert_medusa import NAMES, convert_medusa
 from specllama.models.gguf import GgufHeader
-from specllama.models.heads import HEADS, find, function
+from specllama.models.heads import HEADS, find
+from specllama.models.medusa_file import NAMES, convert_medusa
 from specllama.models.quantize import check_destination
 
 
@@ -47,12 +48,13 @@ def convert(source: Path, destination: Path, target: GgufHeader, kind: str) -> N
             "here are EAGLE-3, DFlash, DSpark and Medusa-1 heads",
             "for others try llama.cpp's convert_hf_to_gguf.py",
         )
-    function(write)(source, config, destination, target, kind)
+    write(source, config, destination, target, kind)
 
 
-def _writers() -> dict[str, str]:
+def _writers() -> dict[str, Callable[..., None]]:
     """Return the converter of each kind of checkpoint, by the kind's own name."""
-    return {name: head.convert for head in map(find, HEADS) for name in head.published}
+    found = map(find, HEADS)
+    return {name: head.convert for head in found if head.convert for name in head.published}
 
 
 def published_kind(config: dict[str, Any]) -> str:

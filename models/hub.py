@@ -29,8 +29,9 @@ from specllama.models.download import (
     require_safe_url,
     retry_after,
 )
+from specllama.models.gguf_format import is_later_part, part_names
+from specllama.models.heads import SIDECARS, kind_of_name
 from specllama.models.refs import DEFAULT_QUANTS, HubRef
-from specllama.models.sidecars import SIDECARS, kind_of_name
 
 if TYPE_CHECKING:
     import httpx2
@@ -79,7 +80,7 @@ class RemoteModel:
 
     @property
     def sidecar(self) -> str:
-        """The kind of sidecar by its name (``sidecars.SIDECARS``), "" for a model."""
+        """The kind of sidecar by its name (``heads.SIDECARS``), "" for a model."""
         return kind_of_name(self.name)
 
 
@@ -311,9 +312,9 @@ def _group(files: list[RemoteFile]) -> tuple[RemoteModel, ...]:
     by_name = {file.name: file for file in files}
     models: list[RemoteModel] = []
     for file in sorted(files, key=lambda f: f.name):
-        if library.is_later_part(file.name):
+        if is_later_part(file.name):
             continue
-        names = library.part_names(file.name)
+        names = part_names(file.name)
         present = tuple(by_name[name] for name in names if name in by_name)
         models.append(RemoteModel(present, complete=len(present) == len(names)))
     return tuple(sorted(models, key=lambda m: (m.sidecar, m.bytes, m.name)))

@@ -8,7 +8,7 @@ import numpy as np
 
 from specllama.errors import UsageError
 from specllama.models.gguf import GgufHeader, read_header
-from specllama.models.sidecars import kind_of
+from specllama.models.heads import kind_of
 from specllama.models.tensors import Floats, read_tensor
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"

@@ -164,15 +164,11 @@ def special_id(header: GgufHeader, name: str) -> int | None:
 
 def active_params(header: GgufHeader) -> int:
     """Count the parameters used for one token: of a mixture of experts, those routed to."""
-    total = header.expert_count
-    used = max(header.per_layer(header.own("expert_used_count")), default=0)
+    total, used = header.expert_count, header.experts_used
     if not total or not used:
         return header.n_params
-    params = 0
-    for tensor in header.tensors:
-        share = used / total if tensor.name.partition(".weight")[0].endswith("_exps") else 1.0
-        params += int(tensor.n_elements * share)
-    return params
+    share = min(used / total, 1.0)
+    return sum(int(t.n_elements * (share if t.is_expert else 1.0)) for t in header.tensors)
 
 
 @lru_cache(maxsize=1)

@@ -11,6 +11,7 @@ writing the same part.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from specllama import paths
 from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
 from specllama.models import catalog, library, receipts, refs
 from specllama.models.download import Progress, disk_error, download, part_path
+from specllama.text import did_you_mean, size
 
 if TYPE_CHECKING:
     from specllama.models.hub import HubClient, Listing, RemoteFile, RemoteModel
@@ -87,16 +89,13 @@ def expand(ref: str, *, with_draft: bool = True) -> list[tuple[str, refs.HubRef]
         raise UsageError(f"{ref} ships with specllama: nothing to pull", "specllama chat -m tiny")
     pair = catalog.find(ref)
     if pair is not None:
-        wanted = [("target", refs.HubRef(pair.target.repo, pair.target.quant))]
+        wanted = [("target", pair.target.hub)]
         if with_draft and pair.draft is not None:
-            wanted.append(("draft", refs.HubRef(pair.draft.repo, pair.draft.quant)))
+            wanted.append(("draft", pair.draft.hub))
         return wanted
     hub = refs.parse_hub(ref)
     if hub is None:
-        import difflib
-
-        close = difflib.get_close_matches(ref, catalog.load(), n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(close)}?" if close else "see: specllama hub pairs"
+        hint = did_you_mean(ref, catalog.load(), "see: specllama hub pairs")
         raise UsageError(f"{ref!r} is neither user/repo[:quant] nor a catalog name", hint)
     return [("model", hub)]
 
@@ -169,7 +168,7 @@ def check_space(items: list[PullItem]) -> None:
         raise disk_error(error, root / "model") from None
     if need and need + SPACE_MARGIN > free:
         raise SpecllamaError(
-            f"{need / 1e9:.1f} GB are needed, only {free / 1e9:.1f} GB are free in {root}",
+            f"{size(need)} are needed, only {size(free)} are free in {root}",
             "free some space, choose a smaller quant, or set SPECLLAMA_HOME to another disk",
         )
 
@@ -229,9 +228,9 @@ def fetch(item: PullItem, client: HubClient, progress: Progress, *, name: str) -
                 progress=progress,
                 allow_http=client.insecure,
             )
-            receipt = receipts.make_receipt(
-                item.listing.repo, file.name, item.listing.commit, file.size, file.digest
-            )
+            origin = item.listing.repo, file.name, item.listing.commit, file.size
+            kind, digest = file.digest.kind, file.digest.hex
+            receipt = receipts.Receipt(*origin, kind, digest, time.time())
             receipts.write_receipt(destination, receipt)
 
 

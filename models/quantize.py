@@ -22,6 +22,7 @@ from specllama.models.download import disk_error
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.gguf_format import TensorInfo
 from specllama.models.loadable import check_loadable, elementwise
+from specllama.text import did_you_mean, size
 
 # bits per weight of the matrices, K-quant mixtures on average over a model
 BITS = {
@@ -36,7 +37,6 @@ _NARROW = {
     "q4_k_m": 5.7, "q5_k_s": 6.05, "q5_k_m": 6.2, "q6_k": 8.5,
 }  # fmt: skip
 _WHOLE = ("f32", "f16", "bf16", "q8_0")  # the output matrix is of that type, too
-TYPES = tuple(BITS)
 SPACE_MARGIN = 64 << 20
 
 _INSTEAD = {
@@ -56,21 +56,16 @@ class QuantizeJob:
     """One conversion, checked.
 
     Attributes:
-        type: a name of TYPES, or "copy" when layers are only dropped.
+        header: of the source.
+        request: for the child, without a destination; its type is a name of BITS, or "copy" when
+            layers are only dropped.
         expected: estimated bytes of the result.
     """
 
-    source: Path
-    destination: Path
-    type: str
     header: GgufHeader
-    prune_layers: tuple[int, ...]
+    destination: Path
+    request: dict[str, object]
     expected: int
-    threads: int
-    pure: bool
-    requantize: bool
-    output_type: str | None
-    imatrix: Path | None = None
 
 
 def check_type(name: str) -> str:
@@ -91,10 +86,7 @@ def check_type(name: str) -> str:
         )
     if instead is not None:
         raise UsageError(f"there is no type {name!r} in GGUF", f"use --type {instead}")
-    import difflib
-
-    close = difflib.get_close_matches(wanted, TYPES, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"one of: {', '.join(TYPES)}"
+    hint = did_you_mean(wanted, BITS, f"one of: {', '.join(BITS)}", 0.4)
     raise UsageError(f"unknown quantization {name!r}", hint)
 
 
@@ -161,22 +153,20 @@ def prepare(
     free = shutil.disk_usage(destination.parent).free
     if expected + SPACE_MARGIN > free:
         raise SpecllamaError(
-            f"the result needs about {expected / 1e9:.1f} GB, {free / 1e9:.1f} GB are free there",
+            f"the result needs about {size(expected)}, {size(free)} are free there",
             "free some space or choose another disk",
         )
-    return QuantizeJob(
-        source=source,
-        destination=destination,
-        type=kind,
-        header=header,
-        prune_layers=layers,
-        expected=expected,
-        threads=threads,
-        pure=pure,
-        requantize=requantize,
-        output_type=output_type,
-        imatrix=imatrix,
-    )
+    request: dict[str, object] = {
+        "source": str(source.absolute()),
+        "type": kind,
+        "threads": threads,
+        "pure": pure,
+        "requantize": requantize,
+        "output_type": output_type,
+        "prune_layers": list(layers),
+        "imatrix": None if imatrix is None else str(imatrix.absolute()),
+    }
+    return QuantizeJob(header, destination, request, expected)
 
 
 def check_destination(destination: Path) -> None:
@@ -281,17 +271,7 @@ def run(job: QuantizeJob, advanced: Callable[[int, int], None] | None = None) ->
         SpecllamaError: the quantizer failed; nothing is left behind.
     """
     scratch = job.destination.with_name(f".{job.destination.name}.{os.getpid()}.tmp")
-    request = {
-        "source": str(job.source.absolute()),
-        "destination": str(scratch.absolute()),
-        "type": job.type,
-        "threads": job.threads,
-        "pure": job.pure,
-        "requantize": job.requantize,
-        "output_type": job.output_type,
-        "prune_layers": list(job.prune_layers),
-        "imatrix": None if job.imatrix is None else str(job.imatrix.absolute()),
-    }
+    request = {**job.request, "destination": str(scratch.absolute())}
     try:
         _run_child(request, advanced or (lambda done, of: None))
         header = read_header(scratch)

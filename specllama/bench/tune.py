@@ -25,11 +25,11 @@ from specllama.bench.runner import Comparison, Progress, compare
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile
 from specllama.events import RoundDone
+from specllama.gain import best_plan, plans
 from specllama.interface import ModelInfo
 from specllama.models.quantize import FLOATS
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
-from specllama.speculative.lengths import best_plan, plans
 from specllama.stats import SpecStats
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)

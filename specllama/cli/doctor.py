@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli.listing import Column, listing, note, size
+from specllama.cli.listing import Column, listing, note
 from specllama.cli.options import (
     LOADING,
     GroupedCommand,
@@ -19,6 +19,7 @@ from specllama.cli.options import (
 from specllama.paths import pip_install
 from specllama.settings.config import Settings
 from specllama.settings.params import EngineOptions
+from specllama.text import size
 
 if TYPE_CHECKING:
     from specllama.engine.gguf_pair import Pair
@@ -174,15 +175,15 @@ def _native(workers: str) -> list[DoctorLine]:
 
 def _recommended() -> DoctorLine:
     """Name the largest pair of the catalog that is fast enough here."""
-    from specllama.backend import expected
+    from specllama.backend.this_machine import this_machine
+    from specllama.models.judgement import FAST_ENOUGH
 
-    machine = expected.this_machine()
+    machine = this_machine()
     pair = machine.recommended()
     if pair is None:
-        words = f"no pair of the catalog would write {expected.FAST_ENOUGH:.0f} tokens a second"
+        words = f"no pair of the catalog would write {FAST_ENOUGH:.0f} tokens a second"
         return DoctorLine("info", "a real pair", f"{words} here: specllama hub pairs")
-    speed = expected.speed_words(pair, machine)
-    words = f"{pair.name}: {size(pair.bytes)} to download, {speed}"
+    words = f"{pair.name}: {size(pair.bytes)} to download, {machine.judge(pair).speed}"
     return DoctorLine("info", "a real pair", words, f"specllama hub pull {pair.name}")
 
 

@@ -17,9 +17,9 @@ from textual.timer import Timer
 from textual.widgets import Input, Static
 from textual.worker import get_current_worker
 
-from specllama.backend.expected import Machine
 from specllama.errors import SpecllamaError
 from specllama.models import catalog, library, refs
+from specllama.models.judgement import Machine
 from specllama.models.refs import NO_DRAFT
 from specllama.settings.params import EngineOptions
 from specllama.text import sanitize_line

@@ -178,8 +178,10 @@ def test_a_quantized_source_needs_consent(tmp_path: Path) -> None:
     source = ggufs.write_llama(tmp_path / "m.gguf", quant="Q4_0")
     with pytest.raises(UsageError, match="quantized already"):
         quantize.prepare(source, tmp_path / "x.gguf", "q8_0")
-    assert quantize.prepare(source, tmp_path / "x.gguf", "q8_0", requantize=True).requantize
-    assert quantize.prepare(source, tmp_path / "x.gguf", None, prune="0").type == "copy"
+    assert quantize.prepare(source, tmp_path / "x.gguf", "q8_0", requantize=True).request[
+        "requantize"
+    ]
+    assert quantize.prepare(source, tmp_path / "x.gguf", None, prune="0").request["type"] == "copy"
 
 
 def test_layers_are_dropped_only_where_it_works(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from specllama import paths
 from specllama.errors import ModelUnavailable, UsageError
-from specllama.models import doctor, library, refs
+from specllama.models import judgement, library, refs
 from specllama.models.gguf import read_header
 
 pytestmark = pytest.mark.usefixtures("nobody_else")
@@ -290,7 +290,7 @@ def test_what_lies_beside_a_file_is_found_with_it(
     target = put(model, tmp_path / "pair/target-Q4_0.gguf")
     beside = put(model, tmp_path / "pair/draft-Q4_0.gguf")
     assert {m.path for m in library.scan(include_bundled=False, near=target)} == {target, beside}
-    tried = doctor.candidates(target, str(target), [])
+    tried = judgement.candidates(target, str(target), [])
     assert beside in [one.path for one in tried]
     assert target not in [one.path for one in tried]
 

@@ -1,4 +1,4 @@
-"""The gain of fixed draft lengths at given costs: for predictions and advice, not for the window.
+"""The gain of drafting at given costs: the one formula of every prediction, not of the window.
 
 The principle (maximise tokens per second as a ratio of expectations, by Dinkelbach's
 transformation) is that of renewal-reward processes.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_LONGEST = 8  # guesses that are tried where it is asked whether a draft model can gain at all
+LONGEST = 8  # guesses that are tried where it is asked whether a draft model can gain at all
 _BEST = 0.97  # an acceptance that no draft model keeps up for long
 _LEAST = 1.02  # gain that is worth a word
 
@@ -22,12 +22,10 @@ class BestPlan:
     speed: float
 
 
-def expected_tokens(survival: Sequence[float], length: int) -> float:
-    """Return the tokens of a round that drafts ``length``: one, plus every position that survives.
-
-    ``survival[i]`` is the probability that drafts 1..i+1 are all accepted.
-    """
-    return 1.0 + sum(survival[:length])
+def steady(acceptance: float, length: int = LONGEST) -> list[float]:
+    """Return the survival of drafts whose tokens are each accepted with this probability, given
+    that those before them were."""
+    return [acceptance**i for i in range(1, length + 1)]
 
 
 def plans(
@@ -38,8 +36,11 @@ def plans(
 ) -> list[BestPlan]:
     """List every fixed length with its gain.
 
+    A round gives one token, plus every position that survives.
+
     Args:
-        survival: see ``expected_tokens``; its length bounds the plans.
+        survival: ``survival[i]`` is the probability that drafts 1..i+1 are all accepted; its length
+            bounds the plans.
         draft_ms: one draft step.
         verify_ms: indexed by rows, ``verify_ms[1]`` is a plain step.
         catch_up_ms: what a draft model pays after a round whose drafts were all accepted: it has
@@ -47,9 +48,8 @@ def plans(
     """
     found = []
     for k in range(1, min(len(survival), len(verify_ms) - 2) + 1):
-        tokens = expected_tokens(survival, k)
         ms = k * draft_ms + survival[k - 1] * catch_up_ms + verify_ms[k + 1]
-        found.append(BestPlan(k, tokens * verify_ms[1] / ms))
+        found.append(BestPlan(k, (1.0 + sum(survival[:k])) * verify_ms[1] / ms))
     return found
 
 
@@ -64,13 +64,21 @@ def best_plan(
     return max(found, key=lambda plan: plan.speed)
 
 
+def pays_above(draft_ms: float, step_ms: float, row_ms: float = 0.0) -> float:
+    """Return the share of guesses to be kept for any gain: the cost of a guess, in plain steps.
+
+    Args:
+        row_ms: a further row of a pass; 0 gives a lower bound.
+    """
+    return (draft_ms + row_ms) / step_ms
+
+
 def cannot_gain(draft_ms: float, verify_ms: Sequence[float]) -> str:
     """Explain why no draft model can pay at these costs, "" if one could: no length beats plain
     decoding if a draft step and an extra row cost nearly a plain step."""
-    survival = [_BEST**i for i in range(1, _LONGEST + 1)]
-    if best_plan(survival, draft_ms, verify_ms).speed >= _LEAST:
+    if best_plan(steady(_BEST), draft_ms, verify_ms).speed >= _LEAST:
         return ""
-    share = (draft_ms + verify_ms[2] - verify_ms[1]) / verify_ms[1]
+    share = pays_above(draft_ms, verify_ms[1], verify_ms[2] - verify_ms[1])
     return (
         f"a draft step and an extra row cost {share:.2f} of a plain step here, so a draft model "
         "has almost nothing to gain"

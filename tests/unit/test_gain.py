@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.speculative.lengths import best_plan, cannot_gain, expected_tokens, plans
+from specllama.gain import best_plan, cannot_gain, pays_above, plans, steady
 
 
 def test_best_plan_against_the_closed_form() -> None:
@@ -16,16 +16,18 @@ def test_best_plan_against_the_closed_form() -> None:
         (0.5, 0.1, 0.55, 1.00, 0),
         (0.6, 0.0, 0.12, 1.60, 3),
     ):
-        survival = [alpha**i for i in range(1, 30)]
+        survival = steady(alpha, 29)
         verify = [0.0, *(1 + slope * (n - 1) for n in range(1, 31))]
         best = best_plan(survival, step, verify)
         assert best.length == length
         assert best.speed == pytest.approx(speed, abs=0.006)
 
 
-def test_expected_tokens_counts_the_target_token() -> None:
-    assert expected_tokens([0.5, 0.25], 0) == 1.0
-    assert expected_tokens([0.5, 0.25], 2) == 1.75
+def test_a_guess_pays_if_more_are_kept_than_it_costs_in_steps() -> None:
+    above = pays_above(1.0, 10.0, 2.0)
+    assert above == pytest.approx(0.3)
+    for acceptance, pays in ((above - 0.01, False), (above + 0.01, True)):
+        assert (best_plan(steady(acceptance), 1.0, [0.0, 10.0, 12.0]).speed > 1.0) is pays
 
 
 def test_no_gain_where_step_and_row_cost_a_plain_step() -> None:
