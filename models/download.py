@@ -45,19 +45,6 @@ class Progress(Protocol):
     def waiting(self, reason: str) -> None: ...
 
 
-class Silent:
-    """A progress that shows nothing."""
-
-    def resumed(self, done: int) -> None:
-        pass
-
-    def advanced(self, done: int) -> None:
-        pass
-
-    def waiting(self, reason: str) -> None:
-        pass
-
-
 @dataclass(frozen=True, slots=True)
 class Digest:
     """The hub's digest of the content: "sha256" for LFS files, "git" for small ones."""
@@ -99,7 +86,7 @@ def download(
     size: int,
     digest: Digest,
     headers: dict[str, str],
-    progress: Progress | None = None,
+    progress: Progress,
     allow_http: bool = False,
 ) -> None:
     """Download one file to ``destination``, continuing an earlier run's part.
@@ -118,7 +105,7 @@ def download(
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         with part.open("ab+", buffering=0) as file:
-            sink = _Sink(file, size, digest, progress or Silent())
+            sink = _Sink(file, size, digest, progress)
             sink.rehash()
             attempts = 0
             while sink.done < size:

@@ -290,20 +290,12 @@ def _files(siblings: list[Any]) -> tuple[list[RemoteFile], list[str]]:
         lfs = getattr(sibling, "lfs", None)
         digest = (lfs.sha256 if lfs is not None else None) or getattr(sibling, "blob_id", None)
         size = (lfs.size if lfs is not None else None) or getattr(sibling, "size", None)
-        sound = (
-            safe_name(name)
-            and isinstance(digest, str)
-            and re.fullmatch(r"[0-9a-f]+", digest) is not None
-            and len(digest) in _HEX
-            and isinstance(size, int)
-            and 0 < size < 1 << 50
-        )
-        if not sound:
+        kind = _HEX.get(len(digest)) if isinstance(digest, str) else None
+        sound = isinstance(size, int) and 0 < size < 1 << 50 and safe_name(name)
+        if sound and kind is not None and re.fullmatch(r"[0-9a-f]+", digest):
+            files.append(RemoteFile(name, size, Digest(kind, digest)))
+        else:
             bad.append(name)
-            continue
-        assert isinstance(digest, str)
-        assert isinstance(size, int)
-        files.append(RemoteFile(name, size, Digest(_HEX[len(digest)], digest)))
     return files, bad
 
 
@@ -374,13 +366,9 @@ def _whole(model: RemoteModel, ref: HubRef) -> RemoteModel:
 def _hit(info: Any) -> SearchHit:
     gguf = getattr(info, "gguf", None) or {}
     params = gguf.get("total") if isinstance(gguf, dict) else None
-    quants: dict[str, None] = {}
-    for sibling in getattr(info, "siblings", None) or []:
-        name = getattr(sibling, "rfilename", "")
-        if name.lower().endswith(".gguf") and not kind_of_name(name):
-            quant = library.quant_of(name)
-            if quant:
-                quants[quant] = None
+    names = [getattr(one, "rfilename", "") for one in getattr(info, "siblings", None) or []]
+    models = [name for name in names if name.lower().endswith(".gguf") and not kind_of_name(name)]
+    quants = dict.fromkeys(quant for name in models if (quant := library.quant_of(name)))
     return SearchHit(
         repo=str(info.id),
         downloads=int(getattr(info, "downloads", None) or 0),

@@ -109,6 +109,11 @@ def figure(speed: float | None) -> str:
     return "" if speed is None else f"{speed:.{0 if speed >= 9.5 else 1}f}"
 
 
+def without_name(reason: str, path: Path) -> str:
+    """Remove from a refusal the file name that its row already shows."""
+    return reason.removeprefix(path.name).removeprefix(":").removeprefix(" ")
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Facts about a machine before a model is loaded: bytes of memory, cores, and the use of a

@@ -96,6 +96,12 @@ def _home() -> Path:
     return Path(os.path.expanduser("~"))
 
 
+def from_home(path: str) -> str:
+    """Shorten a path below the home folder to one from ``~``."""
+    home = str(_home()) + os.sep
+    return f"~{os.sep}{path.removeprefix(home)}" if path.startswith(home) else path
+
+
 def _variable(name: str) -> Path | None:
     value = os.environ.get(name)
     return Path(os.path.expanduser(value)) if value else None

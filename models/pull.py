@@ -100,10 +100,19 @@ def expand(ref: str, *, with_draft: bool = True) -> list[tuple[str, refs.HubRef]
     return [("model", hub)]
 
 
-def local(hub: refs.HubRef) -> library.LocalModel | None:
-    """Find a complete copy of a reference's model that is already on this machine."""
+def local(hub: refs.HubRef) -> library.LocalModel:
+    """Find a complete copy of a reference's model that is already on this machine.
+
+    Raises:
+        ModelUnavailable: there is none.
+    """
     found = [m for m in library.scan() if refs.matches(m, hub) and m.complete]
-    return refs.preferred(found) if found else None
+    if not found:
+        raise ModelUnavailable(
+            f"{hub} is not on this machine, and the network is switched off",
+            "pull it once while online; specllama hub ls shows what is here",
+        )
+    return refs.preferred(found)
 
 
 def make_item(client: HubClient, role: str, hub: refs.HubRef, revision: str = "main") -> PullItem:
@@ -232,15 +241,3 @@ def fetch(item: PullItem, client: HubClient, progress: Progress, *, name: str) -
             kind, digest = file.digest.kind, file.digest.hex
             receipt = receipts.Receipt(*origin, kind, digest, time.time())
             receipts.write_receipt(destination, receipt)
-
-
-def require_online(hub: refs.HubRef) -> None:
-    """Refuse, under ``--offline``, a model that is not here.
-
-    Raises:
-        ModelUnavailable: always.
-    """
-    raise ModelUnavailable(
-        f"{hub} is not on this machine, and the network is switched off",
-        "pull it once while online; specllama hub ls shows what is here",
-    )

@@ -18,7 +18,7 @@ from specllama.errors import SpecllamaError
 from specllama.models import catalog, judgement, library, memory, pull, refs
 from specllama.models.gguf import read_header
 from specllama.models.hub import Listing, SearchHit, select
-from specllama.models.judgement import Judgement, Machine, figure, judge
+from specllama.models.judgement import Judgement, Machine, figure, judge, without_name
 from specllama.models.library import LocalModel
 from specllama.models.loadable import check_loadable
 from specllama.models.summaries import Summaries
@@ -98,7 +98,7 @@ def local_rows(models: Iterable[LocalModel], loaded: Path | None = None) -> list
                 model.path.name if by_path else model.ref,
                 size=size(model.bytes),
                 path=model.path,
-                where=_from_home(model.path.parent) if by_path else model.source,
+                where=library.from_home(str(model.path.parent)) if by_path else model.source,
                 fits=None if model.complete else False,
                 refused=not model.complete,
                 reason="" if model.complete else "parts are missing",
@@ -117,11 +117,6 @@ def _only_drafts(model: LocalModel) -> bool:
     return any(refs.matches(model, hub) for hub in hubs if hub.repo not in targets)
 
 
-def _from_home(folder: Path) -> str:
-    home = os.path.expanduser("~") + os.sep
-    return f"~/{str(folder).removeprefix(home)}" if str(folder).startswith(home) else str(folder)
-
-
 def judged_target(row: ChoiceRow, options: EngineOptions, machine: Machine) -> ChoiceRow | None:
     """Return the row with ✓ or ✗ and its expected speed; None for a file that is no model (heads,
     projectors)."""
@@ -133,7 +128,7 @@ def judged_target(row: ChoiceRow, options: EngineOptions, machine: Machine) -> C
     if summary.sidecar:
         return None
     if not summary.usable:
-        reason = _without_name(summary.reason, row.path)
+        reason = without_name(summary.reason, row.path)
         return replace(row, fits=False, refused=True, reason=reason)
     try:
         judged = judge(read_header(row.path), None, options, machine)
@@ -141,11 +136,6 @@ def judged_target(row: ChoiceRow, options: EngineOptions, machine: Machine) -> C
         return replace(row, fits=False, refused=True, reason=error.message)
     told = ", ".join(filter(None, (row.size, judged.speed)))
     return replace(row, size=told, fits=not judged.shortage, reason=judged.shortage)
-
-
-def _without_name(reason: str, path: Path) -> str:
-    """Remove the file name, which the row already shows."""
-    return reason.removeprefix(path.name).removeprefix(":").removeprefix(" ")
 
 
 def draft_rows(target: ChoiceRow, options: EngineOptions) -> list[ChoiceRow]:
@@ -196,7 +186,7 @@ def _finding(finding: judgement.DraftFinding) -> ChoiceRow:
         told = ""
     row = ChoiceRow(finding.typed, name, size=told, path=path)
     if judged.why:
-        reason = _without_name(judged.why, path)
+        reason = without_name(judged.why, path)
         if judged.report is not None and not judged.report.compatible:
             reason = f"tokenizer differs: {judged.report.short}"
         return replace(row, fits=False, refused=True, reason=reason)

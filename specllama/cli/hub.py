@@ -21,7 +21,6 @@ from specllama.cli.listing import (
     picked,
     show_path,
     show_table,
-    without_name,
 )
 from specllama.cli.numbers import Finite
 from specllama.errors import ModelUnavailable, UsageError
@@ -211,11 +210,8 @@ def pull_command(
         here = []
         for role, hub_ref in wanted:
             model = pull.local(hub_ref)
-            if model is None:
-                pull.require_online(hub_ref)
-            else:
-                note(f"{hub_ref} is here: {model.path}")
-                here.append(_pulled(str(hub_ref), role, model.path, model.bytes, None))
+            note(f"{hub_ref} is here: {model.path}")
+            here.append(_pulled(str(hub_ref), role, model.path, model.bytes, None))
         if as_json:
             output.document({"models": here})
         return
@@ -256,8 +252,9 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
 
     With FOLDER, list the models below that folder instead.
     """
-    from specllama.cli.hub_views import short, show_sidecars, show_usable
+    from specllama.cli.hub_views import show_sidecars, show_usable
     from specllama.models import library, refs
+    from specllama.models.judgement import without_name
     from specllama.models.summaries import list_models
 
     there = refs.existing(folder) if folder else None
@@ -280,8 +277,10 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
         note(f"{len(refused)} more cannot be run:")
         columns = [
             Column("", lambda item: "✗"),
-            Column("file", lambda item: short(item.model), give=True),
-            Column("why", lambda item: without_name(item.summary.reason), give=True),
+            Column("file", lambda item: library.from_home(item.model.ref), give=True),
+            Column(
+                "why", lambda item: without_name(item.summary.reason, item.model.path), give=True
+            ),
         ]
         show_table(refused, columns)
     if not listed:

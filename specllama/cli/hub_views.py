@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
     from specllama.models.hub import HubClient
     from specllama.models.judgement import Judgement
-    from specllama.models.library import LocalModel
     from specllama.models.pull import PullItem
     from specllama.models.summaries import FileSummary, Listed
 
@@ -39,8 +37,10 @@ def quant_words(quants: tuple[str, ...]) -> str:
 
 def show_usable(listed: Sequence[Listed]) -> None:
     """Show the models that can be run, and the drafts for them."""
+    from specllama.models.library import from_home
+
     columns = [
-        Column("model", lambda one: short(one.model), give=True),
+        Column("model", lambda one: from_home(one.model.ref), give=True),
         number("params", lambda one: count(one.summary.n_params)),
         Column("quant", lambda one: one.summary.quantization),
         Column("size", _size, right=True),
@@ -93,12 +93,13 @@ def show_header(header: GgufHeader, summary: FileSummary) -> None:
 def show_sidecars(listed: Sequence[Listed]) -> None:
     """Show heads, projectors and the like, and the use of each."""
     from specllama.models.heads import HEADS, SIDECARS
+    from specllama.models.library import from_home
 
     if not listed:
         return
     note("files that go with a model:")
     columns = [
-        Column("file", lambda one: short(one.model), give=True),
+        Column("file", lambda one: from_home(one.model.ref), give=True),
         Column("what it is", lambda one: SIDECARS[one.summary.sidecar]),
         number("size", lambda one: size(one.model.bytes)),
         Column(
@@ -107,14 +108,6 @@ def show_sidecars(listed: Sequence[Listed]) -> None:
         ),
     ]
     show_table(listed, columns)
-
-
-def short(model: LocalModel) -> str:
-    """Return the reference to type; a path below the home folder is shown from ``~``."""
-    home = os.path.expanduser("~")
-    if model.ref.startswith(home + os.sep):
-        return "~" + model.ref[len(home) :]
-    return model.ref
 
 
 def _ago(when: float) -> str:

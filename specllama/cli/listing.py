@@ -75,12 +75,6 @@ def clean(text: object) -> str:
     return sanitize_line(str(text))
 
 
-def without_name(reason: str) -> str:
-    """Remove from a refusal the file name that its row already shows."""
-    name, _, rest = reason.partition(" ")
-    return rest if name.removesuffix(":").endswith(".gguf") and rest else reason
-
-
 def console(*, err: bool = False) -> Console:
     """Return a console on the current stdout or stderr: as wide as it needs when it is not a
     terminal."""

@@ -17,7 +17,6 @@ from specllama.cli.listing import (
     number,
     picked,
     show_table,
-    without_name,
 )
 from specllama.cli.options import LOADING, GroupedCommand, grouped, resolve, settings_options
 from specllama.errors import CannotLoad, PairIncompatible, UsageError
@@ -207,13 +206,15 @@ def _same(finding: DraftFinding) -> str:
 
 
 def _verdict(finding: DraftFinding) -> str:
+    from specllama.models.judgement import without_name
+
     judged = finding.judged
     if finding.path is None:
         return finding.note
     if judged.report is not None and judged.report.problems:
         return judged.report.short
     if judged.why or judged.report is None:
-        return without_name(judged.why)
+        return without_name(judged.why, finding.path)
     return "; ".join(judged.report.warnings) or "fits"
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import ggufs
 import httpx2
@@ -307,6 +308,7 @@ def test_a_hub_elsewhere_asks_nothing_of_this_machine(there: str, tmp_path: Path
             size=4,
             digest=download.Digest("sha256", "0" * 64),
             headers={},
+            progress=Mock(),
             allow_http=True,
         )
     assert asked == ["https://hub.example/x"]
