@@ -129,9 +129,7 @@ def _native(workers: str) -> list[DoctorLine]:
     checks += [
         ok("llama.cpp", f"commit {build.llama_cpp}, backends {', '.join(build.backends)}"),
         ok("CPU features", ", ".join(wanted)),
-        warn("a trial of it", sound, trial.mend_each())
-        if tried.died
-        else ok("a trial of it", sound),
+        trial_line("a trial of it", sound),
     ]
     for device in found:
         memory = f"{size(device.free)} free of {size(device.total)}"
