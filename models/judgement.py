@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specllama.errors import SpecllamaError
-from specllama.gain import best_plan, pays_above, steady
+from specllama.gain import fixed_speeds, pays_above, steady
 from specllama.models import catalog, context, library, memory, refs
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.loadable import VocabularyOnly, check_loadable
@@ -133,7 +133,7 @@ class Machine:
         row = GPU_ROW if self.on_gpu else CPU_ROW
         survival = steady(ACCEPTANCE)
         passes = [target.read(n) * (1.0 + row * (n - 1)) for n in range(len(survival) + 2)]
-        gain = best_plan(survival, draft.read(), passes).speed
+        gain = max(fixed_speeds(survival, draft.read(), passes).values())
         return plain, plain * gain if gain > 1.0 else None
 
     def judge(self, pair: catalog.CatalogPair) -> Judgement:

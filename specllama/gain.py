@@ -7,19 +7,10 @@ transformation) is that of renewal-reward processes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 LONGEST = 8  # guesses that are tried where it is asked whether a draft model can gain at all
 _BEST = 0.97  # an acceptance that no draft model keeps up for long
 _LEAST = 1.02  # gain that is worth a word
-
-
-@dataclass(frozen=True, slots=True)
-class BestPlan:
-    """The best fixed draft length: ``speed`` is relative to plain decoding."""
-
-    length: int
-    speed: float
 
 
 def steady(acceptance: float, length: int = LONGEST) -> list[float]:
@@ -28,40 +19,29 @@ def steady(acceptance: float, length: int = LONGEST) -> list[float]:
     return [acceptance**i for i in range(1, length + 1)]
 
 
-def plans(
+def fixed_speeds(
     survival: Sequence[float],
     draft_ms: float,
     verify_ms: Sequence[float],
-    catch_up_ms: float = 0.0,
-) -> list[BestPlan]:
-    """List every fixed length with its gain.
+    late_ms: float = 0.0,
+) -> dict[int, float]:
+    """Return the speed of every fixed draft length, relative to plain decoding.
 
     A round gives one token, plus every position that survives.
 
     Args:
         survival: ``survival[i]`` is the probability that drafts 1..i+1 are all accepted; its length
-            bounds the plans.
+            bounds the lengths.
         draft_ms: one draft step.
         verify_ms: indexed by rows, ``verify_ms[1]`` is a plain step.
-        catch_up_ms: what a draft model pays after a round whose drafts were all accepted: it has
-            not read the last of them yet.
+        late_ms: what a draft model pays after a round whose drafts were all accepted: it has not
+            read the last of them yet.
     """
-    found = []
+    found = {}
     for k in range(1, min(len(survival), len(verify_ms) - 2) + 1):
-        ms = k * draft_ms + survival[k - 1] * catch_up_ms + verify_ms[k + 1]
-        found.append(BestPlan(k, (1.0 + sum(survival[:k])) * verify_ms[1] / ms))
+        ms = k * draft_ms + survival[k - 1] * late_ms + verify_ms[k + 1]
+        found[k] = (1.0 + sum(survival[:k])) * verify_ms[1] / ms
     return found
-
-
-def best_plan(
-    survival: Sequence[float],
-    draft_ms: float,
-    verify_ms: Sequence[float],
-    catch_up_ms: float = 0.0,
-) -> BestPlan:
-    """Return the fixed length with the most tokens per second; see ``plans``."""
-    found = [BestPlan(0, 1.0), *plans(survival, draft_ms, verify_ms, catch_up_ms)]
-    return max(found, key=lambda plan: plan.speed)
 
 
 def pays_above(draft_ms: float, step_ms: float, row_ms: float = 0.0) -> float:
@@ -76,7 +56,7 @@ def pays_above(draft_ms: float, step_ms: float, row_ms: float = 0.0) -> float:
 def cannot_gain(draft_ms: float, verify_ms: Sequence[float]) -> str:
     """Explain why no draft model can pay at these costs, "" if one could: no length beats plain
     decoding if a draft step and an extra row cost nearly a plain step."""
-    if best_plan(steady(_BEST), draft_ms, verify_ms).speed >= _LEAST:
+    if max(fixed_speeds(steady(_BEST), draft_ms, verify_ms).values()) >= _LEAST:
         return ""
     share = pays_above(draft_ms, verify_ms[1], verify_ms[2] - verify_ms[1])
     return (
