@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -265,9 +264,7 @@ def convert_dflash(
                 tensors[name] = head.rows(tensors[name], target.vocab_size)
     if target.own("rope.dimension_sections") in target.arrays:  # its positions have several parts
         values["rope.dimension_sections"] = np.array([head.size // 2, 0, 0, 0], np.int32)
-
-    belongs = partial(check, target=target)
-    head.write(destination, target, kind, "dflash", values, tensors, ids, belongs)
+    head.write(destination, target, kind, "dflash", values, tensors, ids, check)
 
 
 def _layers(head: Published, said: Mapping[str, Any]) -> Any:

@@ -13,7 +13,6 @@ llama.cpp turns them here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +99,7 @@ def convert_eagle3(
         "norm_before_residual": config.get("norm_before_residual") is True,
         "norm_before_fc": normed,
     }
-
-    belongs = partial(check, target=target)
-    head.write(destination, target, kind, "eagle3", values, tensors, ids, belongs)
+    head.write(destination, target, kind, "eagle3", values, tensors, ids, check)
 
 
 def _layers(head: Published, target: GgufHeader) -> Any:

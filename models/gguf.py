@@ -102,6 +102,10 @@ class GgufHeader(Container):
         value = self.integer(key)
         return (default if value is None else value,) * n
 
+    def most(self, key: str) -> int:
+        """Return the largest number of a layer from a key of the architecture; 0 without it."""
+        return max(self.per_layer(self.own(key)), default=0)
+
     # -- the model ---------------------------------------------------------------------------------
 
     @property
@@ -138,7 +142,7 @@ class GgufHeader(Container):
 
     @property
     def feed_forward_length(self) -> int:
-        return max(self.per_layer(self.own("feed_forward_length")), default=0)
+        return self.most("feed_forward_length")
 
     @cached_property
     def head_counts(self) -> tuple[int, ...]:
@@ -195,7 +199,7 @@ class GgufHeader(Container):
     @property
     def experts_used(self) -> int:
         """Experts that a token uses in a layer."""
-        return max(self.per_layer(self.own("expert_used_count")), default=0)
+        return self.most("expert_used_count")
 
     @property
     def is_recurrent(self) -> bool:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specllama.errors import SpecllamaError
-from specllama.gain import fixed_speeds, pays_above, steady
+from specllama.fixed_gain import fixed_speeds, pays_above, steady
 from specllama.models import catalog, context, library, memory, refs
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.loadable import VocabularyOnly, check_loadable
 from specllama.models.pairing import PairReport, active_params, compare
-from specllama.models.summaries import Summaries
+from specllama.models.summaries import FileSummary, Summaries
 from specllama.settings.params import EngineOptions
 from specllama.text import size
 
@@ -351,13 +351,47 @@ def order(findings: Iterable[DraftFinding]) -> list[DraftFinding]:
 
     def key(one: DraftFinding) -> tuple[bool, bool, bool, float, str]:
         report = one.judged.report
-        good = report is not None and report.good_size
-        return (
-            bool(one.judged.why),
-            not one.judged.useful,
-            not good,
-            abs(one.size - 1 / 16),
-            one.ref,
-        )
+        ratio, good = (report.ratio, report.good_size) if report else (1.0, False)
+        refused = bool(one.judged.why)
+        return refused, not one.judged.useful, not good, abs(ratio - 1 / 16), one.ref
 
     return sorted(findings, key=key)
+
+
+# ---------------------------------------------------------------------- models of this machine
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A model on disk, its summary, and the drafts on disk that fit it."""
+
+    model: library.LocalModel
+    summary: FileSummary
+    drafts: tuple[str, ...] = ()
+
+
+def list_models(models: Iterable[library.LocalModel]) -> list[Listed]:
+    """Summarize models, each with the other models that could draft for it."""
+    cache = Summaries()
+    listed = [Listed(model, cache.get(model.path)) for model in models]
+    cache.save()
+    fitting: dict[tuple[str, str], bool] = {}  # by token lists and architectures
+
+    def can_draft(target: Listed, draft: Listed) -> bool:
+        a, b = target.summary, draft.summary
+        if not (a.usable and b.usable) or b.active_params >= a.active_params:
+            return False
+        key = (a.fingerprint + a.architecture, b.fingerprint + b.architecture)
+        if a.tokenizer == b.tokenizer and key not in fitting:
+            try:
+                ours, its = (read_header(one.model.path) for one in (target, draft))
+            except SpecllamaError:
+                return False
+            fitting[key] = not _compared(ours, its)[0]
+        return fitting.get(key, False)
+
+    by_size = sorted(listed, key=lambda one: one.summary.active_params)
+    return [
+        replace(one, drafts=tuple(other.model.ref for other in by_size if can_draft(one, other)))
+        for one in listed
+    ]

@@ -15,6 +15,7 @@ from specllama.models.gguf import GgufHeader
 from specllama.models.heads import other_tokens, require_same_target
 from specllama.models.loadable import check_loadable
 from specllama.models.memory import HEAD_BATCH, ModelMemory, estimate_model
+from specllama.models.tensors import read_bytes
 
 # asked for the layer inputs of any other architecture, llama.cpp ends the process (qwen4exp has
 # several streams in a layer, which its buffers do not hold)
@@ -93,12 +94,7 @@ def read_draft_ids(header: GgufHeader) -> npt.NDArray[np.int64]:
     name, info = header.path.name, header.by_name["d2t"]
     if info.type != "I64" or len(info.shape) != 1 or info.shape[0] < 1 or len(header.parts) > 1:
         raise BadGguf(f"{name}: d2t is not a vector of 64-bit integers")
-    with header.path.open("rb") as file:
-        file.seek(header.data_offset + info.offset)
-        data = file.read(info.n_bytes)
-    if len(data) != info.n_bytes:
-        raise BadGguf(f"{name} is cut short", "download it again")
-    ids = np.frombuffer(data, "<i8")
+    ids = read_bytes(header, "d2t").view("<i8")
     if "output.weight" not in header.by_name:
         raise BadGguf(f"{name}: a draft vocabulary without an output matrix")
     if ids.min() < 0 or ids.max() >= header.vocab_size or len(np.unique(ids)) != len(ids):

@@ -223,8 +223,8 @@ def compute_bytes(
     width, heads = header.embedding_length, header.head_count
     queries = heads * header.key_length
     keys = header.head_count_kv * (header.key_length + header.value_length)
-    expert = max(header.per_layer(header.own("expert_feed_forward_length")), default=0)
-    hidden = max(header.feed_forward_length, header.experts_used * expert)
+    expert = header.experts_used * header.most("expert_feed_forward_length")
+    hidden = max(header.feed_forward_length, expert)
     mask = rows * cells * (2 if flash_attn else F32)
     scores = 0 if flash_attn else rows * cells * heads * F32
     attention = scores + rows * (2 * width + 3 * queries + keys) * F32

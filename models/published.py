@@ -274,7 +274,7 @@ class Published:
         values: Mapping[str, Value],
         tensors: Mapping[str, Tensor],
         ids: Ids | None,
-        check: Callable[[GgufHeader], object],
+        check: Callable[[GgufHeader, GgufHeader], object],
     ) -> None:
         """Write the file, with its target's tokenizer.
 
@@ -315,7 +315,7 @@ class Published:
             typed["d2t"] = (ids, "I64")
         write_gguf(destination, keys, typed)
         try:
-            check(read_header(destination))
+            check(read_header(destination), target)
         except SpecllamaError:
             destination.unlink()
             raise

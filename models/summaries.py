@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from specllama.models import library
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.heads import kind_of, kind_of_name
 from specllama.models.loadable import check_loadable
-from specllama.models.pairing import active_params, compare
+from specllama.models.pairing import active_params
 
 SCHEMA = 2
 
@@ -135,45 +135,3 @@ def loadable(found: Iterable[library.LocalModel]) -> list[library.LocalModel]:
     models = [model for model in whole if known.get(model.path).usable]
     known.save()
     return models
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """A model on disk, its summary, and the drafts on disk that fit it."""
-
-    model: library.LocalModel
-    summary: FileSummary
-    drafts: tuple[str, ...] = ()
-
-
-def list_models(models: Iterable[library.LocalModel]) -> list[Listed]:
-    """Summarize models, each with the other models that could draft for it."""
-    cache = Summaries()
-    listed = [Listed(model, cache.get(model.path)) for model in models]
-    cache.save()
-    fitting: dict[tuple[str, str], bool] = {}
-    out = []
-    for target in listed:
-        names = [
-            draft.model.ref
-            for draft in sorted(listed, key=lambda item: item.summary.active_params)
-            if draft is not target and _can_draft(target, draft, fitting)
-        ]
-        out.append(replace(target, drafts=tuple(names)))
-    return out
-
-
-def _can_draft(target: Listed, draft: Listed, known: dict[tuple[str, str], bool]) -> bool:
-    a, b = target.summary, draft.summary
-    if not (a.usable and b.usable) or b.active_params >= a.active_params:
-        return False
-    if a.tokenizer != b.tokenizer:
-        return False
-    key = (a.fingerprint + a.architecture, b.fingerprint + b.architecture)
-    if key not in known:
-        try:
-            report = compare(read_header(target.model.path), read_header(draft.model.path))
-            known[key] = report.compatible
-        except SpecllamaError:
-            return False
-    return known[key]

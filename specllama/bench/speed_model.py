@@ -1,16 +1,16 @@
 """The textbook model of speculation, and the figures of a pair in it.
 
-``SpeedModel`` is what the sliders play with; a pair's own figures can be put into it.
+The formula itself is ``fixed_gain``.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from specllama.fixed_gain import fixed_speeds, pays_above, steady
 from specllama.verdict import TimedRound
 
 MAX_K = 16
@@ -29,41 +29,17 @@ class SpeedModel:
     c: float
     beta: float = 0.0
 
-    def tokens(self, k: int) -> float:
-        """Return the expected tokens per round, (1 - α^(k+1)) / (1 - α)."""
-        if self.alpha >= 1.0:
-            return k + 1.0
-        return (1.0 - self.alpha ** (k + 1)) / (1.0 - self.alpha)
-
-    def cost(self, k: int) -> float:
-        return 1.0 + k * self.c + k * self.beta
-
-    def speedup(self, k: int) -> float:
-        return self.tokens(k) / self.cost(k)
-
     def best(self, limit: int = MAX_K) -> tuple[int, float]:
         """Return the k with the highest speed-up; 0 (plain decoding) if nothing beats it."""
-        k = max(range(limit + 1), key=lambda n: (self.speedup(n), -n))
-        return k, self.speedup(k)
-
-    def collapse(self, limit: int = 64) -> int | None:
-        """Return the first k beyond the peak that is slower than plain decoding, None if none is
-        within ``limit``."""
-        for k in range(1, limit + 1):
-            if self.speedup(k) < 1.0:
-                return k
-        return None
+        passes = [1.0 + self.beta * (n - 1) for n in range(limit + 2)]
+        speeds = fixed_speeds(steady(self.alpha, limit), self.c, passes)
+        k = max(speeds, key=speeds.__getitem__)
+        return (k, speeds[k]) if speeds[k] > 1.0 else (0, 1.0)
 
     @property
     def pays(self) -> bool:
         """True if some k beats plain decoding: exactly if α > c + β."""
-        return self.alpha > self.c + self.beta
-
-    @property
-    def bound(self) -> float:
-        """The limit, 1 / (c + β), of the speed-up at any acceptance."""
-        total = self.c + self.beta
-        return 1.0 / total if total > 0 else math.inf
+        return self.alpha > pays_above(self.c, 1.0, self.beta)
 
     @staticmethod
     def of(passes: Sequence[TimedRound], singles: Sequence[float] = ()) -> SpeedModel | None:

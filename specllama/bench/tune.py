@@ -25,7 +25,7 @@ from specllama.bench.runner import Comparison, Progress, compare
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile
 from specllama.events import RoundDone
-from specllama.gain import fixed_speeds
+from specllama.fixed_gain import fixed_speeds
 from specllama.interface import ModelInfo
 from specllama.models.quantize import FLOATS
 from specllama.settings.params import GenerateParams

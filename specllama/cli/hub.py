@@ -254,8 +254,7 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
     """
     from specllama.cli.hub_views import show_sidecars, show_usable
     from specllama.models import library, refs
-    from specllama.models.judgement import without_name
-    from specllama.models.summaries import list_models
+    from specllama.models.judgement import list_models, without_name
 
     there = refs.existing(folder) if folder else None
     if folder and (there is None or not there.is_dir()):

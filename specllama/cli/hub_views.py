@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from specllama.models.catalog import CatalogPair
     from specllama.models.gguf import GgufHeader
     from specllama.models.hub import HubClient
-    from specllama.models.judgement import Judgement
+    from specllama.models.judgement import Judgement, Listed
     from specllama.models.pull import PullItem
-    from specllama.models.summaries import FileSummary, Listed
+    from specllama.models.summaries import FileSummary
 
 FIT_WORDS = {"yes": "✓", "tight": "tight", "no": "–"}
 

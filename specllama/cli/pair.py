@@ -58,7 +58,7 @@ def command(
     Only headers are read. Without DRAFTS, every model on this machine and the catalog's draft are
     considered. A folder stands for the files below it.
     """
-    from specllama.engine.heads import survey
+    from specllama.engine.heads import read_heads, survey
     from specllama.models import judgement, memory, refs
     from specllama.models.gguf import read_header
     from specllama.models.loadable import check_loadable
@@ -72,7 +72,7 @@ def command(
     header = read_header(path)
     check_loadable(header)
     tried = judgement.candidates(path, target, drafts)
-    beside = _heads(header, options.heads)
+    beside = list(read_heads(header, options.heads)[0].values())
     findings = judgement.order(judgement.examine(header, one, options, beside) for one in tried)
     fits = any(not finding.judged.why for finding in findings)
     ways = survey(header, options.heads, draft=fits)
@@ -98,25 +98,6 @@ def command(
         if len(findings) == 1:
             said = f"{findings[0].ref} cannot draft for {target}: {findings[0].judged.why}"
         raise PairIncompatible(said, "to see which drafts do: specllama pair " + target)
-
-
-def _heads(target: GgufHeader, files: Sequence[str]) -> list[GgufHeader]:
-    """Read the heads that a run would load: those named, and those in the target's folder.
-
-    Raises:
-        ModelUnavailable, PairIncompatible, CannotLoad: a named file is no head of this target.
-    """
-    from specllama.engine.heads import bundled_heads, survey
-    from specllama.models.gguf import read_header
-    from specllama.models.refs import resolve
-
-    fits = {way.name for way in survey(target, files) if way.available}
-    found: dict[str, GgufHeader] = {}
-    for path in [*bundled_heads(target.path), *(resolve(ref) for ref in files)]:
-        head = read_header(path)
-        if head.architecture in fits:
-            found[head.architecture] = head
-    return list(found.values())
 
 
 def _with_heads_here(

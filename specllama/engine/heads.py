@@ -90,21 +90,37 @@ def survey(
     """
     from specllama.engine.methods import methods
     from specllama.models import pruned
+
+    found, reasons = read_heads(target, files)
+    own = {"mtp": _no_layers(target), "self": pruned.why_not(target), **reasons}
+    own |= dict.fromkeys(found, "")
+    trees = not (target.is_recurrent or target.is_hybrid)
+    return methods(Facts(draft=draft, trees=trees, own=own))
+
+
+def read_heads(
+    target: GgufHeader, files: Sequence[str]
+) -> tuple[dict[str, GgufHeader], dict[str, str]]:
+    """Read the heads that a run would load, by method, and why others that ship with the target
+    are left out.
+
+    Raises:
+        ModelUnavailable, PairIncompatible, CannotLoad: a file that was named is no head of it.
+    """
     from specllama.models.gguf import read_header
     from specllama.models.refs import resolve
 
-    own = {"mtp": _no_layers(target), "self": pruned.why_not(target)}
+    found, reasons = dict[str, GgufHeader](), dict[str, str]()
     for path in bundled_heads(target.path):
         head = read_header(path)
         try:
-            own[HEADS[_check(head, target)].method] = ""
+            found[HEADS[_check(head, target)].method] = head
         except SpecllamaError as error:
-            own[HEADS[kind_of(head)].method] = error.message
+            reasons[HEADS[kind_of(head)].method] = error.message
     for ref in files:
         head = read_header(resolve(ref))
-        own[HEADS[_check(head, target)].method] = ""
-    trees = not (target.is_recurrent or target.is_hybrid)
-    return methods(Facts(draft=draft, trees=trees, own=own))
+        found[HEADS[_check(head, target)].method] = head
+    return found, reasons
 
 
 def fitting(target: GgufHeader, models: Iterable[LocalModel]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from specllama.gain import cannot_gain
+from specllama.fixed_gain import cannot_gain
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.settings import methods
 from specllama.settings.params import GenerateParams

@@ -318,7 +318,8 @@ def test_split_models_are_one_entry(tmp_path: Path) -> None:
 
 
 def test_summaries_are_cached_and_follow_the_file(model: Path, tmp_path: Path) -> None:
-    from specllama.models.summaries import Summaries, list_models
+    from specllama.models.judgement import list_models
+    from specllama.models.summaries import Summaries
 
     first = Summaries()
     assert first.get(model).quantization == "Q4_0"
