@@ -110,7 +110,8 @@ def read_heads(
     from specllama.models.gguf import read_header
     from specllama.models.refs import resolve
 
-    found, reasons = dict[str, GgufHeader](), dict[str, str]()
+    found: dict[str, GgufHeader] = {}
+    reasons: dict[str, str] = {}
     for path in bundled_heads(target.path):
         head = read_header(path)
         try:
