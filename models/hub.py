@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
 from specllama.models import download, library
+from specllama.models.catalog import HubRef
 from specllama.models.download import (
     LONGEST_WAIT_S,
     MAX_ATTEMPTS,
@@ -31,7 +32,7 @@ from specllama.models.download import (
 )
 from specllama.models.gguf_format import is_later_part, part_names
 from specllama.models.heads import SIDECARS, kind_of_name
-from specllama.models.refs import DEFAULT_QUANTS, HubRef
+from specllama.models.refs import DEFAULT_QUANTS
 
 if TYPE_CHECKING:
     import httpx2
@@ -288,11 +289,12 @@ def _files(siblings: list[Any]) -> tuple[list[RemoteFile], list[str]]:
         if not isinstance(name, str) or not name.lower().rstrip().endswith(".gguf"):
             continue
         lfs = getattr(sibling, "lfs", None)
-        digest = (lfs.sha256 if lfs is not None else None) or getattr(sibling, "blob_id", None)
+        digest: Any = (lfs.sha256 if lfs is not None else None) or getattr(sibling, "blob_id", None)
         size = (lfs.size if lfs is not None else None) or getattr(sibling, "size", None)
-        kind = _HEX.get(len(digest)) if isinstance(digest, str) else None
-        sound = isinstance(size, int) and 0 < size < 1 << 50 and safe_name(name)
-        if sound and kind is not None and re.fullmatch(r"[0-9a-f]+", digest):
+        kind = ""
+        if isinstance(digest, str) and re.fullmatch(r"[0-9a-f]+", digest):
+            kind = _HEX.get(len(digest), "")
+        if kind and isinstance(size, int) and 0 < size < 1 << 50 and safe_name(name):
             files.append(RemoteFile(name, size, Digest(kind, digest)))
         else:
             bad.append(name)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from specllama import paths
 from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
 from specllama.models import catalog, library, receipts, refs
+from specllama.models.catalog import HubRef
 from specllama.models.download import Progress, disk_error, download, part_path
 from specllama.text import did_you_mean, size
 
@@ -79,7 +80,7 @@ def repo_folder(repo: str) -> Path:
     return paths.models_dir() / user / name
 
 
-def expand(ref: str, *, with_draft: bool = True) -> list[tuple[str, refs.HubRef]]:
+def expand(ref: str, *, with_draft: bool = True) -> list[tuple[str, HubRef]]:
     """Return (role, hub reference) of everything a reference stands for: a catalog name is a pair.
 
     Raises:
@@ -100,7 +101,7 @@ def expand(ref: str, *, with_draft: bool = True) -> list[tuple[str, refs.HubRef]
     return [("model", hub)]
 
 
-def local(hub: refs.HubRef) -> library.LocalModel:
+def local(hub: HubRef) -> library.LocalModel:
     """Find a complete copy of a reference's model that is already on this machine.
 
     Raises:
@@ -115,7 +116,7 @@ def local(hub: refs.HubRef) -> library.LocalModel:
     return refs.preferred(found)
 
 
-def make_item(client: HubClient, role: str, hub: refs.HubRef, revision: str = "main") -> PullItem:
+def make_item(client: HubClient, role: str, hub: HubRef, revision: str = "main") -> PullItem:
     """Ask the hub for the files of a reference and those missing here.
 
     Raises:

@@ -16,6 +16,7 @@ from textual.content import Content
 
 from specllama.errors import SpecllamaError
 from specllama.models import catalog, judgement, library, memory, pull, refs
+from specllama.models.catalog import HubRef
 from specllama.models.gguf import read_header
 from specllama.models.hub import Listing, SearchHit, select
 from specllama.models.judgement import Judgement, Machine, figure, judge, without_name
@@ -377,7 +378,7 @@ def listing_rows(listing: Listing) -> list[ChoiceRow]:
     """List a repository's files, its usual choice first."""
     usual = None
     try:
-        usual = select(listing, refs.HubRef(listing.repo))
+        usual = select(listing, HubRef(listing.repo))
     except SpecllamaError:
         pass
     free = memory.available_memory()

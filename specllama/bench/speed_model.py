@@ -1,10 +1,12 @@
 """The textbook model of speculation, and the figures of a pair in it.
 
-The formula itself is ``fixed_gain``.
+``SpeedModel`` is what the sliders play with; a pair's own figures can be put into it. The formula
+itself is in ``fixed_gain``.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,17 +31,34 @@ class SpeedModel:
     c: float
     beta: float = 0.0
 
+    def speedups(self, limit: int = MAX_K) -> list[float]:
+        """Return the speed-up of every k from 0, which is plain decoding."""
+        passes = [1.0 + self.beta * (n - 1) for n in range(limit + 2)]
+        return [1.0, *fixed_speeds(steady(self.alpha, limit), self.c, passes).values()]
+
+    def cost(self, k: int) -> float:
+        return 1.0 + k * self.c + k * self.beta
+
     def best(self, limit: int = MAX_K) -> tuple[int, float]:
         """Return the k with the highest speed-up; 0 (plain decoding) if nothing beats it."""
-        passes = [1.0 + self.beta * (n - 1) for n in range(limit + 2)]
-        speeds = fixed_speeds(steady(self.alpha, limit), self.c, passes)
-        k = max(speeds, key=speeds.__getitem__)
-        return (k, speeds[k]) if speeds[k] > 1.0 else (0, 1.0)
+        speedups = self.speedups(limit)
+        return speedups.index(max(speedups)), max(speedups)
+
+    def collapse(self, limit: int = 64) -> int | None:
+        """Return the first k that is slower than plain decoding, None if none is within
+        ``limit``."""
+        return next((k for k, one in enumerate(self.speedups(limit)) if one < 1.0), None)
 
     @property
     def pays(self) -> bool:
         """True if some k beats plain decoding: exactly if α > c + β."""
         return self.alpha > pays_above(self.c, 1.0, self.beta)
+
+    @property
+    def bound(self) -> float:
+        """The limit, 1 / (c + β), of the speed-up at any acceptance."""
+        total = self.c + self.beta
+        return 1.0 / total if total > 0 else math.inf
 
     @staticmethod
     def of(passes: Sequence[TimedRound], singles: Sequence[float] = ()) -> SpeedModel | None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 from fakes import Reply, ScriptedEngine
@@ -41,7 +42,15 @@ def test_it_pays_if_and_only_if_alpha_exceeds_c_plus_beta(alpha: float, cost: fl
     model = SpeedModel(alpha, cost / 2, cost / 2)
     k, speedup = model.best(64)
     assert model.pays == (k > 0) == (speedup > 1.0)
-    assert SpeedModel(1.0, 0.0).best(4) == (4, 5.0)
+    assert speedup <= max(1.0, model.bound)
+
+
+def test_the_edges_of_the_model() -> None:
+    assert SpeedModel(1.0, 0.0).speedups(4)[4] == 5
+    assert SpeedModel(0.0, 0.1).speedups(4)[4] == pytest.approx(1 / SpeedModel(0.0, 0.1).cost(4))
+    assert SpeedModel(0.5, 0.0).bound == math.inf
+    assert SpeedModel(0.9, 0.1, 0.1).collapse() is not None
+    assert SpeedModel(0.9, 0.01, 0.0).collapse(64) is None
 
 
 def rounds(reply: Reply, **params: object) -> list[RoundDone]:

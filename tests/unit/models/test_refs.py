@@ -13,6 +13,7 @@ import pytest
 from specllama import paths
 from specllama.errors import ModelUnavailable, UsageError
 from specllama.models import judgement, library, refs
+from specllama.models.catalog import HubRef
 from specllama.models.gguf import read_header
 
 pytestmark = pytest.mark.usefixtures("nobody_else")
@@ -190,10 +191,10 @@ def test_what_is_no_hub_reference(ref: str) -> None:
 
 
 def test_hub_references() -> None:
-    assert refs.parse_hub("a/b") == refs.HubRef("a/b")
-    assert refs.parse_hub("a/b:Q4_K_M") == refs.HubRef("a/b", "Q4_K_M")
-    assert refs.parse_hub("a/b/sub/c.gguf") == refs.HubRef("a/b", file="sub/c.gguf")
-    assert refs.parse_hub("https://huggingface.co/a/b") == refs.HubRef("a/b")
+    assert refs.parse_hub("a/b") == HubRef("a/b")
+    assert refs.parse_hub("a/b:Q4_K_M") == HubRef("a/b", "Q4_K_M")
+    assert refs.parse_hub("a/b/sub/c.gguf") == HubRef("a/b", file="sub/c.gguf")
+    assert refs.parse_hub("https://huggingface.co/a/b") == HubRef("a/b")
 
 
 @pytest.mark.parametrize(
