@@ -225,10 +225,11 @@ def _models(source: Source, found: Found) -> Iterator[LocalModel]:
             yield LocalModel(path, source, ref, repo, quant, size, modified, used, complete)
 
 
-def _hub_ref(repo: str, path: Path) -> str:
-    quant = quant_of(path.name)
-    # a quant names the model itself; its sidecars are named by file
-    return f"{repo}:{quant}" if quant and not kind_of_name(path.name) else f"{repo}/{path.name}"
+def hub_ref(repo: str, name: str) -> str:
+    """Return the reference of a file in a repository: a quant names the model itself; its sidecars
+    are named by file."""
+    quant = quant_of(name)
+    return f"{repo}:{quant}" if quant and not kind_of_name(name) else f"{repo}/{name}"
 
 
 def _in_repo_folders(root: Path, *, by_path: bool = False) -> Found:
@@ -238,7 +239,7 @@ def _in_repo_folders(root: Path, *, by_path: bool = False) -> Found:
     for path in _walk(root, None if by_path else root):
         parts = path.relative_to(root).parts
         repo = "/".join(parts[:2]) if len(parts) > 2 else None
-        yield path, _hub_ref(repo, path) if repo and not by_path else str(path), repo
+        yield path, hub_ref(repo, path.name) if repo and not by_path else str(path), repo
 
 
 def _in_huggingface(root: Path) -> Found:
@@ -255,7 +256,7 @@ def _in_huggingface(root: Path) -> Found:
                 name = path.relative_to(revision).as_posix()
                 if name not in seen:
                     seen.add(name)
-                    yield path, _hub_ref(repo, path), repo
+                    yield path, hub_ref(repo, path.name), repo
 
 
 def _in_ollama(root: Path) -> Found:

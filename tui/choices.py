@@ -387,7 +387,7 @@ def listing_rows(listing: Listing) -> list[ChoiceRow]:
         if not model.complete or model.sidecar:
             continue
         fits = not free or model.bytes * judgement.OVERHEAD <= free * memory.MARGIN
-        ref = f"{listing.repo}:{model.quant}" if model.quant else f"{listing.repo}/{model.name}"
+        ref = library.hub_ref(listing.repo, model.name)
         name = model.quant or model.name
         what = "" if fits else f"does not fit: {size(free)} are free"
         licence = f"; license {listing.licence}" if listing.licence else ""
