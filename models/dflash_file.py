@@ -23,11 +23,11 @@ from typing import Any, Literal
 import numpy as np
 
 from specllama.errors import BadGguf, UnsupportedModel
+from specllama.models.convert import LAYER, Published, Shape
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_writer import Tensor, Value
 from specllama.models.heads import Head, require_architecture
 from specllama.models.layer_inputs import HINT, HeadFacts, check_target, memory, read_common
-from specllama.models.published import LAYER, Published, Shape
 
 ARCHITECTURE = "dflash"
 MOST_LAYERS, MOST_PLACES = 64, 64  # that are read, and of a block

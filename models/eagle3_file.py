@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from specllama.errors import BadGguf
+from specllama.models.convert import LAYER, Floats, Published, Shape
 from specllama.models.gguf import GgufHeader
 from specllama.models.heads import Head, require_architecture
 from specllama.models.layer_inputs import HINT, HeadFacts, check_target, memory, read_common
 from specllama.models.nextn import trunk_blocks
-from specllama.models.published import LAYER, Floats, Published, Shape
 
 ARCHITECTURE = "eagle3"
 LAYERS_READ = 3

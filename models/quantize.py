@@ -17,11 +17,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from specllama.errors import SpecllamaError, UnsupportedModel, UsageError
 from specllama.models.download import disk_error
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.gguf_format import TensorInfo
+from specllama.models.heads import kind_of
 from specllama.models.loadable import check_loadable, elementwise
+from specllama.models.tensors import Floats, read_tensor
 from specllama.text import did_you_mean, size
 
 # bits per weight of the matrices, K-quant mixtures on average over a model
@@ -45,6 +49,7 @@ _INSTEAD = {
     "nvfp4": "mxfp4", "fp16": "f16", "fp32": "f32", "q4_k": "q4_k_m", "q5_k": "q5_k_m",
     "q6": "q6_k", "q3_k": "q3_k_m", "iq4": "iq4_nl",
 }  # fmt: skip
+_SUMS, _COUNTS = ".in_sum2", ".counts"  # of an importance matrix
 FLOATS = frozenset({"F32", "F16", "BF16"})
 # per-layer arrays in the metadata are not renumbered when layers are dropped
 PRUNABLE = frozenset({"llama", "qwen2", "qwen3", "gemma", "mistral3", "olmo2"})
@@ -144,8 +149,6 @@ def prepare(
         check_prunable(header)
     _check_source_types(header, kind, requantize)
     if imatrix is not None:
-        from specllama.models.imatrix import read_imatrix
-
         read_imatrix(imatrix, header)
     if kind in ("f16", "bf16"):
         _check_stays_f32(header, kind)
@@ -259,6 +262,33 @@ def estimate_bytes(
         else:
             total += int(tensor.n_elements * bits(tensor) / 8)
     return total
+
+
+def read_imatrix(path: Path, model: GgufHeader) -> dict[str, Floats]:
+    """Return the mean square of each input of a model's matrices, [experts, inputs], by name.
+
+    Raises:
+        UsageError: the file is none, or one of another model.
+        ModelUnavailable, CannotLoad: it cannot be read.
+    """
+    header = read_header(path)
+    if kind_of(header) != "imatrix":
+        raise UsageError(f"{path.name} is no importance matrix", "llama-imatrix writes one")
+    found = {}
+    for name in header.by_name:
+        of = model.by_name.get(name.removesuffix(_SUMS))
+        if of is None or not of.is_matrix or not name.endswith(_SUMS):
+            continue
+        sums, counts = (read_tensor(header, of.name + end).ravel() for end in (_SUMS, _COUNTS))
+        experts = of.shape[2] if len(of.shape) > 2 else 1
+        if sums.size != of.shape[0] * experts or counts.size != experts:
+            raise UsageError(f"{path.name} is of another model: {of.name} has other inputs")
+        seen = counts.reshape(experts, 1)
+        means = sums.reshape(experts, -1) / np.maximum(seen, 1)
+        found[of.name] = np.where(seen > 0, means, 1).astype(np.float32)
+    if not found:
+        raise UsageError(f"{path.name} names no matrix of {model.path.name}")
+    return found
 
 
 def run(job: QuantizeJob, advanced: Callable[[int, int], None] | None = None) -> GgufHeader:

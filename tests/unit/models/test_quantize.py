@@ -15,8 +15,8 @@ from gguf_surgery import with_tensor
 from specllama.errors import BadGguf, SpecllamaError, UnsupportedModel, UsageError
 from specllama.models import quantize
 from specllama.models.gguf import read_header
-from specllama.models.imatrix import read_imatrix
 from specllama.models.loadable import check_loadable
+from specllama.models.quantize import read_imatrix
 from specllama.models.tensors import Floats, read_tensor
 
 
