@@ -74,7 +74,9 @@ def write_receipt(file: Path, receipt: Receipt) -> None:
     target = receipt_path(file)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        paths.replace_file(target, msgspec.json.encode(receipt))
+        draft = target.with_suffix(".tmp")  # as readable as the model itself
+        draft.write_bytes(msgspec.json.encode(receipt))
+        os.replace(draft, target)
     except OSError as error:
         raise disk_error(error, target) from None
 
