@@ -325,22 +325,20 @@ def refused(status: int, code: str | None = None, what: str = "the file") -> Mod
             f"{what} is gated: its license must be accepted first",
             "accept it on the model's page, then set HF_TOKEN",
         )
-    if status == 401:
-        return ModelUnavailable(
-            f"the hub refuses access to {what} (401): it does not exist, or it is private",
-            "check the name; for a private model set HF_TOKEN",
-        )
-    if status == 403:
-        return ModelUnavailable(
-            f"the hub refuses access to {what} (403)", "check that your HF_TOKEN may read it"
-        )
-    if status == 404:
-        return ModelUnavailable(
-            f"{what} is not on the hub (404)", "find it with: specllama hub search"
-        )
     if status == 429:
         return rate_limited(None)
-    return ModelUnavailable(f"the hub answered {status} for {what}", "try again later")
+    why = f"the hub refuses access to {what} ({status})"
+    words = {
+        401: (
+            f"{why}: it does not exist, or it is private",
+            "check the name; for a private model set HF_TOKEN",
+        ),
+        403: (why, "check that your HF_TOKEN may read it"),
+        404: (f"{what} is not on the hub (404)", "find it with: specllama hub search"),
+    }
+    return ModelUnavailable(
+        *words.get(status, (f"the hub answered {status} for {what}", "try again later"))
+    )
 
 
 def _lying(expected: int, announced: str) -> WrongContent:

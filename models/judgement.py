@@ -173,35 +173,41 @@ def pair_memory(
     target: GgufHeader,
     draft: GgufHeader | None,
     options: EngineOptions,
-    n_ctx: int,
+    n_ctx: int | None,
     *,
     heads: Sequence[GgufHeader] = (),
     on_gpu: bool = False,
 ) -> memory.PairMemory:
     """Estimate the memory of a pair with these options, as if all of it lay in one place.
 
+    Args:
+        n_ctx: as for ``estimate_model``.
+        heads: drafting heads that are loaded alongside.
+
     Raises:
         UsageError: an unknown cache type.
         PairIncompatible, BadGguf: one of ``heads`` is no head.
     """
-    types = {"type_k": options.kv_type_k, "type_v": options.kv_type_v}
-    need = memory.estimate_pair(
-        target,
-        draft,
-        heads=heads,
-        n_ctx=n_ctx,
-        parallel=options.parallel,
-        branches=options.max_leaves,
-        n_ubatch=options.batch(on_gpu=on_gpu),
-        n_outputs=options.max_rows,
-        flash_attn=options.flash_attn != "off",
-        **types,
-    )
-    if options.swa_full:
-        return need
-    rows = options.batch(on_gpu=False)
-    saved = memory.window_bytes(target, need.target.n_ctx, n_ubatch=rows, **types)
-    return replace(need, target=replace(need.target, kv=max(need.target.kv - saved, 0)))
+    kv = {"type_k": options.kv_type_k, "type_v": options.kv_type_v}
+    passes: dict[str, Any] = {
+        "n_ubatch": options.batch(on_gpu=on_gpu),
+        "flash_attn": options.flash_attn != "off",
+        "lanes": options.parallel,
+        **kv,
+    }
+    rows = options.max_rows
+    first = memory.estimate_model(target, n_ctx=n_ctx, n_outputs=rows, reads_apart=True, **passes)
+    second = None
+    if draft is not None:
+        its = min(first.n_ctx, memory.padded_ctx(draft.context_length or first.n_ctx))
+        rows = max(options.parallel, options.max_leaves)
+        second = memory.estimate_model(draft, n_ctx=its, n_outputs=rows, **passes)
+    if not options.swa_full:
+        batch = options.batch(on_gpu=False)
+        saved = memory.window_bytes(target, first.n_ctx, n_ubatch=batch, **kv)
+        first = replace(first, kv=max(first.kv - saved, 0))
+    beside = tuple(memory.estimate_head(head, target, n_ctx=first.n_ctx) for head in heads)
+    return memory.PairMemory(first, second, beside)
 
 
 def judge(

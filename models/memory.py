@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -330,38 +329,6 @@ def estimate_head(header: GgufHeader, target: GgufHeader, *, n_ctx: int) -> Mode
     """
     found: ModelMemory = find(require_head(header)).memory(header, target, n_ctx)
     return found
-
-
-def estimate_pair(
-    target: GgufHeader,
-    draft: GgufHeader | None,
-    *,
-    heads: Sequence[GgufHeader] = (),
-    n_ctx: int | None = None,
-    parallel: int = 1,
-    branches: int = 1,
-    **options: Any,
-) -> PairMemory:
-    """Estimate the memory of a target with its draft and heads.
-
-    Args:
-        n_ctx, options: as for ``estimate_model``.
-        parallel: conversations at once.
-        branches: of a tree that the draft model grows.
-
-    Raises:
-        UsageError: an unknown cache type.
-        PairIncompatible, BadGguf: one of ``heads`` is no head.
-    """
-    options["lanes"] = parallel
-    first = estimate_model(target, n_ctx=n_ctx, reads_apart=True, **options)
-    second = None
-    if draft is not None:
-        draft_ctx = min(first.n_ctx, padded_ctx(draft.context_length or first.n_ctx))
-        rows = max(parallel, branches)
-        second = estimate_model(draft, n_ctx=draft_ctx, **{**options, "n_outputs": rows})
-    beside = tuple(estimate_head(head, target, n_ctx=first.n_ctx) for head in heads)
-    return PairMemory(first, second, beside)
 
 
 _beside = 0  # see ``leave``
