@@ -11,12 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from specllama.errors import BadGguf, PairIncompatible
-from specllama.models.head_tokens import other_tokens
-from specllama.models.heads import Head
+from specllama.errors import BadGguf
+from specllama.models.heads import Head, other_tokens, require_same_target
 from specllama.models.loadable import check_loadable
 from specllama.models.memory import TREE_ROWS, ModelMemory, estimate_model
-from specllama.models.sliding_windows import windowed_layers
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -33,36 +31,35 @@ def check_target(head: GgufHeader, target: GgufHeader) -> None:
     """
     check_loadable(head, "head")
     name, of = head.path.name, target.path.name
-    windowed = windowed_layers(head)
     if head.integer(head.own("nextn_predict_layers")) != head.block_count:
         raise BadGguf(f"{name}: not all of its layers are prediction layers")
-    if not any(windowed):
+    if not any(head.windowed_layers):
         raise BadGguf(f"{name}: none of its layers sees a sliding window")
 
-    def refuse(why: str) -> None:
-        raise PairIncompatible(
-            f"{name} was made for another target: {why}",
-            "use the assistant that was published with this target",
-        )
-
-    if target.architecture != TARGET:
-        refuse(f"assistants belong to {TARGET} models, {of} is {target.architecture}")
     width = head.integer(head.own("embedding_length_out")) or head.embedding_length
-    if width != target.embedding_length:
-        refuse(f"it reads hidden states of width {width}, those of {of} are "
-               f"{target.embedding_length} wide")  # fmt: skip
-    if windowed_layers(target)[-2:] != [True, False]:
-        refuse(f"the last layers of {of} are not one with a window and one without")
-    if why := other_tokens(head, target):
-        refuse(why)
-    for i, is_windowed in enumerate(windowed):
-        mine, its = (
-            _keys(head, i, is_windowed),
-            _keys(target, _source(target, is_windowed), is_windowed),
-        )
+    its = target.embedding_length
+    if target.architecture != TARGET:
+        why = f"assistants belong to {TARGET} models, {of} is {target.architecture}"
+    elif width != its:
+        why = f"it reads hidden states of width {width}, those of {of} are {its} wide"
+    elif target.windowed_layers[-2:] != (True, False):
+        why = f"the last layers of {of} are not one with a window and one without"
+    else:
+        why = other_tokens(head, target) or _other_keys(head, target)
+    hint = "use the assistant that was published with this target"
+    require_same_target(head, why, hint)
+
+
+def _other_keys(head: GgufHeader, target: GgufHeader) -> str:
+    """Describe the first layer that would read keys of another shape; "" if there is none."""
+    for i, windowed in enumerate(head.windowed_layers):
+        mine, its = _keys(head, i, windowed), _keys(target, _source(target, windowed), windowed)
         if mine != its:
-            refuse(f"its layer {i} reads {mine[0]} keys of width {mine[1]}, "
-                   f"{of} keeps {its[0]} of width {its[1]}")  # fmt: skip
+            return (
+                f"its layer {i} reads {mine[0]} keys of width {mine[1]}, "
+                f"{target.path.name} keeps {its[0]} of width {its[1]}"
+            )
+    return ""
 
 
 def _source(target: GgufHeader, windowed: bool) -> int:

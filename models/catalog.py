@@ -14,27 +14,40 @@ from specllama.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
+class HubRef:
+    """A model on the hub: a repository and the choice of its file."""
+
+    repo: str
+    quant: str | None = None
+    file: str | None = None
+
+    def __str__(self) -> str:
+        if self.file:
+            return f"{self.repo}/{self.file}"
+        return f"{self.repo}:{self.quant}" if self.quant else self.repo
+
+
+@dataclass(frozen=True, slots=True)
 class CatalogModel:
     """One model of a pair on the hub; ``bytes`` is an estimate of the file size at ``quant``,
     ``active`` the parameters that a token uses: fewer than all of a model with experts."""
 
-    repo: str
-    quant: str
+    hub: HubRef
     params: float
     active: float
     bytes: int
 
     @property
+    def repo(self) -> str:
+        return self.hub.repo
+
+    @property
     def ref(self) -> str:
-        return f"{self.repo}:{self.quant}"
+        return str(self.hub)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "ref": self.ref,
-            "params": self.params,
-            "active": self.active,
-            "bytes": self.bytes,
-        }
+        sizes = {"params": self.params, "active": self.active, "bytes": self.bytes}
+        return {"ref": self.ref, **sizes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +87,10 @@ class CatalogPair:
         return sum(model.bytes for model in self.models)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "family": self.family,
-            "target": self.target.to_dict(),
-            "draft": None if self.draft is None else self.draft.to_dict(),
-            "method": self.method,
-            "head": self.head,
-            "cannot": self.cannot,
-            "licence": self.licence,
-            "why": self.why,
-            "bytes": self.bytes,
-            "memory_gb": self.memory_gb,
-            "source": self.source,
-            "checked": self.checked,
-            "date": self.date,
-        }
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        del fields["aliases"]
+        models = {role: fields[role] and fields[role].to_dict() for role in ("target", "draft")}
+        return {**fields, **models, "bytes": self.bytes}
 
 
 # bytes per parameter of whole files, embeddings and scales included
@@ -100,33 +101,22 @@ BYTES_PER_PARAM = {
 
 
 def _model(table: dict[str, Any]) -> CatalogModel:
-    params = float(table["params"])
-    quant = str(table["quant"])
+    params, quant = float(table["params"]), str(table["quant"])
     size = int(float(table.get("gb", params * BYTES_PER_PARAM[quant])) * 1e9)
     active = float(table.get("active", params))
-    return CatalogModel(str(table["repo"]), quant, params * 1e9, active * 1e9, size)
+    return CatalogModel(HubRef(str(table["repo"]), quant), params * 1e9, active * 1e9, size)
 
 
-def _pair(name: str, table: dict[str, Any], defaults: dict[str, Any]) -> CatalogPair:
-    merged = {**defaults, **table}
-    draft = merged.get("draft")
-    method = str(merged.get("method", "draft" if draft else "ngram"))
-    return CatalogPair(
-        name=name,
-        family=str(merged["family"]),
-        target=_model(merged["target"]),
-        draft=_model(draft) if draft else None,
-        method=method,
-        licence=str(merged["licence"]),
-        why=str(merged["why"]),
-        memory_gb=float(merged["memory_gb"]),
-        source=str(merged["source"]),
-        checked=bool(merged["checked"]),
-        date=str(merged["date"]),
-        aliases=tuple(merged.get("aliases", ())),
-        head=str(merged.get("head", "")),
-        cannot=str(merged.get("cannot", "")),
-    )
+def _pair(name: str, table: dict[str, Any]) -> CatalogPair:
+    draft = table.pop("draft", None)
+    read = {
+        "target": _model(table.pop("target")),
+        "draft": _model(draft) if draft else None,
+        "method": table.pop("method", "draft" if draft else "ngram"),
+        "memory_gb": float(table.pop("memory_gb")),
+        "aliases": tuple(table.pop("aliases", ())),
+    }
+    return CatalogPair(name=name, **read, **table)
 
 
 def parse(text: str) -> dict[str, CatalogPair]:
@@ -145,7 +135,7 @@ def parse(text: str) -> dict[str, CatalogPair]:
     pairs: dict[str, CatalogPair] = {}
     for name, table in data.get("pairs", {}).items():
         try:
-            pairs[name] = _pair(name, table, defaults)
+            pairs[name] = _pair(name, {**defaults, **table})
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"catalog entry {name!r}: {type(error).__name__} {error}") from None
     return pairs

@@ -14,7 +14,7 @@ import os
 import re
 import time
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -43,19 +43,6 @@ class Progress(Protocol):
     def advanced(self, done: int) -> None: ...
 
     def waiting(self, reason: str) -> None: ...
-
-
-class Silent:
-    """A progress that shows nothing."""
-
-    def resumed(self, done: int) -> None:
-        pass
-
-    def advanced(self, done: int) -> None:
-        pass
-
-    def waiting(self, reason: str) -> None:
-        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +86,7 @@ def download(
     size: int,
     digest: Digest,
     headers: dict[str, str],
-    progress: Progress | None = None,
+    progress: Progress,
     allow_http: bool = False,
 ) -> None:
     """Download one file to ``destination``, continuing an earlier run's part.
@@ -114,26 +101,25 @@ def download(
         SpecllamaError: the disk is full or not writable; the part is kept.
     """
     part = part_path(destination, digest)
-    source = _Source(client, url, headers, size, digest, allow_http)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         with part.open("ab+", buffering=0) as file:
-            sink = _Sink(file, size, digest, progress or Silent())
-            sink.rehash()
+            transfer = _Transfer(client, url, headers, size, digest, progress, allow_http, file)
+            transfer.rehash()
             attempts = 0
-            while sink.done < size:
-                before = sink.done
+            while transfer.done < size:
+                before = transfer.done
                 try:
-                    source.transfer(sink)
+                    transfer.go_on()
                 except _Retry as retry:
-                    attempts = 0 if sink.done > before else attempts + 1
+                    attempts = 0 if transfer.done > before else attempts + 1
                     if attempts >= MAX_ATTEMPTS:
-                        raise _gave_up(retry.reason, sink.done, size) from None
+                        raise _gave_up(retry.reason, transfer.done, size) from None
                     wait = retry.wait_s if retry.wait_s is not None else 2.0**attempts / 2
-                    sink.progress.waiting(f"{retry.reason}; trying again in {wait:.0f} s")
+                    progress.waiting(f"{retry.reason}; trying again in {wait:.0f} s")
                     sleep(wait)
             os.fsync(file.fileno())
-            found = sink.hexdigest()
+            found = transfer.state.hexdigest()
         if found != digest.hex:
             raise WrongContent(
                 f"{destination.name} arrived damaged: its digest is {found[:12]}…,"
@@ -156,24 +142,29 @@ def sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
-class _Sink:
-    """The unfinished file and the running hash of its bytes."""
+@dataclass(slots=True)
+class _Transfer:
+    """The source of the bytes, the unfinished file, and the running hash of what it holds."""
 
-    def __init__(self, file: FileIO, size: int, digest: Digest, progress: Progress) -> None:
-        self._file = file
-        self._size = size
-        self._digest = digest
-        self._state = digest.start(size)
-        self.progress = progress
-        self.done = 0
+    client: httpx2.Client
+    url: str
+    headers: dict[str, str]
+    size: int
+    digest: Digest
+    progress: Progress
+    allow_http: bool
+    file: FileIO
+    state: hashlib._Hash = field(init=False)
+    done: int = 0
 
     def rehash(self) -> None:
         """Hash an earlier run's part; a part longer than the file is something else."""
-        if self._file.seek(0, os.SEEK_END) > self._size:
+        self.state = self.digest.start(self.size)
+        if self.file.seek(0, os.SEEK_END) > self.size:
             self.restart()
-        self._file.seek(0)
-        while chunk := self._file.read(CHUNK):
-            self._state.update(chunk)
+        self.file.seek(0)
+        while chunk := self.file.read(CHUNK):
+            self.state.update(chunk)
             self.done += len(chunk)
         if self.done:
             self.progress.resumed(self.done)
@@ -181,53 +172,37 @@ class _Sink:
     def write(self, chunk: bytes) -> None:
         view = memoryview(chunk)
         while view:  # an unbuffered write may be partial
-            written = self._file.write(view)
-            self._state.update(view[:written])
+            written = self.file.write(view)
+            self.state.update(view[:written])
             self.done += written
             view = view[written:]
         self.progress.advanced(self.done)
 
     def restart(self) -> None:
-        self._file.truncate(0)
-        self._state = self._digest.start(self._size)
-        self.done = 0
+        self.file.truncate(0)
+        self.state, self.done = self.digest.start(self.size), 0
         self.progress.advanced(0)
 
-    def hexdigest(self) -> str:
-        return self._state.hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """The source of the bytes."""
-
-    client: httpx2.Client
-    url: str
-    headers: dict[str, str]
-    size: int
-    digest: Digest
-    allow_http: bool
-
-    def transfer(self, sink: _Sink) -> None:
-        """Send one request and append its bytes to ``sink``."""
+    def go_on(self) -> None:
+        """Send one request and append its bytes to the file."""
         import httpx2
 
         try:
-            with closing(self._open(sink.done)) as response:
-                self._check(response, sink)
+            with closing(self._open(self.done)) as response:
+                self._check(response)
                 # unbuffered: what arrived before a break must not be lost
                 for chunk in response.iter_raw():
-                    if sink.done + len(chunk) > self.size:
+                    if self.done + len(chunk) > self.size:
                         raise WrongContent(
                             f"the server sent more than the {self.size:,} bytes it announced",
                             "nothing was kept; pull it again",
                         )
-                    sink.write(chunk)
+                    self.write(chunk)
         except httpx2.TimeoutException:
             raise _Retry(f"no data for {STALL_TIMEOUT_S:.0f} s") from None
         except httpx2.HTTPError as error:
             raise _Retry(f"the connection broke ({type(error).__name__})") from None
-        if sink.done < self.size:
+        if self.done < self.size:
             raise _Retry("the connection ended early")
 
     def _open(self, offset: int) -> httpx2.Response:
@@ -263,25 +238,25 @@ class _Source:
             f"the server redirected more than {MAX_REDIRECTS} times", "check HF_ENDPOINT"
         )
 
-    def _check(self, response: httpx2.Response, sink: _Sink) -> None:
+    def _check(self, response: httpx2.Response) -> None:
         """Accept only the requested bytes of a file of the announced size."""
         status = response.status_code
         if status == 206:
             match = _CONTENT_RANGE.match(response.headers.get("content-range", ""))
-            if match is None or int(match[1]) != sink.done:
+            if match is None or int(match[1]) != self.done:
                 raise _Retry("the server sent a different part of the file than requested")
             if match[2] != str(self.size):
                 raise _lying(self.size, match[2])
             return
         if status == 200:
-            if sink.done:  # it ignores ranges: start again
-                sink.restart()
+            if self.done:  # it ignores ranges: start again
+                self.restart()
             length = response.headers.get("content-length")
             if length is not None and length != str(self.size):
                 raise _lying(self.size, length)
             return
         if status == 416:
-            sink.restart()
+            self.restart()
             raise _Retry("the server refused to continue; starting over", 0.0)
         if status == 429 or status >= 500:
             wait = retry_after(response.headers.get("retry-after"))
@@ -289,7 +264,7 @@ class _Source:
                 raise rate_limited(wait)
             limited = "the hub is limiting requests"
             word = limited if status == 429 else f"the server answered {status}"
-            raise _Retry(word, wait if wait is not None else None)
+            raise _Retry(word, wait)
         raise refused(status, response.headers.get("x-error-code"))
 
 
@@ -350,22 +325,20 @@ def refused(status: int, code: str | None = None, what: str = "the file") -> Mod
             f"{what} is gated: its license must be accepted first",
             "accept it on the model's page, then set HF_TOKEN",
         )
-    if status == 401:
-        return ModelUnavailable(
-            f"the hub refuses access to {what} (401): it does not exist, or it is private",
-            "check the name; for a private model set HF_TOKEN",
-        )
-    if status == 403:
-        return ModelUnavailable(
-            f"the hub refuses access to {what} (403)", "check that your HF_TOKEN may read it"
-        )
-    if status == 404:
-        return ModelUnavailable(
-            f"{what} is not on the hub (404)", "find it with: specllama hub search"
-        )
     if status == 429:
         return rate_limited(None)
-    return ModelUnavailable(f"the hub answered {status} for {what}", "try again later")
+    why = f"the hub refuses access to {what} ({status})"
+    words = {
+        401: (
+            f"{why}: it does not exist, or it is private",
+            "check the name; for a private model set HF_TOKEN",
+        ),
+        403: (why, "check that your HF_TOKEN may read it"),
+        404: (f"{what} is not on the hub (404)", "find it with: specllama hub search"),
+    }
+    return ModelUnavailable(
+        *words.get(status, (f"the hub answered {status} for {what}", "try again later"))
+    )
 
 
 def _lying(expected: int, announced: str) -> WrongContent:

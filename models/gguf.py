@@ -9,7 +9,6 @@ llama.cpp can run it.
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,29 +17,26 @@ from typing import Any
 from specllama.errors import BadGguf, ModelUnavailable
 from specllama.models.ggml_types import FILE_TYPES
 from specllama.models.gguf_format import (
+    SPLIT,
     Container,
     GgufArray,
-    Scalar,
     TensorInfo,
     decode_array,
     parse,
+    part_names,
     raw_array,
 )
 from specllama.models.strings import Texts
 
-__all__ = [
-    "GgufArray",
-    "GgufHeader",
-    "TensorInfo",
-    "read_header",
-    "split_name",
-]
+__all__ = ["GgufArray", "GgufHeader", "TensorInfo", "read_header"]
 
-_SPLIT = re.compile(r"^(?P<prefix>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
 MAX_PARTS = 1024
 GUESSED = 1024
 _PIECES = 64  # of the weights, hashed into a fingerprint
 _PIECE = 1 << 14
+
+# every n-th layer has full attention in architectures that do not spell the pattern out
+_PERIODS = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4, "exaone4": 4}
 
 # sets of llama.cpp's llama-arch.cpp (llm_arch_is_recurrent, llm_arch_is_hybrid)
 RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
@@ -53,35 +49,16 @@ HYBRID = frozenset(
 )  # fmt: skip
 
 
-def split_name(path: Path) -> tuple[str, int, int] | None:
-    """Return (prefix, number from 1, count) of a ``name-00001-of-00003.gguf``, or None."""
-    match = _SPLIT.match(path.name)
-    if match is None:
-        return None
-    return match["prefix"], int(match["no"]), int(match["count"])
-
-
 @dataclass(frozen=True)
-class GgufHeader:
+class GgufHeader(Container):
     """The header of a model: of all its parts when it is split.
 
     Attributes:
-        metadata: scalars and strings by key; ``kinds`` holds their GGUF types ("u32", "str" …).
-        arrays: where each array is; read one with ``array(key)``.
         tensors: of all parts; offsets count from the data start of their own part.
         file_bytes: of all parts together.
         parts: every file of the model; one for a model that is not split.
     """
 
-    path: Path
-    version: int
-    alignment: int
-    data_offset: int
-    file_bytes: int
-    metadata: dict[str, Scalar] = field(repr=False)
-    kinds: dict[str, str] = field(repr=False)
-    arrays: dict[str, GgufArray] = field(repr=False)
-    tensors: tuple[TensorInfo, ...] = field(repr=False)
     parts: tuple[Path, ...] = field(repr=False)
 
     # -- access ------------------------------------------------------------------------------------
@@ -125,6 +102,10 @@ class GgufHeader:
         value = self.integer(key)
         return (default if value is None else value,) * n
 
+    def most(self, key: str) -> int:
+        """Return the largest number of a layer from a key of the architecture; 0 without it."""
+        return max(self.per_layer(self.own(key)), default=0)
+
     # -- the model ---------------------------------------------------------------------------------
 
     @property
@@ -139,8 +120,7 @@ class GgufHeader:
     def name(self) -> str:
         """The file's name: names inside files are often another model's. A store that names files
         by their sums leaves only those."""
-        split = split_name(self.path)
-        stem = self.path.stem if split is None else split[0]
+        stem = SPLIT.sub("", self.path.name) if SPLIT.search(self.path.name) else self.path.stem
         return self.text("general.name") or stem if stem.startswith("sha256-") else stem
 
     @property
@@ -162,7 +142,7 @@ class GgufHeader:
 
     @property
     def feed_forward_length(self) -> int:
-        return max(self.per_layer(self.own("feed_forward_length")), default=0)
+        return self.most("feed_forward_length")
 
     @cached_property
     def head_counts(self) -> tuple[int, ...]:
@@ -199,9 +179,27 @@ class GgufHeader:
         """Tokens seen by windowed layers; 0 without windows."""
         return self.integer(self.own("attention.sliding_window")) or 0
 
+    @cached_property
+    def windowed_layers(self) -> tuple[bool, ...]:
+        """For each layer: it sees only a window."""
+        n, key = self.block_count, self.own("attention.sliding_window_pattern")
+        if not self.sliding_window:
+            return (False,) * n
+        if key in self.arrays:
+            return (*map(bool, self.array(key)), *(False,) * n)[:n]
+        period = self.integer(key) or _PERIODS.get(self.architecture, 1)
+        if period == 1:
+            return (self.architecture in _PERIODS,) * n
+        return tuple((i + 1) % period != 0 for i in range(n))
+
     @property
     def expert_count(self) -> int:
         return self.integer(self.own("expert_count")) or 0
+
+    @property
+    def experts_used(self) -> int:
+        """Experts that a token uses in a layer."""
+        return self.most("expert_used_count")
 
     @property
     def is_recurrent(self) -> bool:
@@ -354,17 +352,13 @@ class GgufHeader:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary that ``--json`` listings show."""
+        same = (
+            "name", "architecture", "quantization", "n_params", "file_bytes", "context_length",
+            "block_count", "embedding_length", "vocab_size",
+        )  # fmt: skip
         return {
             "path": str(self.path),
-            "name": self.name,
-            "architecture": self.architecture,
-            "quantization": self.quantization,
-            "n_params": self.n_params,
-            "file_bytes": self.file_bytes,
-            "context_length": self.context_length,
-            "block_count": self.block_count,
-            "embedding_length": self.embedding_length,
-            "vocab_size": self.vocab_size,
+            **{name: getattr(self, name) for name in same},
             "tokenizer": self.tokenizer_model,
             "pre_tokenizer": self.pre_tokenizer,
             "has_chat_template": self.chat_template is not None,
@@ -381,37 +375,21 @@ def read_header(path: str | Path) -> GgufHeader:
     """
     path = Path(path)
     first = parse(path)
-    parts = _parts(first)
-    tensors = first.tensors
-    file_bytes = first.file_bytes
-    if len(parts) > 1:
-        seen = {tensor.name for tensor in tensors}
-        for number, part in enumerate(parts[1:], start=1):
-            other = parse(part)
-            _check_part(other, number, len(parts))
-            for tensor in other.tensors:
-                if tensor.name in seen:
-                    raise BadGguf(f"{part.name}: the tensor {tensor.name!r} is in two parts")
-                seen.add(tensor.name)
-            tensors += other.tensors
-            file_bytes += other.file_bytes
-        expected = first.metadata.get("split.tensors.count")
-        if isinstance(expected, int) and expected != len(tensors):
-            raise BadGguf(
-                f"{path.name} announces {expected} tensors, its parts hold {len(tensors)}"
-            )
-    return GgufHeader(
-        path=path,
-        version=first.version,
-        alignment=first.alignment,
-        data_offset=first.data_offset,
-        file_bytes=file_bytes,
-        metadata=first.metadata,
-        kinds=first.kinds,
-        arrays=first.arrays,
-        tensors=tensors,
-        parts=parts,
-    )
+    whole = {**vars(first), "parts": _parts(first)}
+    for number, part in enumerate(whole["parts"][1:], start=1):
+        other = parse(part)
+        if _split_number(other, "split.no") != number:
+            name, count = part.name, len(whole["parts"])
+            raise BadGguf(f"{name} is not part {number + 1} of {count}, as its name says")
+        seen = {tensor.name for tensor in whole["tensors"]}
+        if twice := next((one.name for one in other.tensors if one.name in seen), ""):
+            raise BadGguf(f"{part.name}: the tensor {twice!r} is in two parts")
+        whole["tensors"] += other.tensors
+        whole["file_bytes"] += other.file_bytes
+    expected, found = first.metadata.get("split.tensors.count"), len(whole["tensors"])
+    if len(whole["parts"]) > 1 and isinstance(expected, int) and expected != found:
+        raise BadGguf(f"{path.name} announces {expected} tensors, its parts hold {found}")
+    return GgufHeader(**whole)
 
 
 def _split_number(container: Container, key: str) -> int | None:
@@ -425,23 +403,20 @@ def _split_number(container: Container, key: str) -> int | None:
 
 
 def _parts(first: Container) -> tuple[Path, ...]:
-    count = _split_number(first, "split.count")
+    path, count = first.path, _split_number(first, "split.count") or 0
     number = _split_number(first, "split.no")
-    path = first.path
-    if count is None or count <= 1:
+    if count <= 1:
         return (path,)
     if count > MAX_PARTS:
         raise BadGguf(f"{path.name} claims to be one of {count} parts")
-    named = split_name(path)
+    named = SPLIT.search(path.name)
     if named is None:
         raise BadGguf(
             f"{path.name} belongs to a split model of {count} files; its name does not say which",
             f"restore its name, which ends in -{(number or 0) + 1:05d}-of-{count:05d}.gguf",
         )
-    prefix = named[0]
-    paths = tuple(
-        path.with_name(f"{prefix}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)
-    )
+    names = part_names(f"{path.name[: named.start()]}-00001-of-{count:05d}.gguf")
+    paths = tuple(path.with_name(name) for name in names)
     missing = [p.name for p in paths if not p.is_file()]
     if missing:
         raise ModelUnavailable(
@@ -457,8 +432,3 @@ def _parts(first: Container) -> tuple[Path, ...]:
     if path.name != paths[0].name:
         raise BadGguf(f"{path.name} holds part 1 of {count}, which its name does not say")
     return paths
-
-
-def _check_part(part: Container, number: int, count: int) -> None:
-    if _split_number(part, "split.no") != number:
-        raise BadGguf(f"{part.path.name} is not part {number + 1} of {count}, as its name says")

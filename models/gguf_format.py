@@ -11,10 +11,13 @@ decoded.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import re
 import stat
 import struct
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -54,6 +57,10 @@ _FORMATS = {name: packer.format[-1:] for name, packer in SCALARS.values()}
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
+SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")  # name-00001-of-00003.gguf
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # tensors, as llama.cpp names them
+_EXPERTS = re.compile(EXPERTS)
+
 DOWNLOAD_AGAIN = "download it again, or check it with: specllama hub verify FILE"
 
 
@@ -71,10 +78,12 @@ class TensorInfo:
 
     @property
     def n_elements(self) -> int:
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count
+        return math.prod(self.shape)
+
+    @property
+    def is_expert(self) -> bool:
+        """True if it holds experts, of which a token uses a few."""
+        return _EXPERTS.search(self.name) is not None
 
     @property
     def is_matrix(self) -> bool:
@@ -93,48 +102,54 @@ class GgufArray:
     raw: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Container:
-    """One parsed file."""
+    """One parsed file.
+
+    Attributes:
+        metadata: scalars and strings by key; ``kinds`` holds their GGUF types ("u32", "str" …).
+        arrays: where each array is.
+        tensors: their offsets count from the data start.
+    """
 
     path: Path
     version: int
     alignment: int
     data_offset: int
     file_bytes: int
-    metadata: dict[str, Scalar]
-    kinds: dict[str, str]
-    arrays: dict[str, GgufArray]
-    tensors: tuple[TensorInfo, ...]
+    metadata: dict[str, Scalar] = field(repr=False)
+    kinds: dict[str, str] = field(repr=False)
+    arrays: dict[str, GgufArray] = field(repr=False)
+    tensors: tuple[TensorInfo, ...] = field(repr=False)
 
 
 class _Reader:
-    """A growing window over the first bytes of a file."""
+    """A growing window over the first bytes of a file; it reads the parts of a header in turn."""
 
     def __init__(self, file: IO[bytes], size: int, path: Path) -> None:
         self._file = file
-        self._path = path
+        self.path = path
         self.size = size
         self.buffer = bytearray()
         self.position = 0
+
+    def bad(self, why: str, hint: str | None = None) -> BadGguf:
+        """Return the error for a file that contradicts itself; ``why`` goes on after its name."""
+        return BadGguf(self.path.name + why, hint)
 
     def ensure(self, end: int, what: str) -> None:
         """Make sure that the bytes up to ``end`` are in memory."""
         if end <= len(self.buffer):
             return
         if end > self.size:
-            raise BadGguf(
-                f"{self._path.name} ends inside {what}: truncated, or a length is wrong",
-                DOWNLOAD_AGAIN,
-            )
+            why = f" ends inside {what}: truncated, or a length is wrong"
+            raise self.bad(why, DOWNLOAD_AGAIN)
         if end > MAX_HEADER_BYTES:
-            raise BadGguf(
-                f"{self._path.name} has a header larger than {MAX_HEADER_BYTES >> 20} MiB"
-            )
+            raise self.bad(f" has a header larger than {MAX_HEADER_BYTES >> 20} MiB")
         want = min(max(end - len(self.buffer), _CHUNK, len(self.buffer)), MAX_HEADER_BYTES)
         self.buffer += self._file.read(want)
         if end > len(self.buffer):
-            raise BadGguf(f"{self._path.name} shrank while it was read", DOWNLOAD_AGAIN)
+            raise self.bad(" shrank while it was read", DOWNLOAD_AGAIN)
 
     def take(self, n: int, what: str) -> bytes:
         self.ensure(self.position + n, what)
@@ -151,8 +166,18 @@ class _Reader:
     def string(self, what: str, limit: int) -> bytes:
         n = self.u64(what)
         if n > limit:
-            raise BadGguf(f"{self._path.name}: {what} claims {n} bytes (at most {limit})")
+            raise self.bad(f": {what} claims {n} bytes (at most {limit})")
         return self.take(n, what)
+
+    def name(self, what: str, limit: int, known: Collection[str]) -> str:
+        """Read a name that nothing else has."""
+        try:
+            name = self.string(f"the name of {what}", limit).decode("utf-8")
+        except UnicodeDecodeError:
+            raise self.bad(f": the name of {what} is not UTF-8") from None
+        if name in known:
+            raise self.bad(f": the {what.split()[0]} {name!r} appears twice")
+        return name
 
     def skip_strings(self, count: int, what: str) -> None:
         """Skip ``count`` strings, length by length; nothing is decoded or kept."""
@@ -179,6 +204,21 @@ def no_file(path: Path, hint: str | None = None) -> ModelUnavailable:
     return ModelUnavailable(f"no such file: {path}", hint)
 
 
+def is_later_part(name: str) -> bool:
+    """True if a file is part 2 or later of a split model."""
+    part = SPLIT.search(name)
+    return part is not None and int(part[1]) != 1
+
+
+def part_names(name: str) -> list[str]:
+    """Return all file names of a (split) model, given one of them."""
+    part = SPLIT.search(name)
+    if part is None:
+        return [name]
+    count, prefix = int(part[2]), name[: part.start()]
+    return [f"{prefix}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1)]
+
+
 def parse(path: Path) -> Container:
     """Read the header of one GGUF file.
 
@@ -195,9 +235,8 @@ def parse(path: Path) -> Container:
         about = path.stat()
         if not stat.S_ISREG(about.st_mode):  # opening a pipe would wait forever
             raise CannotLoad(f"{path} is a pipe or a device, not a model file")
-        size = about.st_size
         with path.open("rb") as file:
-            return _parse(_Reader(file, size, path), path)
+            return _parse(_Reader(file, about.st_size, path))
     except FileNotFoundError:
         raise no_file(path) from None
     except PermissionError:
@@ -208,220 +247,188 @@ def parse(path: Path) -> Container:
         raise ModelUnavailable(f"not a file name: {str(path)!r} ({error})") from None
 
 
-def _parse(reader: _Reader, path: Path) -> Container:
-    version, n_tensors, n_keys = _preamble(reader, path)
-    metadata, kinds, arrays = _keys(reader, path, n_keys)
+def _parse(reader: _Reader) -> Container:
+    version, n_tensors, n_keys = _preamble(reader)
+    metadata, kinds, arrays = _keys(reader, n_keys)
     alignment = metadata.get("general.alignment", 32)
     if kinds.get("general.alignment", "u32") != "u32" or not isinstance(alignment, int):
-        raise BadGguf(f"{path.name}: general.alignment must be a 32-bit number")
+        raise reader.bad(": general.alignment must be a 32-bit number")
     if alignment <= 0 or alignment & (alignment - 1) or alignment > 1 << 20:
-        raise BadGguf(f"{path.name}: alignment {alignment} is not a power of two")
-    tensors = _tensors(reader, path, n_tensors)
+        raise reader.bad(f": alignment {alignment} is not a power of two")
+    tensors = tuple(_tensors(reader, n_tensors))
     data_offset = reader.position
     if tensors:
         data_offset = -(-data_offset // alignment) * alignment
-        _check_layout(path, tensors, alignment, data_offset, reader.size)
+        _check_layout(reader, tensors, alignment, data_offset)
     return Container(
-        path=path,
-        version=version,
-        alignment=alignment,
-        data_offset=data_offset,
-        file_bytes=reader.size,
-        metadata=metadata,
-        kinds=kinds,
-        arrays=arrays,
-        tensors=tensors,
+        reader.path,
+        version,
+        alignment,
+        data_offset,
+        reader.size,
+        metadata,
+        kinds,
+        arrays,
+        tensors,
     )
 
 
-def _preamble(reader: _Reader, path: Path) -> tuple[int, int, int]:
+def _preamble(reader: _Reader) -> tuple[int, int, int]:
     if reader.size == 0:
-        raise BadGguf(f"{path.name} is empty", DOWNLOAD_AGAIN)
+        raise reader.bad(" is empty", DOWNLOAD_AGAIN)
     head = reader.take(min(reader.size, 512), "the magic number")
     if head[:4] != b"GGUF":
-        raise _not_gguf(path, head)
+        raise _not_gguf(reader, head)
     if reader.size < 24:
-        raise BadGguf(f"{path.name} ends inside its first 24 bytes: truncated", DOWNLOAD_AGAIN)
-    reader.position = 4
+        raise reader.bad(" ends inside its first 24 bytes: truncated", DOWNLOAD_AGAIN)
+    reader.position, name = 4, reader.path.name
     version = reader.u32("the version")
     if version & 0xFFFF == 0 and version:
         raise UnsupportedModel(
-            f"{path.name} is a big-endian GGUF", "convert it with gguf-convert-endian"
+            f"{name} is a big-endian GGUF", "convert it with gguf-convert-endian"
         )
     if version not in (2, 3):
         raise UnsupportedModel(
-            f"{path.name} is GGUF version {version}; versions 2 and 3 can be read",
+            f"{name} is GGUF version {version}; versions 2 and 3 can be read",
             "convert the original model again with a current llama.cpp",
         )
     n_tensors = reader.u64("the tensor count")
     n_keys = reader.u64("the key count")
-    if n_tensors > MAX_TENSORS or n_tensors * 24 > reader.size:
-        raise BadGguf(
-            f"{path.name} claims {n_tensors} tensors: its header is damaged", DOWNLOAD_AGAIN
-        )
-    if n_keys > MAX_KEYS or n_keys * 13 > reader.size:
-        raise BadGguf(f"{path.name} claims {n_keys} keys: its header is damaged", DOWNLOAD_AGAIN)
+    for n, what, most, least_bytes in (
+        (n_tensors, "tensors", MAX_TENSORS, 24),
+        (n_keys, "keys", MAX_KEYS, 13),
+    ):
+        if n > most or n * least_bytes > reader.size:
+            raise reader.bad(f" claims {n} {what}: its header is damaged", DOWNLOAD_AGAIN)
     return version, n_tensors, n_keys
 
 
-def _not_gguf(path: Path, head: bytes) -> CannotLoad:
+def _not_gguf(reader: _Reader, head: bytes) -> CannotLoad:
     text = head.lstrip().lower()
+    convert = "convert it with llama.cpp's convert_hf_to_gguf.py"
     if head.startswith(b"version https://git-lfs"):
-        return BadGguf(
-            f"{path.name} is a Git LFS pointer, not the model itself",
+        return reader.bad(
+            " is a Git LFS pointer, not the model itself",
             "fetch the real file with: git lfs pull, or: specllama hub pull",
         )
     if text.startswith((b"<!doctype", b"<html", b"<?xml")):
-        return BadGguf(
-            f"{path.name} is a web page, not a model (an error page was saved under its name)",
-            DOWNLOAD_AGAIN,
-        )
+        why = " is a web page, not a model (an error page was saved under its name)"
+        return reader.bad(why, DOWNLOAD_AGAIN)
     if text.startswith(b"{"):
-        return BadGguf(f"{path.name} is JSON text, not a model", DOWNLOAD_AGAIN)
+        return reader.bad(" is JSON text, not a model", DOWNLOAD_AGAIN)
     if head[:4] in (b"ggml", b"lmgg", b"fmgg", b"tjgg", b"ggjt", b"ggla"):
         return UnsupportedModel(
-            f"{path.name} is a GGML file from before GGUF (2023)",
+            f"{reader.path.name} is a GGML file from before GGUF (2023)",
             "look for a GGUF of the same model: specllama hub search",
         )
     if head[:2] == b"PK":
-        return UnsupportedModel(
-            f"{path.name} is a PyTorch or ZIP archive, not a GGUF",
-            "convert it with llama.cpp's convert_hf_to_gguf.py",
-        )
+        why = f"{reader.path.name} is a PyTorch or ZIP archive, not a GGUF"
+        return UnsupportedModel(why, convert)
     if len(head) > 9 and head[8:9] == b"{" and not any(head[5:8]):
-        return UnsupportedModel(
-            f"{path.name} is a safetensors file, not a GGUF",
-            "convert it with llama.cpp's convert_hf_to_gguf.py",
-        )
+        return UnsupportedModel(f"{reader.path.name} is a safetensors file, not a GGUF", convert)
     if not any(head):
-        return BadGguf(f"{path.name} starts with zeros: an unfinished download", DOWNLOAD_AGAIN)
+        return reader.bad(" starts with zeros: an unfinished download", DOWNLOAD_AGAIN)
     shown = "".join(chr(b) if 32 <= b < 127 else "·" for b in head[:4])
-    return BadGguf(f"{path.name} is not a GGUF file (it starts with “{shown}”)")
+    return reader.bad(f" is not a GGUF file (it starts with “{shown}”)")
 
 
 def _keys(
-    reader: _Reader, path: Path, n_keys: int
+    reader: _Reader, n_keys: int
 ) -> tuple[dict[str, Scalar], dict[str, str], dict[str, GgufArray]]:
     metadata: dict[str, Scalar] = {}
     kinds: dict[str, str] = {}
     arrays: dict[str, GgufArray] = {}
     for i in range(n_keys):
-        raw = reader.string(f"the name of key {i}", MAX_KEY_BYTES)
-        try:
-            key = raw.decode("utf-8")
-        except UnicodeDecodeError:
-            raise BadGguf(f"{path.name}: the name of key {i} is not UTF-8") from None
+        key = reader.name(f"key {i}", MAX_KEY_BYTES, kinds)
         if not key:
-            raise BadGguf(f"{path.name}: key {i} has an empty name")
-        if key in kinds:
-            raise BadGguf(f"{path.name}: the key {key!r} appears twice")
-        type_id = reader.u32(f"key {key!r}")
+            raise reader.bad(f": key {i} has an empty name")
+        what = f"key {key!r}"
+        type_id = reader.u32(what)
         if type_id == _ARRAY:
-            array = _array(reader, path, key)
-            arrays[key], kinds[key] = array, f"[{array.kind}]"
+            arrays[key] = _array(reader, f"the array {key!r}")
+            kinds[key] = f"[{arrays[key].kind}]"
         elif type_id == _STRING:
             # only shown and compared: broken bytes must not make the model unusable
-            metadata[key] = reader.string(f"key {key!r}", MAX_STRING_BYTES).decode(
-                "utf-8", "replace"
-            )
+            metadata[key] = reader.string(what, MAX_STRING_BYTES).decode("utf-8", "replace")
             kinds[key] = "str"
         elif type_id in SCALARS:
-            kind, packer = SCALARS[type_id]
-            metadata[key] = packer.unpack(reader.take(packer.size, f"key {key!r}"))[0]
-            kinds[key] = kind
+            kinds[key], packer = SCALARS[type_id]
+            metadata[key] = packer.unpack(reader.take(packer.size, what))[0]
         else:
-            raise BadGguf(f"{path.name}: the key {key!r} has the unknown type {type_id}")
+            raise reader.bad(f": the key {key!r} has the unknown type {type_id}")
     return metadata, kinds, arrays
 
 
-def _array(reader: _Reader, path: Path, key: str) -> GgufArray:
-    what = f"the array {key!r}"
-    type_id = reader.u32(what)
-    count = reader.u64(what)
+def _array(reader: _Reader, what: str) -> GgufArray:
+    type_id, count = reader.u32(what), reader.u64(what)
     offset = reader.position
+
+    def too_many(things: str) -> BadGguf:
+        claim = f": {what} claims {count:,} {things} in a file of {reader.size:,} bytes"
+        return reader.bad(claim, DOWNLOAD_AGAIN)
+
     if type_id == _STRING:
         if count > MAX_STRINGS or count * 8 > reader.size:
-            raise BadGguf(
-                f"{path.name}: {what} claims {count:,} strings in a file of {reader.size:,} bytes",
-                DOWNLOAD_AGAIN,
-            )
+            raise too_many("strings")
         reader.skip_strings(count, what)
         kind = "str"
     elif type_id in SCALARS:
         kind, packer = SCALARS[type_id]
         if count * packer.size > reader.size:
-            raise BadGguf(
-                f"{path.name}: {what} claims {count:,} values in a file of {reader.size:,} bytes",
-                DOWNLOAD_AGAIN,
-            )
+            raise too_many("values")
         reader.ensure(offset + count * packer.size, what)
         reader.position = offset + count * packer.size
     elif type_id == _ARRAY:
-        raise BadGguf(f"{path.name}: {what} is an array of arrays, which llama.cpp does not read")
+        raise reader.bad(f": {what} is an array of arrays, which llama.cpp does not read")
     else:
-        raise BadGguf(f"{path.name}: {what} has the unknown element type {type_id}")
+        raise reader.bad(f": {what} has the unknown element type {type_id}")
     n_bytes = reader.position - offset
     raw = bytes(reader.buffer[offset : reader.position]) if n_bytes <= KEEP_ARRAY_BYTES else None
     return GgufArray(kind, count, offset, n_bytes, raw)
 
 
-def _tensors(reader: _Reader, path: Path, n_tensors: int) -> tuple[TensorInfo, ...]:
-    tensors: list[TensorInfo] = []
+def _tensors(reader: _Reader, n_tensors: int) -> Iterator[TensorInfo]:
     seen: set[str] = set()
     for i in range(n_tensors):
-        raw = reader.string(f"the name of tensor {i}", MAX_TENSOR_NAME)
-        try:
-            name = raw.decode("utf-8")
-        except UnicodeDecodeError:
-            raise BadGguf(f"{path.name}: the name of tensor {i} is not UTF-8") from None
-        if name in seen:
-            raise BadGguf(f"{path.name}: the tensor {name!r} appears twice")
+        name = reader.name(f"tensor {i}", MAX_TENSOR_NAME, seen)
         seen.add(name)
         what = f"tensor {name!r}"
         n_dims = reader.u32(what)
         if n_dims > MAX_DIMS:
-            raise BadGguf(f"{path.name}: {what} has {n_dims} dimensions (at most {MAX_DIMS})")
+            raise reader.bad(f": {what} has {n_dims} dimensions (at most {MAX_DIMS})")
         shape = struct.unpack(f"<{n_dims}Q", reader.take(8 * n_dims, what))
         type_id = reader.u32(what)
         offset = reader.u64(what)
         if type_id not in TENSOR_TYPES:
             raise UnsupportedModel(
-                f"{path.name}: {what} has the type {type_id}, which this llama.cpp does not know",
+                f"{reader.path.name}: {what} has the type {type_id}, which this llama.cpp does not"
+                " know",
                 "the file may be damaged, or newer than this version of specllama",
             )
         kind = TENSOR_TYPES[type_id]
-        elements = 1
-        for extent in shape:
-            elements *= extent
+        elements = math.prod(shape)
         if elements >= 2**63 or any(extent >= 2**63 for extent in shape):
-            raise BadGguf(f"{path.name}: {what} has the impossible shape {shape}")
+            raise reader.bad(f": {what} has the impossible shape {shape}")
         row = shape[0] if shape else 1
         if row % kind.block:
-            raise BadGguf(
-                f"{path.name}: {what} has {row} values a row, not a multiple of {kind.block}"
-                f" as {kind.name} needs"
-            )
+            needs = f"not a multiple of {kind.block} as {kind.name} needs"
+            raise reader.bad(f": {what} has {row} values a row, {needs}")
         n_bytes = tensor_bytes(type_id, elements)
-        tensors.append(TensorInfo(name, shape, kind.name, type_id, offset, n_bytes))
-    return tuple(tensors)
+        yield TensorInfo(name, shape, kind.name, type_id, offset, n_bytes)
 
 
 def _check_layout(
-    path: Path, tensors: tuple[TensorInfo, ...], alignment: int, data_offset: int, size: int
+    reader: _Reader, tensors: tuple[TensorInfo, ...], alignment: int, data_offset: int
 ) -> None:
     expected = 0
-    end = data_offset
     for tensor in tensors:
         if tensor.offset != expected:
-            raise BadGguf(
-                f"{path.name}: tensor {tensor.name!r} lies at {tensor.offset}, expected {expected}"
-            )
+            where = f"lies at {tensor.offset}, expected {expected}"
+            raise reader.bad(f": tensor {tensor.name!r} {where}")
         end = data_offset + tensor.offset + tensor.n_bytes
-        if end > size:
-            raise BadGguf(
-                f"{path.name} is truncated: {tensor.name!r} ends at byte {end:,} of {size:,}",
-                DOWNLOAD_AGAIN,
-            )
+        if end > reader.size:
+            why = f" is truncated: {tensor.name!r} ends at byte {end:,} of {reader.size:,}"
+            raise reader.bad(why, DOWNLOAD_AGAIN)
         expected += -(-tensor.n_bytes // alignment) * alignment
 
 

@@ -1,11 +1,21 @@
-"""The kinds of head files: a new one is a line here, and a file that ends in ``HEAD``."""
+"""Files that go with a model and are none: drafting heads, projectors, importance matrices.
+
+A new kind of head is a line in ``HEADS``, and a file that ends in ``HEAD``. A listing of the hub
+has only names; a file on disk also has a header, which wins if the two disagree. Names follow
+llama.cpp's own (``mtp-…``, ``eagle3-…``, ``dflash-…``, ``dspark-…``, ``mmproj…``, ``imatrix…``;
+common/download.cpp).
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from specllama.errors import PairIncompatible
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -28,6 +38,7 @@ def _word(word: str) -> str:
     return rf"(?<![a-z0-9]){word}(?![a-z0-9])"
 
 
+_SAME_TEXTS = 0.99  # of the token ids of a head and its target
 _FILES = "specllama.models."
 HEADS = {
     "eagle3": HeadKind("an EAGLE-3 head", "eagle3", _FILES + "eagle3_file", _word("eagle3")),
@@ -48,16 +59,18 @@ def by_architecture(header: GgufHeader, kind: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The functions of a kind of head; each is named "module:function" and loaded when called.
+    """The functions of a kind of head.
 
     Attributes:
         check: that a head belongs to a target, and the facts of it that ``open`` needs; raises
             PairIncompatible, BadGguf, UnsupportedModel.
-        open: makes its pool from its header, a ``LoadedTarget`` and these facts; raises what
-            ``check`` does, CannotLoad and DoesNotFit. The caller closes it.
+        open: "module:function", loaded when called: makes its pool from its header, a
+            ``LoadedTarget`` and these facts; raises what ``check`` does, CannotLoad and DoesNotFit.
+            The caller closes it.
         memory: the ``ModelMemory`` that it takes on top of its target, at a context length.
         recognise: whether a file is of this kind.
-        convert: writes the file from a published checkpoint; "" where none is converted here.
+        convert: writes the file from a published checkpoint, see ``models.convert``; None where
+            none is converted here.
         published: what such checkpoints call themselves.
     """
 
@@ -65,7 +78,7 @@ class Head:
     open: str
     memory: Callable[[GgufHeader, GgufHeader, int], Any]
     recognise: Callable[[GgufHeader, str], bool] = by_architecture
-    convert: str = ""
+    convert: Callable[..., None] | None = None
     published: tuple[str, ...] = ()
 
 
@@ -79,3 +92,106 @@ def function(name: str) -> Any:
     """Import the function that "module:function" names."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)
+
+
+# ---------------------------------------------------------------------- which kind a file is
+
+# kind -> what it is
+SIDECARS = {kind: head.says for kind, head in HEADS.items()} | {
+    "mmproj": "a vision projector (mmproj)",
+    "imatrix": "an importance matrix for quantizing",
+}
+
+_PROJECTOR = re.compile(r"(?<![a-z0-9])mmproj(?![a-z0-9])")
+_QUANT = re.compile(r"(?<![a-z0-9])i?q\d(?![a-z0-9])")
+
+
+def kind_of_name(name: str) -> str:
+    """Return the kind of sidecar that a file name names, "" for a model's."""
+    lowered = Path(name).name.lower()
+    for kind, head in HEADS.items():
+        if head.named and re.search(head.named, lowered):
+            return kind
+    if _PROJECTOR.search(lowered):
+        return "mmproj"
+    # a model quantized with an importance matrix may say so in its name
+    return "imatrix" if "imatrix" in lowered and not _QUANT.search(lowered) else ""
+
+
+def kind_of(header: GgufHeader) -> str:
+    """Return the kind of sidecar that a file is, "" for one that may be a model."""
+    arch, kind = header.architecture, header.kind
+    if arch == "clip" or kind == "mmproj" or "clip.has_vision_encoder" in header.metadata:
+        return "mmproj"
+    if kind == "imatrix" or arch == "imatrix" or "imatrix.chunk_count" in header.metadata:
+        return "imatrix"
+    return next((kind for kind in HEADS if find(kind).recognise(header, kind)), "")
+
+
+def require_head(header: GgufHeader) -> str:
+    """Return the kind of head that a file is.
+
+    Raises:
+        PairIncompatible: it is none.
+    """
+    kind = kind_of(header)
+    if kind and kind not in HEADS:
+        raise PairIncompatible(
+            f"{header.path.name} is {SIDECARS[kind]}, which --head does not take", advice(kind)
+        )
+    if kind not in HEADS:
+        raise PairIncompatible(
+            f"{header.path.name} is no drafting head but a model of the architecture "
+            f"{header.architecture!r}",
+            "give draft models with -d; --head takes "
+            + ", ".join(head.says for head in HEADS.values()),
+        )
+    return kind
+
+
+def advice(kind: str) -> str:
+    """Return what to do with such a file."""
+    if kind in HEADS:
+        return "give it beside its target: specllama chat -m TARGET --head FILE"
+    return "give the language model that it belongs to"
+
+
+# ---------------------------------------------------------------------- what heads have in common
+
+
+def require_architecture(header: GgufHeader, architecture: str, what: str, hint: str) -> None:
+    """Check that a file says to be of an architecture.
+
+    Raises:
+        PairIncompatible: it is of another.
+    """
+    if header.architecture != architecture:
+        said = header.architecture or "nameless"
+        raise PairIncompatible(f"{header.path.name} is a {said} file, not {what}", hint)
+
+
+def require_same_target(head: GgufHeader, why: str, hint: str) -> None:
+    """Refuse a head that was made for another target, if there is a reason to think so.
+
+    Raises:
+        PairIncompatible: with that reason.
+    """
+    if why:
+        raise PairIncompatible(f"{head.path.name} was made for another target: {why}", hint)
+
+
+def other_tokens(head: GgufHeader, target: GgufHeader) -> str:
+    """Describe how the tokens of a head and a target differ; "" if they are the same."""
+    if head.vocab_size != target.vocab_size:
+        return f"it knows {head.vocab_size:,} tokens, {target.path.name} {target.vocab_size:,}"
+    if head.tokenizer_model in (None, "no_vocab", "none"):
+        return ""
+    pairs = list(zip(head.token_bytes, target.token_bytes, strict=True))
+    other = [i for i, (a, b) in enumerate(pairs) if a != b]
+    if len(other) <= (1 - _SAME_TEXTS) * len(pairs):
+        return ""
+    a, b = pairs[other[0]]
+    return (
+        f"{len(other):,} of {len(pairs):,} tokens have another text, for example "
+        f"{other[0]}: {a.decode('utf-8', 'replace')!r} and {b.decode('utf-8', 'replace')!r}"
+    )

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
 from specllama.models import download, library
+from specllama.models.catalog import HubRef
 from specllama.models.download import (
     LONGEST_WAIT_S,
     MAX_ATTEMPTS,
@@ -29,8 +30,9 @@ from specllama.models.download import (
     require_safe_url,
     retry_after,
 )
-from specllama.models.refs import DEFAULT_QUANTS, HubRef
-from specllama.models.sidecars import SIDECARS, kind_of_name
+from specllama.models.gguf_format import is_later_part, part_names
+from specllama.models.heads import SIDECARS, kind_of_name
+from specllama.models.refs import DEFAULT_QUANTS
 
 if TYPE_CHECKING:
     import httpx2
@@ -79,7 +81,7 @@ class RemoteModel:
 
     @property
     def sidecar(self) -> str:
-        """The kind of sidecar by its name (``sidecars.SIDECARS``), "" for a model."""
+        """The kind of sidecar by its name (``heads.SIDECARS``), "" for a model."""
         return kind_of_name(self.name)
 
 
@@ -287,22 +289,15 @@ def _files(siblings: list[Any]) -> tuple[list[RemoteFile], list[str]]:
         if not isinstance(name, str) or not name.lower().rstrip().endswith(".gguf"):
             continue
         lfs = getattr(sibling, "lfs", None)
-        digest = (lfs.sha256 if lfs is not None else None) or getattr(sibling, "blob_id", None)
+        digest: Any = (lfs.sha256 if lfs is not None else None) or getattr(sibling, "blob_id", None)
         size = (lfs.size if lfs is not None else None) or getattr(sibling, "size", None)
-        sound = (
-            safe_name(name)
-            and isinstance(digest, str)
-            and re.fullmatch(r"[0-9a-f]+", digest) is not None
-            and len(digest) in _HEX
-            and isinstance(size, int)
-            and 0 < size < 1 << 50
-        )
-        if not sound:
+        kind = ""
+        if isinstance(digest, str) and re.fullmatch(r"[0-9a-f]+", digest):
+            kind = _HEX.get(len(digest), "")
+        if kind and isinstance(size, int) and 0 < size < 1 << 50 and safe_name(name):
+            files.append(RemoteFile(name, size, Digest(kind, digest)))
+        else:
             bad.append(name)
-            continue
-        assert isinstance(digest, str)
-        assert isinstance(size, int)
-        files.append(RemoteFile(name, size, Digest(_HEX[len(digest)], digest)))
     return files, bad
 
 
@@ -311,9 +306,9 @@ def _group(files: list[RemoteFile]) -> tuple[RemoteModel, ...]:
     by_name = {file.name: file for file in files}
     models: list[RemoteModel] = []
     for file in sorted(files, key=lambda f: f.name):
-        if library.is_later_part(file.name):
+        if is_later_part(file.name):
             continue
-        names = library.part_names(file.name)
+        names = part_names(file.name)
         present = tuple(by_name[name] for name in names if name in by_name)
         models.append(RemoteModel(present, complete=len(present) == len(names)))
     return tuple(sorted(models, key=lambda m: (m.sidecar, m.bytes, m.name)))
@@ -373,13 +368,9 @@ def _whole(model: RemoteModel, ref: HubRef) -> RemoteModel:
 def _hit(info: Any) -> SearchHit:
     gguf = getattr(info, "gguf", None) or {}
     params = gguf.get("total") if isinstance(gguf, dict) else None
-    quants: dict[str, None] = {}
-    for sibling in getattr(info, "siblings", None) or []:
-        name = getattr(sibling, "rfilename", "")
-        if name.lower().endswith(".gguf") and not kind_of_name(name):
-            quant = library.quant_of(name)
-            if quant:
-                quants[quant] = None
+    names = [getattr(one, "rfilename", "") for one in getattr(info, "siblings", None) or []]
+    models = [name for name in names if name.lower().endswith(".gguf") and not kind_of_name(name)]
+    quants = dict.fromkeys(quant for name in models if (quant := library.quant_of(name)))
     return SearchHit(
         repo=str(info.id),
         downloads=int(getattr(info, "downloads", None) or 0),

@@ -12,8 +12,10 @@ import numpy.typing as npt
 
 from specllama.errors import BadGguf, PairIncompatible
 from specllama.models.gguf import GgufHeader
-from specllama.models.head_tokens import other_tokens
+from specllama.models.heads import other_tokens, require_same_target
+from specllama.models.loadable import check_loadable
 from specllama.models.memory import HEAD_BATCH, ModelMemory, estimate_model
+from specllama.models.tensors import read_bytes
 
 # asked for the layer inputs of any other architecture, llama.cpp ends the process (qwen4exp has
 # several streams in a layer, which its buffers do not hold)
@@ -45,6 +47,30 @@ class HeadFacts:
     own_output: bool
 
 
+def read_common(header: GgufHeader, most_layers: int, target_width: int) -> HeadFacts:
+    """Read the facts that such files share.
+
+    Raises:
+        BadGguf, UnsupportedModel: it is one that llama.cpp cannot run.
+    """
+    name, tensors, width = header.path.name, header.by_name, header.embedding_length
+    check_loadable(header, "head")
+    if header.key_length != header.value_length or header.key_length < 1 or not header.head_count:
+        raise BadGguf(f"{name}: its attention heads have no size, or K and V of different ones")
+    layers = read_layers(header, most_layers)
+    fusion = tensors.get("fc.weight")
+    if fusion is None or fusion.shape != (len(layers) * target_width, width):
+        raise BadGguf(f"{name}: its fusion matrix (fc.weight) does not fit the widths it states")
+    return HeadFacts(
+        width=width,
+        target_width=target_width,
+        layers=layers,
+        draft_vocab=draft_vocab(header),
+        own_embedding="token_embd.weight" in tensors,
+        own_output="output.weight" in tensors,
+    )
+
+
 def read_layers(header: GgufHeader, most: int) -> tuple[int, ...]:
     """Read the layers of the target whose inputs a head reads: at least one, at most ``most``.
 
@@ -68,12 +94,7 @@ def read_draft_ids(header: GgufHeader) -> npt.NDArray[np.int64]:
     name, info = header.path.name, header.by_name["d2t"]
     if info.type != "I64" or len(info.shape) != 1 or info.shape[0] < 1 or len(header.parts) > 1:
         raise BadGguf(f"{name}: d2t is not a vector of 64-bit integers")
-    with header.path.open("rb") as file:
-        file.seek(header.data_offset + info.offset)
-        data = file.read(info.n_bytes)
-    if len(data) != info.n_bytes:
-        raise BadGguf(f"{name} is cut short", "download it again")
-    ids = np.frombuffer(data, "<i8")
+    ids = read_bytes(header, "d2t").view("<i8")
     if "output.weight" not in header.by_name:
         raise BadGguf(f"{name}: a draft vocabulary without an output matrix")
     if ids.min() < 0 or ids.max() >= header.vocab_size or len(np.unique(ids)) != len(ids):
@@ -112,24 +133,12 @@ def check_target(facts: HeadFacts, head: GgufHeader, target: GgufHeader) -> None
             "draft with --proposer ngram, suffix or a draft model",
         )
 
-    def refuse(why: str) -> None:
-        raise PairIncompatible(f"{name} was made for another target: {why}", HINT)
-
-    if facts.target_width != target.embedding_length:
-        refuse(
-            f"it reads hidden states of width {facts.target_width}, "
-            f"{target.path.name} has {target.embedding_length}"
-        )
+    of, width, why = target.path.name, target.embedding_length, ""
     beyond = [layer for layer in facts.layers if not 0 <= layer < target.block_count]
-    if beyond:
-        refuse(
-            f"it reads the input of layer {beyond[0]}, "
-            f"{target.path.name} has {target.block_count} layers"
-        )
-    if not (facts.own_embedding and facts.own_output) and facts.width != target.embedding_length:
-        refuse(
-            f"it borrows matrices of width {facts.width}, those of {target.path.name} are "
-            f"{target.embedding_length} wide"
-        )
-    if why := other_tokens(head, target):
-        refuse(why)
+    if facts.target_width != width:
+        why = f"it reads hidden states of width {facts.target_width}, {of} has {width}"
+    elif beyond:
+        why = f"it reads the input of layer {beyond[0]}, {of} has {target.block_count} layers"
+    elif not (facts.own_embedding and facts.own_output) and facts.width != width:
+        why = f"it borrows matrices of width {facts.width}, those of {of} are {width} wide"
+    require_same_target(head, why or other_tokens(head, target), HINT)

@@ -9,19 +9,20 @@ are remembered.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from specllama import paths
 from specllama.files import DAMAGE, read_json
-from specllama.models.gguf_format import no_file
-from specllama.models.sidecars import kind_of_name
+from specllama.models.gguf_format import is_later_part, no_file, part_names
+from specllama.models.heads import kind_of_name
 from specllama.settings.config import load_settings
 
 Source = Literal["bundled", "specllama", "huggingface", "lmstudio", "ollama", "llama.cpp", "folder"]
@@ -30,7 +31,6 @@ MAX_FILES = 20_000
 MAX_OPENED = 50  # pairs that are remembered
 LOOPS = (OSError, RuntimeError)  # a link that leads to itself; which one depends on the version
 MAX_DEPTH = 6
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _QUANT = re.compile(
     r"(?<![A-Za-z0-9])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|F16|F32|FP16|MXFP4(?:_MOE)?|NVFP4))"
     r"(?![A-Za-z0-9])",
@@ -77,12 +77,6 @@ def same_quant(have: str | None, wanted: str) -> bool:
     return have is not None and (have == upper or have.removeprefix("UD-") == upper)
 
 
-def is_later_part(name: str) -> bool:
-    """True if a file is part 2 or later of a split model."""
-    part = _PART.search(name)
-    return part is not None and int(part[1]) != 1
-
-
 def is_model(name: str) -> bool:
     """True if a name may be that of a model, or of the first part of one. Hidden files are none:
     macOS leaves a ``._x.gguf`` for each file on foreign disks."""
@@ -95,20 +89,17 @@ def first_part(path: Path) -> Path:
     return first if is_later_part(path.name) and _is_file(first) else path
 
 
-def part_names(name: str) -> list[str]:
-    """Return all file names of a (split) model, given its first one."""
-    part = _PART.search(name)
-    if part is None:
-        return [name]
-    count, prefix = int(part[2]), name[: part.start()]
-    return [f"{prefix}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1)]
-
-
 # -- the stores ------------------------------------------------------------------------------------
 
 
 def _home() -> Path:
     return Path(os.path.expanduser("~"))
+
+
+def from_home(path: str) -> str:
+    """Shorten a path below the home folder to one from ``~``."""
+    home = str(_home()) + os.sep
+    return f"~{os.sep}{path.removeprefix(home)}" if path.startswith(home) else path
 
 
 def _variable(name: str) -> Path | None:
@@ -121,25 +112,16 @@ def _cache_home() -> Path:
 
 
 def huggingface_cache() -> Path:
-    return (
-        _variable("HF_HUB_CACHE")
-        or _variable("HUGGINGFACE_HUB_CACHE")
-        or (
-            _variable("HF_HOME")
-            or (_variable("XDG_CACHE_HOME") or _home() / ".cache") / "huggingface"
-        )
-        / "hub"
-    )
+    given = _variable("HF_HUB_CACHE") or _variable("HUGGINGFACE_HUB_CACHE")
+    return given or (_variable("HF_HOME") or _cache_home() / "huggingface") / "hub"
 
 
 def lmstudio_folders() -> list[Path]:
     home = _home()
-    pointer = home / ".lmstudio-home-pointer"
     folders = [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
-    try:
-        folders.insert(0, Path(pointer.read_text("utf-8").strip()) / "models")
-    except (OSError, ValueError):
-        pass
+    with contextlib.suppress(OSError, ValueError):
+        pointer = (home / ".lmstudio-home-pointer").read_text("utf-8")
+        folders.insert(0, Path(pointer.strip()) / "models")
     return folders
 
 
@@ -200,163 +182,107 @@ def _opened_file() -> Path:
 
 # -- scanning --------------------------------------------------------------------------------------
 
+Found = Iterable[tuple[Path, str, str | None]]
+"""Models of a store: the first file, the reference and the repository of each."""
 
-def _walk(root: Path, *, named: bool = False) -> Iterator[Path]:
-    """Yield GGUF files below ``root``: first parts only, bounded; no link that leads outside,
-    unless a user ``named`` the folder."""
-    try:
-        inside = root.resolve()
-    except LOOPS:
-        return
+
+def _walk(root: Path, inside: Path | None) -> Iterator[Path]:
+    """Yield GGUF files below ``root``: first parts only, bounded; no link that leads out of
+    ``inside``, and none that is dead."""
     count = 0
     for folder, folders, names in os.walk(root):
         here = Path(folder)
         if len(here.relative_to(root).parts) >= MAX_DEPTH:
             folders.clear()
         folders[:] = sorted(name for name in folders if not name.startswith((".", "$RECYCLE")))
-        for name in filter(is_model, sorted(names)):
-            path = here / name
+        for path in (here / name for name in filter(is_model, sorted(names))):
             count += 1
             if count > MAX_FILES:
                 return
-            if path.is_symlink():
-                try:
-                    if not (path.resolve(strict=True).is_relative_to(inside) or named):
-                        continue
-                except LOOPS:
-                    continue
-            yield path
+            if inside in (None, root) and not path.is_symlink():
+                yield path
+                continue
+            with contextlib.suppress(*LOOPS):
+                real = path.resolve(strict=True)
+                if inside is None or real.is_relative_to(inside.resolve()):
+                    yield path
 
 
-def _model(path: Path, source: Source, ref: str, repo: str | None) -> LocalModel | None:
-    size, modified, used, complete = 0, 0.0, 0.0, True
-    for name in part_names(path.name):
-        try:
-            status = path.with_name(name).stat()
-        except OSError:
-            complete = False
-            continue
-        size, complete = size + status.st_size, complete and status.st_size > 0
-        modified, used = max(modified, status.st_mtime), max(used, status.st_atime)
-    if size == 0:
-        return None
-    return LocalModel(path, source, ref, repo, quant_of(path.name), size, modified, used, complete)
+def _models(source: Source, found: Found) -> Iterator[LocalModel]:
+    """Yield the models of a store; leave out those of which nothing is there."""
+    for path, ref, repo in found:
+        size, modified, used, complete = 0, 0.0, 0.0, True
+        for name in part_names(path.name):
+            try:
+                status = path.with_name(name).stat()
+            except OSError:
+                complete = False
+                continue
+            size, complete = size + status.st_size, complete and status.st_size > 0
+            modified, used = max(modified, status.st_mtime), max(used, status.st_atime)
+        if size:
+            quant = quant_of(path.name)
+            yield LocalModel(path, source, ref, repo, quant, size, modified, used, complete)
 
 
-def _hub_ref(repo: str, path: Path) -> str:
-    quant = quant_of(path.name)
-    # a quant names the model itself; its sidecars are named by file
-    return f"{repo}:{quant}" if quant and not kind_of_name(path.name) else f"{repo}/{path.name}"
+def hub_ref(repo: str, name: str) -> str:
+    """Return the reference of a file in a repository: a quant names the model itself; its sidecars
+    are named by file."""
+    quant = quant_of(name)
+    return f"{repo}:{quant}" if quant and not kind_of_name(name) else f"{repo}/{name}"
 
 
-def _in_repo_folders(root: Path, source: Source) -> Iterator[LocalModel]:
+def _in_repo_folders(root: Path, *, by_path: bool = False) -> Found:
     """Yield models at ``root/user/repo/…/file.gguf``, the layout of our own folder and of LM
-    Studio."""
-    for path in _walk(root, named=source == "folder"):
+    Studio; ``by_path``: named by their paths, in a folder that a user named, where links may lead
+    anywhere."""
+    for path in _walk(root, None if by_path else root):
         parts = path.relative_to(root).parts
         repo = "/".join(parts[:2]) if len(parts) > 2 else None
-        ref = _hub_ref(repo, path) if repo else str(path)
-        model = _model(path, source, ref, repo)
-        if model is not None:
-            yield model
+        yield path, hub_ref(repo, path.name) if repo and not by_path else str(path), repo
 
 
-def _in_huggingface(root: Path) -> Iterator[LocalModel]:
-    try:
-        repos = sorted(p for p in root.iterdir() if p.name.startswith("models--"))
-    except OSError:
-        return
-    try:
-        inside = root.resolve()
-    except LOOPS:
-        return
-    for folder in repos:
-        pieces = folder.name.split("--")
-        if len(pieces) < 3:
-            continue
-        repo = f"{pieces[1]}/{'--'.join(pieces[2:])}"
-        snapshots = folder / "snapshots"
+def _in_huggingface(root: Path) -> Found:
+    for folder in sorted(root.glob("models--*--*")):
+        _, user, name = folder.name.split("--", 2)
+        repo, seen = f"{user}/{name}", set[str]()
         try:
-            revisions = sorted(snapshots.iterdir(), key=lambda p: p.stat().st_mtime, reverse=True)
+            revisions = [(path.stat().st_mtime, path) for path in (folder / "snapshots").iterdir()]
         except OSError:
             continue
-        seen: set[str] = set()
-        for revision in revisions:
-            for path in _walk_links(revision, inside):
+        for _, revision in sorted(revisions, key=lambda pair: pair[0], reverse=True):
+            # links to the cache's blobs
+            for path in _walk(revision, root):
                 name = path.relative_to(revision).as_posix()
-                if name in seen:
-                    continue
-                seen.add(name)
-                model = _model(path, "huggingface", _hub_ref(repo, path), repo)
-                if model is not None:
-                    yield model
+                if name not in seen:
+                    seen.add(name)
+                    yield path, hub_ref(repo, path.name), repo
 
 
-def _walk_links(root: Path, inside: Path) -> Iterator[Path]:
-    """Yield GGUF files of a snapshot: links to the cache's blobs, none that leads out of the
-    cache."""
-    for folder, folders, names in os.walk(root):
-        folders.sort()
-        for name in filter(is_model, sorted(names)):
-            path = Path(folder) / name
-            try:
-                if path.resolve(strict=True).is_relative_to(inside):
-                    yield path
-            except LOOPS:
-                continue
-
-
-def _in_ollama(root: Path) -> Iterator[LocalModel]:
+def _in_ollama(root: Path) -> Found:
     manifests = root / "manifests"
     for folder, folders, names in os.walk(manifests):
         folders.sort()
         for tag in sorted(names):
             path = Path(folder) / tag
             parts = path.relative_to(manifests).parts
-            if len(parts) < 3:
-                continue
-            blob = _ollama_blob(root, path)
-            if blob is None:
-                continue
-            owner = [part for part in parts[1:-1] if part != "library"]
-            ref = f"{'/'.join(owner)}:{tag}"
-            model = _model(blob, "ollama", ref, None)
-            if model is not None:
-                yield model
+            blob = _ollama_blob(root, path) if len(parts) >= 3 else None
+            if blob is not None:
+                owner = [part for part in parts[1:-1] if part != "library"]
+                yield blob, f"{'/'.join(owner)}:{tag}", None
 
 
 def _ollama_blob(root: Path, manifest: Path) -> Path | None:
-    try:
+    with contextlib.suppress(OSError, *DAMAGE):
         if manifest.stat().st_size > 1 << 20:
             return None
-        layers = json.loads(manifest.read_text("utf-8"))["layers"]
-        for layer in layers:
+        for layer in json.loads(manifest.read_text("utf-8"))["layers"]:
             if layer.get("mediaType") == "application/vnd.ollama.image.model":
                 digest = _DIGEST.match(layer["digest"])
                 # the digest becomes a path: nothing but hex may pass
                 blob = root / "blobs" / f"sha256-{digest[1]}" if digest else None
                 return blob if blob is not None and blob.is_file() else None
-    except (OSError, *DAMAGE):
-        return None
     return None
-
-
-def _in_llama_cpp(root: Path) -> Iterator[LocalModel]:
-    for path in _walk(root):
-        # llama.cpp flattens user/repo/file.gguf to user_repo_file.gguf: the repo cannot be told
-        model = _model(path, "llama.cpp", str(path), None)
-        if model is not None:
-            yield model
-
-
-def bundled() -> list[LocalModel]:
-    """List the tiny family that ships with the package."""
-    out = []
-    for name, file in BUNDLED.items():
-        model = _model(paths.bundled_dir() / file, "bundled", name, None)
-        if model is not None:
-            out.append(model)
-    return out
 
 
 BUNDLED = {"tiny-target": "tiny-target-q4_0.gguf", "tiny-draft": "tiny-draft-q8_0.gguf"}
@@ -370,30 +296,31 @@ def scan(*, include_bundled: bool = True, near: Path | None = None) -> list[Loca
         ConfigError: the settings cannot be read.
     """
     found: dict[Path, LocalModel] = {}
+    ours = {name: paths.bundled_dir() / file for name, file in BUNDLED.items()}
+    # llama.cpp flattens user/repo/file.gguf to user_repo_file.gguf: the repo cannot be told
+    flat = llama_cpp_cache()
     streams: list[Iterable[LocalModel]] = [
-        bundled() if include_bundled else [],
-        _in_repo_folders(paths.models_dir(), "specllama"),
-        _in_huggingface(huggingface_cache()),
-        *(_in_repo_folders(folder, "lmstudio") for folder in lmstudio_folders()),
-        _in_ollama(ollama_folder()),
-        _in_llama_cpp(llama_cpp_cache()),
-        *(_in_folder(folder) for folder in settings_folders()),
+        _models("bundled", ((path, name, None) for name, path in ours.items() if include_bundled)),
+        _models("specllama", _in_repo_folders(paths.models_dir())),
+        _models("huggingface", _in_huggingface(huggingface_cache())),
+        *(_models("lmstudio", _in_repo_folders(folder)) for folder in lmstudio_folders()),
+        _models("ollama", _in_ollama(ollama_folder())),
+        _models("llama.cpp", ((path, str(path), None) for path in _walk(flat, flat))),
+        *map(scan_folder, settings_folders()),
         _by_path(path for pair in opened() for path in pair if path is not None),
         [] if near is None else beside(near),
     ]
-    for stream in streams:
-        for model in stream:
-            try:
-                key = model.path.resolve()
-            except LOOPS:
-                continue
-            found.setdefault(key, model)
+    for model in itertools.chain.from_iterable(streams):
+        with contextlib.suppress(*LOOPS):
+            found.setdefault(model.path.resolve(), model)
     return list(found.values())
 
 
 def scan_folder(folder: str | Path) -> list[LocalModel]:
-    """List every model below one folder."""
-    return list(_in_folder(Path(os.path.expanduser(folder))))
+    """List every model below one folder, named by their paths; those in ``user/repo`` answer to
+    that, too."""
+    root = Path(os.path.expanduser(folder))
+    return list(_models("folder", _in_repo_folders(root, by_path=True)))
 
 
 def beside(file: Path) -> list[LocalModel]:
@@ -404,11 +331,8 @@ def beside(file: Path) -> list[LocalModel]:
 
 def _by_path(files: Iterable[Path]) -> list[LocalModel]:
     """List models that are named by their paths."""
-    return [
-        model
-        for path in files
-        if not is_later_part(path.name) and (model := _model(path, "folder", str(path), None))
-    ]
+    first = (path for path in files if not is_later_part(path.name))
+    return list(_models("folder", ((path, str(path), None) for path in first)))
 
 
 def _is_file(path: Path) -> bool:
@@ -424,12 +348,6 @@ def single(path: Path) -> LocalModel:
     Raises:
         ModelUnavailable: it is not there.
     """
-    model = _model(path, "folder", str(path), None)
-    if model is None:
-        raise no_file(path)
-    return model
-
-
-def _in_folder(root: Path) -> Iterator[LocalModel]:
-    """Yield models that are named by their paths; those in ``user/repo`` answer to that, too."""
-    return (replace(model, ref=str(model.path)) for model in _in_repo_folders(root, "folder"))
+    for model in _models("folder", [(path, str(path), None)]):
+        return model
+    raise no_file(path)

@@ -13,9 +13,9 @@ import re
 from typing import Literal
 
 from specllama.errors import BadGguf, CannotLoad, PairIncompatible, UnsupportedModel
-from specllama.models import sidecars
 from specllama.models.gguf import GgufHeader
-from specllama.models.heads import HEADS
+from specllama.models.gguf_format import DOWNLOAD_AGAIN
+from specllama.models.heads import HEADS, SIDECARS, advice, kind_of
 
 Role = Literal["target", "draft", "head"]
 
@@ -24,15 +24,19 @@ MAX_EXPERTS = 1024
 MAX_CONTEXT = 1 << 27
 MAX_WIDTH = 1 << 20
 
-ENCODERS = frozenset(
-    {
-        "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2",
-        "jina-bert-v3", "eurobert", "gemma-embedding", "llama-embed", "t5encoder",
-    }
-)  # fmt: skip
-DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
-SPEECH = frozenset({"wavtokenizer-dec", "qwen3tts", "pockettts"})
-WRONG_ROWS = frozenset({"cogvlm"})  # llama.cpp gives the first rows of a pass for those asked for
+# architectures that write no text here, and why; the words go on after the file's name
+NO_GENERATORS = {
+    "bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert "
+    "gemma-embedding llama-embed t5encoder":
+        " is an encoder ({}): it makes embeddings and cannot write text",
+    "t5": " is an encoder-decoder model ({}), which specllama does not run",
+    "dream llada llada-moe rnd1":
+        " is a diffusion model ({}): it does not write from left to right",
+    "wavtokenizer-dec qwen3tts pockettts": " is a speech model ({}), not a text model",
+    # it gives the first rows of a pass for those asked for
+    "cogvlm": ": llama.cpp mixes up the rows of {} models, so their text would be wrong",
+    "controlvector": " is a control vector, not a model",
+}  # fmt: skip
 TOKENIZERS = frozenset(
     {"llama", "bert", "gpt2", "t5", "rwkv", "plamo2", "gemma4", "hybriddna", "whitespace"}
 )
@@ -45,7 +49,6 @@ NOT_WEIGHTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 _ELEMENTWISE = re.compile(r"(norm[a-z_]*\.weight|\.bias)$")
 _LORA_PARTS = (".lora_a", ".lora_b")
 _GENERATOR_HINT = "choose a text-generation GGUF: specllama hub search"
-_DAMAGED_HINT = "download it again, or check it with: specllama hub verify FILE"
 
 
 class VocabularyOnly(UnsupportedModel):
@@ -71,57 +74,35 @@ def check_loadable(header: GgufHeader, role: Role = "target") -> None:
     _check_types(header)
 
 
+def _damaged(header: GgufHeader, why: str) -> BadGguf:
+    """Return the error for a file with a damaged header; ``why`` goes on after its name."""
+    return BadGguf(header.path.name + why, DOWNLOAD_AGAIN)
+
+
 def _check_kind(header: GgufHeader, role: Role) -> None:
-    file, arch, kind = header.path.name, header.architecture, header.kind
-    sidecar = sidecars.kind_of(header)
+    file, arch = header.path.name, header.architecture
+    sidecar = kind_of(header)
     if sidecar and not (role == "head" and sidecar in HEADS):
         raise UnsupportedModel(
-            f"{file} is {sidecars.SIDECARS[sidecar]}, not a model of its own",
-            sidecars.advice(sidecar),
+            f"{file} is {SIDECARS[sidecar]}, not a model of its own",
+            advice(sidecar),
         )
-    if kind == "adapter" or "adapter.type" in header.metadata:
+    if header.kind == "adapter" or "adapter.type" in header.metadata:
         raise UnsupportedModel(
             f"{file} is a {header.text('adapter.type') or 'LoRA'} adapter, not a whole model",
             "give it to its base model: --lora FILE",
         )
-    if arch == "controlvector":
-        raise UnsupportedModel(f"{file} is a control vector, not a model", _GENERATOR_HINT)
     if not arch:
-        raise BadGguf(f"{file} does not say its architecture (general.architecture)", _DAMAGED_HINT)
-    if arch in ENCODERS:
-        raise UnsupportedModel(
-            f"{file} is an encoder ({arch}): it makes embeddings and cannot write text",
-            _GENERATOR_HINT,
-        )
-    if arch == "t5":
-        raise UnsupportedModel(
-            f"{file} is an encoder-decoder model ({arch}), which specllama does not run",
-            _GENERATOR_HINT,
-        )
-    if arch in DIFFUSION:
-        raise UnsupportedModel(
-            f"{file} is a diffusion model ({arch}): it does not write from left to right",
-            _GENERATOR_HINT,
-        )
-    if arch in SPEECH:
-        raise UnsupportedModel(
-            f"{file} is a speech model ({arch}), not a text model", _GENERATOR_HINT
-        )
-    if arch in WRONG_ROWS:
-        raise UnsupportedModel(
-            f"{file}: llama.cpp mixes up the rows of {arch} models, so their text would be wrong",
-            _GENERATOR_HINT,
-        )
-    if header.n_tensors == 0:
+        raise _damaged(header, " does not say its architecture (general.architecture)")
+    why = next((why for names, why in NO_GENERATORS.items() if arch in names.split()), "")
+    if not why and header.n_tensors == 0:
         raise VocabularyOnly(f"{file} holds a vocabulary only, no weights", _GENERATOR_HINT)
     if header.flag(header.own("attention.causal")) is False and role != "head":
-        raise UnsupportedModel(
-            f"{file} is an encoder (attention is not causal): it cannot write text", _GENERATOR_HINT
-        )
+        why = why or " is an encoder (attention is not causal): it cannot write text"
     if header.integer(header.own("pooling_type")) not in (None, 0, *UNSPECIFIED):
-        raise UnsupportedModel(
-            f"{file} is an embedding or ranking model (its output is pooled)", _GENERATOR_HINT
-        )
+        why = why or " is an embedding or ranking model (its output is pooled)"
+    if why:
+        raise UnsupportedModel(file + why.format(arch), _GENERATOR_HINT)
 
 
 def _u32(
@@ -129,38 +110,34 @@ def _u32(
 ) -> int | None:
     """Read a 32-bit key of the architecture; check its presence, type and range."""
     key = header.own(name)
-    file = header.path.name
     if key not in header.kinds:
         if required:
-            raise BadGguf(f"{file}: {key} is missing", _DAMAGED_HINT)
+            raise _damaged(header, f": {key} is missing")
         return None
     if header.kinds[key] != "u32":
-        raise BadGguf(f"{file}: {key} has the type {header.kinds[key]}, llama.cpp needs u32")
+        kind = header.kinds[key]
+        raise BadGguf(f"{header.path.name}: {key} has the type {kind}, llama.cpp needs u32")
     value = header.integer(key)
     assert value is not None
     if not low <= value <= high:
-        raise BadGguf(f"{file}: {key} is {value}; it must be {low} to {high}", _DAMAGED_HINT)
+        raise _damaged(header, f": {key} is {value}; it must be {low} to {high}")
     return value
 
 
 def _layered(header: GgufHeader, name: str, high: int) -> tuple[int, ...]:
     """Read a number, or one per layer: u32 or i32, as llama.cpp's get_key_or_arr demands."""
-    key = header.own(name)
+    key, file = header.own(name), header.path.name
     array = header.arrays.get(key)
     if array is None:
         value = _u32(header, name, 0, high, required=False)
         return () if value is None else (value,)
     if array.kind not in ("u32", "i32"):
-        raise BadGguf(
-            f"{header.path.name}: {key} is an array of {array.kind}, not of 32-bit numbers"
-        )
+        raise BadGguf(f"{file}: {key} is an array of {array.kind}, not of 32-bit numbers")
     if array.count != header.block_count:
-        raise BadGguf(
-            f"{header.path.name}: {key} has {array.count} values for {header.block_count} layers"
-        )
+        raise BadGguf(f"{file}: {key} has {array.count} values for {header.block_count} layers")
     values = tuple(header.array(key))
     if any(not 0 <= value <= high for value in values):
-        raise BadGguf(f"{header.path.name}: {key} holds a value outside 0 to {high}", _DAMAGED_HINT)
+        raise _damaged(header, f": {key} holds a value outside 0 to {high}")
     return values
 
 
@@ -174,11 +151,9 @@ def _check_numbers(header: GgufHeader) -> None:
     heads_kv = _layered(header, "attention.head_count_kv", 1 << 16)
     for i, (n, n_kv) in enumerate(zip(heads, heads_kv, strict=False)):
         if n_kv and n % n_kv:
-            raise BadGguf(
-                f"{file}: layer {i} shares {n_kv} KV heads among {n} heads", _DAMAGED_HINT
-            )
+            raise _damaged(header, f": layer {i} shares {n_kv} KV heads among {n} heads")
     if heads and heads[0] > width:
-        raise BadGguf(f"{file}: {heads[0]} heads in a width of {width}", _DAMAGED_HINT)
+        raise _damaged(header, f": {heads[0]} heads in a width of {width}")
     _check_rotations(header)
     _u32(header, "nextn_predict_layers", 0, header.block_count, required=False)
     ratios = header.own("attention.compress_ratios")
@@ -186,9 +161,8 @@ def _check_numbers(header: GgufHeader) -> None:
         raise BadGguf(f"{file}: {ratios} is 0 for every layer, by which llama.cpp would divide")
     scaling = header.own("rope.scaling.type")
     if scaling in header.kinds and header.text(scaling) not in ROPE_SCALINGS:
-        raise BadGguf(
-            f"{file}: {scaling} is {header.metadata.get(scaling)!r}, which llama.cpp aborts on"
-        )
+        said = header.metadata.get(scaling)
+        raise BadGguf(f"{file}: {scaling} is {said!r}, which llama.cpp aborts on")
     for name, positive in (
         ("attention.layer_norm_rms_epsilon", False),
         ("attention.layer_norm_epsilon", False),
@@ -200,9 +174,9 @@ def _check_numbers(header: GgufHeader) -> None:
             continue
         value = header.number(key)
         if header.kinds[key] != "f32" or value is None or not math.isfinite(value):
-            raise BadGguf(f"{file}: {key} is not a finite 32-bit float", _DAMAGED_HINT)
+            raise _damaged(header, f": {key} is not a finite 32-bit float")
         if value < 0 or (positive and value == 0):
-            raise BadGguf(f"{file}: {key} is {value:g}, which llama.cpp aborts on", _DAMAGED_HINT)
+            raise _damaged(header, f": {key} is {value:g}, which llama.cpp aborts on")
 
 
 def _check_rotations(header: GgufHeader) -> None:
@@ -217,19 +191,17 @@ def _check_rotations(header: GgufHeader) -> None:
         # what is not said is as without windows, and there all of a head
         turned = _u32(header, key, 0, MAX_WIDTH, required=False) or turned or size
         if turned % 2:
-            raise BadGguf(f"{header.path.name}: {header.own(key)} is odd ({turned})", _DAMAGED_HINT)
+            raise _damaged(header, f": {header.own(key)} is odd ({turned})")
         if size and turned > size:
-            raise BadGguf(
-                f"{header.path.name}: {turned} values turn in heads of {size}", _DAMAGED_HINT
-            )
+            raise _damaged(header, f": {turned} values turn in heads of {size}")
 
 
 def _check_experts(header: GgufHeader) -> None:
-    file = header.path.name
-    experts = _u32(header, "expert_count", 0, MAX_EXPERTS, required=False) or 0
+    experts, groups, groups_used = (
+        _u32(header, f"expert_{name}count", 0, MAX_EXPERTS, required=False) or 0
+        for name in ("", "group_", "group_used_")
+    )
     used = max(_layered(header, "expert_used_count", MAX_EXPERTS), default=0)
-    groups = _u32(header, "expert_group_count", 0, MAX_EXPERTS, required=False) or 0
-    groups_used = _u32(header, "expert_group_used_count", 0, MAX_EXPERTS, required=False) or 0
     if header.architecture in ("hunyuan-dense", "hunyuan_vl") and experts <= 1:
         return
     sound = used <= experts and (groups < experts if experts else groups == 0)
@@ -238,11 +210,8 @@ def _check_experts(header: GgufHeader) -> None:
     if groups > 1:
         sound = sound and experts % groups == 0 and 0 < groups_used < groups
     if not sound:
-        raise BadGguf(
-            f"{file}: impossible expert counts ({used} of {experts} used, {groups_used} of {groups}"
-            " groups)",
-            _DAMAGED_HINT,
-        )
+        counts = f"{used} of {experts} used, {groups_used} of {groups} groups"
+        raise _damaged(header, f": impossible expert counts ({counts})")
 
 
 def _check_tokenizer(header: GgufHeader, role: Role) -> None:
@@ -257,7 +226,7 @@ def _check_tokenizer(header: GgufHeader, role: Role) -> None:
         raise UnsupportedModel(f"{file}: llama.cpp does not know the tokenizer {model!r}")
     tokens = header.arrays.get("tokenizer.ggml.tokens")
     if tokens is None or tokens.kind != "str" or tokens.count == 0:
-        raise BadGguf(f"{file} has no token list (tokenizer.ggml.tokens)", _DAMAGED_HINT)
+        raise _damaged(header, " has no token list (tokenizer.ggml.tokens)")
     for key, kinds in (
         ("tokenizer.ggml.scores", ("f32", "i32")),
         ("tokenizer.ggml.token_type", ("i32",)),
@@ -266,35 +235,22 @@ def _check_tokenizer(header: GgufHeader, role: Role) -> None:
             continue
         array = header.arrays.get(key)
         if array is None or array.kind not in kinds:
-            raise BadGguf(f"{file}: {key} is not an array of {' or '.join(kinds)}", _DAMAGED_HINT)
+            raise _damaged(header, f": {key} is not an array of {' or '.join(kinds)}")
         if array.count < tokens.count:
-            raise BadGguf(
-                f"{file}: {key} has {array.count} values for {tokens.count} tokens", _DAMAGED_HINT
-            )
+            raise _damaged(header, f": {key} has {array.count} values for {tokens.count} tokens")
     merges = header.arrays.get("tokenizer.ggml.merges")
     if model in ("gpt2", "gemma4") and header.pre_tokenizer != "kimi-k2" and merges is None:
-        raise BadGguf(f"{file} has a BPE tokenizer without merges", _DAMAGED_HINT)
+        raise _damaged(header, " has a BPE tokenizer without merges")
     if "tokenizer.ggml.merges" in header.kinds and (merges is None or merges.kind != "str"):
-        raise BadGguf(f"{file}: tokenizer.ggml.merges is not a list of strings", _DAMAGED_HINT)
-    _check_special_ids(header)
-    _check_token_texts(header, model)
-
-
-def _check_special_ids(header: GgufHeader) -> None:
+        raise _damaged(header, ": tokenizer.ggml.merges is not a list of strings")
     for name in ("bos", "eos"):
-        key = f"tokenizer.ggml.{name}_token_id"
-        value = header.integer(key)
+        value, size = header.integer(f"tokenizer.ggml.{name}_token_id"), header.vocab_size
         # -1 stored unsigned means "none"
-        if (
-            value is not None
-            and value not in (-1, 2**32 - 1)
-            and not 0 <= value < header.vocab_size
-        ):
-            raise BadGguf(
-                f"{header.path.name}: the {name} token is {value}, outside the vocabulary of"
-                f" {header.vocab_size}",
-                _DAMAGED_HINT,
+        if value not in (None, *UNSPECIFIED) and not 0 <= (value or 0) < size:
+            raise _damaged(
+                header, f": the {name} token is {value}, outside the vocabulary of {size}"
             )
+    _check_token_texts(header, model)
 
 
 def _check_token_texts(header: GgufHeader, model: str) -> None:
@@ -303,33 +259,20 @@ def _check_token_texts(header: GgufHeader, model: str) -> None:
         index = dict(zip(texts, range(len(texts)), strict=True))
         if len(index) != len(texts):
             first = next(i for i, text in enumerate(texts) if index[text] != i)
-            shown = texts[first].decode("utf-8", "replace")
-            raise BadGguf(
-                f"{header.path.name}: the tokens {first} and {index[texts[first]]} are both "
-                f"{shown!r}",
-                _DAMAGED_HINT,
-            )
+            both = f"the tokens {first} and {index[texts[first]]} are both"
+            raise _damaged(header, f": {both} {texts[first].decode('utf-8', 'replace')!r}")
     if model not in ("llama", "t5"):
         return
     # SentencePiece falls back to byte tokens and looks them up without a check
     for i in header.tokens_of_type(BYTE_TOKEN):
-        if not _is_byte_text(text := header.token_text(i)):
-            raise BadGguf(
-                f"{header.path.name}: byte token {i} is {text.decode('utf-8', 'replace')!r}",
-                _DAMAGED_HINT,
-            )
+        text = header.token_text(i)
+        if len(text) != 6 or not text.startswith(b"<0x") or not text.endswith(b">"):
+            raise _damaged(header, f": byte token {i} is {text.decode('utf-8', 'replace')!r}")
     if model == "llama":
         known = header.texts_of_bytes()
         for byte in range(256):
             if b"<0x%02X>" % byte not in known and bytes([byte]) not in known:
-                raise BadGguf(
-                    f"{header.path.name}: its tokenizer lacks the byte token <0x{byte:02X}>",
-                    _DAMAGED_HINT,
-                )
-
-
-def _is_byte_text(text: bytes) -> bool:
-    return len(text) == 6 and text.startswith(b"<0x") and text.endswith(b">")
+                raise _damaged(header, f": its tokenizer lacks the byte token <0x{byte:02X}>")
 
 
 def elementwise(name: str) -> bool:
@@ -343,29 +286,20 @@ def _check_types(header: GgufHeader) -> None:
         if tensor.name == "d2t":
             continue
         if tensor.type in NOT_WEIGHTS or (elementwise(tensor.name) and tensor.type != "F32"):
-            raise BadGguf(
-                f"{header.path.name}: tensor {tensor.name!r} has the type {tensor.type}, with which"
-                " llama.cpp cannot compute",
-                _DAMAGED_HINT,
-            )
+            said = f"tensor {tensor.name!r} has the type {tensor.type}"
+            raise _damaged(header, f": {said}, with which llama.cpp cannot compute")
 
 
 def _check_shapes(header: GgufHeader) -> None:
-    table = header.by_name.get("token_embd.weight")
-    if table is None:
+    table, tokens, width = "token_embd.weight", header.vocab_size, header.embedding_length
+    if table not in header.by_name:
         return
-    if len(table.shape) != 2 or table.shape[1] != header.vocab_size:
-        rows = table.shape[1] if len(table.shape) > 1 else 1
-        raise BadGguf(
-            f"{header.path.name}: {rows} embedding rows for {header.vocab_size} tokens",
-            _DAMAGED_HINT,
-        )
-    if table.shape[0] != header.embedding_length:
-        raise BadGguf(
-            f"{header.path.name}: embeddings of width {table.shape[0]} in a model of width"
-            f" {header.embedding_length}",
-            _DAMAGED_HINT,
-        )
+    shape = header.by_name[table].shape
+    if len(shape) != 2 or shape[1] != tokens:
+        rows = shape[1] if len(shape) > 1 else 1
+        raise _damaged(header, f": {rows} embedding rows for {tokens} tokens")
+    if shape[0] != width:
+        raise _damaged(header, f": embeddings of width {shape[0]} in a model of width {width}")
 
 
 def check_adapter(adapter: GgufHeader, target: GgufHeader) -> None:

@@ -1,4 +1,4 @@
-"""Medusa head files: GGUF with ``general.architecture = "medusa"``.
+"""Medusa head files, GGUF with ``general.architecture = "medusa"``, and their conversion.
 
 | key | type | |
 |---|---|---|
@@ -17,11 +17,17 @@
 
 Matrices may be F32, F16, BF16, Q8_0, Q4_0 or Q6_K, the rest is F32. llama.cpp does not know this
 architecture; specllama computes the heads itself.
+
+Published Medusa-1 heads are a folder with ``medusa_lm_head.safetensors`` (or ``.pt``) whose names
+are ``HEAD.LAYER.linear.weight``, ``HEAD.LAYER.linear.bias`` for the residual blocks and
+``HEAD.LAYERS.weight`` for the head's output matrix; some tools put ``medusa_head.`` or ``heads.``
+before the head's number.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +35,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from specllama.errors import BadGguf, PairIncompatible
+from specllama.errors import BadGguf, CannotLoad, PairIncompatible
+from specllama.models.checkpoint import read_tensors
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_writer import Tensor, Value, write_gguf
-from specllama.models.heads import Head
+from specllama.models.heads import Head, require_architecture
 from specllama.models.memory import F32, MIB, ModelMemory
 from specllama.models.tensors import read_ids
 
@@ -79,18 +86,14 @@ def read_facts(header: GgufHeader) -> MedusaFacts:
         BadGguf: it holds some, but its contents do not fit together.
     """
     name = header.path.name
-    if header.architecture != ARCHITECTURE:
-        raise PairIncompatible(
-            f"{name} is a {header.architecture or 'nameless'} file, not Medusa heads",
-            "make one from a checkpoint with: specllama convert",
-        )
+    hint = "make one from a checkpoint with: specllama convert"
+    require_architecture(header, ARCHITECTURE, "Medusa heads", hint)
 
     def number(key: str, low: int, high: int) -> int:
         value = header.integer(header.own(key))
         if value is None or not low <= value <= high:
-            raise BadGguf(
-                f"{name}: {header.own(key)} is {value}, not a number from {low} to {high}"
-            )
+            key = header.own(key)
+            raise BadGguf(f"{name}: {key} is {value}, not a number from {low} to {high}")
         return value
 
     heads = number("head_count", 1, MAX_HEADS)
@@ -230,6 +233,126 @@ def _memory(head: GgufHeader, target: GgufHeader, n_ctx: int) -> ModelMemory:
         weights += output.n_bytes * facts.rows // max(output.shape[1], 1)
     values = STATES * ((8 * facts.blocks + 4) * facts.width + facts.rows) * F32
     return ModelMemory(weights, 0, 0, values + MIB, 0, 0, n_ctx)
+
+
+# ---------------------------------------------------------------------- conversion
+
+NAMES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "medusa_lm_head.bin")
+MAX_PADDING = 128  # how many rows an output matrix may have more or fewer than the vocabulary
+
+_KEY = re.compile(
+    r"(?:.*\.)?(?P<head>\d+)\.(?P<layer>\d+)\.(?P<linear>linear\.)?(?P<part>weight|bias)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaCheckpoint:
+    """Arrays under the names of a head file."""
+
+    arrays: Mapping[str, Tensor]
+    heads: int
+    blocks: int
+    width: int
+    rows: int
+
+
+def read_checkpoint(path: Path) -> MedusaCheckpoint:
+    """Read a published Medusa-1 checkpoint.
+
+    Raises:
+        ModelUnavailable: no such file.
+        CannotLoad: not such a checkpoint, damaged, or a pickle that cannot be read safely here.
+    """
+    blocks: dict[tuple[int, int, str], Tensor] = {}
+    outputs: dict[tuple[int, int], Tensor] = {}
+    for key, tensor in read_tensors(path).items():
+        match = _KEY.fullmatch(key)
+        if match is None:
+            continue
+        at = int(match["head"]), int(match["layer"])
+        if match["linear"]:
+            blocks[*at, match["part"]] = tensor
+        elif match["part"] == "weight":
+            outputs[at] = tensor
+    return _arrange(path, blocks, outputs)
+
+
+def _arrange(
+    path: Path,
+    blocks: Mapping[tuple[int, int, str], Tensor],
+    outputs: Mapping[tuple[int, int], Tensor],
+) -> MedusaCheckpoint:
+    heads = len(outputs)
+    depth = {layer for _, layer in outputs}
+    numbers = {head for head, _ in outputs} | {head for head, _, _ in blocks}
+    if not outputs or len(depth) != 1 or numbers != set(range(heads)):
+        raise CannotLoad(
+            f"{path.name} is not laid out as Medusa-1 heads: no output matrix per head "
+            "(0.1.weight, 1.1.weight, …)"
+        )
+    n_blocks = depth.pop()
+    if heads > MAX_HEADS or n_blocks > MAX_BLOCKS:
+        raise CannotLoad(f"{path.name}: {heads} heads of {n_blocks} blocks are too many")
+    rows, width = (*outputs[0, n_blocks].shape, 0, 0)[:2]
+    arrays: dict[str, Tensor] = {}
+    for h in range(heads):
+        wanted: list[tuple[str, Tensor, tuple[int, ...]]] = [
+            (f"head.{h}.output.weight", outputs[h, n_blocks], (rows, width))
+        ]
+        for b in range(n_blocks):
+            shapes: dict[str, tuple[int, ...]] = {"weight": (width, width), "bias": (width,)}
+            for part, shape in shapes.items():
+                tensor = blocks.get((h, b, part))
+                if tensor is None:
+                    raise CannotLoad(f"{path.name}: head {h} lacks {h}.{b}.linear.{part}")
+                wanted.append((f"head.{h}.block.{b}.{part}", tensor, shape))
+        for name, tensor, shape in wanted:
+            if tensor.shape != shape:
+                raise CannotLoad(
+                    f"{path.name}: {name} has the shape {list(tensor.shape)}, not {list(shape)}"
+                )
+            arrays[name] = tensor
+    return MedusaCheckpoint(arrays, heads, n_blocks, width, rows)
+
+
+def convert_medusa(source: Path, destination: Path, target: GgufHeader, kind: str) -> None:
+    """Write a file of Medusa-1 heads as a head file for ``target``, see ``convert``.
+
+    Args:
+        kind: type of the matrices: "q8_0", "f16" or "f32".
+
+    Raises:
+        PairIncompatible: heads of another width or vocabulary.
+        ModelUnavailable, CannotLoad, SpecllamaError: see ``read_checkpoint`` and ``write_heads``.
+    """
+    found = read_checkpoint(source)
+    vocab = target.vocab_size
+    if found.width != target.embedding_length:
+        raise PairIncompatible(
+            f"these heads read hidden states of width {found.width}, "
+            f"those of {target.path.name} are {target.embedding_length} wide"
+        )
+    if abs(found.rows - vocab) > MAX_PADDING:
+        raise PairIncompatible(
+            f"these heads guess among {found.rows} tokens, {target.path.name} has {vocab}"
+        )
+    arrays = dict(found.arrays)
+    if found.rows > vocab:  # padding rows carry no token
+        for name in [name for name in arrays if name.endswith("output.weight")]:
+            arrays[name] = np.asarray(arrays[name], np.float32)[:vocab]
+    elif found.rows < vocab:
+        arrays["ids"] = np.arange(found.rows, dtype=np.int32)
+    write_heads(
+        destination,
+        arrays,
+        name=f"Medusa heads for {target.name}",
+        heads=found.heads,
+        blocks=found.blocks,
+        width=found.width,
+        vocab=vocab,
+        vocabulary=vocabulary_digest(target),
+        kind=kind.upper(),
+    )
 
 
 HEAD = Head(check=_check, open="specllama.backend.heads.medusa:open_medusa", memory=_memory)

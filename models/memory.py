@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from specllama.errors import DoesNotFit, UsageError
 from specllama.models import running_state
 from specllama.models.ggml_types import KV_BYTES
-from specllama.models.heads import find
+from specllama.models.heads import find, require_head
 from specllama.models.nextn import lacks_trunk, trunk_blocks, why_not
-from specllama.models.sidecars import require_head
+from specllama.text import size
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -223,7 +222,8 @@ def compute_bytes(
     width, heads = header.embedding_length, header.head_count
     queries = heads * header.key_length
     keys = header.head_count_kv * (header.key_length + header.value_length)
-    hidden = max(header.feed_forward_length, _expert_width(header))
+    expert = header.experts_used * header.most("expert_feed_forward_length")
+    hidden = max(header.feed_forward_length, expert)
     mask = rows * cells * (2 if flash_attn else F32)
     scores = 0 if flash_attn else rows * cells * heads * F32
     attention = scores + rows * (2 * width + 3 * queries + keys) * F32
@@ -249,10 +249,14 @@ def pipelining_bytes(
     return 3 * mask + 6 * rows * header.embedding_length * F32
 
 
-def _expert_width(header: GgufHeader) -> int:
-    used = max(header.per_layer(header.own("expert_used_count")), default=0)
-    width = max(header.per_layer(header.own("expert_feed_forward_length")), default=0)
-    return used * width
+def window_bytes(
+    header: GgufHeader, n_ctx: int, *, n_ubatch: int, type_k: str = "f16", type_v: str = "f16"
+) -> int:
+    """Return the bytes that the cache saves when windowed layers keep only their window."""
+    gone = max(padded_ctx(n_ctx) - padded_ctx(header.sliding_window + n_ubatch), 0)
+    per_cell = header.key_length * KV_BYTES[type_k] + header.value_length * KV_BYTES[type_v]
+    layers = zip(header.head_counts_kv, header.windowed_layers, strict=False)
+    return int(gone * per_cell * sum(heads for heads, windowed in layers if windowed))
 
 
 def tokenizer_bytes(header: GgufHeader) -> int:
@@ -325,38 +329,6 @@ def estimate_head(header: GgufHeader, target: GgufHeader, *, n_ctx: int) -> Mode
     """
     found: ModelMemory = find(require_head(header)).memory(header, target, n_ctx)
     return found
-
-
-def estimate_pair(
-    target: GgufHeader,
-    draft: GgufHeader | None,
-    *,
-    heads: Sequence[GgufHeader] = (),
-    n_ctx: int | None = None,
-    parallel: int = 1,
-    branches: int = 1,
-    **options: Any,
-) -> PairMemory:
-    """Estimate the memory of a target with its draft and heads.
-
-    Args:
-        n_ctx, options: as for ``estimate_model``.
-        parallel: conversations at once.
-        branches: of a tree that the draft model grows.
-
-    Raises:
-        UsageError: an unknown cache type.
-        PairIncompatible, BadGguf: one of ``heads`` is no head.
-    """
-    options["lanes"] = parallel
-    first = estimate_model(target, n_ctx=n_ctx, reads_apart=True, **options)
-    second = None
-    if draft is not None:
-        draft_ctx = min(first.n_ctx, padded_ctx(draft.context_length or first.n_ctx))
-        rows = max(parallel, branches)
-        second = estimate_model(draft, n_ctx=draft_ctx, **{**options, "n_outputs": rows})
-    beside = tuple(estimate_head(head, target, n_ctx=first.n_ctx) for head in heads)
-    return PairMemory(first, second, beside)
 
 
 _beside = 0  # see ``leave``
@@ -438,8 +410,7 @@ def require_fit(memory: PairMemory | ModelMemory, available: int | None = None) 
     free = available_memory() if available is None else available
     if not fits(memory, free):
         raise DoesNotFit(
-            f"this needs about {memory.required / 1e9:.1f} GB of memory,"
-            f" {free / 1e9:.1f} GB are free",
+            f"this needs about {size(memory.required)} of memory, {size(free)} are free",
             "choose a smaller context (-c) or quantization; see also: specllama hub pairs --fits",
             needed=memory.required,
             free=free,

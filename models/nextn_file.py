@@ -1,25 +1,188 @@
-"""NextN blocks in a file of their own: checks that they run, and that they fit a target.
+"""NextN blocks in a file of their own: checks that they run and fit a target; some tokens only.
 
 llama.cpp's converter writes such files with ``--mtp`` (``mtp-….gguf``): the architecture, metadata
 and tokenizer of the target, and of its tensors the NextN blocks, the embeddings and the output.
+
+Most of a step of theirs is the output, so a file may hold the likeliest tokens only:
+
+    specllama quantize TARGET mtp-HEAD.gguf --draft-tokens 32768
+
+It then has some rows of the target's embeddings and of its output. To llama.cpp it is a head
+without a tokenizer, whose tokens are these rows; two arrays translate:
+
+    specllama.says     the target's token of each row, ascending
+    specllama.reads    the row that is read for each token of the target: its own, or that of the
+                       longest beginning of its text that has one
+
+A token without a row is never guessed. That changes guesses, never what is emitted.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from specllama.errors import PairIncompatible
-from specllama.models.head_tokens import other_tokens
-from specllama.models.heads import Head
+import numpy as np
+
+from specllama.arrays import IntArray, Rows
+from specllama.errors import BadGguf, PairIncompatible, UnsupportedModel, UsageError
+from specllama.models.gguf import GgufHeader
+from specllama.models.gguf_format import TensorInfo
+from specllama.models.gguf_writer import Blocks, Value, stored, write_gguf
+from specllama.models.heads import Head, other_tokens, require_same_target
 from specllama.models.loadable import check_loadable
 from specllama.models.memory import TREE_ROWS, ModelMemory, estimate_model
-from specllama.models.nextn import lacks_trunk, why_not
-from specllama.models.nextn_words import HeadWords, read_words
+from specllama.models.nextn import lacks_trunk, trunk_blocks, why_not
 
-if TYPE_CHECKING:
-    from specllama.models.gguf import GgufHeader
-
+SAYS, READS = "specllama.says", "specllama.reads"
+_TABLES = ("token_embd", "output", "embed_tokens", "shared_head_head")  # a row for each token
+_NORMAL = 1  # type of a token
 _STATE = ("embedding_length", "hyper_connection.count")  # how wide states are, how many streams
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWords:
+    """The tokens of a head that knows only some of its target's.
+
+    Attributes:
+        says: the target's token of each row [n], ascending.
+        reads: the row for each token of the target.
+    """
+
+    says: IntArray
+    reads: IntArray
+
+    def spread(self, rows: Rows) -> Rows:
+        """Spread logits [n, rows] over the target's tokens; -inf for those that it cannot guess."""
+        wide: Rows = np.full((len(rows), len(self.reads)), -np.inf, np.float32)
+        wide[:, self.says] = rows
+        return wide
+
+
+def read_words(head: GgufHeader) -> HeadWords | None:
+    """Read the tokens that a head knows; None if it knows all of its target's.
+
+    Raises:
+        BadGguf: the arrays contradict themselves.
+    """
+    if SAYS not in head.kinds and READS not in head.kinds:
+        return None
+    found = [head.arrays.get(key) for key in (SAYS, READS)]
+    if any(array is None or array.kind != "i32" for array in found):
+        raise BadGguf(f"{head.path.name}: {SAYS} and {READS} are not lists of tokens")
+    says, reads = (np.array(head.array(key), np.int32) for key in (SAYS, READS))
+    n, own = len(says), np.arange(len(says))
+    sound = 0 < n == head.vocab_size and says.min() >= 0 and says.max() < len(reads)
+    sound = sound and reads.min() >= 0 and reads.max() < n and (np.diff(says) > 0).all()
+    if not sound or not np.array_equal(reads[says], own):
+        raise BadGguf(
+            f"{head.path.name}: {SAYS} and {READS} do not belong together", "make the file again"
+        )
+    return HeadWords(says, reads)
+
+
+def likeliest(target: GgufHeader, n: int, counts: Mapping[int, int]) -> IntArray:
+    """Choose the ``n`` tokens to keep, ascending: those that are no words, then the most frequent
+    ones.
+
+    Args:
+        counts: how often tokens occur in some texts. Of those that never do the lowest ids come
+            first: vocabularies are made in the order of how frequent tokens were.
+
+    Raises:
+        UsageError: so few are not enough, or so many are all.
+    """
+    texts, types = target.token_bytes, target.token_types()
+    alone = {i for i, kind in enumerate(types) if kind != _NORMAL}
+    alone |= {i for i, text in enumerate(texts) if len(text.decode("utf-8", "replace")) == 1}
+    if not len(alone) < n < len(texts):
+        raise UsageError(
+            f"{target.path.name} has {len(texts):,} tokens, of which {len(alone):,} have to stay",
+            f"give --draft-tokens a number between these: {min(32768, len(texts) // 2)}",
+        )
+    words = sorted(set(range(len(texts))) - alone, key=lambda i: (-counts.get(i, 0), i))
+    return np.array(sorted([*alone, *words[: n - len(alone)]]), np.int32)
+
+
+def write_head(target: GgufHeader, destination: Path, says: IntArray) -> None:
+    """Write the NextN layers of ``target`` as a head that guesses these tokens only.
+
+    Raises:
+        BadGguf, UnsupportedModel: there are none that llama.cpp runs, or the file is split.
+        SpecllamaError: it cannot be written.
+    """
+    check_source(target)
+    arch, n = target.architecture, len(says)
+    values: dict[str, Value] = {**stored(target, "general."), **stored(target, f"{arch}.")}
+    values |= {
+        "general.name": f"{target.name}, NextN layers, {n} tokens",
+        f"{arch}.vocab_size": n,
+        "tokenizer.ggml.model": "no_vocab",
+        SAYS: says,
+        READS: _reads(target.token_bytes, says),
+    }
+    tensors: dict[str, tuple[Any, str]] = {
+        info.name: (_part(target, info, says), info.type) for info in _kept(target)
+    }
+    write_gguf(destination, values, tensors)
+
+
+def check_source(target: GgufHeader) -> None:
+    """Check that such a head can be made of a target.
+
+    Raises:
+        BadGguf, UnsupportedModel: it cannot, and why.
+    """
+    check_loadable(target)
+    if why := why_not(target):
+        raise UnsupportedModel(f"{target.path.name}: {why}")
+    if len(target.parts) > 1:
+        raise UnsupportedModel(f"{target.path.name} is split; heads are made of one file only")
+    size = target.vocab_size
+    other = [t.name for t in _kept(target) if size in t.shape and not _is_table(t, size)]
+    if other:
+        raise UnsupportedModel(f"{target.path.name}: {other[0]} depends on the vocabulary")
+
+
+def _kept(target: GgufHeader) -> list[TensorInfo]:
+    """List the tensors that a head needs: the NextN layers, and those outside every layer."""
+    trunk = tuple(f"blk.{i}." for i in range(trunk_blocks(target)))
+    return [tensor for tensor in target.tensors if not tensor.name.startswith(trunk)]
+
+
+def _is_table(info: TensorInfo, size: int) -> bool:
+    name = info.name.removesuffix(".weight").rpartition(".")[2]
+    return name in _TABLES and info.shape[1:] == (size,)
+
+
+def _part(target: GgufHeader, info: TensorInfo, says: IntArray) -> Blocks:
+    """Return a tensor as it is stored; for a table, the rows of these tokens."""
+    at, shape = target.data_offset + info.offset, info.shape[::-1]
+    table = _is_table(info, target.vocab_size)
+
+    def read() -> bytes:
+        data = np.memmap(target.path, np.uint8, "r", at, (info.n_bytes,))
+        return (data.reshape(shape[0], -1)[says] if table else data).tobytes()
+
+    return Blocks((len(says), *shape[1:]) if table else shape, read)
+
+
+def _reads(texts: Sequence[bytes], says: IntArray) -> IntArray:
+    """Return the array ``READS``."""
+    row_of = {int(token): row for row, token in enumerate(says)}
+    by_text = {texts[token]: row for token, row in row_of.items()}
+
+    def row(token: int) -> int:
+        text = texts[token]
+        found = (by_text.get(text[:n]) for n in range(len(text), 0, -1))
+        return row_of.get(token, next((r for r in found if r is not None), 0))
+
+    return np.array([row(token) for token in range(len(texts))], np.int32)
+
+
+# ---------------------------------------------------------------------- a target and its file
 
 
 def check_target(head: GgufHeader, target: GgufHeader) -> HeadWords | None:
@@ -47,11 +210,8 @@ def check_target(head: GgufHeader, target: GgufHeader) -> HeadWords | None:
         why = other_tokens(head, target)
     elif (n := len(words.reads)) != target.vocab_size:
         why = f"it reads {n:,} tokens, {of} has {target.vocab_size:,}"
-    if why:
-        raise PairIncompatible(
-            f"{name} was made for another target: {why}",
-            "use the file that was published with this target, or made from it",
-        )
+    hint = "use the file that was published with this target, or made from it"
+    require_same_target(head, why, hint)
     return words
 
 

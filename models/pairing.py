@@ -10,7 +10,7 @@ explains what does not forbid the pair but makes it slow or odd.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -164,15 +164,11 @@ def special_id(header: GgufHeader, name: str) -> int | None:
 
 def active_params(header: GgufHeader) -> int:
     """Count the parameters used for one token: of a mixture of experts, those routed to."""
-    total = header.expert_count
-    used = max(header.per_layer(header.own("expert_used_count")), default=0)
+    total, used = header.expert_count, header.experts_used
     if not total or not used:
         return header.n_params
-    params = 0
-    for tensor in header.tensors:
-        share = used / total if tensor.name.partition(".weight")[0].endswith("_exps") else 1.0
-        params += int(tensor.n_elements * share)
-    return params
+    share = min(used / total, 1.0)
+    return sum(int(t.n_elements * (share if t.is_expert else 1.0)) for t in header.tensors)
 
 
 @lru_cache(maxsize=1)
@@ -266,44 +262,34 @@ def _token_differences(target: GgufHeader, draft: GgufHeader) -> tuple[list[int]
     return [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y], common
 
 
-def _tokenizer_problems(target: GgufHeader, draft: GgufHeader) -> list[Problem]:
-    problems: list[Problem] = []
+def _tokenizer_problems(target: GgufHeader, draft: GgufHeader) -> Iterator[Problem]:
     if _kind(target) != _kind(draft):
-        problems.append(
-            Problem(
-                "tokenizer",
-                f"different tokenizers: the target's is {target.tokenizer_model or 'missing'},"
-                f" the draft's is {draft.tokenizer_model or 'missing'}",
-                f"{draft.tokenizer_model or 'no'} tokenizer, not {target.tokenizer_model}",
-            )
+        ours, its = target.tokenizer_model, draft.tokenizer_model
+        yield Problem(
+            "tokenizer",
+            f"different tokenizers: the target's is {ours or 'missing'},"
+            f" the draft's is {its or 'missing'}",
+            f"{its or 'no'} tokenizer, not {ours}",
         )
-    for name, adds in (("bos", adds_bos), ("eos", adds_eos)):
-        kind: ProblemKind = "bos" if name == "bos" else "eos"
+    checks: tuple[tuple[ProblemKind, Callable[[GgufHeader], bool]], ...]
+    checks = (("bos", adds_bos), ("eos", adds_eos))
+    for kind, adds in checks:
+        name, ids = kind.upper(), [special_id(one, kind) for one in (target, draft)]
         if adds(target) != adds(draft):
-            who = "target" if adds(target) else "draft"
-            text = f"only the {who} adds {name.upper()}"
-            problems.append(Problem(kind, f"{text} to a prompt", text))
-        elif adds(target) and special_id(target, name) != special_id(draft, name):
-            problems.append(
-                Problem(
-                    kind,
-                    f"{name.upper()} is token {special_id(target, name)} in the target and"
-                    f" {special_id(draft, name)} in the draft",
-                    f"{name.upper()} is a different token",
-                )
-            )
+            text = f"only the {'target' if adds(target) else 'draft'} adds {name}"
+            yield Problem(kind, f"{text} to a prompt", text)
+        elif adds(target) and ids[0] != ids[1]:
+            text = f"{name} is token {ids[0]} in the target and {ids[1]} in the draft"
+            yield Problem(kind, text, f"{name} is a different token")
     smaller, larger = sorted((target, draft), key=lambda one: one.vocab_size)
     beyond = range(smaller.vocab_size, larger.vocab_size)
     if len(beyond) > MAX_SIZE_DIFFERENCE and len(unused(larger, beyond)) < len(beyond):
-        problems.append(
-            Problem(
-                "vocabulary",
-                f"the target has {target.vocab_size:,} tokens, the draft {draft.vocab_size:,};"
-                f" they may differ by at most {MAX_SIZE_DIFFERENCE} that are no padding",
-                f"{draft.vocab_size:,} tokens, not {target.vocab_size:,}",
-            )
+        yield Problem(
+            "vocabulary",
+            f"the target has {target.vocab_size:,} tokens, the draft {draft.vocab_size:,};"
+            f" they may differ by at most {MAX_SIZE_DIFFERENCE} that are no padding",
+            f"{draft.vocab_size:,} tokens, not {target.vocab_size:,}",
         )
-    return problems
 
 
 def _kind(header: GgufHeader) -> str | None:
@@ -314,50 +300,43 @@ def _kind(header: GgufHeader) -> str | None:
 
 def _warnings(
     target: GgufHeader, draft: GgufHeader, ratio: float, same_template: bool | None
-) -> list[str]:
-    warnings: list[str] = []
+) -> Iterator[str]:
+    sized, (low, high) = bool(target.n_tensors and draft.n_tensors), GOOD_RATIO
+    share = f"1/{1 / ratio:.0f} of the target (1/10 to 1/30 is good)" if ratio else ""
+    if sized and high < ratio < 1:
+        yield f"{'will hardly gain' if ratio > HARDLY else 'may gain little'}: {share}"
     if target.pre_tokenizer != draft.pre_tokenizer:
-        warnings.append(
+        yield (
             f"they split text differently before tokenizing ({target.pre_tokenizer or 'default'}"
             f" and {draft.pre_tokenizer or 'default'}): expect lower acceptance"
         )
     for name, word in (("eos", "end"), ("eot", "end-of-turn")):
         a, b = target.special_id(name), draft.special_id(name)
         if a is not None and b is not None and a != b:
-            warnings.append(f"different {word} tokens ({a} and {b}): drafts near the end are lost")
-    if target.vocab_size > draft.vocab_size:
-        extra = target.vocab_size - draft.vocab_size
-        if extra <= MAX_SIZE_DIFFERENCE:
-            warnings.append(f"the draft lacks the target's last {extra} tokens")
+            yield f"different {word} tokens ({a} and {b}): drafts near the end are lost"
+    if 0 < (extra := target.vocab_size - draft.vocab_size) <= MAX_SIZE_DIFFERENCE:
+        yield f"the draft lacks the target's last {extra} tokens"
     if same_template is False:
-        warnings.append("the draft was trained with another chat template; it may guess worse")
-    if target.n_tensors and draft.n_tensors:
-        low, high = GOOD_RATIO
-        if ratio >= 1:
-            warnings.append("the draft is not smaller than the target, so it cannot pay")
-        elif ratio > high:
-            gain = "will hardly gain" if ratio > HARDLY else "may gain little"
-            warnings.insert(0, f"{gain}: 1/{1 / ratio:.0f} of the target (1/10 to 1/30 is good)")
-        elif ratio < low:
-            warnings.append(
-                f"may guess wrong too often: 1/{1 / ratio:.0f} of the target (1/10 to 1/30 is good)"
-            )
+        yield "the draft was trained with another chat template; it may guess worse"
+    if sized and ratio >= 1:
+        yield "the draft is not smaller than the target, so it cannot pay"
+    elif sized and ratio < low:
+        yield f"may guess wrong too often: {share}"
     if 0 < draft.context_length < target.context_length:
-        warnings.append(
+        yield (
             f"the draft was trained for {draft.context_length:,} tokens, the target for"
             f" {target.context_length:,}: beyond that, speculation stops"
         )
     if rollback(target) == "checkpoint":
-        warnings.append(
+        yield (
             f"the target ({target.architecture}) keeps a running state: after a rejected token it"
             " returns to a checkpoint and reads again what was accepted, which costs a pass"
         )
     if rollback(draft) != "cells":
-        warnings.append(
+        yield (
             f"the draft ({draft.architecture}) keeps a running state: each round it returns to a"
             " checkpoint and reads again what was accepted"
         )
-    return warnings
 
 
 def require_pair(target: GgufHeader, draft: GgufHeader) -> PairReport:

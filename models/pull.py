@@ -11,6 +11,7 @@ writing the same part.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,9 @@ from typing import TYPE_CHECKING
 from specllama import paths
 from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
 from specllama.models import catalog, library, receipts, refs
+from specllama.models.catalog import HubRef
 from specllama.models.download import Progress, disk_error, download, part_path
+from specllama.text import did_you_mean, size
 
 if TYPE_CHECKING:
     from specllama.models.hub import HubClient, Listing, RemoteFile, RemoteModel
@@ -77,7 +80,7 @@ def repo_folder(repo: str) -> Path:
     return paths.models_dir() / user / name
 
 
-def expand(ref: str, *, with_draft: bool = True) -> list[tuple[str, refs.HubRef]]:
+def expand(ref: str, *, with_draft: bool = True) -> list[tuple[str, HubRef]]:
     """Return (role, hub reference) of everything a reference stands for: a catalog name is a pair.
 
     Raises:
@@ -87,27 +90,33 @@ def expand(ref: str, *, with_draft: bool = True) -> list[tuple[str, refs.HubRef]
         raise UsageError(f"{ref} ships with specllama: nothing to pull", "specllama chat -m tiny")
     pair = catalog.find(ref)
     if pair is not None:
-        wanted = [("target", refs.HubRef(pair.target.repo, pair.target.quant))]
+        wanted = [("target", pair.target.hub)]
         if with_draft and pair.draft is not None:
-            wanted.append(("draft", refs.HubRef(pair.draft.repo, pair.draft.quant)))
+            wanted.append(("draft", pair.draft.hub))
         return wanted
     hub = refs.parse_hub(ref)
     if hub is None:
-        import difflib
-
-        close = difflib.get_close_matches(ref, catalog.load(), n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(close)}?" if close else "see: specllama hub pairs"
+        hint = did_you_mean(ref, catalog.load(), "see: specllama hub pairs")
         raise UsageError(f"{ref!r} is neither user/repo[:quant] nor a catalog name", hint)
     return [("model", hub)]
 
 
-def local(hub: refs.HubRef) -> library.LocalModel | None:
-    """Find a complete copy of a reference's model that is already on this machine."""
+def local(hub: HubRef) -> library.LocalModel:
+    """Find a complete copy of a reference's model that is already on this machine.
+
+    Raises:
+        ModelUnavailable: there is none.
+    """
     found = [m for m in library.scan() if refs.matches(m, hub) and m.complete]
-    return refs.preferred(found) if found else None
+    if not found:
+        raise ModelUnavailable(
+            f"{hub} is not on this machine, and the network is switched off",
+            "pull it once while online; specllama hub ls shows what is here",
+        )
+    return refs.preferred(found)
 
 
-def make_item(client: HubClient, role: str, hub: refs.HubRef, revision: str = "main") -> PullItem:
+def make_item(client: HubClient, role: str, hub: HubRef, revision: str = "main") -> PullItem:
     """Ask the hub for the files of a reference and those missing here.
 
     Raises:
@@ -120,8 +129,8 @@ def make_item(client: HubClient, role: str, hub: refs.HubRef, revision: str = "m
     model = select(listing, hub)
     folder = repo_folder(hub.repo)
     missing = tuple(file for file in model.files if not _present(folder / file.name, file))
-    quant = model.quant
-    ref = f"{hub.repo}:{quant}" if quant and hub.file is None else f"{hub.repo}/{model.name}"
+    named = f"{hub.repo}/{model.name}"
+    ref = library.hub_ref(hub.repo, model.name) if hub.file is None else named
     elsewhere = _elsewhere(hub.repo, model) if missing else None
     if elsewhere is not None:
         missing = ()
@@ -169,7 +178,7 @@ def check_space(items: list[PullItem]) -> None:
         raise disk_error(error, root / "model") from None
     if need and need + SPACE_MARGIN > free:
         raise SpecllamaError(
-            f"{need / 1e9:.1f} GB are needed, only {free / 1e9:.1f} GB are free in {root}",
+            f"{size(need)} are needed, only {size(free)} are free in {root}",
             "free some space, choose a smaller quant, or set SPECLLAMA_HOME to another disk",
         )
 
@@ -229,19 +238,7 @@ def fetch(item: PullItem, client: HubClient, progress: Progress, *, name: str) -
                 progress=progress,
                 allow_http=client.insecure,
             )
-            receipt = receipts.make_receipt(
-                item.listing.repo, file.name, item.listing.commit, file.size, file.digest
-            )
+            origin = item.listing.repo, file.name, item.listing.commit, file.size
+            kind, digest = file.digest.kind, file.digest.hex
+            receipt = receipts.Receipt(*origin, kind, digest, time.time())
             receipts.write_receipt(destination, receipt)
-
-
-def require_online(hub: refs.HubRef) -> None:
-    """Refuse, under ``--offline``, a model that is not here.
-
-    Raises:
-        ModelUnavailable: always.
-    """
-    raise ModelUnavailable(
-        f"{hub} is not on this machine, and the network is switched off",
-        "pull it once while online; specllama hub ls shows what is here",
-    )

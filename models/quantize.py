@@ -17,11 +17,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from specllama.errors import SpecllamaError, UnsupportedModel, UsageError
 from specllama.models.download import disk_error
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.gguf_format import TensorInfo
+from specllama.models.heads import kind_of
 from specllama.models.loadable import check_loadable, elementwise
+from specllama.models.tensors import Floats, read_tensor
+from specllama.text import did_you_mean, size
 
 # bits per weight of the matrices, K-quant mixtures on average over a model
 BITS = {
@@ -36,7 +41,6 @@ _NARROW = {
     "q4_k_m": 5.7, "q5_k_s": 6.05, "q5_k_m": 6.2, "q6_k": 8.5,
 }  # fmt: skip
 _WHOLE = ("f32", "f16", "bf16", "q8_0")  # the output matrix is of that type, too
-TYPES = tuple(BITS)
 SPACE_MARGIN = 64 << 20
 
 _INSTEAD = {
@@ -45,6 +49,7 @@ _INSTEAD = {
     "nvfp4": "mxfp4", "fp16": "f16", "fp32": "f32", "q4_k": "q4_k_m", "q5_k": "q5_k_m",
     "q6": "q6_k", "q3_k": "q3_k_m", "iq4": "iq4_nl",
 }  # fmt: skip
+_SUMS, _COUNTS = ".in_sum2", ".counts"  # of an importance matrix
 FLOATS = frozenset({"F32", "F16", "BF16"})
 # per-layer arrays in the metadata are not renumbered when layers are dropped
 PRUNABLE = frozenset({"llama", "qwen2", "qwen3", "gemma", "mistral3", "olmo2"})
@@ -56,21 +61,16 @@ class QuantizeJob:
     """One conversion, checked.
 
     Attributes:
-        type: a name of TYPES, or "copy" when layers are only dropped.
+        header: of the source.
+        request: for the child, without a destination; its type is a name of BITS, or "copy" when
+            layers are only dropped.
         expected: estimated bytes of the result.
     """
 
-    source: Path
-    destination: Path
-    type: str
     header: GgufHeader
-    prune_layers: tuple[int, ...]
+    destination: Path
+    request: dict[str, object]
     expected: int
-    threads: int
-    pure: bool
-    requantize: bool
-    output_type: str | None
-    imatrix: Path | None = None
 
 
 def check_type(name: str) -> str:
@@ -91,10 +91,7 @@ def check_type(name: str) -> str:
         )
     if instead is not None:
         raise UsageError(f"there is no type {name!r} in GGUF", f"use --type {instead}")
-    import difflib
-
-    close = difflib.get_close_matches(wanted, TYPES, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"one of: {', '.join(TYPES)}"
+    hint = did_you_mean(wanted, BITS, f"one of: {', '.join(BITS)}", 0.4)
     raise UsageError(f"unknown quantization {name!r}", hint)
 
 
@@ -152,8 +149,6 @@ def prepare(
         check_prunable(header)
     _check_source_types(header, kind, requantize)
     if imatrix is not None:
-        from specllama.models.imatrix import read_imatrix
-
         read_imatrix(imatrix, header)
     if kind in ("f16", "bf16"):
         _check_stays_f32(header, kind)
@@ -161,22 +156,20 @@ def prepare(
     free = shutil.disk_usage(destination.parent).free
     if expected + SPACE_MARGIN > free:
         raise SpecllamaError(
-            f"the result needs about {expected / 1e9:.1f} GB, {free / 1e9:.1f} GB are free there",
+            f"the result needs about {size(expected)}, {size(free)} are free there",
             "free some space or choose another disk",
         )
-    return QuantizeJob(
-        source=source,
-        destination=destination,
-        type=kind,
-        header=header,
-        prune_layers=layers,
-        expected=expected,
-        threads=threads,
-        pure=pure,
-        requantize=requantize,
-        output_type=output_type,
-        imatrix=imatrix,
-    )
+    request: dict[str, object] = {
+        "source": str(source.absolute()),
+        "type": kind,
+        "threads": threads,
+        "pure": pure,
+        "requantize": requantize,
+        "output_type": output_type,
+        "prune_layers": list(layers),
+        "imatrix": None if imatrix is None else str(imatrix.absolute()),
+    }
+    return QuantizeJob(header, destination, request, expected)
 
 
 def check_destination(destination: Path) -> None:
@@ -271,6 +264,33 @@ def estimate_bytes(
     return total
 
 
+def read_imatrix(path: Path, model: GgufHeader) -> dict[str, Floats]:
+    """Return the mean square of each input of a model's matrices, [experts, inputs], by name.
+
+    Raises:
+        UsageError: the file is none, or one of another model.
+        ModelUnavailable, CannotLoad: it cannot be read.
+    """
+    header = read_header(path)
+    if kind_of(header) != "imatrix":
+        raise UsageError(f"{path.name} is no importance matrix", "llama-imatrix writes one")
+    found = {}
+    for name in header.by_name:
+        of = model.by_name.get(name.removesuffix(_SUMS))
+        if of is None or not of.is_matrix or not name.endswith(_SUMS):
+            continue
+        sums, counts = (read_tensor(header, of.name + end).ravel() for end in (_SUMS, _COUNTS))
+        experts = of.shape[2] if len(of.shape) > 2 else 1
+        if sums.size != of.shape[0] * experts or counts.size != experts:
+            raise UsageError(f"{path.name} is of another model: {of.name} has other inputs")
+        seen = counts.reshape(experts, 1)
+        means = sums.reshape(experts, -1) / np.maximum(seen, 1)
+        found[of.name] = np.where(seen > 0, means, 1).astype(np.float32)
+    if not found:
+        raise UsageError(f"{path.name} names no matrix of {model.path.name}")
+    return found
+
+
 def run(job: QuantizeJob, advanced: Callable[[int, int], None] | None = None) -> GgufHeader:
     """Quantize; return the header of the result.
 
@@ -281,17 +301,7 @@ def run(job: QuantizeJob, advanced: Callable[[int, int], None] | None = None) ->
         SpecllamaError: the quantizer failed; nothing is left behind.
     """
     scratch = job.destination.with_name(f".{job.destination.name}.{os.getpid()}.tmp")
-    request = {
-        "source": str(job.source.absolute()),
-        "destination": str(scratch.absolute()),
-        "type": job.type,
-        "threads": job.threads,
-        "pure": job.pure,
-        "requantize": job.requantize,
-        "output_type": job.output_type,
-        "prune_layers": list(job.prune_layers),
-        "imatrix": None if job.imatrix is None else str(job.imatrix.absolute()),
-    }
+    request = {**job.request, "destination": str(scratch.absolute())}
     try:
         _run_child(request, advanced or (lambda done, of: None))
         header = read_header(scratch)

@@ -6,21 +6,23 @@ or Ollama gives to a blob); ``remove`` deletes models that are ours, and nothing
 
 from __future__ import annotations
 
-import json
+import contextlib
+import glob
 import os
 import re
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from specllama import paths
 from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
-from specllama.files import DAMAGE
+from specllama.files import DAMAGE, read_json
 from specllama.models import library
 from specllama.models.download import CHUNK, Digest, disk_error
 from specllama.models.gguf import read_header
+from specllama.models.gguf_format import is_later_part, part_names
 
 FOLDER = ".specllama"
 OWNERS = {
@@ -43,10 +45,7 @@ class Receipt:
     size: int
     digest_kind: str
     digest: str
-    pulled_at: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    pulled_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +74,8 @@ def write_receipt(file: Path, receipt: Receipt) -> None:
     target = receipt_path(file)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        draft = target.with_suffix(".tmp")
-        draft.write_text(json.dumps(receipt.to_dict(), indent=1) + "\n", "utf-8")
+        draft = target.with_suffix(".tmp")  # as readable as the model itself
+        draft.write_bytes(msgspec.json.encode(receipt))
         os.replace(draft, target)
     except OSError as error:
         raise disk_error(error, target) from None
@@ -84,23 +83,10 @@ def write_receipt(file: Path, receipt: Receipt) -> None:
 
 def read_receipt(file: Path) -> Receipt | None:
     """Read the receipt of a file; None if there is none or it cannot be read."""
-    try:
-        data = json.loads(receipt_path(file).read_text("utf-8"))
-        return Receipt(
-            repo=str(data["repo"]),
-            file=str(data["file"]),
-            commit=str(data["commit"]),
-            size=int(data["size"]),
-            digest_kind=str(data["digest_kind"]),
-            digest=str(data["digest"]),
-            pulled_at=float(data.get("pulled_at", 0.0)),
-        )
-    except (OSError, *DAMAGE):
-        return None
-
-
-def make_receipt(repo: str, file: str, commit: str, size: int, digest: Digest) -> Receipt:
-    return Receipt(repo, file, commit, size, digest.kind, digest.hex, time.time())
+    with contextlib.suppress(OSError, *DAMAGE):
+        found: Receipt | None = read_json(receipt_path(file), Receipt)
+        return found
+    return None
 
 
 def expected_digest(file: Path) -> Digest | None:
@@ -146,7 +132,7 @@ def verify(
 ) -> list[HashVerdict]:
     """Re-hash every file of a model."""
     verdicts = []
-    for name in library.part_names(model.path.name):
+    for name in part_names(model.path.name):
         file = model.path.with_name(name)
         if not file.is_file():
             verdicts.append(HashVerdict(file, "missing", "this part is not here"))
@@ -171,7 +157,7 @@ def verify(
 
 def _structure(file: Path) -> HashVerdict:
     """Judge a file without a digest by its header and tensors: are they whole?"""
-    if library.is_later_part(file.name):
+    if is_later_part(file.name):
         return HashVerdict(file, "unknown", "no digest is known for it")
     try:
         read_header(file)
@@ -198,16 +184,12 @@ def removable(model: library.LocalModel) -> list[Path]:
         )
     root = paths.models_dir().resolve()
     files: list[Path] = []
-    for name in library.part_names(model.path.name):
+    for name in part_names(model.path.name):
         file = model.path.with_name(name)
         if not file.parent.resolve().is_relative_to(root):
             raise UsageError(f"{file} lies outside {root}: not deleted")
-        files += [file, receipt_path(file), *file.parent.glob(f"{_escape(file.name)}.*.part")]
+        files += [file, receipt_path(file), *file.parent.glob(f"{glob.escape(file.name)}.*.part")]
     return [file for file in files if file.is_symlink() or file.exists()]
-
-
-def _escape(name: str) -> str:
-    return re.sub(r"([\[\]*?])", r"[\1]", name)
 
 
 def remove(model: library.LocalModel) -> int:

@@ -12,35 +12,23 @@ import os
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from specllama import paths
 from specllama.errors import ModelUnavailable, UsageError
 from specllama.models import catalog, library
-from specllama.models.gguf_format import no_file
-from specllama.models.sidecars import kind_of_name
+from specllama.models.catalog import HubRef
+from specllama.models.gguf_format import no_file, part_names
+from specllama.models.heads import kind_of_name
+from specllama.text import did_you_mean
 
 DEFAULT_QUANTS = ("Q4_K_M", "Q4_0", "IQ4_NL", "Q4_K_S", "UD-Q4_K_XL", "MXFP4", "Q8_0")
 NO_DRAFT = "none"
+LISTED = "specllama hub ls shows the models on this machine"
 TINY = {"tiny": "tiny-target", "tiny-target": "tiny-target", "tiny-draft": "tiny-draft"}
 
 _REPO = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}$")
 _QUANT = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$")
-
-
-@dataclass(frozen=True, slots=True)
-class HubRef:
-    """A model on the hub: a repository and the choice of its file."""
-
-    repo: str
-    quant: str | None = None
-    file: str | None = None
-
-    def __str__(self) -> str:
-        if self.file:
-            return f"{self.repo}/{self.file}"
-        return f"{self.repo}:{self.quant}" if self.quant else self.repo
 
 
 _PREFIX = re.compile(
@@ -86,7 +74,7 @@ def parse_hub(ref: str) -> HubRef | None:
         return None
     if any(piece in ("", ".", "..") for piece in pieces[2:]) or ":" in file or holds_controls(file):
         raise UsageError(f"not a file name inside a repository: {file!r}")
-    return HubRef(repo, file=library.part_names(file)[0])
+    return HubRef(repo, file=part_names(file)[0])
 
 
 def holds_controls(name: str) -> bool:
@@ -173,7 +161,7 @@ def resolve(ref: str) -> Path:
     if there is None and holds_controls(ref):
         raise UsageError(
             f"there is no file {ref!r}, and no other model has control characters in its name",
-            "specllama hub ls shows the models on this machine",
+            LISTED,
         )
     ref = plain(ref)
     if ref in TINY:
@@ -188,8 +176,7 @@ def resolve(ref: str) -> Path:
         raise no_file(missing, _near_files(missing))
     pair = catalog.find(ref)
     if pair is not None:
-        wanted = HubRef(pair.target.repo, pair.target.quant)
-        return _local(wanted, pull=pair.name)
+        return _local(pair.target.hub, pull=pair.name)
     hub = parse_hub(ref)
     if hub is not None:
         try:
@@ -227,6 +214,12 @@ def resolve_pair(target_ref: str, draft_ref: str | None = None) -> tuple[Path, P
     return target, _default_draft(target_ref, target)
 
 
+def catalog_pair(ref: str) -> catalog.CatalogPair | None:
+    """Return the catalog's pair with this name, or with this target."""
+    hub = parse_hub(ref)
+    return catalog.find(ref) or (catalog.find_target(hub.repo) if hub else None)
+
+
 def _default_draft(target_ref: str, target: Path) -> Path | None:
     tiny = paths.bundled_dir()
     if target.name == library.BUNDLED["tiny-target"] and target.parent.resolve() == tiny.resolve():
@@ -234,12 +227,11 @@ def _default_draft(target_ref: str, target: Path) -> Path | None:
         return draft if draft.is_file() else None
     if _looks_like_path(target_ref):
         return None
-    hub = parse_hub(target_ref)
-    pair = catalog.find(target_ref) or (catalog.find_target(hub.repo) if hub else None)
+    pair = catalog_pair(target_ref)
     if pair is None or pair.draft is None:
         return None
     try:
-        return _local(HubRef(pair.draft.repo, pair.draft.quant), pull=pair.name)
+        return _local(pair.draft.hub, pull=pair.name)
     except ModelUnavailable:
         return None
 
@@ -309,16 +301,12 @@ def _near_files(path: Path) -> str:
         near = {plainly(p.name): p for p in path.parent.iterdir() if library.is_model(p.name)}
         near = {name: p for name, p in near.items() if p.exists()}
     except OSError:
-        return "specllama hub ls shows the models on this machine"
+        return LISTED
     close = difflib.get_close_matches(plainly(path.name), near, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(str(near[name]) for name in close)}?"
-    return "specllama hub ls shows the models on this machine"
+    return f"did you mean {' or '.join(str(near[name]) for name in close)}?" if close else LISTED
 
 
 def _near_names(ref: str, models: Sequence[library.LocalModel]) -> str:
-    names = list(dict.fromkeys([*TINY, *catalog.load(), *(model.ref for model in models)]))
-    close = difflib.get_close_matches(ref, names, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    return "specllama hub ls shows what is here, specllama hub pairs what can be pulled"
+    names = dict.fromkeys([*TINY, *catalog.load(), *(model.ref for model in models)])
+    other = "specllama hub ls shows what is here, specllama hub pairs what can be pulled"
+    return did_you_mean(ref, names, other)

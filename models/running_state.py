@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specllama.models.nextn import lacks_trunk, trunk_blocks
+from specllama.text import size
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -93,10 +94,10 @@ def line(header: GgufHeader, max_rows: int) -> str:
     if not state:
         return ""
     copies = checkpoints(state)
-    text = f"running state: {state / 1e6:.1f} MB"
+    text = f"running state: {size(state)}"
     if (earlier := kept_bytes(header, max_rows) - state) > 0:
-        text += f"; {earlier // state} earlier ones to undo guesses, {earlier / 1e6:.1f} MB"
-    return text + f"; up to {copies} copies to go back to, {copies * state / 1e6:.1f} MB"
+        text += f"; {earlier // state} earlier ones to undo guesses, {size(earlier)}"
+    return text + f"; up to {copies} copies to go back to, {size(copies * state)}"
 
 
 def recurrent_layers(header: GgufHeader) -> tuple[bool, ...]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,35 @@ from numpy.typing import NDArray
 from specllama.models.ggml_types import tensor_bytes
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.gguf_writer import TYPE_IDS, Blocks, Tensor, Value, stored, write_gguf
-from specllama.models.shape import LlamaShape
 from specllama.models.tensors import pack_bf16, pack_q8_0, read_bytes, read_tensor
 
 Bytes = NDArray[np.uint8]
 Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class LlamaShape:
+    """Sizes of a `llama` model."""
+
+    width: int
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int = 64
+    vocab: int = 4096
+    context: int = 2048
+    rope_base: float = 10_000.0
+    eps: float = 1e-5
+    tied: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """The number of weights."""
+        attention = 2 * self.width * self.head_size * (self.heads + self.kv_heads)
+        layer = attention + 3 * self.width * self.hidden + 2 * self.width
+        return self.layers * layer + self.width + self.vocab * self.width * (1 if self.tied else 2)
+
 
 # Widths are 4 or 16 times 256 (target) and 128 (draft).
 PRESETS: dict[str, LlamaShape] = {

@@ -6,11 +6,10 @@ or not writable, that only costs time.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
-import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,12 @@ import msgspec
 
 from specllama import paths
 from specllama.errors import SpecllamaError
-from specllama.files import DAMAGE
+from specllama.files import DAMAGE, read_json
 from specllama.models import library
 from specllama.models.gguf import GgufHeader, read_header
+from specllama.models.heads import kind_of, kind_of_name
 from specllama.models.loadable import check_loadable
-from specllama.models.pairing import active_params, compare
-from specllama.models.sidecars import kind_of, kind_of_name
+from specllama.models.pairing import active_params
 
 SCHEMA = 2
 
@@ -35,7 +34,7 @@ class FileSummary:
     Attributes:
         reason: why it cannot be run, "" if it can.
         fingerprint: equal for files with identical token lists.
-        sidecar: which kind of sidecar it is (``sidecars.SIDECARS``), "" for a model.
+        sidecar: which kind of sidecar it is (``heads.SIDECARS``), "" for a model.
     """
 
     name: str
@@ -55,9 +54,6 @@ class FileSummary:
     def usable(self) -> bool:
         return not self.reason
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def fingerprint(header: GgufHeader) -> str:
     """Return a digest of the token list and of its use."""
@@ -73,20 +69,9 @@ def summarize(path: Path) -> FileSummary:
     try:
         header = read_header(path)
     except SpecllamaError as error:
-        return FileSummary(
-            "",
-            "?",
-            library.quant_of(path.name) or "?",
-            0,
-            0,
-            0,
-            0,
-            "",
-            "",
-            0,
-            error.message,
-            kind_of_name(path.name),
-        )
+        quant = library.quant_of(path.name) or "?"
+        kind = kind_of_name(path.name)
+        return FileSummary("", "?", quant, 0, 0, 0, 0, "", "", 0, error.message, kind)
     reason = ""
     try:
         check_loadable(header)
@@ -114,45 +99,33 @@ class Summaries:
 
     def __init__(self) -> None:
         self._file = paths.cache_dir() / "headers.json"
-        self._known = self._load()
+        self._known: dict[str, dict[str, Any]] = {}
         self._changed = False
-
-    def _load(self) -> dict[str, dict[str, Any]]:
-        try:
-            data = json.loads(self._file.read_text("utf-8"))
-            return dict(data["files"]) if data.get("schema") == SCHEMA else {}
-        except (OSError, *DAMAGE):
-            return {}
+        with contextlib.suppress(OSError, *DAMAGE):
+            data = read_json(self._file)
+            self._known = dict(data["files"]) if data.get("schema") == SCHEMA else {}
 
     def get(self, path: Path) -> FileSummary:
         key = str(path.absolute())
         try:
             status = path.stat()
-            stamp = [status.st_size, status.st_mtime_ns]
         except OSError:
             return summarize(path)
-        known = self._known.get(key)
+        stamp, known = [status.st_size, status.st_mtime_ns], self._known.get(key)
         if isinstance(known, dict) and known.get("stamp") == stamp:
-            try:
+            with contextlib.suppress(*DAMAGE):
                 return msgspec.convert(known["summary"], FileSummary)
-            except DAMAGE:
-                pass
         summary = summarize(path)
-        self._known[key] = {"stamp": stamp, "summary": summary.to_dict()}
+        self._known[key] = {"stamp": stamp, "summary": asdict(summary)}
         self._changed = True
         return summary
 
     def save(self) -> None:
         """Write the cache; a failure does no harm."""
-        if not self._changed:
-            return
-        try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            draft = self._file.with_suffix(f".{os.getpid()}.tmp")
-            draft.write_text(json.dumps({"schema": SCHEMA, "files": self._known}), "utf-8")
-            os.replace(draft, self._file)
-        except OSError:
-            pass
+        if self._changed:
+            data = {"schema": SCHEMA, "files": self._known}
+            with contextlib.suppress(OSError):
+                paths.replace_file(self._file, msgspec.json.encode(data))
 
 
 def loadable(found: Iterable[library.LocalModel]) -> list[library.LocalModel]:
@@ -162,45 +135,3 @@ def loadable(found: Iterable[library.LocalModel]) -> list[library.LocalModel]:
     models = [model for model in whole if known.get(model.path).usable]
     known.save()
     return models
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """A model on disk, its summary, and the drafts on disk that fit it."""
-
-    model: library.LocalModel
-    summary: FileSummary
-    drafts: tuple[str, ...] = ()
-
-
-def list_models(models: Iterable[library.LocalModel]) -> list[Listed]:
-    """Summarize models, each with the other models that could draft for it."""
-    cache = Summaries()
-    listed = [Listed(model, cache.get(model.path)) for model in models]
-    cache.save()
-    fitting: dict[tuple[str, str], bool] = {}
-    out = []
-    for target in listed:
-        names = [
-            draft.model.ref
-            for draft in sorted(listed, key=lambda item: item.summary.active_params)
-            if draft is not target and _can_draft(target, draft, fitting)
-        ]
-        out.append(replace(target, drafts=tuple(names)))
-    return out
-
-
-def _can_draft(target: Listed, draft: Listed, known: dict[tuple[str, str], bool]) -> bool:
-    a, b = target.summary, draft.summary
-    if not (a.usable and b.usable) or b.active_params >= a.active_params:
-        return False
-    if a.tokenizer != b.tokenizer:
-        return False
-    key = (a.fingerprint + a.architecture, b.fingerprint + b.architecture)
-    if key not in known:
-        try:
-            report = compare(read_header(target.model.path), read_header(draft.model.path))
-            known[key] = report.compatible
-        except SpecllamaError:
-            return False
-    return known[key]

@@ -14,7 +14,7 @@ decoding agree even if a stop string begins in one round and ends in the next.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 
@@ -263,6 +263,30 @@ def sanitize_line(text: str) -> str:
 def number_of(n: int, what: str, form: str = "") -> str:
     """Format a number of things: "1 token", "2 tokens"."""
     return f"{n:{form}} {what}{'s' if n != 1 else ''}"
+
+
+def size(n_bytes: float) -> str:
+    """Format bytes: 4.7 GB, 120 MB, 5.4 MB, 12 kB."""
+    if n_bytes >= 0.95e9:
+        return f"{n_bytes / 1e9:.1f} GB"
+    if n_bytes >= 0.95e6:
+        return f"{n_bytes / 1e6:.{0 if n_bytes >= 9.95e6 else 1}f} MB"
+    return f"{max(n_bytes / 1e3, 0):.0f} kB"
+
+
+def count(n: float) -> str:
+    """Format a number of parameters: 8.2 B, 600 M, 5.5 M; "?" if unknown."""
+    if n >= 0.95e9:
+        return f"{n / 1e9:.1f} B"
+    return f"{n / 1e6:.{0 if n >= 20e6 else 1}f} M" if n > 0 else "?"
+
+
+def did_you_mean(word: str, names: Iterable[str], otherwise: str, cutoff: float = 0.5) -> str:
+    """Return a hint with the names that a word comes close to; another one if there is none."""
+    import difflib
+
+    close = difflib.get_close_matches(word, list(names), n=3, cutoff=cutoff)
+    return f"did you mean {' or '.join(close)}?" if close else otherwise
 
 
 def percent(part: float | None) -> str:

@@ -38,6 +38,7 @@ from specllama.session import Session
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.signals import has_terminal
 from specllama.store.sessions import SessionStore
+from specllama.text import size
 from specllama.tui import advice, clipboard, keymap, pages, pasting
 from specllama.tui.bridge import Clock, FlushPace, monotonic
 from specllama.tui.commands import ActionCommands, MethodCommands, SessionCommands
@@ -315,8 +316,8 @@ class SpecllamaApp(PagedApp):
             except SpecllamaError as error:
                 self.notify(advice.said(error, "\n"), severity="error", markup=False)
                 return
-            size = f"{kind.bytes / 1e9:.1f} GB"
-            words = f"{WHAT}: {size} are written, loaded and raced; deleted when you leave it"
+            room = size(kind.bytes)
+            words = f"{WHAT}: {room} are written, loaded and raced; deleted when you leave it"
             self.notify(words, title="See it pay", timeout=20, markup=False)
 
     @on(DemoTold)

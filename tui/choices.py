@@ -14,21 +14,20 @@ from typing import Literal
 
 from textual.content import Content
 
-from specllama.backend import expected
-from specllama.backend.expected import Machine
 from specllama.errors import SpecllamaError
-from specllama.models import catalog, context, doctor, fit, library, memory, pairing, pull, refs
-from specllama.models.gguf import GgufHeader, read_header
+from specllama.models import catalog, judgement, library, memory, pull, refs
+from specllama.models.catalog import HubRef
+from specllama.models.gguf import read_header
 from specllama.models.hub import Listing, SearchHit, select
+from specllama.models.judgement import Judgement, Machine, figure, judge, without_name
 from specllama.models.library import LocalModel
 from specllama.models.loadable import check_loadable
 from specllama.models.summaries import Summaries
 from specllama.settings.params import EngineOptions
-from specllama.text import sanitize_line
+from specllama.text import count, sanitize_line, size
 from specllama.tui import advice
 from specllama.tui.downloads import Download, progress_words
 from specllama.tui.themes import Glyphs
-from specllama.tui.widgets.stats_strip import gigabytes
 
 Does = Literal[
     "choose", "pair", "get", "continue", "stop", "load", "open", "search", "list", "nothing"
@@ -98,9 +97,9 @@ def local_rows(models: Iterable[LocalModel], loaded: Path | None = None) -> list
             ChoiceRow(
                 model.ref,
                 model.path.name if by_path else model.ref,
-                size=gigabytes(model.bytes),
+                size=size(model.bytes),
                 path=model.path,
-                where=_from_home(model.path.parent) if by_path else model.source,
+                where=library.from_home(str(model.path.parent)) if by_path else model.source,
                 fits=None if model.complete else False,
                 refused=not model.complete,
                 reason="" if model.complete else "parts are missing",
@@ -114,14 +113,9 @@ def _only_drafts(model: LocalModel) -> bool:
     if model.source == "bundled":
         return model.ref == refs.TINY["tiny-draft"]
     pairs = catalog.load().values()
-    hubs = [refs.HubRef(p.draft.repo, p.draft.quant) for p in pairs if p.draft is not None]
+    hubs = [p.draft.hub for p in pairs if p.draft is not None]
     targets = {pair.target.repo for pair in pairs}
     return any(refs.matches(model, hub) for hub in hubs if hub.repo not in targets)
-
-
-def _from_home(folder: Path) -> str:
-    home = os.path.expanduser("~") + os.sep
-    return f"~/{str(folder).removeprefix(home)}" if str(folder).startswith(home) else str(folder)
 
 
 def judged_target(row: ChoiceRow, options: EngineOptions, machine: Machine) -> ChoiceRow | None:
@@ -135,46 +129,14 @@ def judged_target(row: ChoiceRow, options: EngineOptions, machine: Machine) -> C
     if summary.sidecar:
         return None
     if not summary.usable:
-        reason = _without_name(summary.reason, row.path)
+        reason = without_name(summary.reason, row.path)
         return replace(row, fits=False, refused=True, reason=reason)
     try:
-        header = read_header(row.path)
-        need = _memory(header, None, options)
+        judged = judge(read_header(row.path), None, options, machine)
     except SpecllamaError as error:
         return replace(row, fits=False, refused=True, reason=error.message)
-    speed = expected.headers_words(header, None, machine)
-    told = ", ".join(filter(None, (row.size, speed)))
-    return replace(row, size=told, fits=memory.fits(need), reason=_short_of(need))
-
-
-def _without_name(reason: str, path: Path) -> str:
-    """Remove the file name, which the row already shows."""
-    return reason.removeprefix(path.name).removeprefix(":").removeprefix(" ")
-
-
-def _memory(
-    target: GgufHeader, draft: GgufHeader | None, options: EngineOptions
-) -> memory.PairMemory:
-    def need(n_ctx: int | None) -> memory.PairMemory:
-        return memory.estimate_pair(
-            target,
-            draft,
-            n_ctx=n_ctx,
-            parallel=options.parallel,
-            type_k=options.kv_type_k,
-            type_v=options.kv_type_v,
-        )
-
-    if options.n_ctx is not None:
-        return need(options.n_ctx)
-    return need(context.usual(target, lambda n: need(n).required))
-
-
-def _short_of(need: memory.PairMemory) -> str:
-    free = memory.available_memory()
-    if memory.fits(need, free):
-        return ""
-    return f"does not fit: needs {gigabytes(need.required)}, {gigabytes(free)} are free"
+    told = ", ".join(filter(None, (row.size, judged.speed)))
+    return replace(row, size=told, fits=not judged.shortage, reason=judged.shortage)
 
 
 def draft_rows(target: ChoiceRow, options: EngineOptions) -> list[ChoiceRow]:
@@ -186,11 +148,9 @@ def draft_rows(target: ChoiceRow, options: EngineOptions) -> list[ChoiceRow]:
     assert target.path is not None
     head = read_header(target.path)
     check_loadable(head)
-    found = doctor.order(
-        doctor.examine(head, candidate, n_ctx=options.n_ctx)
-        for candidate in doctor.candidates(target.path, target.ref, [])
-    )
-    rows = [_finding(finding) for finding in found]
+    found = judgement.candidates(target.path, target.ref, [])
+    order = judgement.order(judgement.examine(head, one, options) for one in found)
+    rows = [_finding(finding) for finding in order]
     return [*_best(target, rows), none_row(), *rows]
 
 
@@ -212,33 +172,30 @@ def _best(target: ChoiceRow, rows: Sequence[ChoiceRow]) -> list[ChoiceRow]:
     ]
 
 
-def _finding(finding: doctor.DraftFinding) -> ChoiceRow:
-    candidate = finding.candidate
-    path = candidate.path
-    name = path.name if path is not None and candidate.ref == str(path) else candidate.ref
+def _finding(finding: judgement.DraftFinding) -> ChoiceRow:
+    path, judged = finding.path, finding.judged
+    name = path.name if path is not None and finding.ref == str(path) else finding.ref
     if path is None:
         return ChoiceRow(
-            candidate.ref, name, "get", reason="made for it; not here yet",
-            detail=f"{candidate.ref} is the draft that the catalog names for this target."
+            finding.ref, name, "get", reason="made for it; not here yet",
+            detail=f"{finding.ref} is the draft that the catalog names for this target."
             " Enter downloads it.",
         )  # fmt: skip
     try:
-        size = gigabytes(path.stat().st_size)
+        told = size(path.stat().st_size)
     except OSError:
-        size = ""
-    row = ChoiceRow(candidate.typed, name, size=size, path=path)
-    if not finding.fits:
-        report = finding.report
-        reason = _without_name(finding.reason, path)
-        if report is not None and not report.compatible:
-            reason = f"tokenizer differs: {report.short}"
+        told = ""
+    row = ChoiceRow(finding.typed, name, size=told, path=path)
+    if judged.why:
+        reason = without_name(judged.why, path)
+        if judged.report is not None and not judged.report.compatible:
+            reason = f"tokenizer differs: {judged.report.short}"
         return replace(row, fits=False, refused=True, reason=reason)
-    if not finding.useful:
+    if not judged.useful:
         return replace(row, fits=False, reason="not smaller than the target: it cannot pay")
-    short = _short_of(finding.memory) if finding.memory is not None else ""
-    dear = finding.required or 0.0
+    dear = judged.pays_above or 0.0
     gain = f"hardly gains: a guess costs {dear:.0%} of a step" if dear > DEAR else ""
-    return replace(row, fits=not short, reason=short or gain)
+    return replace(row, fits=not judged.shortage, reason=judged.shortage or gain)
 
 
 def judged_draft(target: ChoiceRow, row: ChoiceRow, options: EngineOptions) -> ChoiceRow:
@@ -248,8 +205,8 @@ def judged_draft(target: ChoiceRow, row: ChoiceRow, options: EngineOptions) -> C
         SpecllamaError: the target cannot be read.
     """
     assert target.path is not None
-    candidate = doctor.DraftCandidate(row.ref, row.path)
-    return _finding(doctor.examine(read_header(target.path), candidate, n_ctx=options.n_ctx))
+    found = judgement.DraftFinding(row.ref, row.path)
+    return _finding(judgement.examine(read_header(target.path), found, options))
 
 
 def estimate(
@@ -270,44 +227,39 @@ def estimate(
     try:
         assert target.path is not None
         head = read_header(target.path)
-        file = draft.path if draft is not None else None
-        draft_head = read_header(file) if file is not None else None
-        report = None if draft_head is None else pairing.compare(head, draft_head)
-        if report is not None and not report.compatible:
-            return Content.assemble((sanitize_line(report.explanation), "$error"))
-        need = _memory(head, draft_head, options)
+        its = None if draft is None or draft.path is None else read_header(draft.path)
+        judged = judge(head, its, options, machine)
+        why = judged.why
     except SpecllamaError as error:
-        return Content.assemble((sanitize_line(error.message), "$error"))
-    free = memory.available_memory()
-    fits = memory.fits(need, free)
+        why = error.message
+    if why or judged.memory is None:
+        return Content.assemble((sanitize_line(why), "$error"))
     parts: list[tuple[str, str]] = []
     if not brief:
         parts += [
             (sanitize_line(head.name), "bold"),
             (f"  {sanitize_line(head.architecture)}, {sanitize_line(head.quantization)}", muted),
         ]
-        if draft_head is not None:
-            name = sanitize_line(draft_head.name)
-            parts += [(" + ", muted), (name, "bold")]
+        if its is not None:
+            parts += [(" + ", muted), (sanitize_line(its.name), "bold")]
         parts.append(("\n", ""))
-    parts.append((f"needs about {gigabytes(need.total)}", "bold"))
+    parts.append((f"needs about {size(judged.memory.total)}", "bold"))
     if not brief:
-        parts.append((f": {_memory_words(need)}", muted))
-    if free:
-        parts.append((f"; {gigabytes(free)} free", "$success" if fits else "$error"))
+        parts.append((f": {_memory_words(judged.memory)}", muted))
+    if judged.free:
+        fits = judged.fits != "no"
+        parts.append((f"; {size(judged.free)} free", "$success" if fits else "$error"))
         if not fits:
             parts.append((": it does not fit", "$error"))
-    speed = "" if brief else expected.headers_words(head, draft_head, machine)
+    speed = "" if brief else judged.speed
     if speed:
         parts.append((f"\n{speed}", ""))
-    if draft_head is not None and report is not None:
-        warnings = report.warnings[:1]
-        if not (brief and warnings):
-            cost = doctor.step_cost(head, draft_head)
-            lead = "; it " if speed else "\n"
-            words = f"{lead}should pay if more than {cost:.0%} of guesses are accepted"
-            parts.append((words, ""))
-        parts += [(f"\n{sanitize_line(warning)}", "$warning") for warning in warnings]
+    warnings = judged.report.warnings[:1] if judged.report is not None else ()
+    if judged.pays_above is not None and not (brief and warnings):
+        lead = "; it " if speed else "\n"
+        words = f"{lead}should pay if more than {judged.pays_above:.0%} of guesses are accepted"
+        parts.append((words, ""))
+    parts += [(f"\n{sanitize_line(warning)}", "$warning") for warning in warnings]
     return Content.assemble(*parts)
 
 
@@ -316,11 +268,11 @@ def _memory_words(need: memory.PairMemory) -> str:
     draft = need.draft.total if need.draft is not None else 0
     rest = need.total - weights - repacked - need.target.kv - draft
     words = [
-        f"weights {gigabytes(weights)}",
-        *([f"their rearranged copy {gigabytes(repacked)}"] * bool(repacked)),
-        f"context ({need.target.n_ctx:,}) {gigabytes(need.target.kv)}",
-        *([f"draft {gigabytes(draft)}"] * bool(draft)),
-        f"computing {gigabytes(rest)}",
+        f"weights {size(weights)}",
+        *([f"their rearranged copy {size(repacked)}"] * bool(repacked)),
+        f"context ({need.target.n_ctx:,}) {size(need.target.kv)}",
+        *([f"draft {size(draft)}"] * bool(draft)),
+        f"computing {size(rest)}",
     ]
     return ", ".join(words)
 
@@ -332,64 +284,57 @@ def offered_rows(models: Sequence[LocalModel], machine: Machine) -> list[ChoiceR
     """List interrupted downloads, then the catalog's pairs that this machine can run: the
     recommended one, those that are fast enough from the largest on, and the rest from the fastest.
     """
-    parts, rows = pull.unfinished(), list[ChoiceRow]()
-    best = machine.recommended()
+    parts, best = pull.unfinished(), machine.recommended()
+    judged = [(pair, machine.judge(pair)) for pair in catalog.load().values()]
 
-    def place(pair: catalog.CatalogPair) -> tuple[bool, bool, bool, float]:
-        plain, _ = machine.speeds(pair)
-        slow = plain < expected.FAST_ENOUGH
-        tight = fit.judge(pair, machine.memory) != "yes"
-        return pair is not best, tight, slow, -plain if slow else -pair.target.params
+    def place(entry: tuple[catalog.CatalogPair, Judgement]) -> tuple[bool, bool, bool, float]:
+        pair, one = entry
+        plain = one.plain or 0.0
+        slow = plain < judgement.FAST_ENOUGH
+        return pair is not best, one.fits != "yes", slow, -plain if slow else -pair.target.params
 
-    for pair in sorted(catalog.load().values(), key=place):
-        wanted = [refs.HubRef(model.repo, model.quant) for model in pair.models]
+    rows = list[ChoiceRow]()
+    arrived = dict[str, int]()  # by repository
+    for file, n_bytes in parts.items():
+        repo = "/".join(file.split("/")[:2])
+        arrived[repo] = arrived.get(repo, 0) + n_bytes
+    for pair, one in sorted(judged, key=place):
+        wanted = [model.hub for model in pair.models]
         missing = [ref for ref in wanted if not any(refs.matches(m, ref) for m in models)]
-        arrived = _arrived(parts, [model.repo for model in pair.models])
-        verdict = fit.judge(pair, machine.memory)
-        if missing and (arrived or verdict != "no"):
-            rows.append(_offer(pair, arrived, verdict, machine, best=pair is best))
-    repos = {model.repo for pair in catalog.load().values() for model in pair.models}
-    for file, size in parts.items():
+        here = sum(arrived.get(model.repo, 0) for model in pair.models)
+        if missing and (here or one.fits != "no"):
+            rows.append(_offer(pair, here, one, best=pair is best))
+    repos = {model.repo for pair, _ in judged for model in pair.models}
+    for file, n_bytes in parts.items():
         if "/".join(file.split("/")[:2]) not in repos:
-            words = f"{gigabytes(size)} here; Enter continues"
+            words = f"{size(n_bytes)} here; Enter continues"
             rows.append(ChoiceRow(file, file, "continue", reason=words, detail=f"{file}: {words}."))
     return sorted(rows, key=lambda row: row.does != "continue")
 
 
-def _arrived(parts: dict[str, int], repos: Sequence[str]) -> int:
-    return sum(size for file, size in parts.items() if "/".join(file.split("/")[:2]) in repos)
-
-
-def _offer(
-    pair: catalog.CatalogPair, arrived: int, verdict: str, machine: Machine, *, best: bool
-) -> ChoiceRow:
-    plain, drafted = machine.speeds(pair)
-    speed = f"about {expected.figure(plain)} tok/s"
-    if drafted is not None:
-        speed += f", {expected.figure(drafted)} drafted"
+def _offer(pair: catalog.CatalogPair, arrived: int, judged: Judgement, *, best: bool) -> ChoiceRow:
+    speed = f"about {figure(judged.plain)} tok/s"
+    if judged.drafted is not None:
+        speed += f", {figure(judged.drafted)} drafted"
     elif pair.draft is None:
         speed += f", drafts by {pair.method}"
-    tight = ", tight here" if verdict == "tight" else ""
-    here = f"{gigabytes(arrived)} here; Enter continues" if arrived else f"{speed}{tight}"
+    tight = ", tight here" if judged.fits == "tight" else ""
+    here = f"{size(arrived)} here; Enter continues" if arrived else f"{speed}{tight}"
     names = " + ".join(model.ref for model in pair.models)
     head = f" Its drafting head, for --head: specllama hub pull {pair.head}" if pair.head else ""
+    params, active = pair.target.params, pair.target.active
+    told = count(params) + ("" if active == params else f", {count(active)} active")
     return ChoiceRow(
         pair.name,
-        f"{pair.family} {_billions(pair.target)}" + (": best here" if best else ""),
+        f"{pair.family} {told}" + (": best here" if best else ""),
         "continue" if arrived else "get",
-        size=f"{pair.bytes / 1e9:.1f} GB",
+        size=size(pair.bytes),
         reason=here,
-        detail=f"{pair.name}: {names}\n{pair.why}. {pair.licence}; {pair.bytes / 1e9:.1f} GB to"
+        detail=f"{pair.name}: {names}\n{pair.why}. {pair.licence}; {size(pair.bytes)} to"
         f" download, {speed} by its size, comfortable with {pair.memory_gb:.0f} GB of memory."
         f" Enter downloads it.{head}",
         bold=best,
     )
-
-
-def _billions(model: catalog.CatalogModel) -> str:
-    """Format a model's size: "8B"; "30B, 3B active"."""
-    told = f"{model.params / 1e9:.2g}B" if model.params < 9.5e9 else f"{model.params / 1e9:.0f}B"
-    return told if model.active == model.params else f"{told}, {model.active / 1e9:.2g}B active"
 
 
 def download_row(download: Download, glyphs: Glyphs) -> ChoiceRow:
@@ -407,7 +352,7 @@ def download_row(download: Download, glyphs: Glyphs) -> ChoiceRow:
             detail = f"{detail}. Enter tries again."
             return ChoiceRow(ref, ref, "continue", fits=False, reason=reason, detail=detail)
         case "stopped" | "failed":
-            kept = f"{gigabytes(download.done)} kept" if download.done else "nothing arrived"
+            kept = f"{size(download.done)} kept" if download.done else "nothing arrived"
             words = f"stopped, {kept}; Enter continues"
             return ChoiceRow(ref, ref, "continue", reason=words, detail=f"{ref}: {words}.")
     words = progress_words(download, glyphs)
@@ -421,9 +366,9 @@ def hit_rows(hits: Sequence[SearchHit]) -> list[ChoiceRow]:
     for hit in hits:
         gated = "; gated: its license must be accepted on the hub" if hit.gated else ""
         words = f"{', '.join(hit.quants[:4])}{' and more' if len(hit.quants) > 4 else ''}"
-        size = f"{hit.params / 1e9:.1f}B" if hit.params else ""
+        told = count(hit.params) if hit.params else ""
         rows.append(
-            ChoiceRow(hit.repo, hit.repo, "list", size=size, reason=words,
+            ChoiceRow(hit.repo, hit.repo, "list", size=told, reason=words,
                 detail=f"{hit.repo}: {hit.downloads:,} downloads{gated}. Enter lists its files.")
         )  # fmt: skip
     return rows
@@ -433,7 +378,7 @@ def listing_rows(listing: Listing) -> list[ChoiceRow]:
     """List a repository's files, its usual choice first."""
     usual = None
     try:
-        usual = select(listing, refs.HubRef(listing.repo))
+        usual = select(listing, HubRef(listing.repo))
     except SpecllamaError:
         pass
     free = memory.available_memory()
@@ -441,20 +386,20 @@ def listing_rows(listing: Listing) -> list[ChoiceRow]:
     for model in sorted(listing.models, key=lambda m: m is not usual):
         if not model.complete or model.sidecar:
             continue
-        fits = not free or model.bytes * fit.OVERHEAD <= free * memory.MARGIN
-        ref = f"{listing.repo}:{model.quant}" if model.quant else f"{listing.repo}/{model.name}"
+        fits = not free or model.bytes * judgement.OVERHEAD <= free * memory.MARGIN
+        ref = library.hub_ref(listing.repo, model.name)
         name = model.quant or model.name
-        what = "" if fits else f"does not fit: {gigabytes(free)} are free"
+        what = "" if fits else f"does not fit: {size(free)} are free"
         licence = f"; license {listing.licence}" if listing.licence else ""
         rows.append(
             ChoiceRow(
                 ref,
                 name,
                 "get",
-                gigabytes(model.bytes),
+                size(model.bytes),
                 fits=None if fits else False,
                 reason=what,
-                detail=f"{ref}: {gigabytes(model.bytes)} to download{licence}. Enter begins.",
+                detail=f"{ref}: {size(model.bytes)} to download{licence}. Enter begins.",
                 bold=model is usual,
             )
         )
@@ -484,8 +429,8 @@ def completions(text: str) -> list[ChoiceRow]:
                 if entry.is_dir():
                     folders.append(ChoiceRow(f"{typed}{name}/", f"{name}/", "open"))
                 elif library.is_model(name):
-                    path, size = Path(entry.path), entry.stat().st_size
-                    files.append(ChoiceRow(f"{typed}{name}", name, size=gigabytes(size), path=path))
+                    path, told = Path(entry.path), size(entry.stat().st_size)
+                    files.append(ChoiceRow(f"{typed}{name}", name, size=told, path=path))
     except OSError as error:
         reason = error.strerror or "cannot be read"
         return [ChoiceRow(text, typed, "nothing", fits=False, reason=reason)]

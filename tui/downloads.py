@@ -15,10 +15,9 @@ from typing import Literal
 from textual.message import Message
 
 from specllama.errors import ModelUnavailable, SpecllamaError
-from specllama.text import sanitize_line
+from specllama.text import sanitize_line, size
 from specllama.tui.bridge import Clock, monotonic
 from specllama.tui.themes import Glyphs
-from specllama.tui.widgets.stats_strip import gigabytes
 
 State = Literal["waiting", "asking", "running", "stopping", "stopped", "failed", "done"]
 TOLD_EVERY_S = 0.25
@@ -107,10 +106,10 @@ def figures(download: Download) -> list[str]:
         return []
     words = [
         f"{download.done / download.total:.0%}",
-        f"{gigabytes(download.done)} of {gigabytes(download.total)}",
+        f"{size(download.done)} of {size(download.total)}",
     ]
     if download.speed is not None and download.left_s is not None:
-        words += [f"{gigabytes(download.speed)}/s", left_words(download.left_s)]
+        words += [f"{size(download.speed)}/s", left_words(download.left_s)]
     return words
 
 

@@ -14,11 +14,12 @@ from collections.abc import Callable
 
 from textual.message import Message
 
-from specllama.backend.expected import Machine, this_machine
+from specllama.backend.this_machine import this_machine
 from specllama.engine.host import EngineFactory, EngineHost, HostLike
 from specllama.errors import EngineError, ModelUnavailable, SpecllamaError
 from specllama.events import Event, Loading, Notice
 from specllama.interface import EngineInfo, EngineLike
+from specllama.models.judgement import Machine
 from specllama.models.refs import is_bundled, lasting
 from specllama.told import news
 from specllama.tui.messages import EngineFailed, EngineGone, EngineLoading, EngineReady

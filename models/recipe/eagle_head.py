@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from specllama.models.recipe.model import Tiny, rope_tables, rotate
 from specllama.models.recipe.train import Packer
-from specllama.models.shape import LlamaShape
+from specllama.models.scale import LlamaShape
 
 LENGTH = 512  # of the rows of text
 

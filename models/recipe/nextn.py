@@ -29,8 +29,7 @@ from specllama.models.gguf import read_header
 from specllama.models.recipe.corpus import SLICES, chatml, heldout_prompts
 from specllama.models.recipe.runner import Runner
 from specllama.models.recipe.shape import TARGET_FILE
-from specllama.models.scale import read_shape
-from specllama.models.shape import LlamaShape
+from specllama.models.scale import LlamaShape, read_shape
 from specllama.models.tensors import read_tensor
 
 Floats = NDArray[np.float32]

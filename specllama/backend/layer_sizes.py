@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from specllama.backend import expected
 from specllama.models import memory
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def expert_weights(header: GgufHeader) -> list[int]:
     """Return the bytes of experts in each layer; the output layer comes last."""
     sizes = [0] * (header.block_count + 1)
     for tensor in header.tensors:
-        if expected.is_expert(tensor.name):
+        if tensor.is_expert:
             sizes[layer_of(tensor.name, header.block_count)] += tensor.n_bytes
     return sizes
 
@@ -60,7 +59,7 @@ def without_moved(
         return sizes
     left = list(sizes)
     for tensor in header.tensors:
-        if experts and not expected.is_expert(tensor.name):
+        if experts and not tensor.is_expert:
             continue
         if any(re.search(pattern, tensor.name) for pattern, _ in moves):
             at = layer_of(tensor.name, header.block_count)

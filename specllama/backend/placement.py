@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from specllama.backend import expected
 from specllama.backend.devices import Device
 from specllama.backend.layer_sizes import layer_weights
 from specllama.models import memory
+from specllama.models.gguf_format import EXPERTS
+from specllama.text import size
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -61,15 +62,15 @@ class Placement:
     def patterns(self) -> tuple[tuple[str, str], ...]:
         """Every (pattern, device) for llama.cpp: the user's choices come first."""
         if self.experts >= self.of - 1 > 0:
-            return (*self.moves, (expected.EXPERTS, CPU))
-        kept = tuple((rf"blk\.{i}{expected.EXPERTS}", CPU) for i in range(self.experts))
+            return (*self.moves, (EXPERTS, CPU))
+        kept = tuple((rf"blk\.{i}{EXPERTS}", CPU) for i in range(self.experts))
         return (*self.moves, *kept)
 
     def lines(self, gpus: Sequence[Device]) -> list[str]:
         """Describe it in words, for ``-v`` and ``doctor``."""
         where = ", ".join(
-            f"{n} on {device.name} ({size / 1e9:.1f} GB)"
-            for n, device, size in zip(self.split, gpus, self.bytes, strict=True)
+            f"{n} on {device.name} ({size(taken)})"
+            for n, device, taken in zip(self.split, gpus, self.bytes, strict=True)
             if n
         )
         lines = [
@@ -80,7 +81,7 @@ class Placement:
             which = f"the first {self.experts} of {self.of - 1} layers"
             which = "every layer" if self.experts >= self.of - 1 else which
             lines.append(
-                f"offload: {self.role} experts of {which} in RAM ({self.expert_bytes / 1e9:.1f} GB)"
+                f"offload: {self.role} experts of {which} in RAM ({size(self.expert_bytes)})"
             )
         return lines
 

@@ -22,7 +22,6 @@ from specllama.backend.layer_sizes import (
 from specllama.backend.placement import CPU, OffloadPlan, Placement
 from specllama.errors import UsageError
 from specllama.models import memory
-from specllama.models.sliding_windows import saved_bytes
 from specllama.settings.hardware import PlaceOptions
 
 if TYPE_CHECKING:
@@ -177,8 +176,8 @@ def plan_offload(
         """Return the sizes with KV, by layer; the output layer last."""
         *every, last = layer_bytes(header, context, max_rows=n_outputs, lanes=lanes, **kv)
         if not swa_full and header.block_count:
-            saved = saved_bytes(header, context, n_ubatch=n_ubatch, **kv) // header.block_count
-            every = [max(size - saved, 0) for size in every]
+            saved = memory.window_bytes(header, context, n_ubatch=n_ubatch, **kv)
+            every = [max(size - saved // header.block_count, 0) for size in every]
         return [*every, last]
 
     def model(role: str, header: GgufHeader, asked: str, options: PlaceOptions) -> _Placed:

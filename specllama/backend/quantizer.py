@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from specllama.models.gguf import read_header
-from specllama.models.imatrix import read_imatrix
+from specllama.models.quantize import read_imatrix
 
 # the names people type, and llama.cpp's file types
 FILE_TYPES = {

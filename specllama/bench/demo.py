@@ -27,6 +27,7 @@ from specllama.interface import EngineLike, Prompt
 from specllama.models import memory
 from specllama.paths import cache_dir
 from specllama.settings.params import GenerateParams
+from specllama.text import size
 
 WHAT = "the bundled model at the cost of a 1 B model"
 TARGET, DRAFT = "1b", "20m"  # presets of models/scale.py
@@ -87,10 +88,10 @@ def affordable() -> list[WeightKind]:
     fit = [k for k in KINDS if k.bytes + SPARE_BYTES <= disk and (not ram or _needs(k) <= ram)]
     if not fit:
         least = min(KINDS, key=lambda kind: kind.bytes)
-        free = f"{disk / 1e9:.1f} GB of the disk and {ram / 1e9:.1f} GB of memory are free"
+        free = f"{size(disk)} of the disk and {size(ram)} of memory are free"
         raise SpecllamaError(
-            f"the demonstration takes {(least.bytes + SPARE_BYTES) / 1e9:.1f} GB of the disk at "
-            f"{where} and {_needs(least) / 1e9:.1f} GB of memory for a minute; {free}",
+            f"the demonstration takes {size(least.bytes + SPARE_BYTES)} of the disk at "
+            f"{where} and {size(_needs(least))} of memory for a minute; {free}",
             "free some, or name another disk: SPECLLAMA_HOME=FOLDER specllama demo",
         )
     return fit

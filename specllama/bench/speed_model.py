@@ -1,6 +1,7 @@
 """The textbook model of speculation, and the figures of a pair in it.
 
-``SpeedModel`` is what the sliders play with; a pair's own figures can be put into it.
+``SpeedModel`` is what the sliders play with; a pair's own figures can be put into it. The formula
+itself is in ``fixed_gain``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from specllama.fixed_gain import fixed_speeds, pays_above, steady
 from specllama.verdict import TimedRound
 
 MAX_K = 16
@@ -29,35 +31,28 @@ class SpeedModel:
     c: float
     beta: float = 0.0
 
-    def tokens(self, k: int) -> float:
-        """Return the expected tokens per round, (1 - α^(k+1)) / (1 - α)."""
-        if self.alpha >= 1.0:
-            return k + 1.0
-        return (1.0 - self.alpha ** (k + 1)) / (1.0 - self.alpha)
+    def speedups(self, limit: int = MAX_K) -> list[float]:
+        """Return the speed-up of every k from 0, which is plain decoding."""
+        passes = [1.0 + self.beta * (n - 1) for n in range(limit + 2)]
+        return [1.0, *fixed_speeds(steady(self.alpha, limit), self.c, passes).values()]
 
     def cost(self, k: int) -> float:
         return 1.0 + k * self.c + k * self.beta
 
-    def speedup(self, k: int) -> float:
-        return self.tokens(k) / self.cost(k)
-
     def best(self, limit: int = MAX_K) -> tuple[int, float]:
         """Return the k with the highest speed-up; 0 (plain decoding) if nothing beats it."""
-        k = max(range(limit + 1), key=lambda n: (self.speedup(n), -n))
-        return k, self.speedup(k)
+        speedups = self.speedups(limit)
+        return speedups.index(max(speedups)), max(speedups)
 
     def collapse(self, limit: int = 64) -> int | None:
-        """Return the first k beyond the peak that is slower than plain decoding, None if none is
-        within ``limit``."""
-        for k in range(1, limit + 1):
-            if self.speedup(k) < 1.0:
-                return k
-        return None
+        """Return the first k that is slower than plain decoding, None if none is within
+        ``limit``."""
+        return next((k for k, one in enumerate(self.speedups(limit)) if one < 1.0), None)
 
     @property
     def pays(self) -> bool:
         """True if some k beats plain decoding: exactly if α > c + β."""
-        return self.alpha > self.c + self.beta
+        return self.alpha > pays_above(self.c, 1.0, self.beta)
 
     @property
     def bound(self) -> float:

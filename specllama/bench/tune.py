@@ -25,11 +25,11 @@ from specllama.bench.runner import Comparison, Progress, compare
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile
 from specllama.events import RoundDone
+from specllama.fixed_gain import fixed_speeds
 from specllama.interface import ModelInfo
 from specllama.models.quantize import FLOATS
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
-from specllama.speculative.lengths import best_plan, plans
 from specllama.stats import SpecStats
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -149,8 +149,9 @@ def predict(tally: Tally, costs: PassCosts, check: Comparison | None = None) -> 
     step = costs.draft.get(1, 0.0) if tally.source == "draft" else 0.0
     # after a fully accepted round the draft model reads two tokens, together or in turn
     late = min(max(costs.draft.get(2, step) - step, 0.0), step) if step else 0.0
-    speeds = {plan.length: plan.speed for plan in plans(survival, step, v, late)}
-    best = best_plan(survival, step, v, late)
+    speeds = fixed_speeds(survival, step, v, late)
+    best = max(speeds, key=speeds.__getitem__, default=0)
+    best, best_speed = (best, speeds[best]) if speeds.get(best, 0.0) > 1.0 else (0, 1.0)
     written = sum(tokens for _, tokens in tally.replies)
     reading = sum(costs.reading(tokens) for tokens, _ in tally.replies) if step else 0.0
     plain = written * v[1]
@@ -159,10 +160,10 @@ def predict(tally: Tally, costs: PassCosts, check: Comparison | None = None) -> 
         temperature=tally.temperature,
         survival=survival,
         speeds=speeds,
-        best=best.length,
-        best_speed=best.speed,
+        best=best,
+        best_speed=best_speed,
         reply=written / max(len(tally.replies), 1),
-        reply_speed=max(plain / (reading + plain / best.speed), 1.0) if plain else 1.0,
+        reply_speed=max(plain / (reading + plain / best_speed), 1.0) if plain else 1.0,
         window=window_speed(check, tally.temperature, tally.slice),
     )
 

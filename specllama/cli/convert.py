@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from specllama.cli import output
+from specllama.text import size
 
 EPILOG = """\b
 CHECKPOINT is a downloaded repository:
@@ -36,12 +37,11 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object about the result.")
 def command(checkpoint: Path, destination: Path, target: str, kind: str, as_json: bool) -> None:
     """Turn the published draft head in CHECKPOINT into the file DESTINATION."""
-    from specllama.cli.listing import note, size
+    from specllama.cli.listing import note
     from specllama.models.convert import convert
     from specllama.models.gguf import read_header
-    from specllama.models.heads import HEADS
+    from specllama.models.heads import HEADS, SIDECARS, kind_of
     from specllama.models.refs import resolve
-    from specllama.models.sidecars import SIDECARS, kind_of
 
     convert(checkpoint, destination, read_header(resolve(target)), kind)
     header = read_header(destination)

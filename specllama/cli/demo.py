@@ -10,9 +10,10 @@ import click
 
 from specllama import signals
 from specllama.cli import diagnostics, loading, output
-from specllama.cli.listing import json_option, size
+from specllama.cli.listing import json_option
 from specllama.cli.options import GroupedCommand, resolve, settings_options
 from specllama.cli.progress import Redrawn
+from specllama.text import size
 
 if TYPE_CHECKING:
     from specllama.bench.demo import WeightKind

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli.listing import Column, listing, note, size
+from specllama.cli.listing import Column, listing, note
 from specllama.cli.options import (
     LOADING,
     GroupedCommand,
@@ -19,6 +21,7 @@ from specllama.cli.options import (
 from specllama.paths import pip_install
 from specllama.settings.config import Settings
 from specllama.settings.params import EngineOptions
+from specllama.text import size
 
 if TYPE_CHECKING:
     from specllama.engine.gguf_pair import Pair
@@ -33,6 +36,8 @@ class DoctorLine:
     found: str
     advice: str = ""
 
+
+ok, info, warn, bad = (partial(DoctorLine, status) for status in ("ok", "info", "warn", "bad"))
 
 EPILOG = """\b
 Examples:
@@ -56,14 +61,7 @@ def command(parallel: int, kv_ram: int | None, as_json: bool, **flags: Any) -> i
 
     settings = resolve(flags)
     native = _native(settings["rpc"])
-    checks = [
-        *_versions(),
-        *native,
-        *_machine(),
-        *_stores(),
-        *_network(),
-        *_models(),
-    ]
+    checks = [*_versions(), *native, *_machine(), *_stores(), *_network(), *_models()]
     works = all(check.status != "bad" for check in native)
     if works:
         checks.append(_recommended())
@@ -95,16 +93,12 @@ def _versions() -> list[DoctorLine]:
             found.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
             found.append(f"{package} missing")
-    bad = [text for text in found if text.endswith("missing")]
-    return [
-        DoctorLine("ok", "specllama", f"{__version__}, Python {platform.python_version()}"),
-        DoctorLine(
-            "bad" if bad else "ok",
-            "packages",
-            ", ".join(found),
-            f"in specllama's folder: {pip_install('--force-reinstall .')}" if bad else "",
-        ),
-    ]
+    packages, words = ok, ", ".join(found)
+    if any(text.endswith("missing") for text in found):
+        again = f"in specllama's folder: {pip_install('--force-reinstall .')}"
+        packages = partial(bad, advice=again)
+    version = f"{__version__}, Python {platform.python_version()}"
+    return [ok("specllama", version), packages("packages", words)]
 
 
 def _native(workers: str) -> list[DoctorLine]:
@@ -116,74 +110,52 @@ def _native(workers: str) -> list[DoctorLine]:
     try:
         tried = trial.require(anew=True)
     except CannotLoad as error:
-        return [DoctorLine("bad", "llama.cpp", error.message, error.hint or "")]
+        return [bad("llama.cpp", error.message, error.hint or "")]
+    checks, wheels = list[DoctorLine](), f"wheels that are ready: {devices.WHEELS_PAGE}"
     try:
         build = devices.build_info()
-        bad = []
         try:
             rpc.use(workers)
         except CannotLoad as error:
-            bad = [DoctorLine("bad", "workers", error.message, error.hint or "")]
+            checks.append(bad("workers", error.message, error.hint or ""))
         found = devices.devices()
     except (ImportError, OSError, RuntimeError) as error:
-        return [
-            DoctorLine(
-                "bad",
-                "llama.cpp",
-                f"the native library does not load: {error}",
-                f"build it again: {devices.build_command()}; wheels that are ready: "
-                f"{devices.WHEELS_PAGE}",
-            )
-        ]
+        again = f"build it again: {devices.build_command()}; {wheels}"
+        return [bad("llama.cpp", f"the native library does not load: {error}", again)]
     wanted = [f for f in build.features if f.startswith(("AVX", "NEON", "SVE", "AMX", "DOTPROD"))]
-    others = [f for f in build.features if f not in wanted]
-    checks = [
-        *bad,
-        DoctorLine(
-            "ok", "llama.cpp", f"commit {build.llama_cpp}, backends {', '.join(build.backends)}"
-        ),
-        DoctorLine("ok", "CPU features", ", ".join(wanted + [f for f in others if f == "REPACK"])),
-        DoctorLine(
-            "warn" if tried.died else "ok",
-            "a trial of it",
-            tried.said or "passes of 1 to 32 rows, every type of tensor, both layouts",
-            trial.mend_each() if tried.died else "",
-        ),
+    wanted += [f for f in build.features if f == "REPACK"]
+    sound = tried.said or "passes of 1 to 32 rows, every type of tensor, both layouts"
+    trial_line = partial(warn, advice=trial.mend_each()) if tried.died else ok
+    checks += [
+        ok("llama.cpp", f"commit {build.llama_cpp}, backends {', '.join(build.backends)}"),
+        ok("CPU features", ", ".join(wanted)),
+        trial_line("a trial of it", sound),
     ]
     for device in found:
-        memory = (
-            f"{size(device.free)} free of {size(device.total)}"
-            if device.total
-            else "memory unknown"
-        )
-        checks.append(DoctorLine("ok", f"device {device.name}", f"{device.description}, {memory}"))
+        memory = f"{size(device.free)} free of {size(device.total)}"
+        memory = memory if device.total else "memory unknown"
+        checks.append(ok(f"device {device.name}", f"{device.description}, {memory}"))
     advice = devices.gpu_build_command(found)
     if advice is not None:
-        checks.append(
-            DoctorLine(
-                "warn",
-                "GPU",
-                f"{advice[0]} here, but this build of llama.cpp cannot use it",
-                f"build it with: {advice[1]}; wheels that are ready: {devices.WHEELS_PAGE}",
-            )
-        )
+        here = f"{advice[0]} here, but this build of llama.cpp cannot use it"
+        checks.append(warn("GPU", here, f"build it with: {advice[1]}; {wheels}"))
     elif not devices.gpus(found):
-        checks.append(DoctorLine("info", "GPU", "none found; everything runs on the CPU"))
+        checks.append(info("GPU", "none found; everything runs on the CPU"))
     return checks
 
 
 def _recommended() -> DoctorLine:
     """Name the largest pair of the catalog that is fast enough here."""
-    from specllama.backend import expected
+    from specllama.backend.this_machine import this_machine
+    from specllama.models.judgement import FAST_ENOUGH
 
-    machine = expected.this_machine()
+    machine = this_machine()
     pair = machine.recommended()
     if pair is None:
-        words = f"no pair of the catalog would write {expected.FAST_ENOUGH:.0f} tokens a second"
-        return DoctorLine("info", "a real pair", f"{words} here: specllama hub pairs")
-    speed = expected.speed_words(pair, machine)
-    words = f"{pair.name}: {size(pair.bytes)} to download, {speed}"
-    return DoctorLine("info", "a real pair", words, f"specllama hub pull {pair.name}")
+        words = f"no pair of the catalog would write {FAST_ENOUGH:.0f} tokens a second"
+        return info("a real pair", f"{words} here: specllama hub pairs")
+    words = f"{pair.name}: {size(pair.bytes)} to download, {machine.judge(pair).speed}"
+    return info("a real pair", words, f"specllama hub pull {pair.name}")
 
 
 def _machine() -> list[DoctorLine]:
@@ -194,24 +166,13 @@ def _machine() -> list[DoctorLine]:
     from specllama.models import memory
 
     cores, load = physical_cores(), 0.0
-    try:
+    with contextlib.suppress(OSError, AttributeError):  # Windows has none
         load = os.getloadavg()[0]
-    except (OSError, AttributeError):  # Windows has none
-        pass
-    checks = [
-        DoctorLine("ok", "CPU", f"{cpu_name()}, {cores} cores for llama.cpp (-t {cores})"),
-        DoctorLine(
-            "ok",
-            "RAM",
-            f"{size(memory.available_memory())} free of {size(memory.total_memory())}",
-        ),
-    ]
+    ram = f"{size(memory.available_memory())} free of {size(memory.total_memory())}"
+    checks = [ok("CPU", f"{cpu_name()}, {cores} cores for llama.cpp (-t {cores})"), ok("RAM", ram)]
     if load > cores * 0.75:
-        checks.append(
-            DoctorLine(
-                "warn", "load", f"{load:.1f} on {cores} cores", "other programs are using the CPU"
-            )
-        )
+        busy = f"{load:.1f} on {cores} cores"
+        checks.append(warn("load", busy, "other programs are using the CPU"))
     return checks
 
 
@@ -228,11 +189,11 @@ def _stores() -> list[DoctorLine]:
     ):
         if why := paths.barred(folder):
             advice = "set SPECLLAMA_HOME to a folder you can write to"
-            checks.append(DoctorLine("bad", name, f"{folder} is not writable: {why}", advice))
+            checks.append(bad(name, f"{folder} is not writable: {why}", advice))
             continue
         here = paths.standing(folder)
         free = f", {size(shutil.disk_usage(here).free)} free" if name == "models" else ""
-        checks.append(DoctorLine("ok", name, f"{folder}{free}"))
+        checks.append(ok(name, f"{folder}{free}"))
     return checks
 
 
@@ -245,7 +206,7 @@ def _network() -> list[DoctorLine]:
     endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or hub.PUBLIC)
     state = "switched off" if hub.offline() else "used only by hub search, info and pull"
     token = "with a token" if os.environ.get("HF_TOKEN") else "without a token from HF_TOKEN"
-    return [DoctorLine("info", "network", f"{state}; {endpoint.hostname}, {token}")]
+    return [info("network", f"{state}; {endpoint.hostname}, {token}")]
 
 
 def _plan(settings: Settings, options: EngineOptions) -> list[DoctorLine]:
@@ -264,12 +225,12 @@ def _plan(settings: Settings, options: EngineOptions) -> list[DoctorLine]:
     checks = []
     for line in [*pair.lines(), f"weights: {layout(pair)}", f"exactness: {_exactness(pair)}"]:
         name, _, said = line.partition(": ")
-        checks.append(DoctorLine("info", name, said))
+        checks.append(info(name, said))
     try:
         pair.require_fit()
-        checks.append(DoctorLine("ok", "RAM needed", size(pair.need(pair.n_ctx).required)))
+        checks.append(ok("RAM needed", size(pair.need(pair.n_ctx).required)))
     except DoesNotFit as error:
-        checks.append(DoctorLine("warn", "RAM needed", error.message, error.hint or ""))
+        checks.append(warn("RAM needed", error.message, error.hint or ""))
     return checks
 
 
@@ -290,16 +251,14 @@ def _models() -> list[DoctorLine]:
 
     models = library.scan()
     bundled = [model for model in models if model.source == "bundled"]
-    checks = [
-        DoctorLine("ok", "bundled pair", ", ".join(m.path.name for m in bundled))
-        if len(bundled) == len(library.BUNDLED)
-        else DoctorLine("bad", "bundled pair", "missing", "reinstall specllama")
-    ]
+    checks = [bad("bundled pair", "missing", "reinstall specllama")]
+    if len(bundled) == len(library.BUNDLED):
+        checks = [ok("bundled pair", ", ".join(m.path.name for m in bundled))]
     stores: dict[str, list[Any]] = {}
     for model in models:
         stores.setdefault(model.source, []).append(model)
     for source, found in stores.items():
         if source != "bundled":
             total = size(sum(model.bytes for model in found))
-            checks.append(DoctorLine("ok", f"{source} models", f"{len(found)}, {total}"))
+            checks.append(ok(f"{source} models", f"{len(found)}, {total}"))
     return checks

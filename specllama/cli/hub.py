@@ -18,15 +18,13 @@ from specllama.cli.listing import (
     listing,
     note,
     number,
-    params,
     picked,
     show_path,
     show_table,
-    size,
-    without_name,
 )
 from specllama.cli.numbers import Finite
 from specllama.errors import ModelUnavailable, UsageError
+from specllama.text import count, did_you_mean, size
 
 if TYPE_CHECKING:
     from specllama.models.catalog import CatalogPair
@@ -81,7 +79,7 @@ def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
     }
     columns = [
         Column("repository", lambda hit: hit.repo + (" (gated)" if hit.gated else ""), give=True),
-        number("params", lambda hit: params(hit.params or 0)),
+        number("params", lambda hit: count(hit.params or 0)),
         number("downloads", lambda hit: f"{hit.downloads:,}"),
         Column("quants", lambda hit: quant_words(hit.quants), give=True),
         Column("pair", lambda hit: known[hit.repo], style="green"),
@@ -110,8 +108,8 @@ def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
     its header says.
     """
     from specllama.models import pull
+    from specllama.models.heads import SIDECARS
     from specllama.models.library import same_quant
-    from specllama.models.sidecars import SIDECARS
 
     if (path := _on_disk(ref)) is not None:
         _show_file(path, as_json)
@@ -204,7 +202,7 @@ def pull_command(
     as_json: bool,
 ) -> None:
     """Download models. Run the same command again to resume an interrupted download."""
-    from specllama.cli.hub_pull import check_headers, fetch, say_next_step
+    from specllama.cli.hub_views import check_headers, fetch, say_next_step
     from specllama.models import hub, pull
 
     wanted = [found for ref in refs for found in pull.expand(ref, with_draft=not no_draft)]
@@ -212,11 +210,8 @@ def pull_command(
         here = []
         for role, hub_ref in wanted:
             model = pull.local(hub_ref)
-            if model is None:
-                pull.require_online(hub_ref)
-            else:
-                note(f"{hub_ref} is here: {model.path}")
-                here.append(_pulled(str(hub_ref), role, model.path, model.bytes, None))
+            note(f"{hub_ref} is here: {model.path}")
+            here.append(_pulled(str(hub_ref), role, model.path, model.bytes, None))
         if as_json:
             output.document({"models": here})
         return
@@ -257,9 +252,9 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
 
     With FOLDER, list the models below that folder instead.
     """
-    from specllama.cli.hub_views import short, show_sidecars, show_usable
+    from specllama.cli.hub_views import show_sidecars, show_usable
     from specllama.models import library, refs
-    from specllama.models.summaries import list_models
+    from specllama.models.judgement import list_models, without_name
 
     there = refs.existing(folder) if folder else None
     if folder and (there is None or not there.is_dir()):
@@ -281,8 +276,10 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
         note(f"{len(refused)} more cannot be run:")
         columns = [
             Column("", lambda item: "✗"),
-            Column("file", lambda item: short(item.model), give=True),
-            Column("why", lambda item: without_name(item.summary.reason), give=True),
+            Column("file", lambda item: library.from_home(item.model.ref), give=True),
+            Column(
+                "why", lambda item: without_name(item.summary.reason, item.model.path), give=True
+            ),
         ]
         show_table(refused, columns)
     if not listed:
@@ -381,39 +378,37 @@ def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json
 
     With NAME, show one pair with its repositories, the reason and its source.
     """
-    from specllama.backend.expected import speed_words, this_machine
+    from specllama.backend.this_machine import this_machine
     from specllama.cli.hub_views import show_pair, show_pairs
-    from specllama.models import catalog, fit
+    from specllama.models import catalog
 
     machine = this_machine()
     if memory_gb is not None:
         machine = replace(machine, memory=memory_gb * 1e9)
     chosen = list(catalog.load().values()) if name is None else [_named_pair(name)]
-    entries = [(pair, fit.judge(pair, machine.memory)) for pair in chosen]
-    if only_fitting:
-        entries = [(pair, verdict) for pair, verdict in entries if verdict != "no"]
+    entries = [(pair, machine.judge(pair)) for pair in chosen]
+    entries = [entry for entry in entries if entry[1].fits != "no" or not only_fitting]
     if as_json:
-        found = []
-        for pair, verdict in entries:
-            speeds = dict(
-                zip(("tok_per_s", "drafted_tok_per_s"), machine.speeds(pair), strict=True)
-            )
-            found.append({**pair.to_dict(), "fits": verdict, **speeds})
+        found = [
+            pair.to_dict()
+            | {"fits": one.fits, "tok_per_s": one.plain, "drafted_tok_per_s": one.drafted}
+            for pair, one in entries
+        ]
         output.document({"pairs": found})
         return
     if not entries:
         note(f"no pair of the catalog fits {size(machine.memory)}; the bundled pair does: -m tiny")
         return
     if name is not None:
-        show_pair(*entries[0], machine)
+        show_pair(*entries[0])
     else:
-        show_pairs(entries, machine)
+        show_pairs(entries)
         note(
             f"judged for {size(machine.memory)} of memory · more: hub pairs NAME · get: hub pull "
             "NAME"
         )
         if (best := machine.recommended(pair for pair, _ in entries)) is not None:
-            words = f"{size(best.bytes)} to download, {speed_words(best, machine)}"
+            words = f"{size(best.bytes)} to download, {machine.judge(best).speed}"
             note(f"the largest that is fast enough here: {best.name}, {words}")
     if not all(pair.checked for pair, _ in entries):
         note("not checked on the hub; hub info NAME asks it")
@@ -424,9 +419,6 @@ def _named_pair(name: str) -> CatalogPair:
 
     pair = catalog.find(name)
     if pair is None:
-        import difflib
-
-        close = difflib.get_close_matches(name, catalog.load(), n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(close)}?" if close else "see: specllama hub pairs"
+        hint = did_you_mean(name, catalog.load(), "see: specllama hub pairs", 0.4)
         raise UsageError(f"the catalog has no pair {name!r}", hint)
     return pair

@@ -1,8 +1,7 @@
-"""The tables of ``specllama hub``."""
+"""The tables of ``specllama hub``, and the steps of a pull with what they show."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,18 +11,18 @@ from specllama.cli.listing import (
     context,
     note,
     number,
-    params,
     show_facts,
     show_table,
-    size,
 )
+from specllama.text import count, size
 
 if TYPE_CHECKING:
-    from specllama.backend.expected import Machine
     from specllama.models.catalog import CatalogPair
     from specllama.models.gguf import GgufHeader
-    from specllama.models.library import LocalModel
-    from specllama.models.summaries import FileSummary, Listed
+    from specllama.models.hub import HubClient
+    from specllama.models.judgement import Judgement, Listed
+    from specllama.models.pull import PullItem
+    from specllama.models.summaries import FileSummary
 
 FIT_WORDS = {"yes": "✓", "tight": "tight", "no": "–"}
 
@@ -38,9 +37,11 @@ def quant_words(quants: tuple[str, ...]) -> str:
 
 def show_usable(listed: Sequence[Listed]) -> None:
     """Show the models that can be run, and the drafts for them."""
+    from specllama.models.library import from_home
+
     columns = [
-        Column("model", lambda one: short(one.model), give=True),
-        number("params", lambda one: params(one.summary.n_params)),
+        Column("model", lambda one: from_home(one.model.ref), give=True),
+        number("params", lambda one: count(one.summary.n_params)),
         Column("quant", lambda one: one.summary.quantization),
         Column("size", _size, right=True),
         number("context", lambda one: context(one.summary.context_length), drop=70),
@@ -64,15 +65,14 @@ def _first_draft(one: Listed) -> str:
 
 def show_header(header: GgufHeader, summary: FileSummary) -> None:
     """Show the header of one file on disk."""
-    from specllama.models.heads import HEADS
+    from specllama.models.heads import HEADS, SIDECARS
     from specllama.models.nextn import nextn_blocks
-    from specllama.models.sidecars import SIDECARS
 
     kind = summary.sidecar
     facts = {
         "name": header.name,
         "architecture": f"{header.architecture}, {header.block_count} layers",
-        "parameters": params(header.n_params),
+        "parameters": count(header.n_params),
         "quantization": f"{header.quantization}, {size(header.file_bytes)}",
         "context": f"{header.context_length:,} tokens",
         "tokenizer": f"{header.tokenizer_model}, {header.vocab_size:,} tokens",
@@ -92,14 +92,14 @@ def show_header(header: GgufHeader, summary: FileSummary) -> None:
 
 def show_sidecars(listed: Sequence[Listed]) -> None:
     """Show heads, projectors and the like, and the use of each."""
-    from specllama.models.heads import HEADS
-    from specllama.models.sidecars import SIDECARS
+    from specllama.models.heads import HEADS, SIDECARS
+    from specllama.models.library import from_home
 
     if not listed:
         return
     note("files that go with a model:")
     columns = [
-        Column("file", lambda one: short(one.model), give=True),
+        Column("file", lambda one: from_home(one.model.ref), give=True),
         Column("what it is", lambda one: SIDECARS[one.summary.sidecar]),
         number("size", lambda one: size(one.model.bytes)),
         Column(
@@ -110,14 +110,6 @@ def show_sidecars(listed: Sequence[Listed]) -> None:
     show_table(listed, columns)
 
 
-def short(model: LocalModel) -> str:
-    """Return the reference to type; a path below the home folder is shown from ``~``."""
-    home = os.path.expanduser("~")
-    if model.ref.startswith(home + os.sep):
-        return "~" + model.ref[len(home) :]
-    return model.ref
-
-
 def _ago(when: float) -> str:
     days = (time.time() - when) / 86400
     if days < 1:
@@ -125,54 +117,45 @@ def _ago(when: float) -> str:
     return f"{days:.0f} d ago" if days < 60 else f"{days / 30.4:.0f} mo ago"
 
 
-def show_pairs(entries: Sequence[tuple[CatalogPair, str]], machine: Machine) -> None:
+def show_pairs(entries: Sequence[tuple[CatalogPair, Judgement]]) -> None:
     """Show the catalog, one line a pair."""
-    from specllama.backend.expected import figure
     from specllama.models import library, refs
+    from specllama.models.judgement import figure
 
-    here, fits = library.scan(), {pair.name: verdict for pair, verdict in entries}
+    here = library.scan()
 
     def is_here(pair: CatalogPair) -> bool:
-        target = refs.HubRef(pair.target.repo, pair.target.quant)
+        target = pair.target.hub
         return any(refs.matches(model, target) for model in here)
 
     columns = [
-        Column("fits", lambda pair: FIT_WORDS[fits[pair.name]], style="green"),
-        Column("name", "name", style="bold"),
-        number("target", lambda pair: params(pair.target.params)),
-        Column("draft with", _draft_words),
-        number("size", lambda pair: size(pair.bytes)),
-        number("memory", lambda pair: f"{pair.memory_gb:.0f} GB"),
-        number("tok/s", lambda pair: figure(machine.speeds(pair)[0])),
-        number("drafted", lambda pair: _drafted(pair, machine), drop=90),
-        Column("here", lambda pair: "yes" if is_here(pair) else "", style="green"),
-        Column("why", "why", cut=True, drop=100),
+        Column("fits", lambda one: FIT_WORDS[one[1].fits], style="green"),
+        Column("name", lambda one: one[0].name, style="bold"),
+        number("target", lambda one: count(one[0].target.params)),
+        Column("draft with", lambda one: _draft_words(one[0])),
+        number("size", lambda one: size(one[0].bytes)),
+        number("memory", lambda one: f"{one[0].memory_gb:.0f} GB"),
+        number("tok/s", lambda one: figure(one[1].plain)),
+        number("drafted", lambda one: figure(one[1].drafted), drop=90),
+        Column("here", lambda one: "yes" if is_here(one[0]) else "", style="green"),
+        Column("why", lambda one: one[0].why, cut=True, drop=100),
     ]
-    show_table([pair for pair, _ in entries], columns)
+    show_table(entries, columns)
 
 
-def _drafted(pair: CatalogPair, machine: Machine) -> str:
-    from specllama.backend.expected import figure
-
-    drafted = machine.speeds(pair)[1]
-    return "" if drafted is None else figure(drafted)
-
-
-def show_pair(pair: CatalogPair, verdict: str, machine: Machine) -> None:
+def show_pair(pair: CatalogPair, judged: Judgement) -> None:
     """Show one pair with all known facts."""
-    from specllama.backend.expected import speed_words
-
     draft = pair.draft
     facts = {
         "why": pair.why,
-        "target": f"{pair.target.ref}  {params(pair.target.params)}, {size(pair.target.bytes)}",
+        "target": f"{pair.target.ref}  {count(pair.target.params)}, {size(pair.target.bytes)}",
         "draft": _draft_words(pair)
         if draft is None
-        else f"{draft.ref}  {params(draft.params)}, {size(draft.bytes)}",
+        else f"{draft.ref}  {count(draft.params)}, {size(draft.bytes)}",
         "head": f"specllama hub pull {pair.head}" if pair.head else "",
         "not here": pair.cannot,
-        "memory": f"{pair.memory_gb:.0f} GB; this machine: {size(machine.memory)}, {verdict}",
-        "speed here": f"{speed_words(pair, machine)}, by its size",
+        "memory": f"{pair.memory_gb:.0f} GB; this machine: {size(judged.free)}, {judged.fits}",
+        "speed here": f"{judged.speed}, by its size",
         "license": pair.licence,
         "source": pair.source,
         "checked": f"{'on the hub' if pair.checked else 'no'}, {pair.date}",
@@ -182,5 +165,74 @@ def show_pair(pair: CatalogPair, verdict: str, machine: Machine) -> None:
 
 def _draft_words(pair: CatalogPair) -> str:
     if pair.draft is not None:
-        return f"{params(pair.draft.params)} {pair.draft.quant}"
+        return f"{count(pair.draft.params)} {pair.draft.hub.quant}"
     return f"--proposer {pair.method}"
+
+
+# ---------------------------------------------------------------------- pulling
+
+
+def fetch(client: HubClient, item: PullItem) -> None:
+    """Download the missing parts of one model, with a bar; show how to resume if interrupted."""
+    from specllama.cli.progress import Bar
+    from specllama.models import pull
+    from specllama.signals import Interrupted
+
+    for file in item.missing:
+        try:
+            with Bar(file.name, file.size) as progress:
+                pull.fetch(item, client, progress, name=file.name)
+        except (KeyboardInterrupt, Interrupted):
+            note("what arrived is kept; run the same command again to resume")
+            raise
+
+
+def check_headers(items: list[PullItem]) -> None:
+    """Read the headers of pulled files: one that cannot run is known now, not at the first chat."""
+    from specllama.errors import SpecllamaError
+    from specllama.models.gguf import read_header
+    from specllama.models.heads import SIDECARS, advice, kind_of
+    from specllama.models.loadable import check_loadable
+
+    for item in items:
+        try:
+            header = read_header(item.path)
+            if kind := kind_of(header):
+                note(f"{item.ref}: {SIDECARS[kind]}, {size(header.file_bytes)}")
+                note(f"next: {advice(kind).replace('FILE', item.ref)}")
+                continue
+            check_loadable(header)
+        except SpecllamaError as error:
+            note(f"warning: {error.message}")
+            continue
+        note(
+            f"{item.ref}: {header.architecture}, {count(header.n_params)} parameters,"
+            f" {header.quantization}, context {context(header.context_length)},"
+            f" {size(header.file_bytes)}"
+        )
+
+
+def say_next_step(refs: Sequence[str], items: list[PullItem]) -> None:
+    """Show the command that uses the pulled files."""
+    from specllama.models import catalog
+    from specllama.models.heads import HEADS, SIDECARS
+
+    offered = {
+        f"{other.sidecar} {item.listing.repo}": (item, other)
+        for item in items
+        for other in item.listing.models
+        if other.sidecar in HEADS and not item.model.sidecar
+    }
+    for item, other in offered.values():
+        name = f"{item.listing.repo}/{other.name}"
+        note(f"also there, {SIDECARS[other.sidecar]}: specllama hub pull {name}")
+    if len(refs) == 1 and catalog.find(refs[0]) is not None:
+        note(f"next: specllama chat -m {refs[0]}")
+        return
+    runnable = [item for item in items if not item.model.sidecar]
+    if len(runnable) == 2:
+        big, small = sorted(runnable, key=lambda item: -item.model.bytes)
+        note(f"next: specllama chat -m {big.ref} -d {small.ref}")
+    elif runnable:
+        note(f"next: specllama chat -m {runnable[0].ref}")
+        note(f"      specllama pair {runnable[0].ref}   which drafts fit it")

@@ -19,9 +19,6 @@ from specllama.cli import diagnostics, output
 if TYPE_CHECKING:
     from rich.console import Console
 
-GB, MB = 1e9, 1e6
-
-
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -66,24 +63,6 @@ def picked(item: object, names: str, **more: object) -> dict[str, object]:
     return {name: getattr(item, name) for name in names.split()} | more
 
 
-def size(n_bytes: float) -> str:
-    """Format a size for people: 4.7 GB, 12 MB."""
-    if n_bytes >= 0.95 * GB:
-        return f"{n_bytes / GB:.1f} GB"
-    if n_bytes >= 0.95 * MB:
-        return f"{n_bytes / MB:.0f} MB"
-    return f"{max(n_bytes / 1e3, 0):.0f} kB"
-
-
-def params(n: float) -> str:
-    """Format a parameter count: 8.2 B, 600 M, 5.5 M."""
-    if n <= 0:
-        return "?"
-    if n >= 0.95e9:
-        return f"{n / 1e9:.1f} B"
-    return f"{n / 1e6:.0f} M" if n >= 20e6 else f"{n / 1e6:.1f} M"
-
-
 def context(n: int) -> str:
     """Format a context length: 128k, 2k, 300."""
     return "?" if n <= 0 else f"{n // 1024}k" if n >= 1024 else str(n)
@@ -94,12 +73,6 @@ def clean(text: object) -> str:
     from specllama.text import sanitize_line
 
     return sanitize_line(str(text))
-
-
-def without_name(reason: str) -> str:
-    """Remove from a refusal the file name that its row already shows."""
-    name, _, rest = reason.partition(" ")
-    return rest if name.removesuffix(":").endswith(".gguf") and rest else reason
 
 
 def console(*, err: bool = False) -> Console:

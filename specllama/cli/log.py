@@ -21,7 +21,6 @@ from specllama.cli.listing import (
     picked,
     show_path,
     show_table,
-    size,
 )
 from specllama.cli.printer import MEASURE, round_glyphs, statistics_line
 from specllama.errors import StoreError, UsageError
@@ -38,7 +37,7 @@ from specllama.store.rounds import (
     list_runs,
     read_run,
 )
-from specllama.text import number_of, percent, rate, sanitize_line
+from specllama.text import number_of, percent, rate, sanitize_line, size
 from specllama.verdict import by_source, details, judge, lead, words
 
 EPILOG = """\b

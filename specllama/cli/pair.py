@@ -15,19 +15,17 @@ from specllama.cli.listing import (
     json_option,
     note,
     number,
-    params,
     picked,
     show_table,
-    size,
-    without_name,
 )
 from specllama.cli.options import LOADING, GroupedCommand, grouped, resolve, settings_options
 from specllama.errors import CannotLoad, PairIncompatible, UsageError
+from specllama.text import count, size
 
 if TYPE_CHECKING:
     from specllama.interface import MethodInfo
-    from specllama.models.doctor import DraftFinding
     from specllama.models.gguf import GgufHeader
+    from specllama.models.judgement import DraftFinding, Judgement
 
 EPILOG = """\b
 Examples:
@@ -60,8 +58,8 @@ def command(
     Only headers are read. Without DRAFTS, every model on this machine and the catalog's draft are
     considered. A folder stands for the files below it.
     """
-    from specllama.engine.heads import survey
-    from specllama.models import doctor, memory, refs
+    from specllama.engine.heads import read_heads, survey
+    from specllama.models import judgement, memory, refs
     from specllama.models.gguf import read_header
     from specllama.models.loadable import check_loadable
 
@@ -70,14 +68,14 @@ def command(
         raise UsageError("which target is meant is not said", "for example: specllama pair tiny")
     target, drafts = first, (*others[:-1], *named)
     options = resolve(flags).engine_options()
-    heads, n_ctx = options.heads, options.n_ctx
     path = refs.resolve(target)
     header = read_header(path)
     check_loadable(header)
-    tried = doctor.candidates(path, target, drafts)
-    beside = _heads(header, heads)
-    findings = doctor.order(doctor.examine(header, one, heads=beside, n_ctx=n_ctx) for one in tried)
-    ways = survey(header, heads, draft=any(finding.fits for finding in findings))
+    tried = judgement.candidates(path, target, drafts)
+    beside = list(read_heads(header, options.heads)[0].values())
+    findings = judgement.order(judgement.examine(header, one, options, beside) for one in tried)
+    fits = any(not finding.judged.why for finding in findings)
+    ways = survey(header, options.heads, draft=fits)
     ways = _with_heads_here(ways, header, path, drafts)
     if as_json:
         output.document(
@@ -95,33 +93,11 @@ def command(
         _show_table(header, target, findings)
     if not as_json:
         _show_ways(ways)
-    if drafts and not any(finding.fits for finding in findings):
-        alone = findings[0] if len(findings) == 1 else None
-        raise PairIncompatible(
-            f"no draft fits {target}"
-            if alone is None
-            else f"{alone.candidate.ref} cannot draft for {target}: {alone.reason}",
-            "to see which drafts do: specllama pair " + target,
-        )
-
-
-def _heads(target: GgufHeader, files: Sequence[str]) -> list[GgufHeader]:
-    """Read the heads that a run would load: those named, and those in the target's folder.
-
-    Raises:
-        ModelUnavailable, PairIncompatible, CannotLoad: a named file is no head of this target.
-    """
-    from specllama.engine.heads import bundled_heads, survey
-    from specllama.models.gguf import read_header
-    from specllama.models.refs import resolve
-
-    fits = {way.name for way in survey(target, files) if way.available}
-    found: dict[str, GgufHeader] = {}
-    for path in [*bundled_heads(target.path), *(resolve(ref) for ref in files)]:
-        head = read_header(path)
-        if head.architecture in fits:
-            found[head.architecture] = head
-    return list(found.values())
+    if drafts and not fits:
+        said = f"no draft fits {target}"
+        if len(findings) == 1:
+            said = f"{findings[0].ref} cannot draft for {target}: {findings[0].judged.why}"
+        raise PairIncompatible(said, "to see which drafts do: specllama pair " + target)
 
 
 def _with_heads_here(
@@ -153,9 +129,8 @@ def _with_heads_here(
 
 
 def _show_table(header: GgufHeader, target: str, findings: list[DraftFinding]) -> None:
-
     note(
-        f"target {target}: {header.architecture}, {params(header.n_params)} parameters,"
+        f"target {target}: {header.architecture}, {count(header.n_params)} parameters,"
         f" {header.quantization}, {header.vocab_size:,} tokens ({header.tokenizer_model})"
     )
     if not findings:
@@ -163,12 +138,12 @@ def _show_table(header: GgufHeader, target: str, findings: list[DraftFinding]) -
         return
     columns = [
         Column("fits", _mark, style="green"),
-        Column("draft", lambda one: one.candidate.ref, give=True),
-        number("params", lambda one: params(one.params) if one.params else ""),
-        number("ratio", _ratio, drop=60),
-        number("same", lambda one: f"{int(100 * one.report.shared)} %" if one.report else ""),
-        number("needs", _needs, drop=90),
-        number("memory", lambda one: size(one.memory.required) if one.memory else "", drop=90),
+        Column("draft", "ref", give=True),
+        number("params", lambda one: count(one.judged.draft.n_params) if one.judged.draft else ""),
+        number("ratio", lambda one: _ratio(one.judged), drop=60),
+        number("same", _same),
+        number("needs", lambda one: _needs(one.judged), drop=90),
+        number("memory", lambda one: size(one.judged.needs) if one.judged.needs else "", drop=90),
         Column("notes", _verdict, give=True),
     ]
     show_table(findings, columns)
@@ -177,7 +152,6 @@ def _show_table(header: GgufHeader, target: str, findings: list[DraftFinding]) -
 
 
 def _show_ways(ways: tuple[MethodInfo, ...]) -> None:
-
     columns = [
         Column("", lambda way: "✓" if way.available else "·"),
         Column("--proposer", "name"),
@@ -187,52 +161,55 @@ def _show_ways(ways: tuple[MethodInfo, ...]) -> None:
 
 
 def _show_next(target: str, findings: list[DraftFinding]) -> None:
-
-    best = next((finding for finding in findings if finding.useful), None)
-    pullable = next((f for f in findings if f.candidate.path is None), None)
+    best = next((finding for finding in findings if finding.judged.useful), None)
+    pullable = next((finding for finding in findings if finding.path is None), None)
     if best is not None:
-        note(f"next: specllama chat -m {target} -d {best.candidate.typed}")
+        note(f"next: specllama chat -m {target} -d {best.typed}")
     elif pullable is not None:
-        note(f"next: {pullable.candidate.note}")
+        note(f"next: {pullable.note}")
     else:
         note("none fits; speculation works without a draft model, too: --proposer ngram")
 
 
-def _needs(finding: DraftFinding) -> str:
-    return "" if finding.required is None else f"> {finding.required:.0%}"
+def _needs(judged: Judgement) -> str:
+    return "" if judged.pays_above is None else f"> {judged.pays_above:.0%}"
 
 
 def _mark(finding: DraftFinding) -> str:
-    if finding.candidate.path is None:
+    if finding.path is None:
         return "↓"
-    return "✗" if not finding.fits else "✓" if finding.useful else "·"
+    return "✗" if finding.judged.why else "✓" if finding.judged.useful else "·"
+
+
+def _same(finding: DraftFinding) -> str:
+    report = finding.judged.report
+    return "" if report is None else f"{int(100 * report.shared)} %"
 
 
 def _verdict(finding: DraftFinding) -> str:
+    from specllama.models.judgement import without_name
 
-    if finding.candidate.path is None:
-        return finding.candidate.note
-    if finding.report is not None and finding.report.problems:
-        return finding.report.short
-    if finding.reason:
-        return without_name(finding.reason)
-    return "; ".join(finding.warnings) or "fits"
+    judged = finding.judged
+    if finding.path is None:
+        return finding.note
+    if judged.report is not None and judged.report.problems:
+        return judged.report.short
+    if judged.why or judged.report is None:
+        return without_name(judged.why, finding.path)
+    return "; ".join(judged.report.warnings) or "fits"
 
 
-def _ratio(finding: DraftFinding) -> str:
-    report = finding.report
-    if report is None or not finding.params or report.ratio <= 0:
-        return ""
-    return f"1/{1 / report.ratio:.0f}" if report.ratio < 1 else f"{report.ratio:.1f}×"
+def _ratio(judged: Judgement) -> str:
+    ratio = judged.report.ratio if judged.report and judged.draft and judged.draft.n_params else 0
+    return "" if ratio <= 0 else f"1/{1 / ratio:.0f}" if ratio < 1 else f"{ratio:.1f}×"
 
 
 def _show_one(header: GgufHeader, finding: DraftFinding) -> None:
     """Show one draft: every check with its outcome."""
-
-    report = finding.report
-    rows: list[list[str]] = [["", "draft", f"{finding.candidate.ref}"]]
+    judged, report = finding.judged, finding.judged.report
+    rows: list[list[str]] = [["", "draft", finding.ref]]
     if report is None:
-        rows.append(["✗", "file", finding.reason])
+        rows.append(["✗", "file", judged.why])
     else:
         kinds: dict[str, str] = {p.kind: p.message for p in report.problems}
 
@@ -243,61 +220,48 @@ def _show_one(header: GgufHeader, finding: DraftFinding) -> None:
         check("vocabulary", "vocabulary", f"{report.target_vocab:,} and {report.draft_vocab:,}")
         fine = "the same" if report.shared == 1 else f"{report.shared:.1%} of the ids are the same"
         check("token", "token texts", fine)
-        for difference in report.differences[1:]:
-            rows.append(["", "", str(difference)])
+        rows += [["", "", str(difference)] for difference in report.differences[1:]]
         check("bos", "BOS of prompts", "the same")
         check("eos", "EOS of prompts", "the same")
-        check("rollback", "rollback", f"target {report.target_rollback},"
-              f" draft {report.draft_rollback}")  # fmt: skip
+        undone = f"target {report.target_rollback}, draft {report.draft_rollback}"
+        check("rollback", "rollback", undone)
         templates = {True: "the same", False: "different", None: "one has none"}
         rows.append(["·", "chat template", templates[report.same_template]])
-        if finding.params:
-            sizes = f"{params(finding.params)} of {params(header.n_params)}, {_ratio(finding)}"
+        if judged.draft and judged.draft.n_params:
+            sizes = f"{count(judged.draft.n_params)} of {count(header.n_params)}, {_ratio(judged)}"
             mark = "✓" if report.good_size else "·"
             rows.append([mark, "size", f"{sizes} (1/10 to 1/30 is best)"])
         contexts = f"{context(report.target_context)} and {context(report.draft_context)}"
         rows.append(["·", "context", contexts])
-        if finding.reason and not report.problems:
-            rows.append(["✗", "file", finding.reason])
-    rows += _memory_rows(finding)
-    if finding.required is not None:
-        above = f"if more than {finding.required:.0%} of guesses are kept; wider passes raise that"
+        if judged.why and not report.problems:
+            rows.append(["✗", "file", judged.why])
+    rows += _memory_rows(judged)
+    if judged.pays_above is not None:
+        above = f"if more than {judged.pays_above:.0%} of guesses are kept; wider passes raise that"
         rows.append(["·", "pays", f"{above} (specllama tune finds out)"])
-    rows += [["!", "", warning] for warning in finding.warnings]
+    rows += [["!", "", warning] for warning in (report.warnings if report else ())]
     columns = [Column(""), Column("check"), Column(f"for {header.path.name}", give=True)]
     show_table(rows, columns)
 
 
-def _memory_rows(finding: DraftFinding) -> list[list[str]]:
-    from specllama.models import memory
-
-    need = finding.memory
+def _memory_rows(judged: Judgement) -> list[list[str]]:
+    need = judged.memory
     if need is None:
         return []
     parts = need.parts
-    free = memory.available_memory()
-    rows = [
-        [
-            "✓" if memory.fits(need, free) else "✗",
-            "memory",
-            f"{size(need.required)} at {need.target.n_ctx:,} tokens: weights"
-            f" {size(sum(p.weights for p in parts))}, KV {size(sum(p.kv for p in parts))}, buffers"
-            f" {size(sum(p.compute + p.output + p.reading for p in parts))}"
-            + (f", heads {size(sum(h.required for h in need.heads))} of it" if need.heads else "")
-            + f"; {size(free)} of RAM are free",
-        ]
-    ]
+    words = (
+        f"{size(judged.needs)} at {need.target.n_ctx:,} tokens: weights"
+        f" {size(sum(p.weights for p in parts))}, KV {size(sum(p.kv for p in parts))}, buffers"
+        f" {size(sum(p.compute + p.output + p.reading for p in parts))}"
+        + (f", heads {size(sum(h.required for h in need.heads))} of it" if need.heads else "")
+        + f"; {size(judged.free)} of RAM are free"
+    )
+    rows = [["✗" if judged.fits == "no" else "✓", "memory", words]]
+    # Medusa heads, which keep no cache, stay on the CPU
+    on_gpu = sum(p.weights + p.kv + p.compute for p in parts if p.kv)
     for gpu in _gpus():
-        # Medusa heads, which keep no cache, stay on the CPU
-        on_gpu = sum(p.weights + p.kv + p.compute for p in parts if p.kv)
-        rows.append(
-            [
-                "✓" if on_gpu <= gpu.free else "·",
-                gpu.name,
-                f"{size(on_gpu)} if offloaded entirely; {size(gpu.free)} are free on"
-                f" {gpu.description}",
-            ]
-        )
+        words = f"{size(on_gpu)} if offloaded entirely; {size(gpu.free)} are free on"
+        rows.append(["✓" if on_gpu <= gpu.free else "·", gpu.name, f"{words} {gpu.description}"])
     return rows
 
 

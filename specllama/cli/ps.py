@@ -10,11 +10,12 @@ from typing import Any
 
 import click
 
-from specllama.cli.listing import Column, context, json_option, listing, number, size
+from specllama.cli.listing import Column, context, json_option, listing, number
 from specllama.cli.options import server_address
 from specllama.cli.top import URL
 from specllama.remote.address import Address, checked, url_of
 from specllama.settings.duration import told
+from specllama.text import size
 
 EPILOG = """\b
 Examples:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from specllama.cli import output
 from specllama.errors import UsageError
+from specllama.text import size
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -72,20 +73,14 @@ Examples:
 def command(
     source: str,
     destination: Path,
-    type_name: str | None,
-    prune: str | None,
     draft_tokens: int | None,
     likely_in: tuple[str, ...],
-    pure: bool,
-    output_type: str | None,
-    imatrix: Path | None,
-    requantize: bool,
-    threads: int,
     as_json: bool,
+    **asked: Any,
 ) -> None:
     """Quantize the GGUF file SOURCE into DESTINATION with llama.cpp's own quantizer."""
     from specllama.backend import trial
-    from specllama.cli.listing import note, size
+    from specllama.cli.listing import note
     from specllama.cli.progress import Bar
     from specllama.models import quantize, refs
 
@@ -96,7 +91,7 @@ def command(
         )
     file = refs.resolve(source)
     if draft_tokens is not None:
-        if type_name or prune or pure or output_type or imatrix or requantize:
+        if any(value for name, value in asked.items() if name != "threads"):
             raise UsageError("--draft-tokens copies weights as they are", "give it without --type")
         header = _write_head(file, destination, draft_tokens, likely_in)
         if as_json:
@@ -104,17 +99,7 @@ def command(
         note(f"{destination}: {size(header.file_bytes)}, {header.vocab_size:,} tokens")
         note(f'next: specllama run -m {source} --head {destination} "Hello"')
         return
-    job = quantize.prepare(
-        file,
-        destination,
-        type_name,
-        prune=prune,
-        threads=threads,
-        pure=pure,
-        requantize=requantize,
-        output_type=output_type,
-        imatrix=imatrix,
-    )
+    job = quantize.prepare(file, destination, **asked)
     note(f"{file.name}: {size(job.header.file_bytes)} → about {size(job.expected)}")
     with Bar(destination.name, job.header.n_tensors, transfer=False) as bar:
         header = quantize.run(job, lambda done, of: bar.advanced(done))
@@ -129,20 +114,20 @@ def command(
 def _write_head(source: Path, destination: Path, n: int, texts: tuple[str, ...]) -> GgufHeader:
     """Write the NextN layers of a model as a head of ``n`` tokens; the header of the head."""
     from specllama.cli.listing import note
-    from specllama.models import nextn_words, quantize
+    from specllama.models import nextn_file, quantize
     from specllama.models.gguf import read_header
 
     quantize.check_destination(destination)
     target = read_header(source)
-    nextn_words.check_source(target)
+    nextn_file.check_source(target)
     counts: dict[int, int] = {}
     if texts:
         from specllama.backend.llama_vocab import count_tokens
         from specllama.store.texts import read_texts
 
         counts = count_tokens(source, target.pre_tokenizer or "", read_texts(texts)[0])
-    says = nextn_words.likeliest(target, n, counts)
-    nextn_words.write_head(target, destination, says)
+    says = nextn_file.likeliest(target, n, counts)
+    nextn_file.write_head(target, destination, says)
     if counts:
         seen = sum(counts.get(int(token), 0) for token in says) / max(sum(counts.values()), 1)
         note(f"{seen:.1%} of the tokens of these texts are among them")

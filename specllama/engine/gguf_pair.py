@@ -11,12 +11,13 @@ from specllama.backend import devices, placement, planning, rpc, trial
 from specllama.errors import DoesNotFit
 from specllama.models import context, memory, running_state
 from specllama.models.gguf import GgufHeader, read_header
+from specllama.models.judgement import pair_memory
 from specllama.models.loadable import check_adapter, check_loadable
 from specllama.models.pairing import compare, require_pair
-from specllama.models.sliding_windows import saved_bytes
 from specllama.replies.card import read_card
 from specllama.settings.hardware import Adapter
 from specllama.settings.params import EngineOptions
+from specllama.text import size
 
 logger = logging.getLogger("specllama.engine.gguf_pair")
 
@@ -66,10 +67,10 @@ class Pair:
         reading = sum(part.reading for part in need.parts)
         most = self.options.idle_bytes(sum(part.weights + part.kv for part in need.parts))
         idle = min(most, max(free - need.required - memory.SPARE, 0)) if free else most
-        apart = f" {reading / 1e6:.1f} MB to read prompts beside them," if reading else ""
+        apart = f" {size(reading)} to read prompts beside them," if reading else ""
         return (
             f"conversations: {self.lanes} at once share the context;{apart} "
-            f"up to {idle / 1e6:.1f} MB for what idle ones hold (--kv-ram)"
+            f"up to {size(idle)} for what idle ones hold (--kv-ram)"
         )
 
     @property
@@ -138,20 +139,7 @@ class Pair:
     def need(self, n_ctx: int) -> memory.PairMemory:
         """Return the RAM that the pair takes with a context of N tokens."""
         options = self.resolved()
-        need = memory.estimate_pair(
-            self.target,
-            self.draft,
-            n_ctx=n_ctx,
-            parallel=self.lanes,
-            branches=options.max_leaves,
-            type_k=options.kv_type_k,
-            type_v=options.kv_type_v,
-            n_ubatch=options.batch(on_gpu=self.on_gpu),
-            n_outputs=options.max_rows,
-            flash_attn=options.flash_attn != "off",
-        )
-        if not options.swa_full:
-            need = replace(need, target=_with_sliding_windows(need.target, self.target, options))
+        need = pair_memory(self.target, self.draft, options, n_ctx, on_gpu=self.on_gpu)
         if self.plan is not None:
             need = placement.left_in_ram(need, self.plan, self.target, self.draft)
         return need
@@ -186,20 +174,6 @@ def read_pair(target: Path, draft: Path | None, options: EngineOptions) -> Pair:
     for line in pair.lines():
         logger.info("%s", line)
     return pair.fitting()
-
-
-def _with_sliding_windows(
-    need: memory.ModelMemory, header: GgufHeader, options: EngineOptions
-) -> memory.ModelMemory:
-    """Return a target's memory when windowed layers keep only their window."""
-    saved = saved_bytes(
-        header,
-        need.n_ctx,
-        n_ubatch=options.batch(on_gpu=False),
-        type_k=options.kv_type_k,
-        type_v=options.kv_type_v,
-    )
-    return replace(need, kv=max(need.kv - saved, 0))
 
 
 def with_context(pair: Pair) -> Pair:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from specllama.backend.base import Own
 from specllama.errors import PairIncompatible, SpecllamaError
-from specllama.models import sidecars
-from specllama.models.heads import HEADS, find, function
+from specllama.models.heads import HEADS, find, function, kind_of, require_head
 from specllama.speculative.drafting.method import NO_HEAD, Facts
 
 if TYPE_CHECKING:
@@ -58,14 +57,14 @@ def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
 
     for ref in files:
         head = read_header(resolve(ref))
-        method = HEADS[sidecars.require_head(head)].method
+        method = HEADS[require_head(head)].method
         if method in own.parts:
             raise PairIncompatible(f"two {method} heads were given", "give one of each kind")
         own.parts[method] = _open(head, target)
         own.keys[method] = head.fingerprint
     for path in bundled_heads(target.header.path):
         head = read_header(path)
-        kind = sidecars.kind_of(head)
+        kind = kind_of(head)
         if kind in HEADS and HEADS[kind].method not in own.parts:
             unasked(HEADS[kind].method, "", partial(_open, head, target))
             own.keys[HEADS[kind].method] = head.fingerprint
@@ -91,21 +90,38 @@ def survey(
     """
     from specllama.engine.methods import methods
     from specllama.models import pruned
+
+    found, reasons = read_heads(target, files)
+    own = {"mtp": _no_layers(target), "self": pruned.why_not(target), **reasons}
+    own |= dict.fromkeys(found, "")
+    trees = not (target.is_recurrent or target.is_hybrid)
+    return methods(Facts(draft=draft, trees=trees, own=own))
+
+
+def read_heads(
+    target: GgufHeader, files: Sequence[str]
+) -> tuple[dict[str, GgufHeader], dict[str, str]]:
+    """Read the heads that a run would load, by method, and why others that ship with the target
+    are left out.
+
+    Raises:
+        ModelUnavailable, PairIncompatible, CannotLoad: a file that was named is no head of it.
+    """
     from specllama.models.gguf import read_header
     from specllama.models.refs import resolve
 
-    own = {"mtp": _no_layers(target), "self": pruned.why_not(target)}
+    found: dict[str, GgufHeader] = {}
+    reasons: dict[str, str] = {}
     for path in bundled_heads(target.path):
         head = read_header(path)
         try:
-            own[HEADS[_check(head, target)].method] = ""
+            found[HEADS[_check(head, target)].method] = head
         except SpecllamaError as error:
-            own[HEADS[sidecars.kind_of(head)].method] = error.message
+            reasons[HEADS[kind_of(head)].method] = error.message
     for ref in files:
         head = read_header(resolve(ref))
-        own[HEADS[_check(head, target)].method] = ""
-    trees = not (target.is_recurrent or target.is_hybrid)
-    return methods(Facts(draft=draft, trees=trees, own=own))
+        found[HEADS[_check(head, target)].method] = head
+    return found, reasons
 
 
 def fitting(target: GgufHeader, models: Iterable[LocalModel]) -> dict[str, str]:
@@ -138,7 +154,7 @@ def _no_layers(target: GgufHeader) -> str:
 
 def _check(head: GgufHeader, target: GgufHeader) -> str:
     """Return the kind of a head file; refuse one that is none, or of another target."""
-    kind = sidecars.require_head(head)
+    kind = require_head(head)
     find(kind).check(head, target)
     return kind
 
@@ -155,7 +171,7 @@ def bundled_heads(target: Path) -> list[Path]:
 
 
 def _open(head: GgufHeader, target: LoadedTarget) -> object:
-    kind = sidecars.require_head(head)
+    kind = require_head(head)
     return _open_checked(kind, head, target, find(kind).check(head, target.header))
 
 

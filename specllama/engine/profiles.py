@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from specllama.fixed_gain import cannot_gain
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.settings import methods
 from specllama.settings.params import GenerateParams
-from specllama.speculative.lengths import cannot_gain
 from specllama.speculative.policy.baseline import Baseline, PlainSteps
 from specllama.speculative.policy.costs import Costs
 from specllama.speculative.policy.learned import Learned

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Literal, Protocol
 
-from specllama.text import sanitize_line
+from specllama.text import sanitize_line, size
 
 LEGEND = """
 A lane writes one reply. "rows" counts the rows of its last pass: the next token and the guesses
@@ -162,7 +162,7 @@ class Board:
             cells = told["live"] + told["dead"] + told["free"]
             context = (
                 f"context: {told['live']} of {cells} cells in use, {told['dead']} old, "
-                f"{told['parked_bytes'] / 1e6:.0f} MB of idle texts, "
+                f"{size(told['parked_bytes'])} of idle texts, "
                 f"{told['preemptions']} made to wait"
             )
             yield BoardLine(context, "head")

@@ -15,6 +15,7 @@ from specllama.errors import (
     SpecllamaError,
     UsageError,
 )
+from specllama.text import size
 
 _AT = re.compile(r" - at `\$\.?([^`]*)`$")
 _FIRST = re.compile(r"^(?:unknown )?([a-z_-]+)")
@@ -128,7 +129,7 @@ def does_not_fit(name: str, error: DoesNotFit, held: Mapping[str, int]) -> Refus
     """
     said = f"{name}: {error.message}" if name else error.message
     if held:
-        told = ", ".join(f"{who} {n / 1e9:.1f} GB" for who, n in held.items())
+        told = ", ".join(f"{who} {size(n)}" for who, n in held.items())
         said = f"{said}; held by other models here: {told}"
     said = said if error.hint is None else f"{said}; {error.hint}"
     details = {"needed_bytes": error.needed, "free_bytes": error.free, "held_bytes": dict(held)}

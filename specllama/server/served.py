@@ -16,8 +16,8 @@ from specllama.engine.infilling import repeated
 from specllama.engine.serving import OnEvent
 from specllama.errors import SpecllamaError, UsageError
 from specllama.interface import EngineInfo, Message, ModelInfo
-from specllama.models import memory
 from specllama.models.gguf import read_header
+from specllama.models.judgement import pair_memory
 from specllama.models.refs import resolve
 from specllama.models.summaries import Summaries
 from specllama.server.dialect import Job
@@ -219,15 +219,14 @@ def holdings(info: EngineInfo, options: EngineOptions) -> tuple[int, int]:
         target = read_header(info.target.path)
         draft = None if info.draft is None else read_header(info.draft.path)
         type_k, _, type_v = info.target.kv_types.partition("/")
-        need = memory.estimate_pair(
-            target,
-            draft,
-            n_ctx=info.target.n_ctx,
+        loaded = replace(
+            options,
             parallel=info.lanes,
-            type_k=type_k,
-            type_v=type_v,
-            flash_attn=info.flash_attn,
+            kv_type_k=type_k,
+            kv_type_v=type_v,
+            flash_attn="on" if info.flash_attn else "off",
         )
+        need = pair_memory(target, draft, loaded, info.target.n_ctx)
     except (SpecllamaError, OSError):
         return 0, 0
     repacked = info.target.repacked

@@ -129,7 +129,7 @@ def test_what_a_server_takes_is_told(cli, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert found["RAM needed"]["status"] == "ok"
     words = found["conversations"]["found"]
     assert words.startswith("4 at once share the context; ")
-    assert "MB to read prompts beside them, up to 1073.7 MB for what idle ones hold" in words
+    assert "MB to read prompts beside them, up to 1.1 GB for what idle ones hold" in words
     one, four = (
         gguf_pair.Pair(
             sketches.qwen_30b_a3b(), None, False, context.Length(8192, 8192),

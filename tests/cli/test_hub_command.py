@@ -12,7 +12,6 @@ import pytest
 from specllama import paths
 from specllama.cli import invoke
 from specllama.models import receipts, refs
-from specllama.models.download import Digest
 
 pytestmark = pytest.mark.usefixtures("nobody_else")
 
@@ -25,9 +24,9 @@ def pulled(tmp_path: Path) -> Path:
     path = paths.models_dir() / "maker" / "some-GGUF" / "some-Q4_0.gguf"
     path.parent.mkdir(parents=True)
     ggufs.write_llama(path, quant="Q4_0")
-    digest = Digest("sha256", hashlib.sha256(path.read_bytes()).hexdigest())
-    receipt = receipts.make_receipt(
-        "maker/some-GGUF", path.name, "c" * 40, path.stat().st_size, digest
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    receipt = receipts.Receipt(
+        "maker/some-GGUF", path.name, "c" * 40, path.stat().st_size, "sha256", digest
     )
     receipts.write_receipt(path, receipt)
     return path

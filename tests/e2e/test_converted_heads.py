@@ -13,7 +13,7 @@ from specllama.bench.prompts import load_prompts
 from specllama.bench.proof import prove
 from specllama.cli import invoke
 from specllama.engine.engine import Engine
-from specllama.models.convert_eagle3 import IN_LAYER, TOP
+from specllama.models.eagle3_file import IN_LAYER, TOP
 from specllama.models.gguf import read_header
 from specllama.models.layer_inputs import read_draft_ids, read_layers
 from specllama.models.refs import resolve

@@ -23,7 +23,7 @@ from specllama.events import Finished, RoundDone
 from specllama.models.gguf import read_header
 from specllama.models.memory import estimate_head, estimate_model
 from specllama.models.nextn import GRAPHS
-from specllama.models.nextn_words import likeliest, write_head
+from specllama.models.nextn_file import likeliest, write_head
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.speculative.drafting.mtp import MtpDrafter
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import ggufs
 import httpx2
@@ -307,6 +308,7 @@ def test_a_hub_elsewhere_asks_nothing_of_this_machine(there: str, tmp_path: Path
             size=4,
             digest=download.Digest("sha256", "0" * 64),
             headers={},
+            progress=Mock(),
             allow_http=True,
         )
     assert asked == ["https://hub.example/x"]
@@ -429,17 +431,17 @@ def test_free_space_is_checked_before_the_first_byte(
 def test_a_full_disk_keeps_the_part(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, model_bytes: bytes
 ) -> None:
-    write = download._Sink.write
+    write = download._Transfer.write
 
-    def full(self: download._Sink, chunk: bytes) -> None:
+    def full(self: download._Transfer, chunk: bytes) -> None:
         write(self, chunk[:4000])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(download._Sink, "write", full)
+    monkeypatch.setattr(download._Transfer, "write", full)
     with pytest.raises(SpecllamaError, match="disk is full") as caught:
         run("pull", REPO)
     assert caught.value.exit_code == 1
-    monkeypatch.setattr(download._Sink, "write", write)
+    monkeypatch.setattr(download._Transfer, "write", write)
     run("pull", REPO)
     assert hub.of(NAME)[-1].range == "bytes=4000-"
     assert (folder() / NAME).read_bytes() == model_bytes

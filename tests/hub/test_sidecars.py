@@ -17,9 +17,9 @@ from specllama.cli import invoke
 from specllama.engine.heads import survey
 from specllama.errors import PairIncompatible, UnsupportedModel, UsageError
 from specllama.models.gguf import read_header
+from specllama.models.heads import kind_of, kind_of_name
 from specllama.models.loadable import check_loadable
 from specllama.models.refs import bundled, resolve
-from specllama.models.sidecars import kind_of, kind_of_name
 
 pytestmark = pytest.mark.usefixtures("nobody_else")
 

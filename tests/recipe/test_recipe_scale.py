@@ -18,12 +18,12 @@ from specllama.models.recipe.shape import DRAFT, TARGET  # noqa: E402
 from specllama.models.scale import (  # noqa: E402
     DRAFT_PRESETS,
     PRESETS,
+    LlamaShape,
     check_shapes,
     read_shape,
     scale_model,
     scale_pair,
 )
-from specllama.models.shape import LlamaShape  # noqa: E402
 
 VOCAB = 64
 

@@ -14,7 +14,7 @@ from textual import _wait
 
 from specllama import paths
 from specllama.engine.inline import InlineHost
-from specllama.models import fit, memory
+from specllama.models import memory
 from specllama.tui import clipboard, days
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import FlushPace
@@ -81,7 +81,6 @@ def one_machine(monkeypatch: pytest.MonkeyPatch, nobody_else: Path) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda: int(6e9))
     monkeypatch.setattr(memory, "total_memory", lambda: int(16e9))
     monkeypatch.setattr(memory, "repacked_types", lambda: frozenset({"Q4_0"}))
-    monkeypatch.setattr(fit, "machine_memory", lambda: 16e9)
     for place in (days, sidebar):
         monkeypatch.setattr(place, "age", lambda seconds: "just now")
     monkeypatch.setattr(preview, "date", lambda when_s: "12 November 2026, 09:30")

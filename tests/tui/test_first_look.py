@@ -11,18 +11,18 @@ import pytest
 from app_driver import Recipe
 from fakes import Reply, ScriptedEngine, engine_info, model_info
 
-from specllama.backend.expected import FAST_ENOUGH, Machine
-from specllama.models import catalog, fit
+from specllama.models import catalog, memory
+from specllama.models.judgement import FAST_ENOUGH, Machine
 from specllama.settings.params import GenerateParams
 from specllama.store.sessions import SessionStore
 from specllama.store.tree import StoredMessage
+from specllama.text import size
 from specllama.tui import demo_pair
 from specllama.tui.screens.race import RaceScreen
 from specllama.tui.state import Preferences
 from specllama.tui.widgets import first_look
 from specllama.tui.widgets.first_look import FirstLook, recording
 from specllama.tui.widgets.rounds import RoundsRow
-from specllama.tui.widgets.stats_strip import gigabytes
 from specllama.tui.widgets.welcome import BUNDLED_EXAMPLES, EXAMPLES, Welcome, difference
 
 FIVE = ("F1", "F2", "F3", "F4", "F6")
@@ -37,7 +37,7 @@ def _never_started(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_the_first_launch_plays_a_recorded_reply_and_then_says_what_to_do(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit, "machine_memory", lambda: 16_000_000_000)
+    monkeypatch.setattr(memory, "total_memory", lambda: 16_000_000_000)
     async with start(target="tiny", size=(80, 24)) as d:
         look = d.app.chat.query_one(FirstLook)
         assert "A recording: the bundled model at the cost of a 1 B model" in d.shown
@@ -61,7 +61,7 @@ async def test_the_first_launch_plays_a_recorded_reply_and_then_says_what_to_do(
             assert words in d.shown
         pair = d.app.loader.machine.recommended()
         assert pair is not None
-        assert f"{pair.name}, {gigabytes(pair.bytes)} to download" in d.shown
+        assert f"{pair.name}, {size(pair.bytes)} to download" in d.shown
         assert "/demo shows it pay" in d.shown
         await d.say("Hello")
         assert not d.app.chat.query(FirstLook)
@@ -294,7 +294,7 @@ def test_few_cores_are_offered_what_they_can_run() -> None:
     assert small is not None
     assert large is not None
     assert small.target.params <= 4e9 < 20e9 < large.target.params
-    assert slow.speeds(small)[0] >= FAST_ENOUGH > slow.speeds(large)[0]
+    assert (slow.judge(small).plain or 0) >= FAST_ENOUGH > (slow.judge(large).plain or 99)
 
 
 async def test_a_narrow_header_keeps_the_promise_and_what_the_draft_differs_in(start: Any) -> None:

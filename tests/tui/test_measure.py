@@ -40,13 +40,14 @@ def test_the_best_k_is_the_one_of_the_closed_form(
 @pytest.mark.parametrize("cost", [0.0, 0.05, 0.2, 0.5, 0.95])
 def test_it_pays_if_and_only_if_alpha_exceeds_c_plus_beta(alpha: float, cost: float) -> None:
     model = SpeedModel(alpha, cost / 2, cost / 2)
-    assert model.pays == (max(model.speedup(k) for k in range(1, 65)) > 1)
-    assert model.best(64)[1] <= max(1.0, model.bound)
+    k, speedup = model.best(64)
+    assert model.pays == (k > 0) == (speedup > 1.0)
+    assert speedup <= max(1.0, model.bound)
 
 
 def test_the_edges_of_the_model() -> None:
-    assert SpeedModel(1.0, 0.0).tokens(4) == 5
-    assert SpeedModel(0.0, 0.1).tokens(4) == 1
+    assert SpeedModel(1.0, 0.0).speedups(4)[4] == 5
+    assert SpeedModel(0.0, 0.1).speedups(4)[4] == pytest.approx(1 / SpeedModel(0.0, 0.1).cost(4))
     assert SpeedModel(0.5, 0.0).bound == math.inf
     assert SpeedModel(0.9, 0.1, 0.1).collapse() is not None
     assert SpeedModel(0.9, 0.01, 0.0).collapse(64) is None

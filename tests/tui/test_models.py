@@ -17,16 +17,16 @@ from fakes import ScriptedEngine
 from textual.widgets import Input, OptionList
 
 from specllama import paths
-from specllama.backend.expected import FAST_ENOUGH, Machine
 from specllama.models import download, library, memory, pull
+from specllama.models.judgement import FAST_ENOUGH, Machine, Weights
 from specllama.models.library import LocalModel
 from specllama.settings.params import EngineOptions
+from specllama.text import size
 from specllama.tui import choices
 from specllama.tui.choices import ChoiceRow, completions
 from specllama.tui.downloads import Download, figures
 from specllama.tui.screens.models import ModelsScreen
 from specllama.tui.state import Preferences
-from specllama.tui.widgets.stats_strip import gigabytes
 
 REPO, NAME = "maker/small-GGUF", "small-Q4_0.gguf"
 PAIR = "smollm2-1b7"
@@ -467,10 +467,11 @@ def test_speed_and_time_left_are_those_of_the_last_seconds() -> None:
 
 
 def test_sizes_in_words() -> None:
-    assert [gigabytes(n) for n in (900, 250_000, 99_000_000, 5_440_000_000)] == [
+    assert [size(n) for n in (900, 250_000, 5_440_000, 99_000_000, 5_440_000_000)] == [
         "1 kB",
-        "0.2 MB",
-        "99.0 MB",
+        "250 kB",
+        "5.4 MB",
+        "99 MB",
         "5.4 GB",
     ]
 
@@ -502,7 +503,7 @@ def test_downloads_begin_with_what_is_best_here_and_say_how_fast_it_is() -> None
     assert best is not None
     first = rows[0]
     assert (first.ref, first.bold) == (best.name, True)
-    assert first.name == "SmolLM2 1.7B: best here"
+    assert first.name == "SmolLM2 1.7 B: best here"
     assert re.fullmatch(r"about \d+ tok/s, \d+ drafted", first.reason)
     assert f"{best.bytes / 1e9:.1f} GB" == first.size
     speeds = [
@@ -515,13 +516,13 @@ def test_downloads_begin_with_what_is_best_here_and_say_how_fast_it_is() -> None
 
 def test_an_estimate_is_said_of_models_that_wait_for_memory() -> None:
     two, eight = Machine(16e9, cores=2), Machine(16e9, cores=8)
-    assert eight.speed(1e9) > two.speed(1e9)
-    assert two.speed(1e9) == pytest.approx(2 * two.speed(2e9))
-    plain, drafted = two.both((1e9, 1.0), (3e7, 1.0))
+    plain, drafted = two.speeds(Weights(1e9), Weights(3e7))
+    assert eight.speeds(Weights(1e9), None)[0] > plain
+    assert plain == pytest.approx(2 * two.speeds(Weights(2e9), None)[0])
     assert drafted is not None
     assert 1.1 < drafted / plain < 3.0
-    assert two.both((1e9, 1.0), (9e8, 1.0))[1] is None  # a draft as large as its target
-    assert two.both((9e9, 0.1), None)[0] == pytest.approx(two.speed(9e8))  # experts
+    assert two.speeds(Weights(1e9), Weights(9e8))[1] is None  # a draft as large as its target
+    assert two.speeds(Weights(10e9, 0.1), None)[0] == pytest.approx(plain)  # experts
 
 
 async def test_the_loaded_file_its_folder_and_pairs_used_before_are_listed(

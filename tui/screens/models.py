@@ -17,9 +17,9 @@ from textual.timer import Timer
 from textual.widgets import Input, Static
 from textual.worker import get_current_worker
 
-from specllama.backend.expected import Machine
 from specllama.errors import SpecllamaError
 from specllama.models import catalog, library, refs
+from specllama.models.judgement import Machine
 from specllama.models.refs import NO_DRAFT
 from specllama.settings.params import EngineOptions
 from specllama.text import sanitize_line
@@ -240,17 +240,18 @@ class ModelsScreen(Page):
             if row.fits is None and row.path is not None:
                 self._look_into(self.active, target, row)
 
+    def _judged(self, column: ModelColumn, target: ChoiceRow, row: ChoiceRow) -> ChoiceRow | None:
+        """Judge a file, before the pair in use is closed; None for one that is no model."""
+        try:
+            if column is self.targets:
+                return choices.judged_target(row, self.options, self.machine)
+            return choices.judged_draft(target, row, self.options)
+        except SpecllamaError as error:
+            return replace(row, refused=True, fits=False, reason=error.message)
+
     @work(thread=True, exclusive=True, exit_on_error=False, group="look")
     def _look_into(self, column: ModelColumn, target: ChoiceRow, row: ChoiceRow) -> None:
-        """Judge a file that was typed, before it is taken."""
-        try:
-            judged: ChoiceRow | None
-            if column is self.targets:
-                judged = choices.judged_target(row, self.options, self.machine)
-            else:
-                judged = choices.judged_draft(target, row, self.options)
-        except SpecllamaError as error:
-            judged = replace(row, refused=True, fits=False, reason=error.message)
+        judged = self._judged(column, target, row)
         if judged is not None:
             judged = replace(judged, ref=row.ref, name=row.name)
             self._on_screen(column.judge_typed, judged)
@@ -345,39 +346,29 @@ class ModelsScreen(Page):
                 self._take(column, row)
 
     def _take(self, column: ModelColumn, row: ChoiceRow) -> None:
-        if row.refused:
-            self.app.bell()
-            self._tell(Content.assemble((sanitize_line(row.reason), "$error")))
-        elif column is self.targets:
-            self._take_target(row)
-        elif (target := self.targets.row) is not None:
-            if row.path is not None and row.fits is None:
-                self._take_draft(target, row)
-            else:
-                self.dismiss((target.ref, row.ref))
+        target = self.targets.row
+        if row.refused or target is None:
+            self._refuse(row.reason)
+        elif column is self.targets or (row.path is not None and row.fits is None):
+            self._take_file(column, target, row)
+        else:
+            self.dismiss((target.ref, row.ref))
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="take")
-    def _take_target(self, row: ChoiceRow) -> None:
-        """Refuse a target that cannot run here, before the pair in use is closed."""
-        judged = choices.judged_target(row, self.options, self.machine)
+    def _take_file(self, column: ModelColumn, target: ChoiceRow, row: ChoiceRow) -> None:
+        judged = self._judged(column, target, row)
         if judged is None:
             judged = replace(row, refused=True, reason="it goes with a model, and is none")
-        self._on_screen(self._judged, judged, partial(self._activate, self.drafts))
-
-    @work(thread=True, exclusive=True, exit_on_error=False, group="take")
-    def _take_draft(self, target: ChoiceRow, row: ChoiceRow) -> None:
-        try:
-            judged = choices.judged_draft(target, row, self.options)
-        except SpecllamaError as error:
-            judged = replace(row, refused=True, reason=error.message)
-        self._on_screen(self._judged, judged, partial(self.dismiss, (target.ref, row.ref)))
-
-    def _judged(self, row: ChoiceRow, take: Callable[[], object]) -> None:
-        if row.refused:
-            self.app.bell()
-            self._tell(Content.assemble((sanitize_line(f"{row.name}: {row.reason}"), "$error")))
+        if judged.refused:
+            self._on_screen(self._refuse, f"{judged.name}: {judged.reason}")
+        elif column is self.targets:
+            self._on_screen(self._activate, self.drafts)
         else:
-            take()
+            self._on_screen(self.dismiss, (target.ref, row.ref))
+
+    def _refuse(self, why: str) -> None:
+        self.app.bell()
+        self._tell(Content.assemble((sanitize_line(why), "$error")))
 
     # ------------------------------------------------------------------ the hub
 

@@ -17,12 +17,12 @@ from textual.widget import Widget
 from specllama.events import RoundDone
 from specllama.interface import EngineInfo
 from specllama.replies.figures import ReplyFigures
-from specllama.text import sanitize_line
+from specllama.text import sanitize_line, size
 from specllama.tui.bridge import Clock, monotonic
 from specllama.tui.record import Record, fate_of
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.base import Inked
-from specllama.tui.widgets.stats_strip import StripState, duration, gigabytes
+from specllama.tui.widgets.stats_strip import StripState, duration
 from specllama.tui.widgets.walk import best_path, token_text
 
 NAME = 8  # cells of the names in front of bars
@@ -221,9 +221,9 @@ class Drawing:
             return
         models = [info.target, *([info.draft] if info.draft is not None else [])]
         files, cache = sum(m.file_bytes for m in models), sum(m.kv_bytes for m in models)
-        words = [f"{gigabytes(files)} weights", f"{gigabytes(cache)} cache"]
+        words = [f"{size(files)} weights", f"{size(cache)} cache"]
         if free and info.device == "CPU":
-            words.append(f"{gigabytes(free)} left")
+            words.append(f"{size(free)} left")
         lines = self.parts([(one, ink.muted) for one in words], NAME)
         yield Section(
             "Memory", "", [lines[0], *(Content.assemble(" " * NAME, x) for x in lines[1:])]

@@ -86,7 +86,7 @@ class Playground(Inked, Vertical):
     def _show(self) -> None:
         chart = self.query_one(SpeedChart)
         chart.imaginary, chart.selected = self.imaginary, self.k
-        chart.values = [self.model.speedup(k) for k in range(MAX_K + 1)]
+        chart.values = self.model.speedups()
         chart.refresh()
         narrow = self.app.size.width < 100
         words = self._brief() if narrow else self._in_theory()
@@ -97,18 +97,18 @@ class Playground(Inked, Vertical):
         return "an imaginary pair" if self.imaginary else "your pair's figures"
 
     def _brief(self) -> list[tuple[str, str]]:
-        speed = f"{self.model.speedup(self.k):.2f}{self.glyphs.times}"
+        speed = f"{self.model.speedups()[self.k]:.2f}{self.glyphs.times}"
         return [(f"In theory, with {self._whose}: {speed} at k = {self.k}", self.ink.muted)]
 
     def _in_theory(self) -> list[tuple[str, str]]:
         ink, g, model, k = self.ink, self.glyphs, self.model, self.k
         best, top = model.best()
-        total = model.c + model.beta
+        total, cost, speedup = model.c + model.beta, model.cost(k), model.speedups()[k]
         parts = [
             (f"In theory, with {self._whose}\n", "bold"),
             (f"{g.alpha} {model.alpha:.2f}  c {model.c:.2f}  {g.beta} {model.beta:.2f}\n", ""),
-            (f"{model.speedup(k):.2f}{g.times} at k = {k}: ", ""),
-            (f"{model.tokens(k):.2f} tokens in {model.cost(k):.2f} steps\n", ink.muted),
+            (f"{speedup:.2f}{g.times} at k = {k}: ", ""),
+            (f"{speedup * cost:.2f} tokens in {cost:.2f} steps\n", ink.muted),
         ]
         signs = (f"{g.alpha} {model.alpha:.2f}", f"c + {g.beta} {total:.2f}")
         if not model.pays:

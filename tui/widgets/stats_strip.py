@@ -66,13 +66,6 @@ def duration(ms: float | None) -> str:
     return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
 
 
-def gigabytes(n: float) -> str:
-    """Format a size in the largest unit that leaves something before the point."""
-    if n >= 100_000_000:
-        return f"{n / 1e9:.1f} GB"
-    return f"{n / 1e6:.1f} MB" if n >= 100_000 else f"{n / 1e3:.0f} kB"
-
-
 class StatsStrip(Inked, Widget):
     DEFAULT_CSS = """
     StatsStrip { height: 1; padding: 0 1; }

@@ -9,14 +9,12 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
-from specllama.backend import expected
 from specllama.bench.demo import KINDS
 from specllama.models.refs import NO_DRAFT
-from specllama.text import sanitize_line
+from specllama.text import sanitize_line, size
 from specllama.tui.advice import guesses
 from specllama.tui.loader import EngineLoader, loading_words
 from specllama.tui.widgets.base import Inked
-from specllama.tui.widgets.stats_strip import gigabytes
 
 SHORT = 24  # rows below which the least is said
 ROOMY = 30  # and from which there are empty lines
@@ -222,7 +220,7 @@ class Welcome(Inked, Static):
     def _of_the_bundled_pair(self, *, short: bool) -> list[Piece]:
         """Explain why it drafts in vain, where drafting pays, and what to get for real work."""
         ink, parts = self.ink, list[Piece]()
-        room = gigabytes(KINDS[0].bytes)
+        room = size(KINDS[0].bytes)
         if self.recorded is not None:
             played = f"Recorded: {self.recorded}. " if self.recorded else ""
             words = DEMONSTRATION_BRIEFLY if short else played + DEMONSTRATION
@@ -235,10 +233,10 @@ class Welcome(Inked, Static):
         machine = self.loader.machine
         if (pair := machine.recommended()) is not None:
             lead = "" if short else "for real work here: "
-            speed = expected.speed_words(pair, machine)
+            speed = machine.judge(pair).speed
             parts += [
                 ("F6 ", "bold $primary"),
-                (f"{lead}{pair.name}, {gigabytes(pair.bytes)} to download, ", ink.muted),
+                (f"{lead}{pair.name}, {size(pair.bytes)} to download, ", ink.muted),
                 (speed.partition(",")[0] if short else speed, ink.muted),
             ]
         return parts

@@ -16,7 +16,7 @@ from specllama.models.nextn import GRAPHS, nextn_blocks
 if TYPE_CHECKING:
     from specllama.backend.loaded_target import LoadedTarget
     from specllama.models.gguf import GgufHeader
-    from specllama.models.nextn_words import HeadWords
+    from specllama.models.nextn_file import HeadWords
 
 
 def open_nextn(

@@ -33,7 +33,7 @@ from specllama.backend.symbols import rows as view
 from specllama.errors import CannotLoad, ContextFull, EngineError
 
 if TYPE_CHECKING:
-    from specllama.models.nextn_words import HeadWords
+    from specllama.models.nextn_file import HeadWords
 
 _INTS = ctypes.POINTER(ctypes.c_int32)
 _FLAGGED = 16  # tokens of a text that may all have logits, where only all or none can have them

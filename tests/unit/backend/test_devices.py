@@ -19,6 +19,7 @@ from specllama.engine.engine import Engine
 from specllama.errors import DoesNotFit
 from specllama.models import memory
 from specllama.models.gguf import GgufHeader, read_header
+from specllama.models.judgement import pair_memory
 from specllama.settings.params import EngineOptions
 
 GB = 1_000_000_000
@@ -146,7 +147,7 @@ def test_ram_is_for_what_the_cards_do_not_take(
     target: GgufHeader, draft: GgufHeader, layers: str
 ) -> None:
     plan = plan_offload(target, draft, [gpu(24)], n_ctx=512, gpu_layers=layers)
-    whole = memory.estimate_pair(target, draft, n_ctx=512)
+    whole = pair_memory(target, draft, EngineOptions(), 512)
     left = placement.left_in_ram(whole, plan, target, draft)
     weights = layer_weights(target)
     assert left.target.weights == whole.target.weights - sum(weights[9 - plan.target.layers :])

@@ -10,9 +10,8 @@ import pytest
 import sketches
 from ggufs_nextn import write_nextn
 
-from specllama.backend import expected, placement, planning
+from specllama.backend import placement, planning
 from specllama.backend.devices import Device
-from specllama.backend.expected import Reading, tokens_per_second
 from specllama.backend.layer_sizes import expert_weights, layer_bytes
 from specllama.backend.placement import OffloadPlan
 from specllama.backend.planning import plan_offload
@@ -20,6 +19,8 @@ from specllama.engine import gguf_pair
 from specllama.errors import DoesNotFit, SpecllamaError, UsageError
 from specllama.models import context, memory, running_state
 from specllama.models.gguf import GgufHeader, read_header
+from specllama.models.gguf_format import EXPERTS
+from specllama.models.judgement import Machine, Weights
 from specllama.settings.hardware import PlaceOptions
 from specllama.settings.params import EngineOptions
 
@@ -204,7 +205,7 @@ def test_a_small_card_takes_layers_without_experts() -> None:
 def test_experts_as_asked() -> None:
     target = sketches.qwen_30b_a3b()
     every = plan_offload(target, None, [gpu(80)], place=PlaceOptions(cpu_moe=True)).target
-    assert every.patterns == ((expected.EXPERTS, "CPU"),)
+    assert every.patterns == ((EXPERTS, "CPU"),)
     assert every.expert_bytes == sum(expert_weights(target))
     two = plan_offload(target, None, [gpu(80)], place=PlaceOptions(n_cpu_moe=2)).target
     assert [pattern for pattern, _ in two.patterns] == [
@@ -297,14 +298,15 @@ def test_it_is_refused_on_a_machine_without_gpus_as_well(monkeypatch: pytest.Mon
 
 
 def test_a_pass_over_experts_costs_more_with_every_row() -> None:
-    dense = Reading(GB, 0, 1.0, True)
-    sparse = Reading(0, 16 * GB, 1 / 16, True)
-    assert dense.seconds(1) == pytest.approx(sparse.seconds(1))
-    assert dense.seconds(4) < 1.1 * dense.seconds(1)
-    assert sparse.seconds(4) > 3 * sparse.seconds(1)
-    draft = Reading(GB / 16, 0, 1.0, True)
-    assert tokens_per_second(dense, draft) > 2 * tokens_per_second(dense, None)
-    assert tokens_per_second(sparse, draft) < 1.1 * tokens_per_second(sparse, None)
+    dense, sparse, draft = Weights(GB), Weights(16 * GB, 1 / 16), Weights(GB / 16)
+    assert dense.read() == pytest.approx(sparse.read()) == dense.read(4)
+    assert sparse.read(4) > 3 * sparse.read()
+    machine = Machine(64 * GB, 8, on_gpu=True)
+    plain, drafted = machine.speeds(dense, draft)
+    assert drafted is not None
+    assert drafted > 2 * plain
+    assert machine.speeds(sparse, draft)[0] == pytest.approx(plain)
+    assert (machine.speeds(sparse, draft)[1] or 0.0) < 1.1 * plain
 
 
 def test_a_draft_goes_where_its_target_goes() -> None:

@@ -7,8 +7,9 @@ import datetime
 import pytest
 
 from specllama.errors import UsageError
-from specllama.models import catalog, fit, refs, sidecars
+from specllama.models import catalog, heads, refs
 from specllama.models.catalog import BYTES_PER_PARAM
+from specllama.models.judgement import Machine
 from specllama.settings import methods as registry
 
 
@@ -24,8 +25,8 @@ def test_every_entry_is_complete() -> None:
         assert pair.source
         datetime.date.fromisoformat(pair.date)
         for model in pair.models:
-            assert refs.parse_hub(model.ref) == refs.HubRef(model.repo, model.quant)
-            assert model.quant in BYTES_PER_PARAM
+            assert refs.parse_hub(model.ref) == model.hub
+            assert model.hub.quant in BYTES_PER_PARAM
             assert model.bytes > 1e7
         assert (pair.draft is not None) == (pair.method == "draft")
         assert bool(pair.head) == (pair.method == "eagle3" or pair.family == "Gemma 4")
@@ -60,14 +61,14 @@ def test_every_method_is_one_that_runs_the_target_here() -> None:
     assert {pair.method for pair in pairs.values()} == {"draft", "mtp", "eagle3", "ngram"}
     for name in ("gpt-oss-20b", "gpt-oss-120b"):
         assert pairs[name].method == "eagle3"
-        assert sidecars.kind_of_name(pairs[name].head) == "eagle3"
+        assert heads.kind_of_name(pairs[name].head) == "eagle3"
         assert pairs[name].head.startswith(pairs[name].target.repo + "/")
     assert {pairs[name].family for name in pairs if pairs[name].method == "mtp"} == {
         "Nemotron 3.5", "Qwen3.5", "Qwen3.6", "Qwen3.8", "Gemma 4",
     }  # fmt: skip
     for pair in pairs.values():
         if pair.method == "mtp" and pair.family == "Gemma 4":
-            assert sidecars.kind_of_name(pair.head) == "gemma4-assistant"
+            assert heads.kind_of_name(pair.head) == "gemma4-assistant"
             assert pair.head.startswith(pair.target.repo + "/")
     # whatever has a drafter that nobody here can run says so; a second one that runs is named
     assert pairs["granite4-h-tiny"].cannot
@@ -94,7 +95,11 @@ def test_a_broken_catalogue_says_where(text: str) -> None:
 
 def test_fit_is_judged_by_memory() -> None:
     pair = catalog.load()["qwen3-8b"]
-    assert fit.judge(pair, 64e9) == "yes"
-    assert fit.judge(pair, pair.bytes) == "no"
-    assert fit.judge(pair, 0) == "tight"
-    assert {fit.judge(pair, gb * 1e9) for gb in range(1, 64)} == {"yes", "tight", "no"}
+
+    def fits(n_bytes: float) -> str:
+        return Machine(n_bytes, cores=8).judge(pair).fits
+
+    assert fits(64e9) == "yes"
+    assert fits(pair.bytes) == "no"
+    assert fits(0) == "tight"
+    assert {fits(gb * 1e9) for gb in range(1, 64)} == {"yes", "tight", "no"}

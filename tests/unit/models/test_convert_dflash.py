@@ -20,8 +20,7 @@ from specllama.engine.engine import Engine
 from specllama.errors import CannotLoad, PairIncompatible
 from specllama.events import Finished
 from specllama.models.convert import convert
-from specllama.models.convert_dflash import IN_LAYER, TOP
-from specllama.models.dflash_file import read_facts
+from specllama.models.dflash_file import IN_LAYER, TOP, read_facts
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.layer_inputs import read_draft_ids
 from specllama.models.tensors import read_bytes, read_tensor

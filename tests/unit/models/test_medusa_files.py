@@ -24,10 +24,9 @@ from specllama.errors import (
 )
 from specllama.models.checkpoint import read_safetensors
 from specllama.models.convert import convert
-from specllama.models.convert_medusa import read_checkpoint
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.gguf_writer import write_gguf
-from specllama.models.medusa_file import read_facts, vocabulary_digest, write_heads
+from specllama.models.medusa_file import read_checkpoint, read_facts, vocabulary_digest, write_heads
 from specllama.models.tensors import pack_q8_0, read_tensor
 
 WIDTH = 64

@@ -14,9 +14,11 @@ from specllama.engine.heads import bundled_heads
 from specllama.errors import DoesNotFit, UsageError
 from specllama.models import memory, running_state
 from specllama.models.gguf import GgufHeader, read_header
+from specllama.models.judgement import pair_memory
 from specllama.models.medusa_file import write_heads
 from specllama.models.refs import bundled
 from specllama.settings.params import EngineOptions
+from specllama.text import size
 
 
 @pytest.fixture
@@ -73,15 +75,17 @@ def test_recurrent_states_do_not_grow_with_the_context(tmp_path: Path) -> None:
 def test_several_conversations_share_a_cache_and_read_in_a_second_one(
     header: GgufHeader, tmp_path: Path
 ) -> None:
-    one, three = (memory.estimate_pair(header, header, n_ctx=512, parallel=n) for n in (1, 3))
+    one, three = (pair_memory(header, header, EngineOptions(parallel=n), 512) for n in (1, 3))
     assert one.target.reading == 0
     assert three.target.reading == one.target.kv + one.target.compute
     assert three.required - one.required >= three.target.reading
     assert three.target.kv == one.target.kv
     windows = read_header(ggufs.write_windows(tmp_path / "w.gguf"))
-    assert memory.estimate_pair(windows, None, parallel=3).target.reading > 0
+    assert pair_memory(windows, None, EngineOptions(parallel=3), None).target.reading > 0
     running = read_header(ggufs.write_mamba(tmp_path / "m.gguf"))  # each has states of its own
-    one, three = (memory.estimate_pair(running, None, parallel=n).target for n in (1, 3))
+    one, three = (
+        pair_memory(running, None, EngineOptions(parallel=n), None).target for n in (1, 3)
+    )
     assert (one.reading, three.reading) == (0, 0)
     assert (three.kv, three.checkpoints) == (3 * one.kv, 3 * one.checkpoints)
 
@@ -99,12 +103,12 @@ def test_flash_attention_needs_no_scores(header: GgufHeader) -> None:
 
 
 def test_a_pair_is_its_parts(header: GgufHeader) -> None:
-    pair = memory.estimate_pair(header, header, n_ctx=512)
+    pair = pair_memory(header, header, EngineOptions(), 512)
     assert pair.draft is not None
     assert pair.total == pair.target.total + pair.draft.total + pair.process
     assert pair.target.n_ctx == 512
     assert pair.target.weights == header.tensor_bytes
-    assert memory.estimate_pair(header, None).draft is None
+    assert pair_memory(header, None, EngineOptions(), None).draft is None
 
 
 def test_weights_that_are_rearranged_count_twice_in_the_resident_size(tmp_path: Path) -> None:
@@ -129,7 +133,7 @@ def test_fit_is_judged_with_a_margin(header: GgufHeader) -> None:
     assert memory.fits(need, need.required * 2)
     assert not memory.fits(need, need.required)
     assert memory.fits(need, 0)  # unknown
-    with pytest.raises(DoesNotFit, match="GB of memory") as caught:
+    with pytest.raises(DoesNotFit, match="of memory") as caught:
         memory.require_fit(need, need.required // 2)
     assert caught.value.exit_code == 5
     assert "-c" in (caught.value.hint or "")
@@ -143,8 +147,8 @@ def test_heads_beside_a_pair_count() -> None:
     target, draft = (read_header(bundled(name)) for name in ("tiny-target", "tiny-draft"))
     heads = [read_header(path) for path in bundled_heads(target.path)]
     assert {head.architecture for head in heads} == {"eagle3", "medusa"}
-    alone = memory.estimate_pair(target, draft, n_ctx=512)
-    beside = memory.estimate_pair(target, draft, heads=heads, n_ctx=512)
+    alone = pair_memory(target, draft, EngineOptions(), 512)
+    beside = pair_memory(target, draft, EngineOptions(), 512, heads=heads)
     assert beside.required - alone.required == sum(head.required for head in beside.heads)
     assert len(beside.to_dict()["heads"]) == 2
     for head, need in zip(heads, beside.heads, strict=True):
@@ -180,8 +184,10 @@ def test_a_running_state_says_what_it_takes(tmp_path: Path) -> None:
     mamba = read_header(ggufs.write_mamba(tmp_path / "m.gguf"))
     assert memory.kv_bytes(mamba, 256, max_rows=65) == memory.kv_bytes(mamba, 256)
     text = running_state.line(qwen, 65)
-    assert text.startswith("running state: 0.0 MB; 6 earlier ones to undo guesses, 0.")
-    assert text.endswith("up to 8 copies to go back to, 0.2 MB")
+    assert text == (
+        f"running state: {size(state)}; 6 earlier ones to undo guesses, {size(6 * state)}; "
+        f"up to 8 copies to go back to, {size(8 * state)}"
+    )
     assert "earlier" not in running_state.line(mamba, 65)
     dense = read_header(ggufs.write_llama(tmp_path / "l.gguf"))
     assert running_state.line(dense, 65) == ""

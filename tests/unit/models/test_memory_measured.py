@@ -14,8 +14,10 @@ import pytest
 
 from specllama.engine.heads import bundled_heads
 from specllama.models.gguf import read_header
-from specllama.models.memory import MIB, PairMemory, estimate_pair
+from specllama.models.judgement import pair_memory
+from specllama.models.memory import MIB, PairMemory
 from specllama.models.refs import resolve_pair
+from specllama.settings.params import EngineOptions
 
 CHILD = """
 import ctypes, json, logging, re, sys
@@ -67,9 +69,8 @@ def estimated(n_ctx: int, parallel: int = 1) -> PairMemory:
     # the heads that ship with the target are open beside the pair
     heads = [read_header(path) for path in bundled_heads(target)]
     assert heads
-    return estimate_pair(
-        read_header(target), read_header(draft), heads=heads, n_ctx=n_ctx, parallel=parallel
-    )
+    options = EngineOptions(parallel=parallel)
+    return pair_memory(read_header(target), read_header(draft), options, n_ctx, heads=heads)
 
 
 pytestmark = [

@@ -11,7 +11,7 @@ from specllama.engine.engine import Engine
 from specllama.engine.heads import survey
 from specllama.errors import PairIncompatible
 from specllama.events import Finished
-from specllama.models import sidecars
+from specllama.models import heads
 from specllama.models.gguf import read_header
 from specllama.models.heads import HEADS, HeadKind
 from specllama.models.refs import resolve
@@ -32,7 +32,7 @@ def often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_drafts_and_the_text_stays(often: Path) -> None:
-    assert sidecars.kind_of(read_header(often)) == "often"
+    assert heads.kind_of(read_header(often)) == "often"
     texts = []
     with Engine.load("tiny-target", None, EngineOptions(threads=1, heads=(str(often),))) as engine:
         for proposer in ("none", "medusa"):

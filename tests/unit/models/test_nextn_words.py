@@ -13,9 +13,8 @@ from ggufs_nextn import ARCHITECTURES, CHAINED, write_nextn
 from specllama.arrays import IntArray
 from specllama.errors import BadGguf, PairIncompatible, UnsupportedModel, UsageError
 from specllama.models.gguf import GgufHeader, read_header
-from specllama.models.nextn_file import check_target
-from specllama.models.nextn_words import READS, SAYS, likeliest, read_words, write_head
-from specllama.models.sidecars import kind_of
+from specllama.models.heads import kind_of
+from specllama.models.nextn_file import READS, SAYS, check_target, likeliest, read_words, write_head
 from specllama.models.tensors import read_bytes
 
 N = 300

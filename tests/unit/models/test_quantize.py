@@ -15,8 +15,8 @@ from gguf_surgery import with_tensor
 from specllama.errors import BadGguf, SpecllamaError, UnsupportedModel, UsageError
 from specllama.models import quantize
 from specllama.models.gguf import read_header
-from specllama.models.imatrix import read_imatrix
 from specllama.models.loadable import check_loadable
+from specllama.models.quantize import read_imatrix
 from specllama.models.tensors import Floats, read_tensor
 
 
@@ -178,8 +178,10 @@ def test_a_quantized_source_needs_consent(tmp_path: Path) -> None:
     source = ggufs.write_llama(tmp_path / "m.gguf", quant="Q4_0")
     with pytest.raises(UsageError, match="quantized already"):
         quantize.prepare(source, tmp_path / "x.gguf", "q8_0")
-    assert quantize.prepare(source, tmp_path / "x.gguf", "q8_0", requantize=True).requantize
-    assert quantize.prepare(source, tmp_path / "x.gguf", None, prune="0").type == "copy"
+    assert quantize.prepare(source, tmp_path / "x.gguf", "q8_0", requantize=True).request[
+        "requantize"
+    ]
+    assert quantize.prepare(source, tmp_path / "x.gguf", None, prune="0").request["type"] == "copy"
 
 
 def test_layers_are_dropped_only_where_it_works(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from specllama import paths
 from specllama.errors import ModelUnavailable, UsageError
-from specllama.models import doctor, library, refs
+from specllama.models import judgement, library, refs
+from specllama.models.catalog import HubRef
 from specllama.models.gguf import read_header
 
 pytestmark = pytest.mark.usefixtures("nobody_else")
@@ -190,10 +191,10 @@ def test_what_is_no_hub_reference(ref: str) -> None:
 
 
 def test_hub_references() -> None:
-    assert refs.parse_hub("a/b") == refs.HubRef("a/b")
-    assert refs.parse_hub("a/b:Q4_K_M") == refs.HubRef("a/b", "Q4_K_M")
-    assert refs.parse_hub("a/b/sub/c.gguf") == refs.HubRef("a/b", file="sub/c.gguf")
-    assert refs.parse_hub("https://huggingface.co/a/b") == refs.HubRef("a/b")
+    assert refs.parse_hub("a/b") == HubRef("a/b")
+    assert refs.parse_hub("a/b:Q4_K_M") == HubRef("a/b", "Q4_K_M")
+    assert refs.parse_hub("a/b/sub/c.gguf") == HubRef("a/b", file="sub/c.gguf")
+    assert refs.parse_hub("https://huggingface.co/a/b") == HubRef("a/b")
 
 
 @pytest.mark.parametrize(
@@ -290,7 +291,7 @@ def test_what_lies_beside_a_file_is_found_with_it(
     target = put(model, tmp_path / "pair/target-Q4_0.gguf")
     beside = put(model, tmp_path / "pair/draft-Q4_0.gguf")
     assert {m.path for m in library.scan(include_bundled=False, near=target)} == {target, beside}
-    tried = doctor.candidates(target, str(target), [])
+    tried = judgement.candidates(target, str(target), [])
     assert beside in [one.path for one in tried]
     assert target not in [one.path for one in tried]
 
@@ -318,7 +319,8 @@ def test_split_models_are_one_entry(tmp_path: Path) -> None:
 
 
 def test_summaries_are_cached_and_follow_the_file(model: Path, tmp_path: Path) -> None:
-    from specllama.models.summaries import Summaries, list_models
+    from specllama.models.judgement import list_models
+    from specllama.models.summaries import Summaries
 
     first = Summaries()
     assert first.get(model).quantization == "Q4_0"

@@ -14,7 +14,7 @@ from specllama import paths
 from specllama.backend import verdicts
 from specllama.backend.exactness import SCHEMA, Exactness, Group
 from specllama.errors import SpecllamaError
-from specllama.models.receipts import make_receipt, read_receipt, receipt_path, write_receipt
+from specllama.models.receipts import Receipt, read_receipt, receipt_path, write_receipt
 from specllama.models.summaries import Summaries
 from specllama.store import profiles
 from specllama.store.rounds import read_run
@@ -53,15 +53,9 @@ def summaries(folder: Path) -> tuple[Path, Callable[[], object]]:
 def receipt(folder: Path) -> tuple[Path, Callable[[], object]]:
     file = folder / "model.gguf"
     file.write_bytes(b"weights")
-    made = make_receipt("user/repo", "model.gguf", "c" * 40, 7, receipts_digest())
+    made = Receipt("user/repo", "model.gguf", "c" * 40, 7, "sha256", "0" * 64)
     write_receipt(file, made)
     return receipt_path(file), lambda: read_receipt(file)
-
-
-def receipts_digest():
-    from specllama.models.download import Digest
-
-    return Digest("sha256", "0" * 64)
 
 
 def in_file(
