@@ -5,6 +5,7 @@ The keymap names them. A page is imported when it is opened, so that the first f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -240,7 +241,7 @@ def _settings(app: PagedApp) -> None:
 def _export(app: PagedApp) -> None:
     """Save the screen's content, as documents and as a picture."""
     from specllama.tui.exports import Export
-    from specllama.tui.picture import self_contained
+    from specllama.tui.pages import self_contained
     from specllama.tui.screens.export import ExportScreen
 
     screen = app.screen
@@ -271,3 +272,14 @@ PAGES: Mapping[str, Callable[[PagedApp], None]] = MappingProxyType(
         "export": _export,
     }
 )
+
+
+FONTS = re.compile(r"@font-face\s*\{[^}]*\}\s*")
+UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # XML has no way to write them
+FONT = "font-family: Fira Code, "
+
+
+def self_contained(svg: str) -> str:
+    """Remove the fonts that a drawing of Rich or Textual would fetch: use the reader's own."""
+    svg = FONTS.sub("", svg).replace(FONT, "font-family: ui-monospace, Menlo, Consolas, ")
+    return UNFIT.sub("\ufffd", svg)

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from specllama.errors import SpecllamaError, UsageError
-from specllama.tui.picture import self_contained
+from specllama.tui.pages import self_contained
 
 COLUMNS = 100
 

@@ -30,7 +30,7 @@ from specllama.paths import HOME_VARIABLE
 from specllama.settings.params import GenerateParams
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import FlushPace
-from specllama.tui.picture import self_contained
+from specllama.tui.pages import self_contained
 
 LIMIT_S = 900.0  # a race of a large pair on a small machine
 QUESTION = "What is speculative decoding?"

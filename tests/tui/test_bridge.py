@@ -6,7 +6,7 @@ from fakes import ScriptedEngine
 
 from specllama.events import Finished
 from specllama.settings.params import GenerateParams
-from specllama.tui.bridge import Drained, FlushPace
+from specllama.tui.bridge import Drained, FlushPace, Rest
 
 
 def test_a_batch_with_nothing_but_the_end_is_not_empty() -> None:
@@ -46,3 +46,15 @@ def test_one_slow_flush_hardly_slows_the_next() -> None:
     for _ in range(5):
         period = pace.observe(0.01)
     assert period == 0.2
+
+
+def test_figures_rest_but_the_last_ones_are_drawn() -> None:
+    now = 0.0
+    rest = Rest(1.0, clock=lambda: now)
+    assert rest.over(True)
+    now = 0.4
+    assert not rest.over(True)
+    now = 1.0
+    assert rest.over(False)
+    now = 9.0
+    assert not rest.over(False)

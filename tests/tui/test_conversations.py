@@ -13,8 +13,7 @@ from textual.widgets import Input, OptionList, Static
 
 from specllama.store.sessions import SessionStore
 from specllama.store.tree import StoredMessage
-from specllama.tui.screens.sessions import SessionsScreen
-from specllama.tui.widgets.preview import Preview
+from specllama.tui.screens.sessions import Preview, SessionsScreen
 
 DAY = 86400.0
 

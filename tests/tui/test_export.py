@@ -15,7 +15,7 @@ from textual.widgets import Input, OptionList, Static
 
 from specllama.settings.params import GenerateParams
 from specllama.tui.exports import Circumstances, reply, round_
-from specllama.tui.picture import self_contained
+from specllama.tui.pages import self_contained
 from specllama.tui.record import Record
 from specllama.tui.screens.export import ExportScreen
 from specllama.tui.screens.inspector import InspectorScreen

@@ -13,7 +13,7 @@ from textual.app import App, ComposeResult
 from textual.widgets import Collapsible, Markdown
 
 from specllama.text import sanitize
-from specllama.tui.widgets.growing import GrowingMarkdown
+from specllama.tui.reading import parser
 from specllama.tui.widgets.message import AssistantMessage, PlainText
 
 BLOCKS = (
@@ -42,7 +42,7 @@ def reply(seed: int) -> str:
 
 class Bare(App[None]):
     def compose(self) -> ComposeResult:
-        yield GrowingMarkdown()
+        yield Markdown(parser_factory=parser)
 
 
 def outline(view: Markdown) -> list[tuple[str, str]]:

@@ -34,9 +34,8 @@ from specllama.tui.race import (
     advise_among,
 )
 from specllama.tui.screens.race import RaceScreen
-from specllama.tui.widgets.bars import Slider, SpeedChart
 from specllama.tui.widgets.methods import MethodList
-from specllama.tui.widgets.playground import Playground
+from specllama.tui.widgets.playground import Playground, Slider, SpeedChart
 
 LONG = " ".join(f"word{i}" for i in range(80))
 PARAMS = GenerateParams(seed=5, draft_max=4)

@@ -12,8 +12,7 @@ from textual.widgets._footer import FooterKey
 from specllama.store.sessions import SessionStore
 from specllama.store.tree import StoredMessage
 from specllama.tui.screens.sessions import SessionsScreen
-from specllama.tui.screens.settings import SettingsScreen
-from specllama.tui.widgets.fields import Toggle
+from specllama.tui.screens.settings import SettingsScreen, Toggle
 from specllama.tui.widgets.sidebar import Sidebar
 
 WIDE = (160, 50)

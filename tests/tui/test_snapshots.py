@@ -28,7 +28,6 @@ from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import FlushPace
 from specllama.tui.screens import sessions
 from specllama.tui.screens.models import ModelsScreen
-from specllama.tui.widgets import preview
 
 Steps = Callable[[Pilot[int]], Awaitable[None]]
 WIDE, MIDDLE, USUAL, SMALL = (120, 36), (100, 30), (80, 24), (60, 16)
@@ -159,7 +158,7 @@ def test_sessions(
     """By day, and what a search found: marked without colours, too."""
     now_s = 1_800_014_400.0  # noon, so that it is the same day everywhere
     monkeypatch.setattr("specllama.store.sessions.time.time", lambda: now_s)
-    monkeypatch.setattr(preview, "date", lambda when_s: "14 January 2027, 12:00")
+    monkeypatch.setattr(sessions, "date", lambda when_s: "14 January 2027, 12:00")
     monkeypatch.setattr(sessions, "moment", lambda when_s, now_s: days.age(now_s - when_s))
     if look == "mono":
         monkeypatch.setenv("NO_COLOR", "1")

@@ -12,8 +12,9 @@ from specllama.events import RoundDone, Started
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.method import Facts
 from specllama.tui.record import Record, depth_of, fate_of, glyph_run
+from specllama.tui.screens import inspector
 from specllama.tui.themes import DARK, UNICODE, ink_for
-from specllama.tui.widgets import walk, walk_rounds
+from specllama.tui.widgets import walk
 
 INK = ink_for(DARK)
 METHODS = methods(Facts())
@@ -131,16 +132,16 @@ def test_what_nobody_knows_has_no_column() -> None:
 
 def test_trees_are_drawn_among_the_rows() -> None:
     tree = rounds(Reply("One two three four five six", accept=(2,), tree=True))[1]
-    assert walk_rounds.tree_lines(tree, UNICODE) == ["├■■□·", "│││└·", "││└□", "│└□", "└□"]
+    assert inspector.tree_lines(tree, UNICODE) == ["├■■□·", "│││└·", "││└□", "│└□", "└□"]
     chain = rounds(Reply("One two three four five six", accept=(2,)))[1]
-    assert walk_rounds.tree_lines(chain, UNICODE) == []
-    drawn = walk_rounds.rounds_rows([chain, tree, chain], 1, UNICODE, INK, 28, 20).plain
+    assert inspector.tree_lines(chain, UNICODE) == []
+    drawn = inspector.rounds_rows([chain, tree, chain], 1, UNICODE, INK, 28, 20).plain
     lines = drawn.splitlines()
     assert [line.split()[0] for line in lines if "█" in line] == ["1", "▶", "3"]
     assert lines[0] == "round  time, tokens"
     assert lines[3].strip() == "├■■□·"
     for height in range(1, 9):
-        shown = walk_rounds.rounds_rows([tree] * 5, 2, UNICODE, INK, 28, height).plain
+        shown = inspector.rounds_rows([tree] * 5, 2, UNICODE, INK, 28, height).plain
         assert len(shown.splitlines()) <= height
         assert "▶" in shown
 
@@ -158,7 +159,7 @@ def test_what_a_round_cost_in_words() -> None:
 def test_rounds_as_rows_are_as_long_as_they_took() -> None:
     done = rounds(Reply("One two three four five six", accept=(1,)))[1]
     some = [dataclasses.replace(done, verify_ms=float(ms)) for ms in range(1, 41)]
-    drawn = walk_rounds.rounds_rows(some, 20, UNICODE, INK, 30, 12).plain.splitlines()
+    drawn = inspector.rounds_rows(some, 20, UNICODE, INK, 30, 12).plain.splitlines()
     assert len(drawn) == 12
     assert next(line for line in drawn if "▶" in line).split()[1] == "21"
     lengths = [line.count("█") + line.count("▒") for line in drawn]
@@ -168,7 +169,7 @@ def test_rounds_as_rows_are_as_long_as_they_took() -> None:
     assert True in shaded
     assert False in shaded
     assert max(map(len, drawn)) <= 30
-    assert walk_rounds.rounds_rows([], 0, UNICODE, INK, 30, 12).plain == ""
+    assert inspector.rounds_rows([], 0, UNICODE, INK, 30, 12).plain == ""
 
 
 def test_fates_of_a_chain_and_of_a_cut_round() -> None:

@@ -22,7 +22,6 @@ from specllama.store.sessions import SessionStore
 from specllama.text import sanitize_line
 from specllama.tui import advice, keymap
 from specllama.tui.bridge import FlushPace, monotonic
-from specllama.tui.copying import Copying
 from specllama.tui.downloads import Downloads
 from specllama.tui.editing import Editing
 from specllama.tui.loader import EngineLoader, files_of, loading_words
@@ -35,7 +34,7 @@ from specllama.tui.messages import (
     Scrolled,
     TurnAction,
 )
-from specllama.tui.next_reply import NextReply
+from specllama.tui.next_reply import Copying, NextReply
 from specllama.tui.reading_ahead import ReadingAhead
 from specllama.tui.record import Record
 from specllama.tui.resting import Resting

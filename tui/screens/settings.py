@@ -20,8 +20,40 @@ from specllama.settings.setting import declared
 from specllama.text import sanitize_line
 from specllama.tui.screens.base import Page
 from specllama.tui.state import VIEWS, Preferences
-from specllama.tui.widgets.fields import Choose, Toggle
+from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.keys import Keys
+
+
+class Toggle(Inked, Switch):
+    """A switch whose states differ without color, too."""
+
+    DEFAULT_CSS = """
+    Toggle { border: none; height: 1; width: 9; padding: 0 1; background: transparent; }
+    Toggle:focus, Toggle:hover { border: none; background: $panel; }
+    """
+
+    def render(self) -> Content:
+        on = self.value
+        bar, knob = self.glyphs.line * 2, self.glyphs.bullet if on else self.glyphs.ring
+        ink = self.ink.good if on else self.ink.muted
+        track = f"{bar}{knob}" if on else f"{knob}{bar}"
+        return Content.assemble((track, ink), (" on" if on else " off", "" if on else ink))
+
+
+class Choose(Inked, Select[str], inherit_bindings=False):
+    """A choice that Up and Down leave, as they leave every other field."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter,space", "show_overlay", "Open")]
+
+    DEFAULT_CSS = """
+    Choose > SelectCurrent { background: $surface; padding: 0 1; }
+    Choose:focus > SelectCurrent { background: $panel; background-tint: transparent; }
+    """
+
+    def __init__(self, options: tuple[str, ...], value: str, *, id: str | None = None) -> None:
+        pairs = [(option, option) for option in options]
+        super().__init__(pairs, value=value, allow_blank=False, compact=True, id=id)
+
 
 Owner = Literal["params", "sampling", "load", "look", "sheet"]
 Control = Input | Choose | Toggle | TextArea

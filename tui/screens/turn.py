@@ -24,7 +24,6 @@ from specllama.tui import advice
 from specllama.tui.bridge import Drained, FlushPace, Rest, RunningTurn, processor
 from specllama.tui.loader import EngineLoader, loading_words
 from specllama.tui.messages import EngineFailed, EngineGone, EngineReady, RecordGrew, TurnWoke
-from specllama.tui.painting import LeanCompositor
 from specllama.tui.record import Record
 from specllama.tui.screens.base import Page
 from specllama.tui.widgets.base import Inked
@@ -70,7 +69,6 @@ class TurnScreen(Inked, Screen[None]):
         self._timer: Timer | None = None
         self._used_by_last: float | None = None  # processor seconds at the flush before
         self._strip_rest, self._panel_rest = Rest(pace.figures_s), Rest(2 * pace.figures_s)
-        self._compositor = LeanCompositor()
         self._held = self._owed = False  # painting waits; something is to be painted
         self._after_turn: Callable[[], None] | None = None
         self._prompt_n = 0

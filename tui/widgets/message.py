@@ -17,11 +17,10 @@ from specllama.events import Finished, RoundDone
 from specllama.replies import attach
 from specllama.text import WordCount, number_of, sanitize, sanitize_line
 from specllama.tui.messages import TurnAction
-from specllama.tui.reading import PlainGuard
+from specllama.tui.reading import PlainGuard, parser
 from specllama.tui.record import Record
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.drafted import DraftedView
-from specllama.tui.widgets.growing import GrowingMarkdown
 
 FOLD_CHARS = 3000
 CHUNK_CHARS = 4000
@@ -252,7 +251,7 @@ class AssistantMessage(MessageView):
         self._thought = self._box = None
         # Markdown must start empty: a widget made with text and then appended to garbles an
         # open code fence.
-        self._markdown = GrowingMarkdown()
+        self._markdown = Markdown(parser_factory=parser, open_links=False)
         await body.mount(self._markdown)
         await self._think(self.reasoning)
         await self._put(self.text)

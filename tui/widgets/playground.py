@@ -2,17 +2,184 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
+from textual.message import Message
+from textual.reactive import reactive
+from textual.widget import Widget
 from textual.widgets import Static
 
 from specllama.bench.speed_model import MAX_K, SpeedModel
-from specllama.tui.widgets.bars import Slider, SpeedChart
 from specllama.tui.widgets.base import Inked
+
+
+class Slider(Inked, Widget, can_focus=True):
+    """A value between two bounds: arrows step, Shift steps far, the mouse jumps."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left,h,minus", "step(-1)", "Less", show=False),
+        Binding("right,l,plus", "step(1)", "More", show=False),
+        Binding("shift+left,H", "step(-10)", "Much less", show=False),
+        Binding("shift+right,L", "step(10)", "Much more", show=False),
+        Binding("home", "edge(0)", "Least", show=False),
+        Binding("end", "edge(1)", "Most", show=False),
+        Binding("up,k", "app.focus_previous", "Up", show=False),
+        Binding("down,j", "app.focus_next", "Down", show=False),
+    ]
+
+    DEFAULT_CSS = """
+    Slider { height: 1; width: 1fr; }
+    """
+
+    value: reactive[float] = reactive(0.0)
+
+    @dataclass
+    class Changed(Message):
+        value: float
+
+    def __init__(
+        self,
+        label: str,
+        value: float,
+        low: float,
+        high: float,
+        step: float,
+        *,
+        hint: str = "",
+        form: str = ".2f",
+        id: str | None = None,
+    ) -> None:
+        super().__init__(id=id)
+        self.label, self.low, self.high, self.step = label, low, high, step
+        self.hint, self.form = hint, form
+        self.set_reactive(Slider.value, value)
+
+    def validate_value(self, value: float) -> float:
+        steps = round((value - self.low) / self.step)
+        return min(self.high, max(self.low, self.low + steps * self.step))
+
+    def watch_value(self, value: float) -> None:
+        self.post_message(self.Changed(value))
+
+    def action_step(self, steps: int) -> None:
+        self.value += steps * self.step
+
+    def action_edge(self, end: int) -> None:
+        self.value = self.high if end else self.low
+
+    def on_click(self, event: events.Click) -> None:
+        start, width = self._track()
+        self.focus()
+        if width > 1:
+            share = (event.x - start) / (width - 1)
+            self.value = self.low + min(1.0, max(0.0, share)) * (self.high - self.low)
+
+    def _track(self) -> tuple[int, int]:
+        """Return the begin and the width of the track; the label column is fixed."""
+        width = self.content_size.width
+        hint = 22 if width >= 64 else 0
+        return 4, max(6, width - 4 - 7 - hint)
+
+    def render(self) -> Content:
+        ink, glyphs = self.ink, self.glyphs
+        _, width = self._track()
+        share = (self.value - self.low) / (self.high - self.low)
+        at = round(share * (width - 1))
+        knob = glyphs.bullet if self.has_focus else glyphs.ring
+        knob_style = "bold $primary" if self.has_focus else "bold"
+        parts = [
+            (f"{self.label:<3} ", "bold $primary" if self.has_focus else "bold"),
+            (glyphs.track * at, ink.accent),
+            (knob, knob_style),
+            (glyphs.track * (width - 1 - at), ink.muted),
+            (f" {self.value:>5{self.form}} ", "bold"),
+        ]
+        if self.content_size.width >= 64:
+            parts.append((self.hint[:22], ink.muted))
+        return Content.assemble(*parts)
+
+
+class SpeedChart(Inked, Widget):
+    """A chart of speed-up against draft length, with plain decoding as the line to beat."""
+
+    DEFAULT_CSS = """
+    SpeedChart { height: 1fr; min-height: 5; }
+    """
+
+    values: reactive[Sequence[float]] = reactive((), layout=False)
+    selected = 0
+    imaginary = False  # the pair is none that was raced
+
+    def render(self) -> Content:
+        size = self.content_size
+        bars = [b if math.isfinite(b) else 0.0 for b in self.values]
+        if not bars or size.width < 20 or size.height < 4:
+            return Content("")
+        rows = size.height - 1  # the last line names the draft lengths
+        axis = 5
+        slot = max(2, min(7, (size.width - axis) // len(bars)))
+        bars = bars[: (size.width - axis) // slot]
+        top = max([1.0, *bars]) * 1.08
+        # A peak needs its mark even if the bar touches the top.
+        level: Callable[[float], float] = lambda value: value / top * rows  # noqa: E731
+        peak = max(range(len(bars)), key=lambda k: (bars[k], -k))
+        lines: list[Content] = []
+        for row in range(rows, 0, -1):
+            lines.append(self._row(row, bars, slot, axis, level, peak, top, rows))
+        labels: list[tuple[str, str]] = [(f"{'k':>{axis - 1}} ", self.ink.muted)]
+        for k in range(len(bars)):
+            style = "bold reverse" if k == self.selected else self.ink.muted
+            if k == peak and not self.imaginary:
+                style = "bold reverse" if k == self.selected else "bold $success"
+            text = str(k)
+            labels.append((text, style))
+            labels.append((" " * (slot - len(text)), ""))
+        return Content("\n").join([*lines, Content.assemble(*labels)])
+
+    def _row(
+        self,
+        row: int,
+        bars: Sequence[float],
+        slot: int,
+        axis: int,
+        level: Callable[[float], float],
+        peak: int,
+        top: float,
+        rows: int,
+    ) -> Content:
+        glyphs, ink = self.glyphs, self.ink
+        one = max(1, round(level(1.0)))
+        parts: list[tuple[str, str]] = []
+        if row == rows:
+            label = f"{top:.1f}{glyphs.times}"
+        else:
+            label = f"1{glyphs.times}" if row == one else ""
+        parts.append((f"{label:>{axis - 1}} ", ink.muted))
+        width = max(1, slot - 1)
+        for k, value in enumerate(bars):
+            height = level(value)
+            style = ink.good if k == peak else ink.rejected if value < 1.0 else ink.accent
+            if self.imaginary:
+                style = ink.muted
+            if height >= row:
+                cell = glyphs.full * width
+            elif height > row - 1:
+                cell = glyphs.bars[round((height - row + 1) * (len(glyphs.bars) - 1))] * width
+            elif k == peak and height + 1 > row - 1:
+                cell = glyphs.up.center(width)
+            else:
+                cell, style = (glyphs.dot if row == one else " ") * width, ink.muted
+            parts.append((cell, style))
+            parts.append((" " * (slot - width), ""))
+        return Content.assemble(*parts)
 
 
 class Playground(Inked, Vertical):
