@@ -124,7 +124,7 @@ gallery: $(VENV)/.installed-dev
 # a newcomer's first two minutes, recorded: asciinema play build/walk.cast
 walk: $(VENV)/.installed-test
 	mkdir -p build
-	SPECLLAMA_WALK=$(CURDIR)/build/walk.cast $(BIN)/python -m pytest -q tests/tui/test_newcomer.py
+	SPECLLAMA_WALK=$(CURDIR)/build/walk.cast $(BIN)/python -m pytest -q tests/lab/test_newcomer.py
 
 # every picture: measures anew (some minutes, on an idle machine), then draws. PAIR is a pair that
 # drafting helps:   make pictures PAIR="-m target.gguf -d draft.gguf" WHERE="what ran, and on what"

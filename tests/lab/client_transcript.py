@@ -62,7 +62,8 @@ def shared(body: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("exchanges", type=Path)
-    parser.add_argument("client", nargs=3, metavar=("CLIENT", "VERSION", "DATE"))
+    for name in ("client", "version", "date"):
+        parser.add_argument(name)
     parser.add_argument("--ours", action="append", default=[])
     parser.add_argument(
         "--path", action="append", default=[], help="a path of this machine=another"

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
 import pytest
 from servers import LANES, Serving, serving, table
-
-from specllama.engine.engine import Engine
-from specllama.events import Finished
-from specllama.interface import Message
-from specllama.settings.params import GenerateParams, SamplingParams
 
 
 def body(text: str = "the rain", **fields: Any) -> dict[str, Any]:
@@ -104,51 +98,6 @@ def test_samplers_and_biases_reach_the_engine(server: Serving) -> None:
     assert server.chat(temperature=0, logit_bias=[[5, 100.0], [0, False]])["choices"]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_under_load_every_reply_is_the_one_of_the_request_alone(
-    server: Serving, tmp_path: Any, temperature: float
-) -> None:
-    """More requests than lanes, from several clients, some of whom leave."""
-    asked = [
-        body(
-            f"tell of {word}",
-            seed=seed,
-            temperature=temperature,
-            max_tokens=40,
-            specllama={"proposer": proposer},
-        )
-        for seed in (1, 2)
-        for word in ("the rain", "a ship", "the sea", "a house")
-        for proposer in ("auto", "draft", "none")
-    ]
-
-    def ask(one: dict[str, Any]) -> tuple[str, int]:
-        if one["seed"] == 2 and one["specllama"]["proposer"] == "none":
-            with server.http.stream("POST", "/v1/chat/completions", json={**one, "stream": True}):
-                return "", 0  # leaves
-        reply = server.post("/v1/chat/completions", one).json()
-        return reply["choices"][0]["message"]["content"], reply["usage"]["completion_tokens"]
-
-    with ThreadPoolExecutor(12) as pool:
-        replies = list(pool.map(ask, asked))
-    factory = table(tmp_path, parallel=1)
-    with Engine.load(factory.target, factory.draft, factory.options) as alone:
-        for one, (text, n) in zip(asked, replies, strict=True):
-            if n:
-                params = GenerateParams(
-                    seed=one["seed"],
-                    max_tokens=40,
-                    proposer="none",
-                    sampling=SamplingParams(temperature=temperature),
-                )
-                alone.reset()
-                prompt = [Message("user", one["messages"][0]["content"])]
-                *_, last = alone.generate(prompt, params)
-                assert isinstance(last, Finished)
-                assert (text, n) == (last.text, len(last.token_ids))
-    wait_until(lambda: not server.queue.running)
-
-
 def test_whoever_leaves_frees_the_lane(server: Serving) -> None:
     long = body(max_tokens=1500, logit_bias={"0": -100.0})
     for _ in range(3 * LANES):
@@ -196,15 +145,6 @@ def test_unknown_fields_mean_nothing(server: Serving) -> None:
     assert server.chat(seed=1, frobnicate=[1], user="me")["choices"] == known["choices"]
 
 
-def test_bodies_that_are_none(server: Serving) -> None:
-    for content in (b"", b"{", b"[]", b"\xff\xfe", b"[" * 40_000, b'{"messages": null}'):
-        answer = server.http.post(
-            "/v1/chat/completions", content=content, headers={"content-type": "application/json"}
-        )
-        assert answer.status_code == 400, content[:20]
-        assert answer.json()["error"]["message"]
-
-
 def test_images_are_not_offered(server: Serving) -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:,"}}
     asked = body()
@@ -212,13 +152,6 @@ def test_images_are_not_offered(server: Serving) -> None:
     answer = server.post("/v1/chat/completions", asked)
     assert answer.status_code == 501
     assert "text only" in answer.json()["error"]["message"]
-
-
-def test_a_prompt_that_does_not_fit(server: Serving) -> None:
-    for stream in (False, True):
-        answer = server.post("/v1/chat/completions", body("x" * 3000, stream=stream))
-        assert answer.status_code == 400
-        assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
 def test_models(server: Serving) -> None:

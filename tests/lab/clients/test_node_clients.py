@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 from fakes import Reply, ScriptedRecipe
-from servers import Serving, serving
+from servers import serving, table
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"town": "Ulm"}}</tool_call>'
 FOLDER = os.environ.get("SPECLLAMA_NODE", "")
 
 
 @pytest.mark.skipif(not FOLDER, reason="SPECLLAMA_NODE is not set")
-def test_node_clients(server: Serving) -> None:
+def test_node_clients(tmp_path: Path) -> None:
     script = shutil.copy(Path(__file__).parent / "node_clients.mjs", FOLDER)
-    with serving(ScriptedRecipe((Reply(f"Well.\n{CALL}"),))) as caller:
+    recipe = ScriptedRecipe((Reply(f"Well.\n{CALL}"),))
+    with serving(table(tmp_path)) as server, serving(recipe) as caller:
         done = subprocess.run(
             ["node", script, server.url, caller.url],
             cwd=FOLDER, capture_output=True, text=True, timeout=120, check=False,

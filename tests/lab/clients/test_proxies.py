@@ -19,7 +19,7 @@ from servers import Serving, serving
 
 from specllama.server.guard import Access
 
-PAGE = Path(__file__).parents[2] / ".github" / "proxy.md"
+PAGE = Path(__file__).parents[3] / ".github" / "proxy.md"
 NAME = "models.example.org"
 RULES = (Rule("one two three four five six", when="slowly", delay_s=0.3), Rule("Hello."))
 ACCESS = Access(hosts=(NAME,), keys=("secret",), proxies=("127.0.0.1",))
