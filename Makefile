@@ -37,7 +37,7 @@ chat: $(STAMP)
 	$(BIN)/specllama chat
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 12
 
 families: $(VENV)/.installed-test
 	$(BIN)/python tests/lab/families $(LLAMA_CPP)

@@ -267,19 +267,6 @@ def test_a_signal_stops_within_a_round_and_keeps_the_text(driver, number: int, c
     assert turn.finished.reason == "cancelled"
 
 
-def test_kill_leaves_a_readable_log(driver) -> None:
-    command = driver([{"text": LONG * 50, "delay_s": 0.01}], "run", "x")
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert child.stdout is not None
-    child.stdout.read(100)
-    child.kill()
-    child.wait()
-    child.stdout.close()
-    record = read_run(list_runs()[0])
-    assert len(record.rounds) > 3
-    assert record.skipped <= 1
-
-
 def on_a_terminal(command: list[str], keys: bytes = b"") -> tuple[int, bytes]:
     """Run with stdin, stdout and stderr on a pseudo terminal; returns exit code and output."""
     leader, follower = pty.openpty()

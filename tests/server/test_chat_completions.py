@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import Any
 
 import httpx2
 import pytest
-from servers import LANES, Serving, serving, table
+from servers import LANES, Serving, until
 
 
 def body(text: str = "the rain", **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": 24, "seed": 1, **fields}
-
-
-def wait_until(true: Any, limit_s: float = 10.0) -> None:
-    end = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.01)
 
 
 def test_a_reply(server: Serving) -> None:
@@ -107,7 +98,7 @@ def test_whoever_leaves_frees_the_lane(server: Serving) -> None:
             next(answer.iter_lines())
     with pytest.raises(httpx2.ReadTimeout):
         server.post("/v1/chat/completions", long, timeout=0.05)
-    wait_until(lambda: not server.queue.running and not server.queue.n_waiting)
+    until(lambda: not server.queue.running and not server.queue.n_waiting)
     assert server.chat()["choices"]
 
 
@@ -169,23 +160,3 @@ def test_what_is_not_offered_says_why(server: Serving) -> None:
     assert "embed" in answer.json()["error"]["message"]
     assert server.http.get("/v1/nothing").status_code == 404
     assert server.http.get("/v1/chat/completions").status_code == 405
-
-
-def test_a_full_queue(tmp_path: Any) -> None:
-    with serving(table(tmp_path), most=2) as server:
-        long = body(max_tokens=400, logit_bias={"0": -100.0})
-        answers: list[int] = []
-
-        def ask() -> None:
-            answers.append(server.post("/v1/chat/completions", long).status_code)
-
-        threads = [threading.Thread(target=ask) for _ in range(LANES + 2)]
-        for thread in threads:
-            thread.start()
-        wait_until(lambda: server.queue.n_waiting == 2)
-        refused = server.post("/v1/chat/completions", body())
-        assert refused.status_code == 429
-        assert int(refused.headers["retry-after"]) >= 1
-        for thread in threads:
-            thread.join()
-        assert set(answers) == {200}
