@@ -37,27 +37,27 @@ chat: $(STAMP)
 	$(BIN)/specllama chat
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 12
 
 families: $(VENV)/.installed-test
-	$(BIN)/python tests/tools/families $(LLAMA_CPP)
+	$(BIN)/python tests/lab/families $(LLAMA_CPP)
 
 archs: $(VENV)/.installed-test
-	$(BIN)/python tests/tools/families/archs.py $(MODELS)
-	$(BIN)/python tests/tools/families/archs.py $(MODELS) --quant q4_0
+	$(BIN)/python tests/lab/families/archs.py $(MODELS)
+	$(BIN)/python tests/lab/families/archs.py $(MODELS) --quant q4_0
 
 # real files in FOLDER, fetched where they are missing (2 GB); ARGS=--quick: 3 minutes. Goes on
 # where it was stopped. LLAMA_SERVER=PROGRAM LLAMA_BENCH=PROGRAM time llama.cpp as well
 real: $(VENV)/.installed-test
-	PYTHONPATH=tests/support:tests/tools $(BIN)/python tests/tools/real.py $(MODELS) $(ARGS)
+	PYTHONPATH=tests/support:tests/lab $(BIN)/python tests/lab/real.py $(MODELS) $(ARGS)
 
 # needs cmake and the GPU's toolkit, too; goes on where it was stopped. .github/gpu.md says more
 gpu-check:
-	$(PYTHON) tests/gpu/gpu_build.py --minutes $(MINUTES) $(addprefix --wheels ,$(WHEELS)) \
+	$(PYTHON) tests/lab/gpu/gpu_build.py --minutes $(MINUTES) $(addprefix --wheels ,$(WHEELS)) \
 	  $(addprefix --source ,$(SOURCE)) $(addprefix --backend ,$(BACKEND)) $(ARGS)
 
 gpu-pack:
-	$(PYTHON) tests/gpu/gpu_pack.py $(OUT) --python $(PYVER) $(addprefix --source ,$(SOURCE)) \
+	$(PYTHON) tests/lab/gpu/gpu_pack.py $(OUT) --python $(PYVER) $(addprefix --source ,$(SOURCE)) \
 	  $(addprefix --platform ,$(PLATFORM))
 
 # offload on devices that are not there: workers on loopback, and with VULKAN=1 a software
@@ -66,13 +66,13 @@ gpu-pack:
 #   make devices LLAMA_CPP_LIB=FOLDER      make devices LLAMA_CPP=FOLDER [VULKAN=1]
 LLAMA_CPP_LIB ?= $(CURDIR)/build/devices$(VULKAN)/bin
 devices: $(VENV)/.installed-test $(if $(LLAMA_CPP),build/devices$(VULKAN)/bin)
-	LLAMA_CPP_LIB=$(LLAMA_CPP_LIB) $(BIN)/python -m pytest -m devices tests/devices
+	LLAMA_CPP_LIB=$(LLAMA_CPP_LIB) $(BIN)/python -m pytest tests/lab/devices
 
 build/devices$(VULKAN)/bin:
 	cmake -S $(LLAMA_CPP) -B $(@D) -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_RPC=ON \
 	  -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF \
 	  -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF $(if $(VULKAN),-DGGML_VULKAN=ON \
-	    -DCMAKE_CXX_FLAGS="-include $(CURDIR)/tests/devices/layer_settings.hpp")
+	    -DCMAKE_CXX_FLAGS="-include $(CURDIR)/tests/lab/devices/layer_settings.hpp")
 	cmake --build $(@D) --config Release --parallel $$(getconf _NPROCESSORS_ONLN)
 
 # other engines over the bundled pair, one after another: those whose variable says where they are.
@@ -80,7 +80,7 @@ build/devices$(VULKAN)/bin:
 export LLAMA_SERVER LLAMA_BENCH MLX_LM TRANSFORMERS VLLM
 WAYS ?=
 engines: $(VENV)/.installed-test
-	$(BIN)/python tests/tools/live_engines.py $(WAYS)
+	$(BIN)/python tests/lab/live_engines.py $(WAYS)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -115,26 +115,26 @@ schemas: $(VENV)/.installed-test
 # the README's pictures: of the app on real runs of PAIR (none: its demo engine), of commands from
 # recordings of real runs:   make screenshots PAIR="-m target.gguf -d draft.gguf"
 screenshots: $(VENV)/.installed-dev
-	PYTHONPATH=tests:tests/support $(BIN)/python -m pictures.screenshots $(PICTURES) $(PAIR)
+	PYTHONPATH=tests/lab:tests/support $(BIN)/python -m pictures.screenshots $(PICTURES) $(PAIR)
 
 # every screen in every size and look, to be looked at
 gallery: $(VENV)/.installed-dev
-	PYTHONPATH=tests:tests/support $(BIN)/python -m pictures.screenshots build/gallery $(PAIR) --all
+	PYTHONPATH=tests/lab:tests/support $(BIN)/python -m pictures.screenshots build/gallery $(PAIR) --all
 
 # a newcomer's first two minutes, recorded: asciinema play build/walk.cast
 walk: $(VENV)/.installed-test
 	mkdir -p build
-	SPECLLAMA_WALK=$(CURDIR)/build/walk.cast $(BIN)/python -m pytest -q tests/tui/test_newcomer.py
+	SPECLLAMA_WALK=$(CURDIR)/build/walk.cast $(BIN)/python -m pytest -q tests/lab/test_newcomer.py
 
 # every picture: measures anew (some minutes, on an idle machine), then draws. PAIR is a pair that
 # drafting helps:   make pictures PAIR="-m target.gguf -d draft.gguf" WHERE="what ran, and on what"
 QUESTION ?= What is speculative decoding?
 WHERE    ?= the bundled pair
 pictures: $(VENV)/.installed-dev
-	PYTHONPATH=tests:tests/support $(BIN)/python -m pictures.recordings $(PICTURES)/data/tune.json tune $(PAIR) $(TUNE)
-	PYTHONPATH=tests:tests/support $(BIN)/python -m pictures.animation $(PICTURES)/data/moving-race.json "$(WHERE)" "$(QUESTION)" \
+	PYTHONPATH=tests/lab:tests/support $(BIN)/python -m pictures.recordings $(PICTURES)/data/tune.json tune $(PAIR) $(TUNE)
+	PYTHONPATH=tests/lab:tests/support $(BIN)/python -m pictures.animation $(PICTURES)/data/moving-race.json "$(WHERE)" "$(QUESTION)" \
 	  $(PAIR) --temperature 0 --seed 7
-	PYTHONPATH=tests:tests/support $(BIN)/python -m pictures.screenshots $(PICTURES) $(PAIR)
+	PYTHONPATH=tests/lab:tests/support $(BIN)/python -m pictures.screenshots $(PICTURES) $(PAIR)
 
 # measures anew how fast whole replies are, for README and benchmarks.md (an hour, on an idle
 # machine), and prints the table:
@@ -146,8 +146,8 @@ speed: $(VENV)/.installed-dev
 	$(BIN)/specllama bench run $(PAIR) $(WHOLE) -r 3 --out speed-auto
 	$(BIN)/specllama bench run $(PAIR) $(WHOLE) -r 2 --temperature 0 \
 	  $(addprefix --proposer ,$(METHODS)) --out speed-methods
-	$(BIN)/python tests/tools/speed_table.py speed-methods.json speed-auto.json
-	$(BIN)/python tests/tools/speed_table.py speed-auto.json --temperature 1
+	$(BIN)/python tests/lab/speed_table.py speed-methods.json speed-auto.json
+	$(BIN)/python tests/lab/speed_table.py speed-auto.json --temperature 1
 
 # the manual page and the completions that the wheel installs, as the command line tells them
 share: $(VENV)/.installed-test

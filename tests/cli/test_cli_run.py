@@ -107,23 +107,12 @@ def test_a_prompt_of_a_megabyte(cli) -> None:
     ("args", "words"),
     [
         (["--draft-max", "-1"], "draft-max must be a whole number from 0 to 64"),
-        (["--draft-max", "65"], "draft-max must be"),
         (["--draft-max", "4.5"], "--draft-max"),
-        (["--temperature", "-0.1"], "temperature must be in [0, 100]"),
         (["--temp", "nan"], "temperature must be a finite number"),
-        (["--temperature", "inf"], "temperature must be a finite number"),
-        (["--top-p", "0"], "top-p must be in (0, 1]"),
-        (["--top-p", "1.5"], "top-p must be in"),
-        (["--top-k", "-1"], "top-k must be"),
-        (["--min-p", "2"], "min-p must be"),
         (["--seed", "18446744073709551616"], "seed must be a whole number"),
-        (["--seed", "-2"], "seed must be"),
         (["--seed", "abc"], "--seed"),
-        (["-n", "0"], "max-tokens must be"),
         (["--stop", ""], "stop takes up to 16 strings of 1 to 1024 characters"),
-        (["--ctx-size", "3"], "ctx-size must be"),
         (["-ngl", "some"], "gpu-layers must be auto, all or a count"),
-        (["--threads", "0"], "threads must be"),
         (["--verify", "guess"], "--verify"),
         (["--proposer", "nobody"], "--proposer"),
         (["--cache-type-k", "fp8"], "--cache-type-k"),
@@ -267,19 +256,6 @@ def test_a_signal_stops_within_a_round_and_keeps_the_text(driver, number: int, c
     assert turn.finished.reason == "cancelled"
 
 
-def test_kill_leaves_a_readable_log(driver) -> None:
-    command = driver([{"text": LONG * 50, "delay_s": 0.01}], "run", "x")
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert child.stdout is not None
-    child.stdout.read(100)
-    child.kill()
-    child.wait()
-    child.stdout.close()
-    record = read_run(list_runs()[0])
-    assert len(record.rounds) > 3
-    assert record.skipped <= 1
-
-
 def on_a_terminal(command: list[str], keys: bytes = b"") -> tuple[int, bytes]:
     """Run with stdin, stdout and stderr on a pseudo terminal; returns exit code and output."""
     leader, follower = pty.openpty()
@@ -313,31 +289,6 @@ def test_a_terminal_without_a_prompt_gets_a_hint(driver) -> None:
     code, out = on_a_terminal(driver([{"text": "x"}], "run"))
     assert code == 2
     assert b"there is no prompt" in out
-
-
-def test_settings_from_environment_and_files(cli, monkeypatch, tmp_path: Path, home: Path) -> None:
-    (home / "config").mkdir(parents=True)
-    (home / "config" / "config.toml").write_text("temperature = 0.1\ndraft-max = 2\nseed = 1\n")
-    (tmp_path / "specllama.toml").write_text("draft_max = 3\nseed = 2\n")
-    monkeypatch.setenv("SPECLLAMA_SEED", "3")
-    cli("run", "x")
-    cli("run", "x", "--seed", "4")
-    first, second = (request.params for request in cli.engine.requests)
-    assert (first.sampling.temperature, first.draft_max, first.seed) == (0.1, 3, 3)
-    assert second.seed == 4
-    monkeypatch.setenv("SPECLLAMA_SEED", "many")
-    result = cli("run", "x")
-    assert (result.code, "SPECLLAMA_SEED: seed must be" in result.err) == (2, True)
-    (tmp_path / "specllama.toml").write_text("draftmax = 3\n")
-    result = cli("run", "x")
-    assert result.code == 2
-    assert "did you mean draft-max?" in result.err
-
-
-def test_the_finish_object_is_json_for_any_text(cli) -> None:
-    cli.reply('quote " backslash \\ newline \n emoji 😀 \x00 end')
-    end = json.loads(cli("run", "--json", "x").out.splitlines()[-1])
-    assert end["text"] == 'quote " backslash \\ newline \n emoji 😀 \x00 end'
 
 
 THOUGHTFUL = "<think>\nLet me see.\n</think>\n\nParis."

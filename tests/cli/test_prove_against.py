@@ -102,14 +102,6 @@ def test_without_weights_it_is_held_to_its_own_logprobs(
     assert "against the law of the logprobs that the server states itself" in result.stdout
 
 
-def test_a_cache_that_spoils_replies_is_found(prove: Prove, asked: list[str], plain: str) -> None:
-    spoiling = TableServer(TABLE, spoil=lambda n, text: text if n == 1 else f"{text}!?!?")
-    with over_http(spoiling) as url:
-        result = prove("--against", url, "--plain", plain, *asked, "--temperature", "0")
-    assert result.exit_code == 1
-    assert "0 of 3 greedy texts equal the plain ones, repeated at once" in result.stdout
-
-
 def test_weights_alone_are_a_plain_arm(
     prove: Prove, asked: list[str], plain: str, tmp_path: Path
 ) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-from servers import Serving, served, table
+from servers import Serving, served, table, until
 
 from specllama.cli.reload import Reload, ServerSettings
 from specllama.cli.served import Serves
@@ -150,10 +149,3 @@ def test_wrong_files_change_nothing(files: Files) -> None:
     files.wrong, files.variables = "", {"SPECLLAMA_QUEUE": "many"}
     assert "SPECLLAMA_QUEUE: queue must be a whole number" in files.said()
     assert files.asks("first") == 200
-
-
-def until(true: Callable[[], Any]) -> None:
-    end = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)

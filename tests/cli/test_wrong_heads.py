@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ggufs import CONTROL, NORMAL, _Writer, write_llama
+from eagle_files import write_eagle3
+from ggufs import CONTROL, NORMAL, write_llama
 from ggufs_gemma4 import write_assistant, write_gemma4
 from ggufs_nextn import write_nextn
 
@@ -52,56 +53,11 @@ def write_medusa(path: Path, **changes: Any) -> Path:
     return path
 
 
-def write_eagle(
-    path: Path,
-    *,
-    width: int | None = None,
-    layers: Sequence[int] = (1, 3, 5),
-    tokens: Sequence[str] | None = None,
-    architecture: str = "eagle3",
-) -> Path:
-    """A head with zero weights; sound, unless for another target."""
-    header = read_header(TARGET)
-    width = header.embedding_length if width is None else width
-    tokens = tokens_of(TARGET) if tokens is None else tokens
-    w = _Writer(path, architecture)
-    w.add_name(path.stem)
-    w.add_context_length(512)
-    w.add_embedding_length(width)
-    w.add_block_count(1)
-    w.add_feed_forward_length(2 * width)
-    w.add_head_count(2)
-    w.add_head_count_kv(2)
-    w.add_key_length(width // 2)
-    w.add_value_length(width // 2)
-    w.add_layer_norm_rms_eps(1e-5)
-    w.add_rope_dimension_count(width // 2)
-    w.add_file_type(0)
-    w.add_array("eagle3.target_layers", list(layers))
-    w.add_uint32("eagle3.target_hidden_size", width)
-    w.add_tokenizer_model("gpt2")
-    w.add_tokenizer_pre("gpt-2")
-    w.add_token_list(list(tokens))
-    w.add_token_types([NORMAL] * len(tokens))
-    w.add_token_merges(["a b"])
-    shapes = {
-        "fc.weight": (width, 3 * width),
-        "output_norm.weight": (width,),
-        "blk.0.attn_norm.weight": (width,),
-        "blk.0.attn_norm_2.weight": (width,),
-        "blk.0.ffn_norm.weight": (width,),
-        "blk.0.attn_q.weight": (width, 2 * width),
-        "blk.0.attn_k.weight": (width, 2 * width),
-        "blk.0.attn_v.weight": (width, 2 * width),
-        "blk.0.attn_output.weight": (width, width),
-        "blk.0.ffn_gate.weight": (2 * width, width),
-        "blk.0.ffn_up.weight": (2 * width, width),
-        "blk.0.ffn_down.weight": (width, 2 * width),
-    }
-    for name, shape in shapes.items():
-        w.add_tensor(name, np.zeros(shape, np.float32))
-    w.finish()
-    return path
+def write_eagle(path: Path, *, width: int | None = None, **more: Any) -> Path:
+    """A head with random weights; sound, unless for another target."""
+    own = read_header(TARGET).embedding_length if width is None else width
+    given = {"layers": (1, 3, 5), "tokens": tokens_of(TARGET), **more}
+    return write_eagle3(path, width=own, target_width=own, **given)
 
 
 def write_draft(path: Path, share: float) -> Path:
@@ -156,6 +112,10 @@ WRONG: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     ),
     "medusa, width": ("width", lambda p: medusa(write_medusa(p / "head.gguf", width=128))),
     "medusa, tokens": ("tokens", lambda p: medusa(write_medusa(p / "head.gguf", vocab=4000))),
+    "medusa, other tokens": (
+        "different tokens",
+        lambda p: medusa(write_medusa(p / "head.gguf", vocabulary="0" * 64)),
+    ),
     "mtp, an assistant of another target": (
         "assistants belong to gemma4",
         lambda p: ["-m", "tiny", "--head", str(write_assistant(p / "a.gguf"))],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import json
 import logging
 import subprocess
 import sys
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ggufs import write_llama, write_mamba, write_spm
-from spelling import guide, guides, lets_through
+from spelling import guide, guides
 
 from specllama.arrays import Row
 from specllama.backend.lane import CellLane
@@ -342,105 +340,12 @@ def test_everything_is_refused_after_close(llama_file: Path) -> None:
 # -- grammars ------------------------------------------------------------------------------------
 
 
-def test_a_grammar_allows_what_it_says(llama: LlamaModel) -> None:
-    grammar = guide("grammar", 'root ::= "yes" | "no" ("!"){0,2}', llama.vocab)
-    for text, fits in (
-        ("yes", True),
-        ("no", True),
-        ("no!!", True),
-        ("no!!!", False),
-        ("ye", False),
-    ):
-        assert lets_through(llama, grammar, *text) is fits
-    everything = np.arange(llama.vocab.n_tokens, dtype=np.int32)
-    first = {llama.vocab.piece(int(t)) for t in np.flatnonzero(grammar.allowed(everything))}
-    assert first == {b"y", b"n"}
-    assert grammar.allowed(np.array([], np.int32)).tolist() == []
-
-
-def test_a_large_grammar_is_refused_unread(llama: LlamaModel) -> None:
-    for text in ("[" * 10**6, "\n".join(f"r{i} ::= r{i + 1}" for i in range(200_000))):
-        with pytest.raises(UsageError, match="more than 256 Ki characters"):
-            guide("grammar", f'root ::= "a" {text}', llama.vocab)
-
-
-def test_forks_of_a_grammar_are_independent(llama: LlamaModel) -> None:
-    grammar = guide("grammar", 'root ::= "ab" | "cd"', llama.vocab)
-    a, b, c = (llama.vocab.tokenize(x, add_special=False, parse_special=False)[0] for x in "abc")
-    fork = grammar.fork()
-    fork.accept(a)
-    assert fork.allowed(np.array([a, b, c], np.int32)).tolist() == [False, True, False]
-    assert grammar.allowed(np.array([a, b, c], np.int32)).tolist() == [True, False, True]
-    del grammar
-    gc.collect()
-    fork.accept(b)
-
-
 def test_a_forbidden_token_is_an_error_not_an_abort(llama: LlamaModel) -> None:
     grammar = guide("grammar", 'root ::= "a"', llama.vocab)
     for token in (5, 0, -1, 10_000):
         with pytest.raises(UsageError):
             grammar.accept(token)
     assert not grammar.allowed(np.array([3, -1, 99_999], np.int32)).any()
-
-
-BROKEN = {
-    "empty": ("", "empty"),
-    "blank": (" \n", "empty"),
-    "unclosed": ("root ::= (((", "expecting"),
-    "no root": ('foo ::= "a"', "root"),
-    "undefined rule": ("root ::= missing", "missing"),
-    "too many repetitions": ("root ::= [a-z]{1000000}", "repetitions"),
-    "NUL": ('root ::= "a\0b"', "NUL"),
-    "too much": ("root ::= " + "(" * 10000 + '"a"' + ")" * 10000, "more than 20000 symbols"),
-    "an empty class": ("root ::= []", "no character is in the class"),
-    "tokens": ("root ::= <[5]>", "tokens are not taken"),
-    "not a grammar": ("hello there", "expecting"),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_broken_grammars_say_why(llama: LlamaModel, name: str) -> None:
-    text, why = BROKEN[name]
-    with pytest.raises(UsageError) as caught:
-        guide("grammar", text, llama.vocab)
-    assert why in caught.value.message
-    assert len(caught.value.message) < 300
-    assert "\n" not in caught.value.message
-
-
-def test_json_schemas(llama: LlamaModel) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"n": {"type": "integer"}, "ok": {"type": "boolean"}},
-        "required": ["n", "ok"],
-    }
-    grammar = guide("schema", json.dumps(schema), llama.vocab)
-    assert lets_through(llama, grammar, *'{"n": 12, "ok": true}')
-    assert not lets_through(llama, grammar, *'{"n": "x", "ok": true}')
-    assert not lets_through(llama, grammar, *'{"n": 12}')
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        "{",
-        "3",
-        "false",
-        '["a"]',
-        '{"type": "banana"}',
-        '{"$ref": "#/definitions/none"}',
-        '{"$ref": "https://example.com/schema.json"}',
-        '{"enum": []}',
-        '{"type": "string", "pattern": "["}',
-        '{"items":' * 3000 + "{}" + "}" * 3000,
-    ],
-    ids=lambda s: s[:40],
-)
-def test_broken_schemas_are_usage_errors(llama: LlamaModel, schema: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        guide("schema", schema, llama.vocab)
-    assert len(caught.value.message) < 300
 
 
 # -- text ----------------------------------------------------------------------------------------
@@ -608,82 +513,6 @@ def run(engine: Engine, prompt: Any, **changes: Any) -> Finished:
         assert engine.target.n_past == finished.prompt_n + len(emitted) - 1
     assert engine.target.tokens == engine.target.tokens[: engine.target.n_past]
     return finished
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
-@pytest.mark.parametrize("proposer", ["draft", "ngram", "mixed"])
-def test_speculative_is_plain(pair: Engine, proposer: str, temperature: float) -> None:
-    accepted = 0
-    for draft_max in (1, 4, 6):
-        options: dict[str, Any] = {
-            "sampling": {"temperature": temperature, "top_k": 20},
-            "proposer": proposer,
-            "draft_max": draft_max,
-            "ignore_eos": True,
-        }
-        speculative = run(pair, "the draft model and the token", **options)
-        plain = run(pair, "the draft model and the token", **{**options, "speculate": False})
-        assert speculative.token_ids == plain.token_ids
-        assert speculative.text == plain.text
-        accepted += speculative.draft_n_accepted
-    if proposer == "draft":
-        assert accepted > 60
-
-
-@pytest.mark.parametrize("on_full", ["stop", "shift"])
-def test_the_context_runs_full(pair: Engine, on_full: Any) -> None:
-    options: dict[str, Any] = {
-        "max_tokens": 400,
-        "on_full": on_full,
-        "ignore_eos": True,
-        "proposer": "draft",
-        "draft_max": 5,
-    }
-    speculative = run(pair, "token", **options)
-    plain = run(pair, "token", **{**options, "speculate": False})
-    assert speculative.token_ids == plain.token_ids
-    assert speculative.reason == ("context" if on_full == "stop" else "length")
-
-
-def test_a_schema_gives_json_whoever_drafts(pair: Engine) -> None:
-    schema = json.dumps(
-        {
-            "type": "object",
-            "properties": {"a": {"enum": ["x", "y"]}, "b": {"type": "boolean"}},
-            "required": ["a", "b"],
-        }
-    )
-    texts = set()
-    for proposer in ("draft", "ngram", "mixed", "none"):
-        finished = run(pair, "json", json_schema=schema, proposer=proposer, max_tokens=100)
-        assert finished.reason == "stop_token"
-        texts.add(finished.text)
-    (text,) = texts
-    assert set(json.loads(text)) == {"a", "b"}
-
-
-def test_reuse_of_a_cached_prefix(pair: Engine) -> None:
-    run(pair, "the model")
-    params = GenerateParams(seed=2, max_tokens=20)
-    (*_, again) = pair.generate("the model and the draft", params)
-    assert isinstance(again, Finished)
-    assert again.cached_n > 0
-    fresh = run(pair, "the model and the draft", sampling={}, seed=2, max_tokens=20)
-    assert fresh.cached_n == 0
-    assert again.token_ids == fresh.token_ids
-
-
-def test_a_recurrent_target(files: Path, mamba: LlamaModel) -> None:
-    with Engine.load(mamba.path, None, EngineOptions(n_ctx=256, threads=1, n_batch=64)) as engine:
-        for temperature in (0.0, 1.0):
-            options: dict[str, Any] = {
-                "sampling": {"temperature": temperature, "top_k": 5},
-                "proposer": "ngram",
-                "ignore_eos": True,
-            }
-            speculative = run(engine, "the token the token the token", **options)
-            plain = run(engine, "the token the token the token", **{**options, "speculate": False})
-            assert speculative.token_ids == plain.token_ids
 
 
 def test_an_engine_that_is_closed_under_a_request(files: Path, pair: Engine) -> None:

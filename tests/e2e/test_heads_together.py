@@ -20,6 +20,7 @@ from specllama.backend.base import Out, Part
 from specllama.backend.heads.medusa import GgmlHeads
 from specllama.backend.heads.pool import HeadPool
 from specllama.engine.engine import Engine
+from specllama.events import Finished
 from specllama.models.refs import resolve
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
@@ -39,6 +40,10 @@ def dflash(folder: Path, kind: Any = "dflash") -> tuple[Path, list[Path]]:
 
 def dflash2(folder: Path) -> tuple[Path, list[Path]]:
     return dflash(folder, "dflash2")
+
+
+def dspark(folder: Path) -> tuple[Path, list[Path]]:
+    return dflash(folder, "dspark")
 
 
 def nextn(folder: Path) -> tuple[Path, list[Path]]:
@@ -61,11 +66,12 @@ KINDS: dict[str, tuple[str, Callable[[Path], tuple[Path, list[Path]]]]] = {
     "three nextn": ("mtp", chained),
     "assistant": ("mtp", assistant),
 }
-MEDUSA = {"medusa": ("medusa", bundled)}  # its pool keeps nothing and runs no graph of llama.cpp
+# blocks of one length only; a pool that keeps nothing and runs no graph of llama.cpp
+OTHERS = {"dspark": ("dflash", dspark), "medusa": ("medusa", bundled)}
 
 
 def opened(folder: Path, kind: str, lanes: int) -> Iterator[tuple[Engine, str]]:
-    method, files = (KINDS | MEDUSA)[kind]
+    method, files = (KINDS | OTHERS)[kind]
     target, heads = files(folder)
     options = EngineOptions(
         threads=1, n_ctx=1024, parallel=lanes, heads=tuple(map(str, heads)), swa_full=True
@@ -229,6 +235,21 @@ def test_nodes_of_one_and_text_of_another_share_a_pass(several: tuple[Engine, st
         close(out, copied(pool.run([part])[0]))
     for lane in lanes[:2]:
         lane.rollback(0)
+
+
+def test_blocks_of_several_lengths_are_drafted_side_by_side(tmp_path: Path) -> None:
+    """DSpark's graph ends the process where a pass holds blocks of two lengths."""
+    for engine, method in opened(tmp_path, "dspark", 3):
+        for longest in (2, 3, 4):
+            engine.submit([5 + longest, 6, 7], asked(method, longest).replace(draft_max=longest))
+        ends = [event for _, event in iter_steps(engine) if isinstance(event, Finished)]
+        assert len(ends) == 3
+        assert all(end.draft_n > 0 for end in ends)
+
+
+def iter_steps(engine: Engine) -> Iterator[tuple[int, Any]]:
+    while said := engine.step():
+        yield from said
 
 
 def test_a_pass_that_fails_leaves_every_lane_as_it_was(

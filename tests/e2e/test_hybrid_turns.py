@@ -226,29 +226,3 @@ def _saved(engine: Engine) -> Any:
     lane: Any = engine.target
     lane.forward([5], outputs="all")
     return pool(engine).cache.save_running(lane.sequence)
-
-
-@pytest.mark.parametrize("proposer", ["none", "ngram"])
-def test_conversations_that_take_turns_are_not_read_again(engine: Engine, proposer: str) -> None:
-    """Each goes on as it would alone, though others had its lane in between."""
-    heads = [FIRST, [200 + i % 11 for i in range(150)], [80 + i % 9 for i in range(150)]]
-    tails = [[20, 21, 22], [30, 31], [40]]
-
-    def turns(one: Engine, head: list[int], tail: list[int]) -> Iterator[Finished]:
-        first = written(one, head, proposer, 0.8)
-        yield first
-        yield written(one, [*head, *first.token_ids, *tail], proposer, 0.8)
-
-    alone: list[list[Finished]] = []
-    for head, tail in zip(heads, tails, strict=True):
-        engine.reset()
-        alone.append(list(turns(engine, head, tail)))
-    options = dataclasses.replace(OPTIONS, parallel=2)
-    with measured(engine.info.target.path, None, options) as one:
-        both = [turns(one, head, tail) for head, tail in zip(heads, tails, strict=True)]
-        mixed = [[next(replies) for replies in both] for _ in range(2)]
-        for i, (first, second) in enumerate(alone):
-            assert mixed[0][i].token_ids == first.token_ids
-            assert mixed[1][i].token_ids == second.token_ids
-            assert mixed[1][i].cached_n == second.cached_n > len(heads[i])
-        assert one.figures().parked_bytes > 0

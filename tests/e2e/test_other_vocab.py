@@ -6,7 +6,6 @@ shares nearly all tokens is the bundled one, renumbered, with every twentieth to
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -148,24 +147,6 @@ def test_a_schema_binds_both_alike(engine: Engine, temperature: float) -> None:
     both(engine, "Mira is 41 years old. As JSON: ", temperature, json_schema=SCHEMA, max_tokens=90)
 
 
-def test_rejection_keeps_the_counting_law(engine: Engine, prompts: list[BenchPrompt]) -> None:
-    params = GenerateParams(
-        sampling=SamplingParams(temperature=1.0),
-        seed=5,
-        max_tokens=32,
-        verify="rejection",
-        proposer="draft",
-        window="fixed",
-        draft_max=4,
-    )
-    accepted = 0
-    for prompt in prompts[::3]:
-        done = answer(engine, prompt.content, params)
-        assert len(done.token_ids) == done.draft_n_accepted + done.rounds - done.cut
-        accepted += done.draft_n_accepted
-    assert accepted > 0
-
-
 def test_which_way_is_taken_follows_from_what_is_shared(tmp_path: Path) -> None:
     target = read_header(TARGET)
     nearly = compare(target, read_header(renumbered(tmp_path / "nearly.gguf", 18)))
@@ -213,17 +194,3 @@ def test_a_draft_that_has_other_padding_drafts_as_ever(tmp_path: Path) -> None:
             kept.append([end.draft_n_accepted for end in ends])
     assert kept[0] == kept[1]
     assert min(kept[0]) > 0
-
-
-def test_the_measuring_commands_take_it_too(tmp_path: Path) -> None:
-    env = {**os.environ, "SPECLLAMA_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "specllama", "prove", "-d", str(OTHER), "-t", "1", "-n", "2"]
-    command += ["--proposer", "draft", "--temperature", "0", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
-    assert done.returncode == 4, done.stderr
-    command.append("--allow-other-vocab")
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout.splitlines()[-1])
-    assert summary["cases"] == summary["identical"] >= 2
-    assert summary["drafted"] > 0

@@ -264,17 +264,6 @@ def test_a_long_prompt_gives_the_same_text_read_afresh_or_cached_drafted_or_not(
         assert (fresh.token_ids, fresh.cached_n) == (expected, 0)
 
 
-def test_a_conversation_that_goes_on_gives_the_same_text_drafted_or_not(tiny: Engine) -> None:
-    texts = []
-    for proposer in ("none", "draft", "ngram"):
-        tiny.reset()
-        told = text(600)
-        for turn in range(3):
-            told += [*reply(tiny, told, proposer).token_ids, *text(90, seed=turn)]
-        texts.append(told)
-    assert texts[0] == texts[1] == texts[2]
-
-
 def test_a_shift_of_a_long_text_gives_the_same_text_drafted_or_not() -> None:
     options = EngineOptions(n_ctx=768, threads=1)
     with Engine.load("tiny", None, options) as engine:

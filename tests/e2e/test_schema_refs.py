@@ -10,9 +10,6 @@ import pytest
 from spelling import guide, lets_through
 
 from specllama.backend.llama import LlamaModel
-from specllama.engine.engine import Engine
-from specllama.events import Finished
-from specllama.settings.params import GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.e2e
 
@@ -152,30 +149,6 @@ def test_generated_documents_pass_and_damaged_ones_do_not(
             assert lets_through(llama, grammar, json.dumps(other)) is check(other), other
             refused += not check(other)
     assert refused > 20
-
-
-@pytest.mark.parametrize(("schema", "make", "check"), CASES)
-def test_the_bundled_pair_writes_such_documents_alike_with_and_without_drafts(
-    tiny: Engine, schema: Any, make: Any, check: Any
-) -> None:
-    params = GenerateParams(
-        sampling=SamplingParams(temperature=1.0),
-        max_tokens=150,
-        json_schema=json.dumps(schema),
-        window="fixed",
-    )
-    whole = 0
-    for seed in range(8):
-        replies = []
-        for proposer in ("none", "mixed"):
-            *_, last = tiny.generate("As JSON: ", params.replace(seed=seed, proposer=proposer))
-            assert isinstance(last, Finished)
-            replies.append(last)
-        assert replies[0].token_ids == replies[1].token_ids
-        if replies[0].reason == "stop_token":
-            assert check(json.loads(replies[0].text))
-            whole += 1
-    assert whole > 0
 
 
 def test_references_of_one_name_in_two_places_and_odd_names(llama: LlamaModel) -> None:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
-from schema_cases import TABLE
-from spelling import guide, lets_through
 
-from specllama.backend.llama import LlamaModel
 from specllama.engine.engine import Engine
 from specllama.events import Finished
 from specllama.settings.params import GenerateParams, SamplingParams
@@ -30,19 +26,6 @@ CARD = {
     "required": ["name", "id", "age", "score", "when", "tags", "note"],
     "additionalProperties": False,
 }
-
-
-@pytest.mark.parametrize(
-    ("schema", "good", "bad"), [t[1:] for t in TABLE], ids=[t[0] for t in TABLE]
-)
-def test_tokens_are_judged_by_their_bytes(
-    llama: LlamaModel, schema: Any, good: list[Any], bad: list[Any]
-) -> None:
-    grammar = guide("schema", json.dumps(schema), llama.vocab)
-    for value in good:
-        assert lets_through(llama, grammar, json.dumps(value, ensure_ascii=False)), value
-    for value in bad:
-        assert not lets_through(llama, grammar, json.dumps(value, ensure_ascii=False)), value
 
 
 def test_the_bundled_target_writes_what_the_schema_says(tiny: Engine) -> None:

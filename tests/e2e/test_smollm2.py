@@ -4,7 +4,6 @@ cannot show. Nothing here expects a text that one processor writes and another d
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +12,15 @@ from typing import Any
 import pytest
 from real_models import installed_smollm2
 from servers import Serving, serving
-from terminals import terminal
 
 from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import prove
 from specllama.engine.engine import Engine
 from specllama.engine.host import LoadEngine
-from specllama.events import Finished, Started, TextDelta
+from specllama.events import Finished, TextDelta
 from specllama.interface import Message
-from specllama.paths import states_dir
 from specllama.session import Session
-from specllama.settings.params import DRAFT_MAX, SERVER, EngineOptions, GenerateParams
+from specllama.settings.params import DRAFT_MAX, EngineOptions, GenerateParams
 from specllama.store.sessions import SessionStore
 from specllama.told import Told
 
@@ -204,26 +201,6 @@ def test_it_is_proved_with_every_method_that_needs_no_second_model(smol: Engine)
         assert sum(case.accepted for case in mine) > 0, method
 
 
-def test_a_conversation_comes_back_from_disk(file: Path, smol: Engine) -> None:
-    params = GREEDY.replace(owner=SERVER, max_tokens=16)
-    kept = replace(OPTIONS, kv_disk="1G")
-    smol.reset()
-    first = reply(smol, user(LIST), params)
-    talk = [*user(LIST), Message("assistant", first.text), Message("user", "And again?")]
-    on = reply(smol, talk, params)
-    with Engine.load(file, None, kept) as engine:
-        assert reply(engine, user(LIST), params).token_ids == first.token_ids
-    assert len(list(states_dir().glob("*/*.state"))) == 1
-    with Engine.load(file, None, kept) as engine:
-        [started, *_, done] = [
-            e for e in engine.generate(talk, params) if isinstance(e, Started | Finished)
-        ]
-    assert isinstance(started, Started)
-    assert isinstance(done, Finished)
-    assert started.cached_n > first.prompt_n
-    assert done.token_ids == on.token_ids
-
-
 @pytest.fixture(scope="module")
 def served(file: Path, home: Path) -> Iterator[Serving]:
     with serving(LoadEngine(str(file), None, replace(OPTIONS, parallel=4))) as running:
@@ -243,27 +220,3 @@ def test_a_server_lists_the_tools_where_the_template_cannot(served: Serving) -> 
     assert choice["finish_reason"] == "tool_calls"
     assert call["function"]["name"] == "weather"
     assert set(json.loads(call["function"]["arguments"])) == {"town"}
-
-
-def test_a_server_streams_the_text_that_it_sends_whole(served: Serving) -> None:
-    body: dict[str, Any] = {
-        "messages": [{"role": "user", "content": "Write 🦖 and «خواهم» often."}],
-        "temperature": 0.8,
-        "seed": 3,
-        "max_tokens": 24,
-        "specllama": {"proposer": "suffix", "window": "fixed"},
-    }
-    whole = served.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
-    frames = served.frames("/v1/chat/completions", {**body, "stream": True})
-    deltas = [f["choices"][0]["delta"].get("content") or "" for f in frames if f != "[DONE]"]
-    assert "".join(deltas) == whole
-
-
-def test_the_app_opens_it_and_answers(file: Path, home: Path) -> None:
-    command = [sys.executable, "-m", "specllama", "chat", "-m", str(file), "-t", "1", "-n", "12"]
-    with terminal(home, command=command, size=(110, 32)) as t:
-        t.until(lambda: "Write a message" in t.words)
-        t.type("Name three rivers.\r")
-        t.until(lambda: "12 tokens" in t.words)
-        t.type("\x11")
-        assert t.ended() == 0

@@ -1,10 +1,7 @@
-"""The window on the bundled pair: random sleeps change what is drafted, never what is written."""
+"""Rounds of the bundled pair, replayed at several costs of a pass."""
 
 from __future__ import annotations
 
-import random
-import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +9,6 @@ from windows import Pair, play
 
 from specllama.bench.prompts import BenchPrompt, load_prompts
 from specllama.engine.engine import Engine
-from specllama.engine.profiles import Profile, Windows
 from specllama.events import Finished, RoundDone
 from specllama.settings.params import GenerateParams, SamplingParams
 
@@ -31,41 +27,6 @@ def answer(engine: Engine, prompt: BenchPrompt, **changes: Any) -> tuple[Finishe
     finished = events[-1]
     assert isinstance(finished, Finished)
     return finished, [e for e in events if isinstance(e, RoundDone)]
-
-
-@pytest.fixture
-def sleepy(own_tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> random.Random:
-    """Every pass takes longer by chance, the target's more: drafting pays, in varying lengths."""
-    rng = random.Random(1)
-    kind = type(own_tiny.target)
-    forward = kind.forward
-
-    def slow(self: Any, *args: Any, **kwargs: Any) -> Any:
-        time.sleep(rng.random() * (2e-3 if self is own_tiny.target else 1e-4))
-        return forward(self, *args, **kwargs)
-
-    monkeypatch.setattr(kind, "forward", slow)
-    # what other tests lost is not this one's: an account that is empty drafts nothing
-    windows = Windows(Profile(), own_tiny.info)
-    monkeypatch.setattr(own_tiny, "_loaded", replace(own_tiny._loaded, windows=windows))
-    return rng
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_random_sleeps_never_change_a_token(
-    own_tiny: Engine, prompts: list[BenchPrompt], sleepy: random.Random, temperature: float
-) -> None:
-    sampling = SamplingParams(temperature=temperature)
-    drafted = 0
-    for prompt in prompts:
-        plain, _ = answer(own_tiny, prompt, sampling=sampling, speculate=False)
-        for proposer in ("mixed", "draft", "ngram"):
-            spec, rounds = answer(own_tiny, prompt, sampling=sampling, proposer=proposer)
-            assert spec.token_ids == plain.token_ids
-            assert len(spec.token_ids) == spec.draft_n_accepted + spec.rounds - spec.cut
-            assert all(r.window_reason for r in rounds)
-            drafted += spec.draft_n
-    assert drafted > 0
 
 
 def test_logged_rounds_replay_within_the_ledger(

@@ -114,8 +114,9 @@ class House:
 
     @cached_property
     def tests(self) -> int:
-        """Code lines of the tests."""
-        files = sorted((self.root / "tests").rglob("*.py"))
+        """Code lines of the tests, without the programs of the lab."""
+        folder = self.root / "tests"
+        files = (path for path in folder.rglob("*.py") if folder / "lab" not in path.parents)
         return sum(Module("", "", path.read_text("utf-8")).code_lines for path in files)
 
     @cached_property

@@ -9,7 +9,7 @@ import pytest
 from house_table import House, Module
 
 # what tests import from, by a path or by another one put before it
-SEARCHED = ("support", "tools", "new_backend", "new_head", "new_method")
+SEARCHED = ("support", "tools", "lab", "new_backend", "new_head", "new_method")
 
 SOURCE = '''"""First line.
 

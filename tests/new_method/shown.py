@@ -22,18 +22,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 drafting.__path__.append(str(Path(__file__).parent))  # as if the file lay in that folder
 registry.FILES["repeat"] = "repeat_line"  # the one line
 
-from engines import FakeContext, fake_info  # noqa: E402
+from engines import FakeContext, fake_info, loaded  # noqa: E402
 from table_model import FakeTable, FakeVocab  # noqa: E402
 
 from specllama.cli import invoke  # noqa: E402
 from specllama.engine.drafters import Drafters  # noqa: E402
 from specllama.engine.engine import Engine  # noqa: E402
-from specllama.engine.loaded import Loaded  # noqa: E402
 from specllama.engine.methods import methods  # noqa: E402
 from specllama.engine.profiles import Profile, Windows, band  # noqa: E402
-from specllama.engine.prompting import Prompting  # noqa: E402
-from specllama.engine.sampler_chains import SamplerChains  # noqa: E402
-from specllama.engine.slot import Slot  # noqa: E402
 from specllama.events import Finished, RoundDone  # noqa: E402
 from specllama.interface import EngineInfo  # noqa: E402
 from specllama.settings.params import GenerateParams, SamplingParams  # noqa: E402
@@ -57,22 +53,10 @@ def said(*argv: str) -> str:
 
 def engine() -> Engine:
     target = FakeContext(FakeTable(10, seed=17, order=1, sharpness=6.0, eog_bias=-99.0))
-    drafters = Drafters(target)
-    info = fake_info(512, 10)
-    info = EngineInfo(
-        **{name: getattr(info, name) for name in info.__dataclass_fields__ if name != "methods"},
-        methods=methods(drafters.facts),
-    )
-    vocab = FakeVocab(10, ALPHABET)
-    return Engine(
-        Loaded(
-            info=info,
-            slots=(Slot(target, drafters.all()),),
-            prompting=Prompting(vocab),
-            chains=SamplerChains(vocab),
-            windows=Windows(Profile(), info),
-        )
-    )
+    drafters, vocab = Drafters(target), FakeVocab(10, ALPHABET)
+    info = replace(fake_info(512, 10), methods=methods(drafters.facts))
+    windows = Windows(Profile(), info)
+    return Engine(loaded(target, vocab, info=info, drafters=drafters.all(), make_window=windows))
 
 
 def asked(proposer: str, temperature: float, **more: Any) -> GenerateParams:

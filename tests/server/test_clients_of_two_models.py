@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import Serving, served, several
+from servers import Serving, served, several, until
 
 from specllama.server.models import Models
 from specllama.server.service import Service
@@ -29,13 +28,6 @@ def server(tmp_path: Path) -> Iterator[Serving]:
 
 def loaded(server: Serving) -> list[str]:
     return [model["name"] for model in server.http.get("/api/ps").json()["models"]]
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def said(frames: list[Any]) -> str:

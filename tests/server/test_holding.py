@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from servers import Serving, serving, table
+from servers import Serving, serving, table, until
 
 from specllama.server import connections, service
 from specllama.server.guard import Access
@@ -46,13 +46,6 @@ def rest(line: socket.socket) -> bytes:
         while part := line.recv(1 << 16):
             out += part
     return out
-
-
-def until(met: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not met():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Sessions of real clients, asked again: each reply is read as its client reads it.
 
-How they were recorded: `tests/tools/client_transcript.py`. In each, the client read a file, changed
+How they were recorded: `tests/lab/client_transcript.py`. In each, the client read a file, changed
 it and ran a command; their texts are ours, of the same sizes.
 """
 

@@ -8,12 +8,10 @@ import os
 import re
 import signal
 import socket
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from fakes import AbortingRecipe
 from servers import Serving, serving, table
@@ -31,11 +29,22 @@ CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "the rain"}], "max_tokens": 4, "seed": 1}
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
-def test_a_name_that_was_made_to_point_here_is_refused(server: Serving, host: str) -> None:
+# names that were made to point here, or only look local
+HOSTS = (
+    "evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "localhost@evil.example",
+    "evil.example#localhost", "localhost:80.evil.example", "localhost evil.example",
+    "localhost,evil.example", "[::1].evil.example", "127.0.0.1.nip.io", "2130706433.example",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_name_that_is_not_this_machine_is_refused(server: Serving, host: str) -> None:
     answer = server.http.get("/v1/models", headers={"host": host})
-    assert answer.status_code == 403
-    assert answer.json()["error"]["code"] == "bad_host"
+    assert answer.status_code in (400, 403)
+    assert answer.status_code == 400 or answer.json()["error"]["code"] == "bad_host"
+    for scheme in ("http", "https") if host else ():
+        page = {"origin": f"{scheme}://{host}"}
+        assert server.http.get("/v1/models", headers=page).status_code == 403
 
 
 @pytest.mark.parametrize(
@@ -191,7 +200,8 @@ def test_keys(tmp_path: Path) -> None:
             answer = server.post(CHAT, HELLO, headers=headers)
             assert answer.status_code == 401, headers
             assert answer.json()["error"]["code"] == "invalid_api_key"
-        for headers in ({"authorization": "Bearer first"}, {"x-api-key": "first"}):
+        both = {"authorization": "Bearer wrong", "x-api-key": "first"}
+        for headers in ({"authorization": "Bearer first"}, {"x-api-key": "first"}, both):
             assert server.post(CHAT, HELLO, headers=headers).status_code == 200
         assert server.http.get("/metrics").status_code == 401
 
@@ -286,80 +296,10 @@ def test_no_key_is_drafted_from_anothers_text(tmp_path: Path) -> None:
         assert not any("hunt" in text for text in told["second"])
 
 
-def test_a_right_key_beside_a_wrong_one_lets_in(tmp_path: Path) -> None:
-    both = {"authorization": "Bearer wrong", "x-api-key": "first"}
-    with serving(table(tmp_path), access=Access(keys=("first",))) as server:
-        assert server.post(CHAT, HELLO, headers=both).status_code == 200
-
-
 def test_loopback() -> None:
     names = ("localhost", "LOCALHOST.", "a.localhost", "127.0.0.1", "127.9.9.9", "::1", "[::1]")
     assert all(map(is_loopback, names))
     assert not any(map(is_loopback, ("", "0.0.0.0", "localhost.evil.example", "128.0.0.1")))
-
-
-def test_headers_without_end_are_cut_off(server: Serving) -> None:
-    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as line:
-        line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
-        with pytest.raises(OSError):  # noqa: PT012
-            for i in range(10_000):
-                line.sendall(f"X-{i}: {'x' * 100}\r\n".encode())
-            raise ConnectionError(line.recv(100))
-    assert server.http.get("/health").status_code == 200
-
-
-@pytest.mark.parametrize("path", [CHAT, "/specllama/generate"])
-def test_whoever_stopped_reading_costs_the_others_nothing(
-    server: Serving, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
-    monkeypatch.setattr("specllama.server.exchange.STALL_S", 0.3)
-    asked = b'{"messages": [{"role": "user", "content": "the rain"}], "max_tokens": 600,'
-    asked += b'"stream": true, "n": 1, "logprobs": true, "top_logprobs": 60,'
-    asked += b'"logit_bias": {"0": -100}}'
-    if path != CHAT:
-        params = {"max_tokens": 600, "ignore_eos": True, "chances": 60}
-        asked = json.dumps({"text": "the rain", "params": params}).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    with contextlib.ExitStack() as lines:
-        for _ in range(3):
-            line = lines.enter_context(socket.socket())
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-            line.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
-            line.sendall(f"{head}Content-Length: {len(asked)}\r\n\r\n".encode() + asked)
-        assert server.chat()["choices"]
-        end = time.monotonic() + 200  # a second on an idle machine
-        while server.queue.running:
-            assert time.monotonic() < end
-            time.sleep(0.05)
-
-
-def test_a_killed_engine_is_one_error_a_request_and_one_restart(tmp_path: Path) -> None:
-    with serving(table(tmp_path)) as server:
-        long = {**HELLO, "max_tokens": 1500, "logit_bias": {"0": -100}}
-        whole: list[httpx2.Response] = []
-        said: list[Any] = []
-
-        def ask() -> None:
-            whole.append(server.post(CHAT, long))
-
-        def stream() -> None:
-            with server.http.stream("POST", CHAT, json={**long, "stream": True}) as answer:
-                said.extend(line for line in answer.iter_lines() if line.startswith("data: "))
-
-        threads = [threading.Thread(target=ask), threading.Thread(target=stream)]
-        for thread in threads:
-            thread.start()
-        while len(server.queue.running) < 2 or len(said) < 3:
-            time.sleep(0.01)
-        os.kill(server.host.pid or 0, signal.SIGKILL)
-        for thread in threads:
-            thread.join()
-        [answer] = whole
-        assert answer.status_code == 500
-        assert answer.json()["error"]["code"] == "engine_died"
-        assert json.loads(said[-1][6:])["error"]["code"] == "engine_died"
-        assert server.post(CHAT, HELLO).status_code == 200
-        assert server.queue.restarts == 1
 
 
 def test_a_model_that_does_not_load_ends_the_server() -> None:

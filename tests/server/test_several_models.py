@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import Serving, served, table
+from servers import Serving, served, table, until
 from table_model import LoadTable
 
 from specllama.engine.engine import Engine
@@ -90,13 +90,6 @@ def server(home: Path) -> Iterator[Serving]:
 def serving_all(home: Path, **more: Any) -> Any:
     models = [made(home, name, seed=i) for i, name in enumerate((*NAMES, "huge"))]
     return served(Service(Models(models, **more)))
-
-
-def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.01)
 
 
 def loaded(server: Serving) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 from fakes import ScriptedEngine, engine_info
-from servers import Serving, serving
+from servers import Serving, serving, until
 
 from specllama.engine.host import EngineHost
 from specllama.engine.turns import Turns
@@ -81,13 +81,6 @@ def gate(tmp_path: Path) -> Path:
 def server(gate: Path) -> Iterator[Serving]:
     with serving(Hangs(gate), patience_s=PATIENCE_S) as running:
         yield running
-
-
-def until(true: Callable[[], bool], seconds: float = 40.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("text", ["hang", "hang unread"])

@@ -256,65 +256,6 @@ TURNS = [
 ]
 
 
-def test_calls_in_openais_words(server: Serving) -> None:
-    asked = {"messages": TURNS, "tools": [{"type": "function", "function": FUNCTION}]}
-    [choice] = server.post("/v1/chat/completions", asked).json()["choices"]
-    assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"]["content"] == "Let me see."
-    [call] = choice["message"]["tool_calls"]
-    assert call["function"]["name"] == "weather"
-    assert json.loads(call["function"]["arguments"]) == {"town": "Ulm"}
-    *chunks, _ = server.frames("/v1/chat/completions", {**asked, "stream": True})
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert "".join(delta.get("content", "") for delta in deltas) == "Let me see."
-    [first, rest] = [part for delta in deltas for part in delta.get("tool_calls", ())]
-    assert first["function"] == {**call["function"], "arguments": ""}
-    assert first["id"]
-    assert rest == {"index": 0, "function": {"arguments": call["function"]["arguments"]}}
-    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
-    none = server.post("/v1/chat/completions", {**asked, "tool_choice": "none"}).json()
-    assert HERMES in none["choices"][0]["message"]["content"]
-    wrong = {**asked, "tool_choice": {"type": "function", "function": {"name": "x"}}}
-    assert server.post("/v1/chat/completions", wrong).json()["error"]["param"] == "tool_choice"
-
-
-def test_calls_in_anthropics_words(server: Serving) -> None:
-    asked = {
-        "max_tokens": 100,
-        "tools": [{"name": "weather", "input_schema": WEATHER.schema}],
-        "messages": [
-            {"role": "user", "content": "And in Ulm?"},
-            {
-                "role": "assistant",
-                "content": [{"type": "tool_use", "id": "1", "name": "weather", "input": {}}],
-            },
-            {
-                "role": "user",
-                "content": [{"type": "tool_result", "tool_use_id": "1", "content": "rain"}],
-            },
-        ],
-    }
-    reply = server.post("/v1/messages", asked).json()
-    assert reply["stop_reason"] == "tool_use"
-    text, call = reply["content"]
-    assert text["text"] == "Let me see."
-    assert (call["type"], call["name"], call["input"]) == ("tool_use", "weather", {"town": "Ulm"})
-    events = server.frames("/v1/messages", {**asked, "stream": True})
-    begun = [e["content_block"]["type"] for e in events if e["type"] == "content_block_start"]
-    assert begun == ["text", "tool_use"]
-    parts = [e["delta"].get("partial_json", "") for e in events if "index" in e and "delta" in e]
-    assert json.loads("".join(parts)) == {"town": "Ulm"}
-    assert server.post("/v1/messages/count_tokens", asked).json()["input_tokens"] > 10
-
-
-def test_calls_in_ollamas_words(server: Serving) -> None:
-    asked = {"messages": TURNS, "tools": [{"type": "function", "function": FUNCTION}]}
-    reply = server.post("/api/chat", {**asked, "stream": False}).json()
-    [call] = reply["message"]["tool_calls"]
-    assert call["function"] == {"index": 0, "name": "weather", "arguments": {"town": "Ulm"}}
-    assert reply["message"]["content"] == "Let me see."
-
-
 def test_calls_as_items_of_output(server: Serving) -> None:
     asked = {
         "instructions": "Be short.",

@@ -134,11 +134,6 @@ def test_a_choice_among_tools_of_a_namespace(scripted: Serving, choice: Any, kin
     assert item["type"] == kind
 
 
-def test_input_tokens(scripted: Serving) -> None:
-    counted = posted(scripted, "/v1/responses/input_tokens", {"input": "one two"})
-    assert counted == {"object": "response.input_tokens", "input_tokens": 7}
-
-
 def test_claude_code(scripted: Serving) -> None:
     assert scripted.http.head("/").status_code == 200
     asked = {
@@ -253,12 +248,6 @@ def test_copilot_finds_a_model_of_ollamas_that_calls_tools(scripted: Serving) ->
     assert {"completion", "tools", "thinking"} <= set(shown["capabilities"])
     family = shown["model_info"]["general.architecture"]
     assert shown["model_info"][f"{family}.context_length"] > 0
-
-
-def test_ollamas_clients_load_by_asking_nothing(scripted: Serving) -> None:
-    for path, body in (("/api/generate", {"prompt": ""}), ("/api/chat", {"messages": []})):
-        reply = posted(scripted, path, {"model": "scripted", "keep_alive": "5m", **body})
-        assert (reply["done"], reply["done_reason"]) == (True, "load")
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])

@@ -98,10 +98,20 @@ class Driver:
         prompt.put(text)
         await self.pilot.pause()
 
-    async def say(self, text: str) -> None:
+    async def press(self, *keys: str, until: Callable[[], object]) -> None:
+        """Press keys, and wait for what they do."""
+        await self.pilot.press(*keys)
+        await self.until(until)
+
+    async def send(self, text: str, until: Callable[[], object] | None = None) -> None:
+        """Type a message and press Enter."""
         await self.type(text)
         await self.pilot.press("enter")
-        await self.until(lambda: not self.app.chat.prompt.text)
+        if until is not None:
+            await self.until(until)
+
+    async def say(self, text: str) -> None:
+        await self.send(text, until=lambda: not self.app.chat.prompt.text)
         await self.idle()
 
     @property

@@ -1,4 +1,4 @@
-"""Sessions of real clients, as `tests/tools/client_transcript.py` kept them."""
+"""Sessions of real clients, as `tests/lab/client_transcript.py` kept them."""
 
 from __future__ import annotations
 

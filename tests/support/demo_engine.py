@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+from fakes import engine_info, model_info
 from script import (
-    N_VOCAB,
     Move,
     ScriptedGuess,
     ScriptedReading,
@@ -23,6 +23,7 @@ from script import (
     is_drafting,
     play,
 )
+from stepped_generator import OneAtATime
 
 from specllama.engine.methods import methods
 from specllama.events import Event, LoadProgress
@@ -62,37 +63,23 @@ def pieces(text: str) -> list[str]:
 
 
 def demo_info(n_ctx: int = 4096) -> EngineInfo:
-    def model(role: str, quantization: str, params: int, file_bytes: int) -> ModelInfo:
-        return ModelInfo(
-            path=f"demo-{role}.gguf",
-            name=f"demo-{role}",
-            architecture="llama",
-            quantization=quantization,
-            n_params=params,
-            file_bytes=file_bytes,
-            n_ctx=n_ctx,
-            n_ctx_train=2 * n_ctx,
-            n_vocab=N_VOCAB,
-            kv_bytes=64 << 20,
-            gpu_layers=0,
-        )
+    def model(role: str, n_params: int, file_bytes: int) -> ModelInfo:
+        name, sizes = f"demo-{role}", {"n_params": n_params, "file_bytes": file_bytes}
+        room = {"n_ctx": n_ctx, "n_ctx_train": 2 * n_ctx, "kv_bytes": 64 << 20}
+        return model_info(role, path=f"{name}.gguf", name=name, **sizes, **room)
 
-    return EngineInfo(
-        target=model("target", "Q4_0", 7_000_000_000, 3_900_000_000),
-        draft=model("draft", "Q8_0", 300_000_000, 320_000_000),
-        exactness="bitwise up to 7 rows",
-        exact_rows=7,
+    return engine_info(
+        target=model("target", 7_000_000_000, 3_900_000_000),
+        draft=model("draft", 300_000_000, 320_000_000),
         device="demo",
         threads=8,
-        flash_attn=False,
         load_ms=420.0,
-        has_chat_template=True,
         methods=methods(Facts(draft=True)),
     )
 
 
 @dataclass(slots=True)
-class DemoEngine:
+class DemoEngine(OneAtATime):
     """Satisfies ``EngineLike``. ``speed`` > 0 sleeps as long as the invented times say, divided by
     it; 0 never sleeps."""
 

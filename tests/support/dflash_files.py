@@ -63,18 +63,8 @@ def write_dflash(
     size = width // heads
     vocab = len(tokens) if tokens is not None else speaker.vocab_size
     w = _Writer(path, "dflash")
-    w.add_name(path.stem)
-    w.add_context_length(context)
-    w.add_embedding_length(width)
-    w.add_block_count(blocks)
-    w.add_feed_forward_length(hidden)
-    w.add_head_count(heads)
-    w.add_head_count_kv(heads_kv)
-    w.add_key_length(size)
-    w.add_value_length(size)
-    w.add_layer_norm_rms_eps(1e-5)
-    w.add_rope_freq_base(10000.0)
-    w.add_file_type(0)
+    sizes = {"width": width, "blocks": blocks, "hidden": hidden, "heads": heads, "size": size}
+    w.describe(path, **sizes, heads_kv=heads_kv, context=context)
     w.add_array("dflash.target_layers", list(layers))
     w.add_uint32("dflash.block_size", block_size)
     if kind == "dflash2":

@@ -48,31 +48,14 @@ def write_eagle3(
     texts, types, merges = bpe_tokens()
     size = width // heads
     w = _Writer(path, "eagle3")
-    w.add_name(path.stem)
-    w.add_context_length(context)
-    w.add_embedding_length(width)
-    w.add_block_count(1)
-    w.add_feed_forward_length(hidden)
-    w.add_head_count(heads)
-    w.add_head_count_kv(heads_kv)
-    w.add_key_length(size)
-    w.add_value_length(size)
-    w.add_layer_norm_rms_eps(1e-5)
-    w.add_rope_dimension_count(size)
-    w.add_rope_freq_base(10000.0)
-    w.add_file_type(0)
+    sizes = {"width": width, "blocks": 1, "hidden": hidden, "heads": heads, "size": size}
+    w.describe(path, **sizes, heads_kv=heads_kv, context=context)
     w.add_array("eagle3.target_layers", list(layers))
     w.add_uint32("eagle3.target_hidden_size", target_width)
     w.add_bool("eagle3.norm_before_residual", norm_before_residual)
-    w.add_tokenizer_model("gpt2")
-    w.add_tokenizer_pre("gpt-2")
     texts = list(tokens) if tokens is not None else texts
     types = (types + [1] * len(texts))[: len(texts)]
-    w.add_token_list(texts)
-    w.add_token_types(types)
-    w.add_token_merges(merges)
-    w.add_bos_token_id(0)
-    w.add_eos_token_id(2)
+    w.speak(texts, types, merges)
     w.change(keys or {})
 
     def add(name: str, *shape: int) -> None:

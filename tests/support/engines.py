@@ -9,6 +9,8 @@ from table_model import FakePool, FakeTable, FakeVocab, fake_model
 
 from specllama.backend.base import Lane, Vocab
 from specllama.backend.lane import CellLane
+from specllama.bench.prompts import BenchPrompt
+from specllama.bench.proof import prove
 from specllama.cancel import StopFlag
 from specllama.engine.engine import Engine
 from specllama.engine.loaded import Loaded
@@ -29,6 +31,16 @@ def measured(target: Any, draft: Any = None, options: EngineOptions | None = Non
     engine = Engine.load(target, draft, options)
     assert engine.measure()
     return engine
+
+
+def proved(
+    engine: Engine, prompts: Sequence[BenchPrompt], *proposers: str, **more: Any
+) -> tuple[int, int]:
+    """Compare texts with those of plain decoding; return the tokens drafted and accepted."""
+    given = {"temperatures": (0.0, 1.0), "draft_max": (4,), "max_tokens": 32, **more}
+    cases = list(prove(engine, prompts, proposers=proposers, **given))
+    assert [case for case in cases if not (case.ok and case.identical and case.law_holds)] == []
+    return sum(case.drafted for case in cases), sum(case.accepted for case in cases)
 
 
 class NoSeats(Seats):

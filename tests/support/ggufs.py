@@ -65,6 +65,58 @@ def spm_tokens() -> tuple[list[str], list[int], list[float]]:
 class _Writer(gguf.GGUFWriter):  # type: ignore[misc]
     """A GGUFWriter whose keys can be replaced or removed afterwards."""
 
+    def describe(
+        self,
+        path: Path,
+        *,
+        width: int,
+        blocks: int,
+        hidden: int,
+        heads: int,
+        heads_kv: int | Sequence[int] = 1,
+        size: int | None = None,
+        rope: int | None = None,
+        context: int = 512,
+        eps: float = 1e-5,
+        base: float = 10000.0,
+        file_type: int = 0,
+    ) -> None:
+        """Add the sizes of a model; ``size``: of keys and values, where they are named."""
+        self.add_name(path.stem)
+        self.add_context_length(context)
+        self.add_embedding_length(width)
+        self.add_block_count(blocks)
+        self.add_feed_forward_length(hidden)
+        self.add_head_count(heads)
+        self.add_head_count_kv(heads_kv)
+        if size is not None:
+            self.add_key_length(size)
+            self.add_value_length(size)
+        self.add_layer_norm_rms_eps(eps)
+        self.add_rope_dimension_count(rope or size or width // heads)
+        self.add_rope_freq_base(base)
+        self.add_file_type(file_type)
+
+    def speak(
+        self,
+        tokens: Sequence[str],
+        types: Sequence[int] | None,
+        merges: Sequence[str],
+        template: str | None = None,
+    ) -> None:
+        """Add a byte-level BPE tokenizer, whose tokens 0 and 2 begin and end texts."""
+        self.add_tokenizer_model("gpt2")
+        self.add_tokenizer_pre("gpt-2")
+        self.add_token_list(list(tokens))
+        if types is not None:
+            self.add_token_types(list(types))
+        self.add_token_merges(list(merges))
+        self.add_bos_token_id(0)
+        self.add_eos_token_id(2)
+        self.add_add_bos_token(False)
+        if template is not None:
+            self.add_chat_template(template)
+
     def change(self, keys: Mapping[str, Any]) -> None:
         for key, value in keys.items():
             self.kv_data[0].pop(key, None)
@@ -142,33 +194,15 @@ def write_llama(
     n_vocab = len(tokens)
     head = width // heads
     writer = _Writer(path, architecture, split_max_tensors=split_tensors)
-    writer.add_name(path.stem)
-    writer.add_context_length(context)
-    writer.add_embedding_length(width)
-    writer.add_block_count(blocks)
-    writer.add_feed_forward_length(hidden)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(heads_kv)
+    default_type = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9}
+    file_type = default_type.get(quant, 1024) if file_type is None else file_type
+    sizes = {"width": width, "blocks": blocks, "hidden": hidden, "heads": heads}
+    writer.describe(path, **sizes, heads_kv=heads_kv, context=context, file_type=file_type)
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(head)
-    writer.add_rope_freq_base(10000.0)
-    default_type = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9}
-    writer.add_file_type(file_type if file_type is not None else default_type.get(quant, 1024))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(list(tokens))
-    if types is not None:
-        writer.add_token_types(list(types))
-    writer.add_token_merges(list(merges or []))
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(2)
+    writer.speak(tokens, types, merges or [], template)
     writer.add_pad_token_id(0)
-    writer.add_add_bos_token(False)
-    if template is not None:
-        writer.add_chat_template(template)
     writer.change(keys or {})
 
     quantize = _quantizer(quant)
@@ -254,13 +288,7 @@ def write_mamba(path: Path, *, width: int = 64, blocks: int = 2, seed: int = 1) 
     writer.add_ssm_time_step_rank(rank)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_file_type(0)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    writer.add_token_merges(merges)
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(2)
+    writer.speak(tokens, types, merges)
 
     def add(name: str, *shape: int) -> None:
         writer.add_tensor(name, rng.normal(0, 0.1, shape).astype(np.float32))
@@ -351,11 +379,9 @@ def write_vocab_only(path: Path, tokens: Sequence[str], **keys: Any) -> Path:
     """A tokenizer without weights. Keyword arguments replace ``tokenizer.ggml.*`` keys."""
     writer = _Writer(path, "llama")
     writer.add_name(path.stem)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(list(tokens))
-    writer.add_token_types([NORMAL] * len(tokens))
-    writer.add_token_merges([])
+    writer.speak(tokens, [NORMAL] * len(tokens), [])
+    writer.change({"tokenizer.ggml.bos_token_id": None, "tokenizer.ggml.eos_token_id": None})
+    writer.change({"tokenizer.ggml.add_bos_token": None})
     writer.change({f"tokenizer.ggml.{key}": value for key, value in keys.items()})
     writer.finish()
     return path

@@ -29,35 +29,19 @@ HEADS_KV = {True: 2, False: 1}
 def _begin(path: Path, architecture: str, pattern: Sequence[bool], width: int) -> _Writer:
     texts, types, merges = bpe_tokens()
     w = _Writer(path, architecture)
-    w.add_name(path.stem)
-    w.add_context_length(512)
-    w.add_embedding_length(width)
-    w.add_block_count(len(pattern))
-    w.add_feed_forward_length(2 * width)
-    w.add_head_count(HEADS)
-    w.add_head_count_kv([HEADS_KV[windowed] for windowed in pattern])
-    w.add_key_length(SIZES[False])
-    w.add_value_length(SIZES[False])
+    w.describe(
+        path, width=width, blocks=len(pattern), hidden=2 * width, heads=HEADS,
+        heads_kv=[HEADS_KV[windowed] for windowed in pattern], size=SIZES[False], eps=1e-6,
+        base=100000.0,
+    )  # fmt: skip
     w.add_uint32(f"{architecture}.attention.key_length_swa", SIZES[True])
     w.add_uint32(f"{architecture}.attention.value_length_swa", SIZES[True])
-    w.add_layer_norm_rms_eps(1e-6)
-    w.add_rope_dimension_count(SIZES[False])
     w.add_uint32(f"{architecture}.rope.dimension_count_swa", SIZES[True])
-    w.add_rope_freq_base(100000.0)
     w.add_float32(f"{architecture}.rope.freq_base_swa", 10000.0)
     w.add_sliding_window(WINDOW)
     w.add_array(f"{architecture}.attention.sliding_window_pattern", list(pattern))
     w.add_uint32(f"{architecture}.embedding_length_per_layer_input", 0)
-    w.add_file_type(0)
-    w.add_tokenizer_model("gpt2")
-    w.add_tokenizer_pre("gpt-2")
-    w.add_token_list(texts)
-    w.add_token_types(types)
-    w.add_token_merges(merges)
-    w.add_bos_token_id(0)
-    w.add_eos_token_id(2)
-    w.add_add_bos_token(False)
-    w.add_chat_template(CHATML)
+    w.speak(texts, types, merges, CHATML)
     return w
 
 

@@ -15,33 +15,19 @@ def write_latent(path: Path, *, width: int = 64, blocks: int = 2, quant: str = "
     heads, rank, rope, plain, value, hidden = 2, 64, 32, 32, 32, 2 * width
     arch = "deepseek2"
     writer = ggufs._Writer(path, arch)
-    writer.add_name(path.stem)
-    writer.add_context_length(2048)
-    writer.add_embedding_length(width)
-    writer.add_block_count(blocks)
-    writer.add_feed_forward_length(hidden)
+    kind = {"F32": 0, "Q8_0": 7, "Q4_0": 2}[quant]
+    sizes = {"width": width, "blocks": blocks, "hidden": hidden, "heads": heads, "rope": rope}
+    writer.describe(path, **sizes, context=2048, file_type=kind)
     writer.add_expert_feed_forward_length(hidden)
     writer.add_expert_shared_count(0)
     writer.add_leading_dense_block_count(blocks)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(1)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(rope)
-    writer.add_rope_freq_base(10000.0)
     writer.add_kv_lora_rank(rank)
     writer.add_q_lora_rank(rank)
     writer.add_key_length(rank + rope)
     writer.add_value_length(rank)
     writer.add_uint32(f"{arch}.attention.key_length_mla", plain + rope)
     writer.add_uint32(f"{arch}.attention.value_length_mla", value)
-    writer.add_file_type({"F32": 0, "Q8_0": 7, "Q4_0": 2}[quant])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    writer.add_token_merges(merges)
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(2)
+    writer.speak(tokens, types, merges)
 
     quantize = ggufs._quantizer(quant)
 

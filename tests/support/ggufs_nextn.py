@@ -310,14 +310,7 @@ def write_nextn(
         "rope.freq_base": 10000.0,
     } | dict(_keys(arch, blocks + nextn, nextn))
     w.change({f"{arch}.{key}": value for key, value in keys.items()})
-    w.add_tokenizer_model("gpt2")
-    w.add_tokenizer_pre("gpt-2")
-    w.add_token_list(tokens)
-    w.add_token_types(types)
-    w.add_token_merges(merges)
-    w.add_bos_token_id(0)
-    w.add_eos_token_id(2)
-    w.add_add_bos_token(False)
+    w.speak(tokens, types, merges)
 
     def add(name: str, shape: Sequence[int]) -> None:
         values = rng.normal(0, shape[-1] ** -0.5, shape).astype(np.float32)

@@ -3,10 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pytest
+from ggufs import bpe_tokens
 
 from specllama.arrays import Row, Rows
 from specllama.backend.base import Out, Part
+from specllama.engine.engine import Engine
+from specllama.errors import SpecllamaError
+from specllama.settings.params import EngineOptions
+
+VOCAB = len(bpe_tokens()[0])
+
+
+def texts(seed: int, n: int) -> list[int]:
+    """Tokens drawn at random."""
+    return [int(t) for t in np.random.default_rng(seed).integers(3, VOCAB, n)]
+
+
+def refused(target: Path, *heads: Path) -> SpecllamaError:
+    """Load heads that a target cannot have; return the error."""
+    options = EngineOptions(threads=1, heads=tuple(str(head) for head in heads))
+    with pytest.raises(SpecllamaError) as caught:
+        Engine.load(target, None, options)
+    return caught.value
+
+
+def same(got: Rows, wanted: Rows, near: float = 3e-2, spread: float = 0.5) -> None:
+    """Compare rows that differ among themselves."""
+    said = np.isfinite(wanted)
+    assert (np.isfinite(got) == said).all()
+    assert np.abs(got[said] - wanted[said]).max() < near
+    assert wanted[said].std() > spread
 
 
 def feed(lane: Any, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:

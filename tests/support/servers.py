@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,14 @@ from specllama.server.service import Service
 from specllama.settings.params import EngineOptions, GenerateParams
 
 LANES = 4
+
+
+def until(true: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait for something."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.01)
 
 
 @dataclass

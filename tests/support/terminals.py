@@ -31,9 +31,9 @@ if __name__ == "__main__":
     sys.exit(run({target!r}, params=GenerateParams(seed=1, max_tokens={max_tokens}), {more}))
 """
 DEMO = """
-    from stepped_demo import SteppedDemoFactory
+    from demo_engine import DemoFactory
     from specllama.tui import app
-    app.LoadEngine = lambda target, draft, options: SteppedDemoFactory(speed=1.0)
+    app.LoadEngine = lambda target, draft, options: DemoFactory(speed=1.0)
 """
 
 

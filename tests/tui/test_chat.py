@@ -43,9 +43,7 @@ async def test_the_first_frame_does_not_wait_for_the_model_and_early_words_are_k
     recipe = Recipe(ScriptedEngine(["Ready."]), gate=lambda: gate.wait(10))
     async with start(recipe=recipe, wait=False) as d:
         assert "loading" in d.shown
-        await d.type("Early")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.app.chat.sending.queue)
+        await d.send("Early", until=lambda: d.app.chat.sending.queue)
         assert "waiting: Early" in d.shown
         gate.set()
         await d.until(lambda: len(d.texts) == 2)
@@ -54,20 +52,15 @@ async def test_the_first_frame_does_not_wait_for_the_model_and_early_words_are_k
 
 async def test_enter_does_not_overtake_the_keys_before_it(start: Any) -> None:
     async with start("Yes.") as d:
-        await d.pilot.press(*"fast", "enter")
-        await d.until(lambda: len(d.texts) == 2)
+        await d.press(*"fast", "enter", until=lambda: len(d.texts) == 2)
         assert d.texts[0] == ("user", "fast")
 
 
 async def test_messages_sent_during_a_reply_wait_their_turn(start: Any) -> None:
     engine = GatedEngine([LONG, "Two."])
     async with start(recipe=Recipe(engine)) as d:
-        await d.type("first")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.rounds == 3)
-        await d.type("second")
-        await d.pilot.press("enter")
-        await d.until(lambda: "waiting: second" in d.shown)
+        await d.send("first", until=lambda: d.rounds == 3)
+        await d.send("second", until=lambda: "waiting: second" in d.shown)
         engine.gate.set()
         await d.until(lambda: len(d.texts) == 4)
         await d.idle()
@@ -76,9 +69,7 @@ async def test_messages_sent_during_a_reply_wait_their_turn(start: Any) -> None:
 
 async def test_escape_stops_at_once_and_keeps_the_partial_reply(start: Any) -> None:
     async with start(recipe=Recipe(GatedEngine([LONG]))) as d:
-        await d.type("go")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.rounds == 3)
+        await d.send("go", until=lambda: d.rounds == 3)
         await d.pilot.press("escape")
         await d.idle()
         (_, (role, reply)) = d.texts
@@ -91,14 +82,11 @@ async def test_escape_stops_at_once_and_keeps_the_partial_reply(start: Any) -> N
 
 async def test_continue_goes_on_where_the_reply_ended(start: Any) -> None:
     async with start(recipe=Recipe(GatedEngine([LONG, " and the rest."]))) as d:
-        await d.type("go")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.rounds == 3)
+        await d.send("go", until=lambda: d.rounds == 3)
         await d.pilot.press("escape")
         await d.idle()
         kept = d.texts[1][1]
-        await d.pilot.press("ctrl+t")
-        await d.until(lambda: d.texts[-1][1] == kept + " and the rest.")
+        await d.press("ctrl+t", until=lambda: d.texts[-1][1] == kept + " and the rest.")
         await d.idle()
         assert d.engine.requests[-1].prompt[-1] == Message("assistant", kept)
         assert shown_source(d.app.chat.query(AssistantMessage).last()) == kept + " and the rest."
@@ -107,8 +95,7 @@ async def test_continue_goes_on_where_the_reply_ended(start: Any) -> None:
 async def test_retry_replaces_the_reply(start: Any) -> None:
     async with start("One.", "Two.") as d:
         await d.say("Hi")
-        await d.pilot.press("ctrl+r")
-        await d.until(lambda: d.texts[-1] == ("assistant", "Two."))
+        await d.press("ctrl+r", until=lambda: d.texts[-1] == ("assistant", "Two."))
         await d.idle()
         assert len(d.texts) == 2
         assert "One." not in d.shown
@@ -119,21 +106,17 @@ async def test_retry_without_drafts_keeps_the_seed_and_another_key_takes_a_new_o
 ) -> None:
     async with start("One.", "One.", "Two.", "Two.") as d:
         await d.say("Hi")
-        await d.pilot.press("f9", "ctrl+r")
-        await d.until(lambda: len(d.engine.requests) == 2)
+        await d.press("f9", "ctrl+r", until=lambda: len(d.engine.requests) == 2)
         await d.idle()
         first, second = (r.params for r in d.engine.requests)
         assert (first.speculate, second.speculate) == (True, False)
         seed = d.app.store.get(d.app.session.id).messages[-1].stats["seed"]
         assert second.seed == seed
-        await d.type("/retry new")
-        await d.pilot.press("enter")
-        await d.until(lambda: len(d.engine.requests) == 3)
+        await d.send("/retry new", until=lambda: len(d.engine.requests) == 3)
         await d.idle()
         assert d.engine.requests[2].params.seed is None
         d.app.chat.query(AssistantMessage).last().focus()
-        await d.pilot.press("s")
-        await d.until(lambda: len(d.engine.requests) == 4)
+        await d.press("s", until=lambda: len(d.engine.requests) == 4)
         await d.idle()
         assert d.engine.requests[3].params.seed is None
         assert len(d.texts) == 2
@@ -142,9 +125,7 @@ async def test_retry_without_drafts_keeps_the_seed_and_another_key_takes_a_new_o
 async def test_undo_gives_the_question_back(start: Any) -> None:
     async with start("One.") as d:
         await d.say("Hi there")
-        await d.type("/undo")
-        await d.pilot.press("enter")
-        await d.until(lambda: not d.texts)
+        await d.send("/undo", until=lambda: not d.texts)
         await d.until(lambda: d.app.chat.prompt.text == "Hi there")
         assert "Guess, check, keep" in d.shown
 
@@ -154,12 +135,9 @@ async def test_edit_and_resend_an_earlier_question(start: Any) -> None:
         await d.say("a")
         await d.say("b")
         d.app.chat.query(UserMessage).first().focus()
-        await d.pilot.press("e")
-        await d.until(lambda: d.app.chat.editing.index == 0)
+        await d.press("e", until=lambda: d.app.chat.editing.index == 0)
         assert "The old version is kept" in d.shown
-        await d.type("changed")
-        await d.pilot.press("enter")
-        await d.until(lambda: len(d.texts) == 2)
+        await d.send("changed", until=lambda: len(d.texts) == 2)
         await d.idle()
         assert d.texts == [("user", "changed"), ("assistant", "Three.")]
         assert len(d.app.chat.query(UserMessage)) == 1
@@ -170,13 +148,11 @@ async def test_versions_are_walked_from_the_prompt_and_gone_on_with(start: Any) 
     async with start("One.", "Two.", "Three.", "Four.") as d:
         await d.say("a")
         await d.say("b")
-        await d.pilot.press("ctrl+r")
-        await d.until(lambda: d.texts[-1] == ("assistant", "Three."))
+        await d.press("ctrl+r", until=lambda: d.texts[-1] == ("assistant", "Three."))
         await d.idle()
         assert "‹2/2›" in d.shown
         rounds = d.app.chat.records[3].rounds
-        await d.pilot.press("alt+left")
-        await d.until(lambda: d.texts[-1] == ("assistant", "Two."))
+        await d.press("alt+left", until=lambda: d.texts[-1] == ("assistant", "Two."))
         assert "‹1/2›" in d.shown
         assert "Two." in d.shown
         assert d.app.chat.records[3].rounds != rounds
@@ -194,15 +170,11 @@ async def test_versions_of_the_focused_message_are_walked_even_of_an_early_one(s
         await d.say("a")
         await d.say("b")
         d.app.chat.query(UserMessage).first().focus()
-        await d.pilot.press("e")
-        await d.until(lambda: d.app.chat.editing.index == 0)
-        await d.type("changed")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.texts[-1] == ("assistant", "Three."))
+        await d.press("e", until=lambda: d.app.chat.editing.index == 0)
+        await d.send("changed", until=lambda: d.texts[-1] == ("assistant", "Three."))
         await d.idle()
         d.app.chat.query(UserMessage).first().focus()
-        await d.pilot.press("alt+left")
-        await d.until(lambda: len(d.texts) == 4)
+        await d.press("alt+left", until=lambda: len(d.texts) == 4)
         assert d.app.focused is d.app.chat.query(UserMessage).first()
         assert "‹1/2›" in d.shown
         d.app.chat.query(AssistantMessage).first().focus()
@@ -211,29 +183,12 @@ async def test_versions_of_the_focused_message_are_walked_even_of_an_early_one(s
         assert len(d.texts) == 4
 
 
-async def test_a_retry_that_brings_nothing_shows_what_was_there(start: Any) -> None:
-    recipe = Recipe(GatedEngine(["One.", "Two.", LONG], rounds=0))
-    recipe.engine.gate.set()
-    async with start(recipe=recipe) as d:
-        await d.say("a")
-        await d.say("b")
-        d.engine.replies[:] = [Reply(raise_first=PromptTooLong("too long"))]
-        d.app.chat.query(AssistantMessage).first().focus()
-        await d.pilot.press("r")
-        await d.until(lambda: "too long" in d.notes)
-        await d.idle()
-        assert [t for _, t in d.texts] == ["a", "One.", "b", "Two."]
-        assert "Two." in d.shown
-
-
 async def test_escape_leaves_editing_and_restores_what_was_being_written(start: Any) -> None:
     async with start("One.") as d:
         await d.say("question")
         await d.type("half a thought")
-        await d.pilot.press("shift+tab", "up", "e")
-        await d.until(lambda: d.app.chat.prompt.text == "question")
-        await d.pilot.press("escape")
-        await d.until(lambda: d.app.chat.prompt.text == "half a thought")
+        await d.press("shift+tab", "up", "e", until=lambda: d.app.chat.prompt.text == "question")
+        await d.press("escape", until=lambda: d.app.chat.prompt.text == "half a thought")
         assert d.app.chat.editing.index is None
         assert len(d.texts) == 2
 
@@ -242,25 +197,19 @@ async def test_an_edited_reply_can_be_continued(start: Any) -> None:
     async with start("One two.", " three.") as d:
         await d.say("q")
         d.app.chat.query(AssistantMessage).first().focus()
-        await d.pilot.press("e")
-        await d.until(lambda: d.app.chat.editing.index == 1)
-        await d.type("Uno")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.texts[-1] == ("assistant", "Uno"))
-        await d.pilot.press("ctrl+t")
-        await d.until(lambda: d.texts[-1] == ("assistant", "Uno three."))
+        await d.press("e", until=lambda: d.app.chat.editing.index == 1)
+        await d.send("Uno", until=lambda: d.texts[-1] == ("assistant", "Uno"))
+        await d.press("ctrl+t", until=lambda: d.texts[-1] == ("assistant", "Uno three."))
         await d.idle()
 
 
 async def test_views_show_the_reply_as_drafted_and_the_choice_is_remembered(start: Any) -> None:
     async with start(Reply("One two three four five six.", accept=(2, 0))) as d:
         await d.say("q")
-        await d.pilot.press("f2")
-        await d.until(lambda: d.app.chat.view == "drafted")
+        await d.press("f2", until=lambda: d.app.chat.view == "drafted")
         assert "ᵈ" in d.shown
         assert "wrong" not in d.shown
-        await d.pilot.press("f2")
-        await d.until(lambda: "wrong" in d.shown)
+        await d.press("f2", until=lambda: "wrong" in d.shown)
         assert Preferences.load().view == "ghosts"
 
 
@@ -296,9 +245,7 @@ async def test_slash_commands_and_paths_that_look_like_them(start: Any) -> None:
         assert d.texts[0] == ("user", "/usr/bin")
         await d.say("//undo")
         assert d.texts[2] == ("user", "/undo")
-        await d.type("/draft")
-        await d.pilot.press("enter")
-        await d.until(lambda: not d.app.session.params.speculate)
+        await d.send("/draft", until=lambda: not d.app.session.params.speculate)
         assert len(d.texts) == 4
 
 
@@ -315,9 +262,7 @@ async def test_what_looks_like_a_command_never_goes_to_the_model(
     start: Any, text: str, words: str
 ) -> None:
     async with start("Ok.") as d:
-        await d.type(text)
-        await d.pilot.press("enter")
-        await d.until(lambda: any(words in n.message for n in d.app._notifications))
+        await d.send(text, until=lambda: any(words in n.message for n in d.app._notifications))
         assert d.app.chat.prompt.text == text
         assert not d.engine.requests
 
@@ -402,9 +347,7 @@ async def test_a_dead_engine_is_one_note_and_the_next_message_works(start: Any) 
 async def test_a_refused_question_returns_to_the_prompt(start: Any) -> None:
     refusal = Reply(raise_first=PromptTooLong("too long", "shorten it"))
     async with start(refusal) as d:
-        await d.type("my long question")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.notes)
+        await d.send("my long question", until=lambda: d.notes)
         await d.until(lambda: d.app.chat.prompt.text == "my long question")
         assert d.texts == []
         assert not d.app.chat.query(UserMessage)
@@ -421,13 +364,6 @@ async def test_an_empty_reply_stays_in_the_conversation(start: Any) -> None:
         await d.until(lambda: "(the model ended at once)" in d.shown)
 
 
-async def test_a_full_context_is_explained(start: Any) -> None:
-    async with start(Reply("One two.", reason="context")) as d:
-        await d.say("q")
-        await d.until(lambda: "context is full" in d.shown)  # drawn with the next frame
-        await d.until(lambda: "Ctrl+N" in d.shown)  # and scrolled to with the one after
-
-
 class LingeringEngine(ScriptedEngine):
     """Its thread ends some time after the last event, as one does on a busy machine."""
 
@@ -440,7 +376,7 @@ async def test_the_end_is_explained_however_late_the_thread_ends(start: Any) -> 
     engine = LingeringEngine([Reply("One two.", reason="context")])
     async with start(recipe=Recipe(engine)) as d:
         await d.say("q")
-        await d.until(lambda: "context is full" in d.shown)
+        await d.until(lambda: "context is full" in d.shown and "Ctrl+N" in d.shown)
 
 
 async def test_notices_of_the_engine_are_shown(start: Any) -> None:
@@ -453,8 +389,7 @@ async def test_notices_of_the_engine_are_shown(start: Any) -> None:
 async def test_new_chat_keeps_the_old_one(start: Any) -> None:
     async with start("One.") as d:
         await d.say("first chat")
-        await d.pilot.press("ctrl+n")
-        await d.until(lambda: not d.texts)
+        await d.press("ctrl+n", until=lambda: not d.texts)
         assert "Guess, check, keep" in d.shown
         await d.say("second chat")
         assert [s.title for s in d.app.store.summaries()] == ["second chat", "first chat"]
@@ -469,20 +404,16 @@ async def test_a_resumed_chat_knows_how_full_its_context_is(start: Any) -> None:
         first = context(d)
         await d.say("two")
         second, session = context(d), d.app.session.id
-        await d.type("/undo")
-        await d.pilot.press("enter")
-        await d.until(lambda: len(d.texts) == 2)
+        await d.send("/undo", until=lambda: len(d.texts) == 2)
         await d.until(lambda: context(d) == first)
-        await d.type("two")
-        await d.pilot.press("enter")
+        await d.send("two")
         await d.idle()
         await d.until(lambda: len(d.texts) == 4)
         await d.idle()
     assert first not in ("", second)
     async with start("Ok.", size=(80, 24), session_id=session) as d:
         await d.until(lambda: context(d) == second)
-        await d.pilot.press("ctrl+n")
-        await d.until(lambda: context(d) == "")
+        await d.press("ctrl+n", until=lambda: context(d) == "")
 
 
 async def test_a_context_that_nobody_counted_is_not_called_empty(start: Any) -> None:
@@ -495,18 +426,6 @@ async def test_a_context_that_nobody_counted_is_not_called_empty(start: Any) -> 
         assert "context " not in d.app.chat.query_one(StatsStrip).render().plain
 
 
-async def test_sampling_is_stored_with_the_conversation(start: Any) -> None:
-    async with start("One.") as d:
-        await d.say("q")
-        d.app.chat.set_params(GenerateParams(seed=42))
-        session = d.app.session.id
-    async with start("One.", session_id=session) as d:
-        await d.until(lambda: d.texts)
-        assert d.app.session.params.seed == 42
-        assert "One." in d.shown
-        assert "tokens" in d.shown
-
-
 async def test_copying_takes_the_source_not_the_picture(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -516,14 +435,10 @@ async def test_copying_takes_the_source_not_the_picture(
     )
     async with start("Text\n\n```py\nx = 1\n```\n\nmore **bold**") as d:
         await d.say("q")
-        await d.pilot.press("ctrl+o")
-        await d.until(lambda: len(copied) == 1)
+        await d.press("ctrl+o", until=lambda: len(copied) == 1)
         d.app.chat.query(AssistantMessage).last().focus()
-        await d.pilot.press("x")
-        await d.until(lambda: len(copied) == 2)
-        await d.type("/copy chat")
-        await d.pilot.press("enter")
-        await d.until(lambda: len(copied) == 3)
+        await d.press("x", until=lambda: len(copied) == 2)
+        await d.send("/copy chat", until=lambda: len(copied) == 3)
     assert copied[0].endswith("more **bold**")
     assert copied[1] == "x = 1"
     assert "## User" in copied[2]
@@ -538,28 +453,12 @@ async def test_flags_of_one_start_do_not_travel_with_a_conversation(start: Any) 
         await d.until(lambda: d.texts)
         assert d.app.session.params == GenerateParams()
         await d.pilot.press("f9")
-        await d.pilot.press("ctrl+n")
-        await d.until(lambda: not d.texts)
+        await d.press("ctrl+n", until=lambda: not d.texts)
         # what was chosen by hand goes on, and the strip says so
         assert d.app.session.params == GenerateParams(speculate=False)
         d.app.resume_session(session)
         await d.until(lambda: d.texts)
         await d.until(lambda: d.app.chat.strip.speculate is False)
-
-
-async def test_settings_of_a_conversation_stay_there(start: Any) -> None:
-    async with start("One.") as d:
-        await d.say("q")
-        await d.pilot.press("f9")
-        session = d.app.session.id
-    async with start("Two.") as d:
-        d.app.resume_session(session)
-        await d.until(lambda: d.texts)
-        assert not d.app.chat.strip.speculate
-        await d.pilot.press("ctrl+n")
-        await d.until(lambda: not d.texts)
-        assert d.app.session.params == GenerateParams()
-        assert d.app.chat.strip.speculate
 
 
 async def test_ctrl_c_stops_a_reply_before_it_offers_to_leave(
@@ -568,22 +467,16 @@ async def test_ctrl_c_stops_a_reply_before_it_offers_to_leave(
     said: list[str] = []
     async with start(recipe=Recipe(GatedEngine([LONG]))) as d:
         monkeypatch.setattr(d.app, "notify", lambda words, **_: said.append(words))
-        await d.type("go")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.rounds == 3)
-        await d.type("next")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.app.chat.sending.queue)
+        await d.send("go", until=lambda: d.rounds == 3)
+        await d.send("next", until=lambda: d.app.chat.sending.queue)
         await d.pilot.press("ctrl+c")
         await d.idle()
         assert d.app.chat.prompt.text == "next"
         assert "stopped" in d.shown
         assert said == []
-        await d.pilot.press("ctrl+c")
-        await d.until(lambda: said == ["Ctrl+Z brings the text back"])
+        await d.press("ctrl+c", until=lambda: said == ["Ctrl+Z brings the text back"])
         assert d.app.chat.prompt.text == ""
-        await d.pilot.press("ctrl+c")
-        await d.until(lambda: said[1:] == ["Press Ctrl+C again to leave"])
+        await d.press("ctrl+c", until=lambda: said[1:] == ["Press Ctrl+C again to leave"])
 
 
 async def test_a_reply_that_a_kill_cut_short_says_so(start: Any) -> None:
@@ -606,30 +499,11 @@ async def test_a_reply_that_a_kill_cut_short_says_so(start: Any) -> None:
         await d.until(lambda: d.shown.count(name) == 3)  # the top, and both replies
 
 
-async def test_a_killed_app_had_stored_how_far_the_reply_was(
-    start: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("specllama.session.FLUSH_S", -1.0)
-    async with start(recipe=Recipe(GatedEngine([LONG]))) as d:
-        await d.type("go")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.rounds == 3)
-        with SessionStore.open() as store:  # what is on disk if the process ends now
-            last = store.get(d.app.session.id).messages[-1]
-        assert last.state == "partial"
-        assert last.stats
-        assert last.stats["emitted"] > 0
-
-
 async def test_a_waiting_message_outlives_the_app(start: Any) -> None:
     async with start(recipe=Recipe(GatedEngine([LONG]))) as d:
-        await d.type("first")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.rounds == 3)
+        await d.send("first", until=lambda: d.rounds == 3)
         for text in ("second", "third"):
-            await d.type(text)
-            await d.pilot.press("enter")
-        await d.until(lambda: len(d.app.chat.sending.queue) == 2)
+            await d.send(text, until=lambda: len(d.app.chat.sending.queue) == 2)
         await d.type("being typed")
         d.app.chat.prompt.save_draft()
         # killed here: nothing more is written, as leaving sends nothing
@@ -641,22 +515,11 @@ async def test_a_waiting_message_outlives_the_app(start: Any) -> None:
         assert d.app.chat.prompt.text == ""
 
 
-async def test_a_refused_question_names_no_conversation(start: Any) -> None:
-    refusal = Reply(raise_first=PromptTooLong("too long", "shorten it"))
-    async with start(refusal, "Ok.") as d:
-        await d.type("line 0 of very many")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.notes)
-        await d.say("short")
-        assert [s.title for s in d.app.store.summaries()] == ["short"]
-
-
 async def test_ctrl_c_twice_leaves(start: Any) -> None:
     async with start("Ok.") as d:
         await d.pilot.press("ctrl+c")
         assert d.app.is_running
-        await d.pilot.press("ctrl+c")
-        await d.until(lambda: d.app.return_value == 0)
+        await d.press("ctrl+c", until=lambda: d.app.return_value == 0)
 
 
 async def test_a_full_disk_is_said_once_and_costs_nothing_else(
@@ -689,8 +552,7 @@ async def test_a_long_conversation_mounts_a_window(start: Any) -> None:
 
 async def test_resizing_while_streaming(start: Any) -> None:
     async with start(LONG) as d:
-        await d.type("go")
-        await d.pilot.press("enter")
+        await d.send("go")
         for width, height in [(20, 5), (200, 60), (1, 1), (60, 16), (40, 12), (120, 36)]:
             await d.pilot.resize_terminal(width, height)
         await d.idle()
@@ -703,15 +565,12 @@ async def test_keys_can_be_changed(start: Any) -> None:
     prefs.save()
     async with start("One.", "Two.") as d:
         await d.say("Hi")
-        await d.pilot.press("f12")
-        await d.until(lambda: d.texts[-1] == ("assistant", "Two."))
+        await d.press("f12", until=lambda: d.texts[-1] == ("assistant", "Two."))
 
 
 async def test_leaving_during_a_reply_keeps_what_was_written(start: Any) -> None:
     async with start(recipe=Recipe(GatedEngine([LONG]))) as d:
-        await d.type("go")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.rounds == 3)
+        await d.send("go", until=lambda: d.rounds == 3)
         session = d.app.session.id
         shown = d.app.chat.query(AssistantMessage).last().text
     with SessionStore.open() as store:
@@ -727,26 +586,16 @@ async def test_a_losing_window_is_said_to_lose(start: Any) -> None:
         assert d.app.chat.strip.loses
         assert "LOSES 0.8" in d.shown
         assert "F9 off" in d.shown
-        await d.pilot.press("f9")
-        await d.until(lambda: "F9 off" not in d.shown)
-
-
-async def test_what_nobody_measured_is_not_known_yet(start: Any) -> None:
-    async with start(Reply(LONG, plain_ms=None)) as d:
-        await d.say("go")
-        assert "Not known yet (F4 measures it)" in d.shown
+        await d.press("f9", until=lambda: "F9 off" not in d.shown)
 
 
 async def test_a_thought_is_counted_and_can_be_ended(start: Any) -> None:
     engine = GatedEngine([f"<think>{LONG}", " So: yes."])
     async with start(recipe=Recipe(engine)) as d:
         await d.say("/think low")
-        await d.type("go")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.rounds == 3)
+        await d.send("go", until=lambda: d.rounds == 3)
         await d.until(lambda: "thinking" in d.shown)
-        await d.pilot.press("alt+a")
-        await d.until(lambda: len(d.engine.requests) == 2)
+        await d.press("alt+a", until=lambda: len(d.engine.requests) == 2)
         engine.gate.set()
         await d.idle()
         asked, answered = d.engine.requests
@@ -771,27 +620,21 @@ async def test_pages_turn_from_the_prompt_and_the_end_is_one_key_away(start: Any
         await d.say("go")
         await d.until(lambda: "Paragraph 59." in d.shown)
         assert "more below" not in d.shown
-        await d.pilot.press("pageup", "pageup")
-        await d.until(lambda: "Paragraph 59." not in d.shown)
+        await d.press("pageup", "pageup", until=lambda: "Paragraph 59." not in d.shown)
         assert "↓ more below: Ctrl+End" in d.shown
         assert d.app.chat.prompt.has_focus
         await d.pilot.press("ctrl+end")
         await d.until(lambda: "Paragraph 59." in d.shown and "more below" not in d.shown)
-        await d.pilot.press("pageup")
-        await d.until(lambda: "more below" in d.shown)
-        await d.pilot.press("pagedown")
-        await d.until(lambda: "more below" not in d.shown)
+        await d.press("pageup", until=lambda: "more below" in d.shown)
+        await d.press("pagedown", until=lambda: "more below" not in d.shown)
 
 
 async def test_new_text_below_is_said(start: Any) -> None:
     text = "\n\n".join(f"Paragraph {i}." for i in range(80))
     engine = GatedEngine([text], rounds=60)
     async with start(recipe=Recipe(engine), size=(80, 24)) as d:
-        await d.type("go")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.app.chat.transcript.max_scroll_y > 20)
-        await d.pilot.press("pageup", "pageup")
-        await d.until(lambda: "↓ new text below: Ctrl+End" in d.shown)
+        await d.send("go", until=lambda: d.app.chat.transcript.max_scroll_y > 20)
+        await d.press("pageup", "pageup", until=lambda: "↓ new text below: Ctrl+End" in d.shown)
         engine.gate.set()
         await d.idle()
         assert "↓ more below" in d.shown

@@ -31,8 +31,7 @@ def fill(**ago: float) -> None:
 
 
 async def opened(d: Driver) -> SessionsScreen:
-    await d.pilot.press("f7")
-    await d.until(lambda: isinstance(d.app.screen, SessionsScreen))
+    await d.press("f7", until=lambda: isinstance(d.app.screen, SessionsScreen))
     screen = d.app.screen
     assert isinstance(screen, SessionsScreen)
     return screen
@@ -55,8 +54,7 @@ async def test_headings_are_passed_over(start: Any) -> None:
             titles.append(screen._selected.title)
             await d.pilot.press("down")
         assert titles == ["rain", "crow", "fox", "rain"]
-        await d.pilot.press("up", "enter")
-        await d.until(lambda: d.texts[:1] == [("user", "What of rain?")])
+        await d.press("up", "enter", until=lambda: d.texts[:1] == [("user", "What of rain?")])
 
 
 async def test_the_preview_shows_how_it_ended_and_what_was_found(start: Any) -> None:
@@ -73,8 +71,7 @@ async def test_the_preview_shows_how_it_ended_and_what_was_found(start: Any) -> 
         await d.until(
             lambda: "What of fox?" in str(preview.query_one("#preview-text", Static).render())
         )
-        await d.pilot.press(*"llama fox")
-        await d.until(lambda: len(screen._found) == 1)
+        await d.press(*"llama fox", until=lambda: len(screen._found) == 1)
         content = preview.query_one("#preview-text", Static).content
         assert "What of fox?" in str(content)
         spans = {str(content)[span.start : span.end]: str(span.style) for span in content.spans}
@@ -97,8 +94,7 @@ async def test_where_there_is_no_room_one_line_says_how_it_ended(
         assert len(line) <= size[0] - 4
         await d.pilot.press("down")
         await d.until(lambda: "Of fox" in str(screen.query_one("#glimpse", Static).render()))
-        await d.pilot.press(*"says")
-        await d.until(lambda: len(screen._found) == 2)
+        await d.press(*"says", until=lambda: len(screen._found) == 2)
         assert "says it" in rows(screen)[1]
 
 
@@ -126,8 +122,7 @@ async def test_a_conversation_is_read_while_the_model_still_loads(start: Any) ->
     recipe = Recipe(ScriptedEngine(["Ok."]), gate=lambda: assert_opened(gate))
     async with start(recipe=recipe, wait=False) as d:
         await opened(d)
-        await d.pilot.press("enter")
-        await d.until(lambda: d.texts[:1] == [("user", "What of fox?")])
+        await d.press("enter", until=lambda: d.texts[:1] == [("user", "What of fox?")])
         assert "there is [much] to say" in d.shown
         assert not d.app.loader.ready
         gate.set()

@@ -35,8 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def asked(d: Driver) -> ExportScreen:
-    await d.pilot.press("ctrl+s")
-    await d.until(lambda: isinstance(d.app.screen, ExportScreen))
+    await d.press("ctrl+s", until=lambda: isinstance(d.app.screen, ExportScreen))
     await d.pilot.pause()
     screen = d.app.screen
     assert isinstance(screen, ExportScreen)
@@ -51,8 +50,7 @@ async def save(d: Driver, words: str) -> Path:
     path = Path(screen.query_one("#save-path", Input).value)
     path = path if path.is_absolute() else path.absolute()
     assert path.name in d.shown  # the name is seen before it is used
-    await d.pilot.press("enter")
-    await d.until(lambda: not isinstance(d.app.screen, ExportScreen))
+    await d.press("enter", until=lambda: not isinstance(d.app.screen, ExportScreen))
     return path
 
 
@@ -116,13 +114,11 @@ async def test_a_resumed_reply_is_saved_with_its_figures(start: Any) -> None:
 async def test_a_race_is_saved_with_every_tab(start: Any) -> None:
     async with start(Reply(LONG, accept=(2,)), params=PARAMS, size=(120, 36)) as d:
         await d.say("What is it?")
-        await d.pilot.press("f4")
-        await d.until(lambda: isinstance(d.app.screen, RaceScreen))
+        await d.press("f4", until=lambda: isinstance(d.app.screen, RaceScreen))
         screen = d.app.screen
         assert isinstance(screen, RaceScreen)
         await d.until(screen.raced)
-        await d.pilot.press("2", "R")
-        await d.until(lambda: screen.board.runs.get("methods") and screen.raced())
+        await d.press("2", "R", until=lambda: screen.board.runs.get("methods") and screen.raced())
         text = (await save(d, "The race as Markdown")).read_text()
         for part in (
             "Recommended: ",
@@ -184,8 +180,7 @@ async def test_the_place_can_be_chosen(start: Any, folder: Path, tmp_path: Path)
         assert Path(field.value).parent == tmp_path
         assert field.value.endswith(".json")
         field.value = str(folder / "mine.md")
-        await d.pilot.press("enter", "enter")
-        await d.until(lambda: not isinstance(d.app.screen, ExportScreen))
+        await d.press("enter", "enter", until=lambda: not isinstance(d.app.screen, ExportScreen))
         assert (folder / "mine.md").read_text() != "before"
 
 
@@ -209,9 +204,7 @@ async def test_a_folder_that_is_gone_costs_nothing(start: Any, folder: Path) -> 
 async def test_the_slash_command_opens_it(start: Any) -> None:
     async with start("One.") as d:
         await d.say("q")
-        await d.type("/export")
-        await d.pilot.press("enter")
-        await d.until(lambda: isinstance(d.app.screen, ExportScreen))
+        await d.send("/export", until=lambda: isinstance(d.app.screen, ExportScreen))
         assert d.app.screen.query_one(OptionList).option_count == 4
 
 

@@ -75,8 +75,7 @@ async def test_typing_ends_the_recording(start: Any) -> None:
         assert "Yes." in d.shown
         assert "a recording" not in d.shown
         assert d.app.chat.shown_record() is d.app.chat.latest_record()
-        await d.pilot.press("ctrl+n")
-        await d.until(lambda: not d.texts)
+        await d.press("ctrl+n", until=lambda: not d.texts)
         assert d.app.chat.shown_record() is None
         assert not d.app.chat.query_one(RoundsRow)._rounds
 
@@ -84,8 +83,7 @@ async def test_typing_ends_the_recording(start: Any) -> None:
 async def test_another_conversation_ends_the_recording(start: Any) -> None:
     async with start(size=(80, 24)) as d:
         await d.app.chat.query_one(FirstLook).play(1.0)
-        await d.pilot.press("ctrl+n")
-        await d.until(lambda: not d.app.chat.query(FirstLook))
+        await d.press("ctrl+n", until=lambda: not d.app.chat.query(FirstLook))
         await d.until(lambda: "a recording" not in d.shown)
         assert d.app.chat.shown_record() is None
 
@@ -137,8 +135,7 @@ async def test_the_first_chat_of_the_bundled_pair_shows_drafting(start: Any) -> 
         assert words in d.shown
         # the conversation alone: nothing of it is stored, and the next one has the usual
         assert d.app.store.get(d.app.session.id).settings == {"set": {}}
-        await d.pilot.press("ctrl+n")
-        await d.until(lambda: not d.texts)
+        await d.press("ctrl+n", until=lambda: not d.texts)
         await d.say("Hello")
         assert d.engine.requests[1].params == GenerateParams(owner=d.app.session.id)
         assert "demonstration" not in d.shown
@@ -148,8 +145,7 @@ async def test_one_key_leads_from_the_demonstration_to_auto(start: Any) -> None:
     async with start("Yes.", "No.", target="tiny", size=(80, 24)) as d:
         await d.say("Hello")
         assert "F9 lets it decide" in d.shown
-        await d.pilot.press("f9")
-        await d.until(lambda: "demonstration" not in d.shown)
+        await d.press("f9", until=lambda: "demonstration" not in d.shown)
         await d.say("Again")
         asked = d.engine.requests[1].params
         assert (asked.window, asked.draft_max, asked.speculate) == ("auto", None, True)
@@ -180,8 +176,7 @@ async def test_the_pair_of_the_demonstration_is_raced_and_deleted_with_the_next_
 
     monkeypatch.setattr(demo_pair.demo, "make", make)
     async with start(*["one two three"] * 40, target="tiny") as d:
-        await d.pilot.press(*"/demo", "enter")
-        await d.until(lambda: isinstance(d.app.screen, RaceScreen))
+        await d.press(*"/demo", "enter", until=lambda: isinstance(d.app.screen, RaceScreen))
         assert d.app.loader.wanted == (str(made[0] / "t.gguf"), str(made[0] / "d.gguf"))
         assert not d.app.session.lent
         assert Preferences.load().last_target == "tiny"
@@ -241,8 +236,7 @@ async def test_a_conversation_that_goes_on_is_not_the_first_look(start: Any) -> 
 async def test_tab_writes_what_could_be_asked(start: Any) -> None:
     async with start("Yes.") as d:
         for example in (*EXAMPLES, EXAMPLES[0]):
-            await d.pilot.press("tab")
-            await d.until(lambda example=example: d.app.chat.prompt.text == example)
+            await d.press("tab", until=lambda example=example: d.app.chat.prompt.text == example)
         await d.type("my own words")
         await d.pilot.press("tab")
         assert d.app.chat.prompt.text == "my own words"

@@ -85,8 +85,7 @@ async def test_an_open_fence_stays_code_when_a_reply_is_continued(start: Any) ->
     first, rest = "```py\nif x:\n", "    # comment\n    y()\n```\nafter"
     async with start(first, rest) as d:
         await d.say("q")
-        await d.pilot.press("ctrl+t")
-        await d.until(lambda: d.texts[-1][1] == first + rest)
+        await d.press("ctrl+t", until=lambda: d.texts[-1][1] == first + rest)
         await d.idle()
         app = Bare()
         async with app.run_test(size=(80, 24)) as pilot:
@@ -111,8 +110,7 @@ async def test_escape_sequences_become_visible_and_nothing_reaches_the_terminal(
             assert "[/nope]" in shown
             await d.pilot.press("f2")
             await d.pilot.pause()
-        await d.pilot.press("f3")
-        await d.until(lambda: len(d.app.screen_stack) == 3)
+        await d.press("f3", until=lambda: len(d.app.screen_stack) == 3)
         assert "\x1b" not in d.shown
 
 
@@ -181,8 +179,7 @@ async def test_links_are_never_opened(start: Any, monkeypatch: pytest.MonkeyPatc
 async def test_scrolling_away_is_respected_while_a_reply_grows(start: Any) -> None:
     engine = GatedEngine(["\n\n".join(f"Paragraph {i}." for i in range(80))], rounds=40)
     async with start(recipe=Recipe(engine), size=(80, 24)) as d:
-        await d.type("go")
-        await d.pilot.press("enter")
+        await d.send("go")
         await d.until(
             lambda: len(d.app.chat.live_record.rounds) == 40 if d.app.chat.live_record else False
         )

@@ -17,8 +17,7 @@ from specllama.tui.widgets.message import AssistantMessage
 async def test_the_help_page_explains_every_sign_and_letter(start: Any) -> None:
     engine = DemoEngine(speed=0)
     async with start(recipe=Recipe(engine), size=(80, 140)) as d:
-        await d.pilot.press("f1")
-        await d.until(lambda: isinstance(d.app.screen, HelpScreen))
+        await d.press("f1", until=lambda: isinstance(d.app.screen, HelpScreen))
         page = " ".join(d.shown.split())
         assert "■ a guess that was kept" in page
         for method in engine.info.methods:
@@ -48,11 +47,9 @@ async def test_a_folded_thought_names_its_key(start: Any) -> None:
     async with start(Reply("<think>Hm, let me see.</think>Yes.")) as d:
         await d.say("q")
         assert "thought · 4 words · Tab, then t unfolds it" in d.shown
-        await d.pilot.press("tab", "t")
-        await d.until(lambda: "Hm, let me see." in d.shown)
+        await d.press("tab", "t", until=lambda: "Hm, let me see." in d.shown)
         assert d.app.focused is d.app.chat.query(AssistantMessage).last()
-        await d.pilot.press("t")
-        await d.until(lambda: "Hm, let me see." not in d.shown)
+        await d.press("t", until=lambda: "Hm, let me see." not in d.shown)
 
 
 async def test_the_legend_stays_where_something_is_wrong(start: Any) -> None:
@@ -68,5 +65,4 @@ async def test_the_legend_stays_where_something_is_wrong(start: Any) -> None:
 async def test_the_rows_of_the_inspector_say_what_they_are(start: Any) -> None:
     async with start(Reply("One two three four five six.", accept=(2, 0)), size=(120, 36)) as d:
         await d.say("go")
-        await d.pilot.press("f3")
-        await d.until(lambda: "round  time, tokens" in d.shown)
+        await d.press("f3", until=lambda: "round  time, tokens" in d.shown)

@@ -103,8 +103,7 @@ async def test_a_native_abort_while_loading_keeps_what_was_typed(
     async with start(
         wait=False, host_class=EngineHost, factory_for=lambda target, draft: recipe
     ) as d:
-        await d.type("sent early")
-        await d.pilot.press("enter")
+        await d.send("sent early")
         # What waited for the model is in the prompt again, and the next try is one key away.
         await d.until(lambda: d.notes and d.app.chat.prompt.text == "sent early")
         await d.until(lambda: "not loaded" in d.shown)
@@ -114,12 +113,10 @@ async def test_a_native_abort_while_loading_keeps_what_was_typed(
             assert "SIGABRT" in said
             assert "while loading" in said
             assert ASSERTION in said
-        await d.pilot.press("enter")
-        await d.until(lambda: len(d.notes) == tries + 1)
+        await d.press("enter", until=lambda: len(d.notes) == tries + 1)
         await d.until(lambda: d.app.chat.prompt.text == "sent early")
         fuse.unlink()
-        await d.pilot.press("enter")
-        await d.until(lambda: len(d.texts) == 2)
+        await d.press("enter", until=lambda: len(d.texts) == 2)
         assert d.texts == [("user", "sent early"), ("assistant", "Now.")]
         await d.idle()
         assert d.app.is_running
@@ -179,15 +176,12 @@ async def test_an_engine_that_dies_and_aborts_when_it_is_started_again(
         os.kill(d.app.loader.host.pid, signal.SIGKILL)
         await d.until(lambda: d.notes)
         assert "SIGKILL" in d.notes[0]
-        await d.type("second")
-        await d.pilot.press("enter")
-        await d.until(lambda: len(d.notes) == 2)
+        await d.send("second", until=lambda: len(d.notes) == 2)
         assert "SIGABRT" in d.notes[1]
         # The question was not asked yet, and is back in the prompt.
         await d.until(lambda: d.app.chat.prompt.text == "second")
         fuse.unlink()
-        await d.pilot.press("enter")
-        await d.until(lambda: len(d.texts) == 4)
+        await d.press("enter", until=lambda: len(d.texts) == 4)
         await d.idle()
         assert d.texts[2:] == [("user", "second"), ("assistant", "One.")]
 
@@ -209,9 +203,7 @@ async def test_an_engine_that_dies_unasked_is_announced(start: Any) -> None:
 async def test_an_engine_that_dies_in_a_reply_is_announced_once(start: Any) -> None:
     recipe = ScriptedRecipe((Reply("word " * 400, delay_s=0.2),))
     async with start(host_class=EngineHost, factory_for=lambda target, draft: recipe) as d:
-        await d.type("first")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.rounds)
+        await d.send("first", until=lambda: d.rounds)
         os.kill(d.app.loader.host.pid, signal.SIGKILL)
         await d.idle()
         await d.until(lambda: "not loaded" in d.shown)
@@ -237,9 +229,7 @@ async def test_a_switch_shows_progress_and_the_conversation_goes_with_it(start: 
         d.app.switch_model(("other", None))
         await d.until(lambda: "loading target 25%" in d.shown)
         # What is sent meanwhile waits for the new pair.
-        await d.type("second")
-        await d.pilot.press("enter")
-        await d.until(lambda: "waiting: second" in d.shown)
+        await d.send("second", until=lambda: "waiting: second" in d.shown)
         assert " other " in d.shown.splitlines()[0]
         assert "scripted target" not in d.shown.splitlines()[0]
         gate.set()
@@ -310,21 +300,17 @@ async def test_a_second_pair_is_found_weighed_and_loaded_in_the_middle_of_a_chat
         before = d.app.loader.host.pid
 
         async def look_for(target: str) -> ModelsScreen:
-            await d.pilot.press("f6")
-            await d.until(lambda: isinstance(d.app.screen, ModelsScreen))
+            await d.press("f6", until=lambda: isinstance(d.app.screen, ModelsScreen))
             screen = d.app.screen
             await d.until(lambda: target in d.shown)
-            await d.pilot.press(*target)
-            await d.until(lambda: screen.targets.row is not None)
+            await d.press(*target, until=lambda: screen.targets.row is not None)
             await d.until(lambda: target in screen.targets.row.ref)
             return screen
 
         screen = await look_for("otter")
         await d.until(lambda: "best: heron" in d.shown and "needs about" in d.shown)
-        await d.pilot.press("enter")
-        await d.until(lambda: screen.active is screen.drafts)
-        await d.pilot.press(*"heron", "enter")
-        await d.until(lambda: d.app.screen is d.app.chat)
+        await d.press("enter", until=lambda: screen.active is screen.drafts)
+        await d.press(*"heron", "enter", until=lambda: d.app.screen is d.app.chat)
         await d.until(lambda: d.app.loader.host.pid not in (None, before))
         await d.ready()
         assert d.app.loader.wanted == (str(second), str(folder / "heron-q8_0.gguf"))
@@ -332,16 +318,14 @@ async def test_a_second_pair_is_found_weighed_and_loaded_in_the_middle_of_a_chat
         assert d.texts[1][1] == said
         # The same weights at temperature 0: the other pair writes the same reply.
         earlier = d.app.session.last
-        await d.pilot.press("ctrl+r")
-        await d.until(lambda: d.app.session.last is not earlier)
+        await d.press("ctrl+r", until=lambda: d.app.session.last is not earlier)
         await d.idle()
         assert d.texts[1][1] == said
 
         # What cannot be run is refused where it is chosen; and if it comes to a load, this fails.
         screen = await look_for("cracked")
         await d.until(lambda: screen.targets.row.refused)
-        await d.pilot.press("enter")
-        await d.until(lambda: "truncated" in d.shown)
+        await d.press("enter", until=lambda: "truncated" in d.shown)
         assert d.app.screen is screen
         await d.pilot.press("escape")
         d.app.switch_model((str(folder / "cracked-q4_0.gguf"), None))

@@ -78,8 +78,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
 
 
 async def opened(d: Driver) -> ModelsScreen:
-    await d.pilot.press("f6")
-    await d.until(lambda: isinstance(d.app.screen, ModelsScreen))
+    await d.press("f6", until=lambda: isinstance(d.app.screen, ModelsScreen))
     screen = d.app.screen
     await d.until(lambda: " on this machine" in d.shown)
     return screen
@@ -111,8 +110,7 @@ async def test_favourites_stand_first_and_are_remembered(start: Any, two_models:
         screen = await opened(d)
         refs = [row.ref for _, row in screen.targets._lines if row is not None][:2]
         await lit(d, screen, refs[1])
-        await d.pilot.press("ctrl+y")
-        await d.until(lambda: screen.targets._lines[0][1].ref == refs[1])
+        await d.press("ctrl+y", until=lambda: screen.targets._lines[0][1].ref == refs[1])
         assert screen.targets.row is not None
         assert screen.targets.row.ref == refs[1]
         assert "★" in d.shown
@@ -120,8 +118,7 @@ async def test_favourites_stand_first_and_are_remembered(start: Any, two_models:
         screen = await opened(d)
         await d.until(lambda: screen.targets._lines[0][1].ref == refs[1])
         await lit(d, screen, refs[1])
-        await d.pilot.press("ctrl+y")
-        await d.until(lambda: screen.targets._lines[0][1].ref == refs[0])
+        await d.press("ctrl+y", until=lambda: screen.targets._lines[0][1].ref == refs[0])
         assert "★" not in d.shown
     assert Preferences.load().favourites == []
 
@@ -143,14 +140,11 @@ async def test_target_and_draft_are_switched_without_a_restart(
         await d.say("q")
         screen = await opened(d)
         await d.until(lambda: "beta-[/x]" in d.shown)
-        await d.pilot.press(*"beta")
-        await d.until(lambda: len(screen.targets._lines) == 3)
-        await d.pilot.press("enter")
-        await d.until(lambda: screen.active is screen.drafts)
+        await d.press(*"beta", until=lambda: len(screen.targets._lines) == 3)
+        await d.press("enter", until=lambda: screen.active is screen.drafts)
         await d.until(lambda: "repeated text is still guessed" in d.shown)
         await lit(d, screen, "none")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.app.screen is d.app.chat)
+        await d.press("enter", until=lambda: d.app.screen is d.app.chat)
         await d.until(lambda: d.app.loader.ready)
         await d.say("q2")
         assert d.texts[-1] == ("assistant", "New.")
@@ -180,12 +174,10 @@ async def test_every_candidate_says_whether_it_fits_and_why_not(start: Any, fold
         # an incompatible draft cannot be taken
         await d.pilot.press("tab")
         await lit(d, screen, "tiny-draft")
-        await d.pilot.press("enter")
-        await d.until(lambda: "tokenizer differs" in detail(screen))
+        await d.press("enter", until=lambda: "tokenizer differs" in detail(screen))
         assert d.app.screen is screen
         await lit(d, screen, str(folder / "little-F32.gguf"))
-        await d.pilot.press("enter")
-        await d.until(lambda: d.app.screen is d.app.chat)
+        await d.press("enter", until=lambda: d.app.screen is d.app.chat)
         assert d.app.loader.wanted == (large, str(folder / "little-F32.gguf"))
 
 
@@ -218,20 +210,16 @@ async def test_paths_are_completed_and_checked(start: Any, folder: Path) -> None
         await d.until(lambda: "deep/" in d.shown)
         await d.pilot.press(*"rui", "tab")
         assert screen.targets.text == str(folder / "ruin.gguf")
-        await d.pilot.press("enter")
-        await d.until(lambda: "ends inside" in detail(screen))
+        await d.press("enter", until=lambda: "ends inside" in detail(screen))
         assert screen.active is screen.targets
         screen.targets.type(f"{folder}/la")
         await d.until(lambda: screen.targets.row is not None)
-        await d.pilot.press("enter")
-        await d.until(lambda: screen.active is screen.drafts)
+        await d.press("enter", until=lambda: screen.active is screen.drafts)
         screen.drafts.type(f"{folder}/ruin.gguf")
-        await d.pilot.press("enter")
-        await d.until(lambda: "ends inside" in detail(screen))
+        await d.press("enter", until=lambda: "ends inside" in detail(screen))
         assert d.app.screen is screen
         screen.drafts.type(f"{folder}/little-F32.gguf")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.app.screen is d.app.chat)
+        await d.press("enter", until=lambda: d.app.screen is d.app.chat)
         assert d.app.loader.wanted == (
             str(folder / "large-F32.gguf"),
             str(folder / "little-F32.gguf"),
@@ -257,11 +245,9 @@ async def test_a_first_start_without_a_model_asks_for_one(start: Any, two_models
     async with start(target=None, wait=False) as d:
         await d.until(lambda: isinstance(d.app.screen, ModelsScreen))
         await d.until(lambda: "2 on this machine" in d.shown)
-        await d.pilot.press("escape")
-        await d.until(lambda: d.app.screen is d.app.chat)
+        await d.press("escape", until=lambda: d.app.screen is d.app.chat)
         assert "no model" in d.shown
-        await d.type("hello")
-        await d.pilot.press("enter")
+        await d.send("hello")
         await d.pilot.pause()
         assert d.app.chat.prompt.text == "hello"
 
@@ -273,8 +259,7 @@ async def test_both_columns_can_be_reached_at_every_size(
     async with start("Ok.", size=size) as d:
         screen = await opened(d)
         for column in (screen.drafts, screen.targets):
-            await d.pilot.press("tab")
-            await d.until(lambda column=column: screen.active is column)
+            await d.press("tab", until=lambda column=column: screen.active is column)
             field = column.query_one(Input)
             assert d.app.focused is field
             assert field.region.height == 1
@@ -299,17 +284,14 @@ async def test_a_pair_of_the_catalogue_is_downloaded_while_one_chats_and_loaded_
         screen = await opened(d)
         await lit(d, screen, PAIR)
         await d.until(lambda: "Enter downloads it" in detail(screen))
-        await d.pilot.press("enter")
-        await d.until(lambda: "left" in d.shown)
+        await d.press("enter", until=lambda: "left" in d.shown)
         assert "%" in detail(screen)
-        await d.pilot.press("escape")
-        await d.until(lambda: "F6 stops it" in d.shown)
+        await d.press("escape", until=lambda: "F6 stops it" in d.shown)
         await d.say("meanwhile")
         assert d.texts[-1] == ("assistant", "Old.")
         hub.faults.clear()
         await d.until(lambda: f"{PAIR} is here: Ctrl+L loads it" in d.shown)
-        await d.pilot.press("ctrl+l")
-        await d.until(lambda: len(asked) == 2 and d.app.loader.ready)
+        await d.press("ctrl+l", until=lambda: len(asked) == 2 and d.app.loader.ready)
         assert asked[-1] == (f"{TARGET[0]}:Q4_K_M", f"{DRAFT[0]}:Q8_0")
         assert "is here" not in d.shown
     large = paths.models_dir() / TARGET[0] / TARGET[1]
@@ -327,18 +309,15 @@ async def test_a_download_is_stopped_kept_and_continued_even_by_another_app(
         screen.targets.type(f"{REPO}:Q4_0")
         await d.until(lambda: f"get {REPO}:Q4_0" in d.shown)
         await lit(d, screen, f"{REPO}:Q4_0")
-        await d.pilot.press("enter")
-        await d.until(lambda: part.exists() and part.stat().st_size > 5000)
+        await d.press("enter", until=lambda: part.exists() and part.stat().st_size > 5000)
         screen.targets.type("")
         row = await lit(d, screen, f"{REPO}:Q4_0")
         assert row.does == "stop"
-        await d.pilot.press("enter")
-        await d.until(lambda: "Enter continues" in detail(screen))
+        await d.press("enter", until=lambda: "Enter continues" in detail(screen))
         kept = part.stat().st_size
         assert 0 < kept < len(data)
         hub.faults.clear()
-        await d.pilot.press("enter")
-        await d.until(lambda: d.app.downloads.all[f"{REPO}:Q4_0"].state == "done")
+        await d.press("enter", until=lambda: d.app.downloads.all[f"{REPO}:Q4_0"].state == "done")
         assert hub.of(NAME)[-1].range == f"bytes={kept}-"
     assert (paths.models_dir() / REPO / NAME).read_bytes() == data
     # an app that is closed leaves a part that the next one offers to continue
@@ -355,8 +334,7 @@ async def test_a_download_is_stopped_kept_and_continued_even_by_another_app(
         screen = await opened(d)
         row = await lit(d, screen, f"{REPO}/{other}")
         assert row.does == "continue"
-        await d.pilot.press("enter")
-        await d.until(lambda: d.app.downloads.all[row.ref].state == "done")
+        await d.press("enter", until=lambda: d.app.downloads.all[row.ref].state == "done")
         assert d.app.downloads.all[row.ref].target is not None
     assert not pull.unfinished()
 
@@ -383,15 +361,13 @@ async def test_a_download_that_fails_says_what_and_what_next(
         await d.until(lambda: "Enter tries again" in detail(screen))
         assert what in detail(screen)
         hub.faults.clear()
-        await d.pilot.press("enter")
-        await d.until(lambda: d.app.downloads.all[download.ref].state == "done")
+        await d.press("enter", until=lambda: d.app.downloads.all[download.ref].state == "done")
 
 
 async def test_the_hub_is_searched_and_a_file_of_a_hit_chosen(start: Any, hub: FakeHub) -> None:
     async with start("Ok.", size=(120, 36)) as d:
         screen = await opened(d)
-        await d.pilot.press(*"small", "ctrl+f")
-        await d.until(lambda: REPO in d.shown)
+        await d.press(*"small", "ctrl+f", until=lambda: REPO in d.shown)
         await lit(d, screen, REPO)
         await d.until(lambda: "downloads" in detail(screen))
         await d.pilot.press("enter")
@@ -399,8 +375,7 @@ async def test_the_hub_is_searched_and_a_file_of_a_hit_chosen(start: Any, hub: F
         assert screen.targets.text == REPO
         assert screen.targets.found[0].ref == f"{REPO}:Q4_0"
         screen.targets.type("nothing like it")
-        await d.pilot.press("ctrl+f")
-        await d.until(lambda: "nothing on the hub" in d.shown)
+        await d.press("ctrl+f", until=lambda: "nothing on the hub" in d.shown)
 
 
 @pytest.mark.parametrize("how", ["switched off", "unreachable"])
@@ -421,8 +396,7 @@ async def test_offline_is_said_at_once(
         assert "Enter asks again" in d.shown
         screen.targets.type("")
         await lit(d, screen, PAIR)
-        await d.pilot.press("enter")
-        await d.until(lambda: d.app.downloads.all[PAIR].state == "failed")
+        await d.press("enter", until=lambda: d.app.downloads.all[PAIR].state == "failed")
         await d.until(lambda: words in d.shown)
     assert not hub.requests
 
@@ -444,9 +418,7 @@ async def test_a_reply_is_written_while_a_download_runs(start: Any, hub: FakeHub
     hub.faults[NAME] = Fault(bytes_per_s=100_000)
     engine = GatedEngine([" ".join(f"word{i}" for i in range(30))])
     async with start(recipe=Recipe(engine), size=(120, 36)) as d:
-        await d.type("go")
-        await d.pilot.press("enter")
-        await d.until(lambda: "word2" in d.shown)
+        await d.send("go", until=lambda: "word2" in d.shown)
         running = d.app.downloads.begin(f"{REPO}:Q4_0")
         await d.until(lambda: "F6 stops it" in d.shown)
         engine.gate.set()
@@ -550,8 +522,7 @@ async def test_the_loaded_file_its_folder_and_pairs_used_before_are_listed(
         (pair,) = [row for row in screen.targets.here if row.does == "pair"]
         assert pair.name == "u-F32 + small-F32"
         screen.targets.query_one(OptionList).highlighted = 0
-        await d.pilot.press("enter")
-        await d.until(lambda: asked[-1] == (str(other), str(draft)))
+        await d.press("enter", until=lambda: asked[-1] == (str(other), str(draft)))
 
 
 async def test_a_typed_draft_is_judged_and_a_pair_that_cannot_be_has_no_speed(

@@ -287,11 +287,9 @@ async def test_the_strip_belongs_to_the_reply_that_is_shown(start: Any, end: str
         if end == "new":
             await d.pilot.press("ctrl+n")
         elif end == "undo":
-            await d.type("/undo")
-            await d.pilot.press("enter")
+            await d.send("/undo")
         else:
-            await d.pilot.press("ctrl+r")
-            await d.until(lambda: len(d.engine.requests) == 2)
+            await d.press("ctrl+r", until=lambda: len(d.engine.requests) == 2)
             await d.idle()
             assert strip(d) != before
             await d.pilot.press("alt+left")
@@ -311,23 +309,19 @@ async def test_the_strip_follows_the_reply_in_focus(start: Any) -> None:
         before = strip(d)
         await d.say("second")
         assert strip(d) != before
-        await d.pilot.press("shift+tab", "up", "up")
-        await d.until(lambda: strip(d) == before)
-        await d.pilot.press("escape")
-        await d.until(lambda: strip(d) != before)
+        await d.press("shift+tab", "up", "up", until=lambda: strip(d) == before)
+        await d.press("escape", until=lambda: strip(d) != before)
 
 
 async def test_a_race_leaves_the_strip_alone(start: Any) -> None:
     async with start(Reply(LONG, accept=(2,)), size=(120, 36)) as d:
         await d.say("first")
         before = strip(d)
-        await d.pilot.press("f4")
-        await d.until(lambda: type(d.app.screen).__name__ == "RaceScreen")
+        await d.press("f4", until=lambda: type(d.app.screen).__name__ == "RaceScreen")
         screen = d.app.screen
         await d.until(lambda: screen.board.plain("race") is not None)
         await d.until(lambda: not screen.racing.busy)
-        await d.pilot.press("escape")
-        await d.until(lambda: d.app.screen is d.app.chat)
+        await d.press("escape", until=lambda: d.app.screen is d.app.chat)
         assert strip(d) == before
 
 

@@ -34,8 +34,7 @@ async def test_a_chat_over_vllm(start: Any, size: tuple[int, int]) -> None:
             await d.until(lambda: "31 of 36" in d.shown)
             assert " weights" not in d.shown  # nobody here knows its memory
             assert "0 rounds" not in d.shown
-            await d.pilot.press("f6")
-            await d.until(lambda: "0 running, 0 waiting" in d.shown)
+            await d.press("f6", until=lambda: "0 running, 0 waiting" in d.shown)
             assert "kept 71% (114 of 160)" in d.shown
             assert "A lane writes one reply" not in d.shown
             await d.pilot.press("escape")

@@ -87,10 +87,8 @@ async def test_what_a_server_decides_is_not_offered(start: Any, server: Serving)
     async with start(**over(server)) as d:
         assert "Models" not in d.shown
         assert "f6 Lanes" in d.shown
-        await d.pilot.press("f6")
-        await d.until(lambda: isinstance(d.app.screen, TopScreen))
-        await d.pilot.press("f8")
-        await d.until(lambda: isinstance(d.app.screen, SettingsScreen))
+        await d.press("f6", until=lambda: isinstance(d.app.screen, TopScreen))
+        await d.press("f8", until=lambda: isinstance(d.app.screen, SettingsScreen))
         assert not d.app.screen.query("#set-n_ctx")
         assert d.app.screen.query("#set-on_full")
         await d.pilot.press("ctrl+s")
@@ -103,9 +101,7 @@ async def test_nobody_there_is_said_and_tried_again(start: Any) -> None:
         await d.until(lambda: "no server" in d.shown)
         assert "no server answers" in d.notes[0]
         assert "F6 chooses" not in d.shown
-        await d.type("kept")
-        await d.pilot.press("enter")
-        await d.until(lambda: len(d.notes) == 2 and d.app.chat.prompt.text == "kept")
+        await d.send("kept", until=lambda: len(d.notes) == 2 and d.app.chat.prompt.text == "kept")
 
 
 async def test_an_engine_that_died_is_back_with_the_next_message(start: Any) -> None:
@@ -117,18 +113,14 @@ async def test_an_engine_that_died_is_back_with_the_next_message(start: Any) -> 
         await d.until(lambda: d.notes == ["it ended"])
         await d.until(lambda: "Ctrl+R asks again" in d.shown and "not loaded" in d.shown)
         recipe.error = EngineDied("not yet")
-        await d.type("two")
-        await d.pilot.press("enter")
-        await d.until(lambda: len(d.notes) == 2 and d.app.chat.prompt.text == "two")
+        await d.send("two", until=lambda: len(d.notes) == 2 and d.app.chat.prompt.text == "two")
         recipe.error = None
-        await d.pilot.press("enter")
-        await d.until(lambda: d.texts[-1] == ("assistant", "Here again."))
+        await d.press("enter", until=lambda: d.texts[-1] == ("assistant", "Here again."))
         await d.until(lambda: "not loaded" not in d.shown)
         assert [text for _, text in d.texts] == ["one", "two", "Here again."]
         await d.say("three")
         await d.until(lambda: d.app.loader.failed)
-        await d.pilot.press("ctrl+r")
-        await d.until(lambda: d.texts[-1] == ("assistant", "And again."))
+        await d.press("ctrl+r", until=lambda: d.texts[-1] == ("assistant", "And again."))
         await d.until(lambda: d.app.loader.ready)
 
 
@@ -161,8 +153,7 @@ async def test_the_lanes(start: Any, size: tuple[int, int]) -> None:
         assert ("A lane writes one reply" in d.shown) == (size[1] >= 24)
         stop.set()
         await d.until(lambda: "it left; trying again" in d.shown)
-        await d.pilot.press("escape")
-        await d.until(lambda: not isinstance(d.app.screen, TopScreen))
+        await d.press("escape", until=lambda: not isinstance(d.app.screen, TopScreen))
         watch.close()
 
 
@@ -174,16 +165,13 @@ async def test_lanes_that_ended_before_the_page_was_opened_are_on_it(
         assert lanes is not None
         await d.until(lambda: "0 of" in lanes.lines(100)[0].text)  # it is heard
         await d.say("the rain")
-        await d.pilot.press("f6")
-        await d.until(lambda: any(line.endswith("done") for line in rows(d)))
+        await d.press("f6", until=lambda: any(line.endswith("done") for line in rows(d)))
 
 
 async def test_without_a_server_there_are_no_lanes(start: Any) -> None:
     async with start() as d:
         assert "Lanes" not in d.shown
-        await d.type("/lanes")
-        await d.pilot.press("enter")
-        await d.until(lambda: said(d, "--remote URL"))
+        await d.send("/lanes", until=lambda: said(d, "--remote URL"))
 
 
 @pytest.mark.e2e
@@ -197,12 +185,10 @@ async def test_the_bundled_pair_over_a_server(
     with served(tmp_path_factory, recipe) as server:
         async with start(**over(server, params=params, size=(120, 36))) as d:
             await asyncio.to_thread(server.chat, max_tokens=20)
-            await d.pilot.press("f6")
-            await d.until(lambda: "0 of 2 lanes" in d.shown)
+            await d.press("f6", until=lambda: "0 of 2 lanes" in d.shown)
             await d.until(lambda: any(line.endswith("done") for line in rows(d)))
             await d.pilot.press("escape")
-            await d.type(prompt[0].content)
-            await d.pilot.press("enter")
+            await d.send(prompt[0].content)
             await begun(d)
             d.app.chat.action_stop()
             await d.idle()
@@ -216,8 +202,7 @@ async def test_the_bundled_pair_over_a_server(
             await d.until(lambda: d.notes)
             assert d.texts[0] == ("user", prompt[0].content)
             d.app.chat.set_params(params.replace(max_tokens=60))
-            await d.pilot.press("ctrl+r")
-            await d.until(lambda: d.app.loader.ready and not d.app.chat.busy)
+            await d.press("ctrl+r", until=lambda: d.app.loader.ready and not d.app.chat.busy)
             *_, here = server.host.generate(prompt, params.replace(proposer="none", max_tokens=60))
             assert isinstance(here, Finished)
             [_, (_, text)] = d.texts

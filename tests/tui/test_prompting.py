@@ -80,9 +80,7 @@ async def test_arrows_choose_escape_closes_and_the_history_is_left_alone(start: 
 async def test_escape_still_stops_a_reply(start: Any) -> None:
     engine = GatedEngine([Reply("One two three four five six.")])
     async with start(recipe=Recipe(engine)) as d:
-        await d.type("go")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.rounds == 3)
+        await d.send("go", until=lambda: d.rounds == 3)
         await press(d, "/", "escape")
         assert d.app.chat.busy
         await press(d, "escape")
@@ -204,9 +202,7 @@ async def test_a_refusal_names_keys_of_the_app(start: Any) -> None:
         "too long", "start a new chat, raise --ctx-size, or use --on-full shift"
     )
     async with start(Reply(raise_first=refusal)) as d:
-        await d.type("q")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.notes)
+        await d.send("q", until=lambda: d.notes)
         for words in ("(Ctrl+N)", "“context size” (F8)", "“when full: shift” (F8)"):
             assert words in d.shown
         assert "--" not in d.app.chat.query(Note).last().hint

@@ -232,8 +232,7 @@ def test_an_engine_that_fails_ends_the_race_with_its_words() -> None:
 
 
 async def opened(d: Driver, *keys: str) -> RaceScreen:
-    await d.pilot.press("f4")
-    await d.until(lambda: isinstance(d.app.screen, RaceScreen))
+    await d.press("f4", until=lambda: isinstance(d.app.screen, RaceScreen))
     screen = d.app.screen
     assert isinstance(screen, RaceScreen)
     await d.until(lambda: screen.raced() and screen.board.ways("race"))
@@ -268,8 +267,7 @@ async def test_methods_are_raced_where_they_are_listed(start: Any) -> None:
         chosen = screen.query_one(MethodList).chosen
         assert chosen is not None
         assert [way.name for way in screen.board.ways("methods")] == [chosen.label]
-        await d.pilot.press("R")
-        await d.until(lambda: len(screen.board.ways("methods")) == 4 and screen.raced())
+        await d.press("R", until=lambda: len(screen.board.ways("methods")) == 4 and screen.raced())
         await d.until(lambda: d.shown.count("raced, ") >= 2)
         assert "N-gram lookup" in d.shown
         assert list(rounds_dir().glob("*.jsonl"))
@@ -278,11 +276,8 @@ async def test_methods_are_raced_where_they_are_listed(start: Any) -> None:
 async def test_methods_can_be_chosen_while_a_reply_is_written(start: Any) -> None:
     engine = GatedEngine([LONG])
     async with start(recipe=Recipe(engine), params=PARAMS) as d:
-        await d.type("a question")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.app.chat.busy)
-        await d.pilot.press("f5")
-        await d.until(lambda: isinstance(d.app.screen, RaceScreen))
+        await d.send("a question", until=lambda: d.app.chat.busy)
+        await d.press("f5", until=lambda: isinstance(d.app.screen, RaceScreen))
         await d.pilot.press("R")
         await d.until(lambda: any("being written" in n.message for n in d.app._notifications))
         assert not d.app.screen.board.runs  # type: ignore[attr-defined]
@@ -294,19 +289,16 @@ async def test_one_key_applies_what_was_best(start: Any) -> None:
     off = PARAMS.replace(speculate=False)
     async with start(Reply(LONG, accept=(2,)), params=off) as d:
         await opened(d)
-        await d.pilot.press("a")
-        await d.until(lambda: not isinstance(d.app.screen, RaceScreen))
+        await d.press("a", until=lambda: not isinstance(d.app.screen, RaceScreen))
         assert d.app.session.params.speculate
 
 
 async def test_leaving_stops_the_race_and_the_chat_goes_on(start: Any) -> None:
     engine = GatedEngine([LONG])
     async with start(recipe=Recipe(engine), params=PARAMS) as d:
-        await d.pilot.press("f4")
-        await d.until(lambda: isinstance(d.app.screen, RaceScreen))
+        await d.press("f4", until=lambda: isinstance(d.app.screen, RaceScreen))
         await d.until(lambda: len(engine.requests) == 2 and engine.requests[1].rounds_done == 3)
-        await d.pilot.press("escape")
-        await d.until(lambda: not isinstance(d.app.screen, RaceScreen))
+        await d.press("escape", until=lambda: not isinstance(d.app.screen, RaceScreen))
         engine.gate.set()
         await d.say("now")
         assert d.texts[-1] == ("assistant", LONG)
@@ -333,14 +325,11 @@ async def test_the_sliders_move_the_model(start: Any) -> None:
         screen = (await opened(d, "3")).query_one(Playground)
         k = screen.query_one("#k", Slider)
         assert k.has_focus
-        await d.pilot.press("end")
-        await d.until(lambda: screen.k == 16)
+        await d.press("end", until=lambda: screen.k == 16)
         screen.query_one("#alpha", Slider).focus()
-        await d.pilot.press("home")
-        await d.until(lambda: screen.model.alpha == 0)
+        await d.press("home", until=lambda: screen.model.alpha == 0)
         assert "No guess would pay" in d.shown
-        await d.pilot.press(*["shift+right"] * 9)
-        await d.until(lambda: screen.model.alpha == pytest.approx(0.9))
+        await d.press(*["shift+right"] * 9, until=lambda: screen.model.alpha == pytest.approx(0.9))
         assert "A guess would pay" in d.shown
         assert "imaginary pair" in d.shown
         await d.pilot.click("#c", offset=(4, 0))
@@ -357,8 +346,7 @@ async def test_the_theory_begins_with_the_figures_of_the_pair(start: Any) -> Non
         assert len(playground.query_one(SpeedChart).values) == 17
         playground.query_one("#alpha", Slider).value = 0.1
         await d.until(lambda: "an imaginary pair" in d.shown)
-        await d.pilot.press("m")
-        await d.until(lambda: "your pair's figures" in d.shown)
+        await d.press("m", until=lambda: "your pair's figures" in d.shown)
 
 
 class WithoutGuesses(ScriptedEngine):
@@ -375,16 +363,14 @@ async def test_where_nothing_guesses_no_race_begins_by_itself(start: Any) -> Non
         await d.say("a question")
         assert "only text that repeats itself is guessed" in d.shown
         assert "drafting: exact" not in d.shown
-        await d.pilot.press("f4")
-        await d.until(lambda: isinstance(d.app.screen, RaceScreen))
+        await d.press("f4", until=lambda: isinstance(d.app.screen, RaceScreen))
         await d.pilot.pause()
         screen = d.app.screen
         assert isinstance(screen, RaceScreen)
         assert not screen.racing.busy
         assert not screen.board.runs
         assert "F6 chooses one" in d.shown
-        await d.pilot.press("enter")
-        await d.until(lambda: bool(screen.board.ways("race")) and screen.raced())
+        await d.press("enter", until=lambda: bool(screen.board.ways("race")) and screen.raced())
 
 
 def test_a_race_in_which_nothing_is_guessed_ends_after_two_pairs() -> None:
@@ -415,17 +401,14 @@ async def test_a_longer_reply_and_another_prompt(start: Any) -> None:
         screen = await opened(d)
         assert "CANNOT TELL YET" in d.shown or screen.board.ways("race")
         asked = len(d.engine.requests)
-        await d.pilot.press("l")
-        await d.until(lambda: len(d.engine.requests) > asked and screen.raced())
+        await d.press("l", until=lambda: len(d.engine.requests) > asked and screen.raced())
         params = d.engine.requests[-1].params
         assert params.ignore_eos
         assert params.max_tokens == 128
         await d.pilot.press("p")
-        await d.pilot.press(*"why", "enter")
-        await d.until(lambda: '"why"' in d.shown and screen.raced())
+        await d.press(*"why", "enter", until=lambda: '"why"' in d.shown and screen.raced())
         assert [m.content for m in d.engine.requests[-1].prompt] == ["why"]
-        await d.pilot.press("p", "enter")
-        await d.until(lambda: '"why"' not in d.shown and screen.raced())
+        await d.press("p", "enter", until=lambda: '"why"' not in d.shown and screen.raced())
         assert screen.board.plain("race") is not None
 
 
@@ -433,13 +416,10 @@ async def test_enter_runs_more_pairs(start: Any) -> None:
     async with start(Reply(LONG, accept=(2,)), params=PARAMS) as d:
         screen = await opened(d)
         assert len(screen.board.laps("race")) == outcome.LEAST
-        await d.pilot.press("enter")
-        await d.until(lambda: len(screen.board.laps("race")) == 3 + outcome.MORE)
+        await d.press("enter", until=lambda: len(screen.board.laps("race")) == 3 + outcome.MORE)
         await d.until(screen.raced)
         assert f"{3 + outcome.MORE} pairs of runs" in d.shown
-        await d.pilot.press("escape")
-        await d.until(lambda: not isinstance(d.app.screen, RaceScreen))
+        await d.press("escape", until=lambda: not isinstance(d.app.screen, RaceScreen))
         n = len(d.engine.requests)
-        await d.pilot.press("f4")
-        await d.until(lambda: isinstance(d.app.screen, RaceScreen))
+        await d.press("f4", until=lambda: isinstance(d.app.screen, RaceScreen))
         assert len(d.engine.requests) == n  # it stands as it was left

@@ -66,9 +66,7 @@ async def test_typing_loads_it_again(start: Any) -> None:
 async def test_it_is_not_unloaded_while_it_writes_or_something_is_typed(start: Any) -> None:
     engine = GatedEngine(["One two three four five six seven eight."])
     async with start(recipe=Recipe(engine), idle_s=IDLE_S) as d:
-        await d.type("Go on?")
-        await d.pilot.press("enter")
-        await d.until(lambda: d.rounds)
+        await d.send("Go on?", until=lambda: d.rounds)
         d.app.chat.resting.rest()
         assert d.app.loader.ready
         engine.gate.set()
@@ -85,8 +83,7 @@ async def test_a_question_is_asked_again_of_a_model_at_rest(start: Any) -> None:
     async with start("One.", "Two.", idle_s=IDLE_S) as d:
         await d.say("First?")
         await rest(d)
-        await d.pilot.press("ctrl+r")
-        await d.until(lambda: d.texts[-1][1] == "Two.")
+        await d.press("ctrl+r", until=lambda: d.texts[-1][1] == "Two.")
         await d.ready()
 
 

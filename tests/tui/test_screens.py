@@ -27,8 +27,7 @@ from specllama.tui.widgets.methods import MethodList
 
 
 async def opened(d: Driver, key: str, screen: type) -> Any:
-    await d.pilot.press(key)
-    await d.until(lambda: isinstance(d.app.screen, screen))
+    await d.press(key, until=lambda: isinstance(d.app.screen, screen))
     await d.pilot.pause()
     return d.app.screen
 
@@ -56,8 +55,7 @@ async def test_the_inspector_walks_through_draft_verify_commit(start: Any) -> No
         await d.pilot.press("home", "p")
         assert screen.at == 0
         assert "plain step" in d.shown
-        await d.pilot.press("escape")
-        await d.until(lambda: d.app.screen is d.app.chat)
+        await d.press("escape", until=lambda: d.app.screen is d.app.chat)
 
 
 async def test_the_inspector_plays_and_stops_at_the_end(
@@ -96,9 +94,7 @@ async def test_the_inspector_follows_a_live_reply_until_one_steps_back_and_again
         engine.gate.set()
         await d.say("first")
         engine.gate.clear()
-        await d.type("second")
-        await d.pilot.press("enter")
-        await d.until(lambda: len(d.app.chat.live_record.rounds) == 3)
+        await d.send("second", until=lambda: len(d.app.chat.live_record.rounds) == 3)
         screen = await opened(d, "f3", InspectorScreen)
         assert (screen.at, screen.stage) == (2, 2)
         assert "live" in d.shown
@@ -131,8 +127,7 @@ async def test_the_inspector_follows_a_live_reply_until_one_steps_back_and_again
 async def test_the_inspector_follows_into_the_next_reply(start: Any) -> None:
     engine = GatedEngine([" ".join(f"word{i}" for i in range(40)), "Another reply."], rounds=3)
     async with start(recipe=Recipe(engine)) as d:
-        await d.type("first")
-        await d.pilot.press("enter")
+        await d.send("first")
         await d.type("second")
         await d.pilot.press("enter")  # waits its turn
         await d.until(lambda: d.app.chat.live_record and d.app.chat.live_record.rounds)
@@ -149,13 +144,11 @@ async def test_the_likeliest_are_recorded_on_request(start: Any) -> None:
     async with start("One two three four.") as d:
         await d.say("hello")
         await opened(d, "f3", InspectorScreen)
-        await d.pilot.press("t")
-        await d.until(lambda: d.app.session.params.chances == 3)
+        await d.press("t", until=lambda: d.app.session.params.chances == 3)
         await d.pilot.press("escape")
         await d.say("again")
         assert d.engine.requests[-1].params.chances == 3
-        await d.pilot.press("f3", "t")
-        await d.until(lambda: d.app.session.params.chances is None)
+        await d.press("f3", "t", until=lambda: d.app.session.params.chances is None)
 
 
 async def test_logged_runs_can_be_opened(start: Any) -> None:
@@ -169,8 +162,7 @@ async def test_logged_runs_can_be_opened(start: Any) -> None:
         picker = await opened(d, "o", RunPicker)
         options = picker.query_one(OptionList)
         assert options.option_count == 2
-        await d.pilot.press("down", "enter")
-        await d.until(lambda: isinstance(d.app.screen, InspectorScreen))
+        await d.press("down", "enter", until=lambda: isinstance(d.app.screen, InspectorScreen))
         assert run.stem in d.shown
 
 
@@ -222,26 +214,19 @@ async def test_methods_are_switched_live_and_missing_ones_say_why(start: Any) ->
 async def test_sessions_search_resume_rename_delete_and_undo(start: Any) -> None:
     async with start("Apples.", "Pears.") as d:
         await d.say("about apples")
-        await d.pilot.press("ctrl+n")
-        await d.until(lambda: not d.texts)
+        await d.press("ctrl+n", until=lambda: not d.texts)
         await d.say("about pears")
         screen = await opened(d, "f7", SessionsScreen)
-        await d.pilot.press(*"apples")
-        await d.until(lambda: len(screen._found) == 1)
+        await d.press(*"apples", until=lambda: len(screen._found) == 1)
         await d.pilot.press("ctrl+e")
         screen.query_one(Input).value = "Fruit [/x]"
-        await d.pilot.press("enter")
-        await d.until(lambda: len(screen._found) == 2)
+        await d.press("enter", until=lambda: len(screen._found) == 2)
         assert "Fruit [/x]" in d.shown
-        await d.pilot.press(*"Fruit")
-        await d.until(lambda: len(screen._found) == 1)
-        await d.pilot.press("ctrl+d")
-        await d.until(lambda: not screen._found)
+        await d.press(*"Fruit", until=lambda: len(screen._found) == 1)
+        await d.press("ctrl+d", until=lambda: not screen._found)
         assert "no match" in d.shown
-        await d.pilot.press("ctrl+z")
-        await d.until(lambda: len(screen._found) == 1)
-        await d.pilot.press("enter")
-        await d.until(lambda: d.texts and d.texts[0][1] == "about apples")
+        await d.press("ctrl+z", until=lambda: len(screen._found) == 1)
+        await d.press("enter", until=lambda: d.texts and d.texts[0][1] == "about apples")
         assert "Apples." in d.shown
 
 
@@ -251,15 +236,12 @@ async def test_deleting_keeps_the_place_in_the_list(start: Any) -> None:
             d.app.store.put(d.app.store.create(title=title), 0, StoredMessage("user", title))
         screen = await opened(d, "f7", SessionsScreen)
         order = [s.title for s in screen._found]
-        await d.pilot.press("down", "ctrl+d")
-        await d.until(lambda: len(screen._found) == 3)
+        await d.press("down", "ctrl+d", until=lambda: len(screen._found) == 3)
         assert screen._selected is not None
         assert screen._selected.title == order[2]
-        await d.pilot.press("down", "ctrl+d")
-        await d.until(lambda: len(screen._found) == 2)
+        await d.press("down", "ctrl+d", until=lambda: len(screen._found) == 2)
         assert screen._selected.title == order[2]
-        await d.pilot.press("delete", "ctrl+d")
-        await d.until(lambda: not screen._found)
+        await d.press("delete", "ctrl+d", until=lambda: not screen._found)
 
 
 async def test_delete_is_the_fields_own_key_while_it_has_text_to_delete(start: Any) -> None:
@@ -268,8 +250,7 @@ async def test_delete_is_the_fields_own_key_while_it_has_text_to_delete(start: A
         screen = await opened(d, "f7", SessionsScreen)
         await d.pilot.press("ctrl+e", "home", "delete")
         assert screen.query_one(Input).value == "ne"
-        await d.pilot.press("enter")
-        await d.until(lambda: screen._found[0].title == "ne")
+        await d.press("enter", until=lambda: screen._found[0].title == "ne")
         await d.pilot.press("n", "e", "home", "delete")
         assert screen.query_one(Input).value == "e"
         assert len(screen._found) == 1
@@ -279,10 +260,8 @@ async def test_deleting_the_open_conversation_begins_a_new_one(start: Any) -> No
     async with start("Ok.") as d:
         await d.say("gone soon")
         screen = await opened(d, "f7", SessionsScreen)
-        await d.pilot.press("ctrl+d")
-        await d.until(lambda: not screen._found)
-        await d.pilot.press("escape")
-        await d.until(lambda: not d.texts)
+        await d.press("ctrl+d", until=lambda: not screen._found)
+        await d.press("escape", until=lambda: not d.texts)
 
 
 # ---------------------------------------------------------------------- settings
@@ -294,8 +273,7 @@ def typed(screen: SettingsScreen, **values: Any) -> None:
 
 
 async def saved(d: Driver) -> None:
-    await d.pilot.press("ctrl+s")
-    await d.until(lambda: d.app.screen is d.app.chat)
+    await d.press("ctrl+s", until=lambda: d.app.screen is d.app.chat)
 
 
 async def test_settings_apply_and_a_bad_value_is_named_at_its_field(start: Any) -> None:
@@ -323,9 +301,7 @@ async def test_settings_apply_and_a_bad_value_is_named_at_its_field(start: Any) 
 async def test_the_chat_stays_visible_and_goes_on_beside_the_settings(start: Any) -> None:
     engine = GatedEngine([" ".join(f"word{i}" for i in range(40))])
     async with start(recipe=Recipe(engine), size=(120, 36)) as d:
-        await d.type("go")
-        await d.pilot.press("enter")
-        await d.until(lambda: "word2" in d.shown)
+        await d.send("go", until=lambda: "word2" in d.shown)
         await opened(d, "f8", SettingsScreen)
         assert "word2" in d.shown
         assert "word31" not in d.shown
@@ -337,22 +313,18 @@ async def test_the_chat_stays_visible_and_goes_on_beside_the_settings(start: Any
 async def test_unsaved_settings_are_dropped_only_when_asked_twice(start: Any, key: str) -> None:
     async with start("Ok.", size=(100, 40)) as d:
         screen = await opened(d, "f8", SettingsScreen)
-        await d.pilot.press(key)
-        await d.until(lambda: d.app.screen is not screen)
+        await d.press(key, until=lambda: d.app.screen is not screen)
         if key == "f7":
             await d.pilot.press("escape")
         screen = await opened(d, "f8", SettingsScreen)
         typed(screen, seed="5")
         await d.until(lambda: "1 changed" in d.shown)
-        await d.pilot.press(key)
-        await d.until(lambda: "1 change not saved" in d.shown)
+        await d.press(key, until=lambda: "1 change not saved" in d.shown)
         assert d.app.screen is screen
         typed(screen, seed="6")
         await d.until(lambda: "not saved" not in d.shown)
-        await d.pilot.press(key)
-        await d.until(lambda: "not saved" in d.shown)
-        await d.pilot.press(key)
-        await d.until(lambda: d.app.screen is not screen)
+        await d.press(key, until=lambda: "not saved" in d.shown)
+        await d.press(key, until=lambda: d.app.screen is not screen)
         assert d.app.session.params == GenerateParams()
 
 
@@ -466,8 +438,7 @@ def test_no_key_that_terminals_take_is_the_only_way() -> None:
 
 async def test_a_question_mark_says_what_works_here(start: Any) -> None:
     async with start("Ok.", size=(100, 60)) as d:
-        await d.pilot.press("question_mark")
-        await d.until(lambda: isinstance(d.app.screen, HelpScreen))
+        await d.press("question_mark", until=lambda: isinstance(d.app.screen, HelpScreen))
         assert "/retry" in d.shown
         await d.pilot.press("escape")
         await opened(d, "f4", RaceScreen)
@@ -476,8 +447,7 @@ async def test_a_question_mark_says_what_works_here(start: Any) -> None:
         assert "Race all" not in d.shown  # that is the tab of methods
         assert "Longer" in d.shown
         assert "/retry" not in d.shown
-        await d.pilot.press("escape", "escape")
-        await d.until(lambda: d.app.screen is d.app.chat)
+        await d.press("escape", "escape", until=lambda: d.app.screen is d.app.chat)
         await d.type("why?")
         assert d.app.chat.prompt.text == "why?"
 
@@ -489,22 +459,17 @@ async def test_a_function_key_replaces_the_page_on_top(start: Any) -> None:
         assert screen.tab == "methods"
         await opened(d, "f3", InspectorScreen)
         assert len(d.app.screen_stack) == 3
-        await d.pilot.press("escape")
-        await d.until(lambda: d.app.screen is d.app.chat)
+        await d.press("escape", until=lambda: d.app.screen is d.app.chat)
 
 
 async def test_the_palette_finds_actions_methods_and_conversations(start: Any) -> None:
     async with start("Ok.") as d:
         await d.say("find me later")
-        await d.pilot.press("ctrl+n")
-        await d.until(lambda: not d.texts)
-        await d.pilot.press("ctrl+p")
-        await d.until(lambda: "CommandPalette" in type(d.app.screen).__name__)
-        await d.pilot.press(*"find me")
-        await d.until(lambda: "Resume: find me later" in d.shown)
+        await d.press("ctrl+n", until=lambda: not d.texts)
+        await d.press("ctrl+p", until=lambda: "CommandPalette" in type(d.app.screen).__name__)
+        await d.press(*"find me", until=lambda: "Resume: find me later" in d.shown)
         await d.pilot.press("enter")
-        await d.pilot.press("enter")
-        await d.until(lambda: bool(d.texts))
+        await d.press("enter", until=lambda: bool(d.texts))
 
 
 async def test_long_lines_of_code_are_wrapped(start: Any) -> None:
@@ -516,24 +481,19 @@ async def test_long_lines_of_code_are_wrapped(start: Any) -> None:
 
 async def test_the_settings_turn_pages_and_say_what_an_empty_field_means(start: Any) -> None:
     async with start(size=(80, 24)) as d:
-        await d.pilot.press("f8")
-        await d.until(lambda: isinstance(d.app.screen, SettingsScreen))
+        await d.press("f8", until=lambda: isinstance(d.app.screen, SettingsScreen))
         form = d.app.screen.query_one("#settings")
         assert "random" in d.shown
-        await d.pilot.press("pagedown")
-        await d.until(lambda: form.scroll_offset.y > 10)
-        await d.pilot.press("pageup")
-        await d.until(lambda: form.scroll_offset.y == 0)
+        await d.press("pagedown", until=lambda: form.scroll_offset.y > 10)
+        await d.press("pageup", until=lambda: form.scroll_offset.y == 0)
 
 
 async def test_a_view_is_named_in_the_strip_and_covers_nothing(start: Any) -> None:
     async with start("Yes and no.", size=(120, 36)) as d:
         await d.say("q")
-        await d.pilot.press("f2")
-        await d.until(lambda: "Replies as drafted" in d.shown)
+        await d.press("f2", until=lambda: "Replies as drafted" in d.shown)
         assert not d.app._notifications
-        await d.pilot.press("f2", "f2")
-        await d.until(lambda: "Replies as" not in d.shown)
+        await d.press("f2", "f2", until=lambda: "Replies as" not in d.shown)
 
 
 async def test_a_base_model_is_named_in_the_strip(start: Any) -> None:

@@ -44,8 +44,7 @@ async def test_conversations_are_listed_resumed_and_marked(start: Any) -> None:
         assert rows(d)[2].startswith("● first")
         await d.say("More?")
         assert rows(d)[1].startswith("● first")  # the newest now
-        await d.pilot.press("ctrl+n")
-        await d.until(lambda: not d.texts)
+        await d.press("ctrl+n", until=lambda: not d.texts)
         assert not any("●" in row for row in rows(d))
         await d.say("A new one")
         assert rows(d)[1].startswith("● A new one")
@@ -56,31 +55,25 @@ async def test_the_list_is_hidden_in_the_settings_and_stays_hidden(start: Any) -
     async with start("Yes.", size=WIDE) as d:
         sidebar = d.app.chat.query_one(Sidebar)
         assert sidebar.region.width > 0
-        await d.pilot.press("f7", "escape")
-        await d.until(lambda: d.app.chat.prompt.has_focus)
+        await d.press("f7", "escape", until=lambda: d.app.chat.prompt.has_focus)
         assert sidebar.display
-        await d.pilot.press("f8")
-        await d.until(lambda: isinstance(d.app.screen, SettingsScreen))
+        await d.press("f8", until=lambda: isinstance(d.app.screen, SettingsScreen))
         d.app.screen.query_one("#set-show_sidebar", Toggle).value = False
-        await d.pilot.press("ctrl+s")
-        await d.until(lambda: sidebar.region.width == 0)
+        await d.press("ctrl+s", until=lambda: sidebar.region.width == 0)
     async with start("Yes.", size=WIDE) as d:
         assert d.app.chat.query_one(Sidebar).region.width == 0
-        await d.pilot.press("f7")
-        await d.until(lambda: isinstance(d.app.screen, SessionsScreen))
+        await d.press("f7", until=lambda: isinstance(d.app.screen, SessionsScreen))
 
 
 async def test_from_the_list_its_key_opens_the_page(start: Any) -> None:
     async with start("Yes.", size=WIDE) as d:
-        await d.pilot.press("f7", "f7")
-        await d.until(lambda: isinstance(d.app.screen, SessionsScreen))
+        await d.press("f7", "f7", until=lambda: isinstance(d.app.screen, SessionsScreen))
 
 
 async def test_where_there_is_no_room_the_key_opens_the_page(start: Any) -> None:
     async with start("Yes.", size=(159, 40)) as d:
         assert d.app.chat.query_one(Sidebar).region.width == 0
-        await d.pilot.press("f7")
-        await d.until(lambda: isinstance(d.app.screen, SessionsScreen))
+        await d.press("f7", until=lambda: isinstance(d.app.screen, SessionsScreen))
 
 
 async def test_lines_stay_readable_between_the_sidebar_and_the_figures(start: Any) -> None:

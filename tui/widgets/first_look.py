@@ -1,6 +1,6 @@
 """The first launch: a recorded reply is played as it was drafted, then the welcome takes its place.
 
-The recording is a round log (``tests/tools/record_first_look.py`` makes it) of a pair that drafting
+The recording is a round log (``tests/lab/record_first_look.py`` makes it) of a pair that drafting
 helps: the bundled one cannot show it. It is played at its own pace, or as much faster as makes it
 ten seconds long, and tells that.
 """

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from dflash_files import CANDIDATES, NumpyDrafter, write_dflash
 from eagle_files import write_eagle3
-from ggufs import bpe_tokens, write_llama
-from head_lanes import begin_at, read
+from ggufs import bpe_tokens
+from head_lanes import VOCAB, begin_at, read, refused, same, texts
 
 from specllama.arrays import Rows
 from specllama.backend.base import Part
@@ -24,7 +24,6 @@ from specllama.backend.heads.dflash import DflashPool, MarkovRows
 from specllama.backend.heads.pool import HeadLane
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
-from specllama.backend.llama_pool import open_pool
 from specllama.engine.engine import Engine
 from specllama.errors import (
     BadGguf,
@@ -32,7 +31,6 @@ from specllama.errors import (
     ContextFull,
     EngineError,
     PairIncompatible,
-    SpecllamaError,
     UnsupportedModel,
 )
 from specllama.events import Finished
@@ -43,8 +41,6 @@ from specllama.settings.params import EngineOptions, GenerateParams, SamplingPar
 from specllama.speculative.drafting.blocks import Block, Filled, Markov, Places
 from specllama.speculative.drafting.dflash import DflashDrafter
 
-OPTIONS = EngineOptions(threads=1, check_memory=False).resolved(on_gpu=False)
-VOCAB = len(bpe_tokens()[0])
 KINDS: dict[str, dict[str, Any]] = {
     "borrows": {},
     "own matrices": {"own_embedding": True, "own_output": True},
@@ -71,26 +67,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def target_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("dflash") / "target.gguf", blocks=4)
-
-
-@pytest.fixture
-def target(target_file: Path) -> Iterator[CellLane]:
-    model = LlamaModel(target_file)
-    yield open_pool(
-        model,
-        n_ctx=256,
-        max_rows=32,
-        threads=1,
-        options=OPTIONS,
-        flash=OPTIONS.flash_attn,
-        max_leaves=8,
-    ).open()
-    model.close()
-
-
 def open_drafter(path: Path, target: CellLane, lanes: int = 1) -> DflashPool:
     header = read_header(path)
     facts = read_facts(header)
@@ -99,10 +75,6 @@ def open_drafter(path: Path, target: CellLane, lanes: int = 1) -> DflashPool:
     if facts.kind == "dspark":
         markov = MarkovRows(header)
     return DflashPool(model, target.pool, facts, threads=1, lanes=lanes, markov=markov)
-
-
-def texts(seed: int, n: int) -> list[int]:
-    return [int(t) for t in np.random.default_rng(seed).integers(3, VOCAB, n)]
 
 
 def fill(lane: HeadLane, token: int, n: int) -> Filled:
@@ -125,13 +97,6 @@ def places_of(lane: HeadLane) -> Places:
     facts = pool.facts
     return Places(facts.guesses, facts.mask, facts.anchored, facts.candidates, facts.confident,
                   facts.scale, facts.cap)  # fmt: skip
-
-
-def same(got: Rows, wanted: Rows, near: float = 3e-2, spread: float = 0.5) -> None:
-    said = np.isfinite(wanted)
-    assert (np.isfinite(got) == said).all()
-    assert np.abs(got[said] - wanted[said]).max() < near
-    assert wanted[said].std() > spread  # the test is about numbers that differ
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -337,13 +302,6 @@ def test_a_damaged_drafter_is_an_error_and_no_crash(
     error = refused(target_file, write_dflash(tmp_path / "drafter.gguf", target_file, **wrong))
     assert isinstance(error, BadGguf | PairIncompatible | CannotLoad | UnsupportedModel)
     assert error.exit_code in (3, 4, 5)
-
-
-def refused(target: Path, *heads: Path) -> SpecllamaError:
-    options = EngineOptions(threads=1, heads=tuple(str(head) for head in heads))
-    with pytest.raises(SpecllamaError) as caught:
-        Engine.load(target, None, options)
-    return caught.value
 
 
 # -- whole replies ------------------------------------------------------------------------------

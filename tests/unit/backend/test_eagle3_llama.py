@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from eagle_files import NumpyHead, write_eagle3
-from ggufs import bpe_tokens, write_llama
-from head_lanes import begin_at, encode, feed, grow
+from ggufs import bpe_tokens
+from head_lanes import VOCAB, begin_at, encode, feed, grow, refused, same, texts
 
 from specllama.arrays import HiddenNeed, Rows
 from specllama.backend import capture
@@ -22,14 +22,11 @@ from specllama.backend.heads.eagle3 import eagle_pool
 from specllama.backend.heads.pool import HeadLane, HeadPool
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
-from specllama.backend.llama_pool import open_pool
 from specllama.engine.engine import Engine
 from specllama.errors import (
     BadGguf,
     CannotLoad,
-    EngineError,
     PairIncompatible,
-    SpecllamaError,
 )
 from specllama.events import Finished, RoundDone
 from specllama.models.eagle3_file import read_facts
@@ -38,8 +35,6 @@ from specllama.models.tensors import read_tensor
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.speculative.drafting.eagle3 import EagleDrafter
 
-OPTIONS = EngineOptions(threads=1, check_memory=False).resolved(on_gpu=False)
-VOCAB = len(bpe_tokens()[0])
 KINDS: dict[str, dict[str, Any]] = {
     "borrows": {},
     "draft vocabulary": {"draft_ids": sorted(range(3, VOCAB, 2)), "own_embedding": True},
@@ -50,26 +45,6 @@ KINDS: dict[str, dict[str, Any]] = {
         "norm_before_residual": True,
     },
 }
-
-
-@pytest.fixture(scope="module")
-def target_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("eagle") / "target.gguf", blocks=4)
-
-
-@pytest.fixture
-def target(target_file: Path) -> Iterator[CellLane]:
-    model = LlamaModel(target_file)
-    yield open_pool(
-        model,
-        n_ctx=256,
-        max_rows=32,
-        threads=1,
-        options=OPTIONS,
-        flash=OPTIONS.flash_attn,
-        max_leaves=8,
-    ).open()
-    model.close()
 
 
 def open_head(path: Path, target: CellLane, lanes: int = 1) -> HeadPool:
@@ -84,10 +59,6 @@ def fused(head: HeadLane, target: CellLane, text: list[int]) -> Rows:
     features = target.hidden.rows(0, len(text))
     assert features is not None
     return encode(head, features)
-
-
-def texts(seed: int, n: int) -> list[int]:
-    return [int(t) for t in np.random.default_rng(seed).integers(3, VOCAB, n)]
 
 
 # -- the same numbers ---------------------------------------------------------------------------
@@ -125,13 +96,6 @@ def test_logits_are_those_of_numpy(
             same(row, logits[-1])
         _, own = reference.run(text[1:], states)
     context.close()
-
-
-def same(got: Rows, wanted: Rows) -> None:
-    said = np.isfinite(wanted)
-    assert (np.isfinite(got) == said).all()
-    assert np.abs(got[said] - wanted[said]).max() < 3e-2
-    assert wanted[said].std() > 0.5  # the test is about numbers that differ
 
 
 @pytest.mark.parametrize("n", [3, 16, 17, 40])
@@ -192,40 +156,6 @@ def test_a_tree_has_the_rows_of_its_chains_and_leaves_nothing_behind(
         begin_at(lane, 0)
     assert len(context._branches) == 7
     context.close()
-
-
-def test_lanes_of_a_head_leave_no_trace_in_each_other(target: CellLane, tmp_path: Path) -> None:
-    """Rounds of drafts and rejects in three lanes, by chance: each as a lane that is alone."""
-    path = write_eagle3(tmp_path / "head.gguf")
-    shared, alone = open_head(path, target, lanes=3), open_head(path, target)
-    rng, width = random.Random(3), shared.graph.reads
-    lanes = [shared.open() for _ in range(3)]
-    with pytest.raises(EngineError, match="lanes"):
-        shared.open()
-    fresh = alone.open()
-    held: list[list[tuple[int, Rows]]] = [[], [], []]
-    noise = np.random.default_rng(4)
-    for turn in range(150):
-        which = rng.randrange(3)
-        lane, pairs = lanes[which], held[which]
-        keep = rng.randrange(len(pairs) + 1) if rng.random() < 0.5 else len(pairs)
-        lane.rollback(keep)
-        del pairs[keep:]
-        n = rng.choice((1, 2, 5, 20))
-        if len(pairs) + n > 200:
-            begin_at(lane, 0)
-            pairs.clear()
-        pairs += [(rng.randrange(3, VOCAB), noise.normal(size=width)) for _ in range(n)]
-        states = np.array([state for _, state in pairs], np.float32)
-        row, _ = feed(lane, [t for t, _ in pairs[-n:]], states[-n:])
-        assert lane.n_past == lane.end == len(pairs)
-        if turn % 10 == 0:
-            got = row.copy()
-            begin_at(fresh, 0)
-            whole, _ = feed(fresh, [t for t, _ in pairs], states)
-            assert np.abs(whole - got).max() < 3e-2
-    shared.close()
-    alone.close()
 
 
 # -- captured states ----------------------------------------------------------------------------
@@ -358,13 +288,6 @@ def test_a_target_without_the_hook_is_refused(
     error = refused(target_file, write_eagle3(tmp_path / "head.gguf"))
     assert isinstance(error, PairIncompatible)
     assert "layer inputs of llama models" in error.message
-
-
-def refused(target: Path, *heads: Path) -> SpecllamaError:
-    options = EngineOptions(threads=1, heads=tuple(str(head) for head in heads))
-    with pytest.raises(SpecllamaError) as caught:
-        Engine.load(target, None, options)
-    return caught.value
 
 
 # -- whole replies ------------------------------------------------------------------------------

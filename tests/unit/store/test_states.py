@@ -147,7 +147,7 @@ def test_by_default_they_take_a_tenth_of_what_is_free_at_most(
 
 @pytest.mark.skipif(os.name != "posix", reason="fork")
 def test_a_kill_loses_nothing_and_leaves_nothing_wrong() -> None:
-    tool = Path(__file__).parents[2] / "tools" / "kill_writing.py"
+    tool = Path(__file__).parents[2] / "lab" / "kill_writing.py"
     done = subprocess.run(
         [sys.executable, tool, "--kills", "25"], capture_output=True, text=True, timeout=120
     )
