@@ -59,7 +59,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What is known of a pair before it is loaded.
+    """A forecast for a pair before it is loaded.
 
     Attributes:
         why: why the draft cannot draft for the target, "" if it can.

@@ -249,7 +249,7 @@ class CallScanner:
         return at if found is None else found.end()
 
     def _ending(self, sign: str, at: int) -> int:
-        """Return the place behind a sign that has to come next."""
+        """Return the place after a sign that must come next."""
         at = self._behind(_SPACE, at)
         if at == len(self.text) and not self._closed:
             raise TooShort
