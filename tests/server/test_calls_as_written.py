@@ -7,11 +7,13 @@ import random
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from fakes import Reply, ScriptedRecipe
 from servers import Serving, serving
 
 from specllama.server.tools import Tool, ToolReader, ToolUse
+from specllama.server.turns import Turn, messages_of
 
 PATH = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 LIST = {
@@ -333,3 +335,10 @@ def test_an_odd_tool_is_named_by_its_place(server: Serving, tools: Any, says: st
 def server() -> Any:
     with serving(ScriptedRecipe((Reply("Hello."),))) as running:
         yield running
+
+
+def test_a_call_from_before_there_were_tools_stays_in_the_prompt() -> None:
+    function = {"name": "read_file", "arguments": '{"path": "a.txt"}'}
+    for call in ({"function_call": function}, {"tool_calls": [{"function": function}]}):
+        [turn] = messages_of(msgspec.convert([{"role": "assistant", **call}], list[Turn]))
+        assert turn.content == f"<tool_call>\n{A}\n</tool_call>"
