@@ -1,9 +1,9 @@
 """The judgement of a pair before it is loaded: its fit, its needs, its speed, and when it pays.
 
-``judge`` reads headers, ``Machine.judge`` the sizes of a catalog's entry. Every list of models and
-pairs shows what they return. Speeds are rules of thumb (a step reads the active weights once,
-wherever they lie), good for choosing between pairs on one machine, not for promises: what a machine
-really does is measured once the pair is loaded.
+``judge`` reads headers, ``Machine.judge`` the sizes of a catalog's entry, ``judge_size`` that of a
+file. Every list of models and pairs shows what they return. Speeds are rules of thumb (a step reads
+the active weights once, wherever they lie), good for choosing between pairs on one machine, not for
+promises: what a machine really does is measured once the pair is loaded.
 """
 
 from __future__ import annotations
@@ -250,6 +250,13 @@ def judge(
         report=report,
         memory=whole,
     )
+
+
+def judge_size(n_bytes: float) -> Judgement:
+    """Judge a model that is not here, from the size of its file alone."""
+    needs, free = n_bytes * OVERHEAD, memory.available_memory()
+    fits: Fits = "yes" if not free or needs <= free * memory.MARGIN else "no"
+    return Judgement(fits=fits, needs=needs, free=free)
 
 
 def _compared(target: GgufHeader, draft: GgufHeader) -> tuple[str, PairReport | None]:

@@ -381,15 +381,13 @@ def listing_rows(listing: Listing) -> list[ChoiceRow]:
         usual = select(listing, HubRef(listing.repo))
     except SpecllamaError:
         pass
-    free = memory.available_memory()
     rows = []
     for model in sorted(listing.models, key=lambda m: m is not usual):
         if not model.complete or model.sidecar:
             continue
-        fits = not free or model.bytes * judgement.OVERHEAD <= free * memory.MARGIN
+        shortage = judgement.judge_size(model.bytes).shortage
         ref = library.hub_ref(listing.repo, model.name)
         name = model.quant or model.name
-        what = "" if fits else f"does not fit: {size(free)} are free"
         licence = f"; license {listing.licence}" if listing.licence else ""
         rows.append(
             ChoiceRow(
@@ -397,8 +395,8 @@ def listing_rows(listing: Listing) -> list[ChoiceRow]:
                 name,
                 "get",
                 size(model.bytes),
-                fits=None if fits else False,
-                reason=what,
+                fits=False if shortage else None,
+                reason=shortage,
                 detail=f"{ref}: {size(model.bytes)} to download{licence}. Enter begins.",
                 bold=model is usual,
             )
