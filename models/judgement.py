@@ -293,6 +293,14 @@ class DraftFinding:
         """The reference to type: files from a folder are shown by name, but used by path."""
         return str(self.path) if self.path is not None and self.ref == self.path.name else self.ref
 
+    @property
+    def refusal(self) -> str:
+        """The reason why it cannot draft, in few words for a table; "" if it can."""
+        report = self.judged.report
+        if report is not None and report.problems:
+            return report.short
+        return without_name(self.judged.why, self.path) if self.path else self.judged.why
+
     def to_dict(self) -> dict[str, Any]:
         one = self.judged
         return {

@@ -187,9 +187,8 @@ def _finding(finding: judgement.DraftFinding) -> ChoiceRow:
         told = ""
     row = ChoiceRow(finding.typed, name, size=told, path=path)
     if judged.why:
-        reason = without_name(judged.why, path)
-        if judged.report is not None and not judged.report.compatible:
-            reason = f"tokenizer differs: {judged.report.short}"
+        differs = judged.report is not None and not judged.report.compatible
+        reason = f"{'tokenizer differs: ' if differs else ''}{finding.refusal}"
         return replace(row, fits=False, refused=True, reason=reason)
     if not judged.useful:
         return replace(row, fits=False, reason="not smaller than the target: it cannot pay")
