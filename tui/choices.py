@@ -323,6 +323,7 @@ def _offer(pair: catalog.CatalogPair, arrived: int, judged: Judgement, *, best: 
     head = f" Its drafting head, for --head: specllama hub pull {pair.head}" if pair.head else ""
     params, active = pair.target.params, pair.target.active
     told = count(params) + ("" if active == params else f", {count(active)} active")
+    told = told.replace(".0 ", " ").replace(" B", "B").replace(" M", "M")  # as models are called
     return ChoiceRow(
         pair.name,
         f"{pair.family} {told}" + (": best here" if best else ""),
