@@ -1,9 +1,9 @@
 """The judgement of a pair before it is loaded: its fit, its needs, its speed, and when it pays.
 
-``judge`` reads headers, ``Machine.judge`` the sizes of a catalog's entry. Every list of models and
-pairs shows what they return. Speeds are rules of thumb (a step reads the active weights once,
-wherever they lie), good for choosing between pairs on one machine, not for promises: what a machine
-really does is measured once the pair is loaded.
+``judge`` reads headers, ``Machine.judge`` the sizes of a catalog's entry, ``judge_size`` that of a
+file. Every list of models and pairs shows what they return. Speeds are rules of thumb (a step reads
+the active weights once, wherever they lie), good for choosing between pairs on one machine, not for
+promises: what a machine really does is measured once the pair is loaded.
 """
 
 from __future__ import annotations
@@ -252,6 +252,13 @@ def judge(
     )
 
 
+def judge_size(n_bytes: float) -> Judgement:
+    """Judge a model that is not here, from the size of its file alone."""
+    needs, free = n_bytes * OVERHEAD, memory.available_memory()
+    fits: Fits = "yes" if not free or needs <= free * memory.MARGIN else "no"
+    return Judgement(fits=fits, needs=needs, free=free)
+
+
 def _compared(target: GgufHeader, draft: GgufHeader) -> tuple[str, PairReport | None]:
     """Return why a file cannot draft for the target, "" if it can, and how their tokens compare."""
     refusal = ""
@@ -285,6 +292,14 @@ class DraftFinding:
     def typed(self) -> str:
         """The reference to type: files from a folder are shown by name, but used by path."""
         return str(self.path) if self.path is not None and self.ref == self.path.name else self.ref
+
+    @property
+    def refusal(self) -> str:
+        """The reason why it cannot draft, in few words for a table; "" if it can."""
+        report = self.judged.report
+        if report is not None and report.problems:
+            return report.short
+        return without_name(self.judged.why, self.path) if self.path else self.judged.why
 
     def to_dict(self) -> dict[str, Any]:
         one = self.judged

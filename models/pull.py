@@ -144,23 +144,18 @@ def _elsewhere(repo: str, model: RemoteModel) -> Path | None:
         if other.owned or other.repo != repo or other.path.name != first or not other.complete:
             continue
         files = [other.path.with_name(PurePosixPath(file.name).name) for file in model.files]
-        if all(
-            path.stat().st_size == file.size and receipts.expected_digest(path) == file.digest
-            for path, file in zip(files, model.files, strict=True)
-        ):
+        if all(map(_present, files, model.files)):
             return other.path
     return None
 
 
 def _present(path: Path, file: RemoteFile) -> bool:
-    """True if exactly this file is here: same size, and a receipt with the same digest."""
+    """True if exactly this file is here: of the same size, and known to be of the same digest."""
     try:
-        if path.stat().st_size != file.size:
-            return False
+        same = path.stat().st_size == file.size
     except OSError:
         return False
-    receipt = receipts.read_receipt(path)
-    return receipt is not None and receipt.digest == file.digest.hex
+    return same and receipts.expected_digest(path) == file.digest
 
 
 def check_space(items: list[PullItem]) -> None:

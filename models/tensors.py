@@ -109,18 +109,6 @@ def read_bytes(header: GgufHeader, name: str) -> Bytes:
     return data
 
 
-def _f32(table: Bytes) -> Floats:
-    return table.view("<f4").astype(np.float32, copy=False)
-
-
-def _f16(table: Bytes) -> Floats:
-    return table.view("<f2").astype(np.float32)
-
-
-def _bf16(table: Bytes) -> Floats:
-    return (table.view("<u2").astype(np.uint32) << 16).view(np.float32)
-
-
 def _blocks(table: Bytes, size: int) -> Bytes:
     return table.reshape(len(table), -1, size)
 
@@ -162,9 +150,9 @@ def _q6_k(table: Bytes) -> Floats:
 
 
 _DECODERS: dict[str, Callable[[Bytes], Floats]] = {
-    "F32": _f32,
-    "F16": _f16,
-    "BF16": _bf16,
+    "F32": lambda table: table.view("<f4").astype(np.float32, copy=False),
+    "F16": lambda table: table.view("<f2").astype(np.float32),
+    "BF16": lambda table: (table.view("<u2").astype(np.uint32) << 16).view(np.float32),
     "Q8_0": _q8_0,
     "Q4_0": _q4_0,
     "Q6_K": _q6_k,

@@ -187,9 +187,8 @@ def _finding(finding: judgement.DraftFinding) -> ChoiceRow:
         told = ""
     row = ChoiceRow(finding.typed, name, size=told, path=path)
     if judged.why:
-        reason = without_name(judged.why, path)
-        if judged.report is not None and not judged.report.compatible:
-            reason = f"tokenizer differs: {judged.report.short}"
+        differs = judged.report is not None and not judged.report.compatible
+        reason = f"{'tokenizer differs: ' if differs else ''}{finding.refusal}"
         return replace(row, fits=False, refused=True, reason=reason)
     if not judged.useful:
         return replace(row, fits=False, reason="not smaller than the target: it cannot pay")
@@ -324,6 +323,7 @@ def _offer(pair: catalog.CatalogPair, arrived: int, judged: Judgement, *, best: 
     head = f" Its drafting head, for --head: specllama hub pull {pair.head}" if pair.head else ""
     params, active = pair.target.params, pair.target.active
     told = count(params) + ("" if active == params else f", {count(active)} active")
+    told = told.replace(".0 ", " ").replace(" B", "B").replace(" M", "M")  # as models are called
     return ChoiceRow(
         pair.name,
         f"{pair.family} {told}" + (": best here" if best else ""),
@@ -381,15 +381,13 @@ def listing_rows(listing: Listing) -> list[ChoiceRow]:
         usual = select(listing, HubRef(listing.repo))
     except SpecllamaError:
         pass
-    free = memory.available_memory()
     rows = []
     for model in sorted(listing.models, key=lambda m: m is not usual):
         if not model.complete or model.sidecar:
             continue
-        fits = not free or model.bytes * judgement.OVERHEAD <= free * memory.MARGIN
+        shortage = judgement.judge_size(model.bytes).shortage
         ref = library.hub_ref(listing.repo, model.name)
         name = model.quant or model.name
-        what = "" if fits else f"does not fit: {size(free)} are free"
         licence = f"; license {listing.licence}" if listing.licence else ""
         rows.append(
             ChoiceRow(
@@ -397,8 +395,8 @@ def listing_rows(listing: Listing) -> list[ChoiceRow]:
                 name,
                 "get",
                 size(model.bytes),
-                fits=None if fits else False,
-                reason=what,
+                fits=False if shortage else None,
+                reason=shortage,
                 detail=f"{ref}: {size(model.bytes)} to download{licence}. Enter begins.",
                 bold=model is usual,
             )

@@ -187,16 +187,9 @@ def _same(finding: DraftFinding) -> str:
 
 
 def _verdict(finding: DraftFinding) -> str:
-    from specllama.models.judgement import without_name
-
-    judged = finding.judged
-    if finding.path is None:
-        return finding.note
-    if judged.report is not None and judged.report.problems:
-        return judged.report.short
-    if judged.why or judged.report is None:
-        return without_name(judged.why, finding.path)
-    return "; ".join(judged.report.warnings) or "fits"
+    report = finding.judged.report
+    words = finding.refusal or "; ".join(report.warnings if report else ())
+    return finding.note if finding.path is None else words or "fits"
 
 
 def _ratio(judged: Judgement) -> str:

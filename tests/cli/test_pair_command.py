@@ -164,9 +164,9 @@ def test_the_memory_is_that_of_the_context_that_a_load_takes(
     draft = ggufs.write_llama(tmp_path / "draft.gguf", context=131_072)
     assert invoke(["pair", str(target), str(draft), "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["drafts"]
-    loaded = read_pair(target, draft, EngineOptions()).n_ctx
-    assert 8192 < loaded < 131_072
-    assert found["memory"]["target"]["n_ctx"] == loaded
+    loaded = read_pair(target, draft, EngineOptions())
+    assert 8192 < loaded.n_ctx < 131_072
+    assert found["memory"] == loaded.need(loaded.n_ctx).to_dict()
 
 
 def test_a_large_draft_is_said_to_gain_hardly(

@@ -475,7 +475,7 @@ def test_downloads_begin_with_what_is_best_here_and_say_how_fast_it_is() -> None
     assert best is not None
     first = rows[0]
     assert (first.ref, first.bold) == (best.name, True)
-    assert first.name == "SmolLM2 1.7 B: best here"
+    assert first.name == "SmolLM2 1.7B: best here"
     assert re.fullmatch(r"about \d+ tok/s, \d+ drafted", first.reason)
     assert f"{best.bytes / 1e9:.1f} GB" == first.size
     speeds = [
