@@ -59,7 +59,7 @@ ELSEWHERE = {
     "help": "see specllama --help, and COMMAND --help",
 }
 
-_HELP = ("-h", "--help", "--help-all")
+_HELP = ("-h", "--help")
 _OWN = ("--offline", "-v", "--verbose")  # flags before a command
 
 _KEEPS_NOTHING = ("completion", "doctor", "top", "ps", "stop", "rpc-worker", "quantize", "convert")

@@ -15,7 +15,6 @@ from specllama.cli import completing, diagnostics, loading
 from specllama.cli.history import stored
 from specllama.cli.options import (
     GroupedCommand,
-    disk_option,
     grouped,
     remote_options,
     resolve,
@@ -46,8 +45,13 @@ In a plain chat, /help lists the commands; a \\ at the end of a line or a pair o
 """
 
 
-@click.command("chat", cls=GroupedCommand, epilog=EPILOG)
-@settings_options()
+USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "temperature", "seed",
+         "system", "think", "speculate", "resume", "plain", "unstored", "remote",
+         "set")  # fmt: skip
+
+
+@click.command("chat", cls=GroupedCommand, epilog=EPILOG, usual=USUAL)
+@settings_options("idle-unload")
 @remote_options
 @grouped(
     "--plain", is_flag=True, group="Output", help="Chat line by line, without the terminal app."
@@ -60,28 +64,13 @@ In a plain chat, /help lists the commands; a \\ at the end of a line or a pair o
     metavar="[ID]",
     shell_complete=completing.conversations,
     group="Output",
-    help="Continue a stored conversation; without ID, the last one.",
+    help="Continue a stored conversation. Without ID, the last one.",
 )
 @grouped(
     "--unstored",
     is_flag=True,
     group="Output",
-    help="Keep nothing: no conversation, no round log, no typed lines. Implies --plain.",
-)
-@grouped(
-    "--read-ahead",
-    type=click.Choice(["auto", "on", "off"]),
-    default=None,
-    group="Output",
-    help="Read a message while it is typed in the terminal app; auto does not on battery power.",
-)
-@disk_option
-@grouped(
-    "--idle-unload",
-    metavar="TIME",
-    group="Output",
-    help="Unload the model when nothing was typed or written for this TIME, in the terminal app; "
-    "never keeps it.  [default: 10m]",
+    help="Keep no conversation, log or typed line. Implies --plain.",
 )
 @grouped("-q", "--quiet", is_flag=True, group="Output", help="Show no statistics after a reply.")
 def command(

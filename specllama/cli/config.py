@@ -56,7 +56,10 @@ def command() -> None:
 )
 @json_option
 def show(key: str | None, show_all: bool, origin: bool, model: str | None, as_json: bool) -> None:
-    """Show settings as TOML; with KEY, only its value."""
+    """Show settings as TOML; with KEY, only its value.
+
+    With --all, every setting and its meaning.
+    """
     settings = load_settings()
     if model is not None:
         settings = _on_card(settings, model)
@@ -78,6 +81,8 @@ def show(key: str | None, show_all: bool, origin: bool, model: str | None, as_js
         output.document({"settings": listed})
         return
     for setting, value in shown:
+        if show_all:
+            output.line(f"\n# {setting.help}")
         text = f"{setting.name} = {_toml(value.value)}"
         if value.value is None:
             text = f"# {setting.name} is not set"

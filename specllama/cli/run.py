@@ -53,7 +53,12 @@ its schema or grammar is satisfied ends with exit status 1.
 """
 
 
-@click.command("run", cls=GroupedCommand, epilog=EPILOG)
+USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "max_tokens", "temperature",
+         "seed", "system", "think", "speculate", "json_schema", "file", "as_json", "remote",
+         "set")  # fmt: skip
+
+
+@click.command("run", cls=GroupedCommand, epilog=EPILOG, usual=USUAL)
 @click.argument("prompt", required=False)
 @settings_options()
 @constraint_options
@@ -80,7 +85,7 @@ its schema or grammar is satisfied ends with exit status 1.
     "as_json",
     is_flag=True,
     group="Output",
-    help="Print every event as a JSON line; the last one is the finish object.",
+    help="Print every event as a JSON line. The last one is the finish object.",
 )
 @grouped(
     "-q",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from specllama.engine.host import EngineHost, LoadEngine
@@ -15,16 +15,15 @@ from specllama.models.summaries import loadable
 from specllama.server.models import Models
 from specllama.server.request_queue import RequestQueue
 from specllama.server.served import ServedModel
-from specllama.settings.config import Settings
 from specllama.settings.duration import seconds
 from specllama.settings.params import EngineOptions, GenerateParams
 
 OWN_DRAFT = "auto"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Serves:
-    """The loading and asking of models as a command line sets it; all of it may change.
+    """The loading and asking of models as a command line sets it.
 
     Attributes:
         params: of requests that choose nothing else.
@@ -38,23 +37,6 @@ class Serves:
     waiting: int
     idle_unload: str
     on_event: OnEvent | None
-
-    @classmethod
-    def of(
-        cls, settings: Settings, on_event: OnEvent | None, parallel: int, kv_ram: int | None
-    ) -> Serves:
-        serves = cls(
-            EngineOptions(parallel=parallel, kv_ram=kv_ram), GenerateParams(), 0, "", on_event
-        )
-        serves.follow(settings)
-        return serves
-
-    def follow(self, settings: Settings) -> None:
-        """Take new settings; the number that share an engine stays."""
-        parallel, kv_ram = self.options.parallel, self.options.kv_ram
-        self.options = replace(settings.engine_options(), parallel=parallel, kv_ram=kv_ram)
-        self.params = settings.generate_params()
-        self.waiting, self.idle_unload = settings["queue"], settings["idle-unload"]
 
     def made(self, ref: str, draft: str | None = None, alias: str | None = None) -> ServedModel:
         recipe = LoadEngine(ref, draft, self.options)

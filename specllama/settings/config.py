@@ -23,9 +23,10 @@ from typing import Any
 from specllama.errors import ConfigError, UsageError
 from specllama.files import MOST_BYTES, read_bounded
 from specllama.paths import config_file, replace_file
+from specllama.settings.hardware import PlaceOptions
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.settings.schema import BY_NAME, DEFAULTS, ENGINE_PARTS, SCHEMA
-from specllama.settings.setting import Setting
+from specllama.settings.schema import BY_NAME, DEFAULTS, GONE, SCHEMA
+from specllama.settings.setting import Setting, variable_of
 
 PROJECT_FILE = "specllama.toml"
 # where texts go, stay or come from: the user's
@@ -79,11 +80,7 @@ class Settings:
         return Settings({**self._values, **said})
 
     def engine_options(self) -> EngineOptions:
-        parts = {
-            part: dataclasses.replace(default, **self._room(part))
-            for part, default in ENGINE_PARTS.items()
-        }
-        return EngineOptions(**self._room("engine"), **parts)
+        return EngineOptions(**self._room("engine"), place=PlaceOptions(**self._room("place")))
 
     def generate_params(self, **changes: Any) -> GenerateParams:
         """Return the parameters of a request; ``changes`` are further GenerateParams fields."""
@@ -130,9 +127,12 @@ def load_settings(
                     f"take the line out; for yourself: specllama config set {key} …",
                 )
             values[key] = Value(_checked(key, raw, f"{path}"), str(path))
+    given = os.environ if environ is None else environ
+    for name in GONE:
+        if (variable := variable_of(name)) in given:
+            raise ConfigError(f"{variable}: the setting {name} is gone", GONE[name])
     for setting in SCHEMA:
-        text = (os.environ if environ is None else environ).get(setting.variable)
-        if text is not None:
+        if (text := given.get(setting.variable)) is not None:
             value = _checked(setting.name, parse_text(setting, text), setting.variable)
             values[setting.name] = Value(value, setting.variable)
     return Settings(values)
@@ -171,6 +171,8 @@ def find(key: str) -> Setting:
     name = key.replace("_", "-").lower()
     if name in BY_NAME:
         return BY_NAME[name]
+    if name in GONE:
+        raise ConfigError(f"the setting {name} is gone", GONE[name])
     near = difflib.get_close_matches(name, BY_NAME, n=1)
     hint = f"did you mean {near[0]}?" if near else "to list them: specllama config show --all"
     raise ConfigError(f"there is no setting {key!r}", hint)
