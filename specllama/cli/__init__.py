@@ -153,9 +153,7 @@ def _chat_words(words: Sequence[str], commands: Sequence[str]) -> list[str]:
 
 def _need_terminal(words: Sequence[str]) -> None:
     """Refuse to open the app where it cannot draw, and name the commands that can answer."""
-    if not {"--plain", "--unstored"}.isdisjoint(words) or (
-        sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
-    ):
+    if not {"--plain", "--unstored"}.isdisjoint(words) or output.all_terminals():
         return
     import shlex
 
@@ -223,7 +221,7 @@ def group(ctx: click.Context, offline: bool, verbose: bool) -> Any:
     if ctx.invoked_subcommand not in _KEEPS_NOTHING:
         _say_where_nothing_is_kept()
     if ctx.invoked_subcommand is None:
-        if sys.stdin.isatty() and sys.stderr.isatty() and sys.stdout.isatty():
+        if output.all_terminals():
             chat = group.get_command(ctx, "chat")
             assert chat is not None
             return ctx.invoke(chat)

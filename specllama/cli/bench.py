@@ -13,8 +13,8 @@ import click
 
 from specllama.cli import bench_load, diagnostics, loading, output
 from specllama.cli.listing import Column, json_option, show_table
-from specllama.cli.numbers import LENGTH
 from specllama.cli.options import (
+    LENGTH,
     LOADING,
     GroupedCommand,
     length_option,

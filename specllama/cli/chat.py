@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
-import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli import completing, diagnostics, loading
+from specllama.cli import completion, diagnostics, loading, output
 from specllama.cli.history import stored
 from specllama.cli.options import (
     GroupedCommand,
@@ -51,7 +50,7 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "temperatu
 
 
 @click.command("chat", cls=GroupedCommand, epilog=EPILOG, usual=USUAL)
-@settings_options("idle-unload")
+@settings_options("read-ahead", "idle-unload", "kv-disk")
 @remote_options
 @grouped(
     "--plain", is_flag=True, group="Output", help="Chat line by line, without the terminal app."
@@ -62,7 +61,7 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "temperatu
     flag_value="last",
     default=None,
     metavar="[ID]",
-    shell_complete=completing.conversations,
+    shell_complete=completion.conversations,
     group="Output",
     help="Continue a stored conversation. Without ID, the last one.",
 )
@@ -137,9 +136,8 @@ def _require_files(*named: str | None) -> None:
 
 
 def _can_draw() -> bool:
-    terminals = sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
-    terminals = terminals and os.environ.get("TERM") != "dumb"
-    return terminals and importlib.util.find_spec("specllama.tui.app") is not None
+    able = output.all_terminals() and os.environ.get("TERM") != "dumb"
+    return able and importlib.util.find_spec("specllama.tui.app") is not None
 
 
 def _terminal_app(settings: Settings, resume: str | None, server: Address | None) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from specllama.cli import completing, diagnostics, output
+from specllama.cli import completion, diagnostics, output
 from specllama.cli.listing import json_option, show_path
 from specllama.errors import UsageError
 from specllama.paths import config_file
@@ -44,14 +44,14 @@ def command() -> None:
 
 
 @command.command("show")
-@click.argument("key", required=False, shell_complete=completing.settings)
+@click.argument("key", required=False, shell_complete=completion.settings)
 @click.option("--all", "show_all", is_flag=True, help="Include settings that are at their default.")
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
 @click.option(
     "-m",
     "--model",
     metavar="REF",
-    shell_complete=completing.models,
+    shell_complete=completion.models,
     help="Show the settings for this model, whose file may recommend sampling values.",
 )
 @json_option
@@ -92,7 +92,7 @@ def show(key: str | None, show_all: bool, origin: bool, model: str | None, as_js
 
 
 @command.command("set")
-@click.argument("key", shell_complete=completing.settings)
+@click.argument("key", shell_complete=completion.settings)
 @click.argument("value")
 @click.option("--project", is_flag=True, help=f"Write ./{PROJECT_FILE} instead of the user's file.")
 def set_(key: str, value: str, project: bool) -> None:
@@ -108,7 +108,7 @@ def set_(key: str, value: str, project: bool) -> None:
 
 
 @command.command("unset")
-@click.argument("key", shell_complete=completing.settings)
+@click.argument("key", shell_complete=completion.settings)
 @click.option(
     "--project", is_flag=True, help=f"Change ./{PROJECT_FILE} instead of the user's file."
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -165,9 +164,7 @@ def _machine() -> list[DoctorLine]:
     from specllama.backend.devices import cpu_name
     from specllama.models import memory
 
-    cores, load = physical_cores(), 0.0
-    with contextlib.suppress(OSError, AttributeError):  # Windows has none
-        load = os.getloadavg()[0]
+    cores, load = physical_cores(), os.getloadavg()[0]
     ram = f"{size(memory.available_memory())} free of {size(memory.total_memory())}"
     checks = [ok("CPU", f"{cpu_name()}, {cores} cores for llama.cpp (-t {cores})"), ok("RAM", ram)]
     if load > cores * 0.75:

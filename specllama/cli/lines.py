@@ -165,6 +165,6 @@ class TerminalLines:
 def _readline() -> Any:
     try:
         import readline
-    except ImportError:  # Windows
+    except ImportError:  # a Python that was built without it
         return None
     return readline

@@ -6,6 +6,7 @@ file are the same thing. A flag that was not typed is None: then the settings de
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -16,8 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from specllama.cli import completing, diagnostics
-from specllama.cli.numbers import SEED, TEMPERATURE
+from specllama.cli import completion, diagnostics
 from specllama.errors import UsageError
 from specllama.files import read_file
 from specllama.settings.config import (
@@ -28,7 +28,7 @@ from specllama.settings.config import (
     parse_text,
 )
 from specllama.settings.hardware import endpoints, is_loopback
-from specllama.settings.params import THINK, GenerateParams
+from specllama.settings.params import DRAFT_MAX_LIMIT, SEED_LIMIT, THINK, GenerateParams
 from specllama.settings.schema import GONE, SCHEMA
 from specllama.settings.setting import Setting
 
@@ -43,6 +43,23 @@ _SENTENCE = re.compile(r"\.(?: |$)|  \[")  # where the first sentence of a help 
 BY_KEY: dict[str, Setting] = {one.name.replace("-", "_"): one for one in SCHEMA}
 """The settings by the names of a command's arguments."""
 _BIAS = re.compile(r"^\s*(\d+)\s*=?\s*([+-]?(?:inf|\d+\.?\d*(?:e[+-]?\d+)?|\.\d+))\s*$", re.I)
+
+
+class Finite(click.FloatRange):
+    """A number in a range; click accepts "nan" in every range."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+TEMPERATURE = Finite(min=0)
+LENGTH = click.IntRange(1, DRAFT_MAX_LIMIT)
+SEED = click.IntRange(0, SEED_LIMIT - 1)
 
 
 class GroupedOption(click.Option):
@@ -233,7 +250,7 @@ def _option(setting: Setting) -> Callable[[Decorated], Decorated]:
         flags = setting.flags or (f"--{setting.name}/--no-{setting.name}",)
         return grouped(*flags, key, group=setting.group, default=None, help=help_text)
     flags = setting.flags or (f"--{setting.name}",)
-    complete = completing.models if setting.field in ("app.model", "app.draft_model") else None
+    complete = completion.models if setting.field in ("app.model", "app.draft_model") else None
     kind = click.Choice(setting.choices) if setting.choices else _TYPES[setting.kind]
     return grouped(
         *flags,
@@ -273,6 +290,13 @@ server_option = grouped(
 """For a measurement that an engine of ours serves."""
 
 
+URL = "http://127.0.0.1:8484"  # where serve listens unless told otherwise
+key_option = grouped(
+    "--api-key-file", type=click.Path(path_type=Path), metavar="FILE", group="Model",
+    help="Read the key of that server from a file; else SPECLLAMA_API_KEY holds it.",
+)  # fmt: skip
+
+
 def remote_options(function: Decorated) -> Decorated:
     """Add the flags that name a running server; the command gets its ``Address``, or None."""
 
@@ -299,8 +323,7 @@ def remote_options(function: Decorated) -> Decorated:
 
     found: Any = command
     for option in (
-        grouped("--api-key-file", type=click.Path(path_type=Path), metavar="FILE", group="Model",
-                help="Read the key of that server from a file; else SPECLLAMA_API_KEY holds it."),
+        key_option,
         grouped("--remote-model", default="", metavar="ID", group="Model",
                 help="Which of that server's models to use, where it has several."),
         grouped("--remote-kind", default="auto", metavar="KIND", group="Model",
@@ -410,16 +433,13 @@ def say_settings(settings: Settings) -> None:
 
 def say_project(settings: Settings) -> None:
     """Show the settings of this folder's project file: it may come from another author."""
-    path = str(Path(PROJECT_FILE).absolute())
-    named = {name: value for name, value in settings.changes().items() if value.origin == path}
-    if named:
-        said = ", ".join(f"{name} = {_told(value.value)!r}" for name, value in named.items())
-        diagnostics.note(f"from {path}: {said}")
-
-
-def _told(value: object) -> str:
-    listed = value if isinstance(value, (list, tuple)) else [value]
-    return ", ".join(map(str, listed))[:60]
+    path, said = str(Path(PROJECT_FILE).absolute()), []
+    for name, value in settings.changes().items():
+        if value.origin == path:
+            listed = value.value if isinstance(value.value, (list, tuple)) else [value.value]
+            said.append(f"{name} = {', '.join(map(str, listed))[:60]!r}")
+    if said:
+        diagnostics.note(f"from {path}: {', '.join(said)}")
 
 
 def request_params(settings: Settings, flags: dict[str, Any]) -> GenerateParams:

@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from specllama.cli.listing import Column, context, json_option, listing, number
-from specllama.cli.options import server_address
-from specllama.cli.top import URL
+from specllama.cli.options import URL, key_option, server_address
 from specllama.remote.address import Address, checked, url_of
 from specllama.settings.duration import told
 from specllama.text import size
@@ -29,12 +28,6 @@ def usual() -> str:
     """Return the server that is asked unless one is named: Ollama's, where its variable says so."""
     host = os.environ.get("OLLAMA_HOST", "")
     return url_of(host, port=11434) if host else URL
-
-
-key_option = click.option(
-    "--api-key-file", type=click.Path(path_type=Path), metavar="FILE",
-    help="Read the key of that server from a file; else SPECLLAMA_API_KEY holds it.",
-)  # fmt: skip
 
 
 def loaded(server: Address) -> list[dict[str, Any]]:

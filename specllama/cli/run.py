@@ -208,8 +208,7 @@ def read_prompt(argument: str | Path | None, *, raw: bool, quiet: bool = False) 
 
 def _piped(what: str, quiet: bool) -> str:
     """Read all of standard input; show a note if it comes slowly."""
-    ends = "Ctrl-Z" if os.name == "nt" else "Ctrl-D"
-    said = f"reading {what} from standard input; end it with {ends}, or use < {os.devnull}"
+    said = f"reading {what} from standard input; end it with Ctrl-D, or use < {os.devnull}"
     waiting = threading.Timer(WAITS_S, diagnostics.note, [said])
     waiting.daemon = True
     if not quiet:

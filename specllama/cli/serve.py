@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from specllama import signals
-from specllama.cli import completing, diagnostics, loading
+from specllama.cli import completion, diagnostics, loading
 from specllama.cli.options import (
     LOADING,
     REPLYING,
@@ -71,11 +71,11 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
     only=(*(n for n in LOADING if n not in ("model", "draft-model")), *REPLYING),
 )
 @grouped("-d", "--draft-model", multiple=True, metavar="REF", group="Model",
-         shell_complete=completing.models,
+         shell_complete=completion.models,
          help="Draft model, named alike; none loads none. With several models: one for each, in "
          "their order; auto is the model's own.")  # fmt: skip
 @grouped("-m", "--model", multiple=True, metavar="REF", group="Model",
-         shell_complete=completing.models,
+         shell_complete=completion.models,
          help="Model: a path, user/repo[:quant], name or folder. "
          "Repeatable: requests name one of them, and the first is loaded at once.")  # fmt: skip
 @grouped("--on-demand", is_flag=True, group="Model",

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from specllama.cli import diagnostics
-from specllama.cli.options import server_address
-from specllama.cli.ps import key_option, loaded, usual
+from specllama.cli.options import key_option, server_address
+from specllama.cli.ps import loaded, usual
 from specllama.errors import UsageError
 from specllama.remote.address import checked
 from specllama.text import number_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli import completing, diagnostics, loading, output
+from specllama.cli import completion, diagnostics, loading, output
 from specllama.cli.listing import Column, json_option, number, plain
 from specllama.cli.options import (
     LOADING,
@@ -39,7 +39,7 @@ Examples:
 
 
 @click.command("tune", cls=GroupedCommand, epilog=EPILOG)
-@click.argument("pair", required=False, shell_complete=completing.models)
+@click.argument("pair", required=False, shell_complete=completion.models)
 @temperatures_option("0, 0.7 and 1")
 @click.option(
     "-n",

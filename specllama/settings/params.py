@@ -284,7 +284,6 @@ class GenerateParams:
         "stop",
         "When the context is full: stop, or shift out the oldest text.",
         choices=("stop", "shift"),
-        flag=False,
     )
     grammar: str | None = None
     json_schema: str | None = None
@@ -492,7 +491,9 @@ class EngineOptions:
     use_mlock: bool = setting(
         False, "Keep the model in memory (no swapping).", name="mlock", flag=False
     )
-    check_memory: bool = setting(True, "Refuse a pair that needs more memory than is free.")
+    check_memory: bool = setting(
+        True, "Refuse a pair that needs more memory than is free.", flag=False
+    )
     allow_other_vocab: bool = speculation(
         False,
         "Accept a draft model with another tokenizer; its guesses are translated.",

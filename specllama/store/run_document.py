@@ -11,15 +11,14 @@ from specllama.replies.figures import ReplyFigures
 from specllama.settings.params import GenerateParams
 from specllama.store.codec import params_to_dict
 from specllama.store.document import (
-    Document,
-    FactList,
-    Folded,
-    Heading,
-    Part,
-    Quote,
     Raw,
-    Say,
-    Table,
+    fact_list,
+    folded,
+    heading,
+    page,
+    paragraph,
+    quote,
+    table,
 )
 from specllama.store.rounds import LoggedTurn, RunRecord
 from specllama.verdict import words
@@ -39,40 +38,40 @@ class NamedMethod(Protocol):
     def short(self) -> str: ...
 
 
-def run_document(record: RunRecord, methods: Sequence[NamedMethod]) -> Document:
+def run_document(record: RunRecord, methods: Sequence[NamedMethod]) -> str:
     """Return a document with every reply of a run."""
-    parts: list[Part] = []
+    parts: list[str] = []
     several = len(record.turns) > 1
     for turn in record.turns:
         if several:
-            parts.append(Heading(f"Reply {turn.index + 1}"))
+            parts.append(heading(f"Reply {turn.index + 1}"))
         parts += reply_parts(turn, methods)
     begun = [turn.started for turn in record.turns if turn.started is not None]
     seeds = [started.seed for started in begun if "seed" not in started.unknown]
     parts += [*provenance(record.header), settings(record.header.get("params"), seeds)]
-    return Document(f"Run {record.run}", parts)
+    return page(f"Run {record.run}", parts)
 
 
-def reply_parts(turn: LoggedTurn, methods: Sequence[NamedMethod], text: str = "") -> list[Part]:
+def reply_parts(turn: LoggedTurn, methods: Sequence[NamedMethod], text: str = "") -> list[str]:
     """Return the verdict and figures, the reply, and its rounds; show ``text`` for a reply without
     known rounds."""
     end, figures = turn.finished, turn.figures
-    parts: list[Part] = []
+    parts: list[str] = []
     if figures is not None:
         verdict = figures.verdict
         told = "Plain decoding" if verdict is None else words(verdict, "too few rounds", both=True)
-        parts += [Say(f"{told}.")] if not figures.engine else []
-        parts.append(Say(_figures(figures, end)))
+        parts += [paragraph(f"{told}.")] if not figures.engine else []
+        parts.append(paragraph(_figures(figures, end)))
     if not turn.rounds:
-        return [*parts, Quote(text or (end.text if end else ""))]
+        return [*parts, quote(text or (end.text if end else ""))]
     label = _labels(methods)
     wrote = "".join(text for done in turn.rounds for text in done.emitted_text)
-    parts.append(Quote(wrote.removesuffix(_stop_text(turn))))
+    parts.append(quote(wrote.removesuffix(_stop_text(turn))))
     shown = turn.rounds[:ROUNDS]
-    table = Table(ROUND_HEADS, [_row(done, label) for done in shown])
-    rest = len(turn.rounds) - len(shown)
-    more = [Say(f"{rest} more rounds: specllama log export has them all.")] if rest else []
-    return [*parts, Folded(f"{len(turn.rounds)} rounds", [table, *more])]
+    inside = [table(ROUND_HEADS, [_row(done, label) for done in shown])]
+    if rest := len(turn.rounds) - len(shown):
+        inside.append(paragraph(f"{rest} more rounds: specllama log export has them all."))
+    return [*parts, folded(f"{len(turn.rounds)} rounds", inside)]
 
 
 def _stop_text(turn: LoggedTurn) -> str:
@@ -126,7 +125,7 @@ def _labels(methods: Sequence[NamedMethod]) -> Any:
 # ---- what a figure was measured with
 
 
-def provenance(header: Mapping[str, Any]) -> list[Part]:
+def provenance(header: Mapping[str, Any]) -> list[str]:
     """Describe a run from the first line of its log; name files without their folder."""
     lines: list[list[str]] = []
     versions = header.get("versions")
@@ -140,7 +139,7 @@ def provenance(header: Mapping[str, Any]) -> list[Part]:
         model = header.get(role)
         if isinstance(model, dict):
             lines.append(_model(role, model))
-    return [Heading("What it ran on"), FactList(lines)]
+    return [heading("What it ran on"), fact_list(lines)]
 
 
 def _model(role: str, model: Mapping[str, Any]) -> list[str]:
@@ -153,11 +152,11 @@ def _model(role: str, model: Mapping[str, Any]) -> list[str]:
     return [f"{'target' if role == 'target' else 'draft model'}: ", Raw(name), ", ", quant, *facts]
 
 
-def settings(params: Any, seeds: Sequence[int] = ()) -> Part:
+def settings(params: Any, seeds: Sequence[int] = ()) -> str:
     """List the settings that differ from the usual ones, and a few that people always want; show
     ``seeds`` of the replies if no seed was set."""
     if not isinstance(params, dict):
-        return FactList([])
+        return ""
     flat = {**params, **_dict(params.get("sampling"))}
     if flat.get("seed") is None and seeds:
         flat["seed"] = f"drawn, {', '.join(map(str, seeds))}"
@@ -167,7 +166,7 @@ def settings(params: Any, seeds: Sequence[int] = ()) -> Part:
         for name, value in flat.items()
         if name not in ("sampling", "from_card") and (name in ALWAYS or value != usual.get(name))
     ]
-    return Folded("Settings", [FactList(lines)])
+    return folded("Settings", [fact_list(lines)])
 
 
 def _dict(value: Any) -> dict[str, Any]:

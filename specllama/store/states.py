@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from specllama.errors import StoreError
-from specllama.paths import private_folder, standing, states_dir
+from specllama.paths import private_folder, replace_file, standing, states_dir
 
 Bytes = bytes | bytearray | memoryview
 
@@ -110,18 +109,8 @@ def write(path: Path, head: bytes, parts: Sequence[Bytes]) -> None:
     Raises:
         OSError: it cannot be written; what was there stays.
     """
-    handle, temporary = tempfile.mkstemp(dir=private_folder(path.parent), prefix=".")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(_MAGIC + len(head).to_bytes(8, "little") + _digest([head]))
-            file.write(head)
-            for part in parts:
-                file.write(part)
-            file.write(_digest(parts))
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    begin = _MAGIC + len(head).to_bytes(8, "little") + _digest([head])
+    replace_file(path, begin, head, *parts, _digest(parts))
 
 
 def read(one: StateFile, sizes: Sequence[int]) -> list[memoryview]:

@@ -242,16 +242,11 @@ def test_devices_and_shares_as_asked() -> None:
     assert placed().devices == ("CUDA0",), "the other one takes nothing"
     assert placed(devices="CUDA1").devices == ("CUDA1",)
     assert placed(devices="CUDA1").own_split == (33,)
-    assert placed(split_mode="none", main_gpu=1).devices == ("CUDA1",)
     assert placed(tensor_split="3,1").split == (25, 8)  # layer 24 of 33 lies before 3/4
     assert placed(tensor_split="0,1").split == (0, 33)
     turned = placed(devices="CUDA1,CUDA0", tensor_split="3,1")
     assert (turned.devices, turned.own_split) == (("CUDA1", "CUDA0"), (25, 8))
     assert placed(devices="none").layers == 0
-    with pytest.raises(UsageError, match="whole matrices"):
-        placed(split_mode="row")
-    cards = [dataclasses.replace(card, splits_rows=True) for card in cards]
-    assert placed(split_mode="row").split_mode == "row"
 
 
 def test_a_draft_on_a_device_of_its_own() -> None:
@@ -270,7 +265,6 @@ def test_a_draft_on_a_device_of_its_own() -> None:
     ("options", "why"),
     [
         ({"devices": "CUDA7"}, "no device 'CUDA7'"),
-        ({"main_gpu": 2}, "there are 2 devices"),
         ({"tensor_split": "1,1,1"}, "3 shares, there are 2 devices"),
         ({"devices": "CUDA0", "tensor_split": "1,1"}, "2 shares, there are 1 devices"),
         ({"overrides": (r"ffn=CUDA7",)}, "no device 'CUDA7'"),
@@ -287,7 +281,7 @@ def test_it_is_refused_on_a_machine_without_gpus_as_well(monkeypatch: pytest.Mon
     for options in (
         {"place": PlaceOptions(devices="CUDA0")},
         {"place": PlaceOptions(cpu_moe=True)},
-        {"draft_place": PlaceOptions(devices="CUDA0")},
+        {"draft_devices": "CUDA0"},
         {"gpu_layers": "0", "place": PlaceOptions(overrides=("nothing_like_it=CPU",))},
     ):
         with pytest.raises(SpecllamaError):
