@@ -69,7 +69,7 @@ def reply(record: Record, question: str, text: str, under: Circumstances) -> str
     if started is not None:
         asked = under.params.replace(seed=started.seed, proposer=started.proposer)
         under = Circumstances(under.info, asked)
-    methods = under.info.methods if under.info else ()
+    methods = {one.name: one.short for one in under.info.methods} if under.info else {}
     name = under.info.target.name if under.info else "specllama"
     return page(
         "A reply, as it was drafted",

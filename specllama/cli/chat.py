@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from specllama.cli.history import stored
 from specllama.cli.options import (
     GroupedCommand,
     grouped,
+    quiet_option,
     remote_options,
     resolve,
     say_project,
@@ -71,7 +71,7 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "temperatu
     group="Output",
     help="Keep no conversation, log or typed line. Implies --plain.",
 )
-@grouped("-q", "--quiet", is_flag=True, group="Output", help="Show no statistics after a reply.")
+@quiet_option("Show no statistics after a reply.")
 def command(
     plain: bool,
     resume: str | None,
@@ -136,8 +136,7 @@ def _require_files(*named: str | None) -> None:
 
 
 def _can_draw() -> bool:
-    able = output.all_terminals() and os.environ.get("TERM") != "dumb"
-    return able and importlib.util.find_spec("specllama.tui.app") is not None
+    return output.all_terminals() and os.environ.get("TERM") != "dumb"
 
 
 def _terminal_app(settings: Settings, resume: str | None, server: Address | None) -> int:

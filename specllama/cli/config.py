@@ -38,6 +38,11 @@ the long option names.
 """
 
 
+project_option = click.option(
+    "--project", is_flag=True, help=f"Of ./{PROJECT_FILE} instead of the user's file."
+)
+
+
 @click.group("config", epilog=EPILOG)
 def command() -> None:
     """Show and change settings."""
@@ -94,7 +99,7 @@ def show(key: str | None, show_all: bool, origin: bool, model: str | None, as_js
 @command.command("set")
 @click.argument("key", shell_complete=completion.settings)
 @click.argument("value")
-@click.option("--project", is_flag=True, help=f"Write ./{PROJECT_FILE} instead of the user's file.")
+@project_option
 def set_(key: str, value: str, project: bool) -> None:
     """Set KEY to VALUE; comments in the file are kept."""
     setting = find(key)
@@ -109,9 +114,7 @@ def set_(key: str, value: str, project: bool) -> None:
 
 @command.command("unset")
 @click.argument("key", shell_complete=completion.settings)
-@click.option(
-    "--project", is_flag=True, help=f"Change ./{PROJECT_FILE} instead of the user's file."
-)
+@project_option
 def unset(key: str, project: bool) -> None:
     """Remove KEY, so that its default applies again."""
     name = find(key).name
@@ -123,11 +126,7 @@ def unset(key: str, project: bool) -> None:
 
 
 @command.command("path")
-@click.option(
-    "--project",
-    is_flag=True,
-    help=f"Print the path of ./{PROJECT_FILE} instead of the user's file.",
-)
+@project_option
 @json_option
 def path_(project: bool, as_json: bool) -> None:
     """Print where the settings file is (it need not exist)."""

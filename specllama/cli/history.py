@@ -11,7 +11,16 @@ import click
 
 from specllama.cli import completion, diagnostics
 from specllama.cli.diagnostics import confirm, yes_option
-from specllama.cli.listing import Column, json_option, listing, number, picked, show_path, when
+from specllama.cli.listing import (
+    Column,
+    json_option,
+    limit_option,
+    listing,
+    number,
+    picked,
+    show_path,
+    when,
+)
 from specllama.errors import UsageError
 from specllama.paths import data_dir, sessions_file
 from specllama.store import states
@@ -37,7 +46,7 @@ _EXCERPT = 70
 def command() -> None:
     """List, search and delete stored conversations.
 
-    Round logs and kept texts contain text, too: see specllama log rm and specllama log texts.
+    Round logs contain text, too: see specllama log rm.
     """
 
 
@@ -57,7 +66,7 @@ def stored() -> Iterator[SessionStore]:
 
 @command.command("ls")
 @click.argument("words", nargs=-1)
-@click.option("-n", "--limit", default=20, show_default=True, type=click.IntRange(1))
+@limit_option
 @json_option
 def ls(words: tuple[str, ...], limit: int, as_json: bool) -> None:
     """List conversations, newest first; with WORDS, those that hold all of them, and where.

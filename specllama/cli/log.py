@@ -16,6 +16,7 @@ from specllama.cli.diagnostics import confirm, yes_option
 from specllama.cli.listing import (
     Column,
     json_option,
+    limit_option,
     listing,
     number,
     picked,
@@ -106,14 +107,7 @@ def rm(runs: tuple[str, ...], every: bool, yes: bool) -> None:
 
 
 @command.command("ls")
-@click.option(
-    "-n",
-    "--limit",
-    default=20,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Number of runs to list.",
-)
+@limit_option
 @json_option
 def ls(limit: int, as_json: bool) -> None:
     """List runs, newest first."""
@@ -323,7 +317,9 @@ def export(run: str, form: str, target: Path | None) -> None:
         from specllama.speculative.drafting.method import methods
         from specllama.store.run_document import run_document
 
-        raw = run_document(record, methods()).encode("utf-8", "replace")
+        raw = run_document(record, {one.name: one.short for one in methods()}).encode(
+            "utf-8", "replace"
+        )
     if target is None:
         output.write(raw.decode("utf-8"))
         return

@@ -281,6 +281,11 @@ def constraint_options(function: Decorated) -> Decorated:
     return function
 
 
+def quiet_option(words: str) -> Callable[[Decorated], Decorated]:
+    """Make ``--quiet``; ``words`` say what is not printed then."""
+    return grouped("-q", "--quiet", is_flag=True, group="Output", help=words)
+
+
 server_option = grouped(
     "--server",
     metavar="URL",

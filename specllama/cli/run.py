@@ -19,6 +19,7 @@ from specllama.cli.options import (
     GroupedCommand,
     constraint_options,
     grouped,
+    quiet_option,
     read_text,
     remote_options,
     request_params,
@@ -87,13 +88,7 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "max_token
     group="Output",
     help="Print every event as a JSON line. The last one is the finish object.",
 )
-@grouped(
-    "-q",
-    "--quiet",
-    is_flag=True,
-    group="Output",
-    help="Print no statistics and no notes on stderr.",
-)
+@quiet_option("Print no statistics and no notes on stderr.")
 def command(
     prompt: str | None,
     typed: str | None,

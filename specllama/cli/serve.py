@@ -25,6 +25,7 @@ from specllama.cli.options import (
     GroupedCommand,
     grouped,
     parallel_option,
+    quiet_option,
     read_text,
     resolve,
     say_project,
@@ -120,9 +121,7 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
 @grouped("--drain", type=click.FloatRange(0), default=30.0, show_default=True, group="Server",
          metavar="SECONDS",
          help="Time that running replies get to finish when the server stops.")  # fmt: skip
-@grouped(
-    "-q", "--quiet", is_flag=True, group="Output", help="Print only the line with the address."
-)
+@quiet_option("Print only the line with the address.")
 def command(
     host: str,
     port: int,

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from specllama.errors import ConfigError, UsageError
 from specllama.files import MOST_BYTES, read_bounded
 from specllama.paths import config_file, replace_file
@@ -32,6 +34,13 @@ PROJECT_FILE = "specllama.toml"
 # where texts go, stay or come from: the user's
 PERSONAL = ("rpc", "kv-disk", "draft-from", "log-file")
 CARD = "the model's card"
+_KINDS: dict[str, tuple[Any, str]] = {
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "bool": (bool, "true or false"),
+    "text": (str, "a text"),
+    "texts": (tuple[str, ...], "a list of texts"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,34 +223,19 @@ def parse_text(setting: Setting, text: str) -> Any:
 
 
 def _typed(setting: Setting, value: Any) -> Any:
-    kind = setting.kind
     if value is None and setting.default is None:
         return None
     if setting.unset is not None and value == setting.unset and type(value) is int:
         return setting.default
-    if kind == "texts" and isinstance(value, (list, tuple)):
-        if all(isinstance(item, str) for item in value):
-            return tuple(value)
-    elif (
-        (kind == "bool" and isinstance(value, bool))
-        or (kind == "text" and isinstance(value, str))
-        or (kind == "int" and isinstance(value, int) and not isinstance(value, bool))
-    ):
-        return value
-    elif kind == "float" and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    elif kind == "text" and setting.name.endswith("gpu-layers") and isinstance(value, int):
+    if type(value) is int and setting.name.endswith("gpu-layers"):
         return str(value)
-    elif setting.name == "exact" and isinstance(value, int):
+    if isinstance(value, int) and setting.name == "exact":
         return ("off", "on")[value] if value in (0, 1) else str(value)
-    wanted = {
-        "int": "a whole number",
-        "float": "a number",
-        "bool": "true or false",
-        "text": "a text",
-        "texts": "a list of texts",
-    }[kind]
-    raise UsageError(f"{setting.name} must be {wanted}, got {value!r}")
+    kind, words = _KINDS[setting.kind]
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        raise UsageError(f"{setting.name} must be {words}, got {value!r}") from None
 
 
 def _checked(name: str, value: Any, origin: str) -> Any:
@@ -297,8 +291,10 @@ def write_setting(path: Path, name: str, value: Any) -> None:
         ours = None
     if ours != wanted:
         raise ConfigError(f"{name} in {path} spans several lines", "change it in an editor")
-    # write through a link: it may lead to a folder under version control
-    _replace_file(Path(os.path.realpath(path)), changed)
+    try:  # write through a link: it may lead to a folder under version control
+        replace_file(Path(os.path.realpath(path)), changed.encode())
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _edited(text: str, name: str, literal: str | None) -> str:
@@ -328,10 +324,3 @@ def _literal(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return json.dumps(value)
-
-
-def _replace_file(path: Path, text: str) -> None:
-    try:
-        replace_file(path, text.encode())
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None

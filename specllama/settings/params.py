@@ -24,6 +24,7 @@ from specllama.settings.setting import (
     check,
     length,
     placement,
+    rare_sampler,
     sampler,
     setting,
     speculation,
@@ -118,23 +119,21 @@ class SamplingParams:
         "Drop tokens less likely than this fraction of the likeliest one.",
         within=(0, 1),
     )
-    typical_p: float = sampler(
+    typical_p: float = rare_sampler(
         1.0,
         "Locally typical sampling; 1 is off.",
         name="typical",
         flags=("--typical", "--typical-p"),
         within=(0, 1),
         above=True,
-        flag=False,
     )
     repeat_penalty: float = sampler(
         1.0, "Divide scores of repeated tokens; 1 is off.", within=(0.01, 10)
     )
-    repeat_last_n: int = sampler(
+    repeat_last_n: int = rare_sampler(
         64,
         "How many tokens the penalties look back; -1 is the whole context.",
         within=(-1, MOST),
-        flag=False,
     )
     presence_penalty: float = sampler(
         0.0,
@@ -144,38 +143,34 @@ class SamplingParams:
     frequency_penalty: float = sampler(
         0.0, "Penalty subtracted each time a token has occurred.", within=(-10, 10)
     )
-    dry_multiplier: float = sampler(
+    dry_multiplier: float = rare_sampler(
         0.0,
         "Strength of the DRY penalty on repeated phrases; 0 is off.",
         within=(0, 100),
-        flag=False,
     )
-    dry_base: float = sampler(
+    dry_base: float = rare_sampler(
         1.75,
         "Factor by which the DRY penalty grows with each repeated token.",
         within=(1, 100),
-        flag=False,
     )
-    dry_allowed_length: int = sampler(
-        2, "Longest repeat, in tokens, that DRY does not penalize.", within=(1, MOST), flag=False
+    dry_allowed_length: int = rare_sampler(
+        2, "Longest repeat, in tokens, that DRY does not penalize.", within=(1, MOST)
     )
-    dry_penalty_last_n: int = sampler(
+    dry_penalty_last_n: int = rare_sampler(
         -1,
         "How many tokens DRY looks back; -1 is the whole context.",
         within=(-1, MOST),
-        flag=False,
     )
-    dry_sequence_breakers: tuple[str, ...] = sampler(
+    dry_sequence_breakers: tuple[str, ...] = rare_sampler(
         ("\n", ":", '"', "*"),
         "Text at which DRY stops matching a repeat; repeatable.",
         name="dry-sequence-breaker",
-        flag=False,
     )
-    xtc_probability: float = sampler(
-        0.0, "Chance to drop the top choices (XTC); 0 is off.", within=(0, 1), flag=False
+    xtc_probability: float = rare_sampler(
+        0.0, "Chance to drop the top choices (XTC); 0 is off.", within=(0, 1)
     )
-    xtc_threshold: float = sampler(
-        0.1, "XTC drops only choices above this probability.", within=(0, 1), flag=False
+    xtc_threshold: float = rare_sampler(
+        0.1, "XTC drops only choices above this probability.", within=(0, 1)
     )
     logit_bias: dict[int, float] = field(default_factory=dict)
     infill: bool = False

@@ -111,6 +111,7 @@ def setting(default: Any, help: str = "", group: Group = "Model", **more: Any) -
 placement = partial(setting, group="Placement")
 speculation = partial(setting, group="Speculation")
 sampler = partial(setting, group="Sampling")
+rare_sampler = partial(sampler, flag=False)
 length = partial(setting, group="Length")
 thinking = partial(setting, group="Thoughts and template")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
 from specllama.events import Finished, RoundDone
 from specllama.replies.figures import ReplyFigures
@@ -29,30 +29,21 @@ USUAL = params_to_dict(GenerateParams())
 ALWAYS = ("temperature", "seed", "proposer", "verify", "window")  # of the settings
 
 
-class NamedMethod(Protocol):
-    """A method, and its name for people."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def short(self) -> str: ...
-
-
-def run_document(record: RunRecord, methods: Sequence[NamedMethod]) -> str:
-    """Return a document with every reply of a run."""
+def run_document(record: RunRecord, names: Mapping[str, str]) -> str:
+    """Return a document with every reply of a run; ``names``: of the methods, for people."""
     parts: list[str] = []
     several = len(record.turns) > 1
     for turn in record.turns:
         if several:
             parts.append(heading(f"Reply {turn.index + 1}"))
-        parts += reply_parts(turn, methods)
+        parts += reply_parts(turn, names)
     begun = [turn.started for turn in record.turns if turn.started is not None]
     seeds = [started.seed for started in begun if "seed" not in started.unknown]
     parts += [*provenance(record.header), settings(record.header.get("params"), seeds)]
     return page(f"Run {record.run}", parts)
 
 
-def reply_parts(turn: LoggedTurn, methods: Sequence[NamedMethod], text: str = "") -> list[str]:
+def reply_parts(turn: LoggedTurn, names: Mapping[str, str], text: str = "") -> list[str]:
     """Return the verdict and figures, the reply, and its rounds; show ``text`` for a reply without
     known rounds."""
     end, figures = turn.finished, turn.figures
@@ -64,11 +55,10 @@ def reply_parts(turn: LoggedTurn, methods: Sequence[NamedMethod], text: str = ""
         parts.append(paragraph(_figures(figures, end)))
     if not turn.rounds:
         return [*parts, quote(text or (end.text if end else ""))]
-    label = _labels(methods)
     wrote = "".join(text for done in turn.rounds for text in done.emitted_text)
     parts.append(quote(wrote.removesuffix(_stop_text(turn))))
     shown = turn.rounds[:ROUNDS]
-    inside = [table(ROUND_HEADS, [_row(done, label) for done in shown])]
+    inside = [table(ROUND_HEADS, [_row(done, names) for done in shown])]
     if rest := len(turn.rounds) - len(shown):
         inside.append(paragraph(f"{rest} more rounds: specllama log export has them all."))
     return [*parts, folded(f"{len(turn.rounds)} rounds", inside)]
@@ -82,12 +72,13 @@ def _stop_text(turn: LoggedTurn) -> str:
     return "" if turn.finished.text.endswith(texts[-1]) else texts[-1]
 
 
-def _row(done: RoundDone, label: Any) -> list[str]:
+def _row(done: RoundDone, names: Mapping[str, str]) -> list[str]:
     n = len(done.emitted)
+    sources = [names.get(part) or part for part in done.source.split("+")]
     plain = f"{n * done.plain_ms:.1f} ms" if done.plain_ms else ""
     return [
         str(done.index + 1),
-        label(done.source) if done.drafted else "",
+        " + ".join(sources) if done.drafted else "",
         Raw("".join(done.drafted_text)),
         f"{done.accepted} of {len(done.drafted)}" if done.drafted else "",
         Raw("".join(done.emitted_text)),
@@ -115,11 +106,6 @@ def _figures(found: ReplyFigures, end: Finished | None) -> str:
         f"{told} Prompt {end.prompt_n} tokens, context {end.n_ctx}. "
         f"Ended by {end.reason.replace('_', ' ')}."
     )
-
-
-def _labels(methods: Sequence[NamedMethod]) -> Any:
-    known = {m.name: m.short for m in methods}
-    return lambda source: " + ".join(known.get(part) or part for part in source.split("+"))
 
 
 # ---- what a figure was measured with

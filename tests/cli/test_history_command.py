@@ -55,10 +55,9 @@ def test_words_are_found_and_marked(cli, home: Path) -> None:
             session = store.create()
             store.put(session, 0, StoredMessage("user", question))
             store.put(session, 1, StoredMessage("assistant", reply))
-    for name in ("search", "ls"):
-        (found,) = cli("history", name, "red", "appl", "--json").json
-        assert [one["title"] for one in found["conversations"]] == ["About apples"]
-        assert found["conversations"][0]["found"] in ("About apples", "They are Red.")
+    (found,) = cli("history", "ls", "red", "appl", "--json").json
+    assert [one["title"] for one in found["conversations"]] == ["About apples"]
+    assert found["conversations"][0]["found"] in ("About apples", "They are Red.")
     assert "[Red], at times." in cli("history", "ls", "red").out
     assert "They [are Red]." in cli("history", "ls", "are red").out
     assert cli("history", "ls", "red are").out == ""

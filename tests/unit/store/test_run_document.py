@@ -15,7 +15,7 @@ from specllama.store.run_document import ROUNDS, provenance, reply_parts, settin
 from specllama.verdict import lead
 
 LONG = " ".join(f"word{i}" for i in range(60))
-METHODS = engine_info().methods
+METHODS = {one.name: one.short for one in engine_info().methods}
 
 
 def turn(reply: Reply, **params: object) -> LoggedTurn:
