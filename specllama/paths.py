@@ -125,16 +125,6 @@ def replace_file(path: Path, *parts: bytes | bytearray | memoryview) -> None:
         raise
 
 
-def why_not_writable(folder: Path) -> str:
-    """Return why no file can be made in a folder, which is created if need be; "" if one can."""
-    try:
-        private_folder(folder)
-        with tempfile.TemporaryFile(dir=folder):
-            return ""
-    except OSError as error:
-        return error.strerror or str(error)
-
-
 def standing(folder: Path) -> Path:
     """Return a folder that need not exist yet, or the nearest one above it that does."""
     while not folder.exists() and folder != folder.parent:
