@@ -43,6 +43,8 @@ SUMMARIES = {
     "completion": "Print the completion script for a shell.",
 }
 
+_BESIDE = {"stop": "ps"}  # commands in the module of another
+
 # What people used to other tools type, and what it is called here.
 SHORT = {
     "pull": ("hub", "pull"),
@@ -55,7 +57,7 @@ SHORT = {
 ELSEWHERE = {
     "create": "to keep settings of your own: specllama config set, or specllama.toml in the folder",
     "push": "models can only be pulled; to make a file smaller: specllama quantize",
-    "help": "see specllama --help, and COMMAND --help",
+    "help": "see specllama --help, COMMAND --help, and config show --all for settings",
 }
 
 _HELP = ("-h", "--help")
@@ -92,7 +94,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in SUMMARIES:
             return None
-        command: click.Command = importlib.import_module(_module(cmd_name)).command
+        module = importlib.import_module(_module(cmd_name))
+        command: click.Command = getattr(module, cmd_name if cmd_name in _BESIDE else "command")
         if not gc.isenabled():  # what was imported stays: it is not looked through
             gc.freeze()
             gc.enable()
@@ -163,7 +166,7 @@ def _need_terminal(words: Sequence[str]) -> None:
 
 
 def _module(command: str) -> str:
-    return f"{__name__}.{command.replace('-', '_')}"
+    return f"{__name__}.{_BESIDE.get(command, command).replace('-', '_')}"
 
 
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:

@@ -212,6 +212,7 @@ def settings_options(
 
 set_option = grouped(
     "--set", multiple=True, metavar="NAME=VALUE", group="Settings",
+    shell_complete=completion.settings,
     help="Any setting of a settings file; repeatable. specllama config show --all lists them.",
 )  # fmt: skip
 
