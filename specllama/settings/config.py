@@ -181,7 +181,7 @@ def find(key: str) -> Setting:
     if name in BY_NAME:
         return BY_NAME[name]
     if name in GONE:
-        raise ConfigError(f"the setting {name} is gone", GONE[name])
+        raise ConfigError(f"the setting {name} is gone; take it out", GONE[name])
     near = difflib.get_close_matches(name, BY_NAME, n=1)
     hint = f"did you mean {near[0]}?" if near else "to list them: specllama config show --all"
     raise ConfigError(f"there is no setting {key!r}", hint)

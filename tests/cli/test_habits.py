@@ -98,7 +98,7 @@ def test_words_of_other_tools(capsys: pytest.CaptureFixture[str]) -> None:
         (("--no-swa-full",), "--no-swa-full is gone"),
         (("--dry-base", "1.8"), "a setting without a flag here: --set dry-base=X"),
         (("--mlock",), "--set mlock=on|off"),
-        (("--set", "main_gpu=1"), "the setting main-gpu is gone"),
+        (("--set", "main_gpu=1"), "the setting main-gpu is gone; take it out"),
         (("--set", "top-q=1"), "did you mean top-p?"),
         (("--set", "top-k"), "write --set NAME=VALUE"),
         (("--no-such-thing",), "No such option"),
