@@ -34,6 +34,7 @@ from specllama.cli.options import (
 from specllama.errors import SpecllamaError, UsageError
 from specllama.paths import pip_install
 from specllama.remote.address import KEY_VARIABLE
+from specllama.settings.duration import seconds
 from specllama.settings.hardware import is_loopback
 from specllama.settings.params import PROPOSERS
 
@@ -149,7 +150,7 @@ def command(
     With several models, each has an engine of its own, loaded when a request names it.
     """
     _require_installed()
-    from specllama.cli.served import Serves
+    from specllama.cli.served_models import served_models
     from specllama.server.guard import Access, hosts_of
     from specllama.server.log import ServerLog
     from specllama.server.running import bind, run, url_of
@@ -164,18 +165,20 @@ def command(
         )
     if not quiet:
         say_project(settings)
-    said = None if quiet else loading.LoadingLine(shown=False, quiet=False)
-    serves = Serves(
+    models = served_models(
+        model or (loading.model_of(settings, quiet=quiet or on_demand),),
+        draft_model or tuple(filter(None, [settings["draft-model"]])),
+        alias,
         replace(settings.engine_options(), parallel=parallel),
         settings.generate_params(),
-        settings["queue"],
-        settings["idle-unload"],
-        said,
+        on_demand=on_demand,
+        most=models_max,
+        waiting=settings["queue"],
+        idle_s=seconds(settings["idle-unload"]),
+        on_event=None if quiet else loading.LoadingLine(shown=False, quiet=False),
     )
-    refs = model or (loading.model_of(settings, quiet=quiet or on_demand),)
-    drafts = draft_model or tuple(filter(None, [settings["draft-model"]]))
     service = Service(
-        serves.opened(refs, drafts, alias, on_demand=on_demand, most=models_max),
+        models,
         Access(hosts_of(host, allow_host), tuple(cors_origin), keys, proxies=_addresses(proxy)),
         experiment=_shares(experiment),
         expose_text=expose_text,
