@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import ggufs
 import pytest
 import sketches
 from ggufs_nextn import write_nextn
@@ -228,6 +229,23 @@ def test_moved_tensors_take_no_place_on_the_card() -> None:
     less = plan_offload(target, None, [gpu(24)], n_ctx=8192, place=moved).target
     ffn = sum(tensor.n_bytes for tensor in target.tensors if ".ffn_" in tensor.name)
     assert plain.bytes[0] - less.bytes[0] == ffn
+
+
+def test_windows_alone_are_kept_where_the_whole_cache_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    header = read_header(ggufs.write_windows(tmp_path / "w.gguf", context=131072))
+    options: dict[str, Any] = {"n_ctx": 131072, "n_batch": 64}
+    roomy = planned(monkeypatch, header, None, [], 64, parallel=2, **options)
+    whole = roomy.need(roomy.n_ctx).required
+    assert (roomy.options.swa_full, roomy.lanes, roomy.fits) == (True, 2, True)
+    short = planned(monkeypatch, header, None, [], 0.9 * whole / GB, parallel=2, **options)
+    assert (short.options.swa_full, short.lanes, short.fits) == (False, 1, True)
+    assert any("only their window" in line for line in short.lines())
+    none = planned(monkeypatch, header, None, [], 0.01 * whole / GB, **options)
+    assert (none.options.swa_full, none.fits) == (True, False)
+    with pytest.raises(DoesNotFit):
+        none.fitting()
 
 
 # ------------------------------------------------------------------ devices
