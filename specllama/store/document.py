@@ -51,18 +51,14 @@ def quote(text: str) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(markdown_table(heads, rows))
+    lines = [_row(map(_md, heads)), _row("---" for _ in heads), *(_row(map(_md, r)) for r in rows)]
+    return "\n".join(lines)
 
 
 def folded(title: str, parts: Iterable[str]) -> str:
     """Write parts below a title that opens them."""
     inner = "\n\n".join(filter(None, parts))
     return f"<details><summary>{escape(title)}</summary>\n\n{inner}\n\n</details>"
-
-
-def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a table."""
-    return [_row(map(_md, heads)), _row("---" for _ in heads), *(_row(map(_md, r)) for r in rows)]
 
 
 def _row(cells: Iterable[str]) -> str:
