@@ -196,7 +196,6 @@ class GenerateParams:
             card.
         stop: matched across token boundaries, never shown, and not looked for in thoughts.
         draft_max: None lets the pair decide, see ``draft_limit``.
-        draft_min: a room for fewer drafted tokens is not used.
         min_speculative_tokens: a reply that is limited to fewer is decoded plainly.
         grammar: GBNF text. json_schema: JSON schema text. regex: what the whole text matches. At
             most one of the three.
@@ -261,7 +260,6 @@ class GenerateParams:
         "plain steps, 1 % and what one round overran; fixed always drafts up to draft-max.",
         choices=WINDOWS,
     )
-    draft_min: int = setting(0, within=(0, DRAFT_MAX_LIMIT))
     draft_p_min: float = speculation(
         0.0,
         "End a draft at a token whose probability is below this; 0 is off.",

@@ -77,7 +77,6 @@ def test_every_field_that_should_be_is_a_setting() -> None:
                 "repeats",
                 "indent",
                 "most_ms",
-                "draft_min",
                 "min_speculative_tokens",
             },
         ),
