@@ -69,7 +69,11 @@ class States:
         for path in self.path.glob(f"[!.]*{SUFFIX}"):
             with suppress(OSError, ValueError):
                 which = path.name, path.stat().st_ctime_ns
-                known[which] = self._found.get(which) or _opened(path)
+                if which not in self._found:
+                    with path.open("rb") as file:
+                        head = _head_of(file)
+                    self._found[which] = StateFile(path, path.name.partition(".")[0], head)
+                known[which] = self._found[which]
         self._found = known
         return list(known.values())
 
@@ -84,33 +88,14 @@ class States:
             return False
         private_folder(self.root)
         path = self.path / f"{owner}.{name}{SUFFIX}"
-        write(path, head, parts)
+        begin = _MAGIC + len(head).to_bytes(8, "little") + _digest([head])
+        replace_file(path, begin, head, *parts, _digest(parts))
         trim(self.root, self.most, but=path)
         return path.exists()
 
     def forget(self, owner: str) -> None:
         """Delete all states of an owner, under every key."""
         forget(owner, self.root)
-
-
-def _opened(path: Path) -> StateFile:
-    """Open a state file at any path.
-
-    Raises:
-        OSError, ValueError: it cannot be read, or has no whole head.
-    """
-    with path.open("rb") as file:
-        return StateFile(path, path.name.partition(".")[0], _head_of(file))
-
-
-def write(path: Path, head: bytes, parts: Sequence[Bytes]) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        OSError: it cannot be written; what was there stays.
-    """
-    begin = _MAGIC + len(head).to_bytes(8, "little") + _digest([head])
-    replace_file(path, begin, head, *parts, _digest(parts))
 
 
 def read(one: StateFile, sizes: Sequence[int]) -> list[memoryview]:
