@@ -135,8 +135,6 @@ def llama_cpp_cache() -> Path:
         return given
     if sys.platform == "darwin":
         return _home() / "Library" / "Caches" / "llama.cpp"
-    if os.name == "nt":
-        return (_variable("LOCALAPPDATA") or _home()) / "llama.cpp"
     return _cache_home() / "llama.cpp"
 
 

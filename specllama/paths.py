@@ -109,7 +109,7 @@ def private_file(path: Path) -> Path:
     return path
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, *parts: bytes | bytearray | memoryview) -> None:
     """Write a file whole or not at all; only its owner may read it. Its folder is created.
 
     Raises:
@@ -118,21 +118,11 @@ def replace_file(path: Path, data: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=private_folder(path.parent), prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines(parts)
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-
-
-def why_not_writable(folder: Path) -> str:
-    """Return why no file can be made in a folder, which is created if need be; "" if one can."""
-    try:
-        private_folder(folder)
-        with tempfile.TemporaryFile(dir=folder):
-            return ""
-    except OSError as error:
-        return error.strerror or str(error)
 
 
 def standing(folder: Path) -> Path:

@@ -23,7 +23,6 @@ from specllama.errors import PromptTooLong, UsageError
 from specllama.events import Event, Finished, Notice
 from specllama.interface import EngineLike, Message
 from specllama.settings.params import SEED_LIMIT, GenerateParams
-from specllama.stats import SpecStats
 from specllama.store.codec import changed, with_changes
 from specllama.store.open_session import OpenSession
 from specllama.store.rounds import Logged, RoundLog
@@ -41,8 +40,6 @@ class Session:
 
     Attributes:
         engine: may be replaced between replies (another model); a new round log begins then.
-        stats: counters over every reply of this object's life.
-        elsewhere: how the replies of other engines ended, which report no rounds.
         last: the ``finish`` event of the last reply that ended by itself or was cancelled.
         log: the round log, None before the first reply or when logging is off.
     """
@@ -57,8 +54,6 @@ class Session:
         command: str = "chat",
         log_rounds: bool = True,
     ) -> None:
-        self.stats = SpecStats()
-        self.elsewhere: list[Finished] = []
         self.last: Finished | None = None
         self._command = command
         self._log_rounds = log_rounds
@@ -98,11 +93,6 @@ class Session:
     def stored(self) -> dict[int, StoredMessage]:
         """The turns with their figures, by number (see ``Tree``)."""
         return {number: self._tree.messages[number] for number in self._tree.path}
-
-    @property
-    def interrupted(self) -> bool:
-        """True if the last message is a reply that was cut short."""
-        return any(m.state == "partial" for m in self._tree.chosen[-1:])
 
     def version(self, index: int) -> tuple[int, int]:
         """Return (version of message ``index``, from 1; their number); a message past the end is
@@ -273,10 +263,6 @@ class Session:
 
     # ---- keeping it
 
-    def save(self, title: str = "") -> str:
-        """Give the conversation a title; return its id."""
-        return self._open.rename(title)
-
     def load(self, selector: str = "last") -> None:
         """Continue a stored conversation, with its system prompt and settings.
 
@@ -363,11 +349,7 @@ class Session:
         try:
             for event in self._events(owned(self, params), cancel, begun):
                 new = told.take(event)
-                for done in new.rounds:
-                    self.stats.observe(done)
                 self.last = new.finished or self.last
-                if new.finished is not None and new.finished.engine:
-                    self.elsewhere.append(new.finished)
                 some = told.text or told.reasoning
                 if some and time.monotonic() - flushed_s > FLUSH_S:
                     self._open.keep(number, after, reply())

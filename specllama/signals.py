@@ -72,7 +72,6 @@ class _Scope:
 _scope: _Scope | None = None
 _last: list[Callable[[], object]] = []
 _stops: list[Callable[[], object]] = []
-_hears: dict[int, Callable[[], object]] = {}  # what the thread calls for further signals
 _mouth: int | None = None  # where the C handler writes; it is open for good
 
 
@@ -155,44 +154,6 @@ def stop_loading() -> AbstractContextManager[Cancel]:
     return stopping(_LOAD_S)
 
 
-@contextmanager
-def on_hangup(call: Callable[[], object]) -> Iterator[None]:
-    """Run the block; SIGHUP calls ``call`` meanwhile, in another thread.
-
-    Where the terminal is gone that the process was started on, it is SIGTERM, as a closed window
-    ends what ran in it. A process that ignores SIGHUP (nohup) outlives its terminal.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    _listen()
-    number = signal.SIGHUP
-    former = signal.getsignal(number)
-    bound = former is not signal.SIG_IGN and has_terminal()
-
-    def hear() -> None:
-        if bound and _loses_terminal():
-            _thread.interrupt_main(signal.SIGTERM)
-        else:
-            call()
-
-    _hears[number] = hear
-    signal.signal(number, lambda *_: None)  # only what has a handler reaches the thread
-    try:
-        yield
-    finally:
-        signal.signal(number, former)
-        del _hears[number]
-
-
-def _loses_terminal() -> bool:
-    """True if the terminal is gone, or goes: the signal may come before that."""
-    until = time.monotonic() + 0.5
-    while (there := has_terminal()) and time.monotonic() < until:
-        time.sleep(0.02)
-    return not there
-
-
 def has_terminal() -> bool:
     """True if the terminal that the process was started on is there."""
     with suppress(OSError):
@@ -217,8 +178,6 @@ def _hear(ear: socket.socket) -> None:
     while True:
         for number in ear.recv(16):
             if number not in _NUMBERS:
-                if (hear := _hears.get(number)) is not None:
-                    hear()
                 continue
             if (scope := _scope) is not None:
                 scope.heard(number, "thread")

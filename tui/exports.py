@@ -11,15 +11,13 @@ from specllama.interface import EngineInfo, Prompt
 from specllama.session import Session
 from specllama.settings.params import GenerateParams
 from specllama.store.document import (
-    Document,
-    FactList,
-    Heading,
-    Part,
-    Quote,
     Raw,
-    Say,
-    Table,
-    markdown,
+    fact_list,
+    heading,
+    page,
+    paragraph,
+    quote,
+    table,
 )
 from specllama.store.rounds import circumstances
 from specllama.store.run_document import provenance, reply_parts, settings
@@ -46,8 +44,8 @@ class Export:
     forms: dict[str, Callable[[], str]]
 
 
-def of_document(label: str, stem: str, make: Callable[[], Document]) -> Export:
-    return Export(label, stem, {"md": lambda: markdown(make())})
+def of_document(label: str, stem: str, make: Callable[[], str]) -> Export:
+    return Export(label, stem, {"md": make})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +55,29 @@ class Circumstances:
     info: EngineInfo | None = None
     params: GenerateParams = field(default_factory=GenerateParams)
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[str]:
         if self.info is None:
             return []
         header = circumstances(self.info, self.params)
         return [*provenance(header), settings(header["params"])]
 
 
-def reply(record: Record, question: str, text: str, under: Circumstances) -> Document:
+def reply(record: Record, question: str, text: str, under: Circumstances) -> str:
     """Make a document of one reply; of one stored without its rounds, from its text and figures."""
     turn = record.request()
     started = record.started
     if started is not None:
         asked = under.params.replace(seed=started.seed, proposer=started.proposer)
         under = Circumstances(under.info, asked)
-    methods = under.info.methods if under.info else ()
+    methods = {one.name: one.short for one in under.info.methods} if under.info else {}
     name = under.info.target.name if under.info else "specllama"
-    return Document(
+    return page(
         "A reply, as it was drafted",
         [
-            FactList([["written by ", Raw(name)]]),
-            Heading("Question"),
-            Quote(question),
-            Heading("Reply"),
+            fact_list([["written by ", Raw(name)]]),
+            heading("Question"),
+            quote(question),
+            heading("Reply"),
             *reply_parts(turn, methods, text),
             *under.parts(),
         ],
@@ -112,22 +110,22 @@ def of_conversation(
 
 def race(
     board: RaceBoard, prompt: Prompt | None, advice: Advice | None, under: Circumstances
-) -> Document:
+) -> str:
     """Make a document of all tabs that were run."""
-    parts: list[Part] = []
+    parts: list[str] = []
     if raced := outcome.ways(board, "race"):
         word, sentence = outcome.answer(raced[0])
-        parts.append(Say(f"{word.capitalize()}: {sentence}."))
+        parts.append(paragraph(f"{word.capitalize()}: {sentence}."))
     if advice is not None:
-        parts.append(Say(f"Recommended: {advice.words}."))
+        parts.append(paragraph(f"Recommended: {advice.words}."))
     if asked := question(prompt):
-        parts += [Heading("Question"), Quote(asked)]
+        parts += [heading("Question"), quote(asked)]
     for tab, title in TABS.items():
         parts += _tab(board, tab, title)
-    return Document("Does drafting pay?", [*parts, *under.parts()])
+    return page("Does drafting pay?", [*parts, *under.parts()])
 
 
-def _tab(board: RaceBoard, tab: str, title: str) -> list[Part]:
+def _tab(board: RaceBoard, tab: str, title: str) -> list[str]:
     plain, ways = board.plain(tab), outcome.ways(board, tab)
     if plain is None or not ways:
         return []
@@ -135,8 +133,8 @@ def _tab(board: RaceBoard, tab: str, title: str) -> list[Part]:
     for way in ways:
         same = f"{way.same} of {way.of}"
         rows.append(_run(way.run, way.speed, same, outcome.said(way.verdict)))
-    said = [Say(f"{ways[0].proof}.")] if tab == "race" else []
-    return [Heading(title), *said, Table(RUN_HEADS, rows)]
+    said = [paragraph(f"{ways[0].proof}.")] if tab == "race" else []
+    return [heading(title), *said, table(RUN_HEADS, rows)]
 
 
 def _run(run: Run, speed: float | None, same: str, verdict: str) -> list[str]:
@@ -158,7 +156,7 @@ def _run(run: Run, speed: float | None, same: str, verdict: str) -> list[str]:
 # ---- a round
 
 
-def round_(record: Record, at: int, under: Circumstances) -> Document:
+def round_(record: Record, at: int, under: Circumstances) -> str:
     """Make a document of one round as the inspector explains it."""
     done, verify = record.rounds[at], record.verify_at(at)
     label = {m.name: m.short for m in (under.info.methods if under.info else ())}
@@ -171,11 +169,11 @@ def round_(record: Record, at: int, under: Circumstances) -> Document:
         ["draft {:.2f} ms, target {:.2f} ms, waiting {:.2f} ms".format(*times)],
         [f"rule: {verify}" + (", a near-tie" if done.near_tie else "")],
     ]
-    parts: list[Part] = [
-        FactList(facts),
-        Say(walk.caption(done, 2, UNICODE)),
-        Heading("Text before"),
-        Quote(record.text_before(at)[-BEFORE:]),
+    parts: list[str] = [
+        fact_list(facts),
+        paragraph(walk.caption(done, 2, UNICODE)),
+        heading("Text before"),
+        quote(record.text_before(at)[-BEFORE:]),
     ]
     if done.drafted:
         fates = fate_of(done)
@@ -194,7 +192,7 @@ def round_(record: Record, at: int, under: Circumstances) -> Document:
             for i in range(len(done.drafted))
         ]
         n = len(GUESS_HEADS) - (not done.chances)
-        parts += [Heading("Guesses"), Table(GUESS_HEADS[:n], [row[:n] for row in rows])]
+        parts += [heading("Guesses"), table(GUESS_HEADS[:n], [row[:n] for row in rows])]
     wrote = "".join(done.emitted_text)
-    parts += [Heading("Written"), FactList([[Raw(wrote)]])]
-    return Document("A round of speculative decoding", [*parts, *under.parts()])
+    parts += [heading("Written"), fact_list([[Raw(wrote)]])]
+    return page("A round of speculative decoding", [*parts, *under.parts()])

@@ -33,11 +33,7 @@ def physical_cores() -> int:
 def crowded() -> bool:
     """True if more programs want to compute than there are processors: a timing taken then says
     little about the machine."""
-    try:
-        wanting = os.getloadavg()[0]
-    except (AttributeError, OSError):
-        return False
-    return wanting > (os.cpu_count() or 1) + _SLACK
+    return os.getloadavg()[0] > (os.cpu_count() or 1) + _SLACK
 
 
 def linux_cores(cpus: Iterable[int], siblings: Callable[[int], str | None]) -> int | None:

@@ -47,7 +47,6 @@ class Device:
     """One device of a ggml backend; sizes in bytes, 0 where the backend does not say.
 
     Attributes:
-        splits_rows: matrices can be divided between it and others of its kind.
         maps_ram: it computes with RAM that is handed to it, as Apple chips do.
         id: of the hardware; "" where the backend does not say.
     """
@@ -58,7 +57,6 @@ class Device:
     description: str
     free: int
     total: int
-    splits_rows: bool = False
     maps_ram: bool = False
     id: str = ""
 
@@ -168,13 +166,10 @@ def _device(handle: int) -> Device:
     def text(raw: bytes | None) -> str:
         return (raw or b"").decode("utf-8", "replace").strip()
 
-    pointer, look_up = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_char_p)
+    pointer = ctypes.c_void_p
     props = _Props()
     ggml("ggml_backend_dev_get_props", None, pointer, pointer)(handle, ctypes.byref(props))
     registry = ggml("ggml_backend_dev_backend_reg", pointer, pointer)(handle)
-    split = ggml("ggml_backend_reg_get_proc_address", pointer, *look_up)(
-        registry, b"ggml_backend_split_buffer_type"
-    )
     kind = _KINDS.get(props.kind, "accel")
     return Device(
         name=text(props.name),
@@ -183,7 +178,6 @@ def _device(handle: int) -> Device:
         description=text(props.description),
         free=memory.available_memory() if kind == "cpu" else props.free,
         total=memory.total_memory() if kind == "cpu" else props.total,
-        splits_rows=bool(split),
         maps_ram=props.buffer_from_host_ptr,
         id=text(props.id),
     )

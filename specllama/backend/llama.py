@@ -90,7 +90,6 @@ class LlamaModel:
         alive = llama_place.place(
             params,
             split=() if place is None else place.own_split,
-            split_mode="layer" if place is None else place.split_mode,
             devices=self.devices,
             patterns=() if place is None else place.patterns,
         )

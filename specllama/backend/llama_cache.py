@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from time import perf_counter
 from typing import Any
@@ -20,7 +19,6 @@ from specllama.backend.capture import Capture, metadata
 from specllama.backend.kernels import TILE, WIDE, Kernels
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_log import last_words, recent
-from specllama.backend.llama_place import Cores
 from specllama.backend.threads import ThreadChoice
 from specllama.backend.watch import Watch
 from specllama.cancel import StopFlag
@@ -33,7 +31,6 @@ from specllama.errors import (
     UsageError,
 )
 from specllama.models.running_state import planes
-from specllama.settings.hardware import CpuOptions
 
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: what of a sequence's state is no set of cells
 _ABORTED = 2  # llama_decode's word for a pass that the abort callback ended
@@ -67,11 +64,8 @@ class CacheSettings:
         any_width: compute a row alike in passes of any width where that takes a switch; else,
             passes are as fast as they can be.
         watch: looks into the passes.
-        n_ubatch: most rows that are computed at once; None is as many as a pass has.
-        threads_batch: for passes that read a prompt; None is ``threads``.
-        rope: llama.cpp's context parameters of positions, where they differ from the model's.
+        rope_scale: the factor by which the trained context is stretched; None is the model's.
         swa_full: keep cells that have left a sliding window.
-        cpu: which cores compute.
     """
 
     threads: int
@@ -79,11 +73,8 @@ class CacheSettings:
     kv: tuple[str, str] = ("f16", "f16")
     any_width: bool = True
     watch: Watch | None = None
-    n_ubatch: int | None = None
-    threads_batch: int | None = None
-    rope: Mapping[str, float] = field(default_factory=dict)
+    rope_scale: float | None = None
     swa_full: bool = True
-    cpu: CpuOptions = field(default_factory=CpuOptions)
 
 
 class LlamaCache:
@@ -100,7 +91,6 @@ class LlamaCache:
         self.shape = shape
         self.settings = settings
         self._ctx: Any = None
-        self._cores: Cores | None = None
         params = self.params = _params(model, shape, settings)
         recent.clear()
         self._ctx = ll.llama_init_from_model(model.handle, params)
@@ -114,8 +104,6 @@ class LlamaCache:
                 else "leave --cache-type-k, --cache-type-v and --flash-attn out",
             )
         model.loras.apply_to(self._ctx)
-        most = max(settings.threads, settings.threads_batch or 0)
-        self._cores = None if settings.cpu.usual else Cores(self._ctx, most, settings.cpu)
         self._memory = ll.llama_get_memory(self._ctx)
         if not self._memory:
             self.close()
@@ -181,14 +169,12 @@ class LlamaCache:
         self._native.n_tokens = n
         choice = self.choice
         begin = 0.0
-        settings = self.settings
         reads = tiled or n >= TILE
         if choice is not None and not reads:
             self.compute_with(choice.choose(n))
             begin = perf_counter()
         else:
-            prompts = settings.threads_batch or settings.threads
-            self.compute_with(prompts if reads else settings.threads)
+            self.compute_with(self.settings.threads)
         status = int(ll.llama_decode(self._ctx, self._native))
         if self._pinned:
             self._let_go()
@@ -335,9 +321,6 @@ class LlamaCache:
         if self._ctx:
             ll.llama_free(self._ctx)
             self._ctx = None
-        if self._cores is not None:
-            self._cores.close()
-            self._cores = None
 
 
 def _params(model: LlamaModel, shape: Shape, settings: CacheSettings) -> Any:
@@ -352,9 +335,7 @@ def _params(model: LlamaModel, shape: Shape, settings: CacheSettings) -> Any:
     if shape.apart:
         params.n_ctx *= shape.lanes
     params.n_batch = shape.n_batch
-    # a pass whose rows are judged is never divided
-    rows = max(shape.max_rows, settings.n_ubatch or shape.n_batch)
-    params.n_ubatch = min(rows, shape.n_batch)
+    params.n_ubatch = shape.n_batch  # a pass whose rows are judged is never divided
     # of a sequence's last n_rs_seq + 1 tokens llama.cpp asserts that they fit
     params.n_rs_seq = max(min(planes(shape.max_rows), params.n_ubatch - 2), 0) * shape.judged
     params.n_seq_max = shape.sequences + (_piece(model, settings) > 0)
@@ -366,8 +347,8 @@ def _params(model: LlamaModel, shape: Shape, settings: CacheSettings) -> Any:
     params.type_k, params.type_v = _KV_TYPES[kv_k], _KV_TYPES[kv_v]
     params.no_perf = True
     params.swa_full = settings.swa_full
-    for name, value in settings.rope.items():
-        setattr(params, name, value)
+    if settings.rope_scale is not None:
+        params.rope_freq_scale = 1 / settings.rope_scale
     stop_on(model.stop, params)
     if settings.watch is not None:
         params.cb_eval = settings.watch.function

@@ -80,8 +80,7 @@ def start() -> None:
             ll.llama_log_set(_on_log, ctypes.c_void_p(0))
             ggml("ggml_set_abort_callback", None, ctypes.c_void_p)(_on_abort)
             ll.llama_backend_init()
-            if os.name == "posix":
-                _catch_illegal()
+            _catch_illegal()
             _is_started = True
 
 

@@ -1,7 +1,7 @@
-"""A placement as llama.cpp wants it: devices, buffer types by pattern, shares, cores, adapters.
+"""A placement as llama.cpp wants it: devices, buffer types by pattern, shares, adapters.
 
-The binding has no types for some of it ("unused"); the structures here are those of ``llama.h`` and
-``ggml-cpu.h``. Names were compared with what is there before (``backend.planning``).
+The binding has no types for some of it ("unused"); the structures here are those of ``llama.h``.
+Names were compared with what is there before (``backend.planning``).
 """
 
 from __future__ import annotations
@@ -17,36 +17,13 @@ import llama_cpp as ll
 from specllama.backend.devices import ggml, handles
 from specllama.backend.llama_log import last_words, recent
 from specllama.errors import CannotLoad, UsageError
-from specllama.settings.hardware import (
-    MOST_CORES,
-    NUMA,
-    PRIORITIES,
-    SPLIT_MODES,
-    Adapter,
-    CpuOptions,
-)
-
-_SPLIT = {"none": 0, "layer": 1, "row": 2}  # enum llama_split_mode
-assert set(_SPLIT) == set(SPLIT_MODES)
+from specllama.settings.hardware import Adapter
 
 
 class _Override(ctypes.Structure):
     """``llama_model_tensor_buft_override``."""
 
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
-
-
-class _Threads(ctypes.Structure):
-    """``ggml_threadpool_params``."""
-
-    _fields_ = (
-        ("cpumask", ctypes.c_bool * MOST_CORES),
-        ("n_threads", ctypes.c_int),
-        ("prio", ctypes.c_int),
-        ("poll", ctypes.c_uint32),
-        ("strict_cpu", ctypes.c_bool),
-        ("paused", ctypes.c_bool),
-    )
 
 
 def buffer_type(device: str) -> int:
@@ -67,7 +44,6 @@ def place(
     params: Any,
     *,
     split: Sequence[int],
-    split_mode: str,
     devices: Sequence[str] | None,
     patterns: Sequence[tuple[str, str]],
 ) -> list[Any]:
@@ -84,8 +60,6 @@ def place(
         UsageError: there is no such device.
     """
     alive: list[Any] = []
-    params.split_mode = _SPLIT[split_mode]
-    params.main_gpu = 0  # of the devices given
     if any(split):
         # llama.cpp reads one number for every device that it could have, and copies them
         shares = (ctypes.c_float * max(int(ll.llama_max_devices()), len(split)))(*split)
@@ -106,43 +80,6 @@ def place(
         params.tensor_buft_overrides = ctypes.addressof(overrides)
         alive.append(overrides)
     return alive
-
-
-class Cores:
-    """The threads that compute for one context, on the cores that were chosen.
-
-    Raises:
-        UsageError: no chosen core is one of this process.
-        CannotLoad: the system does not give the threads.
-    """
-
-    def __init__(self, context: Any, threads: int, options: CpuOptions) -> None:
-        wanted = _Threads()
-        fill = ggml("ggml_threadpool_params_init", None, ctypes.POINTER(_Threads), ctypes.c_int)
-        fill(ctypes.byref(wanted), threads)
-        for core in options.allowed:
-            wanted.cpumask[core] = True
-        wanted.prio = PRIORITIES.index(options.priority) - 1
-        wanted.poll = options.poll
-        wanted.strict_cpu = options.strict
-        new = ggml("ggml_threadpool_new", ctypes.c_void_p, ctypes.POINTER(_Threads))
-        self._pool: int | None = new(ctypes.byref(wanted))
-        if not self._pool:
-            raise CannotLoad("the system gives no threads for the chosen cores")
-        attach = ggml("llama_attach_threadpool", None, *[ctypes.c_void_p] * 3)
-        attach(context, self._pool, self._pool)
-
-    def close(self) -> None:
-        """Free the threads, after the context that uses them."""
-        if self._pool:
-            ggml("ggml_threadpool_free", None, ctypes.c_void_p)(self._pool)
-            self._pool = None
-
-
-def use_numa(options: CpuOptions) -> None:
-    """Apply the NUMA choice before a model is loaded; the first one of a process counts."""
-    if options.numa != "off":
-        ll.llama_numa_init(NUMA.index(options.numa))
 
 
 class Loras:

@@ -194,10 +194,7 @@ def open_pool(
         kv=kv,
         any_width=any_width,
         watch=watch,
-        n_ubatch=options.n_ubatch,
-        threads_batch=options.threads_batch,
-        rope=options.rope.given,
+        rope_scale=options.rope_scale,
         swa_full=options.swa_full,
-        cpu=options.cpu,
     )
     return kind(model, shape, settings)

@@ -34,7 +34,6 @@ class Placement:
         moves: (pattern, device) of tensors that were given a place, the first match counts.
         devices: those that take something of it, the only ones that llama.cpp is given.
         usable: which of the plan's devices these are.
-        split_mode: "layer", "row" or "none".
     """
 
     role: str
@@ -47,7 +46,6 @@ class Placement:
     moves: tuple[tuple[str, str], ...] = ()
     devices: tuple[str, ...] = ()
     usable: tuple[bool, ...] = ()
-    split_mode: str = "layer"
 
     @property
     def whole(self) -> bool:

@@ -51,19 +51,6 @@ def chosen_devices(options: PlaceOptions, found: Sequence[Device]) -> tuple[Devi
                 known = ", ".join(by_name) or "none, so only: --device none"
                 raise UsageError(f"there is no device {name!r} for layers", f"there is {known}")
         devices = tuple(by_name[name] for name in options.names)
-    if options.main_gpu and options.main_gpu >= len(devices):
-        raise UsageError(
-            f"--main-gpu {options.main_gpu}: there are {len(devices)} devices, counted from 0"
-        )
-    if options.split_mode == "none" and devices:
-        devices = (devices[options.main_gpu],)
-    if options.split_mode == "row":
-        for device in devices:
-            if not device.splits_rows:
-                raise UsageError(
-                    f"--split-mode row: {device.name} ({device.backend}) takes whole matrices only",
-                    "use --split-mode layer",
-                )
     if options.shares and len(options.shares) != len(devices):
         raise UsageError(
             f"--tensor-split has {len(options.shares)} shares, there are {len(devices)} devices"
@@ -218,7 +205,7 @@ def _left(free: list[int], taken: Placement) -> list[int]:
 
 def _place(model: _Placed, free: list[int], warnings: list[str]) -> Placement:
     """Place the last layers on the devices, first to first, as in llama.cpp."""
-    of, asked, options = model.of, model.asked, model.options
+    of, asked = model.of, model.asked
     free = [size if may else 0 for size, may in zip(free, model.usable, strict=True)]
     nowhere = Placement(
         role=model.role,
@@ -227,7 +214,6 @@ def _place(model: _Placed, free: list[int], warnings: list[str]) -> Placement:
         split=(0,) * len(free),
         bytes=(0,) * len(free),
         moves=model.moves,
-        split_mode=options.split_mode,
     )
     nowhere = _on_devices(nowhere, model)
     if not free or asked == "0":
@@ -242,7 +228,7 @@ def _place(model: _Placed, free: list[int], warnings: list[str]) -> Placement:
     buffer = model.buffer
     layers, experts, split = fit(buffer)
     whole = split is not None and layers == of and not (experts or model.moves)
-    if whole and sum(map(bool, split or ())) > 1 and options.split_mode == "layer":
+    if whole and sum(map(bool, split or ())) > 1:
         buffer += model.pipelining
         roomier = fit(buffer)
         if roomier[:2] == (of, 0):  # else llama.cpp takes it of the reserve, or does without

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from specllama.bench.against import PLAIN, SPECULATIVE, WAYS, Outcome, Side, TextCase, Way
 from specllama.bench.law import RIVALS
 from specllama.bench.law_proof import LawCase
-from specllama.store.document import Document, FactList, Heading, Part, Raw, Say, Table
+from specllama.store.document import Raw, fact_list, heading, page, paragraph, table
 
 SCHEMA = "specllama.against.v1"
 
@@ -214,14 +214,14 @@ def to_json(proof: ServerProof) -> dict[str, Any]:
     }
 
 
-def document(proof: ServerProof) -> Document:
+def document(proof: ServerProof) -> str:
     """Build the page: the verdict, the comparisons, every difference."""
     verdict = judge(proof)
-    parts: list[Part] = [
-        Say(verdict.words + ("" if proof.finished else " (ended early)") + "."),
-        FactList([[reason] for reason in verdict.reasons]),
-        Heading("What was compared"),
-        FactList(
+    parts: list[str] = [
+        paragraph(verdict.words + ("" if proof.finished else " (ended early)") + "."),
+        fact_list([[reason] for reason in verdict.reasons]),
+        heading("What was compared"),
+        fact_list(
             [
                 *([fact] for fact in proof.server),
                 [f"with speculation: {proof.speculative.what}"],
@@ -232,12 +232,12 @@ def document(proof: ServerProof) -> Document:
         ),
     ]
     if proof.texts:
-        parts += [Heading("Texts"), Table(*text_table(proof))]
+        parts += [heading("Texts"), table(*text_table(proof))]
     if proof.laws:
         parts += [
-            Heading("Replies without seeds"),
-            Table(*law_table(proof)),
-            Say(
+            heading("Replies without seeds"),
+            table(*law_table(proof)),
+            paragraph(
                 "Bets are made against the law that the tokens should come from, before each token "
                 "is seen; while it is that law, the wealth of the bets reaches 100 times its "
                 "beginning in at most 1 of 100 runs, however long one looks (Ville 1939)."
@@ -246,11 +246,11 @@ def document(proof: ServerProof) -> Document:
     different = [case for case in proof.texts if case.at is not None]
     different.sort(key=lambda case: (case.temperature, case.outcome != "different"))
     if different:
-        parts += [Heading("Differences"), *_differences(different)]
-    return Document("Is its speculation lossless?", parts)
+        parts += [heading("Differences"), *_differences(different)]
+    return page("Is its speculation lossless?", parts)
 
 
-def _differences(cases: Sequence[TextCase], most: int = 40) -> list[Part]:
+def _differences(cases: Sequence[TextCase], most: int = 40) -> list[str]:
     rows = [
         [
             case.prompt,
@@ -266,7 +266,7 @@ def _differences(cases: Sequence[TextCase], most: int = 40) -> list[Part]:
     ]
     heads = ("prompt", "arm", "character", "after", "plain text", "this text", "gap", "found")
     left = len(cases) - len(rows)
-    return [Table(heads, rows), *([Say(f"{left} more are in the JSON.")] if left else [])]
+    return [table(heads, rows), *([paragraph(f"{left} more are in the JSON.")] if left else [])]
 
 
 def text_table(proof: ServerProof) -> tuple[tuple[str, ...], list[list[str]]]:

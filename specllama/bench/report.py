@@ -12,12 +12,10 @@ from specllama.bench import load
 from specllama.bench.paired import between
 from specllama.bench.runner import Comparison, Summary
 from specllama.store.document import (
-    Document,
-    FactList,
-    Heading,
-    Part,
-    Table,
-    markdown,
+    fact_list,
+    heading,
+    page,
+    table,
 )
 
 SCHEMA = "specllama.bench.v2"
@@ -109,15 +107,15 @@ def load_rows(comparison: Comparison) -> list[list[str]]:
     return [[cell(row) for cell in load.COLUMNS.values()] for row in comparison.load]
 
 
-def report_document(comparison: Comparison) -> Document:
+def report_document(comparison: Comparison) -> str:
     """Return the table of all summaries, with the circumstances of the measurement."""
     summaries = comparison.summaries()
-    parts: list[Part] = [Table(tuple(COLUMNS), list(map(cells, summaries)))]
+    parts: list[str] = [table(tuple(COLUMNS), list(map(cells, summaries)))]
     if comparison.load:
-        parts += [Heading(load.LOADED), Table(tuple(load.COLUMNS), load_rows(comparison))]
+        parts += [heading(load.LOADED), table(tuple(load.COLUMNS), load_rows(comparison))]
     facts = [[line] for line in provenance_lines(comparison.provenance)]
-    parts += [Heading("How this was measured"), FactList(facts)]
-    return Document("specllama bench", parts)
+    parts += [heading("How this was measured"), fact_list(facts)]
+    return page("specllama bench", parts)
 
 
 def write_reports(comparison: Comparison, out: Path) -> list[Path]:
@@ -127,7 +125,7 @@ def write_reports(comparison: Comparison, out: Path) -> list[Path]:
     written, document = [], report_document(comparison)
     for suffix, data in (
         (".json", msgspec.json.format(msgspec.json.encode(to_json(comparison)), indent=1)),
-        (".md", markdown(document).encode()),
+        (".md", document.encode()),
     ):
         path = stem.with_name(stem.name + suffix)
         path.write_bytes(data)

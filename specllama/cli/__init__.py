@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import gc
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -44,6 +43,8 @@ SUMMARIES = {
     "completion": "Print the completion script for a shell.",
 }
 
+_BESIDE = {"stop": "ps"}  # commands in the module of another
+
 # What people used to other tools type, and what it is called here.
 SHORT = {
     "pull": ("hub", "pull"),
@@ -56,10 +57,10 @@ SHORT = {
 ELSEWHERE = {
     "create": "to keep settings of your own: specllama config set, or specllama.toml in the folder",
     "push": "models can only be pulled; to make a file smaller: specllama quantize",
-    "help": "see specllama --help, and COMMAND --help",
+    "help": "see specllama --help, COMMAND --help, and config show --all for settings",
 }
 
-_HELP = ("-h", "--help", "--help-all")
+_HELP = ("-h", "--help")
 _OWN = ("--offline", "-v", "--verbose")  # flags before a command
 
 _KEEPS_NOTHING = ("completion", "doctor", "top", "ps", "stop", "rpc-worker", "quantize", "convert")
@@ -85,15 +86,16 @@ class ReaderGone(Exception):
 
 
 class Commands(click.Group):
-    """A group that finds commands by module name; it lists only those that are installed."""
+    """A group that finds commands by module name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name in SUMMARIES if _installed(name)]
+        return list(SUMMARIES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in SUMMARIES or not _installed(cmd_name):
+        if cmd_name not in SUMMARIES:
             return None
-        command: click.Command = importlib.import_module(_module(cmd_name)).command
+        module = importlib.import_module(_module(cmd_name))
+        command: click.Command = getattr(module, cmd_name if cmd_name in _BESIDE else "command")
         if not gc.isenabled():  # what was imported stays: it is not looked through
             gc.freeze()
             gc.enable()
@@ -101,12 +103,12 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, SUMMARIES[name]) for name in self.list_commands(ctx)])
+            formatter.write_dl(list(SUMMARIES.items()))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take ``-m FILE`` and ``FILE`` without a command for ``chat -m FILE``."""
         at = next((i for i, word in enumerate(args) if word not in _OWN), len(args))
-        if chat := _chat_words(args[at:], self.list_commands(ctx)):
+        if chat := _chat_words(args[at:]):
             if not ctx.resilient_parsing:
                 _need_terminal(chat)
             args = [*args[:at], "chat", *chat]
@@ -126,8 +128,8 @@ class Commands(click.Group):
             return super().resolve_command(ctx, [*SHORT[name], *args[1:]])
         if name in ELSEWHERE:
             raise click.UsageError(f"there is no command {name!r}; {ELSEWHERE[name]}", ctx)
-        if not name.startswith("-") and name not in self.list_commands(ctx):
-            near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+        if not name.startswith("-") and name not in SUMMARIES:
+            near = difflib.get_close_matches(name, SUMMARIES, n=1)
             also = f"; did you mean {near[0]}?" if near else ""
             if " " in name:
                 also = '; to ask something: specllama run "…"'
@@ -135,7 +137,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def _chat_words(words: Sequence[str], commands: Sequence[str]) -> list[str]:
+def _chat_words(words: Sequence[str]) -> list[str]:
     """Return the arguments of ``chat`` that a line without a command means, if it means any."""
     first = words[0] if words else ""
     if first.startswith("-"):
@@ -143,7 +145,7 @@ def _chat_words(words: Sequence[str], commands: Sequence[str]) -> list[str]:
         flags = {flag for param in chat.params for flag in (*param.opts, *param.secondary_opts)}
         known = first.partition("=")[0] in flags or first[:2] in flags
         return list(words) if known and first not in _HELP else []
-    if not first or first in (*commands, *SHORT, *ELSEWHERE):
+    if not first or first in (*SUMMARIES, *SHORT, *ELSEWHERE):
         return []
     from specllama.models import refs
 
@@ -153,9 +155,7 @@ def _chat_words(words: Sequence[str], commands: Sequence[str]) -> list[str]:
 
 def _need_terminal(words: Sequence[str]) -> None:
     """Refuse to open the app where it cannot draw, and name the commands that can answer."""
-    if not {"--plain", "--unstored"}.isdisjoint(words) or (
-        sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
-    ):
+    if not {"--plain", "--unstored"}.isdisjoint(words) or output.all_terminals():
         return
     import shlex
 
@@ -166,11 +166,7 @@ def _need_terminal(words: Sequence[str]) -> None:
 
 
 def _module(command: str) -> str:
-    return f"{__name__}.{command.replace('-', '_')}"
-
-
-def _installed(command: str) -> bool:
-    return importlib.util.find_spec(_module(command)) is not None
+    return f"{__name__}.{_BESIDE.get(command, command).replace('-', '_')}"
 
 
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -223,7 +219,7 @@ def group(ctx: click.Context, offline: bool, verbose: bool) -> Any:
     if ctx.invoked_subcommand not in _KEEPS_NOTHING:
         _say_where_nothing_is_kept()
     if ctx.invoked_subcommand is None:
-        if sys.stdin.isatty() and sys.stderr.isatty() and sys.stdout.isatty():
+        if output.all_terminals():
             chat = group.get_command(ctx, "chat")
             assert chat is not None
             return ctx.invoke(chat)

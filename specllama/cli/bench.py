@@ -13,8 +13,8 @@ import click
 
 from specllama.cli import bench_load, diagnostics, loading, output
 from specllama.cli.listing import Column, json_option, show_table
-from specllama.cli.numbers import LENGTH
 from specllama.cli.options import (
+    LENGTH,
     LOADING,
     GroupedCommand,
     length_option,
@@ -234,11 +234,11 @@ def _refuse(urls: Sequence[str], clients: Sequence[int], out: Path | None, *, lo
         local: the engine is a server's, and what was asked for needs one of ours.
     """
     from specllama.errors import UsageError
-    from specllama.paths import why_not_writable
+    from specllama.paths import barred
 
     if clients and not urls:
         raise click.UsageError("--clients ask servers: name one with --against URL")
-    if out is not None and (why := why_not_writable(out.parent)):
+    if out is not None and (why := barred(out.parent)):
         raise UsageError(f"cannot write to {out.parent}: {why}", "name another place with --out")
     if local:
         raise UsageError("--useless-draft needs a model that is loaded here, no --server")

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
-import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli import completing, diagnostics, loading
+from specllama.cli import completion, diagnostics, loading, output
 from specllama.cli.history import stored
 from specllama.cli.options import (
     GroupedCommand,
-    disk_option,
     grouped,
+    quiet_option,
     remote_options,
     resolve,
     say_project,
@@ -46,8 +44,13 @@ In a plain chat, /help lists the commands; a \\ at the end of a line or a pair o
 """
 
 
-@click.command("chat", cls=GroupedCommand, epilog=EPILOG)
-@settings_options()
+USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "temperature", "seed",
+         "system", "think", "speculate", "resume", "plain", "unstored", "remote",
+         "set")  # fmt: skip
+
+
+@click.command("chat", cls=GroupedCommand, epilog=EPILOG, usual=USUAL)
+@settings_options("read-ahead", "idle-unload", "kv-disk")
 @remote_options
 @grouped(
     "--plain", is_flag=True, group="Output", help="Chat line by line, without the terminal app."
@@ -58,32 +61,17 @@ In a plain chat, /help lists the commands; a \\ at the end of a line or a pair o
     flag_value="last",
     default=None,
     metavar="[ID]",
-    shell_complete=completing.conversations,
+    shell_complete=completion.conversations,
     group="Output",
-    help="Continue a stored conversation; without ID, the last one.",
+    help="Continue a stored conversation. Without ID, the last one.",
 )
 @grouped(
     "--unstored",
     is_flag=True,
     group="Output",
-    help="Keep nothing: no conversation, no round log, no typed lines. Implies --plain.",
+    help="Keep no conversation, log or typed line. Implies --plain.",
 )
-@grouped(
-    "--read-ahead",
-    type=click.Choice(["auto", "on", "off"]),
-    default=None,
-    group="Output",
-    help="Read a message while it is typed in the terminal app; auto does not on battery power.",
-)
-@disk_option
-@grouped(
-    "--idle-unload",
-    metavar="TIME",
-    group="Output",
-    help="Unload the model when nothing was typed or written for this TIME, in the terminal app; "
-    "never keeps it.  [default: 10m]",
-)
-@grouped("-q", "--quiet", is_flag=True, group="Output", help="Show no statistics after a reply.")
+@quiet_option("Show no statistics after a reply.")
 def command(
     plain: bool,
     resume: str | None,
@@ -148,9 +136,7 @@ def _require_files(*named: str | None) -> None:
 
 
 def _can_draw() -> bool:
-    terminals = sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
-    terminals = terminals and os.environ.get("TERM") != "dumb"
-    return terminals and importlib.util.find_spec("specllama.tui.app") is not None
+    return output.all_terminals() and os.environ.get("TERM") != "dumb"
 
 
 def _terminal_app(settings: Settings, resume: str | None, server: Address | None) -> int:

@@ -1,9 +1,14 @@
-"""``specllama completion``: the script that gives a shell our commands and options."""
+"""``specllama completion``, and what shells complete: models, settings, runs, conversations.
+
+Only the shell asks; an error there completes nothing.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import CompletionItem, get_completion_class
 
 from specllama.cli import output
 
@@ -13,6 +18,58 @@ Set up (once):
   zsh    specllama completion zsh > "${fpath[1]}/_specllama"
   fish   specllama completion fish > ~/.config/fish/completions/specllama.fish
 """
+
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def _fitting(names: Callable[[], Iterable[str]]) -> Complete:
+    def complete(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
+        try:
+            return [CompletionItem(name) for name in names() if name.startswith(begun)]
+        except Exception:  # a traceback would land in the middle of a shell prompt
+            return []
+
+    return complete
+
+
+def models(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete models on this machine and pairs of the catalog, else files."""
+    return _fitting(_model_names)(ctx, param, begun) or [CompletionItem(begun, type="file")]
+
+
+def _model_names() -> list[str]:
+    from specllama.models import catalog, library
+
+    return ["tiny", *(model.ref for model in library.scan()), *catalog.load()]
+
+
+def _pull_names() -> Iterable[str]:
+    from specllama.models import catalog
+
+    return catalog.load()
+
+
+def _setting_names() -> Iterable[str]:
+    from specllama.settings.schema import BY_NAME
+
+    return BY_NAME
+
+
+def _run_names() -> list[str]:
+    from specllama.store.rounds import list_runs
+
+    return ["last", *(path.stem for path in list_runs())]
+
+
+def _conversation_ids() -> list[str]:
+    from specllama.store.sessions import SessionStore
+
+    with SessionStore.peek() as store:
+        return ["last", *(one.id for one in store.summaries())]
+
+
+pairs, settings, runs = _fitting(_pull_names), _fitting(_setting_names), _fitting(_run_names)
+conversations = _fitting(_conversation_ids)
 
 
 @click.command("completion", epilog=EPILOG)

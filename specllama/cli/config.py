@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from specllama.cli import completing, diagnostics, output
+from specllama.cli import completion, diagnostics, output
 from specllama.cli.listing import json_option, show_path
 from specllama.errors import UsageError
 from specllama.paths import config_file
@@ -38,25 +38,33 @@ the long option names.
 """
 
 
+project_option = click.option(
+    "--project", is_flag=True, help=f"Of ./{PROJECT_FILE} instead of the user's file."
+)
+
+
 @click.group("config", epilog=EPILOG)
 def command() -> None:
     """Show and change settings."""
 
 
 @command.command("show")
-@click.argument("key", required=False, shell_complete=completing.settings)
+@click.argument("key", required=False, shell_complete=completion.settings)
 @click.option("--all", "show_all", is_flag=True, help="Include settings that are at their default.")
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
 @click.option(
     "-m",
     "--model",
     metavar="REF",
-    shell_complete=completing.models,
+    shell_complete=completion.models,
     help="Show the settings for this model, whose file may recommend sampling values.",
 )
 @json_option
 def show(key: str | None, show_all: bool, origin: bool, model: str | None, as_json: bool) -> None:
-    """Show settings as TOML; with KEY, only its value."""
+    """Show settings as TOML; with KEY, only its value.
+
+    With --all, every setting and its meaning.
+    """
     settings = load_settings()
     if model is not None:
         settings = _on_card(settings, model)
@@ -78,6 +86,8 @@ def show(key: str | None, show_all: bool, origin: bool, model: str | None, as_js
         output.document({"settings": listed})
         return
     for setting, value in shown:
+        if show_all:
+            output.line(f"\n# {setting.help}")
         text = f"{setting.name} = {_toml(value.value)}"
         if value.value is None:
             text = f"# {setting.name} is not set"
@@ -87,9 +97,9 @@ def show(key: str | None, show_all: bool, origin: bool, model: str | None, as_js
 
 
 @command.command("set")
-@click.argument("key", shell_complete=completing.settings)
+@click.argument("key", shell_complete=completion.settings)
 @click.argument("value")
-@click.option("--project", is_flag=True, help=f"Write ./{PROJECT_FILE} instead of the user's file.")
+@project_option
 def set_(key: str, value: str, project: bool) -> None:
     """Set KEY to VALUE; comments in the file are kept."""
     setting = find(key)
@@ -103,10 +113,8 @@ def set_(key: str, value: str, project: bool) -> None:
 
 
 @command.command("unset")
-@click.argument("key", shell_complete=completing.settings)
-@click.option(
-    "--project", is_flag=True, help=f"Change ./{PROJECT_FILE} instead of the user's file."
-)
+@click.argument("key", shell_complete=completion.settings)
+@project_option
 def unset(key: str, project: bool) -> None:
     """Remove KEY, so that its default applies again."""
     name = find(key).name
@@ -118,11 +126,7 @@ def unset(key: str, project: bool) -> None:
 
 
 @command.command("path")
-@click.option(
-    "--project",
-    is_flag=True,
-    help=f"Print the path of ./{PROJECT_FILE} instead of the user's file.",
-)
+@project_option
 @json_option
 def path_(project: bool, as_json: bool) -> None:
     """Print where the settings file is (it need not exist)."""

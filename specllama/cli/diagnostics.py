@@ -13,8 +13,9 @@ from enum import IntEnum
 
 import click
 
+from specllama.cli import output
 from specllama.cli.wrapping import wrapped
-from specllama.errors import SpecllamaError
+from specllama.errors import SpecllamaError, UsageError
 from specllama.signals import Interrupted
 from specllama.text import sanitize, sanitize_line
 
@@ -34,9 +35,7 @@ class Exit(IntEnum):
 
 def styled(text: str, *codes: str) -> str:
     """Paint text for stderr: only on a terminal, and not with NO_COLOR or a dumb terminal."""
-    if not sys.stderr.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return text
-    return f"\x1b[{';'.join(codes)}m{text}\x1b[0m"
+    return f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if output.use_colour(sys.stderr) else text
 
 
 DIM, RED, GREEN, YELLOW = "2", "31", "32", "33"
@@ -51,10 +50,7 @@ def say(text: str, *codes: str) -> None:
 
 
 def is_terminal() -> bool:
-    try:
-        return sys.stderr.isatty()
-    except (AttributeError, ValueError):  # closed
-        return False
+    return output.is_terminal(sys.stderr)
 
 
 def width() -> int:
@@ -95,6 +91,27 @@ def tell_decisions() -> None:
 
 def warn(text: str) -> None:
     say(f"warning: {text}", YELLOW)
+
+
+yes_option = click.option("-y", "--yes", is_flag=True, help="Delete without asking.")
+
+
+def confirm(question: str, *, default: bool = True) -> None:
+    """Ask a yes-or-no question on stderr.
+
+    Args:
+        default: the answer of a bare Enter.
+
+    Raises:
+        UsageError: standard input is no terminal, so no answer can come.
+        click.Abort: the answer is no.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError(
+            f"{question.rstrip('?')}: there is no terminal to ask on", "add -y to agree"
+        )
+    if not click.confirm(question, default=default, err=True):
+        raise click.Abort
 
 
 def explain(error: BaseException) -> tuple[int, str, str | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,9 +13,9 @@ from specllama.cli.options import (
     LOADING,
     GroupedCommand,
     grouped,
+    parallel_option,
     resolve,
     settings_options,
-    sharing_options,
 )
 from specllama.paths import pip_install
 from specllama.settings.config import Settings
@@ -50,10 +49,10 @@ Examples:
 
 
 @click.command("doctor", cls=GroupedCommand, epilog=EPILOG)
-@settings_options(only=LOADING)
-@sharing_options(1)
+@settings_options("kv-ram", only=LOADING)
+@parallel_option(1)
 @grouped("--json", "as_json", is_flag=True, group="Output", help="Print one JSON object.")
-def command(parallel: int, kv_ram: int | None, as_json: bool, **flags: Any) -> int:
+def command(parallel: int, as_json: bool, **flags: Any) -> int:
     """Check the installation and the machine; with -m, say where a pair would go and why.
 
     No model is loaded and the network is not used. The exit status is 1 if something is broken.
@@ -66,7 +65,7 @@ def command(parallel: int, kv_ram: int | None, as_json: bool, **flags: Any) -> i
     if works:
         checks.append(_recommended())
     if works and flags["model"] is not None:
-        options = replace(settings.engine_options(), parallel=parallel, kv_ram=kv_ram)
+        options = replace(settings.engine_options(), parallel=parallel)
         checks += _plan(settings, options)
     marks = {"ok": "✓", "warn": "!", "bad": "✗", "info": "·"}
     columns = [
@@ -165,9 +164,7 @@ def _machine() -> list[DoctorLine]:
     from specllama.backend.devices import cpu_name
     from specllama.models import memory
 
-    cores, load = physical_cores(), 0.0
-    with contextlib.suppress(OSError, AttributeError):  # Windows has none
-        load = os.getloadavg()[0]
+    cores, load = physical_cores(), os.getloadavg()[0]
     ram = f"{size(memory.available_memory())} free of {size(memory.total_memory())}"
     checks = [ok("CPU", f"{cpu_name()}, {cores} cores for llama.cpp (-t {cores})"), ok("RAM", ram)]
     if load > cores * 0.75:

@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specllama.cli import completing, diagnostics
-from specllama.cli.asking import confirm, yes_option
-from specllama.cli.listing import Column, json_option, listing, number, picked, show_path, when
+from specllama.cli import completion, diagnostics
+from specllama.cli.diagnostics import confirm, yes_option
+from specllama.cli.listing import (
+    Column,
+    json_option,
+    limit_option,
+    listing,
+    number,
+    picked,
+    show_path,
+    when,
+)
 from specllama.errors import UsageError
 from specllama.paths import data_dir, sessions_file
 from specllama.store import states
@@ -23,7 +32,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   specllama history ls                   conversations, newest first
-  specllama history search draft model   those with both words, and where
+  specllama history ls draft model       those with both words, and where
   specllama history rm last
   specllama history rm --all --typed -y  everything said and typed
   specllama chat --unstored              keep nothing in the first place
@@ -37,7 +46,7 @@ _EXCERPT = 70
 def command() -> None:
     """List, search and delete stored conversations.
 
-    Round logs and kept texts contain text, too: see specllama log rm and specllama log texts.
+    Round logs contain text, too: see specllama log rm.
     """
 
 
@@ -55,32 +64,16 @@ def stored() -> Iterator[SessionStore]:
         diagnostics.warn(notice)
 
 
-limit_option = click.option("-n", "--limit", default=20, show_default=True, type=click.IntRange(1))
-
-
 @command.command("ls")
 @click.argument("words", nargs=-1)
 @limit_option
 @json_option
 def ls(words: tuple[str, ...], limit: int, as_json: bool) -> None:
-    """List conversations, newest first; with WORDS, as `history search`."""
-    _list(words, limit, as_json)
-
-
-@command.command("search")
-@click.argument("words", nargs=-1, required=True)
-@limit_option
-@json_option
-def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
-    """List the conversations that hold all of these WORDS, and where.
+    """List conversations, newest first; with WORDS, those that hold all of them, and where.
 
     Each may stand anywhere in the title or a message, also as a part of a word; an argument of
     several words stands together.
     """
-    _list(words, limit, as_json)
-
-
-def _list(words: tuple[str, ...], limit: int, as_json: bool) -> None:
     query = " ".join(f'"{word}"' if " " in word else word for word in words)
     with stored() as store:
         if query:
@@ -115,7 +108,7 @@ def _marked(text: str, query: str) -> str:
 
 
 @command.command("rm")
-@click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=completing.conversations)
+@click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=completion.conversations)
 @click.option("--all", "every", is_flag=True, help="Delete every conversation.")
 @click.option(
     "--typed", is_flag=True, help="Also delete the input history: every typed line, sent or not."

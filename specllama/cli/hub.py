@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specllama import paths
-from specllama.cli import completing, output
-from specllama.cli.asking import confirm, yes_option
+from specllama.cli import completion, output
+from specllama.cli.diagnostics import confirm, yes_option
 from specllama.cli.listing import (
     Column,
     json_option,
@@ -22,7 +22,7 @@ from specllama.cli.listing import (
     show_path,
     show_table,
 )
-from specllama.cli.numbers import Finite
+from specllama.cli.options import Finite
 from specllama.errors import ModelUnavailable, UsageError
 from specllama.text import count, did_you_mean, size
 
@@ -97,7 +97,7 @@ def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
 
 
 @command.command("info")
-@click.argument("ref", shell_complete=completing.models)
+@click.argument("ref", shell_complete=completion.models)
 @click.option("--revision", default="main", show_default=True)
 @insecure_option
 @json_option
@@ -181,7 +181,7 @@ def _show_file(path: Path, as_json: bool) -> None:
 
 
 @command.command("pull")
-@click.argument("refs", nargs=-1, required=True, shell_complete=completing.pairs)
+@click.argument("refs", nargs=-1, required=True, shell_complete=completion.pairs)
 @click.option("-y", "--yes", is_flag=True, help="Download large files without asking.")
 @click.option("--no-draft", is_flag=True, help="For a catalog pair, pull only the target.")
 @click.option(
@@ -303,7 +303,7 @@ def _find(ref: str) -> LocalModel:
 
 
 @command.command("rm")
-@click.argument("refs", nargs=-1, required=True, shell_complete=completing.models)
+@click.argument("refs", nargs=-1, required=True, shell_complete=completion.models)
 @yes_option
 def rm(refs: tuple[str, ...], yes: bool) -> None:
     """Delete models that specllama pulled. Models of other tools are never touched."""
@@ -320,7 +320,7 @@ def rm(refs: tuple[str, ...], yes: bool) -> None:
 
 
 @command.command("verify")
-@click.argument("refs", nargs=-1, shell_complete=completing.models)
+@click.argument("refs", nargs=-1, shell_complete=completion.models)
 @json_option
 def verify(refs: tuple[str, ...], as_json: bool) -> None:
     """Hash models again and compare with the hub's digests. Without REF: all that we pulled.
@@ -351,7 +351,7 @@ def verify(refs: tuple[str, ...], as_json: bool) -> None:
 
 
 @command.command("path")
-@click.argument("ref", required=False, shell_complete=completing.models)
+@click.argument("ref", required=False, shell_complete=completion.models)
 @json_option
 def path(ref: str | None, as_json: bool) -> None:
     """Print where models are kept, or where one model is."""
@@ -361,7 +361,7 @@ def path(ref: str | None, as_json: bool) -> None:
 
 
 @command.command("pairs")
-@click.argument("name", required=False, shell_complete=completing.pairs)
+@click.argument("name", required=False, shell_complete=completion.pairs)
 @click.option("--fits", "only_fitting", is_flag=True, help="List only pairs that fit this machine.")
 @click.option(
     "--memory",

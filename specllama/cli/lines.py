@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from specllama.errors import UsageError
 from specllama.files import MOST_BYTES
@@ -17,20 +17,6 @@ PROMPT, MORE = ">>> ", "... "
 FENCE = '"""'
 HISTORY_LINES = 1000
 READ = "/read "  # a path follows
-
-
-class Lines(Protocol):
-    """A source of messages; ``interactive`` if a person types them."""
-
-    interactive: bool
-
-    def message(self) -> str | None:
-        """Return the next message, several lines joined; None at the end of the input."""
-        ...
-
-    def prefilled(self, text: str) -> str | None:
-        """Let the user edit a text; None where the terminal cannot."""
-        ...
 
 
 def open_lines(words: Sequence[str], *, keep: bool = True) -> Lines:
@@ -88,9 +74,11 @@ class PipedLines:
     interactive = False
 
     def message(self) -> str | None:
+        """Return the next message, several lines joined; None at the end of the input."""
         return read_message(self._read)
 
     def prefilled(self, text: str) -> str | None:
+        """Let the user edit a text; None where the terminal cannot."""
         return None
 
     def _read(self, prompt: str) -> str | None:
@@ -165,6 +153,10 @@ class TerminalLines:
 def _readline() -> Any:
     try:
         import readline
-    except ImportError:  # Windows
+    except ImportError:  # a Python that was built without it
         return None
     return readline
+
+
+Lines = TerminalLines | PipedLines
+"""A source of messages; ``interactive`` if a person types them."""

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+limit_option = click.option(
+    "-n", "--limit", default=20, show_default=True, type=click.IntRange(1), help="Most rows."
+)
 
 
 @dataclass(frozen=True, slots=True)

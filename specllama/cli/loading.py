@@ -65,7 +65,9 @@ def opened(
 ) -> AbstractContextManager[Engine | ForeignEngine]:
     """Open the engine of a server if one is given, else that of ``open_engine``."""
     if server is not None:
-        return open_server(server)
+        from specllama.remote.opening import open_remote
+
+        return open_remote(server)
     return open_engine(settings, quiet=quiet, measured=measured)
 
 
@@ -95,17 +97,6 @@ def load(
     gc.freeze()  # what was loaded stays: a search for garbage need not look through it
     signals.stops(engine.abort)
     return engine
-
-
-def open_server(server: Address) -> ForeignEngine:
-    """Open the engine of a running server of any kind.
-
-    Raises:
-        SpecllamaError: as ``open_remote``.
-    """
-    from specllama.remote.opening import open_remote
-
-    return open_remote(server)
 
 
 class LoadingLine(Redrawn):

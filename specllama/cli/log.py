@@ -11,11 +11,12 @@ from pathlib import Path
 
 import click
 
-from specllama.cli import charts, completing, diagnostics, output
-from specllama.cli.asking import confirm, yes_option
+from specllama.cli import charts, completion, diagnostics, output
+from specllama.cli.diagnostics import confirm, yes_option
 from specllama.cli.listing import (
     Column,
     json_option,
+    limit_option,
     listing,
     number,
     picked,
@@ -65,7 +66,7 @@ Examples:
 """
 
 run_argument = click.argument(
-    "run", default="last", metavar="[RUN]", shell_complete=completing.runs
+    "run", default="last", metavar="[RUN]", shell_complete=completion.runs
 )
 
 
@@ -79,7 +80,7 @@ def command() -> None:
 
 
 @command.command("rm", epilog=RM_EPILOG)
-@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=completing.runs)
+@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=completion.runs)
 @click.option("--all", "every", is_flag=True, help="Delete the logs of every run.")
 @yes_option
 def rm(runs: tuple[str, ...], every: bool, yes: bool) -> None:
@@ -106,14 +107,7 @@ def rm(runs: tuple[str, ...], every: bool, yes: bool) -> None:
 
 
 @command.command("ls")
-@click.option(
-    "-n",
-    "--limit",
-    default=20,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Number of runs to list.",
-)
+@limit_option
 @json_option
 def ls(limit: int, as_json: bool) -> None:
     """List runs, newest first."""
@@ -170,7 +164,7 @@ def show(run: str, turn: int | None, limit: int | None, as_json: bool) -> None:
 
 
 @command.command("stats")
-@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=completing.runs)
+@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=completion.runs)
 @click.option("--all", "every", is_flag=True, help="Add up all runs.")
 @click.option(
     "--slices",
@@ -321,10 +315,11 @@ def export(run: str, form: str, target: Path | None) -> None:
         raw = encode(summary.run_json(record)) + b"\n"
     else:
         from specllama.speculative.drafting.method import methods
-        from specllama.store.document import markdown
         from specllama.store.run_document import run_document
 
-        raw = markdown(run_document(record, methods())).encode("utf-8", "replace")
+        raw = run_document(record, {one.name: one.short for one in methods()}).encode(
+            "utf-8", "replace"
+        )
     if target is None:
         output.write(raw.decode("utf-8"))
         return
@@ -336,7 +331,7 @@ def export(run: str, form: str, target: Path | None) -> None:
 
 
 @command.command("path")
-@click.argument("run", required=False, shell_complete=completing.runs)
+@click.argument("run", required=False, shell_complete=completion.runs)
 @json_option
 def path_(run: str | None, as_json: bool) -> None:
     """Print where the logs are; with RUN, the path of that log."""

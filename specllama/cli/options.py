@@ -6,6 +6,7 @@ file are the same thing. A flag that was not typed is None: then the settings de
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -16,14 +17,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from specllama.cli import completing, diagnostics
-from specllama.cli.numbers import SEED, TEMPERATURE
+from specllama.cli import completion, diagnostics
 from specllama.errors import UsageError
 from specllama.files import read_file
-from specllama.settings.config import PROJECT_FILE, Settings, load_settings
+from specllama.settings.config import (
+    PROJECT_FILE,
+    Settings,
+    find,
+    load_settings,
+    parse_text,
+)
 from specllama.settings.hardware import endpoints, is_loopback
-from specllama.settings.params import THINK, GenerateParams
-from specllama.settings.schema import BY_NAME, ENGINE_PARTS, SCHEMA
+from specllama.settings.params import DRAFT_MAX_LIMIT, SEED_LIMIT, THINK, GenerateParams
+from specllama.settings.schema import GONE, SCHEMA
 from specllama.settings.setting import Setting
 
 if TYPE_CHECKING:
@@ -33,7 +39,27 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 _TYPES: dict[str, Any] = {"int": int, "float": float, "text": str, "texts": str}
 _METAVARS = {"int": "N", "float": "X", "text": "TEXT", "texts": "TEXT"}
+_SENTENCE = re.compile(r"\.(?: |$)|  \[")  # where the first sentence of a help text ends
+BY_KEY: dict[str, Setting] = {one.name.replace("-", "_"): one for one in SCHEMA}
+"""The settings by the names of a command's arguments."""
 _BIAS = re.compile(r"^\s*(\d+)\s*=?\s*([+-]?(?:inf|\d+\.?\d*(?:e[+-]?\d+)?|\.\d+))\s*$", re.I)
+
+
+class Finite(click.FloatRange):
+    """A number in a range; click accepts "nan" in every range."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+TEMPERATURE = Finite(min=0)
+LENGTH = click.IntRange(1, DRAFT_MAX_LIMIT)
+SEED = click.IntRange(0, SEED_LIMIT - 1)
 
 
 class GroupedOption(click.Option):
@@ -44,52 +70,55 @@ class GroupedOption(click.Option):
         self.group = group
 
 
-MANY = 40  # options; a command that has more shows those of ``COMMON`` and its own first
-COMMON = frozenset(
-    [
-        "model",
-        "draft_model",
-        "ctx_size",
-        "gpu_layers",
-        "threads",
-        "seed",
-        "temperature",
-        "max_tokens",
-        "system",
-        "proposer",
-        "speculate",
-        "think",
-        "json_schema",
-    ]
-)
-_ALL = "specllama.help_all"
+MANY = 40  # options; of a command that has more, -h shows the usual ones, and --help all
+COMMON = (
+    "model", "draft_model", "ctx_size", "gpu_layers", "threads", "temperature", "seed",
+    "max_tokens", "system", "think", "speculate",
+)  # fmt: skip
 
 
 class GroupedCommand(click.Command):
-    """A command whose ``--help`` shows its options under headings; of very many, the common ones,
-    and ``--help-all`` shows the rest."""
+    """A command whose ``--help`` shows its options under headings; of very many, ``-h`` shows the
+    usual ones on one screen.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    Args:
+        usual: names of options for ``-h``, in order; by default the common ones and its own.
+    """
+
+    def __init__(self, *args: Any, usual: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if len(self.params) > MANY:
-            self.params.append(
-                click.Option(
-                    ["--help-all"],
-                    is_flag=True,
-                    is_eager=True,
-                    expose_value=False,
-                    callback=_help_all,
-                    help="Show every option and exit.",
-                )
+        if len(self.params) <= MANY:
+            return
+        own = (one.name for one in self.params if one.name not in {*BY_KEY, *_CONSTRAINTS, "set"})
+        self._usual = tuple(usual or dict.fromkeys((*COMMON, *filter(None, own))))
+        self.context_settings["help_option_names"] = ["--help"]
+        self.params.append(
+            click.Option(
+                ["-h"], is_flag=True, is_eager=True, expose_value=False, callback=self._brief,
+                help="Show the usual options and exit.",
             )
+        )  # fmt: skip
 
-    def _shown(self, ctx: click.Context) -> list[click.Parameter]:
-        params = self.get_params(ctx)
-        if len(params) <= MANY or ctx.meta.get(_ALL):
-            return params
-        settings = {setting.name.replace("-", "_") for setting in SCHEMA} | _CONSTRAINTS
-        shown = [one for one in params if one.name in COMMON or one.name not in settings]
-        return sorted(shown, key=lambda one: getattr(one, "group", "") != "Prompt")
+    def _brief(self, ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        """Print the usual options, a line each."""
+        if not value or ctx.resilient_parsing:
+            return
+        by_name = {one.name: one for one in self.get_params(ctx)}
+        records = [by_name[name].get_help_record(ctx) for name in self._usual if name in by_name]
+        lines = [(flags, _SENTENCE.split(text)[0]) for flags, text in filter(None, records)]
+        page = ctx.make_formatter()
+        self.format_usage(ctx, page)
+        page.write_paragraph()
+        with page.indentation():
+            page.write_text((self.help or "").split("\n\n")[0])
+        page.write_paragraph()
+        with page.indentation():
+            page.write_dl(lines)
+        page.write_paragraph()
+        page.write(f"All options:   {ctx.command_path} --help\n")
+        page.write("All settings:  specllama config show --all")
+        click.echo(page.getvalue())
+        ctx.exit()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Let ``--think`` and ``--exact`` take a value or none, so that a prompt may follow
@@ -109,6 +138,10 @@ class GroupedCommand(click.Command):
             given.append(word)
         try:
             return super().parse_args(ctx, given)
+        except click.NoSuchOption as error:
+            if "set" not in (one.name for one in self.params):
+                raise
+            raise _instead(error, ctx) from None
         except click.UsageError as error:
             if "unexpected extra argument" not in error.message or not self._has_model():
                 raise
@@ -122,7 +155,7 @@ class GroupedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
-        for param in self._shown(ctx):
+        for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None and isinstance(param, click.Option):
                 groups.setdefault(getattr(param, "group", "Options"), []).append(record)
@@ -133,11 +166,19 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
 
 
-def _help_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        ctx.meta[_ALL] = True
-        click.echo(ctx.get_help())
-        ctx.exit()
+def _instead(error: click.NoSuchOption, ctx: click.Context) -> click.UsageError:
+    """Return the error for a flag that names a setting which has none, or that is gone."""
+    name = error.option_name.removeprefix("--").removeprefix("no-")
+    if name in GONE:
+        return click.UsageError(f"{error.option_name} is gone: {GONE[name]}", ctx)
+    for one in SCHEMA:
+        if name == one.name or f"--{name}" in one.flags:
+            value = one.metavar or "|".join(one.choices) or _METAVARS.get(one.kind, "on|off")
+            return click.UsageError(
+                f"{error.option_name} is a setting without a flag here: --set {one.name}={value}",
+                ctx,
+            )
+    return error
 
 
 _CONSTRAINTS = {"grammar", "grammar_file", "logit_bias"}
@@ -148,45 +189,47 @@ def grouped(*names: str, group: str, **kwargs: Any) -> Callable[[Decorated], Dec
     return click.option(*names, cls=GroupedOption, group=group, **kwargs)
 
 
-def settings_options(*, only: Sequence[str] | None = None) -> Callable[[Decorated], Decorated]:
-    """Add a flag for every setting, or for those named."""
+def settings_options(
+    *more: str, only: Sequence[str] | None = None
+) -> Callable[[Decorated], Decorated]:
+    """Add ``--set``, and a flag for every setting that usually has one.
+
+    Args:
+        more: settings that get a flag nevertheless.
+        only: the settings that concern the command; a few have no others, and no ``--set``.
+    """
 
     def decorate(function: Decorated) -> Decorated:
+        if only is None or len(only) > len(LOADING) // 2:
+            function = set_option(function)
         for setting in reversed(SCHEMA):
-            if setting.flag and (only is None or setting.name in only):
+            if setting.name in more or (setting.flag and (only is None or setting.name in only)):
                 function = _option(setting)(function)
         return function
 
     return decorate
 
 
-def sharing_options(parallel: int) -> Callable[[Decorated], Decorated]:
-    """Add the flag for how many conversations share an engine, ``parallel`` by default."""
-
-    def decorate(function: Decorated) -> Decorated:
-        function = grouped(
-            "--kv-ram", type=click.IntRange(0), default=None, group="Server", metavar="MIB",
-            help="Memory for idle conversations whose cells others need. Unset: as much as model "
-            "and context take, at most 1024.",
-        )(function)  # fmt: skip
-        return grouped(
-            "--parallel", type=click.IntRange(1, 64), default=parallel, show_default=True,
-            group="Server", metavar="N", 
-            help="Number of conversations at the same time; they share the context.",
-        )(function)  # fmt: skip
-
-    return decorate
-
-
-disk_option = grouped(
-    "--kv-disk", default=None, metavar=BY_NAME["kv-disk"].metavar, group="Output",
-    help=BY_NAME["kv-disk"].help,
+set_option = grouped(
+    "--set", multiple=True, metavar="NAME=VALUE", group="Settings",
+    shell_complete=completion.settings,
+    help="Any setting of a settings file; repeatable. specllama config show --all lists them.",
 )  # fmt: skip
+
+
+def parallel_option(default: int) -> Callable[[Decorated], Decorated]:
+    """Make the flag for how many conversations share an engine."""
+    return grouped(
+        "--parallel", type=click.IntRange(1, 64), default=default, show_default=True,
+        group="Server", metavar="N",
+        help="Conversations at the same time. They share the context.",
+    )  # fmt: skip
+
 
 LOADING = (
     "model",
     "draft-model",
-    *(s.name for s in SCHEMA if s.field.partition(".")[0] in ("engine", *ENGINE_PARTS)),
+    *(s.name for s in SCHEMA if s.field.partition(".")[0] in ("engine", "place")),
 )
 """The settings that decide which pair is loaded, and how."""
 
@@ -208,7 +251,7 @@ def _option(setting: Setting) -> Callable[[Decorated], Decorated]:
         flags = setting.flags or (f"--{setting.name}/--no-{setting.name}",)
         return grouped(*flags, key, group=setting.group, default=None, help=help_text)
     flags = setting.flags or (f"--{setting.name}",)
-    complete = completing.models if setting.field in ("app.model", "app.draft_model") else None
+    complete = completion.models if setting.field in ("app.model", "app.draft_model") else None
     kind = click.Choice(setting.choices) if setting.choices else _TYPES[setting.kind]
     return grouped(
         *flags,
@@ -227,7 +270,7 @@ def constraint_options(function: Decorated) -> Decorated:
     """Add flags that only make sense for one request: grammar, JSON schema, logit bias."""
     for option in (
         grouped("--json-schema", group="Constraints", metavar="JSON|@FILE", default=None,
-                help="Only JSON that fits this schema; a keyword it cannot enforce is refused."),
+                help="Only JSON that fits this schema. A keyword it cannot enforce is refused."),
         grouped("--grammar-file", group="Constraints", type=click.Path(path_type=Path),
                 default=None, help="Read a GBNF grammar from a file."),
         grouped("--grammar", group="Constraints", metavar="GBNF", default=None,
@@ -239,6 +282,11 @@ def constraint_options(function: Decorated) -> Decorated:
     return function
 
 
+def quiet_option(words: str) -> Callable[[Decorated], Decorated]:
+    """Make ``--quiet``; ``words`` say what is not printed then."""
+    return grouped("-q", "--quiet", is_flag=True, group="Output", help=words)
+
+
 server_option = grouped(
     "--server",
     metavar="URL",
@@ -246,6 +294,13 @@ server_option = grouped(
     help="Use the engine of a running specllama serve instead of loading a model.",
 )
 """For a measurement that an engine of ours serves."""
+
+
+URL = "http://127.0.0.1:8484"  # where serve listens unless told otherwise
+key_option = grouped(
+    "--api-key-file", type=click.Path(path_type=Path), metavar="FILE", group="Model",
+    help="Read the key of that server from a file; else SPECLLAMA_API_KEY holds it.",
+)  # fmt: skip
 
 
 def remote_options(function: Decorated) -> Decorated:
@@ -274,16 +329,14 @@ def remote_options(function: Decorated) -> Decorated:
 
     found: Any = command
     for option in (
-        grouped("--api-key-file", type=click.Path(path_type=Path), metavar="FILE", group="Model",
-                help="Read the key of that server from a file; else SPECLLAMA_API_KEY holds it."),
+        key_option,
         grouped("--remote-model", default="", metavar="ID", group="Model",
                 help="Which of that server's models to use, where it has several."),
         grouped("--remote-kind", default="auto", metavar="KIND", group="Model",
                 help="What that server is: auto, specllama, llama-server, vllm, sglang, trtllm, "
                 "tgi, lmstudio, ollama, mlx-lm, transformers, openai.  [default: auto]"),
         grouped("--remote", "--server", "remote", metavar="URL", group="Model",
-                help="Use a running server instead of loading a model: specllama serve, or "
-                "another engine."),
+                help="Use a running server, ours or any other. No model is loaded here."),
     ):  # fmt: skip
         found = option(found)
     return cast(Decorated, found)
@@ -350,9 +403,18 @@ def resolve(flags: dict[str, Any]) -> Settings:
     """
     typed = {
         setting.name: flags[key]
-        for setting in SCHEMA
-        if flags.get(key := setting.name.replace("-", "_")) not in (None, ())
+        for key, setting in BY_KEY.items()
+        if flags.get(key) not in (None, ())
     }
+    for item in flags.get("set") or ():
+        name, equals, text = item.partition("=")
+        if not equals:
+            raise UsageError(f"cannot read the setting {item!r}", "write --set NAME=VALUE")
+        setting = find(name.strip())
+        value = parse_text(setting, text)
+        if isinstance(value, list):
+            value = [*typed.get(setting.name, ()), *value]
+        typed[setting.name] = value
     settings = load_settings().with_flags(typed)
     cores = os.cpu_count()
     if cores and (settings["threads"] or 0) > cores:
@@ -377,16 +439,13 @@ def say_settings(settings: Settings) -> None:
 
 def say_project(settings: Settings) -> None:
     """Show the settings of this folder's project file: it may come from another author."""
-    path = str(Path(PROJECT_FILE).absolute())
-    named = {name: value for name, value in settings.changes().items() if value.origin == path}
-    if named:
-        said = ", ".join(f"{name} = {_told(value.value)!r}" for name, value in named.items())
-        diagnostics.note(f"from {path}: {said}")
-
-
-def _told(value: object) -> str:
-    listed = value if isinstance(value, (list, tuple)) else [value]
-    return ", ".join(map(str, listed))[:60]
+    path, said = str(Path(PROJECT_FILE).absolute()), []
+    for name, value in settings.changes().items():
+        if value.origin == path:
+            listed = value.value if isinstance(value.value, (list, tuple)) else [value.value]
+            said.append(f"{name} = {', '.join(map(str, listed))[:60]!r}")
+    if said:
+        diagnostics.note(f"from {path}: {', '.join(said)}")
 
 
 def request_params(settings: Settings, flags: dict[str, Any]) -> GenerateParams:

@@ -14,7 +14,7 @@ import io
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from specllama.text import encodable, sanitize
 
@@ -42,11 +42,17 @@ def prepare() -> None:
             stream.reconfigure(encoding=encoding, errors=PLAIN)
 
 
-def is_terminal() -> bool:
+def is_terminal(stream: TextIO | None = None) -> bool:
+    """True if a stream, by default stdout, is a terminal."""
     try:
-        return sys.stdout.isatty()
-    except ValueError:  # closed
+        return (stream or sys.stdout).isatty()
+    except (AttributeError, ValueError):  # closed
         return False
+
+
+def all_terminals() -> bool:
+    """True if a person types here and sees all that is printed."""
+    return all(map(is_terminal, (sys.stdin, sys.stdout, sys.stderr)))
 
 
 def width(default: int = 80) -> int:
@@ -56,8 +62,10 @@ def width(default: int = 80) -> int:
     return shutil.get_terminal_size((default, 24)).columns if is_terminal() else default
 
 
-def use_colour() -> bool:
-    return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def use_colour(stream: TextIO | None = None) -> bool:
+    return (
+        is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
 
 
 def write(text: str, *, end: str = "") -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli import completing, output
+from specllama.cli import completion, output
 from specllama.cli.listing import (
     Column,
     context,
@@ -37,13 +37,13 @@ Examples:
 
 
 @click.command("pair", cls=GroupedCommand, epilog=EPILOG)
-@click.argument("target", required=False, shell_complete=completing.models)
-@click.argument("drafts", nargs=-1, shell_complete=completing.models)
+@click.argument("target", required=False, shell_complete=completion.models)
+@click.argument("drafts", nargs=-1, shell_complete=completion.models)
 @json_option
 @settings_options(only=[name for name in LOADING if name not in ("model", "draft-model")])
 @grouped("-d", "--draft-model", "named", multiple=True, metavar="REF", group="Model",
-         shell_complete=completing.models, help="A draft; repeatable.")  # fmt: skip
-@grouped("-m", "--model", metavar="REF", group="Model", shell_complete=completing.models,
+         shell_complete=completion.models, help="A draft; repeatable.")  # fmt: skip
+@grouped("-m", "--model", metavar="REF", group="Model", shell_complete=completion.models,
          help="The target.")  # fmt: skip
 def command(
     target: str | None,

@@ -12,9 +12,9 @@ import click
 
 from specllama.cli import diagnostics, loading, output
 from specllama.cli.against_options import against_options
-from specllama.cli.numbers import Finite
 from specllama.cli.options import (
     LOADING,
+    Finite,
     GroupedCommand,
     length_option,
     prompts_option,

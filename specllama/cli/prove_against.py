@@ -22,7 +22,6 @@ from specllama.errors import EngineDied, SpecllamaError, UsageError
 from specllama.remote.foreign import ForeignEngine
 from specllama.remote.opening import open_remote
 from specllama.settings.params import GenerateParams
-from specllama.store import document
 
 if TYPE_CHECKING:
     from specllama.engine.engine import Engine
@@ -265,7 +264,7 @@ def _show(proof: report.ServerProof, wish: Wish) -> None:
     verdict = report.judge(proof)
     if wish.report is not None:
         try:
-            wish.report.write_text(document.markdown(report.document(proof)), "utf-8")
+            wish.report.write_text(report.document(proof), "utf-8")
         except OSError as error:
             raise UsageError(f"cannot write {wish.report}: {error.strerror}") from None
     if wish.as_json:

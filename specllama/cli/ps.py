@@ -1,4 +1,4 @@
-"""``specllama ps``: the models that a running server has loaded."""
+"""``specllama ps`` and ``stop``: the models that a running server has loaded."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 
 import click
 
+from specllama.cli import diagnostics
 from specllama.cli.listing import Column, context, json_option, listing, number
-from specllama.cli.options import server_address
-from specllama.cli.top import URL
+from specllama.cli.options import URL, key_option, server_address
+from specllama.errors import UsageError
 from specllama.remote.address import Address, checked, url_of
 from specllama.settings.duration import told
-from specllama.text import size
+from specllama.text import number_of, size
 
 EPILOG = """\b
 Examples:
@@ -29,12 +30,6 @@ def usual() -> str:
     """Return the server that is asked unless one is named: Ollama's, where its variable says so."""
     host = os.environ.get("OLLAMA_HOST", "")
     return url_of(host, port=11434) if host else URL
-
-
-key_option = click.option(
-    "--api-key-file", type=click.Path(path_type=Path), metavar="FILE",
-    help="Read the key of that server from a file; else SPECLLAMA_API_KEY holds it.",
-)  # fmt: skip
 
 
 def loaded(server: Address) -> list[dict[str, Any]]:
@@ -79,3 +74,30 @@ def command(url: str, api_key_file: Path | None, as_json: bool) -> None:
         Column("unloaded in", _left),
     ]
     listing(as_json, "models", models, columns, empty="no model is loaded")
+
+
+@click.command("stop")
+@click.argument("model", metavar="MODEL")
+@click.option(
+    "--server",
+    "url",
+    metavar="URL",
+    default=usual,
+    help="The running server.  [default: OLLAMA_HOST, else http://127.0.0.1:8484]",
+)
+@key_option
+def stop(model: str, url: str, api_key_file: Path | None) -> None:
+    """Unload a model of a running server: its memory is free, and a request that names the model
+    loads it again. Replies that it is writing are written to their end first."""
+    server = server_address(url, key_file=api_key_file)
+    there = {one["name"]: one for one in loaded(server)}
+    found = there.get(model) or there.get(f"{model}:latest")
+    if found is None:
+        names = ", ".join(there) or "none"
+        raise UsageError(f"no model {model!r} is loaded at {server.name}; loaded: {names}")
+    with server.spoken(), server.client(keep=False) as http:
+        asked = {"model": found["name"], "keep_alive": 0}
+        checked(http.post(f"{server.url}/api/generate", json=asked))
+    running = found.get("running") or 0
+    later = f" once what it writes is over ({number_of(running, 'request')})" if running else ""
+    diagnostics.note(f"{model} is unloaded{later}")

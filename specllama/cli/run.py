@@ -19,6 +19,7 @@ from specllama.cli.options import (
     GroupedCommand,
     constraint_options,
     grouped,
+    quiet_option,
     read_text,
     remote_options,
     request_params,
@@ -53,7 +54,12 @@ its schema or grammar is satisfied ends with exit status 1.
 """
 
 
-@click.command("run", cls=GroupedCommand, epilog=EPILOG)
+USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "max_tokens", "temperature",
+         "seed", "system", "think", "speculate", "json_schema", "file", "as_json", "remote",
+         "set")  # fmt: skip
+
+
+@click.command("run", cls=GroupedCommand, epilog=EPILOG, usual=USUAL)
 @click.argument("prompt", required=False)
 @settings_options()
 @constraint_options
@@ -80,15 +86,9 @@ its schema or grammar is satisfied ends with exit status 1.
     "as_json",
     is_flag=True,
     group="Output",
-    help="Print every event as a JSON line; the last one is the finish object.",
+    help="Print every event as a JSON line. The last one is the finish object.",
 )
-@grouped(
-    "-q",
-    "--quiet",
-    is_flag=True,
-    group="Output",
-    help="Print no statistics and no notes on stderr.",
-)
+@quiet_option("Print no statistics and no notes on stderr.")
 def command(
     prompt: str | None,
     typed: str | None,
@@ -203,8 +203,7 @@ def read_prompt(argument: str | Path | None, *, raw: bool, quiet: bool = False) 
 
 def _piped(what: str, quiet: bool) -> str:
     """Read all of standard input; show a note if it comes slowly."""
-    ends = "Ctrl-Z" if os.name == "nt" else "Ctrl-D"
-    said = f"reading {what} from standard input; end it with {ends}, or use < {os.devnull}"
+    said = f"reading {what} from standard input; end it with Ctrl-D, or use < {os.devnull}"
     waiting = threading.Timer(WAITS_S, diagnostics.note, [said])
     waiting.daemon = True
     if not quiet:

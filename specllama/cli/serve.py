@@ -8,39 +8,39 @@ import ipaddress
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from specllama import signals
-from specllama.cli import completing, diagnostics, loading
+from specllama.cli import completion, diagnostics, loading
 from specllama.cli.options import (
     LOADING,
     REPLYING,
     GroupedCommand,
-    disk_option,
     grouped,
+    parallel_option,
+    quiet_option,
     read_text,
     resolve,
     say_project,
     settings_options,
-    sharing_options,
 )
 from specllama.errors import SpecllamaError, UsageError
 from specllama.paths import pip_install
 from specllama.remote.address import KEY_VARIABLE
+from specllama.settings.duration import seconds
 from specllama.settings.hardware import is_loopback
 from specllama.settings.params import PROPOSERS
-from specllama.settings.schema import BY_NAME
-
-if TYPE_CHECKING:
-    from specllama.cli.reload import ServerSettings
 
 PARALLEL = 4
+USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "parallel", "host", "port",
+         "api_key_file", "alias", "on_demand", "idle_unload", "speculate", "set")  # fmt: skip
 
 EPILOG = """\b
 Examples:
@@ -62,18 +62,26 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
 """
 
 
-@click.command("serve", cls=GroupedCommand, epilog=EPILOG)
-@settings_options(only=(*(n for n in LOADING if n not in ("model", "draft-model")), *REPLYING))
+@click.command("serve", cls=GroupedCommand, epilog=EPILOG, usual=USUAL)
+@settings_options(
+    "idle-unload",
+    "kv-ram",
+    "kv-disk",
+    "queue",
+    "access-log",
+    "log-file",
+    only=(*(n for n in LOADING if n not in ("model", "draft-model")), *REPLYING),
+)
 @grouped("-d", "--draft-model", multiple=True, metavar="REF", group="Model",
-         shell_complete=completing.models,
-         help="Draft model, named in the same ways; none loads none. With several models: one for "
-         "each, in their order; auto is the model's own.")  # fmt: skip
+         shell_complete=completion.models,
+         help="Draft model, named alike; none loads none. With several models: one for each, in "
+         "their order; auto is the model's own.")  # fmt: skip
 @grouped("-m", "--model", multiple=True, metavar="REF", group="Model",
-         shell_complete=completing.models,
-         help="Target: a path, user/repo[:quant], a catalog name, or a folder of models. "
+         shell_complete=completion.models,
+         help="Model: a path, user/repo[:quant], name or folder. "
          "Repeatable: requests name one of them, and the first is loaded at once.")  # fmt: skip
 @grouped("--on-demand", is_flag=True, group="Model",
-         help="Also serve every other model on this machine: a request that names one loads "
+         help="Also serve the other models on this machine. A request that names one loads "
          "it.")  # fmt: skip
 @grouped(
     "--models-max",
@@ -83,20 +91,17 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
     group="Model",
     help="Most models loaded at once; 0: as many as fit.  [default: 0]",
 )
-@grouped("--idle-unload", metavar="TIME", group="Model",
-         help="Unload a model that no request named for this TIME, such as 10m; 0 unloads at once, "
-         "never keeps it.  [default: 10m]")  # fmt: skip
-@grouped("--host", default="127.0.0.1", show_default=True, group="Server",
+@grouped("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, group="Server",
          help="Address to listen on. Any address but loopback needs a key.")  # fmt: skip
 @grouped("--port", type=click.IntRange(0, 65535), default=8484, show_default=True, group="Server",
+         metavar="N",
          help="Port to listen on; 0 takes a free one.")  # fmt: skip
-@sharing_options(PARALLEL)
-@disk_option
+@parallel_option(PARALLEL)
 @grouped("--alias", metavar="NAME", group="Server", multiple=True,
          help="Name of the model in responses. With several models: one for each, in their "
          "order.")  # fmt: skip
 @grouped("--api-key-file", type=click.Path(path_type=Path), group="Server",
-         help=f"File of client keys, one per line; {KEY_VARIABLE} adds one.")  # fmt: skip
+         help=f"File of client keys, one per line. {KEY_VARIABLE} adds one.")  # fmt: skip
 @grouped("--insecure", is_flag=True, group="Server",
          help="Allow an address other than loopback without a key.")  # fmt: skip
 @grouped("--allow-host", multiple=True, metavar="NAME", group="Server",
@@ -104,9 +109,6 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
 @grouped("--cors-origin", multiple=True, metavar="ORIGIN", group="Server",
          help="Allow requests from web pages of this origin, such as https://example.org; "
          "repeatable.")  # fmt: skip
-@grouped("--queue", type=click.IntRange(0), group="Server", metavar="N",
-         help="Requests of one client that may wait; further ones get 429. All clients "
-         "together may have four times as many waiting.  [default: 64]")  # fmt: skip
 @grouped("--proxy", multiple=True, metavar="ADDRESS", group="Server",
          help="Address of a trusted proxy, whose X-Forwarded-For names the client; "
          "repeatable.")  # fmt: skip
@@ -120,18 +122,11 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
 @grouped("--drain", type=click.FloatRange(0), default=30.0, show_default=True, group="Server",
          metavar="SECONDS",
          help="Time that running replies get to finish when the server stops.")  # fmt: skip
-@grouped("--access-log/--no-access-log", default=None, group="Output",
-         help="Log each request on one line: time, route, status, seconds, client, id; never its "
-         "text.  [default: on]")  # fmt: skip
-@grouped("--log-file", metavar="FILE", group="Output", help=BY_NAME["log-file"].help)
-@grouped(
-    "-q", "--quiet", is_flag=True, group="Output", help="Print only the line with the address."
-)
+@quiet_option("Print only the line with the address.")
 def command(
     host: str,
     port: int,
     parallel: int,
-    kv_ram: int | None,
     alias: Sequence[str],
     model: Sequence[str],
     draft_model: Sequence[str],
@@ -155,27 +150,36 @@ def command(
     With several models, each has an engine of its own, loaded when a request names it.
     """
     _require_installed()
-    from specllama.cli.reload import Reload
-    from specllama.cli.served import Serves
+    from specllama.cli.served_models import served_models
     from specllama.server.guard import Access, hosts_of
     from specllama.server.log import ServerLog
     from specllama.server.running import bind, run, url_of
     from specllama.server.service import Service
 
     one = {"model": [*model, None][0], "draft_model": [*draft_model, None][0]}
-    read = partial(_read, {**flags, **one}, api_key_file, None if insecure else host)
-    settings = (told := read()).settings
+    settings, keys = resolve({**flags, **one}), _keys(api_key_file)
+    if not (insecure or is_loopback(host) or keys):
+        raise UsageError(
+            f"any program that reaches {host} could use this server",
+            "give --api-key-file, or --insecure if that is meant",
+        )
     if not quiet:
         say_project(settings)
-    said = None if quiet else loading.LoadingLine(shown=False, quiet=False)
-    serves = Serves.of(settings, said, parallel=parallel, kv_ram=kv_ram)
-    refs = model or (loading.model_of(settings, quiet=quiet or on_demand),)
-    drafts = draft_model or tuple(filter(None, [settings["draft-model"]]))
+    models = served_models(
+        model or (loading.model_of(settings, quiet=quiet or on_demand),),
+        draft_model or tuple(filter(None, [settings["draft-model"]])),
+        alias,
+        replace(settings.engine_options(), parallel=parallel),
+        settings.generate_params(),
+        on_demand=on_demand,
+        most=models_max,
+        waiting=settings["queue"],
+        idle_s=seconds(settings["idle-unload"]),
+        on_event=None if quiet else loading.LoadingLine(shown=False, quiet=False),
+    )
     service = Service(
-        serves.opened(refs, drafts, alias, on_demand=on_demand, most=models_max),
-        Access(
-            hosts_of(host, allow_host), tuple(cors_origin), told.keys, proxies=_addresses(proxy)
-        ),
+        models,
+        Access(hosts_of(host, allow_host), tuple(cors_origin), keys, proxies=_addresses(proxy)),
         experiment=_shares(experiment),
         expose_text=expose_text,
         slots=slots,
@@ -183,33 +187,11 @@ def command(
     with ServerLog.of(settings, quiet=quiet) as log, bind(host, port) as listening:
         service.log = log.request
         service.models.hearers.add(log.model)
-        reload = Reload(read, told, serves, service, log)
-
-        def ready() -> None:
-            reload.begin()
-            _ready(service, url_of(listening), parallel, on_demand)
-
+        ready = partial(_ready, service, url_of(listening), parallel, on_demand)
         load, stop = bool(model) or not on_demand, Event()
-        with signals.stop_on_signals(stop), signals.on_hangup(reload.ask):
+        with signals.stop_on_signals(stop):
             run(service, listening, stop=stop, ready=ready, drain_s=drain, load=load)
     return diagnostics.Exit.OK
-
-
-def _read(flags: dict[str, Any], key_file: Path | None, open_to: str | None) -> ServerSettings:
-    """Read the settings from files, variables and flags.
-
-    Raises:
-        UsageError, ConfigError: it is wrong, or clients could use or read what is not theirs.
-    """
-    from specllama.cli.reload import ServerSettings
-
-    settings, keys = resolve(flags), _keys(key_file)
-    if open_to is not None and not (is_loopback(open_to) or keys):
-        raise UsageError(
-            f"any program that reaches {open_to} could use this server",
-            "give --api-key-file, or --insecure if that is meant",
-        )
-    return ServerSettings(settings, keys)
 
 
 def _require_installed() -> None:

@@ -9,11 +9,10 @@ from time import monotonic
 import click
 
 from specllama.cli import diagnostics, output
-from specllama.cli.options import server_address
+from specllama.cli.options import URL, key_option, server_address
 from specllama.remote import gauges
 from specllama.remote.board import LEGEND
 
-URL = "http://127.0.0.1:8484"
 _DRAW_S = 0.1
 _DRAWN = ("figures", "counters")  # at once, for they come every second
 
@@ -34,10 +33,7 @@ Examples:
     epilog=EPILOG,
 )
 @click.argument("url", default=URL)
-@click.option(
-    "--api-key-file", type=click.Path(path_type=Path), metavar="FILE",
-    help="Read the key of that server from a file; else SPECLLAMA_API_KEY holds it.",
-)  # fmt: skip
+@key_option
 @click.option(
     "--json",
     "as_json",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli import completing, diagnostics, loading, output
+from specllama.cli import completion, diagnostics, loading, output
 from specllama.cli.listing import Column, json_option, number, plain
 from specllama.cli.options import (
     LOADING,
@@ -39,7 +39,7 @@ Examples:
 
 
 @click.command("tune", cls=GroupedCommand, epilog=EPILOG)
-@click.argument("pair", required=False, shell_complete=completing.models)
+@click.argument("pair", required=False, shell_complete=completion.models)
 @temperatures_option("0, 0.7 and 1")
 @click.option(
     "-n",
@@ -94,7 +94,7 @@ def command(
     from specllama.bench.provenance import provenance
     from specllama.bench.tune import tune
     from specllama.errors import UsageError
-    from specllama.paths import profiles_dir, why_not_writable
+    from specllama.paths import barred, profiles_dir
 
     if pair is not None and flags["model"] is not None:
         raise UsageError("name the model once: as an argument or with -m")
@@ -107,7 +107,7 @@ def command(
         raise click.BadParameter("give at least 1", param_hint="-r")
     prompts = half(load_prompts(), "tune")  # bench measures on the others
     params, usual = settings.generate_params(), settings.given("temperature")
-    if save and (why := why_not_writable(profiles_dir())):
+    if save and (why := barred(profiles_dir())):
         raise UsageError(
             f"the profile cannot be written to {profiles_dir()}: {why}",
             "--no-save measures without keeping anything",

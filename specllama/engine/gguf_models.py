@@ -16,7 +16,6 @@ from specllama.backend.attention import can_switch
 from specllama.backend.base import Opened, OpenedPair, Own
 from specllama.backend.cores import crowded, physical_cores
 from specllama.backend.exactness import Exactness
-from specllama.backend.llama_place import use_numa
 from specllama.backend.llama_pool import LlamaPool, open_pool
 from specllama.backend.loaded_target import LoadedTarget
 from specllama.cancel import StopFlag
@@ -127,7 +126,6 @@ def _load(
     pair: Pair, on_progress: Report, stop: StopFlag, closing: ExitStack
 ) -> tuple[_Model, _Model | None]:
     """Load the models of a pair, with fewer layers on the GPUs if it asks for too much."""
-    use_numa(pair.options.cpu)
     while True:
         try:
             return _load_as(pair, on_progress, stop, closing)

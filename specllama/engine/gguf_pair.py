@@ -15,7 +15,7 @@ from specllama.models.judgement import pair_memory
 from specllama.models.loadable import check_adapter, check_loadable
 from specllama.models.pairing import compare, require_pair
 from specllama.replies.card import read_card
-from specllama.settings.hardware import Adapter
+from specllama.settings.hardware import Adapter, PlaceOptions
 from specllama.settings.params import EngineOptions
 from specllama.text import size
 
@@ -49,6 +49,11 @@ class Pair:
     def n_ctx(self) -> int:
         return self.length.tokens
 
+    @property
+    def fits(self) -> bool:
+        """True if the part outside the GPUs fits in RAM, or that is unknown."""
+        return memory.fits(self.need(self.n_ctx))
+
     def lines(self) -> list[str]:
         """Describe the decisions and their reasons, for ``-v`` and ``doctor``."""
         card = read_card(self.target.metadata)
@@ -56,7 +61,10 @@ class Pair:
         states = running_state.line(self.target, self.options.max_rows)
         plan = [] if self.plan is None else self.plan.lines()
         several = [self._sharing()] if self.lanes > 1 or self.lanes < self.most_lanes else []
-        return [self.length.line(), *several, *([states] if states else []), *plan, *notes]
+        length = [self.length.line()]
+        if self.target.sliding_window and not self.options.swa_full:
+            length.append("context: sliding-window layers keep only their window, so that it fits")
+        return [*length, *several, *([states] if states else []), *plan, *notes]
 
     def _sharing(self) -> str:
         """Describe the memory that several conversations take."""
@@ -179,11 +187,23 @@ def read_pair(target: Path, draft: Path | None, options: EngineOptions) -> Pair:
 def with_context(pair: Pair) -> Pair:
     """Return the pair with the requested context length, else with one that fits.
 
-    What fits takes nothing from the target's place on the GPUs that a short context leaves it, and
-    in RAM no more than its share.
+    Of sliding-window layers only the windows are kept if the whole cache does not fit.
 
     Raises:
         CannotLoad: neither file nor options say how long it should be.
+    """
+    found = _with_length(pair)
+    if pair.target.sliding_window and pair.options.swa_full and not found.fits:
+        windows = _with_length(replace(pair, options=replace(pair.options, swa_full=False)))
+        return windows if windows.fits else found
+    return found
+
+
+def _with_length(pair: Pair) -> Pair:
+    """Choose the length.
+
+    What fits takes nothing from the target's place on the GPUs that a short context leaves it, and
+    in RAM no more than its share.
     """
     options = pair.options
     found = devices.devices()
@@ -249,12 +269,13 @@ def _offload(
     """See ``Pair.plan``."""
     options = pair.options
     gpus = devices.gpus(found)
-    for one, header in ((options.place, pair.target), (options.draft_place, pair.draft)):
+    drafts = PlaceOptions(devices=options.draft_devices)
+    for one, header in ((options.place, pair.target), (drafts, pair.draft)):
         # what cannot be followed is said, GPU or not
         chosen = planning.chosen_devices(one, found)
         if header is not None:
             planning.checked_moves(one, header, chosen)
-    moved = options.place.overrides or options.draft_place.overrides
+    moved = options.place.overrides
     if options.gpu_layers == "0" and options.draft_gpu_layers in ("0", "auto") and not moved:
         return None
     if not gpus and not moved:
@@ -266,7 +287,7 @@ def _offload(
         gpu_layers=options.gpu_layers,
         draft_gpu_layers=options.draft_gpu_layers,
         place=options.place,
-        draft_place=options.draft_place,
+        draft_place=drafts,
         n_ctx=n_ctx,
         n_ubatch=options.batch(on_gpu=True),
         n_outputs=options.max_rows,

@@ -114,8 +114,8 @@ def kernel_key(
         "mmap": options.use_mmap,
         "rows": target.max_rows,
         "leaves": target.max_leaves,
-        "placement": [str(part) for part in (options.place, options.cpu, options.n_ubatch)],
-        "text": [str(part) for part in (options.loras, options.rope)],
+        "placement": str(options.place),
+        "text": [str(part) for part in (options.loras, options.rope_scale)],
         "groups": options.exact != "off",
     }
 

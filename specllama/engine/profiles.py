@@ -295,7 +295,7 @@ class Windows:
         info = self.info
         limit = params.draft_limit(info.exact_rows)
         if params.window == "fixed":
-            return FixedWindow(limit, params.draft_min, self.steps)
+            return FixedWindow(limit, self.steps)
         profile = self.profile
         profile.refresh()
         return Policy(
@@ -303,7 +303,6 @@ class Windows:
             profile.costs,
             profile.ledger,
             draft_max=limit,
-            draft_min=params.draft_min,
             peek=rule_of(params.verify, greedy=params.sampling.temperature == 0.0).peek,
             tokens=params.max_tokens,
             steps=self.steps,

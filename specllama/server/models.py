@@ -160,14 +160,6 @@ class Models:
         model.wake(keep_s)
         self._wind(model)
 
-    def stay(self, model: ServedModel, usual_s: float) -> None:
-        """Set the model's usual idle time; it counts now unless a request set another."""
-        usual = model.keep_s == model.usual_s
-        model.usual_s = usual_s
-        if usual:
-            model.wake(usual_s)
-            self._wind(model)
-
     def _wind(self, model: ServedModel) -> None:
         if model.keep_s < math.inf and not model.uses and model.queue.loaded:
             loop = asyncio.get_running_loop()

@@ -63,7 +63,6 @@ class Speculation(msgspec.Struct, kw_only=True):
 
     proposer: str | None = None
     draft_max: int | None = None
-    draft_min: int | None = None
     draft_p_min: float | None = None
     verify: str | None = None
     window: str | None = None
@@ -149,7 +148,6 @@ FIELDS = {
     "verification": "specllama.verify",
     "window": "specllama.window",
     "draft-max": "specllama.draft_max",
-    "draft-min": "specllama.draft_min",
     "draft-p-min": "specllama.draft_p_min",
     "think": "reasoning_effort",
     "chances": "top_logprobs",

@@ -20,17 +20,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from specllama.errors import ConfigError, UsageError
 from specllama.files import MOST_BYTES, read_bounded
 from specllama.paths import config_file, replace_file
+from specllama.settings.hardware import PlaceOptions
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.settings.schema import BY_NAME, DEFAULTS, ENGINE_PARTS, SCHEMA
-from specllama.settings.setting import Setting
+from specllama.settings.schema import BY_NAME, DEFAULTS, GONE, SCHEMA
+from specllama.settings.setting import Setting, variable_of
 
 PROJECT_FILE = "specllama.toml"
 # where texts go, stay or come from: the user's
 PERSONAL = ("rpc", "kv-disk", "draft-from", "log-file")
 CARD = "the model's card"
+_KINDS: dict[str, tuple[Any, str]] = {
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "bool": (bool, "true or false"),
+    "text": (str, "a text"),
+    "texts": (tuple[str, ...], "a list of texts"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +89,7 @@ class Settings:
         return Settings({**self._values, **said})
 
     def engine_options(self) -> EngineOptions:
-        parts = {
-            part: dataclasses.replace(default, **self._room(part))
-            for part, default in ENGINE_PARTS.items()
-        }
-        return EngineOptions(**self._room("engine"), **parts)
+        return EngineOptions(**self._room("engine"), place=PlaceOptions(**self._room("place")))
 
     def generate_params(self, **changes: Any) -> GenerateParams:
         """Return the parameters of a request; ``changes`` are further GenerateParams fields."""
@@ -130,9 +136,12 @@ def load_settings(
                     f"take the line out; for yourself: specllama config set {key} …",
                 )
             values[key] = Value(_checked(key, raw, f"{path}"), str(path))
+    given = os.environ if environ is None else environ
+    for name in GONE:
+        if (variable := variable_of(name)) in given:
+            raise ConfigError(f"{variable}: the setting {name} is gone", GONE[name])
     for setting in SCHEMA:
-        text = (os.environ if environ is None else environ).get(setting.variable)
-        if text is not None:
+        if (text := given.get(setting.variable)) is not None:
             value = _checked(setting.name, parse_text(setting, text), setting.variable)
             values[setting.name] = Value(value, setting.variable)
     return Settings(values)
@@ -171,6 +180,8 @@ def find(key: str) -> Setting:
     name = key.replace("_", "-").lower()
     if name in BY_NAME:
         return BY_NAME[name]
+    if name in GONE:
+        raise ConfigError(f"the setting {name} is gone; take it out", GONE[name])
     near = difflib.get_close_matches(name, BY_NAME, n=1)
     hint = f"did you mean {near[0]}?" if near else "to list them: specllama config show --all"
     raise ConfigError(f"there is no setting {key!r}", hint)
@@ -212,34 +223,19 @@ def parse_text(setting: Setting, text: str) -> Any:
 
 
 def _typed(setting: Setting, value: Any) -> Any:
-    kind = setting.kind
     if value is None and setting.default is None:
         return None
     if setting.unset is not None and value == setting.unset and type(value) is int:
         return setting.default
-    if kind == "texts" and isinstance(value, (list, tuple)):
-        if all(isinstance(item, str) for item in value):
-            return tuple(value)
-    elif (
-        (kind == "bool" and isinstance(value, bool))
-        or (kind == "text" and isinstance(value, str))
-        or (kind == "int" and isinstance(value, int) and not isinstance(value, bool))
-    ):
-        return value
-    elif kind == "float" and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    elif kind == "text" and setting.name.endswith("gpu-layers") and isinstance(value, int):
+    if type(value) is int and setting.name.endswith("gpu-layers"):
         return str(value)
-    elif setting.name == "exact" and isinstance(value, int):
+    if isinstance(value, int) and setting.name == "exact":
         return ("off", "on")[value] if value in (0, 1) else str(value)
-    wanted = {
-        "int": "a whole number",
-        "float": "a number",
-        "bool": "true or false",
-        "text": "a text",
-        "texts": "a list of texts",
-    }[kind]
-    raise UsageError(f"{setting.name} must be {wanted}, got {value!r}")
+    kind, words = _KINDS[setting.kind]
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        raise UsageError(f"{setting.name} must be {words}, got {value!r}") from None
 
 
 def _checked(name: str, value: Any, origin: str) -> Any:
@@ -295,8 +291,10 @@ def write_setting(path: Path, name: str, value: Any) -> None:
         ours = None
     if ours != wanted:
         raise ConfigError(f"{name} in {path} spans several lines", "change it in an editor")
-    # write through a link: it may lead to a folder under version control
-    _replace_file(Path(os.path.realpath(path)), changed)
+    try:  # write through a link: it may lead to a folder under version control
+        replace_file(Path(os.path.realpath(path)), changed.encode())
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _edited(text: str, name: str, literal: str | None) -> str:
@@ -326,10 +324,3 @@ def _literal(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return json.dumps(value)
-
-
-def _replace_file(path: Path, text: str) -> None:
-    try:
-        replace_file(path, text.encode())
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None

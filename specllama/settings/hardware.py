@@ -1,4 +1,4 @@
-"""Options of the machine: places of weights, cores that compute, angles of positions.
+"""Options of the machine: places of weights, workers, adapters.
 
 Values are checked here as far as they can be without a model and a machine; ``backend.planning``
 and ``backend.llama_place`` compare them with both. Light to import.
@@ -13,16 +13,8 @@ import re
 from dataclasses import dataclass
 
 from specllama.errors import UsageError
-from specllama.settings.setting import check, long_context, placement
+from specllama.settings.setting import check, placement
 
-SPLIT_MODES = ("layer", "row", "none")
-NUMA = ("off", "distribute", "isolate", "numactl")
-ROPE_SCALINGS = ("auto", "none", "linear", "yarn", "longrope")
-PRIORITIES = ("low", "normal", "medium", "high", "realtime")
-CPU_POLL = 50  # llama.cpp's own
-MOST_CORES = 512  # GGML_MAX_N_THREADS: bits of a mask
-_MASK = re.compile(r"^(0[xX])?[0-9a-fA-F]+$")
-_RANGES = re.compile(r"^\d+(-\d+)?(,\d+(-\d+)?)*$")
 # what Python's patterns have and C++'s (std::regex, ECMAScript) do not
 _ONLY_HERE = re.compile(r"\(\?(?![:=!])|\\[AZzGQ]|[*+?}]\+")
 
@@ -32,9 +24,6 @@ class PlaceOptions:
     """The places of one model's weights; ``gpu_layers`` gives the number of layers there.
 
     Attributes:
-        split_mode: "layer" (and its cache on one device), "row" (matrices over all devices) or
-            "none" (one device takes everything).
-        main_gpu: the device of split mode "none", and of what split mode "row" leaves whole.
         cpu_moe, n_cpu_moe: neither given, experts stay in RAM as far as the devices are too small.
     """
 
@@ -44,34 +33,19 @@ class PlaceOptions:
         "doctor names them.",
         name="device",
         metavar="NAME,…",
-        draft="Devices for the draft model.",
-    )
-    split_mode: str = placement(
-        "layer",
-        "Over several devices: whole layers, the rows of each matrix, or no splitting.",
-        choices=SPLIT_MODES,
     )
     tensor_split: str = placement(
         "",
         "Share of the model on each device, such as 3,1. Unset: in proportion to free memory.",
         metavar="N,N,…",
+        flag=False,
     )
-    main_gpu: int = placement(
-        0,
-        "Number of the device that holds the parts that are not split.",
-        within=(0, 255),
-    )
-    cpu_moe: bool = placement(
-        False,
-        "Keep the experts of every layer in RAM.",
-        draft="Keep the draft model's experts in RAM.",
-    )
+    cpu_moe: bool = placement(False, "Keep the experts of every layer in RAM.")
     n_cpu_moe: int | None = placement(
         None,
         "Keep the experts of the first N layers in RAM. Unset: as many as the GPUs have no room "
         "for.",
         within=(0, 4096),
-        draft="Keep the experts of the draft model's first N layers in RAM.",
     )
     overrides: tuple[str, ...] = placement(
         (),
@@ -79,7 +53,6 @@ class PlaceOptions:
         name="override-tensor",
         flags=("-ot", "--override-tensor"),
         metavar="PATTERN=DEVICE",
-        draft="Put tensors of the draft model on a device; repeatable.",
     )
 
     def __post_init__(self) -> None:
@@ -167,159 +140,6 @@ def endpoints(text: str) -> tuple[tuple[str, int], ...]:
             )
         found.append((host, int(port)))
     return tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
-class CpuOptions:
-    """The cores that compute, and their use; "" for both mask and cores means any."""
-
-    numa: str = placement(
-        "off",
-        "On a machine of several NUMA nodes: distribute over all, isolate on the one it starts on, "
-        "or keep to numactl's.",
-        choices=NUMA,
-    )
-    mask: str = placement(
-        "",
-        "CPU cores that may compute, as a hexadecimal mask.",
-        name="cpu-mask",
-        metavar="HEX",
-    )
-    cores: str = placement(
-        "",
-        "CPU cores that may compute, as ranges.",
-        name="cpu-range",
-        metavar="0-7,16",
-    )
-    strict: bool = placement(
-        False,
-        "Bind each computing thread to one core of --cpu-mask or --cpu-range.",
-        name="cpu-strict",
-    )
-    priority: str = placement(
-        "normal",
-        "Priority of the computing threads.",
-        name="prio",
-        choices=PRIORITIES,
-    )
-    poll: int = placement(
-        CPU_POLL,
-        "How busily the computing threads wait between passes: 0 sleeps, 100 never sleeps.",
-        within=(0, 100),
-    )
-
-    def __post_init__(self) -> None:
-        check(self)
-        if self.mask and self.cores:
-            raise UsageError("give --cpu-mask or --cpu-range, not both")
-        _ = self.allowed
-
-    @property
-    def allowed(self) -> tuple[int, ...]:
-        """The logical cores that may compute; () means any.
-
-        Raises:
-            UsageError: the mask or the ranges cannot be read, or name no core.
-        """
-        if self.mask:
-            if not _MASK.match(self.mask):
-                raise UsageError(f"cpu-mask must be hexadecimal, got {self.mask!r}")
-            bits = int(self.mask, 16)
-            found = {i for i in range(bits.bit_length()) if bits >> i & 1}
-        elif self.cores:
-            if not _RANGES.match(self.cores) or len(self.cores) > 1024:
-                raise UsageError(f"cannot read the cores {self.cores!r}", "write 0-7,16 or 3")
-            found = set()
-            for part in self.cores.split(","):
-                first, _, last = part.partition("-")
-                if int(last or first) >= MOST_CORES:
-                    raise UsageError(f"cores are counted from 0 to {MOST_CORES - 1}")
-                found.update(range(int(first), int(last or first) + 1))
-        else:
-            return ()
-        if not found or max(found) >= MOST_CORES:
-            raise UsageError(f"cores are counted from 0 to {MOST_CORES - 1}, and one is needed")
-        return tuple(sorted(found))
-
-    @property
-    def usual(self) -> bool:
-        """True if llama.cpp's own threads will do."""
-        return not self.allowed and self.priority == "normal" and self.poll == CPU_POLL
-
-
-@dataclass(frozen=True, slots=True)
-class RopeOptions:
-    """The conversion of positions to angles; unset fields come from the model. The parameters of
-    YaRN are those of the paper."""
-
-    scaling: str = long_context(
-        "auto",
-        "Scaling of positions beyond the trained length; auto is the model's.",
-        name="rope-scaling",
-        choices=ROPE_SCALINGS,
-    )
-    scale: float | None = long_context(
-        None,
-        "Stretch the context by this factor.",
-        name="rope-scale",
-        within=(1e-3, 1e3),
-    )
-    freq_base: float | None = long_context(
-        None,
-        "Base frequency of RoPE. Unset: the model's.",
-        name="rope-freq-base",
-        within=(1, 1e12),
-    )
-    freq_scale: float | None = long_context(
-        None,
-        "The inverse of --rope-scale.",
-        name="rope-freq-scale",
-        within=(1e-3, 1e3),
-    )
-    yarn_orig_ctx: int | None = long_context(
-        None,
-        "Trained length that YaRN starts from. Unset: the model's.",
-        within=(1, 2**24),
-    )
-    yarn_ext_factor: float | None = long_context(
-        None,
-        "How much YaRN extrapolates; 0 only interpolates.",
-        within=(0, 1e3),
-    )
-    yarn_attn_factor: float | None = long_context(
-        None, "Factor by which YaRN scales attention.", within=(1e-3, 1e3)
-    )
-    yarn_beta_fast: float | None = long_context(
-        None,
-        "Rotations above which YaRN leaves a dimension as it is (beta_fast).",
-        within=(1e-3, 1e6),
-    )
-    yarn_beta_slow: float | None = long_context(
-        None,
-        "Rotations below which YaRN only interpolates a dimension (beta_slow).",
-        within=(1e-3, 1e6),
-    )
-
-    def __post_init__(self) -> None:
-        check(self)
-        if self.scale is not None and self.freq_scale is not None:
-            raise UsageError("give --rope-scale or --rope-freq-scale, not both")
-
-    @property
-    def given(self) -> dict[str, float]:
-        """The chosen values, under the names of llama.cpp's context parameters."""
-        chosen: dict[str, float | None] = {
-            "rope_freq_base": self.freq_base,
-            "rope_freq_scale": 1 / self.scale if self.scale is not None else self.freq_scale,
-            "yarn_orig_ctx": self.yarn_orig_ctx,
-            "yarn_ext_factor": self.yarn_ext_factor,
-            "yarn_attn_factor": self.yarn_attn_factor,
-            "yarn_beta_fast": self.yarn_beta_fast,
-            "yarn_beta_slow": self.yarn_beta_slow,
-        }
-        if self.scaling != "auto":
-            chosen["rope_scaling_type"] = ROPE_SCALINGS.index(self.scaling) - 1
-        return {name: value for name, value in chosen.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,13 @@ from typing import Any, Literal
 
 from specllama.errors import UsageError
 from specllama.settings import methods
-from specllama.settings.hardware import Adapter, CpuOptions, PlaceOptions, RopeOptions, endpoints
+from specllama.settings.hardware import Adapter, PlaceOptions, endpoints
 from specllama.settings.setting import (
     MOST,
     check,
     length,
-    long_context,
     placement,
+    rare_sampler,
     sampler,
     setting,
     speculation,
@@ -103,7 +103,7 @@ class SamplingParams:
 
     temperature: float = sampler(
         0.8,
-        "Randomness of sampling; 0 always takes the likeliest token.",
+        "Randomness; 0 takes the likeliest token.",
         flags=("--temperature", "--temp"),
         within=(0, 100),
     )
@@ -119,7 +119,7 @@ class SamplingParams:
         "Drop tokens less likely than this fraction of the likeliest one.",
         within=(0, 1),
     )
-    typical_p: float = sampler(
+    typical_p: float = rare_sampler(
         1.0,
         "Locally typical sampling; 1 is off.",
         name="typical",
@@ -130,7 +130,7 @@ class SamplingParams:
     repeat_penalty: float = sampler(
         1.0, "Divide scores of repeated tokens; 1 is off.", within=(0.01, 10)
     )
-    repeat_last_n: int = sampler(
+    repeat_last_n: int = rare_sampler(
         64,
         "How many tokens the penalties look back; -1 is the whole context.",
         within=(-1, MOST),
@@ -143,33 +143,33 @@ class SamplingParams:
     frequency_penalty: float = sampler(
         0.0, "Penalty subtracted each time a token has occurred.", within=(-10, 10)
     )
-    dry_multiplier: float = sampler(
+    dry_multiplier: float = rare_sampler(
         0.0,
         "Strength of the DRY penalty on repeated phrases; 0 is off.",
         within=(0, 100),
     )
-    dry_base: float = sampler(
+    dry_base: float = rare_sampler(
         1.75,
         "Factor by which the DRY penalty grows with each repeated token.",
         within=(1, 100),
     )
-    dry_allowed_length: int = sampler(
+    dry_allowed_length: int = rare_sampler(
         2, "Longest repeat, in tokens, that DRY does not penalize.", within=(1, MOST)
     )
-    dry_penalty_last_n: int = sampler(
+    dry_penalty_last_n: int = rare_sampler(
         -1,
         "How many tokens DRY looks back; -1 is the whole context.",
         within=(-1, MOST),
     )
-    dry_sequence_breakers: tuple[str, ...] = sampler(
+    dry_sequence_breakers: tuple[str, ...] = rare_sampler(
         ("\n", ":", '"', "*"),
         "Text at which DRY stops matching a repeat; repeatable.",
         name="dry-sequence-breaker",
     )
-    xtc_probability: float = sampler(
+    xtc_probability: float = rare_sampler(
         0.0, "Chance to drop the top choices (XTC); 0 is off.", within=(0, 1)
     )
-    xtc_threshold: float = sampler(
+    xtc_threshold: float = rare_sampler(
         0.1, "XTC drops only choices above this probability.", within=(0, 1)
     )
     logit_bias: dict[int, float] = field(default_factory=dict)
@@ -196,6 +196,7 @@ class GenerateParams:
             card.
         stop: matched across token boundaries, never shown, and not looked for in thoughts.
         draft_max: None lets the pair decide, see ``draft_limit``.
+        min_speculative_tokens: a reply that is limited to fewer is decoded plainly.
         grammar: GBNF text. json_schema: JSON schema text. regex: what the whole text matches. At
             most one of the three.
         spelled: control tokens of a reply are part of its text, but for its end: calls of tools are
@@ -237,7 +238,7 @@ class GenerateParams:
     )
     speculate: bool = speculation(
         True,
-        "Draft and verify; --no-spec decodes plainly, with the same text.",
+        "Draft and verify; the text is the same. --no-spec decodes plainly.",
         flags=("--spec/--no-spec",),
     )
     proposer: str = speculation(
@@ -259,15 +260,11 @@ class GenerateParams:
         "plain steps, 1 % and what one round overran; fixed always drafts up to draft-max.",
         choices=WINDOWS,
     )
-    draft_min: int = speculation(
-        0,
-        "Do not draft at all where fewer tokens than this would be drafted.",
-        within=(0, DRAFT_MAX_LIMIT),
-    )
     draft_p_min: float = speculation(
         0.0,
         "End a draft at a token whose probability is below this; 0 is off.",
         within=(0, 1),
+        flag=False,
     )
     verify: VerifyRule = speculation(
         "match",
@@ -275,11 +272,7 @@ class GenerateParams:
         "keep its distribution.",
         choices=VERIFY_RULES,
     )
-    min_speculative_tokens: int = speculation(
-        8,
-        "Decode plainly when a reply is limited to fewer tokens.",
-        within=(0, MOST),
-    )
+    min_speculative_tokens: int = setting(8, within=(0, MOST))
     on_full: OnFull = length(
         "stop",
         "When the context is full: stop, or shift out the oldest text.",
@@ -290,9 +283,10 @@ class GenerateParams:
     regex: str | None = None
     think: str = thinking(
         "auto",
-        "Whether, or how hard, the model thinks before it answers; auto follows its template. "
-        "--no-think is --think=off.",
+        "How hard the model thinks before it answers. auto follows its template; --no-think is "
+        "--think=off.",
         choices=THINK,
+        metavar="on|off|low|medium|high",
     )
     think_budget: int | None = thinking(
         None,
@@ -304,6 +298,7 @@ class GenerateParams:
         "A variable of the chat template; a value is JSON or text; repeatable.",
         flags=("--template-arg",),
         metavar="NAME=VALUE",
+        flag=False,
     )
     steady_prompts: bool = thinking(
         True,
@@ -394,9 +389,10 @@ class EngineOptions:
     """Options for loading a pair. A field's help text, if it has one, explains it.
 
     Attributes:
-        place, draft_place: where the weights of target and draft go.
-        cpu: which cores compute. rope: how positions are turned into angles.
-        swa_full: with the whole cache, any rollback is possible.
+        place: where the weights of the target go.
+        swa_full: with the whole cache of sliding-window layers, any rollback is possible; without
+            it, a context needs less memory. A pair that does not fit with it is loaded without.
+        max_leaves: most branches of a token tree; 1 allows chains only.
         flash_attn, kv_type_k, kv_type_v: on CPUs, the rows of flash attention need not depend on
             the width of a pass.
         max_rows: the widest target pass that will be asked for (drafts + 1).
@@ -415,14 +411,14 @@ class EngineOptions:
     )
     n_ctx: int | None = setting(
         None,
-        "Context length in tokens; 0 is the trained length. Unset: what fits, up to that.",
+        "Context length in tokens; 0: as trained. Unset: what fits, up to that.",
         name="ctx-size",
         flags=("-c", "--ctx-size"),
         within=(0, 2**24),
     )
     gpu_layers: str = setting(
         "auto",
-        "Layers of the target on the GPU: auto, all or a count.",
+        "Layers on the GPU: auto, all or a count.",
         flags=("-ngl", "--gpu-layers"),
         metavar="auto|all|N",
     )
@@ -436,23 +432,19 @@ class EngineOptions:
         metavar="HOST:PORT,…",
     )
     place: PlaceOptions = field(default_factory=PlaceOptions)
-    draft_place: PlaceOptions = field(default_factory=PlaceOptions)
+    draft_devices: str = placement(
+        "", "Devices for the draft model.", name="draft-device", metavar="NAME,…", flag=False
+    )
     threads: int | None = setting(
         None,
         "CPU threads. Unset: the physical cores, or fewer while that is faster.",
         flags=("-t", "--threads"),
         within=(1, 1024),
     )
-    threads_batch: int | None = placement(
-        None,
-        "CPU threads for prompts. Unset: as many as --threads.",
-        within=(1, 1024),
+    rope_scale: float | None = setting(
+        None, "Stretch the trained context by this factor.", within=(1e-3, 1e3), flag=False
     )
-    cpu: CpuOptions = field(default_factory=CpuOptions)
-    rope: RopeOptions = field(default_factory=RopeOptions)
-    swa_full: bool = long_context(
-        True, "Keep all cells of sliding-window layers, so that earlier text can be reused."
-    )
+    swa_full: bool = True
     flash_attn: FlashAttention = setting(
         "auto",
         "Flash attention; auto is on for CPU and llama.cpp's own choice for GPUs.",
@@ -476,12 +468,6 @@ class EngineOptions:
         name="batch-size",
         within=(32, 2**16),
     )
-    n_ubatch: int | None = setting(
-        None,
-        "Prompt tokens computed at once. Unset: the whole batch.",
-        name="ubatch-size",
-        within=(32, 2**16),
-    )
     loras: tuple[str, ...] = setting(
         (),
         "LoRA adapter for the target, with its strength if that is not 1; repeatable.",
@@ -495,17 +481,17 @@ class EngineOptions:
         "layout whose passes are bitwise, else the faster one.",
         choices=("auto", "on", "off"),
     )
-    use_mlock: bool = setting(False, "Keep the model in memory (no swapping).", name="mlock")
-    check_memory: bool = setting(True, "Refuse a pair that needs more memory than is free.")
+    use_mlock: bool = setting(
+        False, "Keep the model in memory (no swapping).", name="mlock", flag=False
+    )
+    check_memory: bool = setting(
+        True, "Refuse a pair that needs more memory than is free.", flag=False
+    )
     allow_other_vocab: bool = speculation(
         False,
         "Accept a draft model with another tokenizer; its guesses are translated.",
     )
-    max_leaves: int = speculation(
-        16,
-        "Most branches in a token tree; 1 allows chains only.",
-        within=(1, 256),
-    )
+    max_leaves: int = setting(16, within=(1, 256))
     draft_from: tuple[str, ...] = speculation(
         (),
         "Copy drafts from this file, or from the texts of this folder, as well; repeatable.",
@@ -519,7 +505,13 @@ class EngineOptions:
     )
     max_rows: int = setting(DRAFT_MAX_LIMIT + 1, within=(1, 4096))
     parallel: int = setting(1, within=(1, 64))
-    kv_ram: int | None = setting(None, within=(0, 2**24))
+    kv_ram: int | None = setting(
+        None,
+        "In serve, memory for idle conversations whose cells others need, in MiB. Unset: as much "
+        "as model and context take, at most 1024.",
+        within=(0, 2**24),
+        flag=False,
+    )
     kv_disk: str = setting(
         "auto",
         "Keep states of conversations on disk, up to this size (8G, 500M), so that they reopen "
@@ -589,11 +581,10 @@ class EngineOptions:
             if layers not in ("auto", "all") and not layers.isdigit():
                 raise UsageError(f"{name} must be auto, all or a count, got {layers!r}")
         endpoints(self.rpc)
+        PlaceOptions(devices=self.draft_devices)
         disk_bytes(self.kv_disk)
         for adapter in self.loras:
             Adapter.read(adapter)
-        if self.cpu.strict and not self.cpu.allowed:
-            raise UsageError("--cpu-strict needs cores to keep to", "add --cpu-range 0-7")
         widest = DRAFT_MAX_LIMIT + 1
         if self.exact not in ("off", "on") and not (
             self.exact.isdecimal() and 2 <= int(self.exact) <= widest

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from specllama.errors import UsageError
 from specllama.settings.duration import seconds
-from specllama.settings.hardware import CpuOptions, PlaceOptions, RopeOptions
+from specllama.settings.hardware import PlaceOptions
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.settings.setting import MOST, Group, Setting, check, declared, setting
 
@@ -24,14 +24,14 @@ class AppOptions:
 
     model: str | None = setting(
         None,
-        "Target: a path, user/repo[:quant] or a catalog name. Without it: the bundled tiny "
-        "pair; in the terminal app, the pair opened last.",
+        "Model: a path, user/repo[:quant] or a name. Names are those of the catalog. Without it: "
+        "the bundled tiny pair; in the terminal app, the pair opened last.",
         flags=("-m", "--model"),
         metavar="REF",
     )
     draft_model: str | None = setting(
         None,
-        "Draft model, named in the same ways; none loads none.",
+        "Draft model, named alike; none loads none.",
         flags=("-d", "--draft-model"),
         metavar="REF",
     )
@@ -51,8 +51,8 @@ class AppOptions:
     )
     idle_unload: str = setting(
         "10m",
-        "Free the memory of a model that was idle for this TIME, in serve and in the terminal app; "
-        "the next message loads it again. never keeps it.",
+        "Unload a model that was idle for this TIME. The next message loads it again; never keeps "
+        "it. In serve and in the terminal app.",
         metavar="TIME",
         flag=False,
     )
@@ -88,17 +88,35 @@ class AppOptions:
             raise UsageError(f"idle-unload: {error.message}", error.hint) from None
 
 
-# fields of EngineOptions with settings of their own
-ENGINE_PARTS: dict[str, Any] = {
-    "place": PlaceOptions(),
-    "draft_place": PlaceOptions(),
-    "cpu": CpuOptions(),
-    "rope": RopeOptions(),
+_FILE = "the model's file says it; to stretch the context: rope-scale"
+GONE: dict[str, str] = {
+    **dict.fromkeys(
+        ("numa", "cpu-mask", "cpu-range", "cpu-strict"),
+        "the system's own tools do it: taskset -c 0-7 specllama …, or numactl",
+    ),
+    "prio": "the system's own tool does it: nice specllama …",
+    "poll": "llama.cpp decides how its threads wait",
+    **dict.fromkeys(("rope-scaling", "rope-freq-base", "rope-freq-scale"), _FILE),
+    **dict.fromkeys(("yarn-orig-ctx", "yarn-ext-factor", "yarn-attn-factor"), _FILE),
+    **dict.fromkeys(("yarn-beta-fast", "yarn-beta-slow"), _FILE),
+    "swa-full": "it follows from what fits in memory",
+    "ubatch-size": "batch-size alone says how much of a prompt is computed at once",
+    "threads-batch": "threads is the number for prompts, too",
+    "split-mode": "devices take whole layers; device names the only one to use",
+    "main-gpu": "device names the only one to use",
+    **dict.fromkeys(
+        ("draft-cpu-moe", "draft-n-cpu-moe", "draft-override-tensor"),
+        "a draft model goes to its target's devices, or to draft-device",
+    ),
+    "max-leaves": "token trees have up to 16 branches; proposer draft writes chains only",
+    "draft-min": "the draft window decides what is worth a round",
+    "min-speculative-tokens": "replies of fewer than 8 tokens are decoded plainly",
 }
+"""The settings of earlier versions, and what does it now."""
 DEFAULTS: dict[str, Any] = {
     "app": AppOptions(),
     "engine": EngineOptions(),
-    **ENGINE_PARTS,
+    "place": PlaceOptions(),
     "generate": GenerateParams(),
     "sampling": SamplingParams(),
 }
@@ -108,15 +126,8 @@ def _settings() -> Iterator[Setting]:
     for room, default in DEFAULTS.items():
         kind: Any = type(default)
         for name, one in declared(kind).items():
-            where = f"{room}.{name}"
-            if room == "draft_place":
-                if one.draft:
-                    named = f"draft-{one.name}"
-                    yield dataclasses.replace(
-                        one, name=named, field=where, help=one.draft, flags=()
-                    )
-            elif one.help:
-                yield dataclasses.replace(one, field=where)
+            if one.help:
+                yield dataclasses.replace(one, field=f"{room}.{name}")
 
 
 SCHEMA: tuple[Setting, ...] = tuple(

@@ -19,7 +19,6 @@ Kind = Literal["int", "float", "bool", "text", "texts"]
 Group = Literal[
     "Model",
     "Placement",
-    "Long context",
     "Speculation",
     "Sampling",
     "Length",
@@ -44,7 +43,7 @@ class Setting:
     Attributes:
         name: the long option, and the key in files, in kebab case; that of the field unless given.
         kind: type of the value; "texts" is a list. default: its value unless it is set.
-        field: where it goes: ``engine.X`` or a part of it (ENGINE_PARTS), ``generate.X``,
+        field: where it goes: ``engine.X`` or a part of it (``place.X``), ``generate.X``,
             ``sampling.X``, or ``app.X`` for what the front ends use themselves.
         help: one or two sentences, shown by ``--help`` and ``config show``; "" for what only a
             caller sets.
@@ -53,9 +52,8 @@ class Setting:
         within: the least and the greatest value; ``above``: the least is not one itself.
         choices: the only values allowed.
         metavar: what ``--help`` calls the value.
-        flag: whether it can be typed on the command line, not only set.
+        flag: whether every command that uses it has a flag for it; --set takes each.
         unset: the value by which other tools say "not given".
-        draft: the help of the same setting for the draft model; "" where it has none.
     """
 
     name: str = ""
@@ -71,12 +69,11 @@ class Setting:
     metavar: str = ""
     flag: bool = True
     unset: int | None = None
-    draft: str = ""
 
     @property
     def variable(self) -> str:
         """The name of its environment variable."""
-        return "SPECLLAMA_" + self.name.upper().replace("-", "_")
+        return variable_of(self.name)
 
     def check(self, value: Any) -> None:
         """Raise UsageError for a value that is not accepted; the message names those that are."""
@@ -100,6 +97,11 @@ class Setting:
             raise UsageError(f"{self.name} must be in {bracket}{low:g}, {high:g}], got {value!r}")
 
 
+def variable_of(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return "SPECLLAMA_" + name.upper().replace("-", "_")
+
+
 def setting(default: Any, help: str = "", group: Group = "Model", **more: Any) -> Any:
     """Declare a field of a parameter class; ``more`` are further attributes of its Setting."""
     declared = Setting(default=default, help=help, group=group, **more)
@@ -107,9 +109,9 @@ def setting(default: Any, help: str = "", group: Group = "Model", **more: Any) -
 
 
 placement = partial(setting, group="Placement")
-long_context = partial(setting, group="Long context")
 speculation = partial(setting, group="Speculation")
 sampler = partial(setting, group="Sampling")
+rare_sampler = partial(sampler, flag=False)
 length = partial(setting, group="Length")
 thinking = partial(setting, group="Thoughts and template")
 

@@ -88,23 +88,19 @@ class Window(Bidder, Protocol):
         ...
 
 
-def no_room(room: int, draft_max: int, draft_min: int) -> Plan | None:
+def no_room(room: int, draft_max: int) -> Plan | None:
     """Return a plan without drafts if none can fit, whatever it is worth; None if one can."""
     if draft_max == 0:
         return Plan(0, "off")
-    if room <= 0:
-        return Plan(0, "last token")
-    n = min(draft_max, room)
-    return Plan(0, f"room for {n}, below draft-min") if n < draft_min else None
+    return Plan(0, "last token") if room <= 0 else None
 
 
 class FixedWindow:
-    """A window of always up to ``draft_max`` tokens; a room below ``draft_min`` is not worth
-    drafting. It reports the time of its plain steps to ``steps``."""
+    """A window of always up to ``draft_max`` tokens. It reports the time of its plain steps to
+    ``steps``."""
 
-    def __init__(self, draft_max: int, draft_min: int = 0, steps: PlainSteps | None = None) -> None:
+    def __init__(self, draft_max: int, steps: PlainSteps | None = None) -> None:
         self._draft_max = draft_max
-        self._draft_min = draft_min
         self._steps = steps
         self._depth = 0
 
@@ -115,7 +111,7 @@ class FixedWindow:
         self._depth = depth
 
     def plan(self, room: int) -> Plan:
-        if none := no_room(room, self._draft_max, self._draft_min):
+        if none := no_room(room, self._draft_max):
             return none
         n = min(self._draft_max, room)
         return Plan(n, "fixed" if n == self._draft_max else "room")

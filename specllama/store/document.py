@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from html import escape
 
 from specllama.text import sanitize
@@ -27,84 +26,39 @@ class Raw(str):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Heading:
-    text: str
+def page(title: str, parts: Iterable[str]) -> str:
+    """Return a document of parts; an empty one is left out."""
+    return "\n\n".join([f"# {_md(title)}", *filter(None, parts)]) + "\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Say:
-    """A paragraph."""
-
-    text: str
+def heading(text: str) -> str:
+    return f"## {_md(text)}"
 
 
-@dataclass(frozen=True, slots=True)
-class FactList:
-    """A list; each line is made of our words and of raw parts."""
-
-    lines: Sequence[Sequence[str]]
+def paragraph(text: str) -> str:
+    return _md(text)
 
 
-@dataclass(frozen=True, slots=True)
-class Quote:
-    """Raw text of several lines."""
-
-    text: str
+def fact_list(lines: Iterable[Sequence[str]]) -> str:
+    """Write a list; each line is made of our words and of raw parts."""
+    return "\n".join("- " + "".join(map(_md, line)) for line in lines)
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
+def quote(text: str) -> str:
+    """Write raw text of several lines."""
+    fence = "`" * max(3, _longest_run(text) + 1)
+    return f"{fence}text\n{clean(text)}\n{fence}"
 
 
-@dataclass(frozen=True, slots=True)
-class Folded:
-    """Parts below a title that opens them."""
-
-    title: str
-    parts: Sequence[Part]
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [_row(map(_md, heads)), _row("---" for _ in heads), *(_row(map(_md, r)) for r in rows)]
+    return "\n".join(lines)
 
 
-Part = Heading | Say | FactList | Quote | Table | Folded
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    title: str
-    parts: Sequence[Part] = field(default_factory=tuple)
-
-
-def markdown(document: Document) -> str:
-    lines = [f"# {_md(document.title)}", *_blocks(document.parts)]
-    return "\n\n".join(lines) + "\n"
-
-
-def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a table."""
-    return [_row(map(_md, heads)), _row("---" for _ in heads), *(_row(map(_md, r)) for r in rows)]
-
-
-def _blocks(parts: Sequence[Part]) -> list[str]:
-    return [block for part in parts if (block := _block(part))]
-
-
-def _block(part: Part) -> str:
-    match part:
-        case Heading(text):
-            return f"## {_md(text)}"
-        case Say(text):
-            return _md(text)
-        case FactList(lines):
-            return "\n".join("- " + "".join(map(_md, line)) for line in lines)
-        case Quote(text):
-            return _fenced(text)
-        case Table(heads, rows):
-            return "\n".join(markdown_table(heads, rows))
-        case Folded(title, parts):
-            inner = "\n\n".join(_blocks(parts))
-            return f"<details><summary>{escape(title)}</summary>\n\n{inner}\n\n</details>"
+def folded(title: str, parts: Iterable[str]) -> str:
+    """Write parts below a title that opens them."""
+    inner = "\n\n".join(filter(None, parts))
+    return f"<details><summary>{escape(title)}</summary>\n\n{inner}\n\n</details>"
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -122,11 +76,6 @@ def _md(text: str) -> str:
         pad = " " if "`" in (line[0], line[-1]) else ""
         line = f"{ticks}{pad}{line}{pad}{ticks}"
     return line.replace("|", "\\|")
-
-
-def _fenced(text: str) -> str:
-    fence = "`" * max(3, _longest_run(text) + 1)
-    return f"{fence}text\n{clean(text)}\n{fence}"
 
 
 def _longest_run(text: str) -> int:

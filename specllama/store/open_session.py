@@ -53,14 +53,6 @@ class OpenSession:
         stored = "" if self.id is None else self._store.title(self.id)
         return stored or self._title or UNTITLED
 
-    def rename(self, title: str) -> str:
-        """Give it a title, unless that is empty; return the id."""
-        self._title = title or self._title
-        identity = self._stored_id()
-        if title:
-            self._store.rename(identity, title)
-        return identity
-
     def configure(self, *, system: str | None = None, chosen: dict[str, Any] | None = None) -> None:
         if system is not None:
             self.system = system

@@ -75,17 +75,23 @@ def circumstances(info: EngineInfo, params: GenerateParams) -> dict[str, Any]:
 
 
 class RoundLog:
-    """Log of one run's events in its file. No method raises because of the disk.
+    """Log of one run's events in its file, by default in the usual folder. No method raises
+    because of the disk.
 
     The file is created with the first event, so a run that fails to start leaves none.
     """
 
     def __init__(
-        self, info: EngineInfo, params: GenerateParams, *, command: str, folder: Path
+        self,
+        info: EngineInfo,
+        params: GenerateParams,
+        *,
+        command: str = "run",
+        folder: Path | None = None,
     ) -> None:
         now = datetime.now(UTC).astimezone()
         self.run = f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-        self.path = folder / f"{self.run}.jsonl"
+        self.path = (folder or rounds_dir()) / f"{self.run}.jsonl"
         self.failure: str | None = None
         self._params = params
         self._fd: int | None = None
@@ -98,18 +104,6 @@ class RoundLog:
             "command": command,
             **circumstances(info, params),
         }
-
-    @classmethod
-    def open(
-        cls,
-        info: EngineInfo,
-        params: GenerateParams,
-        *,
-        command: str = "run",
-        folder: Path | None = None,
-    ) -> RoundLog:
-        """Make a log for one run of this pair, by default in the usual folder."""
-        return cls(info, params, command=command, folder=folder or rounds_dir())
 
     def write(self, event: Event, params: GenerateParams | None = None) -> Notice | None:
         """Append one event; only Started, RoundDone and Finished are logged.
@@ -186,7 +180,7 @@ def open_for_append(path: Path) -> int:
         OSError: it cannot be opened.
     """
     private_folder(path.parent)
-    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     size = os.lseek(fd, 0, os.SEEK_END)
     if size:
         os.lseek(fd, size - 1, os.SEEK_SET)
@@ -223,7 +217,7 @@ class Logged:
         """
         used = params.on_card(self.info.target.card)
         if self.log is None:
-            self.log = RoundLog.open(self.info, used, command=self._command, folder=self._folder)
+            self.log = RoundLog(self.info, used, command=self._command, folder=self._folder)
         log, events = self.log, self._engine.generate(prompt, params, cancel=cancel)
         try:
             for event in events:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
 from specllama.events import Finished, RoundDone
 from specllama.replies.figures import ReplyFigures
 from specllama.settings.params import GenerateParams
 from specllama.store.codec import params_to_dict
 from specllama.store.document import (
-    Document,
-    FactList,
-    Folded,
-    Heading,
-    Part,
-    Quote,
     Raw,
-    Say,
-    Table,
+    fact_list,
+    folded,
+    heading,
+    page,
+    paragraph,
+    quote,
+    table,
 )
 from specllama.store.rounds import LoggedTurn, RunRecord
 from specllama.verdict import words
@@ -30,49 +29,39 @@ USUAL = params_to_dict(GenerateParams())
 ALWAYS = ("temperature", "seed", "proposer", "verify", "window")  # of the settings
 
 
-class NamedMethod(Protocol):
-    """A method, and its name for people."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def short(self) -> str: ...
-
-
-def run_document(record: RunRecord, methods: Sequence[NamedMethod]) -> Document:
-    """Return a document with every reply of a run."""
-    parts: list[Part] = []
+def run_document(record: RunRecord, names: Mapping[str, str]) -> str:
+    """Return a document with every reply of a run; ``names``: of the methods, for people."""
+    parts: list[str] = []
     several = len(record.turns) > 1
     for turn in record.turns:
         if several:
-            parts.append(Heading(f"Reply {turn.index + 1}"))
-        parts += reply_parts(turn, methods)
+            parts.append(heading(f"Reply {turn.index + 1}"))
+        parts += reply_parts(turn, names)
     begun = [turn.started for turn in record.turns if turn.started is not None]
     seeds = [started.seed for started in begun if "seed" not in started.unknown]
     parts += [*provenance(record.header), settings(record.header.get("params"), seeds)]
-    return Document(f"Run {record.run}", parts)
+    return page(f"Run {record.run}", parts)
 
 
-def reply_parts(turn: LoggedTurn, methods: Sequence[NamedMethod], text: str = "") -> list[Part]:
+def reply_parts(turn: LoggedTurn, names: Mapping[str, str], text: str = "") -> list[str]:
     """Return the verdict and figures, the reply, and its rounds; show ``text`` for a reply without
     known rounds."""
     end, figures = turn.finished, turn.figures
-    parts: list[Part] = []
+    parts: list[str] = []
     if figures is not None:
         verdict = figures.verdict
         told = "Plain decoding" if verdict is None else words(verdict, "too few rounds", both=True)
-        parts += [Say(f"{told}.")] if not figures.engine else []
-        parts.append(Say(_figures(figures, end)))
+        parts += [paragraph(f"{told}.")] if not figures.engine else []
+        parts.append(paragraph(_figures(figures, end)))
     if not turn.rounds:
-        return [*parts, Quote(text or (end.text if end else ""))]
-    label = _labels(methods)
+        return [*parts, quote(text or (end.text if end else ""))]
     wrote = "".join(text for done in turn.rounds for text in done.emitted_text)
-    parts.append(Quote(wrote.removesuffix(_stop_text(turn))))
+    parts.append(quote(wrote.removesuffix(_stop_text(turn))))
     shown = turn.rounds[:ROUNDS]
-    table = Table(ROUND_HEADS, [_row(done, label) for done in shown])
-    rest = len(turn.rounds) - len(shown)
-    more = [Say(f"{rest} more rounds: specllama log export has them all.")] if rest else []
-    return [*parts, Folded(f"{len(turn.rounds)} rounds", [table, *more])]
+    inside = [table(ROUND_HEADS, [_row(done, names) for done in shown])]
+    if rest := len(turn.rounds) - len(shown):
+        inside.append(paragraph(f"{rest} more rounds: specllama log export has them all."))
+    return [*parts, folded(f"{len(turn.rounds)} rounds", inside)]
 
 
 def _stop_text(turn: LoggedTurn) -> str:
@@ -83,12 +72,13 @@ def _stop_text(turn: LoggedTurn) -> str:
     return "" if turn.finished.text.endswith(texts[-1]) else texts[-1]
 
 
-def _row(done: RoundDone, label: Any) -> list[str]:
+def _row(done: RoundDone, names: Mapping[str, str]) -> list[str]:
     n = len(done.emitted)
+    sources = [names.get(part) or part for part in done.source.split("+")]
     plain = f"{n * done.plain_ms:.1f} ms" if done.plain_ms else ""
     return [
         str(done.index + 1),
-        label(done.source) if done.drafted else "",
+        " + ".join(sources) if done.drafted else "",
         Raw("".join(done.drafted_text)),
         f"{done.accepted} of {len(done.drafted)}" if done.drafted else "",
         Raw("".join(done.emitted_text)),
@@ -118,15 +108,10 @@ def _figures(found: ReplyFigures, end: Finished | None) -> str:
     )
 
 
-def _labels(methods: Sequence[NamedMethod]) -> Any:
-    known = {m.name: m.short for m in methods}
-    return lambda source: " + ".join(known.get(part) or part for part in source.split("+"))
-
-
 # ---- what a figure was measured with
 
 
-def provenance(header: Mapping[str, Any]) -> list[Part]:
+def provenance(header: Mapping[str, Any]) -> list[str]:
     """Describe a run from the first line of its log; name files without their folder."""
     lines: list[list[str]] = []
     versions = header.get("versions")
@@ -140,7 +125,7 @@ def provenance(header: Mapping[str, Any]) -> list[Part]:
         model = header.get(role)
         if isinstance(model, dict):
             lines.append(_model(role, model))
-    return [Heading("What it ran on"), FactList(lines)]
+    return [heading("What it ran on"), fact_list(lines)]
 
 
 def _model(role: str, model: Mapping[str, Any]) -> list[str]:
@@ -153,11 +138,11 @@ def _model(role: str, model: Mapping[str, Any]) -> list[str]:
     return [f"{'target' if role == 'target' else 'draft model'}: ", Raw(name), ", ", quant, *facts]
 
 
-def settings(params: Any, seeds: Sequence[int] = ()) -> Part:
+def settings(params: Any, seeds: Sequence[int] = ()) -> str:
     """List the settings that differ from the usual ones, and a few that people always want; show
     ``seeds`` of the replies if no seed was set."""
     if not isinstance(params, dict):
-        return FactList([])
+        return ""
     flat = {**params, **_dict(params.get("sampling"))}
     if flat.get("seed") is None and seeds:
         flat["seed"] = f"drawn, {', '.join(map(str, seeds))}"
@@ -167,7 +152,7 @@ def settings(params: Any, seeds: Sequence[int] = ()) -> Part:
         for name, value in flat.items()
         if name not in ("sampling", "from_card") and (name in ALWAYS or value != usual.get(name))
     ]
-    return Folded("Settings", [FactList(lines)])
+    return folded("Settings", [fact_list(lines)])
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -26,7 +26,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from specllama.errors import SpecllamaError, StoreError, UsageError
+from specllama.files import DAMAGE
 from specllama.paths import sessions_file
 from specllama.replies import attach
 from specllama.store import database, search, states
@@ -380,12 +383,12 @@ class SessionStore:
         tree = Tree()
         for seq, parent, role, content, state, stats, reasoning, seams in messages:
             stored = StoredMessage(
-                role, content, state, _dictionary(stats), reasoning, _pair(seams)
+                role, content, state, _read(stats, _OBJECT), reasoning, _read(seams, _PAIR)
             )
             tree.put(seq, parent, stored)
         tree.leaf = leaf
         return StoredSession(
-            identity, title, system, _dictionary(settings) or {}, created_s, updated_s, tree
+            identity, title, system, _read(settings, _OBJECT) or {}, created_s, updated_s, tree
         )
 
     def find(self, selector: str = "last") -> str:
@@ -540,19 +543,12 @@ def _title(question: str) -> str:
     return _clean(attach.split(question)[0])
 
 
-def _dictionary(text: str | None) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text) if text else None
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+_OBJECT, _PAIR = dict[str, Any], tuple[str, str]
 
 
-def _pair(text: str | None) -> tuple[str, str] | None:
+def _read(text: str | None, kind: Any) -> Any:
+    """Read JSON of this kind; return None if there is none, or it is damaged."""
     try:
-        value = json.loads(text) if text else None
-    except ValueError:
+        return msgspec.convert(json.loads(text), kind) if text else None
+    except DAMAGE:
         return None
-    if isinstance(value, list) and len(value) == 2 and all(isinstance(v, str) for v in value):
-        return value[0], value[1]
-    return None

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from specllama.errors import StoreError
-from specllama.paths import private_folder, standing, states_dir
+from specllama.paths import private_folder, replace_file, standing, states_dir
 
 Bytes = bytes | bytearray | memoryview
 
@@ -70,7 +69,11 @@ class States:
         for path in self.path.glob(f"[!.]*{SUFFIX}"):
             with suppress(OSError, ValueError):
                 which = path.name, path.stat().st_ctime_ns
-                known[which] = self._found.get(which) or _opened(path)
+                if which not in self._found:
+                    with path.open("rb") as file:
+                        head = _head_of(file)
+                    self._found[which] = StateFile(path, path.name.partition(".")[0], head)
+                known[which] = self._found[which]
         self._found = known
         return list(known.values())
 
@@ -85,43 +88,14 @@ class States:
             return False
         private_folder(self.root)
         path = self.path / f"{owner}.{name}{SUFFIX}"
-        write(path, head, parts)
+        begin = _MAGIC + len(head).to_bytes(8, "little") + _digest([head])
+        replace_file(path, begin, head, *parts, _digest(parts))
         trim(self.root, self.most, but=path)
         return path.exists()
 
     def forget(self, owner: str) -> None:
         """Delete all states of an owner, under every key."""
         forget(owner, self.root)
-
-
-def _opened(path: Path) -> StateFile:
-    """Open a state file at any path.
-
-    Raises:
-        OSError, ValueError: it cannot be read, or has no whole head.
-    """
-    with path.open("rb") as file:
-        return StateFile(path, path.name.partition(".")[0], _head_of(file))
-
-
-def write(path: Path, head: bytes, parts: Sequence[Bytes]) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        OSError: it cannot be written; what was there stays.
-    """
-    handle, temporary = tempfile.mkstemp(dir=private_folder(path.parent), prefix=".")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(_MAGIC + len(head).to_bytes(8, "little") + _digest([head]))
-            file.write(head)
-            for part in parts:
-                file.write(part)
-            file.write(_digest(parts))
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def read(one: StateFile, sizes: Sequence[int]) -> list[memoryview]:

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from specllama.errors import ConfigError, UsageError
 from specllama.paths import config_file
 from specllama.settings.config import load_settings, write_setting
-from specllama.settings.hardware import CpuOptions, PlaceOptions, RopeOptions
+from specllama.settings.hardware import PlaceOptions
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.settings.schema import BY_NAME, ENGINE_PARTS, SCHEMA
+from specllama.settings.schema import BY_NAME, GONE, SCHEMA
+from specllama.settings.setting import variable_of
 
 
 def write(path: Path, text: str) -> Path:
@@ -52,10 +53,8 @@ def test_defaults_are_those_of_the_parameters() -> None:
 def test_every_field_that_should_be_is_a_setting() -> None:
     fields = {setting.field for setting in SCHEMA}
     for room, kind, left_out in (
-        ("engine", EngineOptions, {"max_rows", "parallel", "kv_ram", *ENGINE_PARTS}),
+        ("engine", EngineOptions, {"max_rows", "max_leaves", "parallel", "swa_full", "place"}),
         ("place", PlaceOptions, set()),
-        ("cpu", CpuOptions, set()),
-        ("rope", RopeOptions, set()),
         ("sampling", SamplingParams, {"logit_bias", "infill"}),
         (
             "generate",
@@ -78,6 +77,7 @@ def test_every_field_that_should_be_is_a_setting() -> None:
                 "repeats",
                 "indent",
                 "most_ms",
+                "min_speculative_tokens",
             },
         ),
     ):
@@ -103,6 +103,7 @@ def test_every_field_that_should_be_is_a_setting() -> None:
         ("stop = [1]", "stop must be a list of texts"),
         ("proposer = 'nobody'", "proposer must be one of"),
         ("model = 3", "model must be a text"),
+        ("yarn_ext_factor = 1", "the model's file says it"),
     ],
 )
 def test_wrong_files(text: str, words: str) -> None:
@@ -139,6 +140,17 @@ def test_files_that_are_not_text() -> None:
 )
 def test_environment(name: str, text: str, value: object) -> None:
     assert load_settings(environ={BY_NAME[name].variable: text})[name] == value
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_settings_that_are_gone(name: str) -> None:
+    assert name not in BY_NAME
+    with pytest.raises(ConfigError) as caught:
+        load_settings(environ={variable_of(name): "1"})
+    assert (caught.value.message, caught.value.hint) == (
+        f"{variable_of(name)}: the setting {name} is gone",
+        GONE[name],
+    )
 
 
 @pytest.mark.parametrize(("name", "text"), [("seed", "x"), ("speculate", "maybe"), ("top-p", "2")])
@@ -207,7 +219,9 @@ def test_the_command(cli, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.delenv("SPECLLAMA_TEMPERATURE")
     assert cli("config", "unset", "temperature").code == 0
     assert cli("config", "unset", "temperature").code == 2
-    assert "# seed is not set" in cli("config", "show", "--all").out
+    every = cli("config", "show", "--all").out
+    assert "# seed is not set" in every
+    assert all(f"# {setting.help}\n" in every for setting in SCHEMA)
 
 
 def test_a_folder_that_cannot_be_written(cli, home: Path) -> None:

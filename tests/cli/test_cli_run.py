@@ -141,8 +141,9 @@ def test_flags_reach_the_engine(cli, tmp_path: Path) -> None:
     result = cli(
         *("run", "x", "-m", "a.gguf", "-d", "b.gguf", "-c", "512", "-ngl", "7", "-t", "2"),
         *("--flash-attn", "on", "--cache-type-k", "q8_0", "--draft-max", "0", "--verify", "block"),
-        *("--temp", "0", "--top-k", "5", "--typical", "0.9", "--repeat-penalty", "1.1"),
-        *("--dry-multiplier", "0.8", "--dry-sequence-breaker", ";", "--logit-bias", "5=-inf"),
+        *("--temp", "0", "--top-k", "5", "--set", "typical=0.9", "--repeat-penalty", "1.1"),
+        *("--set", "dry-multiplier=0.8", "--set", "dry_sequence_breaker=;"),
+        *("--set", "dry-sequence-breaker=.", "--logit-bias", "5=-inf"),
         *("--logit-bias", "7+1.5", "-n", "9", "--stop", "END", "--stop", "\n\n", "--ignore-eos"),
         *("--exact", "--on-full", "shift", "--system", "Be brief.", "--no-spec", "--no-log"),
         *("--json-schema", f"@{schema}"),
@@ -161,7 +162,7 @@ def test_flags_reach_the_engine(cli, tmp_path: Path) -> None:
     assert params.json_schema == '{"type": "object"}'
     assert (sampling.temperature, sampling.top_k, sampling.typical_p) == (0.0, 5, 0.9)
     assert (sampling.repeat_penalty, sampling.dry_multiplier) == (1.1, 0.8)
-    assert sampling.dry_sequence_breakers == (";",)
+    assert sampling.dry_sequence_breakers == (";", ".")
     assert sampling.logit_bias == {5: -float("inf"), 7: 1.5}
     assert request.prompt[0] == Message("system", "Be brief.")
     assert list_runs() == []
@@ -355,11 +356,11 @@ def test_a_prompt_may_follow_the_switch_for_thoughts(cli, flags, think: str) -> 
 
 
 def test_arguments_for_the_template(cli) -> None:
-    given = ("--template-arg", "a=1", "--template-arg", "b=x", "--think-budget", "7")
+    given = ("--set", "template-args=a=1", "--set", "template-args=b=x", "--think-budget", "7")
     assert cli("run", "Why?", *given).code == 0
     params = cli.engine.requests[0].params
     assert (params.template_args, params.think_budget) == (("a=1", "b=x"), 7)
-    assert cli("run", "Why?", "--template-arg", "messages=[]").code == 2
+    assert cli("run", "Why?", "--set", "template-args=messages=[]").code == 2
     assert cli("run", "Why?", "--think", "--think-budget", "-1").code == 2
 
 

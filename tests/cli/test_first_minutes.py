@@ -233,12 +233,13 @@ def test_the_app_alone_gives_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("name", ["run", "chat", "serve"])
-def test_help_is_short_and_help_all_is_whole(cli, name: str) -> None:
-    brief, whole = cli(name, "--help"), cli(name, "--help-all")
+def test_short_help_fits_on_a_screen(cli, name: str) -> None:
+    brief, whole = cli(name, "-h"), cli(name, "--help")
     assert (brief.code, whole.code) == (0, 0)
-    assert len(brief.out.splitlines()) < len(whole.out.splitlines()) / 2
-    for option in ("--model", "--seed", "--temperature", "--max-tokens", "--help-all"):
-        assert option in brief.out
-    assert "--yarn-ext-factor" not in brief.out
-    for option in ("--yarn-ext-factor", "--logit-bias" if name == "run" else "--top-k"):
+    lines = brief.out.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    for words in ("--model", "--ctx-size", "--set", f"specllama {name} --help", "config show"):
+        assert words in brief.out
+    for option in ("--top-k", "--draft-max", "--set", "Examples:"):
         assert option in whole.out

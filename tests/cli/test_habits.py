@@ -90,6 +90,27 @@ def test_words_of_other_tools(capsys: pytest.CaptureFixture[str]) -> None:
     assert "tiny-target" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        (("--rope-scaling", "yarn"), "--rope-scaling is gone: the model's file says it"),
+        (("--numa", "isolate"), "taskset"),
+        (("--no-swa-full",), "--no-swa-full is gone"),
+        (("--dry-base", "1.8"), "a setting without a flag here: --set dry-base=X"),
+        (("--mlock",), "--set mlock=on|off"),
+        (("--set", "main_gpu=1"), "the setting main-gpu is gone; take it out"),
+        (("--set", "top-q=1"), "did you mean top-p?"),
+        (("--set", "top-k"), "write --set NAME=VALUE"),
+        (("--no-such-thing",), "No such option"),
+    ],
+)
+def test_flags_that_are_none_here(cli, typed: tuple[str, ...], answer: str) -> None:
+    for command in ("run", "chat", "serve"):
+        result = cli(command, *typed)
+        assert result.code == 2
+        assert answer in result.err
+
+
 def test_info_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.gguf"
     shutil.copy(bundled("tiny-target"), path)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from specllama.cli import completing
+from specllama.cli import completion
 from specllama.cli.lines import history_file
 from specllama.paths import rounds_dir, sessions_file
 from specllama.store.sessions import SessionStore
@@ -34,7 +34,7 @@ def test_conversations_are_listed_and_deleted_for_good(cli, home: Path) -> None:
     assert [one["title"] for one in found["conversations"]] == ["the first words"]
     assert cli("history", "rm").code == 2
     assert cli("history", "rm", "last").code == 2, "there is no terminal to ask on"
-    assert "[second]" in cli("history", "search", "second").out  # there is an index now
+    assert "[second]" in cli("history", "ls", "second").out  # there is an index now
     assert cli("history", "rm", "-y", found["conversations"][0]["id"]).code == 0
     (left,) = cli("history", "ls", "--json").json
     assert [one["title"] for one in left["conversations"]] == ["second thoughts"]
@@ -55,15 +55,13 @@ def test_words_are_found_and_marked(cli, home: Path) -> None:
             session = store.create()
             store.put(session, 0, StoredMessage("user", question))
             store.put(session, 1, StoredMessage("assistant", reply))
-    for name in ("search", "ls"):
-        (found,) = cli("history", name, "red", "appl", "--json").json
-        assert [one["title"] for one in found["conversations"]] == ["About apples"]
-        assert found["conversations"][0]["found"] in ("About apples", "They are Red.")
-    assert "[Red], at times." in cli("history", "search", "red").out
-    assert "They [are Red]." in cli("history", "search", "are red").out
-    assert cli("history", "search", "red are").out == ""
-    assert cli("history", "search", "zebra").err.startswith("no conversation holds")
-    assert cli("history", "search").code == 2
+    (found,) = cli("history", "ls", "red", "appl", "--json").json
+    assert [one["title"] for one in found["conversations"]] == ["About apples"]
+    assert found["conversations"][0]["found"] in ("About apples", "They are Red.")
+    assert "[Red], at times." in cli("history", "ls", "red").out
+    assert "They [are Red]." in cli("history", "ls", "are red").out
+    assert cli("history", "ls", "red are").out == ""
+    assert cli("history", "ls", "zebra").err.startswith("no conversation holds")
 
 
 def test_every_command_names_a_damaged_file(cli, home: Path) -> None:
@@ -78,6 +76,6 @@ def test_every_command_names_a_damaged_file(cli, home: Path) -> None:
 def test_completing_leaves_a_damaged_file_where_it_is(home: Path) -> None:
     sessions_file().parent.mkdir(parents=True)
     sessions_file().write_bytes(b"no database at all" * 400)
-    completing.conversations(click.Context(click.Command("x")), click.Argument(["id"]), "")
+    completion.conversations(click.Context(click.Command("x")), click.Argument(["id"]), "")
     assert sessions_file().read_bytes().startswith(b"no database")
     assert len(list(sessions_file().parent.iterdir())) == 1

@@ -145,7 +145,7 @@ def test_hub_path_and_verify(
 
 @pytest.mark.usefixtures("told")
 def test_what_only_shows_models(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from specllama.cli.completing import _model_names
+    from specllama.cli.completion import _model_names
 
     assert invoke(["hub", "info", DRAFT, "--json"]) == 0
     assert str(shelf / DRAFT) in capsys.readouterr().out

@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
@@ -150,43 +148,3 @@ def test_a_signal_before_a_block_ends_is_not_lost(number: int) -> None:
     )
     code, out, _ = ended(command(body), number)
     assert (code, out) == (0, "all heard\n")
-
-
-HANGUP = """
-import signal
-heard = []
-with signals.stop_on_signals(stop := threading.Event()), signals.on_hangup(lambda: heard.append(1)):
-    print("ready", flush=True)
-    while not (stop.is_set() or heard):
-        time.sleep(0.01)
-print("stopped" if stop.is_set() else "asked", flush=True)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="has no SIGHUP")
-@pytest.mark.parametrize(("closed", "said"), [(False, "asked"), (True, "stopped")])
-def test_a_hangup_is_a_question_unless_the_terminal_is_gone(
-    closed: bool, said: str, tmp_path: Path
-) -> None:
-    import os
-    import pty
-
-    out = tmp_path / "out"
-    program = f"import threading, time\nfrom specllama import signals\n{HANGUP}"
-    child, terminal = pty.fork()
-    if not child:
-        with out.open("wb") as file:
-            os.dup2(file.fileno(), 1)
-        os.execv(sys.executable, [sys.executable, "-c", program])
-    end = time.monotonic() + 60
-    while not (out.exists() and "ready" in out.read_text("utf-8")):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    if closed:
-        os.close(terminal)  # the system sends it
-    else:
-        os.kill(child, signal.SIGHUP)
-    os.waitpid(child, 0)
-    if not closed:
-        os.close(terminal)
-    assert out.read_text("utf-8").split() == ["ready", said]

@@ -69,7 +69,7 @@ def events(text: str) -> list[Event]:
 def test_a_chat_on_a_terminal_wraps_the_stream_and_says_things_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setattr(output, "is_terminal", lambda stream=None: True)
     monkeypatch.setattr(output, "width", lambda: 24)
     monkeypatch.setattr(diagnostics, "width", lambda: 24)
     known: set[str] = set()

@@ -14,12 +14,13 @@ pytest.importorskip("uvicorn")
 from servers import Serving, served
 
 from specllama import paths
-from specllama.cli.served import Serves
+from specllama.cli.served_models import served_models
 from specllama.engine.engine import Engine
 from specllama.interface import Message
 from specllama.models import memory
 from specllama.server.models import Models
 from specllama.server.service import Service
+from specllama.settings.duration import seconds
 from specllama.settings.params import EngineOptions, GenerateParams
 
 pytestmark = pytest.mark.e2e
@@ -40,8 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def opened(folder: Path, idle: str) -> Models:
-    serves = Serves(OPTIONS, GenerateParams(), 64, idle, None)
-    return serves.opened((str(folder),), (), (), on_demand=False, most=0)
+    refs, params = (str(folder),), GenerateParams()
+    return served_models(refs, (), (), OPTIONS, params, idle_s=seconds(idle))
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,6 @@ from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile
 from specllama.errors import EngineError, UsageError
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.store.document import markdown
 
 KINDS = ("llama-server", "llama-cli", "llama-speculative-simple")
 DRAFT_LENGTH = "--spec-draft-n-max"
@@ -372,7 +371,7 @@ def main() -> None:
             for arm in arms:
                 arm.close()
         result.provenance = provenance(engine.info)
-        print(markdown(report_document(result)))
+        print(report_document(result))
         if asked.out:
             write_reports(result, asked.out)
 

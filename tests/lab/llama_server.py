@@ -36,14 +36,11 @@ SAME = {
     "--n-predict": "--max-tokens",
     "--threads": "--threads",
     "--batch-size": "--batch-size",
-    "--ubatch-size": "--ubatch-size",
     "--spec-draft-n-max": "--draft-max",
-    "--spec-draft-n-min": "--draft-min",
     "--cors-origins": "--cors-origin",
     "--reasoning": "--think",
 }
 ALONE = {
-    "--swa-full": ("--swa-full",),
     "--no-slots": ("--no-slots",),
     "--context-shift": ("--on-full", "shift"),
     "--spec-type": ("--proposer", "draft", "--window", "fixed"),  # theirs drafts as far as it may
@@ -68,7 +65,7 @@ def model_of(theirs: list[str]) -> str:
 
 def translated(theirs: list[str]) -> tuple[list[str], dict[str, str]]:
     """Our arguments, and variables."""
-    ours = ["serve", "-m", model_of(theirs), "--check-memory"]
+    ours = ["serve", "-m", model_of(theirs)]
     ours += ["--proposer", os.environ.get("SHIM_PROPOSER", "auto")]
     ours.append("--ignore-eos")  # their model goes on as far as it may
     more: dict[str, str] = {}

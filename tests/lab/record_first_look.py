@@ -46,7 +46,7 @@ def main(kind_name: str) -> None:
             plain = params.replace(speculate=False)
             alone = Told.of(engine.generate([Message("user", QUESTION)], plain)).end
             for _ in range(REPLIES):
-                log = RoundLog.open(engine.info, params, command="demo", folder=Path(logs))
+                log = RoundLog(engine.info, params, command="demo", folder=Path(logs))
                 for event in engine.generate([Message("user", QUESTION)], params):
                     log.write(event)
                 log.close()

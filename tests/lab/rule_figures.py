@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=12)
     parser.add_argument("-n", "--tokens", type=int, default=48)
     given = parser.parse_args()
-    options = EngineOptions(n_ctx=1024, threads=1, threads_batch=1)
+    options = EngineOptions(n_ctx=1024, threads=1)
     engine = Engine.load(given.model, given.draft, options)
     for temperature in (0.7, 1.0):
         figures(engine, temperature, given.count, given.tokens)

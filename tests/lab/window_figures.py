@@ -56,7 +56,7 @@ def record(folder: Path, model: str, draft: str | None, half: str, count: int, t
             return True
 
     vars(rounds)["Willing"] = Told  # whom a window of fixed length asks
-    engine = Engine.load(model, draft, EngineOptions(n_ctx=2048, threads=1, threads_batch=1))
+    engine = Engine.load(model, draft, EngineOptions(n_ctx=2048, threads=1))
     chosen = prompts.half(prompts.load_prompts(), half)  # type: ignore[arg-type]
     for temperature in TEMPERATURES:
         seen: dict[str, int] = {}

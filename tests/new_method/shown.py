@@ -125,7 +125,7 @@ async def page(info: EngineInfo) -> list[str]:
 def main(folder: Path) -> None:
     with engine() as running:
         info = running.info
-    log = RoundLog.open(info, GenerateParams(), folder=folder)
+    log = RoundLog(info, GenerateParams(), folder=folder)
     replies = {
         f"{proposer} {temperature:g}": reply(
             proposer, temperature, log if (proposer, temperature) == ("repeat", 0.0) else None

@@ -446,12 +446,9 @@ def test_a_reply_says_why_nothing_was_drafted(
         short = running.chat(specllama={"proposer": "draft"}, max_tokens=3)
         why = short["timings"]["undrafted"]
         assert why.startswith("no drafting for 3 tokens")
-        idle = {"proposer": "draft", "draft_max": 2, "draft_min": 5, "window": "fixed"}
-        told = running.chat(specllama=idle, seed=1)["timings"]
-        assert (told["proposer"], told["undrafted"]) == ("draft", "room for 2, below draft-min")
         *_, delta, _ = running.frames("/v1/messages", {**messages("Hi."), "stream": True})
         assert delta["timings"]["undrafted"] == why
     posts = [line for line in lines if "POST" in line]
     assert [line.partition("nothing drafted: ")[2] for line in posts] == [
-        "off", "", why, "room for 2, below draft-min", why
+        "off", "", why, why
     ]  # fmt: skip

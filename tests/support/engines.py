@@ -93,7 +93,7 @@ class Given(Windows):
     def __call__(self, params: GenerateParams) -> Window:
         if self._make is not None:
             return self._make(params)
-        return FixedWindow(params.draft_limit(1), params.draft_min)
+        return FixedWindow(params.draft_limit(1))
 
 
 def loaded(

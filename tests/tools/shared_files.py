@@ -26,7 +26,7 @@ SHELLS = {
     "fish": "fish/vendor_completions.d/specllama.fish",
 }
 MANUAL = "man/man1/specllama.1"
-_HELP = {"--help", "--help-all"}
+_HELP = {"-h", "--help"}
 VARIABLES = {
     "SPECLLAMA_HOME": "The folder of everything that specllama keeps.",
     "SPECLLAMA_OFFLINE": "Set to 1: never use the network.",
@@ -62,7 +62,7 @@ def manual() -> str:
         ".SH COMMANDS IN DETAIL",
         *details,
         ".SH SETTINGS",
-        "Flags that several commands share; specllama COMMAND \\-\\-help\\-all lists those of one.",
+        "Flags that several commands share; specllama COMMAND \\-\\-help lists those of one.",
     ]
     for heading, settings in shared.items():
         lines += [f".SS {_text(heading)}", *_list(settings)]

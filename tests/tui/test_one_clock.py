@@ -19,7 +19,6 @@ from specllama.cli.printer import Printer
 from specllama.events import Event, Finished, RoundDone, Started
 from specllama.replies.figures import ReplyFigures
 from specllama.settings.params import GenerateParams
-from specllama.store.document import markdown
 from specllama.store.rounds import RoundLog
 from specllama.tui import exports
 from specllama.tui.record import LAG, Record
@@ -155,7 +154,7 @@ def wanted(finish: dict[str, Any]) -> Figures:
 @pytest.mark.parametrize("seed", range(24))
 def test_a_reply_has_one_set_of_figures(seed: int, cli: Any, capsysbinary: Any) -> None:
     events = written(seed)
-    log = RoundLog.open(engine_info(), GenerateParams(), command="run")
+    log = RoundLog(engine_info(), GenerateParams(), command="run")
     for event in events:
         log.write(event)
     Printer(as_json=True).show(iter(events))
@@ -187,7 +186,7 @@ def test_a_reply_has_one_set_of_figures(seed: int, cli: Any, capsysbinary: Any) 
     said |= {"all_waiting": r"waiting (\d+) ms", "first": r"first token after (\d+) ms"}
     said |= {"tok_per_s": r"([\d.]+) tokens a second"} if speed else {}
     agree("log export --md", cli("log", "export", "--md").out, want, said)
-    page = markdown(exports.reply(whole, "q", "a", exports.Circumstances()))
+    page = exports.reply(whole, "q", "a", exports.Circumstances())
     agree("saved reply", page, want, said)
     totals = cli("log", "export", "--json").json[0]
     assert totals["generation_s"] == pytest.approx(want["decode_s"])
@@ -207,7 +206,7 @@ def test_a_round_takes_what_went_by_until_it_was_over(seed: int, cli: Any) -> No
         want = {"draft": done.draft_ms, "verify": done.verify_ms, "waiting": done.waiting_ms}
         stages = walk.stage_bar(done, 0, INK, 200).plain
         agree("inspector", stages, want, {name: rf"{name} {TIME}" for name in want})
-        page = markdown(exports.round_(record, at, exports.Circumstances()))
+        page = exports.round_(record, at, exports.Circumstances())
         named = {"draft": "draft", "verify": "target", "waiting": "waiting"}
         agree("saved round", page, want, {k: rf"{v} ([\d.]+) ms" for k, v in named.items()})
 
@@ -219,9 +218,7 @@ def test_rounds_are_counted_from_one_by_people() -> None:
     assert head.startswith(f"Round {last} of {last}")
     drawn = Drawing(UNICODE, INK, 60).all(record, StripState(), None, 0, True)
     assert drawn[0].title == f"Round {last}"
-    assert f"round {last} of {last}" in markdown(
-        exports.round_(record, last - 1, exports.Circumstances())
-    )
+    assert f"round {last} of {last}" in exports.round_(record, last - 1, exports.Circumstances())
 
 
 def test_a_plain_reply_is_beside_no_other_plain_step() -> None:
@@ -233,7 +230,7 @@ def test_a_plain_reply_is_beside_no_other_plain_step() -> None:
 
 
 def test_the_figures_of_a_log_of_several_replies_are_those_of_the_one_shown(cli: Any) -> None:
-    log = RoundLog.open(engine_info(), GenerateParams(), command="chat")
+    log = RoundLog(engine_info(), GenerateParams(), command="chat")
     replies = [written(seed) for seed in (3, 4, 5)]
     for events in replies:
         for event in events:

@@ -10,7 +10,7 @@ from fakes import SEED, Reply, ScriptedEngine, engine_info, model_info
 
 from specllama.cancel import Cancel
 from specllama.errors import EngineError, PromptTooLong, StoreError, UsageError
-from specllama.events import Finished, Notice, RoundDone, Started, TextDelta
+from specllama.events import Finished, Notice, Started, TextDelta
 from specllama.interface import Message
 from specllama.paths import sessions_file
 from specllama.session import Session
@@ -31,6 +31,11 @@ def stopped_after(events, deltas: int, cancel: threading.Event) -> list:
         if deltas == 0:
             cancel.set()
     return out
+
+
+def cut_short(session: Session) -> bool:
+    """Whether the last message is a reply that was."""
+    return list(session.stored.values())[-1].state == "partial"
 
 
 @pytest.fixture
@@ -57,7 +62,6 @@ def test_send_keeps_and_stores_both_turns(store: SessionStore) -> None:
     assert stored.title == "One?"
     assert stored.messages[1].stats is not None
     assert stored.messages[1].stats["reason"] == "stop_token"
-    assert session.stats.rounds == sum(isinstance(e, RoundDone) for e in events) * 2
     assert session.last is not None
     session.close()
     record = read_run(list_runs()[0])
@@ -89,7 +93,7 @@ def test_cancel_and_close_keep_the_partial_reply(store: SessionStore) -> None:
     events = stopped_after(session.send("Go", cancel=cancel), 2, cancel)
     shown = "".join(e.text for e in events if isinstance(e, TextDelta))
     assert session.messages[-1] == Message("assistant", shown)
-    assert session.interrupted
+    assert cut_short(session)
     assert store.get(session.id or "").messages[1].state == "partial"
 
     stream = session.send("Again")
@@ -251,7 +255,7 @@ def test_an_empty_reply_is_a_reply(store: SessionStore) -> None:
     session = Session(engine, store)
     list(session.send("One?"))
     assert session.messages == [Message("user", "One?"), Message("assistant", "")]
-    assert not session.interrupted
+    assert cut_short(session) is False
     stored = store.get(session.id or "").messages
     assert (stored[1].content, stored[1].state) == ("", "done")
     assert stored[1].stats is not None
@@ -305,7 +309,7 @@ def test_an_engine_that_fails_midway_leaves_the_part(store: SessionStore) -> Non
     with pytest.raises(EngineError):
         list(session.send("Go"))
     assert LONG.startswith(session.messages[-1].content)
-    assert session.interrupted
+    assert cut_short(session)
 
 
 def test_a_refused_question_is_taken_back(store: SessionStore) -> None:
@@ -328,7 +332,7 @@ def test_undo_and_edit(store: SessionStore) -> None:
     list(session.edit(0, "Uno"))
     assert [m.content for m in session.messages] == ["Uno", "edited answer"]
     assert list(session.edit(1, "edited")) == []
-    assert session.interrupted
+    assert cut_short(session)
     assert [m.content for m in store.get(session.id or "").messages] == ["Uno", "edited"]
     session.undo()
     for refused in (session.undo, session.retry, session.continue_reply):
@@ -448,7 +452,8 @@ def test_save_load_export(store: SessionStore) -> None:
     session = Session(ScriptedEngine(["Yes."]), store, system="S")
     session.params = session.params.replace(seed=9)
     list(session.send("Really?"))
-    identity = session.save("My talk")
+    identity = session.id or ""
+    store.rename(identity, "My talk")
     assert session.title == "My talk"
     other = Session(ScriptedEngine(["Go on."]), store)
     other.load(identity[:5])
@@ -470,7 +475,7 @@ def test_a_store_in_memory_keeps_a_conversation_as_long_as_it_is_open() -> None:
     with SessionStore.unstored() as store:
         session = Session(ScriptedEngine(["Yes."]), store, log_rounds=False)
         list(session.send("Really?"))
-        session.save("T")
+        store.rename(session.id or "", "T")
         assert session.title == "T"
         assert session.export().startswith("# T\n")
         assert session.id is not None

@@ -96,7 +96,7 @@ def test_alone_nothing_is_copied(tmp_path: Path) -> None:
     session = resumed(path, "three", "four", "five")
     list(session.send("Third?"))
     session.params = session.params.replace(seed=4)
-    session.save("named")
+    session._store.rename(session.id or "", "named")
     list(session.retry())
     session.undo()
     list(session.edit(0, "Zero?"))

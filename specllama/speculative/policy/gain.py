@@ -22,7 +22,7 @@ class Terms:
     """The terms that a round is weighed by, fixed when it opens. Times in milliseconds.
 
     Attributes:
-        most: guesses at most. least: fewer copied ones are not worth a round.
+        most: guesses at most.
         v: of the target's pass by rows of its own, where each of ``others`` has as many: a row that
             is dear alone can be cheap where all take one.
         step: of the first draft step, which all share as well. further: of each behind it.
@@ -33,7 +33,6 @@ class Terms:
     """
 
     most: int
-    least: int
     v: Sequence[float]
     step: float
     further: float

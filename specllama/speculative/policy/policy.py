@@ -52,7 +52,7 @@ class Policy:
 
     Args:
         learned, costs, ledger: what earlier requests taught; updated in place.
-        draft_max: most tokens drafted per round. draft_min: fewer are not worth a round.
+        draft_max: most tokens drafted per round.
         peek: decisions may look at drawn tokens (rule ``match``, or greedy).
         tokens: most that the reply may have, None where the context alone ends it.
         steps: the plain steps of the engine.
@@ -67,7 +67,6 @@ class Policy:
         ledger: Ledger,
         *,
         draft_max: int,
-        draft_min: int = 0,
         peek: bool = True,
         tokens: int | None = None,
         steps: PlainSteps | None = None,
@@ -75,7 +74,7 @@ class Policy:
         on_finish: Callable[[], object] = lambda: None,
     ) -> None:
         self._costs, self._ledger = costs, ledger
-        self._draft_max, self._draft_min, self._peek = draft_max, draft_min, peek
+        self._draft_max, self._peek = draft_max, peek
         self._clock, self._on_finish = clock, on_finish
         self._plain_steps = steps or PlainSteps(clock)
         self._text = Text(learned, math.inf if tokens is None else float(tokens))
@@ -103,7 +102,7 @@ class Policy:
     def plan(self, room: int) -> Plan:
         """Plan a round; ``room`` bounds the draft."""
         self._weighing, self._forgone = None, 0.0
-        if none := no_room(room, self._draft_max, self._draft_min):
+        if none := no_room(room, self._draft_max):
             return none
         text, target, payer = self._text, self._costs.target, self._booking.payer
         tokens, steps = text.learned.pace
@@ -136,7 +135,6 @@ class Policy:
         step = draft.ms(all_, text.depth)
         terms = Terms(
             most=most,
-            least=self._draft_min,
             v=v,
             step=step,
             further=0.0 if booking.at_once else step,

@@ -329,8 +329,7 @@ class Weighing(Willing):
         if length and not again and best < self.model_gain() * terms.rate:
             length = 0
             self._why = "the draft model promises more than a copy"
-        elif length < max(terms.least, 1):
-            length = 0
+        elif not length:
             self._why = (
                 f"the best copy is only {fair * max(c.survival[0] for c in copies):.0%} likely"
             )

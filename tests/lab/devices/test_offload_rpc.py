@@ -60,25 +60,23 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("", (True, False)),
         ("-ngl 3", (True, False)),
         ("-ngl 0 --draft-gpu-layers 0", (False, False)),
-        ("--device none --draft-device none", (False, False)),
+        ("--device none --set draft-device=none", (False, False)),
         ("--device RPC1", (False, True)),
-        ("--device RPC1,RPC0 --tensor-split 3,1", (True, True)),
-        ("--tensor-split 1,3", (True, True)),
-        ("--tensor-split 0,1", (True, True)),  # the draft goes where there is room
-        ("--tensor-split 0,1 --draft-device RPC1", (False, True)),
-        ("--split-mode none --main-gpu 1", (False, True)),
-        ("--draft-device RPC1", (True, True)),
+        ("--device RPC1,RPC0 --set tensor-split=3,1", (True, True)),
+        ("--set tensor-split=1,3", (True, True)),
+        ("--set tensor-split=0,1", (True, True)),  # the draft goes where there is room
+        ("--set tensor-split=0,1 --set draft-device=RPC1", (False, True)),
+        ("--set draft-device=RPC1", (True, True)),
         ("--draft-gpu-layers 0", (True, False)),
         (r"-ngl 0 --draft-gpu-layers 0 -ot blk\.1\.ffn=RPC1", (False, True)),
         (r"-ngl 3 -ot blk\.0\.ffn=RPC1", (True, True)),
         (r"-ot \.ffn_down=CPU", (True, False)),
-        (r"--draft-override-tensor blk\.0\.=CPU", (True, False)),
         ("--flash-attn off", (True, False)),
         ("--cache-type-k q8_0 --cache-type-v q8_0", (True, False)),
-        ("--ubatch-size 64 --batch-size 128 -c 512", (True, False)),
-        ("--proposer eagle3 --tensor-split 1,1", (True, True)),
+        ("--batch-size 128 -c 512", (True, False)),
+        ("--proposer eagle3 --set tensor-split=1,1", (True, True)),
         ("--proposer self --device RPC1", (False, True)),
-        ("--proposer tree --tensor-split 1,1", (True, True)),
+        ("--proposer tree --set tensor-split=1,1", (True, True)),
     ],
 )
 def test_every_way_to_place(
@@ -94,12 +92,9 @@ def test_every_way_to_place(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--split-mode row", "takes whole matrices only"),
-        ("--split-mode row --device RPC1", "takes whole matrices only"),
         ("--device RPC2", "no device 'RPC2'"),
-        ("--tensor-split 1,2,3", "3 shares, there are 2"),
-        ("--device RPC0 --tensor-split 1,1", "2 shares, there are 1"),
-        ("--main-gpu 2 --split-mode none", "there are 2 devices"),
+        ("--set tensor-split=1,2,3", "3 shares, there are 2"),
+        ("--device RPC0 --set tensor-split=1,1", "2 shares, there are 1"),
         (r"-ot nothing=RPC0", "no tensor"),
         (r"-ot blk\.0\.=RPC5", "no device 'RPC5'"),
         (r"--device RPC0 -ot blk\.0\.=RPC1", "no device 'RPC1'"),
@@ -214,7 +209,7 @@ def test_a_plan_that_was_too_bold(machine: Machine, relays: Make, wide: Path, gi
 @pytest.mark.parametrize("devices", [1, 2])
 def test_prove(machine: Machine, relays: Make, devices: int) -> None:
     lent = relays(*[8 * GIB] * devices)
-    split = ("--tensor-split", "1,1") if devices == 2 else ()
+    split = ("--set", "tensor-split=1,1") if devices == 2 else ()
     ended = machine("prove", "--proposer", "all", "-n", "2", *at(*lent), *split)
     assert ended.code == 0, ended.out + ended.err
     assert re.search(r"lossless: \d+ of \d+ identical", ended.out)

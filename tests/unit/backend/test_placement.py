@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import ggufs
 import pytest
 import sketches
 from ggufs_nextn import write_nextn
@@ -230,6 +231,23 @@ def test_moved_tensors_take_no_place_on_the_card() -> None:
     assert plain.bytes[0] - less.bytes[0] == ffn
 
 
+def test_windows_alone_are_kept_where_the_whole_cache_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    header = read_header(ggufs.write_windows(tmp_path / "w.gguf", context=131072))
+    options: dict[str, Any] = {"n_ctx": 131072, "n_batch": 64}
+    roomy = planned(monkeypatch, header, None, [], 64, parallel=2, **options)
+    whole = roomy.need(roomy.n_ctx).required
+    assert (roomy.options.swa_full, roomy.lanes, roomy.fits) == (True, 2, True)
+    short = planned(monkeypatch, header, None, [], 0.9 * whole / GB, parallel=2, **options)
+    assert (short.options.swa_full, short.lanes, short.fits) == (False, 1, True)
+    assert any("only their window" in line for line in short.lines())
+    none = planned(monkeypatch, header, None, [], 0.01 * whole / GB, **options)
+    assert (none.options.swa_full, none.fits) == (True, False)
+    with pytest.raises(DoesNotFit):
+        none.fitting()
+
+
 # ------------------------------------------------------------------ devices
 
 
@@ -242,16 +260,11 @@ def test_devices_and_shares_as_asked() -> None:
     assert placed().devices == ("CUDA0",), "the other one takes nothing"
     assert placed(devices="CUDA1").devices == ("CUDA1",)
     assert placed(devices="CUDA1").own_split == (33,)
-    assert placed(split_mode="none", main_gpu=1).devices == ("CUDA1",)
     assert placed(tensor_split="3,1").split == (25, 8)  # layer 24 of 33 lies before 3/4
     assert placed(tensor_split="0,1").split == (0, 33)
     turned = placed(devices="CUDA1,CUDA0", tensor_split="3,1")
     assert (turned.devices, turned.own_split) == (("CUDA1", "CUDA0"), (25, 8))
     assert placed(devices="none").layers == 0
-    with pytest.raises(UsageError, match="whole matrices"):
-        placed(split_mode="row")
-    cards = [dataclasses.replace(card, splits_rows=True) for card in cards]
-    assert placed(split_mode="row").split_mode == "row"
 
 
 def test_a_draft_on_a_device_of_its_own() -> None:
@@ -270,7 +283,6 @@ def test_a_draft_on_a_device_of_its_own() -> None:
     ("options", "why"),
     [
         ({"devices": "CUDA7"}, "no device 'CUDA7'"),
-        ({"main_gpu": 2}, "there are 2 devices"),
         ({"tensor_split": "1,1,1"}, "3 shares, there are 2 devices"),
         ({"devices": "CUDA0", "tensor_split": "1,1"}, "2 shares, there are 1 devices"),
         ({"overrides": (r"ffn=CUDA7",)}, "no device 'CUDA7'"),
@@ -287,7 +299,7 @@ def test_it_is_refused_on_a_machine_without_gpus_as_well(monkeypatch: pytest.Mon
     for options in (
         {"place": PlaceOptions(devices="CUDA0")},
         {"place": PlaceOptions(cpu_moe=True)},
-        {"draft_place": PlaceOptions(devices="CUDA0")},
+        {"draft_devices": "CUDA0"},
         {"gpu_layers": "0", "place": PlaceOptions(overrides=("nothing_like_it=CPU",))},
     ):
         with pytest.raises(SpecllamaError):

@@ -30,7 +30,6 @@ from specllama.engine.engine import Engine
 from specllama.errors import EngineDied, EngineError
 from specllama.remote.figures import Answered, Likely
 from specllama.settings.params import GenerateParams
-from specllama.store.document import markdown
 
 PROMPTS = [BenchPrompt(str(n), "own", text=text) for n, text in enumerate(("tea", "rain", "no"))]
 BASE = GenerateParams(max_tokens=16, seed=1)
@@ -300,7 +299,7 @@ def test_the_plain_arm_decides_what_another_law_means(
 def test_the_page_says_the_verdict_first_and_holds_any_text() -> None:
     wrong = TableServer(TABLE, spoil=lambda n, text: "<b>&\x1b[31m" + text)
     proof = proof_of(texts(wrong, TableServer(TABLE)), [law_case(SPECULATIVE, True)])
-    page = markdown(document(proof))
+    page = document(proof)
     title, verdict = page.split("\n\n")[:2]
     assert title.startswith("# Is its speculation")
     assert verdict.startswith("NOT lossless")

@@ -85,7 +85,7 @@ def test_they_survive_json() -> None:
 def test_a_round_log_keeps_them_and_older_logs_are_read() -> None:
     found = rounds(chances=3)
     params = GenerateParams(seed=3, chances=3)
-    log = RoundLog.open(fake_info(256, V), params)
+    log = RoundLog(fake_info(256, V), params)
     for done in found:
         assert log.write(done) is None
     log.close()

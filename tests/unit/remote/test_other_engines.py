@@ -14,7 +14,7 @@ import pytest
 from other_engines import SCRIPTS, OtherEngine, running, script
 
 from specllama.cancel import Cancel
-from specllama.cli import invoke, ps, stop
+from specllama.cli import invoke, ps
 from specllama.errors import EngineDied, EngineError, PromptTooLong, SpecllamaError, UsageError
 from specllama.events import Event, Finished, Notice, Started, event_from_dict
 from specllama.interface import Message
@@ -280,8 +280,7 @@ def test_the_variable_of_ollama_says_which_server_is_asked(
         asked.append(server.url)
         raise EngineDied("nobody")
 
-    for command in (ps, stop):
-        monkeypatch.setattr(command, "loaded", loaded)
+    monkeypatch.setattr(ps, "loaded", loaded)
     for arguments in (["ps"], ["stop", "m"]):
         assert invoke(arguments) == EngineDied("").exit_code
     assert asked == [url, url]

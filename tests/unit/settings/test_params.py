@@ -44,7 +44,6 @@ REQUEST: list[tuple[str, list[Any], list[Any]]] = [
     ("proposer", ["auto", "draft", "ngram", "mixed", "none"], ["eagle9", ""]),
     ("verify", ["match", "rejection", "block"], ["typical?", ""]),
     ("draft_max", [0, 1, DRAFT_MAX_LIMIT], [-1, DRAFT_MAX_LIMIT + 1, 2.0]),
-    ("draft_min", [0, 4], [-1, 65]),
     ("draft_p_min", [0.0, 1.0], [-0.1, 1.1, NAN]),
     ("min_speculative_tokens", [0, 8], [-1]),
     ("on_full", ["stop", "shift"], ["burst"]),

@@ -7,15 +7,14 @@ import re
 import pytest
 
 from specllama.store.document import (
-    Document,
-    FactList,
-    Folded,
-    Heading,
-    Quote,
     Raw,
-    Say,
-    Table,
-    markdown,
+    fact_list,
+    folded,
+    heading,
+    page,
+    paragraph,
+    quote,
+    table,
 )
 
 HOSTILE = (
@@ -31,16 +30,16 @@ HOSTILE = (
 )
 
 
-def everything(text: str) -> Document:
-    return Document(
+def everything(text: str) -> str:
+    return page(
         "A title",
         [
-            Heading("Part"),
-            Say("Words."),
-            FactList([["name: ", Raw(text), ", done"]]),
-            Quote(text),
-            Table(("a", "b"), [("1", Raw(text))]),
-            Folded("More", [Quote(text)]),
+            heading("Part"),
+            paragraph("Words."),
+            fact_list([["name: ", Raw(text), ", done"]]),
+            quote(text),
+            table(("a", "b"), [("1", Raw(text))]),
+            folded("More", [quote(text)]),
         ],
     )
 
@@ -48,7 +47,7 @@ def everything(text: str) -> Document:
 @pytest.mark.parametrize("text", HOSTILE)
 def test_markdown_keeps_text_within_its_fence(text: str) -> None:
     """Without its code, nothing of the text is left."""
-    written = markdown(everything(text))
+    written = everything(text)
     written.encode("utf-8")
     rest = re.sub(r"(?ms)^(`{3,})text\n.*?^\1$", "", written)
     rest = re.sub(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)", "", rest)
@@ -59,11 +58,11 @@ def test_markdown_keeps_text_within_its_fence(text: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_table_has_a_line_a_row_and_its_own_cells(text: str) -> None:
-    lines = markdown(Document("T", [Table(("a", "b"), [("1", Raw(text))])])).splitlines()
+    lines = page("T", [table(("a", "b"), [("1", Raw(text))])]).splitlines()
     (row,) = [line for line in lines if line.startswith("| 1 ")]
     assert len(re.findall(r"(?<!\\)\|", row)) == 3
 
 
 def test_spaces_at_the_ends_are_seen() -> None:
-    (line,) = markdown(Document("T", [FactList([[Raw(" a b ")]])])).splitlines()[2:]
+    (line,) = page("T", [fact_list([[Raw(" a b ")]])]).splitlines()[2:]
     assert line == "- `␣a b␣`"

@@ -33,7 +33,7 @@ def write_everything() -> None:
     with SessionStore.open() as store:
         store.put(store.create(), 0, StoredMessage("user", "a secret"))
         open_to_others()  # while SQLite's own files lie beside the database
-    log = RoundLog.open(engine_info(), GenerateParams())
+    log = RoundLog(engine_info(), GenerateParams())
     assert log.write(Started(1, 0, 8, 1, "none", "match", 0, "exact")) is None
     log.close()
     assert write_atomically(paths.data_dir() / "tui" / "unsent.json", "{}")

@@ -141,7 +141,7 @@ def test_rounds_that_contradict_themselves_are_skipped() -> None:
 
 def test_a_torn_tail_gets_a_new_line_first() -> None:
     engine = ScriptedEngine([TEXT])
-    log = RoundLog.open(engine.info, GenerateParams())
+    log = RoundLog(engine.info, GenerateParams())
     log.path.parent.mkdir(parents=True)
     log.path.write_bytes(b'{"type": "round", "tur')
     list(written_to(log, engine))
@@ -154,7 +154,7 @@ def test_a_torn_tail_gets_a_new_line_first() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_gives_one_notice_and_every_event() -> None:
     engine = ScriptedEngine([TEXT])
-    log = RoundLog.open(engine.info, GenerateParams())
+    log = RoundLog(engine.info, GenerateParams())
     log.path.parent.mkdir(parents=True)
     log.path.symlink_to("/dev/full")
     events = list(written_to(log, engine))

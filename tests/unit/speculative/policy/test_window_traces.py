@@ -165,7 +165,7 @@ def test_a_log_becomes_a_trace(tmp_path: Path) -> None:
         round_done(0, 0),
         replace(round_done(2, 2), confidence=(0.8, None)),
     ]
-    log = RoundLog.open(fake_info(), GenerateParams(), folder=tmp_path)
+    log = RoundLog(fake_info(), GenerateParams(), folder=tmp_path)
     for done in rounds:
         log.write(done)
     log.close()
