@@ -102,7 +102,7 @@ class MethodInfo:
 
 
 # how calls look in a chat template that is given tools: "" where it has no place for them, "json"
-# as Hermes and Qwen 3 write them, or a name in ``server.spellings``
+# as Hermes and Qwen 3 write them, or a name in ``replies.tool_calls.SYNTAXES``
 ToolSyntax = str
 
 

@@ -42,10 +42,7 @@ RESTRICTED = {
     "huggingface_hub": ("specllama.models.hub",),
     "textual": ("specllama.tui",),
     "starlette": ("specllama.server",),
-    "uvicorn": (
-        "specllama.server.connections",
-        "specllama.server.running",
-    ),
+    "uvicorn": ("specllama.server.running",),
     "click": ("specllama.cli",),
     "torch": ("specllama.models.checkpoint", "specllama.models.recipe"),
     "tokenizers": ("specllama.models.recipe",),

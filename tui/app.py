@@ -172,7 +172,7 @@ class SpecllamaApp(PagedApp):
             gc.freeze()  # looking through it again and again is a tenth of what a reply costs
             gc.enable()
         if self._server is not None:
-            from specllama.remote.opening import watched
+            from specllama.remote.engine import watched
             from specllama.tui.lane_watch import LaneWatch
 
             self.lanes = LaneWatch(self._server.name, partial(watched, self._server))
@@ -457,7 +457,7 @@ class SpecllamaApp(PagedApp):
 
 
 def _connected(server: Address, progress: Callable[[Event], None], /) -> EngineLike:
-    from specllama.remote.opening import open_remote
+    from specllama.remote.engine import open_remote
 
     return open_remote(server)
 

@@ -23,7 +23,7 @@ from specllama.errors import EngineDied, SpecllamaError
 from specllama.settings.params import GenerateParams, SamplingParams
 
 if TYPE_CHECKING:
-    from specllama.remote.figures import Answered, Likely
+    from specllama.remote.answers import Answered, Likely
 
 Way = Literal["first", "again", "beside"]
 WAYS: dict[Way, str] = {

@@ -19,7 +19,7 @@ from specllama.bench.arms import RunFigures, Task, percentile
 from specllama.bench.paired import Compared, as_one, ratio_words
 from specllama.bench.processes import cpu_seconds, server_of
 from specllama.bench.remote_arm import LONG, RemoteArm
-from specllama.remote.figures import Drafted
+from specllama.remote.answers import Drafted
 
 SETTLES_S = 0.3  # counters that lag behind the replies
 Alone = Mapping[tuple[str, float], str]

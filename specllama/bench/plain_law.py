@@ -30,7 +30,7 @@ from specllama.settings.params import GenerateParams
 
 if TYPE_CHECKING:
     from specllama.engine.engine import Engine
-    from specllama.remote.figures import Answered, Likely
+    from specllama.remote.answers import Answered, Likely
 
 ReadAs = Literal["tokens", "text"]
 
@@ -93,7 +93,7 @@ def copied_after(tokens: Sequence[int]) -> int:
 
 def own_answer(engine: Engine, prompt: BenchPrompt, params: GenerateParams) -> Answered:
     """Return the plain reply of our own engine."""
-    from specllama.remote.figures import Answered
+    from specllama.remote.answers import Answered
     from specllama.told import Told
 
     wish = params.replace(proposer="none", chances=None)

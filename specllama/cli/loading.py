@@ -65,7 +65,7 @@ def opened(
 ) -> AbstractContextManager[Engine | ForeignEngine]:
     """Open the engine of a server if one is given, else that of ``open_engine``."""
     if server is not None:
-        from specllama.remote.opening import open_remote
+        from specllama.remote.engine import open_remote
 
         return open_remote(server)
     return open_engine(settings, quiet=quiet, measured=measured)

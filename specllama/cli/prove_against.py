@@ -19,8 +19,8 @@ from specllama.cli.listing import Column, show_table
 from specllama.cli.options import server_address
 from specllama.cli.progress import Redrawn
 from specllama.errors import EngineDied, SpecllamaError, UsageError
+from specllama.remote.engine import open_remote
 from specllama.remote.foreign import ForeignEngine
-from specllama.remote.opening import open_remote
 from specllama.settings.params import GenerateParams
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import click
 
 from specllama.cli import diagnostics, output
 from specllama.cli.options import URL, key_option, server_address
-from specllama.remote import gauges
 from specllama.remote.board import LEGEND
 
 _DRAW_S = 0.1
@@ -29,7 +28,7 @@ Examples:
 @click.command(
     "top",
     help="Show what a running server is doing: one of ours request by request, another engine by "
-    f"its counters.\n{LEGEND}{gauges.LEGEND}\nCtrl-C ends it.",
+    f"its counters.\n{LEGEND}\nCtrl-C ends it.",
     epilog=EPILOG,
 )
 @click.argument("url", default=URL)
@@ -41,7 +40,7 @@ Examples:
     help="Print the events as they come, one JSON object per line.",
 )
 def command(url: str, api_key_file: Path | None, as_json: bool) -> int:
-    from specllama.remote.opening import watched
+    from specllama.remote.engine import watched
 
     shown, drawn, live = 0, 0.0, output.is_terminal()
     board, events = watched(server_address(url, key_file=api_key_file))

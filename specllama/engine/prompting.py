@@ -18,27 +18,14 @@ from specllama.errors import UsageError
 from specllama.history import common_prefix
 from specllama.interface import Message, Prompt, ToolSyntax
 from specllama.replies.chat import Rendered, Segment, render
-from specllama.replies.marks import Marks, derive
-from specllama.replies.switches import switch
+from specllama.replies.marks import Marks, derive, switch
 from specllama.replies.thoughts import Reader, Spelling, reader
+from specllama.replies.tool_calls import syntax_of
 from specllama.settings.params import GenerateParams, template_arguments
 from specllama.speculative.noise import reply_position
 
 _WORD = 24  # characters of the longest word that is waited for
 _PROBE = "tool_that_nobody_has"
-# what a template tells the model of calls, or writes of earlier ones; the first that is found
-_LOOKS: dict[ToolSyntax, re.Pattern[str]] = {
-    "xml": re.compile(r"<tool_call>\s*<function="),
-    "glm": re.compile(r"<arg_key>"),
-    "minimax": re.compile(r"<invoke name="),
-    "kimi": re.compile(r"<\|tool_call_argument_begin\|>"),
-    "deepseek": re.compile(r"<｜tool▁call▁begin｜>"),
-    "gemma": re.compile(r"<\|tool_call>call:"),
-    "mistral": re.compile(r"\[TOOL_CALLS\]"),
-    "granite": re.compile(r"<\|tool_call\|>"),
-    "json": re.compile(r"<tool_call>(?:\s|\\n)*\{+\s*\\?[\"']name"),
-    "llama": re.compile(r"\{\"name\": function name, \"parameters\""),
-}
 
 
 def _ended(text: str) -> int:
@@ -239,8 +226,7 @@ class Prompting:
         )
         if told.notice is not None or _PROBE not in told.text:
             return ""
-        shown = told.text + self.template
-        return next((syntax for syntax, looks in _LOOKS.items() if looks.search(shown)), "")
+        return syntax_of(told.text + self.template)
 
     def _variables(self, params: GenerateParams) -> tuple[dict[str, object], bool, str]:
         """Return the variables of the template; True if an empty thought must replace its switch;

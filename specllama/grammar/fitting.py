@@ -1,16 +1,21 @@
 """A check that a value fits a JSON schema: the arguments of a call, as a client described them.
 
-A model wrote the value and a client the schema, so the work is bounded. What is malformed or not
-known here says nothing, and neither do patterns and formats: they are the client's to check.
+A model wrote the value and a client the schema, so the work is bounded: no validator does that.
+What is malformed or not known here says nothing. Patterns and formats are llguidance's to judge.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import operator
 from collections.abc import Callable
+from fractions import Fraction
 from itertools import product
 from typing import Any
-from urllib.parse import unquote
+
+from specllama.grammar.guide import matches
+from specllama.grammar.source import as_list, at
 
 _MOST = 100_000  # schemas that are looked into for one value
 
@@ -29,23 +34,12 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "integer": lambda value: _is_number(value) and value % 1 == 0,
 }
 _SIZED = {"Length": "string", "Items": "array", "Properties": "object", "imum": "number"}
-_SIDES: dict[str, Callable[[Any, Any], bool]] = {"min": operator.ge, "max": operator.le}
-
-
-def at(root: Any, pointer: Any) -> Any:
-    """Return the target of a reference within a document; None if it leads elsewhere."""
-    found = root
-    if not isinstance(pointer, str) or not pointer.startswith("#"):
-        return None
-    for name in pointer[1:].split("/")[1:]:
-        name = unquote(name).replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
-        elif isinstance(found, dict) and name in found:
-            found = found[name]
-        else:
-            return None
-    return found
+_SIDES: dict[str, Callable[[Any, Any], bool]] = {
+    "min": operator.ge,
+    "max": operator.le,
+    "exclusiveMin": operator.gt,
+    "exclusiveMax": operator.lt,
+}
 
 
 def fits(value: Any, schema: Any, root: Any = None) -> bool:
@@ -65,14 +59,16 @@ def fits(value: Any, schema: Any, root: Any = None) -> bool:
         known = known if isinstance(known, dict) else {}
         others = None if "patternProperties" in schema else others
         members = value.items() if isinstance(value, dict) else ()
-        either = [some for key in ("anyOf", "oneOf") if (some := _list(schema.get(key)))]
+        first = as_list(schema.get("prefixItems"))
+        either = [some for key in ("anyOf", "oneOf") if (some := as_list(schema.get(key)))]
         return (
             _fits_alone(value, schema)
-            and all(fit(value, one) for one in _list(schema.get("allOf")))
+            and all(fit(value, one) for one in as_list(schema.get("allOf")))
             and fit(value, at(root, schema.get("$ref")))
             and all(any(fit(value, one) for one in some) for some in either)
             and all(fit(one, known.get(key, others)) for key, one in members)
-            and all(fit(one, schema.get("items")) for one in _list(value))
+            and all(map(fit, as_list(value), first))
+            and all(fit(one, schema.get("items")) for one in as_list(value)[len(first) :])
         )
 
     try:
@@ -84,8 +80,8 @@ def fits(value: Any, schema: Any, root: Any = None) -> bool:
 def _fits_alone(value: Any, schema: dict[str, Any]) -> bool:
     """True if it fits without regard to what is in it."""
     named = schema.get("type")
-    kinds = [_KINDS[one] for one in (*_list(named), str(named)) if str(one) in _KINDS]
-    listed = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
+    kinds = [_KINDS[one] for one in (*as_list(named), str(named)) if str(one) in _KINDS]
+    listed = [schema["const"]] if "const" in schema else as_list(schema.get("enum"))
     same = [isinstance(value, bool) == isinstance(one, bool) and value == one for one in listed]
     if (kinds and not any(kind(value) for kind in kinds)) or (listed and not any(same)):
         return False
@@ -94,8 +90,14 @@ def _fits_alone(value: Any, schema: dict[str, Any]) -> bool:
         applies = _is_number(limit) and _KINDS[kind](value)
         if applies and not holds(value if kind == "number" else len(value), limit):
             return False
-    return not isinstance(value, dict) or all(key in value for key in _list(schema.get("required")))
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+    step: Any = schema.get("multipleOf")
+    if _is_number(value) and _is_number(step) and step > 0 and math.isfinite(value):
+        return Fraction(str(value)) % Fraction(str(step)) == 0
+    if isinstance(value, str):
+        return all(matches(key, schema[key], value) for key in ("pattern", "format")
+                   if isinstance(schema.get(key), str))  # fmt: skip
+    if isinstance(value, list) and schema.get("uniqueItems") is True:
+        return len({json.dumps(one, sort_keys=True) for one in value}) == len(value)
+    return not isinstance(value, dict) or all(
+        key in value for key in as_list(schema.get("required"))
+    )

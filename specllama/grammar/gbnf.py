@@ -7,6 +7,7 @@ ambiguous is left to the parser, which keeps every reading.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from specllama.errors import UsageError
@@ -21,7 +22,14 @@ _NOTHING = '""'
 _FIRST, _LAST = 1, 0x10FFFF  # llama.cpp has no NUL in texts
 _SURROGATES = (0xD800, 0xDFFF)
 _HEX = {"x": 2, "u": 4, "U": 8}
-_ESCAPED = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]"}
+_ESCAPED = {"t": "\t", "r": "\r", "n": "\n"}
+_CHARACTER = re.compile(
+    rf"\\(?P<hex>{'|'.join(f'{kind}[0-9a-fA-F]{{{n}}}' for kind, n in _HEX.items())})"
+    r'|\\(?P<escaped>[trn\\"\[\]])|[^\\]',
+    re.DOTALL,
+)
+_WORD, _DIGITS = re.compile(r"[A-Za-z0-9_-]+"), re.compile(r"\d+")
+_BLANKS, _LINES = (re.compile(rf"(?:[{one}]|#[^\n]*)*+") for one in (r" \t", r" \t\r\n"))
 _SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
@@ -48,6 +56,11 @@ class _Group:
     done: list[list[str]] = field(default_factory=list)
     symbols: list[str] = field(default_factory=list)
     item: int = -1  # where the item begins that a sign would repeat
+
+    def add(self, *symbols: str) -> None:
+        """Add an item, which a sign may repeat."""
+        self.item = len(self.symbols)
+        self.symbols += symbols
 
     def next(self) -> None:
         self.done.append(self.symbols)
@@ -113,24 +126,19 @@ class _Parser:
                 stack.pop()
                 group.next()
                 self._rules[group.name] = group.done
-                stack[-1].item = len(stack[-1].symbols)
-                stack[-1].symbols.append(group.name)
+                stack[-1].add(group.name)
                 nested = len(stack) > 1
             elif c == '"':
-                group.item = len(group.symbols)
-                group.symbols += self._literal()
+                group.add(*self._literal())
             elif c == "[":
-                group.item = len(group.symbols)
-                group.symbols.append(self._set())
+                group.add(self._set())
             elif c == ".":
                 self._at += 1
-                group.item = len(group.symbols)
-                group.symbols.append(self._terminal([(_FIRST, _LAST)]))
+                group.add(self._terminal([(_FIRST, _LAST)]))
             elif c in ("*", "+", "?", "{"):
                 self._repeat(group)
-            elif _is_word(c):
-                group.item = len(group.symbols)
-                group.symbols.append(self._named(self._name()))
+            elif _WORD.match(c):
+                group.add(self._named(self._name()))
             elif c in ("<", "!"):
                 raise self._error("tokens are not taken in grammars: write their text")
             elif nested:
@@ -209,29 +217,25 @@ class _Parser:
         return found
 
     def _character(self) -> int:
-        c = self._peek()
-        if not c:
+        found = _CHARACTER.match(self._text, self._at)
+        if found is not None:
+            self._at = found.end()
+            if digits := found["hex"]:
+                return int(digits[1:], 16)
+            return ord(_ESCAPED.get(found["escaped"], found["escaped"] or found[0]))
+        if not self._peek():
             raise self._error("unexpected end")
         self._at += 1
-        if c != "\\":
-            return ord(c)
         kind = self._peek()
-        self._at += 1
-        if kind in _HEX:
-            digits = self._text[self._at : self._at + _HEX[kind]]
-            if len(digits) < _HEX[kind] or not all(d in "0123456789abcdefABCDEF" for d in digits):
-                raise self._error(f"expecting {_HEX[kind]} hexadecimal digits")
-            self._at += _HEX[kind]
-            return int(digits, 16)
-        if kind not in _ESCAPED or not kind:
-            self._at -= 1
+        if kind not in _HEX:
             raise self._error(f"unknown escape \\{kind}")
-        return ord(_ESCAPED[kind])
+        self._at += 1
+        raise self._error(f"expecting {_HEX[kind]} hexadecimal digits")
 
     def _terminal(self, ranges: list[tuple[int, int]], *, negated: bool = False) -> str:
         """Return the terminal for one character of a set; "" if it is empty."""
-        found = _tidy([*ranges, _SURROGATES] if negated else ranges)
-        found = _complement(found) if negated else _without_surrogates(found)
+        others = ranges if negated else _complement(_tidy(ranges))
+        found = _complement(_tidy([*others, _SURROGATES]))
         if not found:
             return ""
         return self._sets.setdefault(found, f"C{len(self._sets)}")
@@ -241,31 +245,26 @@ class _Parser:
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]
 
+    def _read(self, pattern: re.Pattern[str]) -> str:
+        found = pattern.match(self._text, self._at)
+        if found is None:
+            return ""
+        self._at = found.end()
+        return found[0]
+
     def _space(self, *, newlines: bool = False) -> None:
-        while c := self._peek():
-            if c == "#":
-                end = self._text.find("\n", self._at)
-                self._at = len(self._text) if end < 0 else end
-            elif c in " \t" or (newlines and c in "\r\n"):
-                self._at += 1
-            else:
-                return
+        self._read(_LINES if newlines else _BLANKS)
 
     def _name(self) -> str:
-        begin = self._at
-        while _is_word(self._peek()):
-            self._at += 1
-        if begin == self._at:
-            raise self._error("expecting a name")
-        return self._text[begin : self._at]
+        if name := self._read(_WORD):
+            return name
+        raise self._error("expecting a name")
 
     def _integer(self) -> int:
-        begin = self._at
-        while self._peek().isdecimal():
-            self._at += 1
-        if not 0 < self._at - begin < 10:
+        digits = self._read(_DIGITS)
+        if not 0 < len(digits) < 10:
             raise self._error("expecting a number")
-        return int(self._text[begin : self._at])
+        return int(digits)
 
     def _named(self, name: str) -> str:
         if name not in self._names:
@@ -288,10 +287,6 @@ class _Parser:
         return UsageError(f"the grammar does not parse: {what} {where}", _HINT)
 
 
-def _is_word(c: str) -> bool:
-    return c.isascii() and (c.isalnum() or c in ("-", "_"))
-
-
 def _tidy(ranges: list[tuple[int, int]]) -> Ranges:
     merged: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
@@ -309,12 +304,6 @@ def _complement(ranges: Ranges) -> Ranges:
     edges = [_FIRST - 1, *(edge for pair in ranges for edge in pair), _LAST + 1]
     gaps = zip(edges[::2], edges[1::2], strict=True)
     return tuple((low + 1, high - 1) for low, high in gaps if low + 1 < high)
-
-
-def _without_surrogates(ranges: Ranges) -> Ranges:
-    low, high = _SURROGATES
-    before = [(a, min(b, low - 1)) for a, b in ranges if a < low]
-    return tuple(before + [(max(a, high + 1), b) for a, b in ranges if b > high])
 
 
 def _class(ranges: Ranges) -> str:

@@ -2,15 +2,22 @@
 
 A guide is a place in the tree of texts that were tried, drafted ones among them; the matchers of a
 request go to whichever place is asked about.
+
+Where a grammar leaves one way on, the text that must come next is known in the vocabulary's tokens.
+llguidance tells the bytes that alone can follow. White space that may stand in between is guessed
+as the text was laid out so far. What is guessed is never more than that: every token is verified.
 """
 
 from __future__ import annotations
 
+import json
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,11 +25,17 @@ import numpy.typing as npt
 
 from specllama.arrays import IntArray
 from specllama.errors import UsageError
-from specllama.grammar.ahead import Ahead, Cutter, text_ahead
-from specllama.grammar.layout import Habits, JsonLayout
+from specllama.grammar.layout import WHITE, Habits, JsonLayout
 from specllama.grammar.source import Kind, Source, source_of
 from specllama.paths import pip_install
 
+Ahead = list[tuple[int, float]]
+"""Tokens, and how likely each is after the others."""
+END = -1  # in place of a token: the text ends here
+_SPACE = ord(" ")
+_DIGIT = ord("0")  # a number may go on
+_FREE = ord("~")  # stands only where any text may
+_LAST = 0.5  # a token that may hold more than what is known
 _ALONE = 32  # up to one token in so many is looked at by itself, more of them by a mask of all
 _BACK = 16  # tokens
 _MASKS = 8  # kept: of the places that drafts and the target ask about in turn
@@ -56,6 +69,24 @@ class _Place:
 def require(kind: Kind, text: str) -> None:
     """Compile a grammar to check it; raise UsageError if it fails. No vocabulary is needed."""
     _bytes().matcher(source_of(kind, text))
+
+
+@lru_cache(maxsize=64)
+def _judge(key: str, asked: str) -> Any:
+    """Compile a keyword of JSON Schema for texts; return None where that fails."""
+    with suppress(UsageError):
+        return _bytes().matcher(source_of("schema", json.dumps({"type": "string", key: asked})))
+    return None
+
+
+def matches(key: str, asked: str, text: str) -> bool:
+    """True if a text fits a pattern or a format, or it cannot be told whether it does."""
+    if (fresh := _judge(key, asked)) is None:
+        return True
+    matcher = fresh.deep_copy()
+    written = [*json.dumps(text, ensure_ascii=False).encode("utf-8", "replace")]
+    fits = matcher.validate_tokens(written) == len(written) and matcher.consume_tokens(written)
+    return bool(fits and matcher.is_accepting()) or matcher.is_error()
 
 
 def _library() -> Any:
@@ -110,6 +141,13 @@ class Guides:
         return Guide(walk, walk.root)
 
     def matcher(self, source: Source) -> Any:
+        """Compile a grammar, and raise UsageError if that fails."""
+        made = self._compiled(source)
+        if made.is_error():
+            raise source.refused(made.get_error(), self._why_not)
+        return made
+
+    def _compiled(self, source: Source) -> Any:
         library = self._library
         made: list[Any] = []
 
@@ -119,9 +157,12 @@ class Guides:
             made.append(library.LLMatcher(self._tokenizer, source.lark, log_level=0, limits=limits))
 
         _deep(make)
-        if made[0].is_error():
-            raise source.refused(made[0].get_error())
         return made[0]
+
+    def _why_not(self, schema: Any) -> str:
+        """Return why a schema by itself does not compile; "" if it does."""
+        error: str = self._compiled(source_of("schema", json.dumps(schema))).get_error()
+        return error
 
 
 _starting = threading.Lock()
@@ -308,3 +349,111 @@ class _Words:
 
     def __call__(self, text: str) -> list[int]:
         raise NotImplementedError
+
+
+@dataclass(slots=True)
+class Forced:
+    """Text that must follow, certain but for the white space in it.
+
+    Attributes:
+        doubts: places of it up to which it is the less likely, ascending, and how likely.
+        over: nothing follows it.
+    """
+
+    data: bytes = b""
+    doubts: list[tuple[int, float]] = field(default_factory=list)
+    over: bool = False
+
+    def likely(self, begin: int, end: int) -> float:
+        """Return the probability of the text between two places."""
+        found = 1.0
+        for at, likely in self.doubts:
+            if begin <= at < end:
+                found *= likely
+        return found
+
+
+def text_ahead(matcher: Any, single: int, layout: JsonLayout, habits: Habits, most: int) -> Forced:
+    """Return about ``most`` bytes that must follow.
+
+    Args:
+        matcher: at the place, to go on with.
+        single: the first of 256 tokens of a byte each.
+        layout: of the text before.
+    """
+    text = Forced()
+    while len(text.data) < most and not matcher.is_error():
+        new: bytes = matcher.compute_ff_bytes()
+        if not new:
+            if matcher.validate_tokens([single + _FREE]):
+                break
+            visible, white = _next(matcher, single)
+            if not visible and not white:
+                text.over = bool(matcher.is_accepting())
+                break
+            one = visible[0] if len(visible) == 1 else None
+            guess = layout.guess(one, habits) if white and visible else None
+            if guess is None:
+                break
+            space, likely = guess
+            text.doubts.append((len(text.data), likely))
+            new = space if one is None else space + bytes((one,))
+            if not new:
+                break
+        text.data += new
+        layout.read(new)
+        matcher.consume_tokens([single + byte for byte in new])
+    return text
+
+
+def _next(matcher: Any, single: int) -> tuple[bytes, bytes]:
+    """Return the bytes that may come next: visible ones, and white space."""
+    fits = matcher.validate_tokens
+    if fits([single + _SPACE]) and not fits([single + _DIGIT]):  # a mask of all takes longer
+        spaced = matcher.deep_copy()
+        spaced.consume_tokens([single + _SPACE])
+        if forced := spaced.compute_ff_bytes():
+            return forced[:1], b" "
+    mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)[single >> 3 :]
+    bits = np.unpackbits(mask, bitorder="little")[single & 7 :][:256]
+    found = bytes(bits.nonzero()[0].tolist())
+    return found.translate(None, WHITE), bytes(byte for byte in found if byte in WHITE)
+
+
+class Cutter:
+    """A cutter of texts into tokens, as the vocabulary itself does it.
+
+    Args:
+        pieces: the bytes of every token.
+        tokenize: of a text in the middle of another one.
+    """
+
+    def __init__(self, pieces: Sequence[bytes], tokenize: Callable[[str], Sequence[int]]) -> None:
+        self._pieces, self._tokenize = pieces, tokenize
+
+    def tokens(self, before: bytes, text: Forced, most: int) -> Ahead:
+        """Return at most ``most`` tokens of a text that follows another one."""
+        found: Ahead = []
+        at = 0
+        for token in self._cut(before, text.data):
+            piece = self._pieces[token]
+            end = at + len(piece)
+            if not piece or text.data[at:end] != piece:
+                break
+            last = end == len(text.data) and not text.over
+            found.append((token, text.likely(at, end) * (_LAST if last else 1.0)))
+            at = end
+        if text.over and at == len(text.data):
+            found.append((END, 1.0))
+        return found[:most]
+
+    def _cut(self, before: bytes, text: bytes) -> Sequence[int]:
+        """Return the tokens of ``text``, cut as after ``before`` if none reaches back into it."""
+        whole = before + text
+        begin = next((i for i, byte in enumerate(whole) if byte & 0xC0 != 0x80), 0)
+        ids = self._tokenize(whole[begin:].decode("utf-8", "ignore"))
+        ends = np.cumsum([len(self._pieces[token]) for token in ids]).tolist()
+        cut = bisect_right(ends, len(before) - begin)
+        if not ids or (ends[cut - 1] if cut else 0) != len(before) - begin:
+            return self._tokenize(text.decode("utf-8", "ignore"))
+        return ids[cut:]

@@ -7,13 +7,15 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import islice
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from specllama.errors import UsageError
-from specllama.grammar.fitting import at
 from specllama.grammar.gbnf import lark_of
 
 Kind = Literal["grammar", "schema", "regex"]
+Alone = Callable[[Any], str]  # why a schema is refused by itself; "" if it is not
 
 MOST_BYTES = 1 << 20  # of a schema
 MOST_REGEX = 16 << 10
@@ -23,6 +25,7 @@ MOST_STEP = 10_000  # of multipleOf, without its decimal point
 MOST_PATTERNS = 12  # that hold for one place together: the work doubles with each
 # of what takes more than time in proportion
 MOST_IN = {"properties": 1000, "patternProperties": 100, "required": 2000}
+_LOOKED = 100  # parts that may be the one without a value
 MOST_LISTED = 1000  # arrays and objects of one enum: each is compared with each
 _HEAD = '%llguidance {"no_forcing": true}\n'
 # a line break and its indentation, or a space: what models write, and not without end
@@ -34,6 +37,9 @@ _STYLE = {
 _ENDS = re.compile(r"\\.|[/\n]", re.DOTALL)
 _BARE = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
 _PLACE = re.compile(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?")
+# of an object or array that has no value: the part that has none; and a part that is referred to
+_EMPTY = re.compile(r"required (?:property '(?P<name>.*)'|item) is unsatisfiable")
+_REFERRED = re.compile(r" while processing json-schema:///#(\S*)")
 _KEYS = re.compile(r"Unimplemented keys: \[(.*)\]")
 PLACE = "x-place"  # how messages name a schema, whatever it is part of
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -43,11 +49,6 @@ _BITS = 2**63 - 1024  # the largest that is exact in JSON's numbers and fits 64 
 _NOTES = {"type", "title", "description", "default", "examples"}
 _INTEGER, _WHOLE = "x-integer", {"type": "integer", "minimum": -_BITS, "maximum": _BITS}
 _SMALLER = "write a smaller one"
-_HINTS = {
-    "grammar": "GBNF is described in llama.cpp's grammars/README.md",
-    "schema": "limits.md lists what of JSON Schema can be enforced",
-    "regex": "it has no look-around and no references to groups",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,14 @@ class Source:
     lark: str
     text: str = ""
 
-    def refused(self, why: str) -> UsageError:
-        place = _place(json.loads(self.text), _cut(why)) if self.kind == "schema" else ""
-        said = f"{self._name} cannot be enforced: {_said(why)}{place}"
-        return UsageError(said, _HINTS[self.kind])
+    def refused(self, why: str, alone: Alone) -> UsageError:
+        """Return the error for a grammar that does not compile, and the place that is wrong."""
+        place = ""
+        if self.kind == "schema":
+            why, place = _cause(json.loads(self.text), _cut(why), alone)
+        return UsageError(
+            f"{self._name} cannot be enforced: {_said(why)}{place}", _KINDS[self.kind][1]
+        )
 
     def stuck(self, why: str) -> UsageError:
         return UsageError(
@@ -75,12 +80,12 @@ class Source:
 
     @property
     def _name(self) -> str:
-        return _NAMES[self.kind]
+        return _KINDS[self.kind][0]
 
 
 def source_of(kind: Kind, text: str) -> Source:
     """Convert the text, and raise UsageError if it does not parse or is too large."""
-    return Source(kind, _HEAD + _READ[kind](text), text)
+    return Source(kind, _HEAD + _KINDS[kind][2](text), text)
 
 
 def _regex(text: str) -> str:
@@ -116,9 +121,9 @@ def _json(text: str) -> str:
     return f"start: %json {json.dumps(schema)}"
 
 
-def schemas(root: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a schema and all that are in it, each with its place."""
-    todo = [("", root)]
+def schemas(root: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a schema, which has this place, and all that are in it, each with its place."""
+    todo = [(path, root)]
     for path, schema in todo:
         if not isinstance(schema, dict):
             continue
@@ -133,6 +138,22 @@ def schemas(root: Any) -> Iterator[tuple[str, dict[str, Any]]]:
                 inner = {key: value}
             if key not in _VALUES:
                 todo += [(f"{path}.{name}".lstrip("."), one) for name, one in inner.items()]
+
+
+def at(root: Any, pointer: Any) -> Any:
+    """Return the target of a reference within a document; None if it leads elsewhere."""
+    found = root
+    if not isinstance(pointer, str) or not pointer.startswith("#"):
+        return None
+    for name in pointer[1:].split("/")[1:]:
+        name = unquote(name).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        elif isinstance(found, dict) and name in found:
+            found = found[name]
+        else:
+            return None
+    return found
 
 
 def _bound(schema: dict[str, Any]) -> None:
@@ -150,15 +171,31 @@ def _bound(schema: dict[str, Any]) -> None:
         schema.update({} if high else {"maximum": _BITS})
 
 
-def _place(schema: Any, why: str) -> str:
-    """Return the place of what is refused, as far as the reason names it."""
+def _cause(root: Any, why: str, alone: Alone) -> tuple[str, str]:
+    """Return why a schema is refused, and where, as far as the reason tells; of a schema without a
+    value, these of the innermost part that has none."""
+    path, part = "", root
+    while True:
+        leads = _REFERRED.search(why)
+        if leads and isinstance(there := at(root, f"#{leads[1]}"), dict):
+            why, path, part = why[: leads.start()], leads[1].strip("/").replace("/", "."), there
+        if (empty := _EMPTY.search(why)) is None:
+            break
+        ends = ("items", "]") if empty["name"] is None else (f"properties.{empty['name']}",)
+        inside = (one for one in schemas(part, path) if one[0] != path and one[0].endswith(ends))
+        shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        told = ((alone({**shared, **one}), to, one) for to, one in islice(inside, _LOOKED))
+        found = next((one for one in told if "Unsatisfiable" in one[0]), None)
+        if found is None:
+            break
+        why, path, part = _cut(found[0]), found[1], found[2]
     words = set(re.findall(r"[\w$]+", why))
-    for path, part in schemas(schema):
-        for key, value in part.items():
+    for to, one in schemas(part, path):
+        for key, value in one.items():
             named = value.lstrip("#") in why if isinstance(value, str) else key in words
             if named and (key in words or key in ("pattern", "$ref")):
-                return f" (at {path}.{key})" if path else " (at the top)"
-    return ""
+                return why, f" (at {to}.{key})" if to else " (at the top)"
+    return why, f" (at {path})" if path else ""
 
 
 def _measure(schema: Any) -> None:
@@ -181,7 +218,7 @@ def _measure(schema: Any) -> None:
     else:
         raise UsageError(f"the JSON schema nests more than {MOST_LEVELS} levels", _SMALLER)
     try:
-        _Patterns(schema).look()
+        _measure_patterns(schema)
     except RecursionError:
         raise UsageError("references of the JSON schema form too long a chain", _SMALLER) from None
 
@@ -191,9 +228,7 @@ def _measure_keys(schema: dict[str, Any]) -> None:
         own = schema.get(key)
         if isinstance(own, dict | list) and len(own) > most:
             raise UsageError(f"the JSON schema has more than {most} {key} in one place", _SMALLER)
-    listed = schema.get("enum")
-    values = listed if isinstance(listed, list) else []
-    if sum(isinstance(value, dict | list) for value in values) > MOST_LISTED:
+    if sum(isinstance(one, dict | list) for one in as_list(schema.get("enum"))) > MOST_LISTED:
         raise UsageError(
             f"an enum of the JSON schema lists more than {MOST_LISTED} arrays and objects", _SMALLER
         )
@@ -206,37 +241,36 @@ def _measure_keys(schema: dict[str, Any]) -> None:
             )
 
 
-class _Patterns:
-    """The number of patterns that hold for one place together: its own, and those it refers to."""
+def _values(root: Any) -> Iterator[Any]:
+    """Yield a value and all that are in it."""
+    todo = [root]
+    for value in todo:
+        yield value
+        todo += value.values() if isinstance(value, dict) else as_list(value)
 
-    def __init__(self, root: Any) -> None:
-        self._root = root
-        self._n: dict[int, int] = {}
 
-    def look(self) -> None:
-        todo = [self._root]
-        while todo:
-            schema = todo.pop()
-            if isinstance(schema, dict):
-                if self._of(schema) > MOST_PATTERNS:
-                    raise UsageError(
-                        f"more than {MOST_PATTERNS} patterns of the JSON schema meet in one place",
-                        _SMALLER,
-                    )
-                todo += schema.values()
-            elif isinstance(schema, list):
-                todo += schema
+def _measure_patterns(root: Any) -> None:
+    """Raise UsageError if too many patterns hold for one place: its own, and those it refers to."""
+    known: dict[int, int] = {}
 
-    def _of(self, schema: Any) -> int:
+    def patterns(schema: Any) -> int:
         if not isinstance(schema, dict):
             return 0
-        if id(schema) not in self._n:
-            self._n[id(schema)] = 0  # where it refers to itself it says nothing more
-            both = schema.get("allOf")
-            parts = [*(both if isinstance(both, list) else ()), at(self._root, schema.get("$ref"))]
+        if id(schema) not in known:
+            known[id(schema)] = 0  # where it refers to itself it says nothing more
+            parts = [*as_list(schema.get("allOf")), at(root, schema.get("$ref"))]
             own = "pattern" in schema or "format" in schema
-            self._n[id(schema)] = min(own + sum(map(self._of, parts)), MOST_PATTERNS + 1)
-        return self._n[id(schema)]
+            known[id(schema)] = min(own + sum(map(patterns, parts)), MOST_PATTERNS + 1)
+        return known[id(schema)]
+
+    if any(patterns(one) > MOST_PATTERNS for one in _values(root)):
+        raise UsageError(
+            f"more than {MOST_PATTERNS} patterns of the JSON schema meet in one place", _SMALLER
+        )
+
+
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _no_number(name: str) -> Any:
@@ -260,9 +294,13 @@ def _said(why: str) -> str:
     return line if len(line) <= 200 else line[:199] + "…"
 
 
-_NAMES: dict[Kind, str] = {
-    "grammar": "the grammar",
-    "schema": "the JSON schema",
-    "regex": "the regular expression",
+# how messages call it, what helps, what reads it
+_KINDS: dict[Kind, tuple[str, str, Callable[[str], str]]] = {
+    "grammar": ("the grammar", "GBNF is described in llama.cpp's grammars/README.md", lark_of),
+    "schema": ("the JSON schema", "limits.md lists what of JSON Schema can be enforced", _json),
+    "regex": (
+        "the regular expression",
+        "it has no look-around and no references to groups",
+        _regex,
+    ),
 }
-_READ: dict[Kind, Callable[[str], str]] = {"grammar": lark_of, "schema": _json, "regex": _regex}

@@ -1,11 +1,16 @@
-"""A running ``specllama serve`` as an engine: a second window need not load the model again."""
+"""Any server as an engine: its kind is detected unless given.
+
+A running ``specllama serve`` is one whose events come round by round; with it, a second window need
+not load the model again.
+"""
 
 from __future__ import annotations
 
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from time import sleep
 from typing import Any
 
@@ -13,18 +18,40 @@ import httpx2
 import msgspec
 
 from specllama.cancel import Cancel
+from specllama.errors import EngineError, UsageError
 from specllama.events import Event, event_from_dict
 from specllama.interface import EngineInfo, Message, Prompt
-from specllama.remote.address import Address, checked, code_of, error_of, events_of
+from specllama.remote.address import KEY_HINT, Address, Look, checked, code_of, error_of, events_of
 from specllama.remote.board import Board, ServerWatch
 from specllama.remote.foreign import ForeignEngine
-from specllama.remote.kinds import specllama
-from specllama.remote.kinds.kind import Found
+from specllama.remote.kinds import llama_server, ollama, openai, vllm
+from specllama.remote.kinds.kind import Found, Kind
 from specllama.settings.params import GenerateParams
 from specllama.store.codec import params_to_dict
 
 _STOP_S = 5.0  # the connection that carries a stop is not closed under it
 _LOADING_S = 0.5  # between two looks at a server that loads its model
+
+
+AUTO = "auto"
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        llama_server.SPECLLAMA,
+        llama_server.LLAMA_SERVER,
+        vllm.SGLANG,
+        openai.LMSTUDIO,
+        vllm.VLLM,
+        openai.TRTLLM,
+        openai.TGI,
+        ollama.KIND,
+        openai.MLX_LM,
+        openai.TRANSFORMERS,
+        openai.OPENAI,
+    )
+}
+"""In the order in which they are recognised: some answer as others do. SGLang has Ollama's paths,
+everybody has OpenAI's."""
 
 
 class RemoteEngine(ForeignEngine):
@@ -38,7 +65,7 @@ class RemoteEngine(ForeignEngine):
     """
 
     def __init__(self, address: Address) -> None:
-        super().__init__(address, specllama.KIND, Found())
+        super().__init__(address, llama_server.SPECLLAMA, Found())
         self._here = address.client()
         try:
             with self.address.spoken():
@@ -111,3 +138,72 @@ class RemoteEngine(ForeignEngine):
             told = [{**turn.to_dict(), "seams": turn.seams} for turn in turns]
             return {**named, "messages": told}
         return {**named, "ids": list(prompt)}
+
+
+def open_remote(
+    address: Address | str, kind: str = AUTO, model: str | None = None, *, draft_model: str = ""
+) -> ForeignEngine:
+    """Open the engine at an address; one of ours is a ``RemoteEngine``.
+
+    Args:
+        kind: one of ``KINDS``; by default that of the address, which is found out.
+        model: which of its models is asked; by default that of the address, else the only one.
+
+    Raises:
+        UsageError: that is no address, or the server has several models and none was named.
+        EngineDied: nobody answers there. EngineError: it lets nobody in, or is no engine.
+    """
+    if isinstance(address, str):
+        address = Address(address)
+    if kind != AUTO:
+        address = replace(address, kind=kind)
+    if model is not None:
+        address = replace(address, model=model)
+    look = Look(address)
+    with closing(look):
+        found_kind, found = _recognise(look, address.kind)
+    if found_kind.name == "specllama":
+        return RemoteEngine(address)
+    return ForeignEngine(address, found_kind, found, draft_model=draft_model)
+
+
+def watched(address: Address) -> tuple[ServerWatch, Iterator[dict[str, Any]]]:
+    """Return a view of a server, and its events from now on; no model of it need be named.
+
+    Raises:
+        SpecllamaError: as ``open_remote``; the events, when nobody answers any more.
+    """
+    look = Look(address)
+    with closing(look):
+        kind, found = _recognise(look, address.kind)
+    if kind.name == "specllama":  # all its models at once, and none is loaded for it
+        return Board(), address.events()
+    with ForeignEngine(replace(address, model=address.model or "any"), kind, found) as engine:
+        return engine.watch()
+
+
+def _recognise(look: Look, name: str = AUTO) -> tuple[Kind, Found]:
+    """Find the kind of engine that answers, and its report of itself; trust ``name`` if it is
+    given.
+
+    Raises:
+        UsageError: there is no such kind.
+        EngineDied: nobody answers. EngineError: nothing that answers there is known.
+    """
+    if name != AUTO:
+        if name not in KINDS:
+            raise UsageError(f"there is no kind of server {name!r}", f"one of {', '.join(KINDS)}")
+        return KINDS[name], KINDS[name].recognise(look) or Found()
+    for kind in KINDS.values():
+        found = kind.recognise(look)
+        if found is None:
+            continue
+        if kind.name == "openai" and not found.models:
+            break
+        return kind, found
+    if look.locked:
+        raise EngineError(f"the server at {look.address.url} wants a key", KEY_HINT)
+    raise EngineError(
+        f"what answers at {look.address.url} is no engine that is known",
+        "check the address; if it speaks as OpenAI does: --remote-kind openai --remote-model ID",
+    )

@@ -24,12 +24,10 @@ from specllama.events import (
     Timings,
 )
 from specllama.interface import EngineInfo, Message, ModelInfo, Prompt
-from specllama.remote.address import Address
-from specllama.remote.board import ServerWatch
-from specllama.remote.figures import Answered, Counters, Drafted
-from specllama.remote.gauges import EVERY_S, Gauges, event_of
+from specllama.remote.address import SILENCE_S, Address, Look, posted
+from specllama.remote.answers import Answered, Counters, Drafted
+from specllama.remote.board import EVERY_S, Gauges, ServerWatch, event_of
 from specllama.remote.kinds.kind import Found, Heard, Kind, Question, Served
-from specllama.remote.wire import SILENCE_S, Look, posted
 from specllama.settings.params import GenerateParams
 
 SETTLES_S = (0.0, 0.02, 0.1, 0.3)  # waits for counters that lag behind the reply they count

@@ -10,6 +10,9 @@ and the texts before, between and after them are the marks. Three kinds of famil
 
 Templates that do not render thoughts give their marks away in the header of the next turn (open, or
 opened and closed at once), or in their source, where they cut replies at a tag.
+
+Every family has a switch of its own for thoughts, a variable of the template, so each is tried: a
+template that renders another prompt for it reads it.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ from functools import lru_cache
 from time import thread_time
 from typing import Any
 
-from specllama.replies.template import TemplateFailed, render_template
-from specllama.replies.template_budget import MAX_SECONDS
+from specllama.replies.template import MAX_SECONDS, TemplateFailed, render_template
+from specllama.settings.params import EFFORTS
 
 Variables = Mapping[str, Any]
 
@@ -269,3 +272,46 @@ def _closings(open: str) -> Iterator[str]:
     if match := re.match(r"<\|(\w+)>", open):
         yield f"<{match[1]}|>"
     yield open.replace("<|", "<|/", 1)
+
+
+_SWITCHES: tuple[tuple[str, Any, Any], ...] = (  # name, on, off
+    ("enable_thinking", True, False),
+    ("thinking", True, False),
+    ("thinking_mode", "enabled", "disabled"),
+    ("thinking_budget", -1, 0),
+    ("reasoning_effort", "high", "none"),
+    ("reasoning_effort", "high", "no_think"),
+)
+_STRENGTHS = ("reasoning_effort", "thinking_effort", "reasoning_strength")
+
+
+@lru_cache(maxsize=64)
+def switch(template: str, think: str) -> tuple[dict[str, Any], str]:
+    """Return the variables for a value of THINK, and a note for the user if it has no effect.
+
+    "off" gives no variables where the template has no switch.
+    """
+    if think == "auto":
+        return {}, ""
+    probe, marks = MarkProbe(template), derive(template)
+
+    def turns(name: str, value: Any, other: Any, state: bool) -> bool:
+        """True if a variable turns thoughts on (``state`` True) or off; an effort has to show
+        it."""
+        shown = probe.whole({name: value})
+        if not shown or shown == probe.whole({name: other}):
+            return False
+        left = marks.state(probe.prompt({name: value}))
+        return left is state or (left is None and name != "reasoning_effort")
+
+    if think == "off":
+        return next(({n: off} for n, on, off in _SWITCHES if turns(n, off, on, False)), {}), ""
+    said = next(({n: on} for n, on, off in _SWITCHES if turns(n, on, off, True)), {})
+    if think == "on":
+        return said, ""
+    for name in _STRENGTHS:
+        shown = {level: probe.whole({**said, name: level}) for level in EFFORTS}
+        if len(set(filter(None, shown.values()))) > 1:
+            level = next((one for one in EFFORTS[EFFORTS.index(think) :] if shown[one]), "high")
+            return {**said, name: level}, "" if level == think else f"this model thinks at {level}"
+    return said, "this model's template knows no effort: it thinks as it always does"

@@ -15,8 +15,9 @@ from __future__ import annotations
 import re
 from copy import copy
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
+from specllama.backend.base import Vocab
 from specllama.replies.marks import Marks, first_tag
 from specllama.text import decoded
 
@@ -38,22 +39,10 @@ class Written:
     content: str = ""
 
 
-class Words(Protocol):
-    """The part of a vocabulary that is needed here."""
-
-    def tokenize(
-        self, text: str, *, add_special: bool, parse_special: bool, after_text: bool = False
-    ) -> list[int]: ...
-
-    def piece(self, token: int, *, special: bool = False) -> bytes: ...
-
-    def special(self, token: int) -> object | None: ...
-
-
 class Spelling:
     """The marks of a template in the units of a vocabulary."""
 
-    def __init__(self, marks: Marks, vocab: Words) -> None:
+    def __init__(self, marks: Marks, vocab: Vocab) -> None:
         self._vocab = vocab
         self.tokens: set[int] = set()
         """Tokens that are units of their own."""
@@ -336,21 +325,6 @@ class Messages(Reader):
 
 def reader(spelling: Spelling, state: bool | None) -> Reader:
     return (Messages if spelling.header else Reader)(spelling, state)
-
-
-class Letters:
-    """A vocabulary without tokens of its own: every mark is text."""
-
-    def tokenize(
-        self, text: str, *, add_special: bool, parse_special: bool, after_text: bool = False
-    ) -> list[int]:
-        return list(text.encode("utf-8", "replace"))
-
-    def piece(self, token: int, *, special: bool = False) -> bytes:
-        return bytes((token,))
-
-    def special(self, token: int) -> object | None:
-        return None
 
 
 def _blank(text: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,43 +9,20 @@ from typing import Any
 import msgspec
 
 from specllama.interface import Message
+from specllama.replies.tool_calls import Call, call_text, result_text
 from specllama.server.chat_completions import think_of
-from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply
-from specllama.server.figures import metrics, timings
-from specllama.server.refusals import Refusal, malformed, not_offered, wrong
-from specllama.server.sampling import Format, Sampling, params_of, schema_text
+from specllama.server.dialect import Dialect, Frame, Job, OpenBlocks, Piece, Reply
+from specllama.server.refusals import Refusal, not_offered, wrong
+from specllama.server.sampling import Asked, Format, schema_text
 from specllama.server.service import Row, Service
-from specllama.server.tools import (
-    Call,
-    Tool,
-    ToolUse,
-    call_text,
-    result_text,
-    tool_use,
-)
+from specllama.server.tools import Tool, ToolChoice, ToolUse, tool_use
+from specllama.server.turns import log_left_out, parts_of
+from specllama.server.usage import costs
 from specllama.settings.params import GenerateParams
-from specllama.text import sanitize_line
-
-logger = logging.getLogger("specllama.server")
 
 # of blocks; others, which only another service can read, are left out
 _READ = ("text", "thinking", "tool_use", "tool_result", "tool_reference", "search_result",
          "compaction", "image", "document", "container_upload")  # fmt: skip
-_KINDS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
-_STOPS = {"stop_token": "end_turn", "stop_string": "stop_sequence", "length": "max_tokens",
-          "context": "max_tokens"}  # fmt: skip
-
-
-# agents compact on these words alone
-_TOO_LONG = "prompt is too long: {n_prompt_tokens} tokens > {n_ctx} maximum"
 _NAMES = {"stop": "stop_sequences", "think": "output_config.effort",
           "think-budget": "thinking.budget_tokens"}  # fmt: skip
 
@@ -78,12 +54,6 @@ class AnthropicTool(msgspec.Struct):
     input_schema: dict[str, Any] | None = None
 
 
-class AnthropicToolChoice(msgspec.Struct):
-    type: str
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
-
-
 class AnthropicTurn(msgspec.Struct):
     role: str
     content: str | list[dict[str, Any]]
@@ -105,44 +75,16 @@ class Thread(msgspec.Struct):
     type: str
 
 
-class MessagesRequest(Sampling, kw_only=True):
+class MessagesRequest(Asked, kw_only=True):
     messages: list[AnthropicTurn]
     max_tokens: int | None = None
-    model: str | None = None
     system: str | list[dict[str, Any]] | None = None
     stop_sequences: list[str] | None = None
-    stream: bool | None = None
     thinking: Thinking | None = None
     tools: list[AnthropicTool] | None = None
-    tool_choice: AnthropicToolChoice | None = None
+    tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
     thread: Thread | None = None
-
-
-def error_of(refusal: Refusal) -> dict[str, Any]:
-    too_long = refusal.code == "context_length_exceeded"
-    message = _TOO_LONG.format(**refusal.details) if too_long else refusal.message
-    kind = _KINDS.get(refusal.status, "api_error")
-    error: dict[str, Any] = {"type": kind, "message": message}
-    if refusal.code is not None:
-        error["details"] = {"error_code": refusal.code}
-    return {"type": "error", "error": error}
-
-
-def _blocks(content: list[dict[str, Any]], where: str) -> list[ContentBlock]:
-    """Read the blocks of a content; of a kind that is left out, only its name is kept.
-
-    Raises:
-        Refusal: a block has another shape than its kind.
-    """
-    known = [
-        one if one.get("type", "text") in _READ else {"type": str(one["type"])} for one in content
-    ]
-    try:
-        return msgspec.convert(known, list[ContentBlock])
-    except msgspec.ValidationError as error:
-        place = where if where == "system" else f"{where}.content"
-        raise malformed(str(error).replace("`$", f"`$.{place}")) from None
 
 
 def _text(content: str | list[dict[str, Any]], where: str) -> tuple[str, str]:
@@ -151,7 +93,8 @@ def _text(content: str | list[dict[str, Any]], where: str) -> tuple[str, str]:
         return content, ""
     texts: list[str] = []
     thoughts: list[str] = []
-    for block in _blocks(content, where):
+    at = where if where == "system" else f"{where}.content"
+    for block in parts_of(content, ContentBlock, _READ, at):
         source, inner = block.source, block.content or ""
         if block.type == "text":
             texts.append(block.text or "")
@@ -172,7 +115,7 @@ def _text(content: str | list[dict[str, Any]], where: str) -> tuple[str, str]:
             named = (block.title, source if isinstance(source, str) else None)
             texts += [*filter(None, named), _text(inner, where)[0]]
         elif block.type not in _READ:
-            logger.info("%s: %s is left out", where, sanitize_line(block.type)[:80])
+            log_left_out(where, block.type)
         else:
             raise not_offered(f"{where}: {block.type}", "models here read text only", "messages")
     return "\n".join(texts), "".join(thoughts)
@@ -210,19 +153,18 @@ def parse(body: MessagesRequest, base: GenerateParams) -> Job:
         budget = body.thinking.budget_tokens
     if (form := output.format) is not None:
         schema = schema_text(form.schema or {"type": "object"})
-    params = params_of(
+    return Job.of(
         body,
+        (tuple(messages_of(body)),),
         base,
         _NAMES,
-        max_tokens=body.max_tokens or 1,
+        limit=body.max_tokens,
+        tools=tools_of(body),
+        silent=body.max_tokens == 0,  # it fills the cache
         think=think,
         think_budget=budget,
         json_schema=schema,
     )
-    tools = tools_of(body)
-    prompt = tuple(messages_of(body))
-    silent = body.max_tokens == 0  # it fills the cache
-    return Job((prompt,), params, stream=bool(body.stream), tools=tools, silent=silent)
 
 
 def tools_of(body: MessagesRequest) -> ToolUse | None:
@@ -234,19 +176,16 @@ def tools_of(body: MessagesRequest) -> ToolUse | None:
         if spec.type in (None, "custom")
     ]  # fmt: skip
     choice = body.tool_choice
-    if choice is None:
-        return tool_use(tools, None)
-    parallel = not choice.disable_parallel_tool_use
-    return tool_use(tools, choice.name or choice.type, parallel=parallel)
+    several = None if choice is None else not choice.disable_parallel_tool_use
+    return tool_use(tools, choice, parallel=several)
 
 
-class MessagesDialect(Dialect):
+class MessagesDialect(OpenBlocks, Dialect):
     """One answer in the words of Anthropic."""
 
     def __init__(self, model: str) -> None:
         self._model = model
         self._id = f"msg_{secrets.token_hex(12)}"
-        self._open: str = ""  # the kind of the block that is being written
         self._index = -1
 
     def _message(self, content: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
@@ -273,18 +212,14 @@ class MessagesDialect(Dialect):
         empty = {"stop_reason": None, "stop_sequence": None}
         yield _frame("message_delta", delta=empty, usage={"output_tokens": 0})
 
-    def _block(self, kind: str) -> Iterable[Frame]:
-        """Begin a block of a kind if it is not open yet; "" only ends the last block."""
-        if kind == self._open:
-            return
-        if self._open:
-            yield _frame("content_block_stop", index=self._index)
-        self._open = kind
-        if kind:
-            self._index += 1
-            empty = {"type": kind, "signature" if kind == "thinking" else "text": ""}
-            empty.setdefault(kind, "")
-            yield _frame("content_block_start", index=self._index, content_block=empty)
+    def _opened(self, kind: str) -> Iterable[Frame]:
+        self._index += 1
+        empty = {"type": kind, "signature" if kind == "thinking" else "text": ""}
+        empty.setdefault(kind, "")
+        yield _frame("content_block_start", index=self._index, content_block=empty)
+
+    def _closed(self) -> Iterable[Frame]:
+        yield _frame("content_block_stop", index=self._index)
 
     def said(self, piece: Piece) -> Iterable[Frame]:
         for kind, text in (("thinking", piece.reasoning), ("text", piece.text)):
@@ -299,8 +234,7 @@ class MessagesDialect(Dialect):
         yield from self._block("")
         for call in reply.calls:
             self._index += 1
-            empty = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
-            yield _frame("content_block_start", index=self._index, content_block=empty)
+            yield _frame("content_block_start", index=self._index, content_block=_called(call, {}))
             delta = {"type": "input_json_delta", "partial_json": call.arguments}
             yield _frame("content_block_delta", index=self._index, delta=delta)
             yield _frame("content_block_stop", index=self._index)
@@ -309,8 +243,7 @@ class MessagesDialect(Dialect):
             "message_delta",
             delta={"stop_reason": reason, "stop_sequence": sequence},
             usage=_usage(reply),
-            timings=timings([reply]),
-            metrics=metrics([reply]),
+            **costs([reply]),
         )
 
     def ended(self, replies: list[Reply]) -> Iterable[Frame]:
@@ -323,34 +256,25 @@ class MessagesDialect(Dialect):
             content.append({"type": "thinking", "thinking": reply.reasoning, "signature": ""})
         if reply.text or not (reply.calls or reply.silent):
             content.append({"type": "text", "text": reply.text})
-        for call in reply.calls:
-            content.append(
-                {
-                    "type": "tool_use",
-                    "id": call.id,
-                    "name": call.name,
-                    "input": msgspec.json.decode(call.arguments),
-                }
-            )
+        content += [_called(call, msgspec.json.decode(call.arguments)) for call in reply.calls]
         reason, sequence = self._end(reply)
         return self._message(
             content,
             stop_reason=reason,
             stop_sequence=sequence,
             usage=_usage(reply),
-            timings=timings(replies),
-            metrics=metrics(replies),
+            **costs(replies),
         )
 
-    def failed(self, refusal: Refusal) -> Iterable[Frame]:
-        yield Frame(error_of(refusal), "error")
-
     def _end(self, reply: Reply) -> tuple[str, str | None]:
-        finished = reply.finished
-        reason = _STOPS.get("" if finished is None else finished.reason, "end_turn")
+        reason = reply.ending.anthropic
         if reply.calls and reason != "max_tokens":
             return "tool_use", None
-        return reason, None if finished is None else finished.stop
+        return reason, None if reply.finished is None else reply.finished.stop
+
+
+def _called(call: Call, given: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
 
 
 def _frame(name: str, **fields: Any) -> Frame:

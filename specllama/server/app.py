@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -12,25 +11,22 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
 from specllama.errors import SpecllamaError
-from specllama.server import (
-    anthropic,
-    direct,
-    live,
-    native,
-    ollama,
-    openai,
-    router,
-)
-from specllama.server.dialect import openai_error
-from specllama.server.exchange import Json
+from specllama.events import LoadProgress
+from specllama.server import anthropic, direct, native, ollama, openai
+from specllama.server.dialect import Frame
+from specllama.server.exchange import HEAD_S, Json, Open, encode
 from specllama.server.guard import Guard
-from specllama.server.patience import answered
-from specllama.server.refusals import Refusal, loading, refusal, restarting
+from specllama.server.refusals import Refusal, loading, refusal, restarting, spelled
+from specllama.server.served import ServedModel
 from specllama.server.service import Handler, Row, Service
 
 logger = logging.getLogger("specllama.server")
+
+TELL_S = 1.0  # between two words of how far a load is
+OWN = "/specllama/generate"
 
 
 def make_app(service: Service) -> Starlette:
@@ -62,28 +58,14 @@ def make_app(service: Service) -> Starlette:
         ("GET /metrics", metrics),
         *(
             row
-            for family in (
-                router,
-                openai,
-                anthropic,
-                native,
-                ollama,
-                live,
-                direct,
-            )
+            for family in (openai, anthropic, native, ollama, direct)
             for row in family.rows(service)
         ),
     ]
     return Starlette(
         routes=[_route(*row) for row in rows],
         middleware=[
-            Middleware(
-                Guard,
-                access=service.access,
-                traffic=service.traffic,
-                spelled=spelled,
-                log=service.log,
-            )
+            Middleware(Guard, access=service.access, traffic=service.traffic, log=service.log)
         ],
         exception_handlers={HTTPException: _unknown},
     )
@@ -95,7 +77,7 @@ def _route(where: str, handler: Handler) -> Route:
 
     async def handle(request: Request) -> Response:
         try:
-            return await answered(request, asyncio.ensure_future(handler(request)), spelled)
+            return await answered(request, asyncio.ensure_future(handler(request)))
         except Exception as error:
             if not isinstance(error, (Refusal, SpecllamaError)):
                 logger.exception("%s failed, %s", request.url.path, request.state.id)
@@ -106,16 +88,6 @@ def _route(where: str, handler: Handler) -> Route:
     return Route(path, handle, methods=methods.split("|"))
 
 
-def spelled(path: str, refused: Refusal) -> dict[str, Any]:
-    """Spell an error in the words of the family that a path belongs to."""
-    if path.startswith("/v1/messages"):
-        return anthropic.error_of(refused)
-    if path.startswith("/api/"):
-        return ollama.error_of(refused)
-    prompt = "messages" if "/chat/" in path else "input" if "/responses" in path else "prompt"
-    return openai_error(refused, prompt)
-
-
 async def _unknown(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     said = {404: f"there is no route {request.url.path[:200]!r}"}.get(
@@ -123,3 +95,66 @@ async def _unknown(request: Request, error: Exception) -> Response:
     )
     refused = Refusal(error.status_code, said, code="unknown_route")
     return Json(spelled(request.url.path, refused), error.status_code, error.headers)
+
+
+async def answered(request: Request, work: asyncio.Future[Response]) -> Response:
+    """Return the response that ``work`` makes; while a model loads, a stream may begin early.
+
+    Raises:
+        Exception: the error that ended the work, if no stream has begun.
+    """
+    try:
+        await asyncio.wait({work}, timeout=HEAD_S)
+        if not work.done():
+            model: ServedModel | None = getattr(request.state, "waits_for", None)
+            path = request.url.path
+            streams = not path.startswith("/api/") and bool(request.state.naming.stream)
+            if model is not None and (path == OWN or streams):
+                return Loading(request, work, model)
+        return await work
+    except BaseException:
+        work.cancel()
+        raise
+
+
+class Loading(Open):
+    """A stream that sends the load's progress, then the response that follows.
+
+    Clients that want a stream give up if nothing comes within seconds. Server-sent events have
+    comments for that, which every client passes over; our own front ends get the engine's event.
+    """
+
+    def __init__(
+        self, request: Request, work: asyncio.Future[Response], model: ServedModel
+    ) -> None:
+        super().__init__()
+        self._path, self._work, self._model = request.url.path, work, model
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        model, own = self._model, self._path == OWN
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            while not self._work.done():
+                body = f": loading {model.name} {model.progress:.0%}\n\n".encode()
+                if own:
+                    told = LoadProgress("target", model.target.path, model.progress).to_dict()
+                    body = encode("sse", [Frame(told)])
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                await asyncio.wait({self._work}, timeout=TELL_S)
+            response = await self._work
+        except Exception as error:
+            if not isinstance(error, (SpecllamaError, Refusal)):
+                raise
+            told = spelled(self._path, refusal(error))
+            told = {"type": "error", **told} if own else told
+            body = encode("sse", [Frame.error(told)])
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+            return
+        finally:
+            self._work.cancel()
+
+        async def go_on(message: Message) -> None:
+            if message["type"] != "http.response.start":
+                await send(message)
+
+        await response(scope, receive, go_on)

@@ -1,32 +1,39 @@
-"""OpenAI's ``/v1/chat/completions``."""
+"""OpenAI's ``/v1/chat/completions``, and ``/v1/completions``, which needs no chat template."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from specllama.server.details import progress
-from specllama.server.dialect import FINGERPRINT, Dialect, Frame, Job, Piece, Reply, now
-from specllama.server.figures import (
-    finish_reason,
-    metrics,
-    so_far,
-    timings,
-    usage,
-    usage_so_far,
+from specllama.events import Chances
+from specllama.interface import Prompt
+from specllama.replies.tool_calls import Call
+from specllama.server.dialect import (
+    FINGERPRINT,
+    NEVER,
+    Dialect,
+    Frame,
+    Job,
+    Piece,
+    Reply,
+    chances_of,
+    in_chat,
+    now,
+    spelling,
 )
-from specllama.server.likelihood import chances_of, in_chat
-from specllama.server.refusals import wrong
-from specllama.server.sampling import Sampling, most_chances, params_of, schema_text
-from specllama.server.tools import Call
-from specllama.server.turns import ToolChoice, ToolSpec, Turn, messages_of, tools_of
+from specllama.server.refusals import not_offered, wrong
+from specllama.server.sampling import Asked, most_chances, schema_text
+from specllama.server.tools import ToolChoice
+from specllama.server.turns import ToolSpec, Turn, messages_of, tools_of
+from specllama.server.usage import costs, finish_reason, so_far, usage, usage_so_far
 from specllama.settings.params import GenerateParams
 
 MOST_REPLIES = 16
+MOST_PROMPTS = 64
 _ARGUMENTS = 256  # of a template
 
 
@@ -45,15 +52,16 @@ class ResponseFormat(msgspec.Struct):
     schema: dict[str, Any] | None = None  # llama-server's place for it
 
 
-class ChatRequest(Sampling, kw_only=True):
-    messages: list[Turn]
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
+class ChoicesRequest(Asked, kw_only=True):
     n: int | None = None
+    stream_options: StreamOptions | None = None
     max_tokens: int | None = None
+    n_predict: int | None = None  # llama-server's name for it
+
+
+class ChatRequest(ChoicesRequest, kw_only=True):
+    messages: list[Turn]
     max_completion_tokens: int | None = None
-    n_predict: int | None = None  # llama-server's; 0 reads the prompt for a later request
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -69,14 +77,6 @@ class ChatRequest(Sampling, kw_only=True):
     parallel_tool_calls: bool | None = None
 
 
-class Choices(Protocol):
-    """The fields of a request that shape its answer."""
-
-    n: int | None
-    stream: bool | None
-    stream_options: StreamOptions | None
-
-
 def n_of(n: int | None, name: str) -> int:
     """Return the number of replies that each prompt gets.
 
@@ -88,7 +88,7 @@ def n_of(n: int | None, name: str) -> int:
     return n or 1
 
 
-def replies_of(body: Choices) -> int:
+def replies_of(body: ChoicesRequest) -> int:
     """Return the number of replies that each prompt gets.
 
     Raises:
@@ -132,7 +132,7 @@ def arguments(given: Mapping[str, Any] | None) -> tuple[str, ...] | None:
     return tuple(f"{name}={msgspec.json.encode(value).decode()}" for name, value in given.items())
 
 
-def parse(body: ChatRequest, base: GenerateParams) -> Job:
+def parse_chat(body: ChatRequest, base: GenerateParams) -> Job:
     """Read a request; raise Refusal or UsageError if a field is wrong."""
     n = replies_of(body)
     if body.add_generation_prompt and body.continue_final_message:
@@ -141,19 +141,19 @@ def parse(body: ChatRequest, base: GenerateParams) -> Job:
             "continue_final_message: a message is not continued where another begins",
         )
     tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
-    silent = body.n_predict == 0
-    limit = limit_of(body.n_predict or None, body.max_completion_tokens, body.max_tokens)
-    params = params_of(
+    return Job.of(
         body,
+        (tuple(messages_of(body.messages)),),
         base,
-        max_tokens=1 if silent else limit,
+        limit=limit_of(body.n_predict or None, body.max_completion_tokens, body.max_tokens),
+        n=n,
+        tools=tools,
+        silent=body.n_predict == 0,
         json_schema=schema_of(body.response_format),
         think=think_of(body.reasoning_effort),
         template_args=arguments(body.chat_template_kwargs),
         chances=_chances(body),
     )
-    messages = tuple(messages_of(body.messages))
-    return Job((messages,), params, n=n, stream=bool(body.stream), tools=tools, silent=silent)
 
 
 def _chances(body: ChatRequest) -> int | None:
@@ -189,7 +189,7 @@ class ChoicesDialect(Dialect):
     chunk: str
     mark: str
 
-    def __init__(self, body: Choices, model: str) -> None:
+    def __init__(self, body: ChoicesRequest, model: str) -> None:
         options = body.stream_options or StreamOptions()
         self._model = model
         self._n = body.n or 1
@@ -216,34 +216,25 @@ class ChoicesDialect(Dialect):
         return {"usage": usage_so_far(reply)} if self._continuous else {}
 
     def _whole(self, choices: list[dict[str, Any]], replies: list[Reply]) -> dict[str, Any]:
-        return self._object(self.kind, choices, **_figures(replies, self._n))
+        return self._object(self.kind, choices, **self._figures(replies))
+
+    def _figures(self, replies: list[Reply]) -> dict[str, Any]:
+        return {"usage": usage(replies, n=self._n), **costs(replies)}
 
     def ended(self, replies: list[Reply]) -> Iterable[Frame]:
         if self._usage:
-            yield self._chunk([], **_figures(replies, self._n))
+            yield self._chunk([], **self._figures(replies))
         yield Frame("[DONE]")
-
-
-def _figures(replies: list[Reply], n: int) -> dict[str, Any]:
-    return {
-        "usage": usage(replies, n=n),
-        "timings": timings(replies),
-        "metrics": metrics(replies),
-    }
 
 
 class ChatDialect(ChoicesDialect):
     """One answer in the words of OpenAI."""
 
     kind, chunk, mark = "chat.completion", "chat.completion.chunk", "chatcmpl"
-    prompt = "messages"
 
     def __init__(self, body: ChatRequest, model: str, verbose: Verbose | None = None) -> None:
         super().__init__(body, model)
-        self._verbose = verbose
-        self._progress = bool(body.return_progress)
-        self._timings = bool(body.timings_per_token)
-        self._logprobs = bool(body.logprobs)
+        self._body, self._verbose = body, verbose
 
     def _delta(self, reply: Reply, delta: dict[str, Any], reason: str | None = None) -> Any:
         return {"index": reply.index, "delta": delta, "finish_reason": reason}
@@ -260,14 +251,14 @@ class ChatDialect(ChoicesDialect):
         if piece.reasoning:
             delta = self._delta(piece.reply, {"reasoning_content": piece.reasoning})
             yield self._chunk([delta], **spent)
-        for told in progress(piece) if self._progress else ():
+        for told in piece.progress() if self._body.return_progress else ():
             yield self._chunk([self._delta(piece.reply, {})], **told)
         chances = chances_of(piece.rounds)
         if piece.text or chances:
             choice = self._delta(piece.reply, {"content": piece.text})
             if chances:
                 choice["logprobs"] = {"content": in_chat(chances)}
-            more = {"timings": so_far(piece.reply)} if self._timings else {}
+            more = {"timings": so_far(piece.reply)} if self._body.timings_per_token else {}
             yield self._chunk([choice], **more, **spent)
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
@@ -277,11 +268,7 @@ class ChatDialect(ChoicesDialect):
             rest = {"index": i, "function": {"arguments": call.arguments}}
             for part in (header, rest):
                 yield self._chunk([self._delta(reply, {"tool_calls": [part]})])
-        yield self._chunk(
-            [self._delta(reply, {}, finish_reason(reply))],
-            timings=timings([reply]),
-            metrics=metrics([reply]),
-        )
+        yield self._chunk([self._delta(reply, {}, finish_reason(reply))], **costs([reply]))
 
     def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
         told = {} if self._verbose is None else {"__verbose": self._verbose(replies[0])}
@@ -294,11 +281,145 @@ class ChatDialect(ChoicesDialect):
         if reply.calls:
             message["tool_calls"] = [_spelled(call) for call in reply.calls]
             message["content"] = reply.text or None
-        choice = {
-            "index": reply.index,
-            "message": message,
-            "finish_reason": finish_reason(reply),
-        }
-        if self._logprobs:
+        choice = {"index": reply.index, "message": message, "finish_reason": finish_reason(reply)}
+        if self._body.logprobs:
             choice["logprobs"] = {"content": in_chat(chances_of(reply.rounds))}
         return choice
+
+
+class Spoken(msgspec.Struct):
+    """A prompt in llama-server's third way."""
+
+    prompt_string: str
+    multimodal_data: Any = None
+
+
+Given = str | list[int | str | list[int | str] | Spoken] | Spoken
+
+
+class CompletionRequest(ChoicesRequest, kw_only=True):
+    prompt: Given
+    best_of: int | None = None
+    logprobs: int | bool | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+
+def prompts_of(given: Given) -> tuple[Prompt, ...]:
+    """Read the prompts: a list with token ids in it is a single prompt.
+
+    Raises:
+        Refusal: there are none or too many, or they hold something other than text.
+    """
+    if not isinstance(given, list) or any(isinstance(part, int) for part in given):
+        return (_prompt(given),)
+    if not 0 < len(given) <= MOST_PROMPTS:
+        raise wrong("prompt", f"prompt: token ids, or from 1 to {MOST_PROMPTS} prompts")
+    return tuple(map(_prompt, given))
+
+
+def _prompt(one: Any) -> Prompt:
+    if isinstance(one, Spoken):
+        if one.multimodal_data:
+            raise not_offered("multimodal_data", "models here read text only", "prompt")
+        return one.prompt_string
+    if isinstance(one, list):
+        if not all(isinstance(part, int | str) for part in one):
+            raise wrong("prompt", "prompt: token ids and texts only stand beside each other")
+        return tuple(one)
+    return str(one)
+
+
+def logprobs_of(body: CompletionRequest) -> int | None:
+    """Return the number of alternatives that are requested; true counts as 1."""
+    return None if body.logprobs is None or body.logprobs is False else int(body.logprobs)
+
+
+def parse_completion(body: CompletionRequest, base: GenerateParams) -> Job:
+    """Read a request; raise Refusal or UsageError if a field is wrong."""
+    n = replies_of(body)
+    if body.best_of not in (None, n):
+        raise not_offered("best_of", "every reply that is written is returned", "best_of")
+    if body.suffix and not isinstance(body.prompt, str):
+        raise wrong("suffix", "suffix: it goes with one prompt, which is a text")
+    if body.echo and body.logprobs:
+        raise not_offered("echo with logprobs", "prompts are read without their rows", "echo")
+    prompts = prompts_of(body.prompt)
+    if body.echo and not all(isinstance(one, str) for one in prompts):
+        raise not_offered("echo of token ids", "their text is what was sent", "echo")
+    limit = limit_of(body.max_tokens, body.n_predict, 16)
+    chances = most_chances("logprobs", logprobs_of(body))
+    return Job.of(body, prompts, base, limit=limit, n=n, silent=limit == 0, chances=chances)
+
+
+class CompletionDialect(ChoicesDialect):
+    """One answer in the words of OpenAI."""
+
+    kind = chunk = "text_completion"
+    mark = "cmpl"
+
+    def __init__(self, body: CompletionRequest, model: str) -> None:
+        super().__init__(body, model)
+        self._logprobs = logprobs_of(body) is not None
+        self._prompts = prompts_of(body.prompt) if body.echo else ()
+        self._written: dict[int, int] = {}
+
+    def _echo(self, reply: Reply) -> str:
+        return str(self._prompts[reply.index // self._n]) if self._prompts else ""
+
+    def begun(self, replies: list[Reply]) -> Iterable[Frame]:
+        for reply in replies if self._prompts else ():
+            choice = {"index": reply.index, "text": self._echo(reply), "finish_reason": None}
+            yield self._chunk([choice])
+
+    def news(self, replies: list[Reply]) -> Iterable[Frame]:
+        yield self._chunk([{"index": 0, "text": "", "finish_reason": None}])
+
+    def said(self, piece: Piece) -> Iterable[Frame]:
+        index, text = piece.reply.index, piece.reasoning + piece.text
+        chances = chances_of(piece.rounds)
+        if not text and not chances:
+            return
+        choice: dict[str, Any] = {"index": index, "text": text, "finish_reason": None}
+        if self._logprobs:
+            choice["logprobs"] = in_completions(chances, self._written.get(index, 0))
+        self._written[index] = self._written.get(index, 0) + len(text)
+        yield self._chunk([choice], **self._spent(piece.reply))
+
+    def finished(self, reply: Reply) -> Iterable[Frame]:
+        choice = {"index": reply.index, "text": "", "finish_reason": finish_reason(reply)}
+        yield self._chunk([choice], **costs([reply]))
+
+    def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
+        choices = []
+        for reply in replies:
+            echo = self._echo(reply)
+            choice: dict[str, Any] = {
+                "index": reply.index,
+                "text": echo + reply.reasoning + reply.text,
+                "logprobs": None,
+                "finish_reason": finish_reason(reply),
+            }
+            if self._logprobs:
+                choice["logprobs"] = in_completions(chances_of(reply.rounds), len(echo))
+            choices.append(choice)
+        return self._whole(choices, replies)
+
+
+def in_completions(chances: Sequence[Chances], offset: int) -> dict[str, Any]:
+    """Spell ``logprobs`` of completions; ``offset``: characters of the text before the first token.
+    The token itself stands among the likeliest, as OpenAI and vLLM write it."""
+    texts = [spelling(chance) for chance in chances]
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "tokens": texts,
+        "token_logprobs": [max(chance.logprob, NEVER) for chance in chances],
+        "top_logprobs": [
+            {spelling(other): max(other.logprob, NEVER) for other in (*chance.top, chance)}
+            for chance in chances
+        ],
+        "text_offset": offsets,
+    }

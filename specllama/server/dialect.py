@@ -7,18 +7,22 @@ A family reads its own JSON into ``Job`` and spells news of replies as frames; t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from specllama import __version__
-from specllama.events import Event, Finished, RoundDone
+from specllama.events import Chance, Chances, Event, Finished, RoundDone
 from specllama.interface import Prompt
-from specllama.server.refusals import Refusal
-from specllama.server.tools import Call, ToolReader, ToolUse
+from specllama.replies.tool_calls import Call
+from specllama.server.refusals import Refusal, spelled
+from specllama.server.sampling import Asked, params_of
+from specllama.server.tools import ToolReader, ToolUse
 from specllama.settings.params import GenerateParams
 from specllama.told import News, Told
 
+NEVER = -9999.0  # of probabilities: JSON has no minus infinity
 FINGERPRINT = f"specllama-{__version__}"  # of what computes, in OpenAI's words
 
 
@@ -48,6 +52,45 @@ class Job:
     tools: ToolUse | None = None
     silent: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        body: Asked,
+        prompts: tuple[Prompt, ...],
+        base: GenerateParams,
+        names: Mapping[str, str] | None = None,
+        *,
+        limit: int | None = None,
+        n: int = 1,
+        tools: ToolUse | None = None,
+        silent: bool = False,
+        **more: Any,
+    ) -> Job:
+        """Make the job that a request asks for; see ``params_of`` for ``names`` and ``more``.
+
+        Raises:
+            Refusal: a value is wrong; names the field.
+        """
+        params = params_of(body, base, names, max_tokens=1 if silent else limit, **more)
+        return cls(prompts, params, n, bool(body.stream), tools=tools, silent=silent)
+
+
+class Ending(NamedTuple):
+    """The end of a reply, in three families' words."""
+
+    openai: str
+    anthropic: str
+    llama: str
+
+
+_ENDINGS = {
+    "stop_token": Ending("stop", "end_turn", "eos"),
+    "stop_string": Ending("stop", "stop_sequence", "word"),
+    "length": Ending("length", "max_tokens", "limit"),
+    "context": Ending("length", "max_tokens", "limit"),
+}
+_ENDED = Ending("stop", "end_turn", "none")
+
 
 @dataclass
 class Reply(Told):
@@ -75,6 +118,10 @@ class Reply(Told):
     _first_ms: float = 0.0
     _said: int = 0  # characters of the answer
     _answering: bool = False
+
+    @property
+    def ending(self) -> Ending:
+        return _ENDED if self.finished is None else _ENDINGS.get(self.finished.reason, _ENDED)
 
     def receive(self, events: Iterable[Event]) -> Piece:
         """Add new events; return the part to send to the client."""
@@ -135,6 +182,14 @@ class Piece(Told):
     reply: Reply
     read: list[tuple[int, float]] = field(default_factory=list)
 
+    def progress(self) -> Iterator[dict[str, Any]]:
+        """Yield the number of prompt tokens that were read, step by step, as llama-server does."""
+        started = self.reply.started
+        for read, ms in self.read:
+            assert started is not None
+            said = {"total": started.prompt_n, "cache": started.cached_n}
+            yield {"prompt_progress": {**said, "processed": read, "time_ms": int(ms)}}
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -142,6 +197,11 @@ class Frame:
 
     data: Mapping[str, Any] | str
     event: str = ""
+
+    @classmethod
+    def error(cls, told: Mapping[str, Any]) -> Frame:
+        """Make the frame of an error; a family whose errors name a type names their event, too."""
+        return cls(told, "error" if told.get("type") == "error" else "")
 
 
 Wire = Literal["sse", "ndjson"]
@@ -151,7 +211,6 @@ class Dialect(Protocol):
     """The form of one family's answers; most frame a stream with no messages of their own."""
 
     wire: Wire = "sse"
-    prompt: str = "prompt"  # the field of requests that holds it
 
     def begun(self, replies: list[Reply]) -> Iterable[Frame]:
         """Return the frames for a request that was accepted."""
@@ -181,24 +240,60 @@ class Dialect(Protocol):
         """Return the answer to a client that does not want a stream."""
         ...
 
-    def failed(self, refusal: Refusal) -> Iterable[Frame]:
-        """Return the frames for an error in the middle of a stream."""
-        yield Frame(openai_error(refusal, self.prompt))
+    def failed(self, path: str, refused: Refusal) -> Iterable[Frame]:
+        """Return the frames for an error in the middle of a stream, as errors of this path are."""
+        yield Frame.error(spelled(path, refused))
+
+
+class OpenBlocks(ABC):
+    """Blocks of one reply that are written one after another, each of a kind."""
+
+    _open = ""  # the kind of the block that is being written
+
+    def _block(self, kind: str) -> Iterable[Frame]:
+        """Begin a block of a kind if it is not open yet; "" only ends the last one."""
+        if kind != self._open:
+            if self._open:
+                yield from self._closed()
+            self._open = kind
+            if kind:
+                yield from self._opened(kind)
+
+    @abstractmethod
+    def _opened(self, kind: str) -> Iterable[Frame]:
+        """Return the frames that begin a block."""
+
+    @abstractmethod
+    def _closed(self) -> Iterable[Frame]:
+        """Return the frames that end the open block."""
+
+
+def chances_of(rounds: Iterable[RoundDone]) -> list[Chances]:
+    """Return the chances of every token that was emitted, accepted drafts included."""
+    return [chance for done in rounds for chance in done.chances]
+
+
+def in_chat(chances: Sequence[Chances]) -> list[dict[str, Any]]:
+    """Spell ``logprobs.content`` of a chat, also llama-server's ``completion_probabilities``."""
+    return [
+        {**_chance(chance), "top_logprobs": [_chance(other) for other in chance.top]}
+        for chance in chances
+    ]
+
+
+def _chance(chance: Chance) -> dict[str, Any]:
+    return {
+        "id": chance.token,
+        "token": spelling(chance),
+        "bytes": list(chance.bytes),
+        "logprob": max(chance.logprob, NEVER),
+    }
+
+
+def spelling(chance: Chance) -> str:
+    return bytes(chance.bytes).decode("utf-8", "replace")
 
 
 def now() -> int:
     """Return the seconds since 1970."""
     return int(time.time())
-
-
-def openai_error(refusal: Refusal, prompt: str = "prompt") -> dict[str, Any]:
-    """Spell an error for a route whose requests hold the prompt in this field."""
-    return {
-        "error": {
-            "message": refusal.message,
-            "type": refusal.kind,
-            "code": refusal.code,
-            "param": prompt if refusal.param == "prompt" else refusal.param,
-            **refusal.details,
-        }
-    }

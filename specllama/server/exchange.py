@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
+from queue import SimpleQueue
+from threading import Thread
 from time import monotonic
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 from starlette.requests import Request
@@ -18,7 +22,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from specllama.errors import SpecllamaError
 from specllama.events import Event, RoundDone
-from specllama.server.aside import Aside
 from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply, Wire
 from specllama.server.refusals import Refusal, refusal
 from specllama.server.request_queue import QueuedReply, RequestQueue
@@ -78,6 +81,16 @@ def seed_of(seed: int, index: int) -> int:
     return int.from_bytes(mixed.digest(), "big") % SEED_DRAWN
 
 
+async def happens(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait for an event; return False if the time is up before."""
+    try:
+        async with asyncio.timeout(seconds):  # wait_for may swallow a cancel
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
 class Exchange:
     """The replies to one request, while they are written.
 
@@ -111,15 +124,9 @@ class Exchange:
         if nth:
             assert params.seed is not None
             params = params.replace(seed=seed_of(params.seed, nth), fresh=False)
-        self._queued[index] = self._queue.take(
-            self._place,
-            job.prompts[prompt],
-            params,
-            partial(self._on_message, index),
-            asked=job.asked,
-            label=job.label,
-            arm=job.arm,
-        )
+        heard, told = partial(self._on_message, index), (job.asked, job.label, job.arm)
+        queued = QueuedReply(job.prompts[prompt], params, self._place, heard, *told)
+        self._queued[index] = self._queue.take(queued)
 
     def _on_message(self, index: int, message: tuple[str, Any]) -> None:
         self._inbox.append((index, *message))
@@ -140,11 +147,7 @@ class Exchange:
         """Wait until there are events or the time is up; return True if there are events."""
         if not self._inbox:
             self._something.clear()
-            try:
-                async with asyncio.timeout(seconds):  # wait_for may swallow a cancel
-                    await self._something.wait()
-            except TimeoutError:
-                return False
+            return await happens(self._something, seconds)
         return True
 
     def take(self) -> list[tuple[Reply, list[Event]]]:
@@ -182,18 +185,67 @@ class Exchange:
         return self._place not in self._queue.places
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+_Work = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callable[[], Any]]
+
+
+class Aside:
+    """A thread for work on large bodies, so that the event loop goes on; it ends with the process.
+
+    Each client has at most one call there, so clients take turns.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[_Work] = SimpleQueue()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._thread: Thread | None = None
+
+    async def run(self, client: str, call: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
+        """Run a call in the thread; return its result or raise its error."""
+        lock = self._locks.setdefault(client, asyncio.Lock())
+        async with lock:
+            if self._thread is None:
+                self._thread = Thread(target=self._work, name="specllama-bodies", daemon=True)
+                self._thread.start()
+            loop = asyncio.get_running_loop()
+            answer: asyncio.Future[T] = loop.create_future()
+            self._jobs.put((loop, answer, partial(call, *args, **more)))
+            return await answer
+
+    async def write(
+        self, client: str, call: Callable[[], bytes], rounds: Iterable[RoundDone]
+    ) -> bytes:
+        """Encode an answer, in the thread if much is told of rounds in it."""
+        told = sum(1 + len(chance.top) for done in rounds for chance in done.chances)
+        return call() if told <= _MANY else await self.run(client, call)
+
+    def _work(self) -> None:
+        while True:
+            loop, answer, call = self._jobs.get()
+            if answer.cancelled():  # its client has left
+                continue
+            result: Any = None
+            error: Exception | None = None
+            try:
+                result = call()
+            except Exception as raised:
+                error = raised
+            with contextlib.suppress(RuntimeError):  # the loop is over, and so is the request
+                loop.call_soon_threadsafe(_tell, answer, result, error)
+
+
+def _tell(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(result)
+    else:
+        answer.set_exception(error)
+
+
 Scribe = Callable[[Callable[[], bytes], Iterable[RoundDone]], Awaitable[bytes]]
 """Writes what is told of rounds."""
-
-
-def scribe(aside: Aside, client: str) -> Scribe:
-    """Return a function that encodes an answer, in another thread if it is large."""
-
-    async def write(call: Callable[[], bytes], rounds: Iterable[RoundDone]) -> bytes:
-        told = sum(1 + len(chance.top) for done in rounds for chance in done.chances)
-        return call() if told <= _MANY else await aside.run(client, call)
-
-    return write
 
 
 async def answer(
@@ -214,7 +266,8 @@ async def answer(
         if job.stream:
             early = await _unless_gone(request, _early(exchange))
             if early is not None:
-                return Stream(exchange, dialect.wire, _bodies(exchange, dialect, early, write))
+                bodies = _bodies(exchange, dialect, early, write, request.url.path)
+                return Stream(exchange, dialect.wire, bodies)
         elif await _unless_gone(request, _collect(exchange)):
             exchange.cancel()
             replies = exchange.replies
@@ -259,17 +312,21 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-class Stream(Response):
+class Open(Response):
+    """An answer of unknown length, sent as it comes."""
+
+    def __init__(self, wire: Wire = "sse") -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(media_type=_TYPES[wire], headers=headers)
+        del self.headers["content-length"]
+
+
+class Stream(Open):
     """Frames, sent as they come. A client that leaves or stops reading ends its replies."""
 
     def __init__(self, exchange: Exchange, wire: Wire, bodies: AsyncIterator[bytes]) -> None:
-        self._exchange = exchange
-        self._bodies = bodies
-        super().__init__(
-            media_type=_TYPES[wire],
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-        )
-        del self.headers["content-length"]
+        super().__init__(wire)
+        self._exchange, self._bodies = exchange, bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def write() -> None:
@@ -297,6 +354,7 @@ async def _bodies(
     dialect: Dialect,
     early: list[tuple[Reply, list[Event]]],
     write: Scribe,
+    path: str,
 ) -> AsyncIterator[bytes]:
     wire = dialect.wire
     try:
@@ -323,7 +381,7 @@ async def _bodies(
     except Exception as error:
         if not isinstance(error, (SpecllamaError, Refusal)):
             logger.exception("a stream failed")
-        yield encode(wire, dialect.failed(refusal(error)))
+        yield encode(wire, dialect.failed(path, refusal(error)))
 
 
 def _spoken(dialect: Dialect, said: Iterable[tuple[Reply, Piece]]) -> bytes:

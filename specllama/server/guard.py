@@ -1,4 +1,4 @@
-"""The guard before all routes: it checks the host, origin, key and size of a request.
+"""The guard before all routes: it checks the host, origin, key, size and load of a request.
 
 A page in a browser can send requests to any address of this machine. ``Origin`` holds the page's
 own name; if a name of its own was made to point here (DNS rebinding), ``Host`` holds that. Neither
@@ -11,6 +11,7 @@ send requests under that name.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import hmac
@@ -18,18 +19,17 @@ import ipaddress
 import re
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
-from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specllama.server.exchange import Json
-from specllama.server.refusals import Refusal, shutting_down
-from specllama.server.traffic import Load, Traffic
+from specllama.server.refusals import Refusal, busy, shutting_down, spelled
 from specllama.settings.hardware import is_loopback
 from specllama.text import sanitize_line
 
@@ -43,6 +43,7 @@ _PLAIN = ("", "identity")
 _FORM = "application/x-www-form-urlencoded"
 _NO_BROWSERS = ("curl/", "Wget/")  # they call every body a form, and documentation is full of them
 _GIVEN_ID = re.compile(r"[!-~]{1,128}")
+IN_ALL = 4  # what all clients have together: so many times as much as one of them
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::\d{1,5})?")
 
 
@@ -182,6 +183,93 @@ def _name(host: str) -> str:
     return "" if found is None else found[1].strip("[]").lower()
 
 
+@dataclass(eq=False, slots=True)
+class Load:
+    """The load of one request; ``bytes``: those of its body that have arrived."""
+
+    traffic: Traffic
+    client: str
+    bytes: int = 0
+
+    def take(self, size: int) -> None:
+        """Count a further part of the body.
+
+        Raises:
+            Refusal: it is too much together with the bodies of other requests.
+        """
+        self.traffic.take(self.client, size)
+        self.bytes += size
+
+    @contextlib.asynccontextmanager
+    async def arriving(self, seconds: float) -> AsyncIterator[None]:
+        """Limit the time in which the body arrives.
+
+        Raises:
+            Refusal: it did not arrive in time, or the server ends first.
+        """
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                self.traffic.limits.add(limit)
+                try:
+                    yield
+                finally:
+                    self.traffic.limits.discard(limit)
+        except TimeoutError:
+            if self.traffic.cut:
+                raise shutting_down() from None
+            raise Refusal(408, f"the body did not come within {seconds:g} s", code="slow") from None
+
+
+class Traffic:
+    """The requests of one server.
+
+    Args:
+        most: bytes of one client.
+
+    Attributes:
+        requests: those being answered that may take long.
+        closing: no more are accepted.
+        cut: bodies that have not arrived are not awaited.
+        limits: time limits of the bodies that arrive.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.requests = 0
+        self.closing = False
+        self.cut = False
+        self.limits: set[asyncio.Timeout] = set()
+        self._bytes: Counter[str] = Counter()  # by client
+
+    @contextlib.contextmanager
+    def request(self, client: str, *, long: bool) -> Iterator[Load]:
+        load = Load(self, client)
+        self.requests += long
+        try:
+            yield load
+        finally:
+            self.requests -= long
+            self._bytes[client] -= load.bytes
+            if not self._bytes[client]:
+                del self._bytes[client]
+
+    def take(self, client: str, size: int) -> None:
+        whose = "this client" if self._bytes[client] + size > self.most else ""
+        if not whose and self._bytes.total() + size > IN_ALL * self.most:
+            whose = "all clients"
+        if whose:
+            said = f"requests of {whose} hold too many bytes; send them one after another"
+            raise busy(said, "too_much")
+        self._bytes[client] += size
+
+    def cut_off(self) -> None:
+        """Stop waiting for bodies that have not arrived."""
+        self.cut = True
+        for limit in self.limits:
+            limit.reschedule(0.0)
+
+
+@dataclass(slots=True)
 class Guard:
     """The ASGI app that applies ``Access`` to another, and adds preflights and common headers.
 
@@ -189,32 +277,22 @@ class Guard:
     ``load`` on the server, and ``until_over``, the callbacks for when it is answered or left.
 
     Args:
-        spelled: spells an error for a client of this path.
         log: takes a line for each request.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        access: Access,
-        traffic: Traffic,
-        spelled: Callable[[str, Refusal], dict[str, Any]],
-        log: Callable[[str], object] | None = None,
-    ) -> None:
-        self._app = app
-        self._access = access
-        self._traffic = traffic
-        self._spelled = spelled
-        self._log = log
+    app: ASGIApp
+    access: Access
+    traffic: Traffic
+    log: Callable[[str], object] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
         state["id"] = _id(headers.get("x-request-id", ""))
-        client = state["client"] = self._access.client(scope)
+        client = state["client"] = self.access.client(scope)
         begun, status = time.monotonic(), 0
         origin = headers.get("origin")
         unread = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
@@ -240,30 +318,28 @@ class Guard:
             await send(message)
 
         try:
-            refused = self._access.refused(scope["method"], scope["path"], headers)
+            refused = self.access.refused(scope["method"], scope["path"], headers)
         except ValueError:
             refused = Refusal(400, "a header cannot be read")
-        if refused is None and self._traffic.closing and scope["method"] == "POST":
+        if refused is None and self.traffic.closing and scope["method"] == "POST":
             refused = shutting_down()
         try:
             with (
-                self._traffic.request(client, long=scope["method"] == "POST") as state["load"],
+                self.traffic.request(client, long=scope["method"] == "POST") as state["load"],
                 contextlib.ExitStack() as state["until_over"],
             ):
                 await self._answered(refused, scope, hear, answer)
         finally:
-            if self._log is not None and is_told(scope["path"], status):
+            if self.log is not None and is_told(scope["path"], status):
                 took = time.monotonic() - begun
-                self._log(_line(scope, client or "no key", status, took))
+                self.log(_line(scope, client or "no key", status, took))
 
     async def _answered(
         self, refused: Refusal | None, scope: Scope, hear: Receive, answer: Send
     ) -> None:
         if refused is not None:
             # a page that is not trusted cannot read why
-            error = Json(
-                self._spelled(scope["path"], refused), refused.status, dict(refused.headers)
-            )
+            error = Json(spelled(scope["path"], refused), refused.status, dict(refused.headers))
             await error(scope, hear, answer)
         elif scope["method"] == "OPTIONS":
             asked = Headers(scope=scope).get(
@@ -272,7 +348,7 @@ class Guard:
             preflight = Json({}, 200, _preflight(asked))
             await preflight(scope, hear, answer)
         else:
-            await self._app(scope, hear, answer)
+            await self.app(scope, hear, answer)
 
 
 def _id(given: str) -> str:

@@ -1,7 +1,7 @@
-"""Fields that other servers know and that would change a text: refused by name, never dropped.
+"""Fields that all families share: those that name a model, and those that are refused by name.
 
 A field of a request is one of three kinds. It is *honoured*: it stands in the request's struct, or
-in ``naming``. It is *refused*: it stands in ``REFUSED``, and a value that requests anything is
+in ``NAMING``. It is *refused*: it stands in ``REFUSED``, and a value that requests anything is
 answered 501. Or it is *harmless*: no value of it changes the text, and it is passed over.
 """
 
@@ -13,7 +13,9 @@ from typing import Any
 
 import msgspec
 
-from specllama.server.refusals import not_offered
+from specllama.errors import UsageError
+from specllama.server.refusals import not_offered, wrong
+from specllama.settings import duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +112,50 @@ def _refuse(fields: _Fields, kind: type) -> None:
             value = msgspec.json.decode(fields[name])
             if value is not None and not REFUSED[name].idle(value):
                 raise not_offered(name, REFUSED[name].reason, name)
+
+
+NAMING = frozenset({"model", "keep_alive", "ttl", "draft_model", "stream"})
+_OFF = ("none", "")  # no draft model
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """The wishes of a request about its model.
+
+    Attributes:
+        model: None if it names none.
+        keep_s: seconds that the model may stay loaded unused after this request, which is Ollama's
+            ``keep_alive`` and LM Studio's ``ttl``; None if it sets none.
+        undrafted: it wants no draft model.
+        stream: it wants the text as it comes.
+    """
+
+    model: str | None = None
+    keep_s: float | None = None
+    undrafted: bool = False
+    stream: bool = False
+
+
+def naming_of(fields: Mapping[str, msgspec.Raw]) -> Naming:
+    """Read these fields; raise Refusal if a value is wrong."""
+    given = {name: msgspec.json.decode(fields[name]) for name in NAMING & fields.keys()}
+    model = given.get("model")
+    if model is not None and not isinstance(model, str):
+        raise wrong("model", "model: a name is wanted")
+    keep_s = _seconds("keep_alive", given.get("keep_alive"))
+    if keep_s is None:
+        keep_s = _seconds("ttl", given.get("ttl"))
+    draft = given.get("draft_model")
+    undrafted = isinstance(draft, str) and draft.lower() in _OFF
+    return Naming(model, keep_s, undrafted, given.get("stream") is True)
+
+
+def _seconds(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise wrong(name, f'{name}: a duration is wanted, such as "5m" or 300')
+    try:
+        return duration.seconds(value)
+    except UsageError as error:
+        raise wrong(name, f"{name}: {error.message}") from None

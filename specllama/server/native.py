@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,31 +10,43 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from specllama import __version__
-from specllama.server.chat_completions import limit_of, n_of
-from specllama.server.completions import Given, prompts_of
-from specllama.server.details import ending, picked, progress, settings
-from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply
+from specllama.events import Chances
+from specllama.server.chat_completions import Given, limit_of, n_of, prompts_of
+from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply, chances_of, in_chat
 from specllama.server.exchange import Json
-from specllama.server.figures import so_far
-from specllama.server.left_out import steadied
-from specllama.server.likelihood import in_chat, pieces
 from specllama.server.refusals import not_offered, wrong
-from specllama.server.sampling import Sampling, most_chances, params_of
+from specllama.server.sampling import ORDER, SAMPLERS, Asked, most_chances
 from specllama.server.served import ServedModel
 from specllama.server.service import Row, Service
-from specllama.server.turns import ToolSpec, Turn, messages_of, tools_of
+from specllama.server.turns import ToolSpec, Turn, messages_of, steadied, tools_of
+from specllama.server.usage import costs, so_far
 from specllama.settings.params import GenerateParams
 
 # what a client wrote into its request, or could repeat it by: no other client is shown these
 _OWN = ("stop", "grammar", "logit_bias", "dry_sequence_breakers", "seed")
+# samplers of llama-server that are always off here, as it writes that
+_OFF = {
+    "dynatemp_range": 0.0,
+    "dynatemp_exponent": 1.0,
+    "top_n_sigma": -1.0,
+    "mirostat": 0,
+    "mirostat_tau": 5.0,
+    "mirostat_eta": 0.1,
+    "adaptive_target": -1.0,
+    "adaptive_decay": 0.9,
+    "min_keep": 0,
+    "n_keep": 0,
+    "post_sampling_probs": False,
+    "lora": (),
+}
 
 
-class NativeCompletion(Sampling, kw_only=True):
+class NativeCompletion(Asked, kw_only=True):
     prompt: Given
+    model: Any = None  # of any type here: ``known.naming_of`` judges it
     n_predict: int | None = None
     max_tokens: int | None = None
     n_cmpl: int | None = None
-    stream: bool | None = None
     n_probs: int | None = None
     return_tokens: bool | None = None
     post_sampling_probs: bool | None = None
@@ -90,11 +102,91 @@ def parse(body: NativeCompletion, base: GenerateParams) -> Job:
     if len(prompts) > 1 and body.stream:
         raise wrong("prompt", "prompt: one prompt is streamed at a time")
     limit = limit_of(body.n_predict, body.max_tokens)
-    most = None if limit is None else max(limit, -1) or 1
+    silent, limit = limit == 0, None if limit is None else max(limit, -1)
     chances = most_chances("n_probs", body.n_probs or None)
-    params = params_of(body, base, chances=chances, max_tokens=most)
     n = n_of(body.n_cmpl, "n_cmpl")
-    return Job(prompts, params, n=n, stream=bool(body.stream), silent=limit == 0)
+    return Job.of(body, prompts, base, limit=limit, n=n, silent=silent, chances=chances)
+
+
+def settings(params: GenerateParams) -> dict[str, Any]:
+    """Return the parameters of a request under llama-server's names."""
+    sampling = params.sampling
+    limit = -1 if params.max_tokens is None else params.max_tokens
+    bias = sampling.logit_bias.items()
+    return {
+        **_OFF,
+        **{name: getattr(sampling, name) for name in SAMPLERS},
+        "dry_sequence_breakers": list(sampling.dry_sequence_breakers),
+        "logit_bias": [{"token": t, "bias": b if b > float("-inf") else None} for t, b in bias],
+        "samplers": [name for name in ORDER if name != "infill"],
+        "seed": -1 if params.seed is None else params.seed,
+        "n_predict": limit,
+        "max_tokens": limit,
+        "n_probs": params.chances or 0,
+        "stop": list(params.stop),
+        "ignore_eos": params.ignore_eos,
+        "grammar": params.grammar or "",
+        "speculative.types": params.proposer if params.speculate else "none",
+        "speculative.n_max": params.draft_max,
+    }
+
+
+def ending(reply: Reply, model: str, params: GenerateParams, prompt: Any) -> dict[str, Any]:
+    """Return a whole reply, as ``/completion`` answers it."""
+    finished = reply.finished
+    assert finished is not None
+    out = {
+        "index": reply.index,
+        "content": reply.reasoning + reply.text,
+        "tokens": list(finished.token_ids),
+        "id_slot": -1 if reply.started is None else reply.started.slot,
+        "stop": True,
+        "model": model,
+        "tokens_predicted": len(finished.token_ids),
+        "tokens_evaluated": finished.prompt_n,
+        "generation_settings": settings(params),
+        "prompt": prompt,
+        "has_new_line": "\n" in finished.text,
+        "truncated": finished.reason == "context",
+        "stop_type": reply.ending.llama,
+        "stopping_word": finished.stop or "",
+        "tokens_cached": finished.prompt_n + len(finished.token_ids),
+        **costs([reply]),
+    }
+    if chances := chances_of(reply.rounds):
+        out["completion_probabilities"] = in_chat(chances)
+    return out
+
+
+def picked(whole: Mapping[str, Any], fields: Sequence[str] | None) -> Mapping[str, Any]:
+    """Return only these fields of an answer, such as ``content`` or ``timings/prompt_n``."""
+    if not fields:
+        return whole
+    out: dict[str, Any] = {}
+    for field in fields:
+        value: Any = whole
+        for name in field.split("/"):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is not None:
+            out[field] = value
+    return out
+
+
+def pieces(piece: Piece) -> Iterator[tuple[str, list[int], list[Chances]]]:
+    """Yield a piece as text, tokens and chances: token by token if chances are requested, as
+    llama-server does. Text that was held back comes with the last token of those that follow it."""
+    text = piece.reasoning + piece.text
+    tokens = [token for done in piece.rounds for token in done.emitted]
+    chances = chances_of(piece.rounds)
+    if not chances:
+        if text:
+            yield text, tokens, []
+        return
+    spelled = [part for done in piece.rounds for part in done.emitted_text]
+    if "".join(spelled) != text:
+        spelled = [*[""] * (len(chances) - 1), text]
+    for part, token, chance in zip(spelled, tokens, chances, strict=True):
+        yield part, [token], [chance]
 
 
 class NativeDialect(Dialect):
@@ -103,11 +195,7 @@ class NativeDialect(Dialect):
     def __init__(self, body: NativeCompletion, model: str, params: GenerateParams) -> None:
         self._model = model
         self._params = params
-        self._prompt = body.prompt
-        self._tokens = bool(body.return_tokens)
-        self._fields = body.response_fields
-        self._progress = bool(body.return_progress)
-        self._timings = bool(body.timings_per_token)
+        self._body = body
 
     def said(self, piece: Piece) -> Iterable[Frame]:
         for text, tokens, chances in pieces(piece):
@@ -115,7 +203,7 @@ class NativeDialect(Dialect):
             if chances:
                 frame["completion_probabilities"] = in_chat(chances)
             yield Frame(frame)
-        for told in progress(piece) if self._progress else ():
+        for told in piece.progress() if self._body.return_progress else ():
             yield Frame({**self._frame(piece, "", []), **told})
 
     def _frame(self, piece: Piece, text: str, tokens: list[int]) -> dict[str, Any]:
@@ -129,20 +217,20 @@ class NativeDialect(Dialect):
             "tokens_predicted": reply.written,
             "tokens_evaluated": 0 if reply.started is None else reply.started.prompt_n,
         }
-        return {**frame, "timings": so_far(reply)} if self._timings else frame
+        return {**frame, "timings": so_far(reply)} if self._body.timings_per_token else frame
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
         end = {**self._end(reply), "content": "", "tokens": []}
         end.pop("completion_probabilities", None)
-        yield Frame(picked(end, self._fields))
+        yield Frame(picked(end, self._body.response_fields))
 
     def whole(self, replies: list[Reply]) -> Any:
-        wholes = [picked(self._end(reply), self._fields) for reply in replies]
+        wholes = [picked(self._end(reply), self._body.response_fields) for reply in replies]
         return wholes if len(wholes) > 1 else wholes[0]
 
     def _end(self, reply: Reply) -> dict[str, Any]:
-        end = ending(reply, self._model, self._params, self._prompt)
-        return end if self._tokens else {**end, "tokens": []}
+        end = ending(reply, self._model, self._params, self._body.prompt)
+        return end if self._body.return_tokens else {**end, "tokens": []}
 
 
 def rows(service: Service) -> list[Row]:
@@ -182,26 +270,24 @@ def _texts(service: Service) -> list[Row]:
         model = await service.model(request)
         if body.prompt is not None or body.messages is not None:
             return await counted(model, body, request)
-        queue, client = model.queue, request.state.client
         special = bool(body.add_special), body.parse_special is not False
-        ids = await queue.ask("tokenize", body.content or "", *special, client=client)
+        ids = await service.ask(request, model, "tokenize", body.content or "", *special)
         if not body.with_pieces:
             return Json({"tokens": ids})
-        pieces = await queue.ask("pieces", ids, client=client)
+        pieces = await service.ask(request, model, "pieces", ids)
         return await service.aside(request, _told, ids, pieces)
 
     async def counted(model: ServedModel, body: TokenizeRequest, request: Request) -> Response:
         """Answer as vLLM does."""
-        queue, client = model.queue, request.state.client
         if body.messages is not None:
             text = await rendered(model, body.messages, body.tools, request)
             special = bool(body.add_special_tokens)
         else:
             text, special = body.prompt or "", body.add_special_tokens is not False
-        ids = await queue.ask("tokenize", text, special, True, client=client)
+        ids = await service.ask(request, model, "tokenize", text, special, True)
         strings = None
         if body.return_token_strs:
-            pieces = await queue.ask("pieces", ids, client=client)
+            pieces = await service.ask(request, model, "pieces", ids)
             strings = [piece.decode("utf-8", "replace") for piece in pieces]
         n_ctx = model.info.target.n_ctx
         told = {"count": len(ids), "max_model_len": n_ctx, "tokens": ids, "token_strs": strings}
@@ -215,14 +301,13 @@ def _texts(service: Service) -> list[Row]:
             return model.equipped(steadied(Job((messages,), model.base, tools=tools)))
 
         job = await service.aside(request, whole)
-        client = request.state.client
-        prompt: str = await model.queue.ask("render", job.prompts[0], job.params, client=client)
+        prompt: str = await service.ask(request, model, "render", job.prompts[0], job.params)
         return prompt
 
     async def detokenize(request: Request) -> Response:
         body = await service.read(request, DetokenizeRequest)
         model = await service.model(request)
-        pieces = await model.queue.ask("pieces", body.tokens or [], client=request.state.client)
+        pieces = await service.ask(request, model, "pieces", body.tokens or [])
         text = b"".join(pieces).decode("utf-8", "replace")
         return Json({"content": text, "prompt": text})  # llama-server's name for it, and vLLM's
 

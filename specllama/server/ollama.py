@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -21,13 +21,12 @@ from specllama.errors import PromptTooLong, SpecllamaError
 from specllama.events import RoundDone
 from specllama.interface import Message, ModelInfo, Prompt
 from specllama.models.gguf import read_header
+from specllama.replies.tool_calls import RESPONSE
 from specllama.server.chat_completions import think_of
-from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply, Wire
+from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply, Wire, chances_of, in_chat
 from specllama.server.exchange import Json
-from specllama.server.figures import finish_reason, metrics, short, timings
-from specllama.server.likelihood import chances_of, in_chat
-from specllama.server.naming import Naming
-from specllama.server.refusals import Refusal, not_offered, wrong
+from specllama.server.known import Naming
+from specllama.server.refusals import not_offered, wrong
 from specllama.server.sampling import (
     FIELDS,
     Prediction,
@@ -38,9 +37,10 @@ from specllama.server.sampling import (
     schema_text,
 )
 from specllama.server.served import ServedModel
-from specllama.server.service import Row, Service, refuses
+from specllama.server.service import Parse, Row, Service, refuses
 from specllama.server.tools import ToolUse
-from specllama.server.turns import RESPONSE, ToolSpec, Turn, messages_of, tools_of
+from specllama.server.turns import ToolSpec, Turn, messages_of, tools_of
+from specllama.server.usage import costs, short
 from specllama.settings.params import GenerateParams
 
 VERSION = "0.14.0"  # clients take it for one with /v1/responses and /v1/messages
@@ -91,10 +91,6 @@ class GenerateRequest(_Asked, kw_only=True):
 class ShowRequest(msgspec.Struct):
     model: str | None = None
     name: str | None = None
-
-
-def error_of(refusal: Refusal) -> dict[str, Any]:
-    return {"error": refusal.message}
 
 
 def _parse(body: _Asked, prompt: Prompt, base: GenerateParams, tools: ToolUse | None = None) -> Job:
@@ -193,23 +189,19 @@ class OllamaDialect(Dialect):
         took = finished.timings
         return {
             "done": True,
-            "done_reason": finish_reason(reply).replace("tool_calls", "stop"),
+            "done_reason": reply.ending.openai,
             "total_duration": int((reply.queue_ms + took.ttft_ms + took.decode_ms) * 1e6),
             "load_duration": int(reply.queue_ms * 1e6),  # until the model was there for it
             "prompt_eval_count": finished.prompt_n,
             "prompt_eval_duration": int(took.prefill_ms * 1e6),
             "eval_count": len(finished.token_ids),
             "eval_duration": int((took.decode_ms + took.first_decode_ms) * 1e6),
-            "timings": timings([reply]),
-            "metrics": metrics([reply]),
+            **costs([reply]),
         }
 
     def idle(self, reason: str) -> dict[str, Any]:
         """Answer an empty request, which only loads or unloads a model."""
         return self._line("", "", done=True, done_reason=reason)
-
-    def failed(self, refusal: Refusal) -> Iterable[Frame]:
-        yield Frame(error_of(refusal))
 
 
 def _logprobs(rounds: Iterable[RoundDone]) -> dict[str, Any]:
@@ -240,15 +232,8 @@ def _about(target: ModelInfo) -> dict[str, Any]:
 
 def _parameters(params: GenerateParams, n_ctx: int) -> list[str]:
     """Return the server's default parameters as lines in Ollama's form."""
-    sampling = params.sampling
-    values = {
-        "num_ctx": n_ctx,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "repeat_penalty": sampling.repeat_penalty,
-    }
+    names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
+    values = {"num_ctx": n_ctx, **{name: getattr(params.sampling, name) for name in names}}
     told = [f"{name:<30} {value}" for name, value in values.items()]
     return told + [f"{'stop':<30} {msgspec.json.encode(text).decode()}" for text in params.stop]
 
@@ -351,9 +336,6 @@ def _about_model(service: Service) -> list[Row]:
         ("GET /api/ps", running),
         ("POST /api/show", show),
     ]
-
-
-Parse = Callable[[Any, GenerateParams], Job]
 
 
 async def _shortened(client: str, model: ServedModel, job: Job, room: float) -> Job:

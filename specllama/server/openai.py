@@ -1,28 +1,31 @@
-"""OpenAI's routes."""
+"""OpenAI's routes, and those of llama-server for several models."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
-from specllama.server.chat_completions import ChatDialect, ChatRequest
-from specllama.server.chat_completions import parse as parse_chat
-from specllama.server.completions import CompletionDialect, CompletionRequest
-from specllama.server.completions import parse as parse_completion
-from specllama.server.details import ending
-from specllama.server.exchange import Json
-from specllama.server.responses import (
-    CompactDialect,
-    ResponsesDialect,
-    ResponsesRequest,
-    compact,
+from specllama.server.chat_completions import (
+    ChatDialect,
+    ChatRequest,
+    CompletionDialect,
+    CompletionRequest,
+    parse_chat,
+    parse_completion,
 )
+from specllama.server.dialect import Frame
+from specllama.server.exchange import PING_S, Json, encode, happens
+from specllama.server.native import ending
+from specllama.server.refusals import Refusal
+from specllama.server.responses import CompactDialect, ResponsesDialect, ResponsesRequest, compact
 from specllama.server.responses import parse as parse_responses
-from specllama.server.router import status
 from specllama.server.served import ServedModel
 from specllama.server.service import Row, Service, refuses
 
@@ -38,6 +41,10 @@ NOT_OFFERED = {
     "batches": "send the requests beside each other: they share passes",
     "rerank": "models are loaded to write, not to rank",
 }
+
+
+class ModelRequest(msgspec.Struct):
+    model: str
 
 
 def model_card(model: ServedModel, started: int) -> dict[str, Any]:
@@ -83,9 +90,8 @@ def rows(service: Service) -> list[Row]:
         verbose = None
         if body.verbose:
             equipped = await service.aside(request, model.equipped, job)
-            prompt = await model.queue.ask(
-                "render", equipped.prompts[0], equipped.params, client=request.state.client
-            )
+            asked = equipped.prompts[0], equipped.params
+            prompt = await service.ask(request, model, "render", *asked)
             verbose = partial(ending, model=model.name, params=equipped.params, prompt=prompt)
         return await service.answer(request, model, job, ChatDialect(body, model.name, verbose))
 
@@ -100,19 +106,86 @@ def rows(service: Service) -> list[Row]:
         ("POST /chat/completions", chat),
         ("POST /completions", completions),
         ("POST /responses", service.writes(ResponsesRequest, parse_responses, ResponsesDialect)),
-        (
-            "POST /responses/compact",
-            service.writes(ResponsesRequest, compact, CompactDialect),
-        ),
+        ("POST /responses/compact", service.writes(ResponsesRequest, compact, CompactDialect)),
         ("POST /chat/completions/input_tokens", service.counts(ChatRequest, parse_chat, **told)),
         ("POST /responses/input_tokens", service.counts(ResponsesRequest, parse_responses, **told)),
         ("GET /models", models),
         ("GET /models/{id:path}", model),
         *((f"GET|POST /{what}", refuses(what, reason)) for what, reason in NOT_OFFERED.items()),
     ]
-    return [
+    return _several(service) + [
         (where.replace(" ", f" {prefix}"), handler)
         for prefix in ("/v1", "")
         for where, handler in found
         if (prefix, handler) != ("", completions)  # that is llama-server's own
     ]
+
+
+def status(model: ServedModel) -> dict[str, Any]:
+    """Return the state of a model, and the progress or error of its load."""
+    told: dict[str, Any] = {"value": model.state}
+    if model.state == "loading":
+        told["progress"] = {"value": round(model.progress, 3)}
+    if model.failed:
+        told |= {"failed": True, "error": model.failed}
+    return told
+
+
+def _several(service: Service) -> list[Row]:
+    """Return the routes for several models: load and unload them, follow their changes."""
+    models = service.models
+
+    async def load(request: Request) -> Response:
+        """Begin a load and answer at once, as llama-server does; lists and events show progress."""
+        body = await service.read(request, ModelRequest)
+        found = await models.listed(body.model)
+        if found.queue.loaded:
+            raise Refusal(400, f"model {found.name!r} is loaded already", param="model")
+        models.load_later(found)
+        return Json({"success": True})
+
+    async def unload(request: Request) -> Response:
+        body = await service.read(request, ModelRequest)
+        found = await models.listed(body.model)
+        if found.state == "unloaded":
+            raise Refusal(400, f"model {found.name!r} is not loaded", param="model")
+        models.unload_later(found)
+        return Json({"success": True})
+
+    async def events(request: Request) -> Response:
+        return StreamingResponse(_events(service), media_type="text/event-stream")
+
+    return [
+        ("POST /models/load", load),
+        ("POST /models/unload", unload),
+        ("GET /models/sse", events),
+    ]
+
+
+async def _events(service: Service) -> AsyncIterator[bytes]:
+    """Yield every change of every model, from now on."""
+    changed: dict[ServedModel, None] = {}
+    something = asyncio.Event()
+
+    def hear(model: ServedModel) -> None:
+        changed[model] = None
+        something.set()
+
+    service.models.hearers.add(hear)
+    try:
+        yield b": models\n\n"
+        while not service.traffic.closing:
+            if not await happens(something, PING_S):
+                yield b": still here\n\n"
+            something.clear()
+            told = [_changed(model) for model in changed]
+            changed.clear()
+            yield encode("sse", told)
+    finally:
+        service.models.hearers.discard(hear)
+
+
+def _changed(model: ServedModel) -> Frame:
+    now = status(model)
+    data = {"status": now["value"], **{name: now[name] for name in now if name != "value"}}
+    return Frame({"model": model.name, "event": "model_status", "data": data})

@@ -17,6 +17,20 @@ from specllama.errors import (
 )
 from specllama.text import size
 
+_PROMPTS = {"/chat/": "messages", "/responses": "input"}  # fields of requests, else "prompt"
+_ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+# agents compact on these words alone
+_TOO_LONG = "prompt is too long: {n_prompt_tokens} tokens > {n_ctx} maximum"
+# clients of OpenAI and of Anthropic would ask again after any 5xx
+_NEVER = {"x-should-retry": "false"}
 _AT = re.compile(r" - at `\$\.?([^`]*)`$")
 _FIRST = re.compile(r"^(?:unknown )?([a-z_-]+)")
 
@@ -42,6 +56,45 @@ class Refusal(Exception):
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
+def spelled(path: str, refused: Refusal) -> dict[str, Any]:
+    """Spell an error in the words of the family that a path belongs to."""
+    if path.startswith("/api/"):
+        return {"error": refused.message}
+    if path.startswith("/v1/messages"):
+        return _as_anthropic(refused)
+    prompt = next((field for part, field in _PROMPTS.items() if part in path), "prompt")
+    return {
+        "error": {
+            "message": refused.message,
+            "type": refused.kind,
+            "code": refused.code,
+            "param": prompt if refused.param == "prompt" else refused.param,
+            **refused.details,
+        }
+    }
+
+
+def _as_anthropic(refused: Refusal) -> dict[str, Any]:
+    too_long = refused.code == "context_length_exceeded"
+    message = _TOO_LONG.format(**refused.details) if too_long else refused.message
+    error: dict[str, Any] = {
+        "type": _ANTHROPIC.get(refused.status, "api_error"),
+        "message": message,
+    }
+    if refused.code is not None:
+        error["details"] = {"error_code": refused.code}
+    return {"type": "error", "error": error}
+
+
+def busy(message: str, code: str) -> Refusal:
+    """Refuse a request of a client that asks for too much at once."""
+    return _later(429, message, "rate_limit_error", code, "2")
+
+
+def _later(status: int, message: str, kind: str, code: str, seconds: str = "1") -> Refusal:
+    return Refusal(status, message, kind, code, headers={"Retry-After": seconds})
+
+
 def wrong(param: str, message: str) -> Refusal:
     """Refuse a field whose value is wrong."""
     return Refusal(400, message, param=param)
@@ -49,9 +102,7 @@ def wrong(param: str, message: str) -> Refusal:
 
 def not_offered(what: str, reason: str, param: str | None = None) -> Refusal:
     said = f"{what}: {reason}"
-    # clients of OpenAI and of Anthropic would ask again after any 5xx
-    never = {"x-should-retry": "false"}
-    return Refusal(501, said, "not_supported_error", "not_supported", param, never)
+    return Refusal(501, said, "not_supported_error", "not_supported", param, _NEVER)
 
 
 def malformed(message: str) -> Refusal:
@@ -94,20 +145,18 @@ def refusal(error: BaseException, fields: Mapping[str, str] | None = None) -> Re
     if isinstance(error, EngineDied):
         return ended_engine(error.message)
     if isinstance(error, ContextFull):
-        return Refusal(503, said, "server_error", "context_full", headers={"Retry-After": "1"})
+        return _later(503, said, "server_error", "context_full")
     return Refusal(500, said, "server_error", "engine_error")
 
 
 def ended_engine(message: str) -> Refusal:
     """Refuse a request that ended the engine. Its client should not send it again by itself: it
     would end the next engine."""
-    headers = {"x-should-retry": "false"}
-    return Refusal(500, message, "server_error", "engine_died", headers=headers)
+    return Refusal(500, message, "server_error", "engine_died", headers=_NEVER)
 
 
 def restarting() -> Refusal:
-    said = "the engine is being started again"
-    return Refusal(503, said, "unavailable_error", "restarting", headers={"Retry-After": "1"})
+    return _later(503, "the engine is being started again", "unavailable_error", "restarting")
 
 
 def shutting_down() -> Refusal:
@@ -133,11 +182,8 @@ def does_not_fit(name: str, error: DoesNotFit, held: Mapping[str, int]) -> Refus
         said = f"{said}; held by other models here: {told}"
     said = said if error.hint is None else f"{said}; {error.hint}"
     details = {"needed_bytes": error.needed, "free_bytes": error.free, "held_bytes": dict(held)}
-    never = {"x-should-retry": "false"}
-    return Refusal(507, said, "insufficient_memory_error", "does_not_fit", "model", never, details)
+    return Refusal(507, said, "insufficient_memory_error", "does_not_fit", "model", _NEVER, details)
 
 
 def loading() -> Refusal:
-    return Refusal(
-        503, "Loading model", "unavailable_error", "loading", headers={"Retry-After": "1"}
-    )
+    return _later(503, "Loading model", "unavailable_error", "loading")

@@ -28,7 +28,7 @@ from specllama.engine.turns import Turns
 from specllama.errors import EngineDied, EngineStuck, SpecllamaError
 from specllama.events import Event
 from specllama.interface import EngineFigures, EngineInfo, Prompt, ToolSyntax
-from specllama.server.refusals import Refusal, ended_engine, loading, shutting_down
+from specllama.server.refusals import busy, ended_engine, loading, shutting_down
 from specllama.settings.params import SERVER, GenerateParams
 
 logger = logging.getLogger("specllama.server")
@@ -218,29 +218,13 @@ class RequestQueue:
             ("", self.n_waiting, IN_ALL * self.most),
         ):
             if wait >= most and not free:
-                raise Refusal(
-                    429,
-                    f"at most {most} requests{whose} wait",
-                    "rate_limit_error",
-                    "queue_full",
-                    headers={"Retry-After": "2"},
-                )
+                raise busy(f"at most {most} requests{whose} wait", "queue_full")
         place = Place(client, self)
         self.places[place] = None
         return place
 
-    def take(
-        self,
-        place: Place,
-        prompt: Prompt,
-        params: GenerateParams,
-        on_message: OnMessage,
-        *,
-        asked: str = "",
-        label: str = "",
-        arm: str = "",
-    ) -> QueuedReply:
-        """Queue a reply of a request that was let in; ``on_message`` is not called before this
+    def take(self, queued: QueuedReply) -> QueuedReply:
+        """Queue a reply of a request that was let in; its ``on_message`` is not called before this
         returns.
 
         Raises:
@@ -248,9 +232,9 @@ class RequestQueue:
         """
         if self.cut:
             raise shutting_down()
-        if (suspect := self._suspected(asked)) is not None and suspect.refused:
+        if (suspect := self._suspected(queued.asked)) is not None and suspect.refused:
             raise ended_engine("the engine did not survive this request before")
-        queued = QueuedReply(prompt, params, place, on_message, asked, label, arm)
+        place = queued.place
         self._waiting.put(place.client, queued)
         if not place.waiting:
             self._queued[place.client] += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,26 +9,16 @@ from typing import Any
 import msgspec
 
 from specllama.interface import Message
+from specllama.replies.tool_calls import Call, call_text
 from specllama.server.chat_completions import think_of
-from specllama.server.details import progress
-from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply, now
-from specllama.server.figures import metrics, so_far, timings
-from specllama.server.refusals import Refusal, malformed, not_offered, wrong
-from specllama.server.sampling import Format, Sampling, params_of, schema_text
+from specllama.server.dialect import Dialect, Frame, Job, OpenBlocks, Piece, Reply, now
+from specllama.server.refusals import Refusal, not_offered, wrong
+from specllama.server.sampling import Asked, Format, schema_text
 from specllama.server.served import ServedModel
-from specllama.server.tools import (
-    Call,
-    Tool,
-    ToolUse,
-    allowed,
-    call_text,
-    tool_use,
-)
-from specllama.server.turns import ContentPart, add_result, text_of
+from specllama.server.tools import Tool, ToolChoice, ToolUse, full_name, tool_use
+from specllama.server.turns import ContentPart, add_result, log_left_out, parts_of, text_of
+from specllama.server.usage import costs, so_far
 from specllama.settings.params import GenerateParams
-from specllama.text import sanitize_line
-
-logger = logging.getLogger("specllama.server")
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXT = {
@@ -82,14 +71,6 @@ class Item(msgspec.Struct, omit_defaults=True):
     tools: list[ResponsesTool] | None = None
 
 
-class Named(msgspec.Struct, omit_defaults=True):
-    type: str
-    name: str | None = None
-    namespace: str | None = None
-    mode: str | None = None
-    tools: list[Named] | None = None
-
-
 class Reasoning(msgspec.Struct):
     effort: str | None = None
 
@@ -99,19 +80,17 @@ class TextOptions(msgspec.Struct, omit_defaults=True):
     verbosity: str | None = None
 
 
-class ResponsesRequest(Sampling, kw_only=True):
+class ResponsesRequest(Asked, kw_only=True):
     input: str | list[dict[str, Any]] | None = None
-    model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    stream: bool | None = None
     previous_response_id: str | None = None
     background: bool | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     truncation: str | None = None
     tools: list[ResponsesTool] | None = None
-    tool_choice: str | Named | None = None
+    tool_choice: str | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, Any] | None = None
     top_logprobs: int | None = None
@@ -135,11 +114,7 @@ def items_of(body: ResponsesRequest) -> list[Item]:
     given = body.input or []
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    known = [one if one.get("type") in _KINDS else {"type": str(one["type"])} for one in given]
-    try:
-        return msgspec.convert(known, list[Item])
-    except msgspec.ValidationError as error:
-        raise malformed(str(error).replace("`$", "`$.input")) from None
+    return parts_of(given, Item, _KINDS, "input")
 
 
 def messages_of(body: ResponsesRequest) -> list[Message]:
@@ -159,7 +134,7 @@ def messages_of(body: ResponsesRequest) -> list[Message]:
             arguments = item.arguments or "{}"
             if item.input is not None:
                 arguments = msgspec.json.encode({"input": item.input}).decode()
-            text = call_text([Call(_full(item.namespace, item.name or ""), arguments)])
+            text = call_text([Call(full_name(item.namespace, item.name or ""), arguments)])
             if out and out[-1].role == "assistant":  # a reply's parts come one by one
                 last = out.pop()
                 text = "\n".join(filter(None, (last.content, text)))
@@ -171,7 +146,7 @@ def messages_of(body: ResponsesRequest) -> list[Message]:
         elif (item.encrypted_content or "").startswith(_SUMMARY):
             out.append(Message("user", item.encrypted_content or ""))
         elif item.tools is None:
-            logger.info("%s: %s is left out", where, sanitize_line(item.type)[:80])
+            log_left_out(where, item.type)
     return out if len(out) > bool(body.instructions) else [*out, Message("user", "")]
 
 
@@ -187,16 +162,16 @@ def parse(body: ResponsesRequest, base: GenerateParams) -> Job:
     asked = body.text.format if body.text is not None else None
     if asked is not None and asked.type != "text":
         schema = schema_text(asked.schema or {"type": "object"})
-    tools = tools_of(body)
-    params = params_of(
+    return Job.of(
         body,
+        (tuple(messages_of(body)),),
         base,
         {"think": "reasoning.effort"},
-        max_tokens=body.max_output_tokens,
+        limit=body.max_output_tokens,
+        tools=tools_of(body),
         json_schema=schema,
         think=think_of(body.reasoning.effort if body.reasoning is not None else None),
     )
-    return Job((tuple(messages_of(body)),), params, stream=bool(body.stream), tools=tools)
 
 
 def compact(body: ResponsesRequest, base: GenerateParams) -> Job:
@@ -210,11 +185,6 @@ def compact(body: ResponsesRequest, base: GenerateParams) -> Job:
     return parse(body, base)
 
 
-def _full(namespace: str | None, name: str) -> str:
-    """Return the model's name for a tool."""
-    return f"{namespace}.{name}" if namespace else name
-
-
 def _known(
     specs: Sequence[ResponsesTool] | None, namespace: str = ""
 ) -> Iterator[tuple[str, str, ResponsesTool]]:
@@ -223,7 +193,7 @@ def _known(
         if spec.type == "namespace" and not namespace:
             yield from _known(spec.tools, spec.name or "")
         elif spec.type in ("function", "custom") and spec.name:
-            yield _full(namespace, spec.name), namespace, spec
+            yield full_name(namespace, spec.name), namespace, spec
 
 
 def _tool(name: str, spec: ResponsesTool) -> Tool:
@@ -241,14 +211,7 @@ def tools_of(body: ResponsesRequest) -> ToolUse | None:
         if one.type == "function" and not one.name:
             raise wrong(f"tools[{i}]", f"tools[{i}]: it has no name")
     tools = [_tool(name, spec) for name, _, spec in body.known]
-    choice, parallel = body.tool_choice, body.parallel_tool_calls
-    if isinstance(choice, str | None):
-        return tool_use(tools, choice, parallel=parallel)
-    if choice.type == "allowed_tools":
-        names = [_full(one.namespace, one.name or "") for one in choice.tools or ()]
-        return tool_use(allowed(tools, names), choice.mode, parallel=parallel)
-    name = _full(choice.namespace, choice.name or choice.type)
-    return tool_use(tools, name, parallel=parallel)
+    return tool_use(tools, body.tool_choice, parallel=body.parallel_tool_calls)
 
 
 def _asked(body: ResponsesRequest, params: GenerateParams) -> dict[str, Any]:
@@ -271,7 +234,7 @@ def _asked(body: ResponsesRequest, params: GenerateParams) -> dict[str, Any]:
     }
 
 
-class ResponsesDialect(Dialect):
+class ResponsesDialect(OpenBlocks, Dialect):
     """One answer as items of output."""
 
     def __init__(self, body: ResponsesRequest, job: Job, model: ServedModel) -> None:
@@ -282,7 +245,6 @@ class ResponsesDialect(Dialect):
         self._created = now()
         self._number = -1
         self._items: list[dict[str, Any]] = []
-        self._open = ""  # the kind of the item that is being written
         self._written = ""
         self._tools = {name: (space, spec) for name, space, spec in body.known}
 
@@ -315,12 +277,13 @@ class ResponsesDialect(Dialect):
     def said(self, piece: Piece) -> Iterable[Frame]:
         for kind, text in (("reasoning", piece.reasoning), ("message", piece.text)):
             if text:
-                yield from self._begin(kind)
+                yield from self._block(kind)
                 self._written += text
-                name = "reasoning_text" if kind == "reasoning" else "output_text"
                 more = {"timings": so_far(piece.reply)} if self._body.timings_per_token else {}
-                yield self._frame(f"response.{name}.delta", delta=text, **self._place(), **more)
-        for told in progress(piece) if self._body.return_progress else ():
+                yield self._frame(
+                    f"response.{_PARTS[kind]}.delta", delta=text, **self._place(), **more
+                )
+        for told in piece.progress() if self._body.return_progress else ():
             response = self._response("in_progress", [])
             yield self._frame("response.in_progress", response=response, **told)
 
@@ -331,36 +294,29 @@ class ResponsesDialect(Dialect):
             "content_index": 0,
         }
 
-    def _begin(self, kind: str) -> Iterable[Frame]:
-        """Begin an item of a kind if it is not open yet; "" only ends the last item."""
-        if kind == self._open:
-            return
-        if self._open:
-            item = self._items[-1]
-            part: dict[str, Any] = {"type": _PARTS[self._open], "text": self._written}
-            item.update(_item(self._open, self._written, item["id"]))
-            yield self._frame(
-                f"response.{_PARTS[self._open]}.done", text=self._written, **self._place()
-            )
-            if self._open == "message":
-                yield self._frame("response.content_part.done", part=part, **self._place())
-            yield self._frame(
-                "response.output_item.done", output_index=len(self._items) - 1, item=item
-            )
-        self._open, self._written = kind, ""
-        if kind:
-            item = _item(kind, "", _id(kind))
-            item.update(status="in_progress", content=[])
-            self._items.append(item)
-            yield self._frame(
-                "response.output_item.added", output_index=len(self._items) - 1, item=dict(item)
-            )
-            if kind == "message":
-                part = {"type": "output_text", "text": "", "annotations": []}
-                yield self._frame("response.content_part.added", part=part, **self._place())
+    def _opened(self, kind: str) -> Iterable[Frame]:
+        item = _item(kind, "", _id(kind))
+        item.update(status="in_progress", content=[])
+        self._items.append(item)
+        self._written = ""
+        yield self._frame(
+            "response.output_item.added", output_index=len(self._items) - 1, item=dict(item)
+        )
+        if kind == "message":
+            part = {"type": "output_text", "text": "", "annotations": []}
+            yield self._frame("response.content_part.added", part=part, **self._place())
+
+    def _closed(self) -> Iterable[Frame]:
+        item, name = self._items[-1], _PARTS[self._open]
+        item.update(_item(self._open, self._written, item["id"]))
+        yield self._frame(f"response.{name}.done", text=self._written, **self._place())
+        if self._open == "message":
+            part = {"type": name, "text": self._written}
+            yield self._frame("response.content_part.done", part=part, **self._place())
+        yield self._frame("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
-        yield from self._begin("")
+        yield from self._block("")
         for call in reply.calls:
             item = self._called(call)
             self._items.append(item)
@@ -402,7 +358,7 @@ class ResponsesDialect(Dialect):
     def _end(self, replies: list[Reply], items: list[dict[str, Any]]) -> dict[str, Any]:
         finished = replies[0].finished
         assert finished is not None
-        cut = finished.reason in ("length", "context")
+        cut = replies[0].ending.openai == "length"
         written = len(finished.token_ids)
         return self._response(
             "incomplete" if cut else "completed",
@@ -415,12 +371,11 @@ class ResponsesDialect(Dialect):
                 "output_tokens_details": {"reasoning_tokens": replies[0].reasoning_n},
                 "total_tokens": finished.prompt_n + written,
             },
-            timings=timings(replies),
-            metrics=metrics(replies),
+            **costs(replies),
         )
 
-    def failed(self, refusal: Refusal) -> Iterable[Frame]:
-        error = {"code": refusal.code or "server_error", "message": refusal.message}
+    def failed(self, path: str, refused: Refusal) -> Iterable[Frame]:
+        error = {"code": refused.code or "server_error", "message": refused.message}
         yield self._frame("error", **error)
         response = self._response("failed", self._items, error=error)
         yield self._frame("response.failed", response=response)

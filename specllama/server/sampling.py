@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,32 +15,19 @@ from specllama.settings.params import CHANCES_LIMIT, SEED_DRAWN, GenerateParams,
 
 Bias = dict[str, float | bool] | list[tuple[int | str, float | bool]]
 
-# our names of sampling fields that requests may have, as they are called there
-SAMPLERS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repeat_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "repeat_last_n",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "xtc_probability",
-    "xtc_threshold",
-)
-
+SAMPLERS = {
+    one.name: type(one.default)
+    for one in fields(SamplingParams)
+    if type(one.default) in (int, float)
+}
+"""The samplers that are numbers, with their types: requests have a field for each."""
 
 MOST_WORDS = 1024  # of a logit_bias
 MOST_DIGITS = 18
 
 
 # what switches each sampler off, in the order in which they act
-_SAMPLERS_OFF: dict[str, dict[str, Any]] = {
+ORDER: dict[str, dict[str, Any]] = {
     "penalties": {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0},
     "dry": {"dry_multiplier": 0.0},
     "top_k": {"top_k": 0},
@@ -92,23 +79,16 @@ class Structured(msgspec.Struct, kw_only=True):
     structural_tag: Any = None
 
 
-class Sampling(msgspec.Struct, kw_only=True):
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repeat_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repeat_last_n: int | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
+if TYPE_CHECKING:
+    _Samplers = msgspec.Struct
+else:
+    _Samplers = msgspec.defstruct(
+        "_Samplers", [(name, kind | None, None) for name, kind in SAMPLERS.items()], kw_only=True
+    )
+
+
+class Sampling(_Samplers, kw_only=True):
     dry_sequence_breakers: list[str] | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     logit_bias: Bias | None = None
@@ -130,6 +110,13 @@ class Sampling(msgspec.Struct, kw_only=True):
     specllama: Speculation | None = None
 
 
+class Asked(Sampling, kw_only=True):
+    """The fields of every request for a text, but Ollama's."""
+
+    model: str | None = None
+    stream: bool | None = None
+
+
 class Format(msgspec.Struct, omit_defaults=True):
     """The format of a reply, in the words of Anthropic and of OpenAI's responses."""
 
@@ -144,11 +131,8 @@ FIELDS = {
     **{name: name for name in ("seed", "stop", "temperature")},
     "logit-bias": "logit_bias",
     "max-tokens": "max_tokens",
-    "proposer": "specllama.proposer",
+    **{name.replace("_", "-"): f"specllama.{name}" for name in Speculation.__struct_fields__},
     "verification": "specllama.verify",
-    "window": "specllama.window",
-    "draft-max": "specllama.draft_max",
-    "draft-p-min": "specllama.draft_p_min",
     "think": "reasoning_effort",
     "chances": "top_logprobs",
 }
@@ -193,11 +177,11 @@ def params_of(
         if seed is None or seed == -1:  # as llama-server and Ollama write "any"
             seed = secrets.randbelow(SEED_DRAWN)
         changes.update(sampling=sampling, seed=seed, slot=body.id_slot)
-        changes["fresh"] = body.cache_prompt is False
+        changes.update(fresh=body.cache_prompt is False, indent=body.n_indent or 0)
         if body.stop is not None:
             stop = [body.stop] if isinstance(body.stop, str) else body.stop
             changes["stop"] = tuple(filter(None, stop))
-        changes.update(indent=body.n_indent or 0, most_ms=max(body.t_max_predict_ms or 0, 0))
+        changes["most_ms"] = max(body.t_max_predict_ms or 0, 0)
         if body.ignore_eos is not None:
             changes["ignore_eos"] = body.ignore_eos
         if body.grammar:
@@ -246,17 +230,17 @@ def chosen(sampling: SamplingParams, names: list[str] | str | None) -> SamplingP
         raise not_offered("samplers", "they are a list of names", "samplers")
     names = [_OTHER_NAMES.get(name, name) for name in names]
     for name in names:
-        if name not in _SAMPLERS_OFF and name not in _ALWAYS_OFF:
+        if name not in ORDER and name not in _ALWAYS_OFF:
             raise wrong("samplers", f"samplers: there is no {name[:80]!r}")
-    off = [values for name, values in _SAMPLERS_OFF.items() if name not in names]
+    off = [values for name, values in ORDER.items() if name not in names]
     left = replace(sampling, **{"infill": True, **{k: v for one in off for k, v in one.items()}})
     on = [
         name
         for name in dict.fromkeys(names)
-        if any(getattr(left, k) != v for k, v in _SAMPLERS_OFF.get(name, {}).items())
+        if any(getattr(left, k) != v for k, v in ORDER.get(name, {}).items())
     ]
-    if on != [name for name in _SAMPLERS_OFF if name in on]:
-        said = f"their order is {', '.join(_SAMPLERS_OFF)}"
+    if on != [name for name in ORDER if name in on]:
+        said = f"their order is {', '.join(ORDER)}"
         raise not_offered("samplers", said, "samplers")
     return left
 
@@ -304,11 +288,16 @@ def words_of(bias: Bias, n_vocab: int) -> list[str]:
             "logit_bias", f"logit_bias has {len(bias)} entries, the vocabulary {n_vocab} tokens"
         )
     named = isinstance(bias, dict)  # its keys are texts, also those of ids
-    keys = bias if isinstance(bias, dict) else [token for token, _ in bias]
-    words = [key for key in keys if isinstance(key, str) and not (named and key.isdecimal())]
+    words = [
+        key for key, _ in _pairs(bias) if isinstance(key, str) and not (named and key.isdecimal())
+    ]
     if len(words) > MOST_WORDS:
         raise wrong("logit_bias", f"logit_bias takes up to {MOST_WORDS} words")
     return words
+
+
+def _pairs(bias: Bias) -> Iterable[tuple[int | str, float | bool]]:
+    return bias.items() if isinstance(bias, dict) else bias
 
 
 def numbered(bias: Bias, spelled: dict[str, list[int]]) -> Bias:
@@ -318,7 +307,7 @@ def numbered(bias: Bias, spelled: dict[str, list[int]]) -> Bias:
         Refusal: an id has too many digits.
     """
     out: list[tuple[int | str, float | bool]] = []
-    for token, value in bias.items() if isinstance(bias, dict) else bias:
+    for token, value in _pairs(bias):
         if isinstance(token, str) and token in spelled:
             out += [(id, value) for id in spelled[token]]
         elif isinstance(token, str) and len(token) > MOST_DIGITS:
@@ -329,10 +318,7 @@ def numbered(bias: Bias, spelled: dict[str, list[int]]) -> Bias:
 
 
 def _bias(bias: Bias) -> dict[int, float]:
-    return {
-        int(token): float("-inf") if value is False else float(value)
-        for token, value in (bias.items() if isinstance(bias, dict) else bias)
-    }
+    return {int(t): float("-inf") if value is False else float(value) for t, value in _pairs(bias)}
 
 
 def schema_text(schema: Any) -> str:

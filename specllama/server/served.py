@@ -149,18 +149,15 @@ class ServedModel:
             path, summaries = resolve(self.recipe.target), Summaries()
             found = summaries.get(path)
             summaries.save()
-            self._told = ModelInfo(
+            self._told = replace(
+                ModelInfo.elsewhere(found.name, 0),
                 path=str(path),
-                name=found.name,
                 architecture=found.architecture,
                 quantization=found.quantization,
                 n_params=found.n_params,
                 file_bytes=found.file_bytes,
-                n_ctx=0,
                 n_ctx_train=found.context_length,
                 n_vocab=found.vocab_size,
-                kv_bytes=0,
-                gpu_layers=0,
             )
 
     def weigh(self) -> None:

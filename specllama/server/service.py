@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
@@ -12,19 +13,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from specllama.interface import Message
-from specllama.server.aside import Aside
 from specllama.server.dialect import Dialect, Job, now
-from specllama.server.exchange import Json, answer, scribe
-from specllama.server.guard import Access, read_body
-from specllama.server.known import refuse_known
-from specllama.server.left_out import steadied
+from specllama.server.exchange import Aside, Json, answer
+from specllama.server.guard import Access, Traffic, read_body
+from specllama.server.known import Naming, naming_of, refuse_known
 from specllama.server.models import Models
-from specllama.server.naming import Naming, naming_of
 from specllama.server.prometheus import Metrics
 from specllama.server.refusals import Refusal, malformed, not_offered
 from specllama.server.sampling import Sampling, numbered, words_of
 from specllama.server.served import ServedModel
-from specllama.server.traffic import Traffic
+from specllama.server.turns import steadied
 from specllama.settings.params import GenerateParams
 
 # values of a body beside one for each token that can be read: no thread runs while they are made
@@ -35,6 +33,7 @@ Body = TypeVar("Body")
 P = ParamSpec("P")
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
+Parse = Callable[[Any, GenerateParams], Job]
 Row = tuple[str, Handler]  # methods and path, such as "GET|POST /ping", and what answers them
 
 
@@ -112,7 +111,7 @@ class Service:
         return await self._aside.run(request.state.client, call, *args, **more)
 
     async def job(
-        self, request: Request, kind: type[Body], parse: Callable[[Body, GenerateParams], Job]
+        self, request: Request, kind: type[Body], parse: Parse
     ) -> tuple[Body, Job, ServedModel]:
         """Read a request of this kind; return it, its job and its model.
 
@@ -123,13 +122,7 @@ class Service:
         model = await self.model(request)
         return body, await self.parsed(request, model, body, parse), model
 
-    async def parsed(
-        self,
-        request: Request,
-        model: ServedModel,
-        body: Body,
-        parse: Callable[[Body, GenerateParams], Job],
-    ) -> Job:
+    async def parsed(self, request: Request, model: ServedModel, body: Body, parse: Parse) -> Job:
         """Return the job that a body requests from a model.
 
         Raises:
@@ -137,9 +130,9 @@ class Service:
         """
         sampling = getattr(body, "options", body)
         if isinstance(sampling, Sampling) and sampling.logit_bias:
-            bias, client = sampling.logit_bias, request.state.client
+            bias = sampling.logit_bias
             words = await self.aside(request, words_of, bias, model.target.n_vocab)
-            ids = await model.queue.ask("tokens_of", words, client=client) if words else []
+            ids = await self.ask(request, model, "tokens_of", words) if words else []
             spelled = dict(zip(words, ids, strict=True))
             sampling.logit_bias = await self.aside(request, numbered, bias, spelled)
         job = await self.aside(request, lambda: steadied(parse(body, model.base)))
@@ -147,11 +140,12 @@ class Service:
             job = replace(job, params=job.params.replace(speculate=False))
         return job
 
+    async def ask(self, request: Request, model: ServedModel, method: str, *args: Any) -> Any:
+        """Call a method of a model's engine for a request; see ``RequestQueue.ask``."""
+        return await model.queue.ask(method, *args, client=request.state.client)
+
     def writes(
-        self,
-        kind: type[Body],
-        parse: Callable[[Body, GenerateParams], Job],
-        dialect: Callable[[Body, Job, ServedModel], Dialect],
+        self, kind: type[Body], parse: Parse, dialect: Callable[[Body, Job, ServedModel], Dialect]
     ) -> Handler:
         """Make a handler that answers such a request with a text of the model."""
 
@@ -161,19 +155,13 @@ class Service:
 
         return handle
 
-    def counts(
-        self,
-        kind: type[Body],
-        parse: Callable[[Body, GenerateParams], Job],
-        **more: Any,
-    ) -> Handler:
+    def counts(self, kind: type[Body], parse: Parse, **more: Any) -> Handler:
         """Make a handler that answers with the prompt's number of tokens; ``more`` goes with it."""
 
         async def handle(request: Request) -> Response:
             _, job, model = await self.job(request, kind, parse)
             job = await self.aside(request, model.fitting, job)
-            client = request.state.client
-            n = await model.queue.ask("count_tokens", job.prompts[0], job.params, client=client)
+            n = await self.ask(request, model, "count_tokens", job.prompts[0], job.params)
             return Json({**more, "input_tokens": n})
 
         return handle
@@ -186,7 +174,7 @@ class Service:
         client, asked = request.state.client, request.state.asked
         job = replace(job, client=client, asked=asked, label=label)
         job = await self.aside(request, self._prepared, model, job)
-        return await answer(request, model.queue, job, dialect, scribe(self._aside, client))
+        return await answer(request, model.queue, job, dialect, partial(self._aside.write, client))
 
     def _prepared(self, model: ServedModel, job: Job) -> Job:
         arm, params = self._assigned(job)

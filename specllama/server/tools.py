@@ -2,10 +2,8 @@
 
 A template that has a place for tools gets them there, if it writes calls in a way that we know
 (see ``ToolSyntax``). For others they stand in the system prompt as JSON, so that any model
-that follows instructions can use them. Calls and results of earlier turns stand in the conversation
-as text, in the way of Hermes and Qwen or, of three families, in their own. If a call is
-demanded, a grammar allows nothing else. If the model decides, its text is searched for calls in
-any of the ways of ``spellings``.
+that follows instructions can use them. If a call is demanded, a grammar allows nothing else. If
+the model decides, its text is searched for calls in any of the ways of ``replies.tool_calls``.
 """
 
 from __future__ import annotations
@@ -23,16 +21,20 @@ import msgspec
 from specllama.events import FinishReason
 from specllama.grammar.source import PLACE, schemas
 from specllama.interface import Message, ToolSyntax
+from specllama.replies.tool_calls import (
+    CLOSING,
+    FENCE,
+    OPENING,
+    Call,
+    CallScanner,
+    NoCall,
+    TooShort,
+    respelled,
+)
 from specllama.server.refusals import wrong
 from specllama.server.sampling import schema_text
-from specllama.server.spellings import CLOSING, FENCE, CallScanner, NoCall, TooShort
-from specllama.server.spellings import Call as Call
 from specllama.settings.params import GenerateParams
 
-_OPENING = "<tool_call>"
-_EARLIER = re.compile(  # a call of an earlier turn; none is looked for behind another opening
-    rf"{_OPENING}\n((?:(?!{_OPENING}\n).)*?)\n{CLOSING}", re.DOTALL
-)
 _TOOLS = 1024  # of one request
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _NAMES_HOLD = "it has 1 to 128 letters, digits and _ . : / -"
@@ -71,14 +73,47 @@ class ToolUse:
         return named or self.tools
 
 
+class ToolChoice(msgspec.Struct, omit_defaults=True):
+    """A choice of a tool to call, or of those that may be called, in any family's words."""
+
+    type: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    mode: str | None = None
+    tools: list[ToolChoice] | None = None
+    function: ToolChoice | None = None  # as OpenAI's chat has it, like the following
+    allowed_tools: ToolChoice | None = None
+    disable_parallel_tool_use: bool | None = None  # as Anthropic has it
+
+    @property
+    def called(self) -> str:
+        """The model's name for the tool."""
+        one = self.function or self
+        return full_name(one.namespace, one.name or "")
+
+
+def full_name(namespace: str | None, name: str) -> str:
+    """Return the model's name for a tool."""
+    return f"{namespace}.{name}" if namespace else name
+
+
 def tool_use(
-    tools: Sequence[Tool], choice: str | None, *, parallel: bool | None = None
+    tools: Sequence[Tool], choice: str | ToolChoice | None, *, parallel: bool | None = None
 ) -> ToolUse | None:
     """Return the tools that may be called; None if there are none.
 
     Raises:
         Refusal: a name is wrong, or the chosen tool is missing.
     """
+    if isinstance(choice, ToolChoice):
+        some = choice.allowed_tools or choice
+        if some is not choice or (choice.type == "allowed_tools" and choice.tools is not None):
+            tools = _allowed(tools, [one.called for one in some.tools or ()])
+            choice = some.mode
+        elif choice.type in (None, "function") and not choice.called:
+            raise wrong("tool_choice", "tool_choice names no function")
+        else:
+            choice = choice.called or choice.type
     if len(tools) > _TOOLS:
         raise wrong("tools", f"tools: at most {_TOOLS}, got {len(tools)}")
     for i, tool in enumerate(tools):
@@ -105,7 +140,7 @@ def tool_use(
     return ToolUse(tuple(tools), choice, parallel is not False)
 
 
-def allowed(tools: Sequence[Tool], names: Sequence[str]) -> list[Tool]:
+def _allowed(tools: Sequence[Tool], names: Sequence[str]) -> list[Tool]:
     """Return those of the tools that a choice lets the model call.
 
     Raises:
@@ -128,38 +163,6 @@ def given(use: ToolUse) -> str:
     return f"tools={msgspec.json.encode(tools).decode()}"
 
 
-# of a call: its beginning, each of its values, its end
-_SPELLED = {
-    "xml": ("<tool_call>\n<function={}>\n", "<parameter={}>\n{}\n</parameter>\n",
-            "</function>\n</tool_call>"),
-    "glm": ("<tool_call>{}\n", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
-            "</tool_call>"),
-    "minimax": ('<minimax:tool_call>\n<invoke name="{}">\n',
-                '<parameter name="{}">{}</parameter>\n', "</invoke>\n</minimax:tool_call>"),
-}  # fmt: skip
-
-
-def respelled(message: Message, syntax: ToolSyntax) -> Message:
-    """Write a message's calls in the model's own syntax, if text can hold that."""
-    if message.role != "assistant" or syntax not in _SPELLED:
-        return message
-    begin, value, end = _SPELLED[syntax]
-
-    def respell(found: re.Match[str]) -> str:
-        try:
-            call = msgspec.json.decode(found[1])
-            texts = {
-                key: one if isinstance(one, str) else msgspec.json.encode(one).decode()
-                for key, one in call["arguments"].items()
-            }
-            values = [value.format(*one) for one in texts.items()]
-            return "".join((begin.format(call["name"]), *values, end))
-        except (msgspec.DecodeError, KeyError, TypeError, AttributeError, RecursionError):
-            return found[0]
-
-    return replace(message, content=_EARLIER.sub(respell, message.content))
-
-
 def told(messages: Sequence[Message], use: ToolUse) -> list[Message]:
     """Put a description of the tools in front of the conversation."""
     lines = [msgspec.json.encode(_described(tool)).decode() for tool in use.tools]
@@ -168,32 +171,13 @@ def told(messages: Sequence[Message], use: ToolUse) -> list[Message]:
             "These tools can be called, each described by a line of JSON:",
             *lines,
             "To call a tool, write nothing but its name and its arguments in this form:",
-            f'{_OPENING}\n{{"name": "NAME", "arguments": {{}}}}\n{CLOSING}',
+            f'{OPENING}\n{{"name": "NAME", "arguments": {{}}}}\n{CLOSING}',
         ]
     )
     if messages and messages[0].role == "system":
         first = replace(messages[0], content=f"{messages[0].content}\n\n{text}")
         return [first, *messages[1:]]
     return [Message("system", text), *messages]
-
-
-def call_text(calls: Sequence[Call]) -> str:
-    """Write calls of an earlier turn as models do."""
-    return "\n".join(
-        f'{_OPENING}\n{{"name": "{call.name}", "arguments": {_spaced(call.arguments)}}}\n{CLOSING}'
-        for call in calls
-    )
-
-
-def _spaced(arguments: str) -> str:
-    """Put blanks where models do; clients leave them out, and the cache would end there."""
-    with contextlib.suppress(msgspec.DecodeError, RecursionError):
-        return msgspec.json.format(arguments, indent=0)
-    return arguments or "{}"
-
-
-def result_text(content: str) -> str:
-    return f"<tool_response>\n{content}\n</tool_response>"
 
 
 def bound(params: GenerateParams, use: ToolUse) -> GenerateParams:

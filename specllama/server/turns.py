@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import msgspec
 
 from specllama.interface import Message
-from specllama.server.refusals import not_offered, wrong
-from specllama.server.tools import (
-    Call,
-    Tool,
-    ToolUse,
-    allowed,
-    call_text,
-    result_text,
-    tool_use,
-)
+from specllama.replies.tool_calls import RESPONSE, Call, call_text, result_text
+from specllama.server.dialect import Job
+from specllama.server.refusals import malformed, not_offered, wrong
+from specllama.server.tools import Tool, ToolChoice, ToolUse, tool_use
+from specllama.text import sanitize_line
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
           "tool": "user", "function": "user"}  # fmt: skip
 
 
-RESPONSE = "<tool_response>"
+logger = logging.getLogger("specllama.server")
+T = TypeVar("T")
 
 
 class ContentPart(msgspec.Struct, omit_defaults=True):
@@ -59,26 +58,6 @@ class ToolSpec(msgspec.Struct):
     function: FunctionTool | None = None
 
 
-class NamedFunction(msgspec.Struct):
-    name: str
-
-
-class NamedTool(msgspec.Struct):
-    function: NamedFunction
-
-
-class AllowedTools(msgspec.Struct):
-    mode: str
-    tools: list[NamedTool]
-
-
-class ToolChoice(msgspec.Struct):
-    """One tool that has to be called, or those that may be."""
-
-    function: NamedFunction | None = None
-    allowed_tools: AllowedTools | None = None
-
-
 def tools_of(
     specs: Sequence[ToolSpec] | None,
     choice: str | ToolChoice | None = None,
@@ -92,14 +71,30 @@ def tools_of(
             tools.append(Tool(one.name, one.description or "", schema, f"tools[{i}]"))
         elif spec.type in (None, "function"):
             raise wrong(f"tools[{i}]", f"tools[{i}]: it has no function")
-    if isinstance(choice, str | None):
-        return tool_use(tools, choice, parallel=parallel)
-    if (some := choice.allowed_tools) is not None:
-        names = [tool.function.name for tool in some.tools]
-        return tool_use(allowed(tools, names), some.mode, parallel=parallel)
-    if choice.function is None:
-        raise wrong("tool_choice", "tool_choice names no function")
-    return tool_use(tools, choice.function.name, parallel=parallel)
+    return tool_use(tools, choice, parallel=parallel)
+
+
+def parts_of(
+    given: Sequence[dict[str, Any]], kind: type[T], read: Sequence[Any], at: str
+) -> list[T]:
+    """Read the parts of a request that stand at this place; of a kind that is left out, only the
+    name is kept. A part without a kind is of the first of those that are ``read``.
+
+    Raises:
+        Refusal: a part has another shape than its kind.
+    """
+    known = [
+        one if one.get("type", read[0]) in read else {"type": str(one["type"])} for one in given
+    ]
+    try:
+        return msgspec.convert(known, list[kind])  # type: ignore[valid-type]
+    except msgspec.ValidationError as error:
+        raise malformed(str(error).replace("`$", f"`$.{at}")) from None
+
+
+def log_left_out(where: str, kind: str) -> None:
+    """Log that a part is left out, which only another service can read."""
+    logger.info("%s: %s is left out", where, sanitize_line(kind)[:80])
 
 
 class Turn(msgspec.Struct):
@@ -162,3 +157,31 @@ def _call(function: Function) -> Call:
     if not isinstance(arguments, str):
         arguments = msgspec.json.encode(arguments).decode()
     return Call(function.name, arguments)
+
+
+LEFT_OUT = {
+    "Claude Code names itself and a checksum of the request to its vendor's billing":
+    r"^x-anthropic-[a-z-]+:(?:[ \t]*(?:[^\s;]+;|[\w.-]+=[^\s;]*))*[ \t]*[\r\n]*",
+}  # fmt: skip
+"""Lines that clients put into a system prompt for another service, by the reason.
+
+Such a line changes with each request, so nothing behind it would be found in the cache again, and
+it has no meaning for a model. What stands behind it, or on it behind its last semicolon, stays;
+``steady-prompts`` keeps all of it."""
+_PATTERN = re.compile("|".join(LEFT_OUT.values()), re.MULTILINE | re.IGNORECASE)
+
+
+def steadied(job: Job) -> Job:
+    """Leave these lines out of a job's system messages, and messages that held nothing else."""
+    prompt, *others = job.prompts
+    if isinstance(prompt, str) or not job.params.steady_prompts:
+        return job
+    found = tuple(part for part in map(_steadied, prompt) if part is not None)
+    return replace(job, prompts=(found or prompt, *others))
+
+
+def _steadied(part: Any) -> Any:
+    if not isinstance(part, Message) or part.role != "system":
+        return part
+    text = _PATTERN.sub("", part.content)
+    return replace(part, content=text) if text.strip() or not part.content else None

@@ -14,8 +14,8 @@ import pytest
 from servers import Serving, serving, table
 
 from specllama.interface import Message
-from specllama.server.aside import Aside
 from specllama.server.dialect import Job
+from specllama.server.exchange import Aside
 from specllama.settings.params import GenerateParams
 
 CHAT = "/v1/chat/completions"

@@ -17,10 +17,9 @@ import httpx2
 import pytest
 from servers import Serving, serving, table, until
 
-from specllama.server import connections, service
-from specllama.server.guard import Access
+from specllama.server import running, service
+from specllama.server.guard import IN_ALL, Access
 from specllama.server.request_queue import QueuedReply
-from specllama.server.traffic import IN_ALL
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "the rain"}], "max_tokens": 4, "seed": 1}
@@ -79,7 +78,7 @@ REFUSED = [
 def test_a_request_that_was_answered_before_its_body_came_costs_no_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "LINGER_S", 0.2)
+    monkeypatch.setattr(running, "LINGER_S", 0.2)
     access = Access(keys=("first",), connections=len(REFUSED))
     with serving(table(tmp_path), access=access) as server, contextlib.ExitStack() as lines:
         for status, sent in REFUSED:

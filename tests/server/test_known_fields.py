@@ -14,7 +14,7 @@ pytest.importorskip("uvicorn")
 
 from servers import Serving
 
-from specllama.server import anthropic, chat_completions, completions, native, ollama, responses
+from specllama.server import anthropic, chat_completions, native, ollama, responses
 from specllama.server.dialect import Job
 from specllama.server.known import REFUSED
 from specllama.server.refusals import Refusal
@@ -24,7 +24,10 @@ from specllama.settings.params import GenerateParams, SamplingParams
 TURNS = [{"role": "user", "content": "the rain"}]
 FAMILIES: dict[str, tuple[dict[str, Any], type]] = {
     "/v1/chat/completions": ({"messages": TURNS, "max_tokens": 2}, chat_completions.ChatRequest),
-    "/v1/completions": ({"prompt": "the rain", "max_tokens": 2}, completions.CompletionRequest),
+    "/v1/completions": (
+        {"prompt": "the rain", "max_tokens": 2},
+        chat_completions.CompletionRequest,
+    ),
     "/v1/responses": (
         {"input": "the rain", "max_output_tokens": 2},
         responses.ResponsesRequest,

@@ -18,7 +18,7 @@ from specllama.bench.prompts import BenchPrompt
 from specllama.bench.remote_arm import load_arm
 from specllama.cli import invoke
 from specllama.errors import UsageError
-from specllama.remote.figures import Drafted
+from specllama.remote.answers import Drafted
 from specllama.settings.params import GenerateParams
 
 

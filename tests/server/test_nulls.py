@@ -13,12 +13,12 @@ pytest.importorskip("uvicorn")
 
 from servers import Serving
 
-from specllama.server import anthropic, chat_completions, completions, native, ollama, responses
+from specllama.server import anthropic, chat_completions, native, ollama, responses
 
 REQUESTS = (
     anthropic.MessagesRequest,
     chat_completions.ChatRequest,
-    completions.CompletionRequest,
+    chat_completions.CompletionRequest,
     native.NativeCompletion,
     native.InfillRequest,
     native.TokenizeRequest,

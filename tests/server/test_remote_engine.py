@@ -17,8 +17,7 @@ from specllama.errors import EngineError, PromptTooLong, UsageError
 from specllama.events import Event, Finished, PrefillProgress, RoundDone, Started, Timings
 from specllama.interface import Message
 from specllama.remote.address import Address
-from specllama.remote.engine import RemoteEngine
-from specllama.remote.opening import open_remote
+from specllama.remote.engine import RemoteEngine, open_remote
 from specllama.server.guard import Access
 from specllama.settings.params import GenerateParams, SamplingParams
 

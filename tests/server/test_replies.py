@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from specllama.events import Finished, ReasoningDelta, RoundDone, TextDelta
 from specllama.server.dialect import Reply
-from specllama.server.figures import usage
 from specllama.server.ollama import OllamaDialect
+from specllama.server.usage import usage
 
 ROUND = RoundDone(
     index=0, t_s=0.0, n_past=1, source="", draft_max=0, window_reason="", drafted=(), parents=(),

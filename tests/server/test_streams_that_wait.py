@@ -14,8 +14,12 @@ import pytest
 from specllama.events import Event, Finished, PrefillProgress, Started, TextDelta
 from specllama.server import exchange
 from specllama.server.anthropic import MessagesDialect
-from specllama.server.chat_completions import ChatDialect, ChatRequest
-from specllama.server.completions import CompletionDialect, CompletionRequest
+from specllama.server.chat_completions import (
+    ChatDialect,
+    ChatRequest,
+    CompletionDialect,
+    CompletionRequest,
+)
 from specllama.server.dialect import Dialect, Job, Reply
 from specllama.server.native import NativeCompletion, NativeDialect
 from specllama.server.ollama import OllamaDialect
@@ -89,7 +93,7 @@ def streamed(
     scribe: Callable[..., Awaitable[bytes]] = write
 
     async def sent() -> list[tuple[float, bytes]]:
-        bodies = exchange._bodies(slow, dialect, slow.take(), scribe)  # type: ignore[arg-type]
+        bodies = exchange._bodies(slow, dialect, slow.take(), scribe, "/")  # type: ignore[arg-type]
         return [(slow.now, body) async for body in bodies]
 
     return asyncio.run(sent())

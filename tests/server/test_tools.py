@@ -17,6 +17,7 @@ from specllama.engine.prompting import Prompting
 from specllama.errors import UsageError
 from specllama.grammar.guide import require
 from specllama.interface import Message
+from specllama.replies.tool_calls import respelled
 from specllama.server.refusals import Refusal
 from specllama.server.tools import (
     Tool,
@@ -24,7 +25,6 @@ from specllama.server.tools import (
     ToolUse,
     bound,
     equipped,
-    respelled,
     told,
     tool_use,
 )

@@ -15,8 +15,8 @@ from servers import Serving, serving
 from specllama.events import Finished
 from specllama.remote.address import Address, events_of
 from specllama.remote.engine import RemoteEngine
-from specllama.server.figures import short
 from specllama.server.ollama import _about
+from specllama.server.usage import short
 from specllama.settings.params import GenerateParams
 
 CALLS = {

@@ -14,7 +14,7 @@ from table_model import FakeTable, FakeVocab
 
 from specllama.arrays import FloatArray
 from specllama.bench.prompts import BenchPrompt
-from specllama.remote.figures import Answered, Likely
+from specllama.remote.answers import Answered, Likely
 from specllama.settings.params import GenerateParams, SamplingParams
 
 # a law and the draft's, to the law that is drawn from

@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from thinking import TagVocab
+
 from specllama.events import (
     Chance,
     Chances,
@@ -30,7 +32,7 @@ from specllama.events import (
 )
 from specllama.interface import EngineInfo, Message, Prompt
 from specllama.replies.marks import USUAL
-from specllama.replies.thoughts import Letters, Part, Spelling, reader
+from specllama.replies.thoughts import Part, Spelling, reader
 from specllama.settings.params import GenerateParams
 from specllama.stats import SpecStats
 from specllama.verdict import TimedRound, judge
@@ -140,7 +142,7 @@ def play(
     todo, reason = _to_say(text, reason, params, cut, room=n_ctx - prompt_n)
     stats, rounds, ids = SpecStats(), list[RoundDone](), list[int]()
     clock_ms = reading.tokenize_ms + prefill_ms
-    reply = reader(Spelling(USUAL, Letters()), None)
+    reply = reader(Spelling(USUAL, TagVocab()), None)
     said = {True: "", False: ""}
 
     def tell(parts: Sequence[Part]) -> Iterator[Event]:

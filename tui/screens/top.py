@@ -7,7 +7,6 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
-from specllama.remote import gauges
 from specllama.remote.board import LEGEND, BoardLine
 from specllama.tui.lane_watch import LaneWatch
 from specllama.tui.screens.base import Page
@@ -18,7 +17,7 @@ DRAW_S = 0.25
 
 class TopScreen(Page):
     TITLE = "Lanes"
-    HELP = LEGEND + gauges.LEGEND
+    HELP = LEGEND
 
     DEFAULT_CSS = """
     #lanes { height: 1fr; padding: 0 2; }

@@ -8,11 +8,14 @@ from typing import Any
 
 from specllama.errors import UsageError
 from specllama.events import FinishReason
-from specllama.remote.figures import Counters, Drafted, Json, Likely
-from specllama.remote.wire import Look
+from specllama.remote.address import Look
+from specllama.remote.answers import Counters, Drafted, Json, Likely
 from specllama.settings.params import GenerateParams, SamplingParams
 
-LONGEST = 32768  # tokens, where an engine would end a reply early unless it is told a length
+
+def same(*names: str, **others: str) -> dict[str, str]:
+    """Return an engine's names for our fields: those that are the same there, and others."""
+    return {name: name for name in names} | others
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +97,13 @@ class Kind:
         chat, raw: where a conversation and a text are asked for; raw "" where a text is not taken.
         body: the request. read: adds one object of the answer, gives new (thought, text).
         fields: our sampling fields that it takes, with its names for them.
-        constraints: of "json_schema", "grammar", "regex", those that ``body`` can spell.
+        constraints: of "json_schema", "grammar", "regex", those that it takes, and the body fields
+            for them; a dot leads into an object, "" is what OpenAI's dialect has for it.
+        always: body fields of every request. longest: tokens that it is told to write at most,
+            where a caller sets no limit and it would end a reply early; None leaves it out.
         continues: body fields for going on with a reply; None where it cannot.
         switches: whether a request can turn its speculation on and off.
+        draft_field: the body field that names a draft model. off: body fields for no speculation.
         pieces: a stream that drafts counts its pieces as tokens, so its count is not taken.
         counters: what it counts for all clients, where it reports that.
         figures_hint: how a server is started that reports its counters.
@@ -113,9 +120,13 @@ class Kind:
     chat: str = "/v1/chat/completions"
     raw: str = "/v1/completions"
     fields: Mapping[str, str]
-    constraints: frozenset[str] = frozenset({"json_schema"})
+    constraints: Mapping[str, str] = field(default_factory=lambda: {"json_schema": ""})
+    always: Mapping[str, Any] = field(default_factory=dict)
+    longest: int | None = None
     continues: Mapping[str, Any] | None = None
     switches: bool = False
+    draft_field: str = ""
+    off: Mapping[str, Any] = field(default_factory=dict)
     pieces: bool = False
     counters: Callable[[Look], Counters | None] | None = None
     figures_hint: str = ""
@@ -165,7 +176,7 @@ class Kind:
     def check(self, asked: Question, drafts: bool | None) -> None:
         """Raise UsageError if this engine would refuse or ignore part of the request."""
         params = asked.params
-        for name in {"json_schema", "grammar", "regex"} - self.constraints:
+        for name in {"json_schema", "grammar", "regex"} - self.constraints.keys():
             if getattr(params, name) is None:
                 continue
             what = name.replace("_", " ")

@@ -1,31 +1,24 @@
-"""llama-server of llama.cpp, alone or as a router: acceptance per reply in ``timings``."""
+"""llama-server of llama.cpp, and our own server as other clients ask it.
+
+Both report acceptance per reply in ``timings``. llama-server runs alone or as a router; to our own
+``remote.engine`` speaks its own language.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
-from specllama.remote.figures import Drafted, Json, each, of, text, whole
+from specllama.remote.address import Look
+from specllama.remote.answers import Json, each, of, text, whole
 from specllama.remote.kinds import openai
-from specllama.remote.kinds.kind import Found, Heard, Kind, Question, Served
-from specllama.remote.wire import Look
+from specllama.remote.kinds.kind import Found, Heard, Kind, Question, Served, same
 
-FIELDS = {
+_FIELDS = {
     **openai.MORE_FIELDS,
-    **{
-        name: name
-        for name in (
-            "repeat_penalty",
-            "typical_p",
-            "repeat_last_n",
-            "dry_multiplier",
-            "dry_base",
-            "dry_allowed_length",
-            "dry_penalty_last_n",
-            "dry_sequence_breakers",
-            "xtc_probability",
-            "xtc_threshold",
-        )
-    },
+    **same("repeat_penalty", "typical_p", "repeat_last_n", "dry_multiplier", "dry_base"),
+    **same("dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+    **same("xtc_probability", "xtc_threshold"),
 }
 
 
@@ -51,42 +44,66 @@ def _recognise(look: Look) -> Found | None:
     return Found(build, " ".join(filter(None, told)), served)
 
 
-def body(kind: Kind, asked: Question) -> Json:
+def _body(kind: Kind, asked: Question) -> Json:
     out = openai.body(kind, asked)
-    params = asked.params
-    if params.grammar is not None:
-        out["grammar"] = params.grammar
-    if asked.messages is None and params.json_schema is not None:
+    if asked.messages is None and asked.params.json_schema is not None:
         del out["response_format"]
-        out["json_schema"] = json.loads(params.json_schema)
+        out["json_schema"] = json.loads(asked.params.json_schema)
+    if kind is SPECLLAMA and asked.speculate is not None:
+        out["specllama"] = {"proposer": asked.params.proposer if asked.speculate else "none"}
     return out
 
 
-def read(chunk: Json, heard: Heard) -> tuple[str, str]:
+def _read(chunk: Json, heard: Heard) -> tuple[str, str]:
     told = of(chunk.get("timings"))
-    n, kept = whole(told.get("draft_n")), whole(told.get("draft_n_accepted"))
-    if n is not None and kept is not None:
-        heard.draft = Drafted(n, kept)
+    openai.drafted(heard, told, "draft_n", "draft_n_accepted")
     if told:
         heard.cached_n = whole(told.get("cache_n"))
         heard.tokens = whole(told.get("predicted_n"))
     return openai.read(chunk, heard)
 
 
-counters = openai.counters_of(
+_counters = openai.counters_of(
     "llamacpp", "tokens_predicted_total", "requests_processing", "requests_deferred"
 )
 
-KIND = Kind(
+
+def _is_ours(look: Look) -> Found | None:
+    target = of(look.object("/specllama/info").get("target"))
+    if name := text(target.get("name")):
+        return Found(models=(Served(name),))
+    return Found() if _turns_away(look) else None
+
+
+def _turns_away(look: Look) -> bool:
+    """True if it is our server, but loads its model or needs a key."""
+    status, _, answer = look.get("/specllama/info")
+    try:
+        error = of(of(json.loads(answer)).get("error")) if status in (401, 503) else {}
+    except (ValueError, RecursionError):
+        return False
+    return error.get("code") in ("loading", "invalid_api_key")
+
+
+LLAMA_SERVER = Kind(
     name="llama-server",
     title="llama-server",
     recognise=_recognise,
-    body=body,
-    read=read,
-    fields=FIELDS,
-    constraints=frozenset({"json_schema", "grammar"}),
+    body=_body,
+    read=_read,
+    fields=_FIELDS,
+    constraints={"json_schema": "", "grammar": "grammar"},
     continues={},
-    counters=counters,
+    counters=_counters,
     figures_hint="start it with --metrics",
     thinks=True,
+)
+SPECLLAMA = replace(
+    LLAMA_SERVER,
+    name="specllama",
+    title="specllama",
+    recognise=_is_ours,
+    constraints={"json_schema": "", "grammar": "grammar", "regex": "structured_outputs.regex"},
+    switches=True,
+    figures_hint="",
 )

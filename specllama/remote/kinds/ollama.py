@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 
-from specllama.remote.figures import Json, each, likely_of, of, text, whole
+from specllama.remote.address import Look
+from specllama.remote.answers import Json, each, likely_of, of, text, whole
 from specllama.remote.kinds import openai
-from specllama.remote.kinds.kind import Found, Heard, Kind, Question, Served
-from specllama.remote.wire import Look
+from specllama.remote.kinds.kind import Found, Heard, Kind, Question, Served, same
 from specllama.settings.params import EFFORTS
 
-_FIELDS = {name: name for name in (
-    "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n",
-    "presence_penalty", "frequency_penalty",
-)}  # fmt: skip
+_FIELDS = {
+    **same("temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty"),
+    **same("repeat_last_n", "presence_penalty", "frequency_penalty"),
+}
 
 
 def _recognise(look: Look) -> Found | None:

@@ -42,8 +42,7 @@ from specllama.engine.prompting import Prompting
 from specllama.interface import Message
 from specllama.models.gguf import read_header
 from specllama.replies.chat import render
-from specllama.replies.marks import derive
-from specllama.replies.switches import switch
+from specllama.replies.marks import derive, switch
 
 
 @dataclass

@@ -28,7 +28,7 @@ from specllama.bench.plain_law import OwnLaw, PlainLaw, StatedLaw, copied_after,
 from specllama.bench.prompts import BenchPrompt
 from specllama.engine.engine import Engine
 from specllama.errors import EngineDied, EngineError
-from specllama.remote.figures import Answered, Likely
+from specllama.remote.answers import Answered, Likely
 from specllama.settings.params import GenerateParams
 
 PROMPTS = [BenchPrompt(str(n), "own", text=text) for n, text in enumerate(("tea", "rain", "no"))]

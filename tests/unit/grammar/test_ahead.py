@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from specllama.errors import UsageError
-from specllama.grammar.ahead import END
-from specllama.grammar.guide import Guide, Guides
+from specllama.grammar.guide import END, Guide, Guides
 from specllama.grammar.layout import Habits, JsonLayout
 from specllama.grammar.source import Kind, source_of
 

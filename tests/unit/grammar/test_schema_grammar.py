@@ -69,6 +69,30 @@ def test_what_is_refused_is_named_with_its_place(part: Any, place: str) -> None:
         schema({"type": "array", "uniqueItems": True})
 
 
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        ({**INT, "minimum": 5, "maximum": 3}, "minimum (5) is greater than maximum (3) (at {}.min"),
+        ({"type": "string", "minLength": 5, "maxLength": 2}, "(at {}.minLength)"),
+        ({"type": "string", "pattern": "^a$", "minLength": 3}, "(at {}.pattern)"),
+        ({"allOf": [{"type": "string"}, INT]}, "incompatible types (at {})"),
+        ({"anyOf": [{**INT, "minimum": 5, "maximum": 3}]}, "(at {}.anyOf[0].minimum)"),
+        ({"$ref": "#/$defs/none"}, "minItems (3) is greater than maxItems (1) (at $defs.none."),
+    ],
+)
+@pytest.mark.parametrize("place", ["properties.a.properties.b", "items.properties.a"])
+def test_a_part_without_a_value_is_named_with_its_place(part: Any, says: str, place: str) -> None:
+    of = part
+    for step in reversed(place.replace("properties.", "").split(".")):
+        if step == "items":
+            of = {"type": "array", "items": of, "minItems": 1}
+        else:
+            of = {"type": "object", "properties": {"z": part, step: of}, "required": [step]}
+    of["$defs"] = {"none": {"type": "array", "minItems": 3, "maxItems": 1}}
+    with pytest.raises(UsageError, match=re.escape(says.format(place))):
+        schema(of)
+
+
 def test_an_integer_ends() -> None:
     for of in (INT, {"type": ["integer", "null"]}, {**INT, "multipleOf": 5}, {**INT, "minimum": 0}):
         g = schema(of)

@@ -8,18 +8,18 @@ import pytest
 from other_engines import running, script
 
 from specllama.errors import EngineError
-from specllama.remote import gauges
+from specllama.remote import board
 from specllama.remote.address import Address
-from specllama.remote.figures import Counters
-from specllama.remote.gauges import Gauges, event_of
-from specllama.remote.opening import watched
+from specllama.remote.answers import Counters
+from specllama.remote.board import Gauges, event_of
+from specllama.remote.engine import watched
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second goes by with every look."""
     seconds = itertools.count(100.0)
-    monkeypatch.setattr(gauges, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(board, "monotonic", lambda: next(seconds))
 
 
 def lines(watch: Gauges, width: int = 80) -> list[str]:

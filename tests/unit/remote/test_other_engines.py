@@ -19,10 +19,9 @@ from specllama.errors import EngineDied, EngineError, PromptTooLong, SpecllamaEr
 from specllama.events import Event, Finished, Notice, Started, event_from_dict
 from specllama.interface import Message
 from specllama.remote.address import Address
-from specllama.remote.figures import Counters
+from specllama.remote.answers import Counters
+from specllama.remote.engine import KINDS, open_remote
 from specllama.remote.foreign import ForeignEngine
-from specllama.remote.known import KINDS
-from specllama.remote.opening import open_remote
 from specllama.replies.figures import ReplyFigures
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.told import Told

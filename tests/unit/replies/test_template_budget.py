@@ -136,7 +136,7 @@ def test_no_operation_builds_more_than_its_share(template: str) -> None:
     ],
 )
 def test_every_operation_looks_at_the_clock(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specllama.replies.template_budget.MAX_SECONDS", 0.2)
+    monkeypatch.setattr("specllama.replies.template.MAX_SECONDS", 0.2)
     assert "too" in refused(template)
 
 
@@ -244,7 +244,7 @@ def _program(rng: random.Random) -> str:
 
 def test_random_programs_stay_within_their_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them: SPECLLAMA_FUZZ_TEMPLATES=10000."""
-    monkeypatch.setattr("specllama.replies.template_budget.MAX_SECONDS", 0.2)
+    monkeypatch.setattr("specllama.replies.template.MAX_SECONDS", 0.2)
     for seed in range(PROGRAMS):
         template = _program(random.Random(seed))
         assert peak_bytes(template) < PEAK_BYTES, (seed, template)

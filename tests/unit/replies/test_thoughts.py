@@ -22,9 +22,8 @@ from specllama.errors import UsageError
 from specllama.events import Event, Finished, ReasoningDelta, RoundDone, TextDelta
 from specllama.interface import Message
 from specllama.replies.chat import render
-from specllama.replies.marks import USUAL, derive
-from specllama.replies.switches import switch
-from specllama.replies.thoughts import Letters, Messages, Spelling, reader
+from specllama.replies.marks import USUAL, derive, switch
+from specllama.replies.thoughts import Messages, Spelling, reader
 from specllama.settings.params import GenerateParams, SamplingParams, template_arguments
 from specllama.speculative.drafting.draft_model import ChainDrafter
 
@@ -189,7 +188,7 @@ UNITS = st.lists(st.sampled_from(["<think>", "</think>", "<", "think", ">", "\n"
 def test_pieces_change_nothing_and_nothing_is_lost(
     words: list[str], rng: random.Random, state: bool | None
 ) -> None:
-    for vocab in (TagVocab(["<think>", "</think>"], control=False), Letters()):
+    for vocab in (TagVocab(["<think>", "</think>"], control=False), TagVocab()):
         spelling = Spelling(USUAL, vocab)
         text = "".join(words)
         ids = vocab.tokenize(text, add_special=False, parse_special=True)

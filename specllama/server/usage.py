@@ -100,6 +100,11 @@ def metrics(replies: Sequence[Reply]) -> dict[str, Any]:
     }
 
 
+def costs(replies: Sequence[Reply]) -> dict[str, Any]:
+    """Return both, as every family's answer ends with them."""
+    return {"timings": timings(replies), "metrics": metrics(replies)}
+
+
 def expected_of(replies: Sequence[Reply]) -> tuple[int, int]:
     """Count the tokens proposed from ``prediction``: accepted ones, and rejected ones."""
     accepted = rejected = 0
@@ -140,19 +145,9 @@ def usage_so_far(reply: Reply) -> dict[str, Any]:
     }
 
 
-_REASONS = {
-    "stop_token": "stop",
-    "stop_string": "stop",
-    "length": "length",
-    "context": "length",
-    "cancelled": "stop",
-    "error": "stop",
-}
-
-
 def finish_reason(reply: Reply) -> str:
     """Return OpenAI's word for the end; a reply that was cut is "length" even if it has calls."""
-    reason = "stop" if reply.finished is None else _REASONS[reply.finished.reason]
+    reason = reply.ending.openai
     return "tool_calls" if reply.calls and reason != "length" else reason
 
 

@@ -1,8 +1,12 @@
-"""Calls of tools in the text of a model: one lenient reader, whatever family wrote them.
+"""Calls of tools in texts: how each family writes them, how they are written and read here.
 
-What stands around a call (fences, marks of any family, a second pair of braces, a list, the
-wrappers of APIs) is taken off. What is left must be pieces that each name an offered tool, with
-arguments that fit its schema. Slips that leave one meaning are read; nothing is guessed.
+``SYNTAXES`` has a row for each syntax. Calls and results of earlier turns stand in a conversation
+as text, in the way of Hermes and Qwen or, where its row says so, in the model's own.
+
+Replies are read by one lenient reader, whatever family wrote them. What stands around a call
+(fences, marks of any family, a second pair of braces, a list, the wrappers of APIs) is taken off.
+What is left must be pieces that each name an offered tool, with arguments that fit its schema.
+Slips that leave one meaning are read; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -10,15 +14,128 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, NoReturn
 
-from specllama.grammar.fitting import fits
+import msgspec
 
-CLOSING = "</tool_call>"
+from specllama.grammar.fitting import fits
+from specllama.interface import Message, ToolSyntax
+
+OPENING, CLOSING, RESPONSE = "<tool_call>", "</tool_call>", "<tool_response>"
+
+
+@dataclass(frozen=True, slots=True)
+class Syntax:
+    """One family's way of writing calls.
+
+    Attributes:
+        looks: what its template tells the model of calls, or writes of earlier ones.
+        spell: the beginning of a call, each of its values, its end; () where calls of earlier
+            turns are written as Hermes does.
+        leads: what stands in front of a name. joins: what stands between it and its arguments.
+    """
+
+    looks: str
+    spell: tuple[str, ...] = ()
+    leads: tuple[str, ...] = ()
+    joins: tuple[str, ...] = ()
+
+
+# the first whose looks are found is the template's
+SYNTAXES: Mapping[ToolSyntax, Syntax] = {
+    "xml": Syntax(
+        r"<tool_call>\s*<function=",
+        ("<tool_call>\n<function={}>\n", "<parameter={}>\n{}\n</parameter>\n",
+         "</function>\n</tool_call>"),
+    ),
+    "glm": Syntax(
+        r"<arg_key>",
+        ("<tool_call>{}\n", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
+         "</tool_call>"),
+    ),
+    "minimax": Syntax(
+        r"<invoke name=",
+        ('<minimax:tool_call>\n<invoke name="{}">\n', '<parameter name="{}">{}</parameter>\n',
+         "</invoke>\n</minimax:tool_call>"),
+        joins=('">',),
+    ),
+    "kimi": Syntax(
+        r"<\|tool_call_argument_begin\|>",
+        leads=("functions.",),
+        joins=("<|tool_call_argument_begin|>",),
+    ),
+    "deepseek": Syntax(
+        r"<｜tool▁call▁begin｜>",
+        leads=("function<｜tool▁sep｜>",),
+        joins=("<｜tool▁sep｜>", "```"),
+    ),
+    "gemma": Syntax(r"<\|tool_call>call:", leads=("call:",)),
+    "mistral": Syntax(r"\[TOOL_CALLS\]", joins=("[CALL_ID]", "[ARGS]")),
+    "granite": Syntax(r"<\|tool_call\|>"),
+    "json": Syntax(r"<tool_call>(?:\s|\\n)*\{+\s*\\?[\"']name"),
+    "llama": Syntax(r"\{\"name\": function name, \"parameters\""),
+}  # fmt: skip
+
+
+def syntax_of(shown: str) -> ToolSyntax:
+    """Return the syntax that a template shows; "" if it is none of ours."""
+    return next((name for name, one in SYNTAXES.items() if re.search(one.looks, shown)), "")
+
+
+# ---- as earlier turns are written
+
+_EARLIER = re.compile(  # a call of an earlier turn; none is looked for behind another opening
+    rf"{OPENING}\n((?:(?!{OPENING}\n).)*?)\n{CLOSING}", re.DOTALL
+)
+
+
+def call_text(calls: Sequence[Call]) -> str:
+    """Write calls of an earlier turn as models do."""
+    return "\n".join(
+        f'{OPENING}\n{{"name": "{call.name}", "arguments": {_spaced(call.arguments)}}}\n{CLOSING}'
+        for call in calls
+    )
+
+
+def _spaced(arguments: str) -> str:
+    """Put blanks where models do; clients leave them out, and the cache would end there."""
+    with suppress(msgspec.DecodeError, RecursionError):
+        return msgspec.json.format(arguments, indent=0)
+    return arguments or "{}"
+
+
+def result_text(content: str) -> str:
+    return f"{RESPONSE}\n{content}\n</tool_response>"
+
+
+def respelled(message: Message, syntax: ToolSyntax) -> Message:
+    """Write a message's calls in the model's own syntax, if text can hold that."""
+    spell = SYNTAXES[syntax].spell if syntax in SYNTAXES else ()
+    if message.role != "assistant" or not spell:
+        return message
+    begin, value, end = spell
+
+    def respell(found: re.Match[str]) -> str:
+        try:
+            call = msgspec.json.decode(found[1])
+            texts = {
+                key: one if isinstance(one, str) else msgspec.json.encode(one).decode()
+                for key, one in call["arguments"].items()
+            }
+            values = [value.format(*one) for one in texts.items()]
+            return "".join((begin.format(call["name"]), *values, end))
+        except (msgspec.DecodeError, KeyError, TypeError, AttributeError, RecursionError):
+            return found[0]
+
+    return replace(message, content=_EARLIER.sub(respell, message.content))
+
+
+# ---- as replies are read
+
 _WORDS = """tool tools tool_call tool_calls toolcall toolcalls tool_use tool_code function functions
     function_call function_calls functioncall call calls python_tag action plugin invoke
     minimax:tool_call tool_calls_section tool_request"""
@@ -41,12 +158,12 @@ _SPACE, _BLANK, _GAP, _NOTES, _STRAY = map(re.compile, (
 # what stands in front of a name, and between it and its arguments
 _TAGGED = ("function", "invoke", "tool", "tool_call", "function_call")
 _TAG_LEADS = tuple(f"<{word}{sign}" for word in _TAGGED for sign in ("=", ' name="'))
-_LEADS = (*_TAG_LEADS, "call:", "function<｜tool▁sep｜>", "functions.")
+_LEADS = (*_TAG_LEADS, *(lead for syntax in SYNTAXES.values() for lead in syntax.leads))
 _LEAD = re.compile("|".join(map(re.escape, _LEADS)))
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]*")
 _ROOTS = re.compile(r"\A(?:functions|default_api)\.")
 _ONE_OBJECT = re.compile(r"\(\s*(?=\{)")  # arguments in parentheses
-_JOINS = ("[CALL_ID]", "[ARGS]", "<|tool_call_argument_begin|>", "<｜tool▁sep｜>", "```", '">')
+_JOINS = tuple(join for syntax in SYNTAXES.values() for join in syntax.joins)
 _JOIN = re.compile(rf"(?:\[CALL_ID\]\w*|```\w*|\s|>|{'|'.join(map(re.escape, _JOINS))})*")
 _TAG = re.compile(
     r"\s*(?:<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>"
