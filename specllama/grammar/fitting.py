@@ -18,6 +18,7 @@ from specllama.grammar.guide import matches
 from specllama.grammar.source import as_list, at
 
 _MOST = 100_000  # schemas that are looked into for one value
+_PATTERN = 5000  # of these that a pattern or a format takes as long as, beside a character's one
 
 
 def _is_number(value: Any) -> bool:
@@ -34,6 +35,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "integer": lambda value: _is_number(value) and value % 1 == 0,
 }
 _SIZED = {"Length": "string", "Items": "array", "Properties": "object", "imum": "number"}
+_WORDS = {"pattern", "format"}
 _SIDES: dict[str, Callable[[Any, Any], bool]] = {
     "min": operator.ge,
     "max": operator.le,
@@ -55,6 +57,8 @@ def fits(value: Any, schema: Any, root: Any = None) -> bool:
         left -= 1
         if not isinstance(schema, dict) or left < 0:
             return schema is not False
+        if isinstance(value, str) and not _WORDS.isdisjoint(schema):
+            left -= _PATTERN + len(value)
         known, others = schema.get("properties"), schema.get("additionalProperties")
         known = known if isinstance(known, dict) else {}
         others = None if "patternProperties" in schema else others
@@ -91,11 +95,11 @@ def _fits_alone(value: Any, schema: dict[str, Any]) -> bool:
         if applies and not holds(value if kind == "number" else len(value), limit):
             return False
     step: Any = schema.get("multipleOf")
-    if _is_number(value) and _is_number(step) and step > 0 and math.isfinite(value):
+    if _is_number(value) and _is_number(step) and step > 0 and abs(value) < math.inf:
         return Fraction(str(value)) % Fraction(str(step)) == 0
     if isinstance(value, str):
-        return all(matches(key, schema[key], value) for key in ("pattern", "format")
-                   if isinstance(schema.get(key), str))  # fmt: skip
+        words = {key: schema[key] for key in _WORDS if isinstance(schema.get(key), str)}
+        return all(matches(key, word, value) for key, word in words.items())
     if isinstance(value, list) and schema.get("uniqueItems") is True:
         return len({json.dumps(one, sort_keys=True) for one in value}) == len(value)
     return not isinstance(value, dict) or all(

@@ -84,4 +84,8 @@ def test_no_schema_keeps_it_busy() -> None:
     begin = time.process_time()
     assert fits(1, deep)
     assert not fits("a" * 20_000 + "!", {"pattern": "^(a+)+$"})
+    many = {"allOf": [{"pattern": f"^(x{i}|a|aa)*$"} for i in range(1000)]}
+    assert not fits("a" * 1000 + "!", many)
+    assert fits("a" * 1000, many)
+    assert fits(10**400, {"multipleOf": 10})
     assert time.process_time() - begin < 5
