@@ -48,7 +48,7 @@ class ContentBlock(msgspec.Struct):
 class AnthropicTool(msgspec.Struct):
     """A tool of the client; others, which Anthropic runs or knows, are left out."""
 
-    name: str = ""
+    name: str | None = None
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
@@ -170,7 +170,7 @@ def parse(body: MessagesRequest, base: GenerateParams) -> Job:
 def tools_of(body: MessagesRequest) -> ToolUse | None:
     """Read the tools; raise Refusal if a name is wrong or the chosen tool is missing."""
     tools = [
-        Tool(spec.name, spec.description or "", spec.input_schema or {"type": "object"},
+        Tool(spec.name or "", spec.description or "", spec.input_schema or {"type": "object"},
              f"tools[{i}]")
         for i, spec in enumerate(body.tools or ())
         if spec.type in (None, "custom")
