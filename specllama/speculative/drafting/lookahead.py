@@ -61,7 +61,7 @@ class LookaheadDrafter(Drafter):
         yield from ()
         request = self._request
         self._columns = []
-        if request is None or room.n <= 0 or request.leaves < 3:
+        if request is None or request.leaves < 3:
             return EMPTY_DRAFT
         rows = min(request.pass_rows - 1, request.n_ctx - len(tokens))
         rows = min(room.judge.read("", rows), rows)

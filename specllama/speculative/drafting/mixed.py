@@ -13,16 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.speculative.drafting.drafter import Copier, Drafter, Request
+from specllama.speculative.drafting.drafter import Copier, Drafter, Joined
 from specllama.speculative.drafting.method import Kit, Method, always, find, methods
 from specllama.speculative.effects import Steps
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room
 
 CALM = 3  # tokens of a match that is taken where no window weighs it against the paying source
 
 
-class MixedDrafter(Drafter):
+class MixedDrafter(Joined):
     """A drafter that uses whichever of its sources promises most.
 
     Args:
@@ -34,7 +34,7 @@ class MixedDrafter(Drafter):
     def __init__(self, sources: Sequence[Drafter]) -> None:
         if not sources:
             raise ValueError("a mixed drafter needs at least one source")
-        self._sources = tuple(sources)
+        super().__init__(sources)
         self._said = False
         self._copiers = [source for source in sources if isinstance(source, Copier)]
         self._paid = [source for source in sources if not isinstance(source, Copier)]
@@ -43,11 +43,6 @@ class MixedDrafter(Drafter):
             raise ValueError(f"one pass cannot give {' and '.join(sorted(map(str, needs)))}")
         self.needs = needs.pop() if needs else "nothing"
         self.paid = self._paid[0].name if self._paid else ""
-        self.lanes = tuple(lane for source in sources for lane in source.lanes)
-
-    @property
-    def sources(self) -> tuple[Drafter, ...]:
-        return self._sources
 
     def describe(self) -> str:
         """Describe the sources in words."""
@@ -60,11 +55,6 @@ class MixedDrafter(Drafter):
         said = self._said or not self.paid or self.paid == "draft"
         self._said = True
         return "" if said else f"drafting from {self.describe()}"
-
-    def start(self, request: Request) -> None:
-        super().start(request)
-        for source in self._sources:
-            source.start(request)
 
     def reusable(self, tokens: Sequence[int], cached: int) -> int:
         return min((s.reusable(tokens, cached) for s in self._paid), default=cached)
@@ -97,18 +87,6 @@ class MixedDrafter(Drafter):
                     guesses.append(guess)
                     owners.append(source)
         return guesses, owners
-
-    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
-        for source in self._sources:
-            source.commit(tokens, draft, verdict)
-
-    def forget(self) -> None:
-        for source in self._sources:
-            source.forget()
-
-    def close(self) -> None:
-        for source in self._sources:
-            source.close()
 
 
 def _open(kit: Kit) -> Drafter:

@@ -11,7 +11,7 @@ from specllama.speculative.drafting.copying import TextFollower
 from specllama.speculative.drafting.drafter import Copier, Request
 from specllama.speculative.drafting.method import Method, always
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
+from specllama.speculative.types import Draft, Guess, Room, Verdict
 
 LONG_MATCH = 32  # beyond this a longer match says nothing more
 
@@ -45,8 +45,6 @@ class NgramDrafter(Copier):
     def guesses(self, tokens: Sequence[int], chain: SamplerChain, most: int) -> list[Guess]:
         """Return the continuation of the best match, up to the end of a turn; [] without one."""
         self._last_size = 0
-        if most <= 0:
-            return []
         at, size, agreement = self.lookup(tokens)
         if size == 0:
             return []
@@ -56,14 +54,10 @@ class NgramDrafter(Copier):
         if stop is not None:
             copied = copied[: stop + 1]
         self._found_size = size
-        endings = self.request.endings(tokens[-1], copied)
         shares = self._reader.habits.likely(copied)
-        return [Guess(self.name, tuple(copied), agreement, shares, endings)]
+        return [Guess(self.name, tuple(copied), agreement, shares)]
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
-        """Return the first ``length`` tokens of this round's guess as a draft."""
-        if length <= 0:
-            return EMPTY_DRAFT
         self._last_size = self._found_size
         hits, tries = self._hits[self._last_size]
         score = (hits + 1.0) / (tries + 2.0)

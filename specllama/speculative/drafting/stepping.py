@@ -25,10 +25,12 @@ class Stepping(Drafter):
     Attributes:
         siblings: most children that one reading gives where a tree is grown (``draft_tree``).
         floor: path probability below which a node of it is not worth a row of the target.
+        samples: it draws by its law; else it guesses the likeliest tokens, under every rule.
     """
 
     siblings = 3
     floor = 0.02
+    samples = True
 
     @property
     def width(self) -> int:
@@ -79,8 +81,6 @@ class Stepping(Drafter):
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         request = self.request
-        if room.n <= 0:
-            return EMPTY_DRAFT
         row, fits = yield from self.begin(tokens, room)
         if row is None or fits <= 0:
             return EMPTY_DRAFT

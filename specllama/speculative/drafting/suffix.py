@@ -142,8 +142,6 @@ class SuffixDrafter(Copier):
         """
         self._used = None
         self._states.clear()
-        if most <= 0:
-            return []
         self._follow(tokens)
         here, gone = self._reader.matches, self._past
         text: Sequence[int] = self._library.text
@@ -184,17 +182,13 @@ class SuffixDrafter(Copier):
         copied = state.path(most, self.request.is_eog)
         if not copied:
             return None
-        endings = self.request.endings(self._text[-1], copied)
-        likely = self._reader.habits.likely(copied)
-        return Guess(source, tuple(copied), length, likely, endings)
+        return Guess(source, tuple(copied), length, self._reader.habits.likely(copied))
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
         """Return the first ``length`` tokens of one of this round's guesses, with alternatives.
 
         Without a window to weigh them the other ways are left out.
         """
-        if length == 0:
-            return EMPTY_DRAFT
         alone = Room(length, _CopyAlone())
         return self._grow(guess, length, room if room.judge.weighs else alone)[0]
 

@@ -228,7 +228,7 @@ class RetokenizingDrafter(ChainDrafter):
         return self._draft.is_eog(token) or not self._draft.piece(token)
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
-        if room.n <= 0 or not self._follow(tokens) or not self._ids:
+        if not self._follow(tokens) or not self._ids:
             return EMPTY_DRAFT
         guess = yield from super().draft(self._ids, self._greedy, room)
         written = b"".join(map(self._draft.piece, guess.tokens))

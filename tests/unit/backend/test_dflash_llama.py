@@ -38,8 +38,7 @@ from specllama.models import tensors
 from specllama.models.dflash_file import read_facts
 from specllama.models.gguf import read_header
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.speculative.drafting.blocks import Block, Filled, Markov, Places
-from specllama.speculative.drafting.dflash import DflashDrafter
+from specllama.speculative.drafting.dflash import Block, DflashDrafter, Filled, Markov, Places
 
 KINDS: dict[str, dict[str, Any]] = {
     "borrows": {},

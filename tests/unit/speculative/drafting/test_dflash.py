@@ -15,8 +15,7 @@ from table_model import FakeTable
 from toys import FULL, LAYERS, Setup, V, is_eog
 from windows import Answers, Pair, booking
 
-from specllama.speculative.drafting.blocks import Block, Filled
-from specllama.speculative.drafting.dflash import DflashDrafter
+from specllama.speculative.drafting.dflash import Block, DflashDrafter, Filled
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.effects import run_alone
 from specllama.speculative.rules import RandomCoins, rule_of
