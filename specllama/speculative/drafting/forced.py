@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.speculative.drafting.drafter import Copier, Request, written
-from specllama.speculative.drafting.method import Method, always
+from specllama.speculative.drafting.method import Method
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Guess, Room, Verdict
 
@@ -77,8 +77,6 @@ METHOD = Method(
     letter="g",
     blurb="Writes what a JSON schema, a grammar or a tool leaves no choice about. "
     "Free; silent where nothing constrains the reply.",
-    cost="free",
-    why_not=always,
     open=lambda kit: ForcedDrafter(),
     auto=True,
 )

@@ -184,7 +184,6 @@ METHOD = Method(
     letter="l",
     blurb="The target guesses several tokens ahead in parallel and checks them itself. "
     "Pays on GPUs with spare compute, not on CPUs.",
-    cost="free",
     why_not=with_trees,
     open=lambda kit: LookaheadDrafter(),
     branches="must",

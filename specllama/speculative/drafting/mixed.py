@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.speculative.drafting.drafter import Copier, Drafter, Joined
-from specllama.speculative.drafting.method import Kit, Method, always, find, methods
+from specllama.speculative.drafting.method import Kit, Method, find, methods
 from specllama.speculative.effects import Steps
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room
@@ -64,7 +64,8 @@ class MixedDrafter(Joined):
             yield from source.read_prompt(tokens, n)
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
-        guesses, owners = self._guesses(tokens, chain, room)
+        owned = self._guesses(tokens, chain, room)
+        guesses = [guess for guess, _ in owned]
         which, length = room.judge.pick(guesses) if guesses else (0, 0)
         if length == 0:
             for source in self._paid:
@@ -73,20 +74,19 @@ class MixedDrafter(Joined):
                     return draft
             if guesses and self._paid:
                 which, length = room.judge.pick(guesses)
-        return owners[which].send(guesses[which], length, room) if length else EMPTY_DRAFT
+        return owned[which][1].send(guesses[which], length, room) if length else EMPTY_DRAFT
 
     def _guesses(
         self, tokens: Sequence[int], chain: SamplerChain, room: Room
-    ) -> tuple[list[Guess], list[Copier]]:
-        """Return every different guess, and the source of each."""
-        guesses: list[Guess] = []
-        owners: list[Copier] = []
-        for source in self._copiers:
-            for guess in source.guesses(tokens, chain, room.n):
-                if room.judge.weighs or guess.match_length >= CALM or not self._paid:
-                    guesses.append(guess)
-                    owners.append(source)
-        return guesses, owners
+    ) -> list[tuple[Guess, Copier]]:
+        """Return every guess, and its source."""
+        least = 0 if room.judge.weighs or not self._paid else CALM
+        return [
+            (guess, source)
+            for source in self._copiers
+            for guess in source.guesses(tokens, chain, room.n)
+            if guess.match_length >= least
+        ]
 
 
 def _open(kit: Kit) -> Drafter:
@@ -105,6 +105,5 @@ METHOD = Method(
     blurb="Forced text, suffix and n-gram copies compete with the draft model (or a head of the "
     "target). Each round uses the one that should save the most time.",
     cost="of its sources",
-    why_not=always,
     open=_open,
 )

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from specllama.history import History
 from specllama.speculative.drafting.drafter import Copier, Request, written
-from specllama.speculative.drafting.method import Method, always
+from specllama.speculative.drafting.method import Method
 from specllama.speculative.matches import Matches
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Guess, Verdict
@@ -109,8 +109,6 @@ METHOD = Method(
     letter="p",
     blurb="Copies what the caller expects the reply to be, such as the old text of an edited file; "
     "free, and found again after each difference.",
-    cost="free",
-    why_not=always,
     open=lambda kit: PredictionDrafter(),
     auto=True,
 )

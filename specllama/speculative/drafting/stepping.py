@@ -16,7 +16,7 @@ from specllama.speculative.noise import draw
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.selection import confidence
 from specllama.speculative.tree import Path
-from specllama.speculative.types import EMPTY_DRAFT, Draft, DraftJudge, Law, Room
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
 
 
 class Stepping(Drafter):
@@ -26,11 +26,13 @@ class Stepping(Drafter):
         siblings: most children that one reading gives where a tree is grown (``draft_tree``).
         floor: path probability below which a node of it is not worth a row of the target.
         samples: it draws by its law; else it guesses the likeliest tokens, under every rule.
+        foreign: its tokens are not the target's, so the window cannot tell what becomes of them.
     """
 
     siblings = 3
     floor = 0.02
     samples = True
+    foreign = False
 
     @property
     def width(self) -> int:
@@ -69,16 +71,6 @@ class Stepping(Drafter):
         right."""
         return confidence(row)
 
-    def takes(
-        self,
-        judge: DraftJudge,
-        score: float,
-        lead: float | None = None,
-        token: int | None = None,
-    ) -> bool:
-        """True if the best token of a row may join, see ``DraftJudge.take``."""
-        return judge.take(score, lead, token)
-
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         request = self.request
         row, fits = yield from self.begin(tokens, room)
@@ -101,7 +93,7 @@ class Stepping(Drafter):
             # judged on the law alone, before the token is drawn: allowed under every rule
             if not score >= request.p_min:
                 break
-            if not drawn and not self.takes(room.judge, score):
+            if not drawn and not room.judge.take(score, None, None):
                 break
             try:
                 law = ahead.law(row)
@@ -110,7 +102,8 @@ class Stepping(Drafter):
             if drawn:
                 token, lead = draw(law, request.seed, ahead.position)
                 # with common noise a draft may be left out for what it is: the target draws its own
-                if not self.takes(room.judge, score, min(lead, ahead.gap), token):
+                seen = (None, None) if self.foreign else (min(lead, ahead.gap), token)
+                if not room.judge.take(score, *seen):
                     break
             else:
                 token = request.coins.pick(law.ids, law.probs)

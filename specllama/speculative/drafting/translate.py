@@ -28,7 +28,7 @@ from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.effects import LaneView, Steps
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import EMPTY_DRAFT, Draft, DraftJudge, Room
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Room
 
 SHARED_MIN = 0.9  # of the draft's tokens, for the first way
 _LOOK_BACK = 32  # bytes before the end that are cut into draft tokens again
@@ -207,6 +207,8 @@ class RetokenizingDrafter(ChainDrafter):
         lane: the draft model's, in its own tokens.
     """
 
+    foreign = True
+
     def __init__(self, lane: LaneView, target: Vocab, draft: Vocab, tokens: TokenMap) -> None:
         super().__init__(lane, n_vocab=draft.n_tokens)
         self._target = target
@@ -235,15 +237,6 @@ class RetokenizingDrafter(ChainDrafter):
         cut = self._cut(tokens, written)[: room.n]
         scores = [guess.confidence[min(i, len(guess) - 1)] for i in range(len(cut))]
         return Draft.chain(cut, self.name, confidence=scores)
-
-    def takes(
-        self,
-        judge: DraftJudge,
-        score: float,
-        lead: float | None = None,
-        token: int | None = None,
-    ) -> bool:
-        return judge.take(score, None, None)  # it knows the target's tokens only
 
     def _follow(self, tokens: Sequence[int]) -> bool:
         """Update the text in draft tokens; return False if it cannot be written now."""
