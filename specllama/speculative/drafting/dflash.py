@@ -45,13 +45,15 @@ class Markov(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """A drafter's output for n consecutive places, all at once; views.
+@dataclass
+class Block:
+    """A block of guesses for n consecutive places.
 
     Attributes:
-        rows: logits [n, n_vocab].
-        sure: how likely the guess for each is right [n]; None of one that was not trained to say.
+        rows: logits [n, n_vocab] of a drafter's output; views.
+        n_vocab: of the target.
+        markov: of a DSpark.
+        told: how likely the guess for each is right [n]; None of one that was not trained to say.
         candidates: the k tokens [n, k] that alone may stand there, where it says how they follow
             each other; ``rows`` is empty then.
         scores: of candidate j after candidate i of the place before, [n, i, j].
@@ -59,11 +61,58 @@ class Filled:
     """
 
     rows: Rows
-    sure: Row | None = None
+    n_vocab: int
+    markov: Markov | None = None
+    told: Row | None = None
     candidates: IntArray | None = None
     scores: Rows | None = None
     scale: float = 1.0
     cap: float = 0.0
+
+    def row(self, before: Sequence[int]) -> Row:
+        """Return the logits [n_vocab] of the place after these guesses."""
+        place = len(before)
+        if self.candidates is not None and self.scores is not None:
+            # the first place is the same after all
+            behind = int(np.argmax(self.candidates[place - 1] == before[-1])) if place else 0
+            chosen: Row = np.full(self.n_vocab, -np.inf, np.float32)
+            chosen[self.candidates[place]] = self.scores[place, behind]
+            return chosen
+        row: Row = self.rows[place, : self.n_vocab]
+        if self.scale != 1.0:
+            row = row * np.float32(self.scale)
+        if self.cap:
+            row = np.where(row > -np.inf, np.tanh(row / self.cap) * self.cap, row)
+        if self.markov is None or self._follows(before):
+            return row
+        moved: Row = row.copy()
+        peaks = Peaks(row)
+        least = max(peaks.bar(_MOVED), float(np.finfo(np.float32).min))
+        ids: IntArray = peaks.reaching(least).astype(np.int32)
+        bias, instead = self.markov.bias, self._likeliest[place - 1]
+        moved[ids] += bias(ids, before[-1])
+        moved[ids] -= bias(ids, instead)
+        return moved
+
+    def sure(self, before: Sequence[int]) -> float | None:
+        """Return the probability that the guess for that place is right; None if untrained for
+        that."""
+        if self.told is None:
+            return None
+        likely, markov = float(self.told[len(before)]), self.markov
+        if markov is None or self._follows(before):
+            return likely
+        more = markov.trust(before[-1]) - markov.trust(self._likeliest[len(before) - 1])
+        odds = math.exp(min(more, 50.0)) * likely / max(1.0 - likely, 1e-9)
+        return odds / (1.0 + odds)
+
+    def _follows(self, before: Sequence[int]) -> bool:
+        """True if the computed rows belong after these guesses."""
+        return not before or before[-1] == self._likeliest[len(before) - 1]
+
+    @cached_property
+    def _likeliest(self) -> list[int]:
+        return [int(token) for token in self.rows.argmax(axis=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +126,7 @@ class Places:
             stands in their own places.
         candidates: tokens among which each place chooses; 0 where rows say it.
         confident: it says how sure its guesses are.
-        scale, cap: see ``Filled``.
+        scale, cap: see ``Block``.
     """
 
     guesses: int
@@ -92,74 +141,16 @@ class Places:
         """Return the tokens that a pass reads to guess ``n`` places after ``token``."""
         return [token] + [self.mask] * (n - self.anchored)
 
-    def filled(self, out: Out) -> Filled:
+    def block(self, out: Out, n_vocab: int, markov: Markov | None) -> Block:
         """Return the output of such a pass by place."""
         k, first = self.candidates, 0 if self.anchored else 1
         beside = out.states[first:]
         if k:  # tokens, which are exact as floats, and how each follows each
             scores = beside[:, k : k + k * k].reshape(-1, k, k)
-            return Filled(beside[:0], None, beside[:, :k].astype(np.int32), scores)
+            best = beside[:, :k].astype(np.int32)
+            return Block(beside[:0], n_vocab, markov, candidates=best, scores=scores)
         sure = beside[:, 0] if self.confident else None
-        return Filled(out.rows[first:], sure, scale=self.scale, cap=self.cap)
-
-
-class Block:
-    """A block of guesses.
-
-    Args:
-        filled: what the drafter says. n_vocab: of the target.
-        markov: of a DSpark.
-    """
-
-    def __init__(self, filled: Filled, n_vocab: int, markov: Markov | None = None) -> None:
-        self._filled = filled
-        self._n_vocab = n_vocab
-        self._markov = markov
-
-    def row(self, before: Sequence[int]) -> Row:
-        """Return the logits [n_vocab] of the place after these guesses."""
-        filled, place = self._filled, len(before)
-        if filled.candidates is not None and filled.scores is not None:
-            # the first place is the same after all
-            behind = int(np.argmax(filled.candidates[place - 1] == before[-1])) if place else 0
-            chosen: Row = np.full(self._n_vocab, -np.inf, np.float32)
-            chosen[filled.candidates[place]] = filled.scores[place, behind]
-            return chosen
-        row: Row = filled.rows[place, : self._n_vocab]
-        if filled.scale != 1.0:
-            row = row * np.float32(filled.scale)
-        if filled.cap:
-            row = np.where(row > -np.inf, np.tanh(row / filled.cap) * filled.cap, row)
-        if self._markov is None or self._follows(before):
-            return row
-        moved: Row = row.copy()
-        peaks = Peaks(row)
-        least = max(peaks.bar(_MOVED), float(np.finfo(np.float32).min))
-        ids: IntArray = peaks.reaching(least).astype(np.int32)
-        bias, instead = self._markov.bias, self._likeliest[place - 1]
-        moved[ids] += bias(ids, before[-1])
-        moved[ids] -= bias(ids, instead)
-        return moved
-
-    def sure(self, before: Sequence[int]) -> float | None:
-        """Return the probability that the guess for that place is right; None if untrained for
-        that."""
-        if self._filled.sure is None:
-            return None
-        likely, markov = float(self._filled.sure[len(before)]), self._markov
-        if markov is None or self._follows(before):
-            return likely
-        more = markov.trust(before[-1]) - markov.trust(self._likeliest[len(before) - 1])
-        odds = math.exp(min(more, 50.0)) * likely / max(1.0 - likely, 1e-9)
-        return odds / (1.0 + odds)
-
-    def _follows(self, before: Sequence[int]) -> bool:
-        """True if the computed rows belong after these guesses."""
-        return not before or before[-1] == self._likeliest[len(before) - 1]
-
-    @cached_property
-    def _likeliest(self) -> list[int]:
-        return [int(token) for token in self._filled.rows.argmax(axis=1)]
+        return Block(out.rows[first:], n_vocab, markov, sure, scale=self.scale, cap=self.cap)
 
 
 class DflashDrafter(HeadDrafter):
@@ -207,7 +198,7 @@ class DflashDrafter(HeadDrafter):
         block = self._places.tokens(tokens[-1], n)
         out: Out = yield Pass(self._lane, block, "all", range(-1, len(block) - 1))
         yield Keep(self._lane)
-        self._block = Block(self._places.filled(out), self._n_vocab, self._markov)
+        self._block = self._places.block(out, self._n_vocab, self._markov)
         return self._block.row(()), n
 
     def after(self, paths: Sequence[Path]) -> Steps[Sequence[Row]]:
