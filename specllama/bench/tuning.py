@@ -293,7 +293,9 @@ def window_speed(
     check: Comparison | None, temperature: float, slice: str | None = None
 ) -> float | None:
     """Return the speed of the adaptive window over plain decoding, if that was checked."""
-    return check and check.summary(WINDOW, "", temperature=temperature, slice=slice).ratio
+    if check is None:
+        return None
+    return check.summary(WINDOW, "", temperature=temperature, slice=slice).ratio
 
 
 def smaller_draft(draft: ModelInfo | None) -> str:
