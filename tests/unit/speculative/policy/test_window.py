@@ -16,14 +16,12 @@ from specllama.speculative.policy.learned import (
     Acceptance,
     Learned,
     draft_features,
-    match_features,
     sigmoid,
 )
 from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.window import Outcome
 
 FLAT = [0.0, *(1 + 0.12 * (n - 1) for n in range(1, 18))]
-STEEP = [0.0, *(1 + 0.9 * (n - 1) for n in range(1, 18))]
 
 
 def steady(n: int, rate: float, seed: int = 1) -> list[Spot]:
@@ -34,22 +32,6 @@ def steady(n: int, rate: float, seed: int = 1) -> list[Spot]:
         p = sigmoid(math.log(rate / (1 - rate)) + rng.gauss(0, 1.5))
         spots.append(Spot(rng.random() < p, confidence=p, lead=max(0.0, 2 + 2 * p)))
     return spots
-
-
-@pytest.mark.parametrize("peek", [True, False])
-def test_a_good_draft_is_used_and_a_useless_one_is_not(peek: bool) -> None:
-    good = play(steady(1500, 0.85), FLAT, 0.05, peek=peek)
-    assert good.speed > 1.6
-    bad = play(steady(1500, 0.02), FLAT, 0.05, peek=peek)
-    assert bad.drafted < 150
-    assert bad.speed > 0.98
-
-
-@pytest.mark.parametrize("peek", [True, False])
-def test_nothing_is_drafted_for_long_where_rows_are_dear(peek: bool) -> None:
-    result = play(steady(1500, 0.6), STEEP, 0.3, peek=peek)
-    assert result.speed > 0.98
-    assert result.drafted < 0.05 * result.tokens
 
 
 def test_it_says_what_it_may_lose() -> None:
@@ -64,28 +46,6 @@ def test_it_says_what_it_may_lose() -> None:
     ledger.book("draft", -3.0)
     assert window.balance == pytest.approx(4.5)
     assert Window(4).balance is None
-
-
-def test_a_copy_is_taken_by_its_own_merit() -> None:
-    copies = [Spot(True, 0.3, 0.1, copy=(20, 8, 8)) for _ in range(800)]
-    result = play(copies, FLAT, 0.2, use_model=False)
-    assert result.speed > 2.5
-    wrong = [Spot(True, 0.3, 0.1, copy=(3, 8, 0)) for _ in range(800)]
-    assert play(wrong, FLAT, 0.2, use_model=False).speed > 0.99
-
-
-def test_the_better_source_wins_the_round() -> None:
-    """A copy that fails is passed over for a model that is right, and the other way round."""
-    rng = random.Random(1)
-    trace = [Spot(rng.random() < 0.95, 0.95, 6.0, copy=(4, 6, 0)) for _ in range(1500)]
-    pair = Pair()
-    assert play(trace, FLAT, 0.05, pair=pair).speed > 1.8
-    copy = match_features(4, 0)
-    assert pair.learned.sources["ngram"].predict(copy) < 0.1
-    trace = [Spot(rng.random() < 0.05, 0.4, 0.2, copy=(30, 6, 6)) for _ in range(1500)]
-    pair = Pair()
-    assert play(trace, FLAT, 0.05, pair=pair).speed > 2.5
-    assert pair.learned.sources["ngram"].predict(match_features(30, 0)) > 0.9
 
 
 def reader(reply: int) -> int:
