@@ -9,7 +9,6 @@ from typing import Any
 import numpy.typing as npt
 
 from specllama.arrays import HiddenNeed, Row
-from specllama.errors import EngineError
 from specllama.history import History
 from specllama.speculative.effects import LaneView, Steps
 from specllama.speculative.rules import Coins, Rule
@@ -62,6 +61,7 @@ class Drafter:
         needs: hidden states that the target's passes have to give away.
         paid: the one that costs time of the sources that it joins, "" without one.
         lanes: of its own, which its opener closes.
+        request: of the present reply.
     """
 
     name = "none"
@@ -69,22 +69,11 @@ class Drafter:
     paid = ""
     lanes: tuple[LaneView, ...] = ()
 
-    _request: Request | None = None
+    request: Request
 
     def start(self, request: Request) -> None:
         """Begin a new reply."""
-        self._request = request
-
-    @property
-    def request(self) -> Request:
-        """The request of the present reply.
-
-        Raises:
-            EngineError: no reply was begun.
-        """
-        if self._request is None:
-            raise EngineError("draft before start")
-        return self._request
+        self.request = request
 
     def advice(self) -> str:
         """Return one sentence for the user, "" for none; called after ``start``."""

@@ -59,9 +59,8 @@ class LookaheadDrafter(Drafter):
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         yield from ()
-        request = self._request
-        self._columns = []
-        if request is None or request.leaves < 3:
+        request, self._columns = self.request, []
+        if request.leaves < 3:
             return EMPTY_DRAFT
         rows = min(request.pass_rows - 1, request.n_ctx - len(tokens))
         rows = min(room.judge.read("", rows), rows)

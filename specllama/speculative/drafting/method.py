@@ -147,12 +147,10 @@ def booked(drafter: Drafter) -> Booking:
     method = find(drafter.name)
     if method is None:  # of no entry: as if it stepped through a draft model
         return Booking(drafter.name, "" if drafter.name == "none" else drafter.name)
+    paid = "" if method.cost == "free" else method.name
     if method.cost == "of its sources":
-        return _booking(method.name, find(drafter.paid), drafter.paid)
-    return _booking(method.name, method, "" if method.cost == "free" else method.name)
-
-
-def _booking(name: str, payer: Method | None, paid: str) -> Booking:
-    if not paid or payer is None:
-        return Booking(name, paid)
-    return Booking(name, paid, payer.cost == "own", payer.at_once)
+        paid = drafter.paid
+    payer = find(paid)
+    if payer is None:
+        return Booking(method.name, paid)
+    return Booking(method.name, paid, payer.cost == "own", payer.at_once)

@@ -15,7 +15,6 @@ from windows import Answers
 
 from specllama.arrays import HiddenNeed
 from specllama.engine.drafters import Drafters
-from specllama.errors import EngineError
 from specllama.history import History, common_prefix
 from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.drafting.draft_model import ChainDrafter
@@ -275,11 +274,6 @@ def test_unknown_tokens_silence_it() -> None:
     larger.start(request())
     for first in range(1, V):
         assert max(run_alone(larger.draft([first], chain([first]), Room(4))).tokens, default=0) < V
-
-
-def test_a_draft_needs_a_request() -> None:
-    with pytest.raises(EngineError, match="start"):
-        run_alone(ChainDrafter(FakeContext(table()), n_vocab=V).draft([1], chain([1]), Room(1)))
 
 
 def test_the_lane_is_for_the_engine_to_close() -> None:
