@@ -44,8 +44,6 @@ class LookaheadDrafter(Drafter):
     name = "lookahead"
 
     def __init__(self, *, window: int = 8, ngram: int = 4, guesses: int = 6) -> None:
-        if window < 2 or ngram < 3 or guesses < 1:
-            raise ValueError("lookahead needs window >= 2, ngram >= 3 and guesses >= 1")
         self._shape = (window, ngram, guesses)
         self._pool: dict[int, list[tuple[int, ...]]] = {}
         self._levels: list[list[int]] = []  # [N - 1][W]; level 0, column 0 is the pending token

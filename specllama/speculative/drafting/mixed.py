@@ -32,29 +32,20 @@ class MixedDrafter(Joined):
     name = "mixed"
 
     def __init__(self, sources: Sequence[Drafter]) -> None:
-        if not sources:
-            raise ValueError("a mixed drafter needs at least one source")
         super().__init__(sources)
         self._said = False
         self._copiers = [source for source in sources if isinstance(source, Copier)]
         self._paid = [source for source in sources if not isinstance(source, Copier)]
-        needs = {source.needs for source in sources} - {"nothing"}
-        if len(needs) > 1:
-            raise ValueError(f"one pass cannot give {' and '.join(sorted(map(str, needs)))}")
-        self.needs = needs.pop() if needs else "nothing"
+        self.needs = next((s.needs for s in sources if s.needs != "nothing"), "nothing")
         self.paid = self._paid[0].name if self._paid else ""
-
-    def describe(self) -> str:
-        """Describe the sources in words."""
-        copies = ["copies of the text"] if self._copiers else []
-        paid = (method.short if (method := find(s.name)) else s.name for s in self._paid)
-        return " and ".join([*copies, *paid])
 
     def advice(self) -> str:
         """Name the sources once, if they are not the usual draft model."""
         said = self._said or not self.paid or self.paid == "draft"
         self._said = True
-        return "" if said else f"drafting from {self.describe()}"
+        copies = ["copies of the text"] if self._copiers else []
+        paid = (method.short if (method := find(s.name)) else s.name for s in self._paid)
+        return "" if said else f"drafting from {' and '.join([*copies, *paid])}"
 
     def reusable(self, tokens: Sequence[int], cached: int) -> int:
         return min((s.reusable(tokens, cached) for s in self._paid), default=cached)

@@ -30,8 +30,6 @@ class NgramDrafter(Copier):
     def __init__(
         self, *, n_max: int = 6, n_min: int = 2, reader: TextFollower | None = None
     ) -> None:
-        if not 1 <= n_min <= n_max:
-            raise ValueError(f"need 1 <= n_min <= n_max, got {n_min} and {n_max}")
         self._sizes = range(n_max, n_min - 1, -1)
         self._reader = reader or TextFollower()
         self._hits: dict[int, list[int]] = {n: [0, 0] for n in self._sizes}

@@ -186,9 +186,3 @@ def test_the_pool_can_be_forgotten() -> None:
     assert not proposer._pool
     again = run_alone(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(8)))
     assert len(again)
-
-
-def test_shapes_that_cannot_work_are_refused() -> None:
-    for window, ngram, guesses in ((1, 3, 1), (2, 2, 1), (2, 3, 0)):
-        with pytest.raises(ValueError, match="lookahead needs"):
-            LookaheadDrafter(window=window, ngram=ngram, guesses=guesses)

@@ -344,12 +344,6 @@ def test_ngram_is_a_point_mass_that_learns_its_confidence() -> None:
     assert run_alone(proposer.draft(text, chain([]), Room(2))).confidence == (0.5, 0.5)
 
 
-def test_ngram_sizes_are_checked() -> None:
-    for n_max, n_min in ((2, 3), (1, 0), (0, 0)):
-        with pytest.raises(ValueError):
-            NgramDrafter(n_max=n_max, n_min=n_min)
-
-
 # -- mixed ---------------------------------------------------------------------------------------
 
 
@@ -441,19 +435,6 @@ def test_a_mixture_asks_the_target_for_what_its_head_needs() -> None:
     assert isinstance(bare, MixedDrafter)
     assert bare.paid == ""
     assert bare.reusable([1] * 9, 8) == 8
-    assert bare.describe() == "copies of the text"
-    with pytest.raises(ValueError, match="nextn"):
-        MixedDrafter([heads["mtp"], head])
-
-
-def test_mixed_of_nothing() -> None:
-    with pytest.raises(ValueError):
-        MixedDrafter([])
-    sources: list[Drafter] = [NgramDrafter(), NgramDrafter()]
-    proposer = MixedDrafter(sources)
-    proposer.start(request())
-    assert run_alone(proposer.draft([1, 2, 3], chain([]), Room(4))) == EMPTY_DRAFT
-    assert proposer.sources == tuple(sources)
 
 
 # -- helpers and types ---------------------------------------------------------------------------
