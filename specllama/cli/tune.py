@@ -92,6 +92,7 @@ def command(
 
     It learns on one half of the shipped prompts; `specllama bench run` measures on the other.
     """
+    from specllama.backend.cores import crowded
     from specllama.bench.prompts import half, load_prompts
     from specllama.bench.provenance import provenance
     from specllama.bench.tuning import tune
@@ -111,7 +112,11 @@ def command(
             "--no-save measures without keeping anything",
         )
     say_settings(settings)
-    crowd = _crowd()
+    if crowd := crowded():
+        diagnostics.warn(
+            "other programs need the processors: times of such a minute are not those of this "
+            "machine; tune again later"
+        )
     opened = loading.open_engine(settings, quiet=as_json, measured=True)
     with opened as engine, Meter("measuring") as meter, _kept(engine, save):
         profile = engine.windows.profile
@@ -142,18 +147,6 @@ def command(
         output.line(line)
     if where is not None:
         output.line(f"profile kept: {where}")
-
-
-def _crowd() -> bool:
-    """True if other programs need the processors; show a warning then."""
-    from specllama.backend.cores import crowded
-
-    if found := crowded():
-        diagnostics.warn(
-            "other programs need the processors: times of such a minute are not those of this "
-            "machine; tune again later"
-        )
-    return found
 
 
 def _saved(profile: Profile, result: Tuning, further: dict[str, Any]) -> Path | None:

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 
 from specllama.arrays import Row
 from specllama.errors import ContextFull, EngineError, UsageError
-from specllama.speculative.drafting.drafter import Drafter, Request
+from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.effects import Steps
 from specllama.speculative.noise import draw
 from specllama.speculative.sampling import SamplerChain
@@ -72,19 +72,11 @@ class Stepping(Drafter):
         return confidence(row)
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
-        request = self.request
+        request, ahead, drawn = self.request, chain.fork(), self.request.drawn(chain)
         row, fits = yield from self.begin(tokens, room)
         if row is None or fits <= 0:
             return EMPTY_DRAFT
-        draft = yield from self._extend(request, row, chain.fork(), room, min(room.n, fits))
-        yield from self.settle(draft.tokens)
-        return draft
-
-    def _extend(
-        self, request: Request, row: Row, ahead: SamplerChain, room: Room, n: int
-    ) -> Steps[Draft]:
-        """Draw a token, evaluate it, and so on."""
-        drawn = request.drawn(ahead)
+        most = min(room.n, fits)
         drafted: list[int] = []
         laws: list[Law | None] = []
         scores: list[float | None] = []
@@ -110,11 +102,17 @@ class Stepping(Drafter):
             drafted.append(token)
             laws.append(None if ahead.greedy else law.kept())
             scores.append(score)
-            if len(drafted) == n or request.is_eog(token) or not room.judge.further():
+            if (
+                len(drafted) == min(room.n, fits)
+                or request.is_eog(token)
+                or not room.judge.further()
+            ):
                 break
             ahead.advance(token)
             try:
                 (row,) = yield from self.after([tuple(drafted)])
             except ContextFull:
                 break
-        return Draft.chain(drafted, self.name, q=laws, confidence=scores)
+        draft = Draft.chain(drafted, self.name, q=laws, confidence=scores)
+        yield from self.settle(draft.tokens)
+        return draft

@@ -104,15 +104,11 @@ class TokenMap:
 
     def spell(self, token: int) -> tuple[int, ...]:
         """Spell one target token in draft tokens, at least one: a blank if it cannot be written."""
-        found = self._spelled.get(token)
-        if found is None:
-            known = self._known.get(token)
-            if known is not None:
-                found = (known,)
-            else:
-                found = tuple(self.draft_speller.spell(self._target.piece(token)) or [self._blank])
-            self._spelled[token] = found
-        return found
+        if token not in self._spelled:
+            known = [self._known[token]] if token in self._known else None
+            spelled = known or self.draft_speller.spell(self._target.piece(token))
+            self._spelled[token] = tuple(spelled or [self._blank])
+        return self._spelled[token]
 
 
 class TranslatedContext:
