@@ -102,11 +102,7 @@ class Stepping(Drafter):
             drafted.append(token)
             laws.append(None if ahead.greedy else law.kept())
             scores.append(score)
-            if (
-                len(drafted) == min(room.n, fits)
-                or request.is_eog(token)
-                or not room.judge.further()
-            ):
+            if len(drafted) == most or request.is_eog(token) or not room.judge.further():
                 break
             ahead.advance(token)
             try:
