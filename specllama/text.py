@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 
 class Utf8Stream:
@@ -302,21 +301,3 @@ def rate(speed: float | None) -> str:
 def encodable(text: str) -> str:
     """Replace lone surrogates (from arguments, file names, JSON), so that UTF-8 encoding works."""
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-_STOPS = tuple(".!?。！？…")
-
-
-@lru_cache(maxsize=1 << 14)
-def passage_ending(before: bytes, after: bytes) -> float:
-    """Estimate how likely a quotation ends between two pieces of a text, from 0 to 1.
-
-    1 after a sentence or a code fence, 0.5 after a line, else 0. A dot that a letter or digit
-    follows ("a.b", "1.5") ends nothing.
-    """
-    said = before.decode("utf-8", "replace")
-    if "```" in said:
-        return 1.0
-    if said.rstrip().endswith(_STOPS) and not after[:1].isalnum():
-        return 1.0
-    return 0.5 if "\n" in said else 0.0

@@ -26,7 +26,7 @@ from specllama.settings.params import GenerateParams
 from specllama.signals import Interrupted
 
 if TYPE_CHECKING:
-    from specllama.bench.tune import Tuning
+    from specllama.bench.tuning import Tuning
     from specllama.engine.engine import Engine
     from specllama.engine.profiles import Profile
 
@@ -44,6 +44,7 @@ Examples:
 @click.option(
     "-n",
     "--per-slice",
+    type=click.IntRange(1),
     default=3,
     show_default=True,
     help="Number of prompts of each kind: chat, code, rag, json.",
@@ -52,6 +53,7 @@ Examples:
 @click.option(
     "-r",
     "--repetitions",
+    type=click.IntRange(1),
     default=1,
     show_default=True,
     help="Number of times that the window is checked.",
@@ -83,16 +85,17 @@ def command(
     The first step is the check that a new model gets at rest: which passes compute the same bits
     as single steps. Each step says how long it takes; Ctrl-C stops, and what is done is kept.
 
-    It times passes of 1 to 16 rows of the target and steps of the draft model; measures how many
-    drafted tokens are accepted, by slice and temperature; computes what every fixed length would
-    gain; and checks the adaptive window against plain decoding. It keeps all this as a profile, so
-    that later runs start warm.
+    It times passes of 1 to 16 rows of the target and steps of the draft model. Then it writes
+    replies plainly, with drafts of one length and with the adaptive window; shows how many drafted
+    tokens were accepted, by slice and temperature; and computes what every fixed length would gain.
+    It keeps all this as a profile, so that later runs start warm.
 
     It learns on one half of the shipped prompts; `specllama bench run` measures on the other.
     """
+    from specllama.backend.cores import crowded
     from specllama.bench.prompts import half, load_prompts
     from specllama.bench.provenance import provenance
-    from specllama.bench.tune import tune
+    from specllama.bench.tuning import tune
     from specllama.errors import UsageError
     from specllama.paths import barred, profiles_dir
 
@@ -101,10 +104,6 @@ def command(
     if pair is not None:
         flags["model"] = pair
     settings = resolve(flags)
-    if per_slice < 1:
-        raise click.BadParameter("give at least 1", param_hint="-n")
-    if repetitions < 1:
-        raise click.BadParameter("give at least 1", param_hint="-r")
     prompts = half(load_prompts(), "tune")  # bench measures on the others
     params, usual = settings.generate_params(), settings.given("temperature")
     if save and (why := barred(profiles_dir())):
@@ -113,7 +112,11 @@ def command(
             "--no-save measures without keeping anything",
         )
     say_settings(settings)
-    crowd = _crowd()
+    if crowd := crowded():
+        diagnostics.warn(
+            "other programs need the processors: times of such a minute are not those of this "
+            "machine; tune again later"
+        )
     opened = loading.open_engine(settings, quiet=as_json, measured=True)
     with opened as engine, Meter("measuring") as meter, _kept(engine, save):
         profile = engine.windows.profile
@@ -144,18 +147,6 @@ def command(
         output.line(line)
     if where is not None:
         output.line(f"profile kept: {where}")
-
-
-def _crowd() -> bool:
-    """True if other programs need the processors; show a warning then."""
-    from specllama.backend.cores import crowded
-
-    if found := crowded():
-        diagnostics.warn(
-            "other programs need the processors: times of such a minute are not those of this "
-            "machine; tune again later"
-        )
-    return found
 
 
 def _saved(profile: Profile, result: Tuning, further: dict[str, Any]) -> Path | None:
@@ -207,22 +198,19 @@ def describe(result: Tuning, *, charts: bool = True) -> list[str]:
             " ".join(f"{share:.2f}" for share in group.survival[:5]),
             group.best,
             _times(group.best_speed),
-            f"{group.reply:.0f}",
-            _times(group.reply_speed),
             _times(group.window),
         )
         for group in result.groups
     ]
     for t, of_all in advice["temperatures"].items() if result.groups else ():
         predicted, measured = _times(of_all["predicted"]), _times(of_all["measured"])
-        rows.append(("all", str(t), "", of_all["best"], predicted, "", "", measured))
-    heads = ("best fixed length", "speed", "reply", "its speed", "window")
+        rows.append(("all", str(t), "", of_all["best"], predicted, measured))
+    heads = ("best fixed length", "speed", "window")
     columns = [Column("slice"), number("T"), Column("accepted by position"), *map(number, heads)]
     lines += ["", *plain(rows, columns)]
     lines += [
-        "speed: predicted for the best fixed length in a text without end; its speed: over a reply",
-        "of that many tokens, reading the prompt into the draft model included; window: measured",
-        "over such replies; it chooses a length every round, so it can beat every fixed one",
+        "speed: predicted for the best fixed length in a text without end; window: measured over",
+        "replies; it chooses a length every round, so it can beat every fixed one",
     ]
     if charts:
         lines += ["", "speed over plain by draft length (predicted from the figures above)"]

@@ -44,9 +44,9 @@ from specllama.speculative.effects import Effect, Keep, Pass, Steps
 from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.window import FixedWindow, Window
+from specllama.speculative.window import Window
 from specllama.stats import SpecStats
-from specllama.text import passage_ending, spelled
+from specllama.text import spelled
 
 # A lead below this, in logits before the temperature, can flip when a pass of another width rounds
 # differently (measured: up to 0.1 on CPUs).
@@ -177,7 +177,7 @@ class Conversation:
         self._stats = SpecStats()
         self._passes: list[verdict.TimedRound] = []  # after the first token
         self._clock = ready.clock
-        self._window: Window = FixedWindow(0, steps=loaded.windows.steps)
+        self._window = Window(0, steps=loaded.windows.steps)
 
     def run(self) -> EventSteps[None]:
         """Yield the events of a request."""
@@ -299,7 +299,6 @@ class Conversation:
                 leaves=1 if rule.chains_only else self._target.max_leaves,
                 pass_rows=self._target.max_rows,
                 n_ctx=self._target.n_ctx,
-                ending=self._ending,
                 prediction=self._ready.prepared.prediction,
                 thinking=self._reply.thinking,
                 beside=partial(self._seats.beside, self._slot),
@@ -377,9 +376,6 @@ class Conversation:
             raise Cancelled("the request was cancelled")
 
     # -- steps --
-
-    def _ending(self, before: int, after: int) -> float:
-        return passage_ending(self._piece(before), self._piece(after))
 
     def _read(self, ids: Sequence[int], done: int, *, row: bool) -> Steps[tuple[int, Rows]]:
         """Read a part of ``ids`` after the first ``done``; return how many are read now.

@@ -29,12 +29,12 @@ from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.policy.policy import Policy
 from specllama.speculative.rules import rule_of
 from specllama.speculative.types import Booking
-from specllama.speculative.window import FixedWindow, Window
+from specllama.speculative.window import Window
 from specllama.store import profiles as store
 
 _T = TypeVar("_T")
 
-SCHEMA = "specllama.profile.v6"
+SCHEMA = "specllama.profile.v7"
 
 # Upper ends of the temperature bands; sampling noise changes what a draft's confidence is worth.
 _BANDS = ((0.0, "greedy"), (0.5, "cool"), (0.9, "warm"), (1.2, "hot"))
@@ -199,8 +199,6 @@ class Profile:
             _all_become(band.sources, theirs.sources)
             _all_become(band.asked, theirs.asked)
             band.pace = theirs.pace
-            _become(band.reply, theirs.reply)
-            _become(band.round, theirs.round)
         self.advice = advice if isinstance(advice, dict) else None
 
     def _data(self) -> store.Data:
@@ -295,7 +293,7 @@ class Windows:
         info = self.info
         limit = params.draft_limit(info.exact_rows)
         if params.window == "fixed":
-            return FixedWindow(limit, self.steps)
+            return Window(limit, self.steps)
         profile = self.profile
         profile.refresh()
         return Policy(

@@ -121,7 +121,9 @@ def _never(token: int) -> bool:
     return False
 
 
-def verify_match(draft: Draft, target: Walk, seed: int, is_stop: IsStop = _never) -> Verdict:
+def verify_match(
+    draft: Draft, target: Walk, seed: int, coins: Coins | None = None, is_stop: IsStop = _never
+) -> Verdict:
     """Sample and match with common noise. This needs no q and tolerates any draft whatsoever."""
     path: list[int] = []
     p: list[float | None] = [None] * len(draft)
@@ -144,7 +146,9 @@ def verify_match(draft: Draft, target: Walk, seed: int, is_stop: IsStop = _never
         node = match
 
 
-def verify_rejection(draft: Draft, target: Walk, coins: Coins, is_stop: IsStop = _never) -> Verdict:
+def verify_rejection(
+    draft: Draft, target: Walk, seed: int, coins: Coins, is_stop: IsStop = _never
+) -> Verdict:
     """Judge by rejection sampling; each sibling in order, against the residual of the last.
 
     ``draft.q[i]`` must be the law of node i given the siblings before it (None: point mass).
@@ -186,7 +190,9 @@ def verify_rejection(draft: Draft, target: Walk, coins: Coins, is_stop: IsStop =
         node = accepted
 
 
-def verify_block(draft: Draft, target: Walk, coins: Coins, is_stop: IsStop = _never) -> Verdict:
+def verify_block(
+    draft: Draft, target: Walk, seed: int, coins: Coins, is_stop: IsStop = _never
+) -> Verdict:
     """Verify a chain as a block: accept the longest prefix whose own coin shows heads.
 
     a_0 = 1, a_i = min(1, a_{i-1} p_i(x_i) / q_i(x_i)); coin i shows heads with
@@ -288,24 +294,6 @@ def _excess(a: float, law: Law, q: Law | None, token: int) -> tuple[IntArray, Fl
     return law.ids, weights
 
 
-MATCH = Rule(
-    "match",
-    common_noise=True,
-    chains_only=False,
-    peek=True,
-    judge=lambda draft, walk, seed, coins, is_stop: verify_match(draft, walk, seed, is_stop),
-)
-REJECTION = Rule(
-    "rejection",
-    common_noise=False,
-    chains_only=False,
-    peek=False,
-    judge=lambda draft, walk, seed, coins, is_stop: verify_rejection(draft, walk, coins, is_stop),
-)
-BLOCK = Rule(
-    "block",
-    common_noise=False,
-    chains_only=True,
-    peek=False,
-    judge=lambda draft, walk, seed, coins, is_stop: verify_block(draft, walk, coins, is_stop),
-)
+MATCH = Rule("match", common_noise=True, chains_only=False, peek=True, judge=verify_match)
+REJECTION = Rule("rejection", False, chains_only=False, peek=False, judge=verify_rejection)
+BLOCK = Rule("block", False, chains_only=True, peek=False, judge=verify_block)

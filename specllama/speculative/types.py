@@ -177,14 +177,12 @@ class Guess:
     ``match_length`` tokens at the end of the text equal those before the copied ones.
     ``shares[i]`` is how likely token i follows those before it by the text's own habits; () for
     unknown.
-    ``endings[i]`` is how likely a passage ends before token i, from 0 to 1; () for unknown.
     """
 
     source: str
     tokens: tuple[int, ...]
     match_length: int
     shares: tuple[float, ...] = ()
-    endings: tuple[float, ...] = ()
     kind: Literal["copy", "prediction"] = "copy"
 
 

@@ -1,15 +1,15 @@
 """The contract of draft windows, which plan how far the next round drafts, and one of fixed length.
 
-The reason of a plan is shown to people.
+How far the adaptive window drafts is decided in ``policy/draft_length``. The reason of a plan is
+shown to people.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from specllama.speculative.budget import Bid
-from specllama.speculative.effects import Bidder, Offer, Shared
+from specllama.speculative.effects import Offer, Shared
 from specllama.speculative.policy.baseline import PlainSteps
 from specllama.speculative.types import Booking, DraftJudge
 
@@ -57,79 +57,54 @@ class Outcome:
         return self.round_ms - self.draft_ms + self.wait_ms
 
 
-class Window(Bidder, Protocol):
+class Window:
+    """A window of always up to ``draft_max`` tokens; others plan and learn.
+
+    Args:
+        steps: what plain steps take, of all replies.
+    """
+
+    def __init__(self, draft_max: int, steps: PlainSteps | None = None) -> None:
+        self._draft_max = draft_max
+        self._plain_steps = steps or PlainSteps()
+        self._depth = 0
+
     def drafts_with(self, booking: Booking) -> None:
         """Set the booking of the drafts, before the first round."""
-        ...
 
     def prefilled(self, tokens: int, depth: int) -> None:
         """Note a prompt of ``depth`` tokens in the cache; ``tokens`` of them were read now."""
-        ...
+        self._depth = depth
 
     def plan(self, room: int) -> Plan:
         """Plan a round; ``room`` bounds the draft (tokens left, context left)."""
-        ...
+        if self._draft_max == 0:
+            return Plan(0, "off")
+        return self.decide(min(self._draft_max, room)) if room > 0 else Plan(0, "last token")
+
+    def decide(self, most: int) -> Plan:
+        """Plan a round of at most ``most`` guesses, at least one."""
+        return Plan(most, "fixed" if most == self._draft_max else "room")
 
     def observe(self, outcome: Outcome) -> Plan | None:
         """Learn from a round. Return the plan in the light of the draft; None: it stands."""
-        ...
+        if outcome.plain_ms is not None:
+            self._plain_steps.took(outcome.plain_ms, self._depth)
+        self._depth += outcome.emitted
+        return None
 
     @property
     def balance(self) -> float | None:
         """Plain steps that the next round may lose; None if nothing is weighed."""
-        ...
+        return None
 
     def shortfall_ms(self) -> float | None:
         """Return how much more a guess costs than it is expected to save; None if unknown."""
-        ...
+        return None
 
     def finish(self) -> None:
         """Finish the reply."""
-        ...
-
-
-def no_room(room: int, draft_max: int) -> Plan | None:
-    """Return a plan without drafts if none can fit, whatever it is worth; None if one can."""
-    if draft_max == 0:
-        return Plan(0, "off")
-    return Plan(0, "last token") if room <= 0 else None
-
-
-class FixedWindow:
-    """A window of always up to ``draft_max`` tokens. It reports the time of its plain steps to
-    ``steps``."""
-
-    def __init__(self, draft_max: int, steps: PlainSteps | None = None) -> None:
-        self._draft_max = draft_max
-        self._steps = steps
-        self._depth = 0
-
-    def drafts_with(self, booking: Booking) -> None:
-        pass
-
-    def prefilled(self, tokens: int, depth: int) -> None:
-        self._depth = depth
-
-    def plan(self, room: int) -> Plan:
-        if none := no_room(room, self._draft_max):
-            return none
-        n = min(self._draft_max, room)
-        return Plan(n, "fixed" if n == self._draft_max else "room")
-
-    def observe(self, outcome: Outcome) -> None:
-        if self._steps is not None and outcome.plain_ms is not None:
-            self._steps.took(outcome.plain_ms, self._depth)
-        self._depth += outcome.emitted
-
-    @property
-    def balance(self) -> float | None:
-        return None
-
-    def shortfall_ms(self) -> float | None:
-        return None
-
-    def finish(self) -> None:
-        pass
 
     def bid(self, offer: Offer) -> Bid:
+        """Return the worth of this round's draft in a pass that others share."""
         return Bid(sorted(offer.survival, reverse=True), 0.0, _PLENTY)

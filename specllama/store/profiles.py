@@ -92,8 +92,7 @@ def _sums(base: Data, mine: Data, theirs: Data) -> Data:
         for name in {**theirs["own"], **mine["own"]}
     }
     spare = both(base["spare"], mine["spare"], theirs["spare"])
-    # a file of an earlier program has no lead
-    lead = both(*(ledger.get("lead", 0.0) for ledger in (base, mine, theirs)))
+    lead = both(*(ledger["lead"] for ledger in (base, mine, theirs)))
     return {"spare": spare, "own": own, "lead": lead}
 
 
@@ -105,8 +104,7 @@ def _parts(data: Data) -> dict[tuple[str, ...], Any]:
     for name, table in costs["own"].items():
         parts["costs", "own", name] = table
     for band, learned in data["bands"].items():
-        for name in ("pace", "reply", "round"):
-            parts["bands", band, name] = learned[name]
+        parts["bands", band, "pace"] = learned["pace"]
         for kind in ("asked", "sources"):
             for name, part in learned[kind].items():
                 parts["bands", band, kind, name] = part

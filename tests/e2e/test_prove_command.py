@@ -29,7 +29,7 @@ from specllama.errors import CannotLoad, UsageError
 from specllama.history import common_prefix
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.drafter import Drafter, Request
-from specllama.speculative.window import FixedWindow, Plan
+from specllama.speculative.window import Plan, Window
 
 pytestmark = pytest.mark.e2e
 
@@ -145,7 +145,7 @@ def test_a_machine_whose_rows_differ_is_told_how_far_it_is_exact(
     assert capsys.readouterr().out == ""
 
 
-class Moody(FixedWindow):
+class Moody(Window):
     """Drafts as far as a die says, whatever anything costs: every decision a clock could cause."""
 
     def __init__(self, params: GenerateParams, rng: random.Random) -> None:

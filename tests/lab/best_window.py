@@ -23,14 +23,14 @@ from specllama.speculative.budget import Bid
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.effects import Offer
-from specllama.speculative.policy.acceptance import (
+from specllama.speculative.policy.learned import (
     Features,
     draft_features,
     match_features,
     sigmoid,
 )
 from specllama.speculative.types import Booking, Guess, Willing
-from specllama.speculative.window import FixedWindow, Outcome, Plan, Window
+from specllama.speculative.window import Outcome, Plan, Window
 
 CLASSES = 12  # of acceptance, between which guesses go from one to the next
 _LEVELS = np.concatenate([[0.0], np.geomspace(1e-3, 1.0, 48)])  # of what is still likely reached
@@ -150,14 +150,11 @@ class Known:
 
 def copy_features(guess: Guess) -> list[Features]:
     n = len(guess.tokens)
-    habits = zip(guess.shares or (1.0,) * n, guess.endings or (0.0,) * n, strict=True)
-    return [
-        match_features(guess.match_length, i, share, ending)
-        for i, (share, ending) in enumerate(habits)
-    ]
+    shares = guess.shares or (1.0,) * n
+    return [match_features(guess.match_length, i, share) for i, share in enumerate(shares)]
 
 
-class _Watching(FixedWindow):
+class _Watching(Window):
     """Sees every copy that is offered, sends none, and learns what each was worth."""
 
     def __init__(self, text: Text, lessons: dict[str, list[tuple[Features, bool]]]) -> None:
@@ -320,7 +317,7 @@ class _Judge(Willing):
         return which, length
 
 
-class BestWindow(FixedWindow):
+class BestWindow(Window):
     """The rounds of one reply.
 
     Args:

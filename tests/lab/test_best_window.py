@@ -11,7 +11,7 @@ from replay import Spot, VirtualClock
 from traces import BF16, CPU, GPU
 from windows import Pair, play
 
-from specllama.speculative.window import FixedWindow
+from specllama.speculative.window import Window
 
 COLD, WARM = 0.87, 0.89  # of the best; six replies do not teach all there is to know
 MACHINES = {"q4_0": (CPU, 0.12), "bf16": (BF16, 0.06), "gpu": (GPU, 0.1)}
@@ -62,7 +62,7 @@ def test_no_fixed_length_is_better_than_the_best(machine: str) -> None:
     for length in (1, 3, 5, 7, 11, 15):
         taken = Taken()
         for text in told:
-            window = FixedWindow(length)
+            window = Window(length)
             taken.add(replayed(text, window, VirtualClock(), v, step, True, []))
         assert taken.speed < top
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.speculative.drafting.drafter import Copier
-from specllama.speculative.drafting.method import Method, always
+from specllama.speculative.drafting.method import Method
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Guess, Room
 
@@ -37,8 +37,6 @@ METHOD = Method(
     short="repeated line",
     letter="r",
     blurb="What the last line said is said again. Costs nothing; pays on tables and lists.",
-    cost="free",
-    why_not=always,
     open=lambda kit: RepeatDrafter(),
     auto=True,
 )

@@ -23,7 +23,7 @@ from specllama.engine.slot import Slot
 from specllama.interface import EngineInfo
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.speculative.drafting.drafter import Drafter
-from specllama.speculative.window import FixedWindow, Window
+from specllama.speculative.window import Window
 
 
 def measured(target: Any, draft: Any = None, options: EngineOptions | None = None) -> Engine:
@@ -93,7 +93,7 @@ class Given(Windows):
     def __call__(self, params: GenerateParams) -> Window:
         if self._make is not None:
             return self._make(params)
-        return FixedWindow(params.draft_limit(1))
+        return Window(params.draft_limit(1))
 
 
 def loaded(

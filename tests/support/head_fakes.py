@@ -16,8 +16,7 @@ from toys import LAYERS, WIDTH, V
 from specllama.arrays import IntArray, Row, Rows
 from specllama.backend.heads.medusa_pool import MedusaPool
 from specllama.errors import ContextFull
-from specllama.speculative.drafting.blocks import Markov, Places
-from specllama.speculative.drafting.dflash import DflashDrafter
+from specllama.speculative.drafting.dflash import DflashDrafter, Markov, Places
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.eagle3 import EagleDrafter
 from specllama.speculative.drafting.medusa import Hidden, MedusaDrafter

@@ -24,7 +24,7 @@ from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import MATCH, Coins, RandomCoins, Rule, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Law, Room, Verdict
-from specllama.speculative.window import FixedWindow
+from specllama.speculative.window import Window
 
 V = 16
 PROMPT = [3, 7, 3, 7, 5, 9, 3, 7]
@@ -126,7 +126,7 @@ class Setup:
                 breakers=frozenset({9}),
                 constraint=NotTwice(dead=self.dead) if self.grammar else None,
             ),
-            window=FixedWindow(self.draft_max),
+            window=Window(self.draft_max),
             rule=self.judge,
             seed=self.seed,
             coins=coins,

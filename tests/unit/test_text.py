@@ -15,7 +15,6 @@ from specllama.text import (
     WordCount,
     decoded,
     encodable,
-    passage_ending,
     sanitize,
     sanitize_line,
     spelled,
@@ -125,26 +124,6 @@ def test_lines_and_surrogates() -> None:
     assert sanitize_line("two\nlines\tand\x1b") == "two lines and␛"
     assert sanitize("\ud800") == "\ufffd"
     assert encodable("a\udcffb").encode("utf-8") == b"a?b"
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "likely"),
-    [
-        (b" home", b".", 0.0),
-        (b".", b" The", 1.0),
-        (b"?", b"\n", 1.0),
-        ("。".encode(), "次".encode(), 1.0),
-        (b"math", b".", 0.0),
-        (b".", b"hypot", 0.0),
-        (b"1.", b"60", 0.0),
-        (b"\n   ", b" return", 0.5),
-        (b"\n```", b"\n", 1.0),
-        (b"", b"", 0.0),
-        (b"\xe3\x80", b"\x82", 0.0),  # half a character
-    ],
-)
-def test_where_a_passage_may_end(before: bytes, after: bytes, likely: float) -> None:
-    assert passage_ending(before, after) == likely
 
 
 @given(st.text("ab \n\u00a0", max_size=30), st.lists(st.integers(0, 30), max_size=6))

@@ -1,27 +1,156 @@
 """DFlash: a small drafter guesses a block of tokens in one pass, all places at once.
 
 It reads the target's hidden states, which become the memory that its block looks into; nothing that
-it guesses is part of that. DFlash2 and DSpark files say besides how guesses follow each other
-(``blocks``), so that every law is that of a place after the tokens drawn before it.
+it guesses is part of that. The distribution of each place, given the guesses before it:
+
+DFlash     nothing but its row: every place was guessed without the others
+DSpark     its row after the likeliest guesses; after another token the bias of that takes the
+           place of theirs, in the logits of the likeliest tokens
+DFlash2    a few candidates, and how well each follows each of the place before
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
-from specllama.arrays import Row
+import numpy as np
+
+from specllama.arrays import IntArray, Row, Rows
 from specllama.backend.base import Out
-from specllama.errors import ContextFull
-from specllama.history import Follower, History
-from specllama.speculative.drafting.blocks import Block, Markov, Places
 from specllama.speculative.drafting.drafter import Drafter, Held
+from specllama.speculative.drafting.head_drafter import HeadDrafter, Stated
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
-from specllama.speculative.drafting.states import HeadDrafter, Stated
 from specllama.speculative.effects import HeadPlace, Keep, Pass, Steps
+from specllama.speculative.selection import Peaks
 from specllama.speculative.tree import Path
 from specllama.speculative.types import Draft, Room, Verdict
 
+_MOVED = 256  # of a row's likeliest tokens, whose bias is computed; others are hardly drawn
 _UNREAD = 1024  # states that wait while nothing is drafted; older ones are given up
+
+
+class Markov(Protocol):
+    """A bias by the token before."""
+
+    def bias(self, ids: IntArray, behind: int) -> Row:
+        """Return the bias that a token adds to the logits of ``ids`` [n] in the place after it."""
+        ...
+
+    def trust(self, behind: int) -> float:
+        """Return the value that it adds to the log odds that the guess for that place is right."""
+        ...
+
+
+@dataclass
+class Block:
+    """A block of guesses for n consecutive places.
+
+    Attributes:
+        rows: logits [n, n_vocab] of a drafter's output; views.
+        n_vocab: of the target.
+        markov: of a DSpark.
+        told: how likely the guess for each is right [n]; None of one that was not trained to say.
+        candidates: the k tokens [n, k] that alone may stand there, where it says how they follow
+            each other; ``rows`` is empty then.
+        scores: of candidate j after candidate i of the place before, [n, i, j].
+        scale, cap: what the target does to its logits, and the rows still lack; 0 for no cap.
+    """
+
+    rows: Rows
+    n_vocab: int
+    markov: Markov | None = None
+    told: Row | None = None
+    candidates: IntArray | None = None
+    scores: Rows | None = None
+    scale: float = 1.0
+    cap: float = 0.0
+
+    def row(self, before: Sequence[int]) -> Row:
+        """Return the logits [n_vocab] of the place after these guesses."""
+        place = len(before)
+        if self.candidates is not None and self.scores is not None:
+            # the first place is the same after all
+            behind = int(np.argmax(self.candidates[place - 1] == before[-1])) if place else 0
+            chosen: Row = np.full(self.n_vocab, -np.inf, np.float32)
+            chosen[self.candidates[place]] = self.scores[place, behind]
+            return chosen
+        row: Row = self.rows[place, : self.n_vocab]
+        if self.scale != 1.0:
+            row = row * np.float32(self.scale)
+        if self.cap:
+            row = np.where(row > -np.inf, np.tanh(row / self.cap) * self.cap, row)
+        if self.markov is None or self._follows(before):
+            return row
+        moved: Row = row.copy()
+        peaks = Peaks(row)
+        least = max(peaks.bar(_MOVED), float(np.finfo(np.float32).min))
+        ids: IntArray = peaks.reaching(least).astype(np.int32)
+        bias, instead = self.markov.bias, self._likeliest[place - 1]
+        moved[ids] += bias(ids, before[-1])
+        moved[ids] -= bias(ids, instead)
+        return moved
+
+    def sure(self, before: Sequence[int]) -> float | None:
+        """Return the probability that the guess for that place is right; None if untrained for
+        that."""
+        if self.told is None:
+            return None
+        likely, markov = float(self.told[len(before)]), self.markov
+        if markov is None or self._follows(before):
+            return likely
+        more = markov.trust(before[-1]) - markov.trust(self._likeliest[len(before) - 1])
+        odds = math.exp(min(more, 50.0)) * likely / max(1.0 - likely, 1e-9)
+        return odds / (1.0 + odds)
+
+    def _follows(self, before: Sequence[int]) -> bool:
+        """True if the computed rows belong after these guesses."""
+        return not before or before[-1] == self._likeliest[len(before) - 1]
+
+    @cached_property
+    def _likeliest(self) -> list[int]:
+        return [int(token) for token in self.rows.argmax(axis=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The layout of a drafter's input and output for a block.
+
+    Attributes:
+        guesses: most places of a block.
+        mask: the token that stands where one is to be guessed.
+        anchored: the place of the last token guesses what follows it; else the masks guess what
+            stands in their own places.
+        candidates: tokens among which each place chooses; 0 where rows say it.
+        confident: it says how sure its guesses are.
+        scale, cap: see ``Block``.
+    """
+
+    guesses: int
+    mask: int
+    anchored: bool = True
+    candidates: int = 0
+    confident: bool = False
+    scale: float = 1.0
+    cap: float = 0.0
+
+    def tokens(self, token: int, n: int) -> list[int]:
+        """Return the tokens that a pass reads to guess ``n`` places after ``token``."""
+        return [token] + [self.mask] * (n - self.anchored)
+
+    def block(self, out: Out, n_vocab: int, markov: Markov | None) -> Block:
+        """Return the output of such a pass by place."""
+        k, first = self.candidates, 0 if self.anchored else 1
+        beside = out.states[first:]
+        if k:  # tokens, which are exact as floats, and how each follows each
+            scores = beside[:, k : k + k * k].reshape(-1, k, k)
+            best = beside[:, :k].astype(np.int32)
+            return Block(beside[:0], n_vocab, markov, candidates=best, scores=scores)
+        sure = beside[:, 0] if self.confident else None
+        return Block(out.rows[first:], n_vocab, markov, sure, scale=self.scale, cap=self.cap)
 
 
 class DflashDrafter(HeadDrafter):
@@ -46,26 +175,15 @@ class DflashDrafter(HeadDrafter):
         self.needs = lane.layers
         super().__init__(lane, target, n_vocab=n_vocab)
         self._places, self._markov = places, markov
-        self._of = Follower()  # the target's text
-        self._held = 0  # tokens of it whose states the lane holds
         self._block: Block | None = None
 
     def reusable(self, tokens: Sequence[int], cached: int) -> int:
-        hidden, end = self._target.hidden, min(self._held, self._of.kept)
-        first = self._lane.first
-        if hidden.end > hidden.first:  # not read yet
-            first, end = (first if first <= hidden.first <= end else hidden.first), hidden.end
-        if end >= cached:
-            return cached
-        return end if first == 0 else 0
+        return self._with_states(self._lane.first, min(self._held, self._seen.kept), cached)
 
-    def read_prompt(self, tokens: Sequence[int], n: int) -> Steps[None]:
-        try:
-            yield from self._read(self._unread())
-        except ContextFull:
-            self.forget()
+    def follow(self, tokens: Sequence[int], n: int) -> Steps[None]:
+        yield from self._read(self._unread())
 
-    def begin(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:
+    def open(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:
         unread = self._unread()
         if self._target.hidden.end < len(tokens) - 1:
             return None, 0  # states are not known to the end
@@ -73,18 +191,14 @@ class DflashDrafter(HeadDrafter):
         read = min(room.judge.read(self.name, lag), lag)
         if read <= 0:
             return None, 0
-        try:
-            yield from self._read(min(read, unread))
-            if self._lane.end != len(tokens) - 1 or self._lane.end == self._lane.first:
-                return None, 0
-            n = min(room.n, self._places.guesses)
-            block = self._places.tokens(tokens[-1], n)
-            out: Out = yield Pass(self._lane, block, "all", range(-1, len(block) - 1))
-            yield Keep(self._lane)
-        except ContextFull:
-            self.forget()
+        yield from self._read(min(read, unread))
+        if self._lane.end != len(tokens) - 1 or self._lane.end == self._lane.first:
             return None, 0
-        self._block = Block(self._places.filled(out), self._n_vocab, self._markov)
+        n = min(room.n, self._places.guesses)
+        block = self._places.tokens(tokens[-1], n)
+        out: Out = yield Pass(self._lane, block, "all", range(-1, len(block) - 1))
+        yield Keep(self._lane)
+        self._block = self._places.block(out, self._n_vocab, self._markov)
         return self._block.row(()), n
 
     def after(self, paths: Sequence[Path]) -> Steps[Sequence[Row]]:
@@ -104,7 +218,7 @@ class DflashDrafter(HeadDrafter):
     def _unread(self) -> int:
         """Count the target's states that are still to be read."""
         hidden = self._target.hidden
-        kept, _ = self._of.follow(self._target.tokens)
+        kept, _ = self._seen.follow(self._target.tokens)
         self._held = min(self._held, kept)
         if hidden.end <= hidden.first:
             return 0
@@ -131,16 +245,8 @@ class DflashDrafter(HeadDrafter):
         if hidden.end - hidden.first > 2 * _UNREAD:
             hidden.forget(hidden.end - _UNREAD)
 
-    def forget(self) -> None:
-        """Begin without any memory of a text."""
-        self._held = 0
-
-    def held(self) -> Held:
-        return self._cells(known) if (known := min(self._held, self._of.kept)) else {}
-
-    def hold(self, held: Held, text: History) -> None:
-        self._held = self._take_cells(held)
-        self._of.follow(self._target.tokens)
+    def hold(self, held: Held, text: Sequence[int]) -> None:
+        super().hold(held, self._target.tokens)
 
 
 def _open(kit: Kit) -> Drafter:

@@ -7,8 +7,7 @@ the newest part of the text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from time import perf_counter
+from collections.abc import Sequence
 
 from specllama.arrays import Row
 from specllama.backend.base import Out
@@ -21,43 +20,6 @@ from specllama.speculative.effects import LaneView, Pass, Steps
 from specllama.speculative.tree import Path
 from specllama.speculative.types import Room
 
-_SHORT = 3  # tokens; a longer backlog is one pass
-_TRIALS = 3  # of both ways before one is preferred; the first one warms up
-_AGAIN = 64  # readings after which the other way is tried once more
-_WEIGHT = 0.25  # of a reading in the running mean
-
-
-class ShortReading:
-    """The measured choice between one pass and single steps for two or three unread tokens.
-
-    The kernel for a single row can be much faster than the one for a few rows (measured on a CPU
-    at Q8_0: a pass of two tokens costs 2.4 times as much as a pass of one).
-    """
-
-    def __init__(self) -> None:
-        self._taken: dict[tuple[int, bool], int] = {}
-        self._mean: dict[tuple[int, bool], float] = {}
-
-    def singly(self, n: int) -> bool:
-        """True if these ``n`` tokens should be read one by one now."""
-        if not 2 <= n <= _SHORT:
-            return False
-        together, single = (self._taken.get((n, way), 0) for way in (False, True))
-        if min(together, single) < _TRIALS:
-            return single < together
-        better = self._mean[n, True] < self._mean[n, False]
-        return better is not ((together + single + 1) % _AGAIN == 0)
-
-    def took(self, n: int, singly: bool, seconds: float) -> None:
-        """Record the time of a finished reading; one that was aborted does not count."""
-        if not 2 <= n <= _SHORT:
-            return
-        way = n, singly
-        self._taken[way] = self._taken.get(way, 0) + 1
-        if self._taken[way] > 1:
-            known = self._mean.get(way, seconds)
-            self._mean[way] = known + _WEIGHT * (min(seconds, 2 * known) - known)
-
 
 class ChainDrafter(Stepping):
     """A drafter of chains with a second model.
@@ -66,26 +28,13 @@ class ChainDrafter(Stepping):
         lane: the draft model's own, any size.
         n_vocab: vocabulary size of the target; ids at or above it are never proposed.
         batch: most tokens fed in one pass when catching up; default: 512, or what a pass takes.
-        clock: seconds; injected in tests.
-        name: the source that drafts are booked under; default: the class's.
     """
 
     name = "draft"
 
-    def __init__(
-        self,
-        lane: LaneView,
-        *,
-        n_vocab: int,
-        batch: int | None = None,
-        clock: Callable[[], float] = perf_counter,
-        name: str | None = None,
-    ) -> None:
-        self.name = name or type(self).name
+    def __init__(self, lane: LaneView, *, n_vocab: int, batch: int | None = None) -> None:
         self.lane = lane
         self.lanes = (lane,)
-        self._clock = clock
-        self._short = ShortReading()
         self._n_vocab = min(n_vocab, lane.n_vocab)
         self._batch = batch or min(512, lane.n_batch)
         self._start = 0  # index of the lane's first token in the text
@@ -153,18 +102,14 @@ class ChainDrafter(Stepping):
         if read < unread:
             self._start_at(len(tokens) - read)
         keep: int | None = len(tokens) - read - self._start
-        begin = self._clock()
-        singly = self._short.singly(read)
-        size = 1 if singly else self._batch
         try:
-            for i in range(0, read, size):
-                part = lag[i : i + size]
+            for i in range(0, read, self._batch):
+                part = lag[i : i + self._batch]
                 last = i + len(part) == read
                 out: Out = yield Pass(self.lane, part, "last" if last else "none", keep=keep)
                 keep = None
         except ContextFull:
             return None  # a draft model of another vocabulary may need more tokens for this text
-        self._short.took(read, singly, self._clock() - begin)
         return out.rows[0, : self._n_vocab]
 
     def _start_at(self, index: int) -> None:

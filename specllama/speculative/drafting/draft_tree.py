@@ -11,38 +11,30 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from specllama.arrays import Row
+from specllama.arrays import FloatArray, Row
 from specllama.backend.base import Out
 from specllama.errors import ContextFull, EngineError, UsageError
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter
-from specllama.speculative.drafting.likeliest import likeliest
 from specllama.speculative.drafting.method import Facts, Kit, Method, with_draft, with_trees
 from specllama.speculative.drafting.stepping import Stepping
 from specllama.speculative.effects import Keep, LaneView, Pass, Steps
+from specllama.speculative.noise import exp_noise
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.selection import Peaks
-from specllama.speculative.tree import ROOT, BestFirst, Guess, Path
+from specllama.speculative.tree import ROOT, BestFirst, Path
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
 
 if TYPE_CHECKING:
     from specllama.backend.base import Context
 
+_NEAR = 8.0  # logits; a token farther below the best is never a greedy guess
 _BESIDE = 0.1  # what a further sampled or fixed sibling must have left to catch
-
-
-class MayBranch(Stepping):
-    """A drafter that grows a tree if the target checks trees, else a chain."""
-
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
-        if self.request.leaves == 1:
-            return (yield from super().draft(tokens, chain, room))
-        return (yield from grow(self, tokens, chain, room))
 
 
 class TreeDrafter(ChainDrafter):
@@ -99,8 +91,6 @@ def grow(
     Args:
         guess: a chain of point masses with confidences that costs nothing, or no draft.
     """
-    if room.n <= 0:
-        return EMPTY_DRAFT
     row, fits = yield from model.begin(tokens, room)
     growth = _Growth(model, chain, room, guess, fits, row)
     draft = yield from growth.grow()
@@ -110,33 +100,19 @@ def grow(
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The model's prediction after a node.
+    """The model's prediction after a node, or after all that share a row.
 
     Attributes:
-        guesses: what may follow it; under a rule that samples, the sampled one first.
+        guesses: what may follow (token, share, law that it is drawn from); under a rule that
+            samples, the sampled one first.
         score, lead: of its best guess, for the window.
+        law: of the next token, where one is drawn for each node.
     """
 
-    guesses: Sequence[Guess] = ()
+    guesses: Sequence[tuple[int, float, Law | None]] = ()
     score: float = 0.0
     lead: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """A row as it was read, once for all nodes that share it.
-
-    Attributes:
-        score, lead: see ``_Look``.
-        law, q: of the next token, and of one that joins from it.
-        found: the likeliest ones with their shares, where they are not drawn one by one.
-    """
-
-    score: float
-    law: Law
-    q: Law | None = None
-    found: Sequence[tuple[int, float]] = ()
-    lead: float = 0.0
+    law: Law | None = None
 
 
 class _Growth(BestFirst):
@@ -159,12 +135,15 @@ class _Growth(BestFirst):
         self._fits = fits
         self._chains: dict[Path, SamplerChain] = {(): chain.fork()}
         self._looks: dict[Path, _Look] = {}
-        self._said: dict[Hashable, _Said | None] = {}
+        self._shared: dict[Hashable, _Look] = {}  # what a row says
         self._reading = row is not None
         self._looked: tuple[float, float] = (0.0, 0.0)  # score and lead after the trunk
-        self._drawn, self._remembers = request.drawn(chain), chain.remembers
+        self._peek = request.drawn(chain)  # the window may look at what was drawn
+        # the best tokens of a row are guessed, else one is drawn for each node
+        self._front = self._peek or not model.samples
+        self._remembers = chain.remembers and model.samples
         if row is not None:
-            self._looks[()] = self._look((), 1.0, row)
+            self._looks[()] = self._look((), 1.0, self._say((), row))
         self._offer_guess(ROOT, ())
 
     def wants(self, parent: int, token: int, weight: float) -> bool:
@@ -176,7 +155,8 @@ class _Growth(BestFirst):
             return True
         if not self.is_best(parent, token):
             return self.judge.row(weight)
-        wanted = self.judge.take(*self._looked, token)
+        score, lead = self._looked
+        wanted = self.judge.take(score, *((lead, token) if self._peek else (None, None)))
         if not wanted:
             self.best, self._reading = None, False
         return wanted
@@ -220,14 +200,16 @@ class _Growth(BestFirst):
         if not look.guesses:
             return
         if node == self.trunk:
-            if not self._drawn and not self.judge.take(look.score, None, None):
+            if not self._front and not self.judge.take(look.score, None, None):
                 self._reading = False
                 return
-            if self._drawn or look.guesses[0][3] is not None:
+            if self._front or look.guesses[0][2] is not None:
                 self.best, self._looked = look.guesses[0][0], (look.score, look.lead)
         weight, copied = self.weight[node], self._guess_at(path)
-        for token, share, source, q in look.guesses:
-            if self._drawn:
+        for token, share, q in look.guesses:
+            own = token != copied or (q is not None and not self._front)
+            source = self._model.name if own else self._guess.sources[len(path)]
+            if self._front:
                 self.offer(node, token, share, source, q)
             elif q is not None or token == copied or self.judge.row(weight * share):
                 self.join(node, token, share, source, q)
@@ -236,6 +218,9 @@ class _Growth(BestFirst):
         """Run a pass for a node, if the window wants one; other nodes join it."""
         model, judge, looks = self._model, self.judge, self._looks
         if not self._reading or len(path) >= self._fits or path[:-1] not in looks:
+            return
+        if (key := self._key(path)) in self._shared:
+            looks[path] = self._look(path, self.weight[node], self._shared[key])
             return
         if node == self.trunk:
             self._reading = judge.further()
@@ -262,7 +247,7 @@ class _Growth(BestFirst):
                     return
                 along = {path: along[path]}  # there may be room for this one
         for (read, weight), row in zip(along.items(), rows, strict=True):
-            looks[read] = self._look(read, weight, row)
+            looks[read] = self._look(read, weight, self._say(read, row))
 
     def _known(self, path: Path) -> Iterator[tuple[int, float]]:
         """Yield the known continuations of a path, each with its probability."""
@@ -270,41 +255,41 @@ class _Growth(BestFirst):
         if copied is not None:
             yield copied, self._guessed(path)
         if path in self._looks:
-            for token, share, _, _ in self._looks[path].guesses:
+            for token, share, _ in self._looks[path].guesses:
                 yield token, share
 
-    def _look(self, path: Path, weight: float, row: Row) -> _Look:
-        """Return the prediction of a row; nothing if it is not sure enough, is NaN, or the grammar
-        leaves no way on."""
-        key = path if self._remembers else self._model.alike(path)
-        if key not in self._said:
-            self._said[key] = self._say(path, row)
-        said = self._said[key]
-        if said is None:
-            return _Look()
-        if not self._drawn:
-            return _Look(self._draw(path, weight, said.law), said.score)
-        guesses = [(token, share, self._source(path, token), said.q) for token, share in said.found]
-        return _Look(guesses, said.score, said.lead)
+    def _key(self, path: Path) -> Hashable:
+        return path if self._remembers else self._model.alike(path)
 
-    def _say(self, path: Path, row: Row) -> _Said | None:
+    def _look(self, path: Path, weight: float, shared: _Look) -> _Look:
+        """Return the prediction after a node, by what its row says."""
+        if shared.law is None:
+            return shared
+        return replace(shared, guesses=self._draw(path, weight, shared.law))
+
+    def _say(self, path: Path, row: Row) -> _Look:
+        """Return what a row says, for all nodes that share it."""
+        if (key := self._key(path)) not in self._shared:
+            self._shared[key] = self._read_row(path, row)
+        return self._shared[key]
+
+    def _read_row(self, path: Path, row: Row) -> _Look:
+        """Return nothing if the row is not sure enough, is NaN, or the grammar leaves no way on."""
         request, model = self._request, self._model
         try:
             ahead = self._chain_at(path)
             score = model.sure(path, row)
             if score < request.p_min:
-                return None
+                return _Look()
             law = ahead.law(row).kept()
         except (EngineError, UsageError):
-            return None
-        if not self._drawn:
-            return _Said(score, law)
-        found, lead = likeliest(law, row, ahead, model.siblings, request.seed)
-        return _Said(score, law, None if ahead.greedy else law, found, lead)
-
-    def _source(self, path: Path, token: int) -> str:
-        copied = self._guess_at(path) == token
-        return self._guess.sources[len(path)] if copied else self._model.name
+            return _Look()
+        if not self._front:
+            return _Look((), score, law=law)
+        seed = request.seed if self._peek else None
+        found, lead = front_runners(law, row, ahead, model.siblings, seed)
+        q = None if ahead.greedy or not model.samples else law
+        return _Look([(token, share, q) for token, share in found], score, lead)
 
     def _chain_at(self, path: Path) -> SamplerChain:
         found = self._chains.get(path)
@@ -314,7 +299,7 @@ class _Growth(BestFirst):
             self._chains[path] = found
         return found
 
-    def _draw(self, path: Path, weight: float, law: Law) -> list[Guess]:
+    def _draw(self, path: Path, weight: float, law: Law) -> list[tuple[int, float, Law | None]]:
         """Draw one sampled child and choose the likeliest other tokens, all by the same law."""
         most = min(self._model.siblings, self.room, 1 + self.spare_leaves)
         guess = self._guess_at(path)
@@ -330,17 +315,47 @@ class _Growth(BestFirst):
                     break
                 fixed.append(token)
                 left -= float(law.probs[i])
-        drawn: list[Guess] = []
+        drawn: list[tuple[int, float, Law | None]] = []
         outside = _without(law, fixed)
         if outside is not None and (not fixed or weight * left >= _BESIDE):
             token = self._request.coins.pick(outside.ids, outside.probs)
-            drawn.append((token, max(left, 0.0), self._model.name, outside))
+            drawn.append((token, max(left, 0.0), outside))
         for token in fixed:
             share = law.prob(token)
             if token == guess:
                 share = max(share, self._guessed(path))
-            drawn.append((token, share, self._source(path, token), None))
+            drawn.append((token, share, None))
         return drawn
+
+
+def front_runners(
+    law: Law, row: Row, ahead: SamplerChain, most: int, seed: int | None
+) -> tuple[list[tuple[int, float]], float]:
+    """Return the best ``most`` tokens with their shares, and the lead of the first in log score.
+
+    Greedily the shares are the softmax of the logits. With a seed they are that of log q - log E
+    in the race of common noise, in which the target draws its own token; without one, the law.
+
+    Args:
+        law: what the sampler chain ``ahead`` makes of ``row``.
+        seed: of the common noise; None where the rule has none.
+    """
+    if ahead.greedy:
+        top = row.max()
+        ids = np.flatnonzero(row > top - np.float32(_NEAR)).astype(np.int32)
+        weights: FloatArray = np.exp((row[ids] - top).astype(np.float64))
+    else:
+        ids, weights = law.ids, law.probs
+        if seed is not None:
+            weights = weights / exp_noise(seed, ahead.position, ids)
+    weights = weights / weights.sum()
+    order = Peaks(weights).best(max(most, 2))
+    found = [(int(ids[i]), float(weights[i])) for i in order]
+    lead = float(np.log(found[0][1] / found[1][1])) if len(found) > 1 else float("inf")
+    if ahead.greedy and found[0][0] != (best := int(law.ids[0])):
+        # a penalty or a grammar moved the best token away from the top
+        found = [(best, found[0][1]), *(guess for guess in found if guess[0] != best)]
+    return found[:most], min(lead, ahead.gap)
 
 
 def _without(law: Law, tokens: Sequence[int]) -> Law | None:

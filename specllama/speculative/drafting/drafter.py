@@ -9,7 +9,6 @@ from typing import Any
 import numpy.typing as npt
 
 from specllama.arrays import HiddenNeed, Row
-from specllama.errors import EngineError
 from specllama.history import History
 from specllama.speculative.effects import LaneView, Steps
 from specllama.speculative.rules import Coins, Rule
@@ -28,8 +27,6 @@ class Request:
         leaves: most leaves of a tree; 1 where the target or the rule takes chains only.
         pass_rows: the widest pass; with ``n_ctx``, the target's context, it bounds scouts, which
             the draft window does not.
-        ending: how likely a passage ends between two tokens, from 0 to 1; None where it cannot
-            tell.
         prediction: what the caller expects the reply to be; () for nothing.
         thinking: whether the reply has not begun yet, for a thought before it.
         beside: the texts of conversations that are written at the same time, to copy from.
@@ -43,7 +40,6 @@ class Request:
     leaves: int = 1
     pass_rows: int = 1
     n_ctx: int = 0
-    ending: Callable[[int, int], float] | None = None
     prediction: Sequence[int] = ()
     thinking: Callable[[], bool] = lambda: False
     beside: Callable[[], Sequence[History]] = lambda: ()
@@ -52,17 +48,6 @@ class Request:
         """True if a draft's token is drawn as the target draws its own, so that it may be judged by
         its value; else it is sampled, and dropping it for its value would bias the output."""
         return self.rule.common_noise or chain.greedy
-
-    def endings(self, last: int, copied: Sequence[int]) -> tuple[float, ...]:
-        """Return the probability that a copy after ``last`` ends before each of its tokens.
-
-        A copied token that ends the turn is no reason to doubt itself.
-        """
-        ending, is_eog = self.ending, self.is_eog
-        if ending is None:
-            return ()
-        pairs = zip((last, *copied), copied, strict=False)
-        return tuple(0.0 if is_eog(after) else ending(before, after) for before, after in pairs)
 
 
 class Drafter:
@@ -76,6 +61,7 @@ class Drafter:
         needs: hidden states that the target's passes have to give away.
         paid: the one that costs time of the sources that it joins, "" without one.
         lanes: of its own, which its opener closes.
+        request: of the present reply.
     """
 
     name = "none"
@@ -83,22 +69,11 @@ class Drafter:
     paid = ""
     lanes: tuple[LaneView, ...] = ()
 
-    _request: Request | None = None
+    request: Request
 
     def start(self, request: Request) -> None:
         """Begin a new reply."""
-        self._request = request
-
-    @property
-    def request(self) -> Request:
-        """The request of the present reply.
-
-        Raises:
-            EngineError: no reply was begun.
-        """
-        if self._request is None:
-            raise EngineError("draft before start")
-        return self._request
+        self.request = request
 
     def advice(self) -> str:
         """Return one sentence for the user, "" for none; called after ``start``."""
@@ -141,11 +116,40 @@ class Drafter:
         can be rebuilt from the text at once."""
         return {}
 
-    def hold(self, held: Held, text: History) -> None:
+    def hold(self, held: Held, text: Sequence[int]) -> None:
         """Take back a copy made by ``held``. Its lanes now hold that text and nothing else."""
 
     def close(self) -> None:
         """Free its resources: the engine is closed."""
+
+
+class Joined(Drafter):
+    """A drafter that drafts with others.
+
+    Args:
+        sources: see there.
+    """
+
+    def __init__(self, sources: Sequence[Drafter]) -> None:
+        self.sources = tuple(sources)
+        self.lanes = tuple(lane for source in sources for lane in source.lanes)
+
+    def start(self, request: Request) -> None:
+        super().start(request)
+        for source in self.sources:
+            source.start(request)
+
+    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
+        for source in self.sources:
+            source.commit(tokens, draft, verdict)
+
+    def forget(self) -> None:
+        for source in self.sources:
+            source.forget()
+
+    def close(self) -> None:
+        for source in self.sources:
+            source.close()
 
 
 class Copier(Drafter):
@@ -154,10 +158,8 @@ class Copier(Drafter):
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         yield from ()
         guesses = self.guesses(tokens, chain, room.n)
-        if not guesses:
-            return EMPTY_DRAFT
-        which, length = room.judge.pick(guesses)
-        return self.send(guesses[which], length, room)
+        which, length = room.judge.pick(guesses) if guesses else (0, 0)
+        return self.send(guesses[which], length, room) if length else EMPTY_DRAFT
 
     def guesses(self, tokens: Sequence[int], chain: SamplerChain, most: int) -> Sequence[Guess]:
         """List possible continuations of ``tokens``, at most ``most`` tokens each, likeliest first.
@@ -171,4 +173,10 @@ class Copier(Drafter):
 
         Where a window judges, other ways on may stand alongside them if it finds them worth a row.
         """
-        raise NotImplementedError
+        return Draft.chain(guess.tokens[:length], self.name)
+
+
+def written(tokens: Sequence[int], verdict: Verdict) -> Sequence[int]:
+    """Return the tokens that the round added to ``tokens``."""
+    n = len(verdict.path) + (verdict.target_token is not None)
+    return tokens[len(tokens) - n :]

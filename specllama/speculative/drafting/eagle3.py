@@ -16,10 +16,10 @@ import numpy as np
 
 from specllama.arrays import Row
 from specllama.backend.base import HiddenRows, Out
-from specllama.history import Follower, History
+from specllama.history import Follower
 from specllama.speculative.drafting.drafter import Drafter, Held
+from specllama.speculative.drafting.head_drafter import Stated, StateDrafter
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
-from specllama.speculative.drafting.states import Stated, StateDrafter
 from specllama.speculative.effects import HeadPlace, Pass, Steps
 from specllama.speculative.types import Room
 
@@ -41,15 +41,10 @@ class EagleDrafter(StateDrafter):
         return self._fused
 
     def reusable(self, tokens: Sequence[int], cached: int) -> int:
-        hidden, end = self._target.hidden, min(self._fused.end, self._of.kept)
-        first = self._fused.first
-        if hidden.end > hidden.first:  # not fused yet
-            first, end = (first if first < end >= hidden.first else hidden.first), hidden.end
-        if end >= cached:
-            return cached
-        return end if first == 0 else 0
+        end = min(self._fused.end, self._of.kept)
+        return self._with_states(self._fused.first, end, cached)
 
-    def read_prompt(self, tokens: Sequence[int], n: int) -> Steps[None]:
+    def follow(self, tokens: Sequence[int], n: int) -> Steps[None]:
         """Fuse the states of a part of the prompt, so that the target need not keep them."""
         yield from self._fuse()
 
@@ -66,9 +61,9 @@ class EagleDrafter(StateDrafter):
                 self._fused.add(at, fused.states)
         hidden.forget(hidden.end)
 
-    def begin(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:
+    def open(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:
         yield from self._fuse()
-        return (yield from super().begin(tokens, room))
+        return (yield from super().open(tokens, room))
 
     def held(self) -> Held:
         end = min(self._fused.end, self._of.kept)
@@ -77,7 +72,7 @@ class EagleDrafter(StateDrafter):
             return {}
         return {**super().held(), "fused": fused.copy(), "first": np.array([first])}
 
-    def hold(self, held: Held, text: History) -> None:
+    def hold(self, held: Held, text: Sequence[int]) -> None:
         if "at" in held:
             super().hold(held, text)
         else:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.speculative.drafting.drafter import Copier, Request
-from specllama.speculative.drafting.method import Method, always
+from specllama.speculative.drafting.drafter import Copier, Request, written
+from specllama.speculative.drafting.method import Method
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Guess, Room, Verdict
 
@@ -38,7 +38,7 @@ class ForcedDrafter(Copier):
     def guesses(self, tokens: Sequence[int], chain: SamplerChain, most: int) -> list[Guess]:
         """Return one guess, or none if there is a choice."""
         self._guess = []
-        if chain.constraint is None or most <= 0:
+        if chain.constraint is None:
             return []
         ahead = chain.constraint.ahead(most, self._habits)
         if ahead and ahead[-1][0] < 0:
@@ -58,8 +58,7 @@ class ForcedDrafter(Copier):
         return Draft.chain(guess.tokens[:length], self.name, confidence=shares)
 
     def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
-        n = len(verdict.path) + (verdict.target_token is not None)
-        for (token, said), truth in zip(self._guess, tokens[len(tokens) - n :], strict=False):
+        for (token, said), truth in zip(self._guess, written(tokens, verdict), strict=False):
             if said < 1.0:
                 tested = self._tested.setdefault(token, [0.0, 0.0])
                 tested[0] += token == truth
@@ -78,8 +77,6 @@ METHOD = Method(
     letter="g",
     blurb="Writes what a JSON schema, a grammar or a tool leaves no choice about. "
     "Free; silent where nothing constrains the reply.",
-    cost="free",
-    why_not=always,
     open=lambda kit: ForcedDrafter(),
     auto=True,
 )

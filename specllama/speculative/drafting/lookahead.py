@@ -44,8 +44,6 @@ class LookaheadDrafter(Drafter):
     name = "lookahead"
 
     def __init__(self, *, window: int = 8, ngram: int = 4, guesses: int = 6) -> None:
-        if window < 2 or ngram < 3 or guesses < 1:
-            raise ValueError("lookahead needs window >= 2, ngram >= 3 and guesses >= 1")
         self._shape = (window, ngram, guesses)
         self._pool: dict[int, list[tuple[int, ...]]] = {}
         self._levels: list[list[int]] = []  # [N - 1][W]; level 0, column 0 is the pending token
@@ -59,9 +57,8 @@ class LookaheadDrafter(Drafter):
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         yield from ()
-        request = self._request
-        self._columns = []
-        if request is None or room.n <= 0 or request.leaves < 3:
+        request, self._columns = self.request, []
+        if request.leaves < 3:
             return EMPTY_DRAFT
         rows = min(request.pass_rows - 1, request.n_ctx - len(tokens))
         rows = min(room.judge.read("", rows), rows)
@@ -184,7 +181,6 @@ METHOD = Method(
     letter="l",
     blurb="The target guesses several tokens ahead in parallel and checks them itself. "
     "Pays on GPUs with spare compute, not on CPUs.",
-    cost="free",
     why_not=with_trees,
     open=lambda kit: LookaheadDrafter(),
     branches="must",

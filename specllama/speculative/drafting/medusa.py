@@ -9,25 +9,25 @@ law.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from specllama.arrays import Row
 from specllama.backend.base import Out
-from specllama.errors import EngineError, UsageError
-from specllama.speculative.drafting.drafter import Drafter
-from specllama.speculative.drafting.likeliest import likeliest
+from specllama.speculative.drafting.draft_tree import grow
+from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
+from specllama.speculative.drafting.stepping import Stepping
 from specllama.speculative.effects import HeadPlace, Pass, Steps
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.selection import confidence
-from specllama.speculative.tree import BestFirst
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Room
+from specllama.speculative.tree import Path
+from specllama.speculative.types import Draft, Room
 
 Hidden = Callable[[Sequence[int]], Row | None]
 
 
-class MedusaDrafter(Drafter):
-    """A drafter with extra heads of the target.
+class MedusaDrafter(Stepping):
+    """A drafter with extra heads of the target. Every node of a depth is followed by the same
+    guesses, of one head.
 
     Args:
         lane: of the heads of this target.
@@ -38,71 +38,36 @@ class MedusaDrafter(Drafter):
 
     name = "medusa"
     needs = "final_hidden"
+    floor = 0.0
+    samples = False
 
     def __init__(self, lane: HeadPlace, hidden: Hidden, *, ranks: int = 4) -> None:
         self.lane = lane
         self._hidden = hidden
-        self.ranks = ranks
+        self._ranks = ranks
+
+    def start(self, request: Request) -> None:
+        super().start(request)
+        self.siblings = self._ranks if request.leaves > 1 else 1
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
-        if room.n <= 0 or len(tokens) < 2:
-            return EMPTY_DRAFT
-        hidden = self._hidden(tokens[:-1])
-        if hidden is None or room.judge.read(self.name, 1) <= 0:
-            return EMPTY_DRAFT
-        return (yield from _HeadGrowth(self, hidden, chain.fork(), room).grow())
+        return (yield from grow(self, tokens, chain, room))
 
+    def begin(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:
+        self._state = self._hidden(tokens[:-1]) if len(tokens) > 1 else None
+        if self._state is None or not room.judge.read(self.name, 1):
+            return None, 0
+        (row,) = yield from self.after([()])
+        return row, self.lane.heads
 
-class _HeadGrowth(BestFirst):
-    """One round's tree. Every node of a depth is followed by the same guesses."""
+    def after(self, paths: Sequence[Path]) -> Steps[Sequence[Row]]:
+        assert self._state is not None
+        depth = len(paths[0]) + 1
+        out: Out = yield Pass(self.lane, (), states=self._state[None], head=depth)
+        return [out.rows[0]]
 
-    def __init__(
-        self, drafter: MedusaDrafter, hidden: Row, ahead: SamplerChain, room: Room
-    ) -> None:
-        self._request = request = drafter.request
-        super().__init__(room, leaves=request.leaves, is_end=request.is_eog)
-        self._drafter = drafter
-        self._hidden = hidden
-        self._ahead = ahead
-        self._guesses: list[list[tuple[int, float]]] = []  # by depth, the best first
-
-    def read(self, node: int) -> Steps[None]:
-        depth = self.depth(node)
-        if depth == len(self._guesses) < self._drafter.lane.heads:
-            found = yield from self._look(depth + 1)
-            self._guesses.append(found)
-        guesses = self._guesses[depth] if depth < len(self._guesses) else []
-        if guesses and node == self.trunk:  # the window was asked for this one
-            self.best = guesses[0][0]
-        for token, share in guesses:
-            self.offer(node, token, share, self._drafter.name)
-
-    def _look(self, depth: int) -> Steps[list[tuple[int, float]]]:
-        """Return the guesses of head ``depth``, best first; none if the window wants no more.
-
-        The chain is advanced along the best guesses: the places are right for every path, the
-        history of penalties and grammars for the likeliest one. A wrong history costs acceptance,
-        never exactness.
-        """
-        judge, ahead, request, lane = self.judge, self._ahead, self._request, self._drafter.lane
-        if depth > 1 and not judge.further():
-            return []
-        out: Out = yield Pass(lane, (), states=self._hidden[None], head=depth)
-        row = out.rows[0]
-        score = confidence(row)
-        if score < request.p_min:
-            return []
-        try:
-            law = ahead.law(row)
-        except (EngineError, UsageError):
-            return []  # NaN, or a grammar with no way on
-        drawn = request.drawn(ahead)
-        ranks = self._drafter.ranks if request.leaves > 1 else 1
-        found, lead = likeliest(law, row, ahead, ranks, request.seed if drawn else None)
-        if not judge.take(score, *((lead, found[0][0]) if drawn else (None, None))):
-            return []
-        ahead.advance(found[0][0])
-        return found
+    def alike(self, path: Path) -> Hashable:
+        return len(path)
 
 
 def _open(kit: Kit) -> Drafter:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from specllama.history import common_prefix
 from specllama.speculative.drafting.draft_tree import TreeDrafter, grow, why_no_tree
-from specllama.speculative.drafting.drafter import Drafter, Request
+from specllama.speculative.drafting.drafter import Drafter, Joined, Request, written
 from specllama.speculative.drafting.method import Kit, Method
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.effects import Steps
@@ -19,7 +19,7 @@ from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Verdict
 
 
-class MergedDrafter(Drafter):
+class MergedDrafter(Joined):
     """A drafter of one tree from two sources.
 
     Args:
@@ -30,15 +30,13 @@ class MergedDrafter(Drafter):
     name = "merged"
 
     def __init__(self, copier: Drafter, model: TreeDrafter) -> None:
-        self._copier = copier
-        self._model = model
+        super().__init__((copier, model))
+        self._copier, self._model = copier, model
         self._guess = EMPTY_DRAFT
-        self.lanes = model.lanes
 
     def start(self, request: Request) -> None:
+        super().start(request)
         self._guess = EMPTY_DRAFT
-        self._copier.start(request)
-        self._model.start(request)
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         self._guess = yield from self._copier.draft(tokens, chain, room)
@@ -47,20 +45,11 @@ class MergedDrafter(Drafter):
     def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
         """Report to each source how its own guess ended: joined, beaten or left out."""
         if len(self._guess):
-            n = len(verdict.path) + (verdict.target_token is not None)
-            agreed = common_prefix(self._guess.tokens, tuple(tokens[len(tokens) - n :]))
+            agreed = common_prefix(self._guess.tokens, tuple(written(tokens, verdict)))
             own = Verdict(tuple(range(agreed)), verdict.target_token, verdict.kind)
             self._copier.commit(tokens, self._guess, own)
             self._guess = EMPTY_DRAFT
         self._model.commit(tokens, draft, verdict)
-
-    def forget(self) -> None:
-        self._copier.forget()
-        self._model.forget()
-
-    def close(self) -> None:
-        self._copier.close()
-        self._model.close()
 
 
 def _open(kit: Kit) -> Drafter:

@@ -88,10 +88,10 @@ class Method:
         letter: marks a token's source; unlike those of other methods, "" for a method that only
             joins others.
         blurb: what it does and when it pays, in one or two sentences.
+        open: makes a drafter for one conversation, where nothing speaks against it.
         cost: what a step of it is: nothing that is timed, a step of the draft model, a step that
             has a cost table under the method's name, or those of the sources it joins.
         why_not: why it cannot draft for a pair, "" if it can.
-        open: makes a drafter for one conversation, where nothing speaks against it.
         branches: "may" of one that grows trees, and chains where only chains can be judged; "must"
             of one that has nothing to say without them.
         auto: the mixture that ``auto`` drafts with asks it where it is there.
@@ -104,18 +104,13 @@ class Method:
     short: str
     letter: str
     blurb: str
-    cost: Cost
-    why_not: Callable[[Facts], str]
     open: Callable[[Kit], Drafter]
+    cost: Cost = "free"
+    why_not: Callable[[Facts], str] = lambda facts: ""
     branches: Branches = "no"
     auto: bool = False
     at_once: bool = False
     on_request: bool = False
-
-
-def always(facts: Facts) -> str:
-    """Return ``why_not`` of a method that needs nothing."""
-    return ""
 
 
 def with_draft(facts: Facts) -> str:
@@ -152,12 +147,10 @@ def booked(drafter: Drafter) -> Booking:
     method = find(drafter.name)
     if method is None:  # of no entry: as if it stepped through a draft model
         return Booking(drafter.name, "" if drafter.name == "none" else drafter.name)
+    paid = "" if method.cost == "free" else method.name
     if method.cost == "of its sources":
-        return _booking(method.name, find(drafter.paid), drafter.paid)
-    return _booking(method.name, method, "" if method.cost == "free" else method.name)
-
-
-def _booking(name: str, payer: Method | None, paid: str) -> Booking:
-    if not paid or payer is None:
-        return Booking(name, paid)
-    return Booking(name, paid, payer.cost == "own", payer.at_once)
+        paid = drafter.paid
+    payer = find(paid)
+    if payer is None:
+        return Booking(method.name, paid)
+    return Booking(method.name, paid, payer.cost == "own", payer.at_once)

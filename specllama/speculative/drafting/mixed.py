@@ -13,16 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.speculative.drafting.drafter import Copier, Drafter, Request
-from specllama.speculative.drafting.method import Kit, Method, always, find, methods
+from specllama.speculative.drafting.drafter import Copier, Drafter, Joined
+from specllama.speculative.drafting.method import Kit, Method, find, methods
 from specllama.speculative.effects import Steps
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room
 
 CALM = 3  # tokens of a match that is taken where no window weighs it against the paying source
 
 
-class MixedDrafter(Drafter):
+class MixedDrafter(Joined):
     """A drafter that uses whichever of its sources promises most.
 
     Args:
@@ -32,39 +32,20 @@ class MixedDrafter(Drafter):
     name = "mixed"
 
     def __init__(self, sources: Sequence[Drafter]) -> None:
-        if not sources:
-            raise ValueError("a mixed drafter needs at least one source")
-        self._sources = tuple(sources)
+        super().__init__(sources)
         self._said = False
         self._copiers = [source for source in sources if isinstance(source, Copier)]
         self._paid = [source for source in sources if not isinstance(source, Copier)]
-        needs = {source.needs for source in sources} - {"nothing"}
-        if len(needs) > 1:
-            raise ValueError(f"one pass cannot give {' and '.join(sorted(map(str, needs)))}")
-        self.needs = needs.pop() if needs else "nothing"
+        self.needs = next((s.needs for s in sources if s.needs != "nothing"), "nothing")
         self.paid = self._paid[0].name if self._paid else ""
-        self.lanes = tuple(lane for source in sources for lane in source.lanes)
-
-    @property
-    def sources(self) -> tuple[Drafter, ...]:
-        return self._sources
-
-    def describe(self) -> str:
-        """Describe the sources in words."""
-        copies = ["copies of the text"] if self._copiers else []
-        paid = (method.short if (method := find(s.name)) else s.name for s in self._paid)
-        return " and ".join([*copies, *paid])
 
     def advice(self) -> str:
         """Name the sources once, if they are not the usual draft model."""
         said = self._said or not self.paid or self.paid == "draft"
         self._said = True
-        return "" if said else f"drafting from {self.describe()}"
-
-    def start(self, request: Request) -> None:
-        super().start(request)
-        for source in self._sources:
-            source.start(request)
+        copies = ["copies of the text"] if self._copiers else []
+        paid = (method.short if (method := find(s.name)) else s.name for s in self._paid)
+        return "" if said else f"drafting from {' and '.join([*copies, *paid])}"
 
     def reusable(self, tokens: Sequence[int], cached: int) -> int:
         return min((s.reusable(tokens, cached) for s in self._paid), default=cached)
@@ -74,7 +55,8 @@ class MixedDrafter(Drafter):
             yield from source.read_prompt(tokens, n)
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
-        guesses, owners = self._guesses(tokens, chain, room)
+        owned = self._guesses(tokens, chain, room)
+        guesses = [guess for guess, _ in owned]
         which, length = room.judge.pick(guesses) if guesses else (0, 0)
         if length == 0:
             for source in self._paid:
@@ -83,32 +65,19 @@ class MixedDrafter(Drafter):
                     return draft
             if guesses and self._paid:
                 which, length = room.judge.pick(guesses)
-        return owners[which].send(guesses[which], length, room) if length else EMPTY_DRAFT
+        return owned[which][1].send(guesses[which], length, room) if length else EMPTY_DRAFT
 
     def _guesses(
         self, tokens: Sequence[int], chain: SamplerChain, room: Room
-    ) -> tuple[list[Guess], list[Copier]]:
-        """Return every different guess, and the source of each."""
-        guesses: list[Guess] = []
-        owners: list[Copier] = []
-        for source in self._copiers:
-            for guess in source.guesses(tokens, chain, room.n):
-                if room.judge.weighs or guess.match_length >= CALM or not self._paid:
-                    guesses.append(guess)
-                    owners.append(source)
-        return guesses, owners
-
-    def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
-        for source in self._sources:
-            source.commit(tokens, draft, verdict)
-
-    def forget(self) -> None:
-        for source in self._sources:
-            source.forget()
-
-    def close(self) -> None:
-        for source in self._sources:
-            source.close()
+    ) -> list[tuple[Guess, Copier]]:
+        """Return every guess, and its source."""
+        least = 0 if room.judge.weighs or not self._paid else CALM
+        return [
+            (guess, source)
+            for source in self._copiers
+            for guess in source.guesses(tokens, chain, room.n)
+            if guess.match_length >= least
+        ]
 
 
 def _open(kit: Kit) -> Drafter:
@@ -127,6 +96,5 @@ METHOD = Method(
     blurb="Forced text, suffix and n-gram copies compete with the draft model (or a head of the "
     "target). Each round uses the one that should save the most time.",
     cost="of its sources",
-    why_not=always,
     open=_open,
 )

@@ -1,6 +1,8 @@
 """MTP / NextN: a block that the model was trained with guesses the token after the next.
 
-It stands in the target's own file, or in one of its own (see ``assistant``).
+It stands in the target's own file, or in one of its own: an assistant that reads the target's cache
+and keeps nothing. Its query stands at the position of the pending token, whatever it has guessed
+since: so it was trained. Of the text it needs the target's state after the token before that.
 """
 
 from __future__ import annotations
@@ -8,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.arrays import Row
-from specllama.errors import ContextFull
-from specllama.speculative.drafting.assistant import AssistantDrafter
+from specllama.backend.base import Out
 from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.head_drafter import HeadDrafter, StateDrafter
 from specllama.speculative.drafting.method import Kit, Method, with_own
-from specllama.speculative.drafting.states import StateDrafter
-from specllama.speculative.effects import Steps
+from specllama.speculative.effects import Pass, Steps
+from specllama.speculative.tree import ROOT, Path
+from specllama.speculative.types import Room
 
 
 class MtpDrafter(StateDrafter):
@@ -35,18 +38,41 @@ class MtpDrafter(StateDrafter):
         covered = min(self._held, self._seen.kept, self._lane.end, cached) - 1
         return covered if self._lane.first == 0 and covered > 0 else 0
 
-    def read_prompt(self, tokens: Sequence[int], n: int) -> Steps[None]:
+    def follow(self, tokens: Sequence[int], n: int) -> Steps[None]:
         begin = self._first_to_read(tokens, last=n)
         if begin is not None and begin < n:
-            try:
-                yield from self._read(tokens, begin, n)
-            except ContextFull:
-                self.forget()
+            yield from self._read(tokens, begin, n)
 
     def _read(self, tokens: Sequence[int], begin: int, end: int) -> Steps[Row]:
         row = yield from super()._read(tokens, begin, end)
         self.states.forget(end - 2)  # the last pair is read again when a round is retried
         return row
+
+
+class AssistantDrafter(HeadDrafter):
+    """A drafter of trees with an assistant, which reads nothing but the pending token."""
+
+    name = "mtp"
+    needs = "nextn"
+
+    def follow(self, tokens: Sequence[int], n: int) -> Steps[None]:
+        self._target.hidden.forget(n - 1)
+        yield from ()
+
+    def open(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:
+        at = len(tokens) - 1
+        known = self._target.hidden
+        state = known.rows(at - 1, at)
+        if state is None or not room.judge.read(self.name, 1):
+            return None, 0
+        state = state.copy()
+        known.forget(at - 1)  # it is read again when a round is retried
+        out: Out = yield Pass(self._lane, tokens[-1:], "last", states=state, keep=at)
+        self._own = {(): out.states[0]}
+        return out.rows[0, : self._n_vocab], 1 << 30
+
+    def after(self, paths: Sequence[Path]) -> Steps[Sequence[Row]]:
+        return [*(yield from self._grow(paths, {path[:-1]: ROOT for path in paths}))]
 
 
 def _open(kit: Kit) -> Drafter:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from specllama.speculative.drafting.copying import TextFollower
 from specllama.speculative.drafting.drafter import Copier, Request
-from specllama.speculative.drafting.method import Method, always
+from specllama.speculative.drafting.method import Method
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
+from specllama.speculative.types import Draft, Guess, Room, Verdict
 
 LONG_MATCH = 32  # beyond this a longer match says nothing more
 
@@ -30,13 +30,10 @@ class NgramDrafter(Copier):
     def __init__(
         self, *, n_max: int = 6, n_min: int = 2, reader: TextFollower | None = None
     ) -> None:
-        if not 1 <= n_min <= n_max:
-            raise ValueError(f"need 1 <= n_min <= n_max, got {n_min} and {n_max}")
         self._sizes = range(n_max, n_min - 1, -1)
         self._reader = reader or TextFollower()
         self._hits: dict[int, list[int]] = {n: [0, 0] for n in self._sizes}
-        self._found_size = 0  # of this round's match
-        self._last_size = 0  # and of the one that was sent
+        self._sent = 0  # the size of this round's match, where it was sent
 
     def start(self, request: Request) -> None:
         super().start(request)
@@ -44,50 +41,42 @@ class NgramDrafter(Copier):
 
     def guesses(self, tokens: Sequence[int], chain: SamplerChain, most: int) -> list[Guess]:
         """Return the continuation of the best match, up to the end of a turn; [] without one."""
-        self._last_size = 0
-        if most <= 0:
-            return []
-        at, size, agreement = self.lookup(tokens)
-        if size == 0:
+        self._sent = 0
+        at, agreement = self.lookup(tokens)
+        if not agreement:
             return []
         copied = self._reader.text[at : at + most]
         is_eog = self.request.is_eog
         stop = next((i for i, t in enumerate(copied) if is_eog(t)), None)
         if stop is not None:
             copied = copied[: stop + 1]
-        self._found_size = size
-        endings = self.request.endings(tokens[-1], copied)
         shares = self._reader.habits.likely(copied)
-        return [Guess(self.name, tuple(copied), agreement, shares, endings)]
+        return [Guess(self.name, tuple(copied), agreement, shares)]
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
-        """Return the first ``length`` tokens of this round's guess as a draft."""
-        if length <= 0:
-            return EMPTY_DRAFT
-        self._last_size = self._found_size
-        hits, tries = self._hits[self._last_size]
+        self._sent = min(guess.match_length, self._sizes[0])
+        hits, tries = self._hits[self._sent]
         score = (hits + 1.0) / (tries + 2.0)
         return Draft.chain(guess.tokens[:length], self.name, confidence=[score] * length)
 
-    def lookup(self, tokens: Sequence[int]) -> tuple[int, int, int]:
-        """Return (position of the continuation, n-gram size, tokens that agree up to LONG_MATCH) of
-        the best match; size 0 for none."""
+    def lookup(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """Return (position of the continuation, tokens that agree up to LONG_MATCH) of the best
+        match; 0 tokens for none."""
         self._reader.follow(tokens)
         matches = self._reader.matches
         size = min(matches.longest, self._sizes[0])
         if size < self._sizes[-1]:
-            return 0, 0, 0
+            return 0, 0
         newest = int((matches.lengths >= size).nonzero()[0][-1])
-        agreement = min(int(matches.lengths[newest]), LONG_MATCH)
-        return int(matches.places[newest]) + 1, size, agreement
+        return int(matches.places[newest]) + 1, min(int(matches.lengths[newest]), LONG_MATCH)
 
     def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
-        if self._last_size and len(draft) and draft.sources[0] == self.name:
-            hits = self._hits[self._last_size]
+        if self._sent and len(draft) and draft.sources[0] == self.name:
+            hits = self._hits[self._sent]
             # only tested positions count: what lies after a rejection was never judged
             hits[0] += len(verdict.path)
             hits[1] += min(len(verdict.path) + 1, len(draft))
-        self._last_size = 0
+        self._sent = 0
 
 
 METHOD = Method(
@@ -97,8 +86,6 @@ METHOD = Method(
     letter="n",
     blurb="Copies what followed the last few tokens the last time they occurred. "
     "Free; works best on edits, quotes and code.",
-    cost="free",
-    why_not=always,
     open=lambda kit: NgramDrafter(reader=kit.reader),
     auto=True,
 )

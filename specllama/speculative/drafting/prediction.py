@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.history import History
-from specllama.speculative.drafting.drafter import Copier, Request
-from specllama.speculative.drafting.method import Method, always
+from specllama.speculative.drafting.drafter import Copier, Request, written
+from specllama.speculative.drafting.method import Method
 from specllama.speculative.matches import Matches
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import Draft, Guess, Room, Verdict
+from specllama.speculative.types import Draft, Guess, Verdict
 
 _WORD = 8  # tokens of a match that the caller's word is worth, before anything was written
 _SURE = 16  # tokens in a row that agree, from which on no other place is looked for
@@ -82,7 +82,7 @@ class PredictionDrafter(Copier):
     def guesses(self, tokens: Sequence[int], chain: SamplerChain, most: int) -> list[Guess]:
         """Return the expected text from the reply's position in it; [] without one."""
         aligned, new = self._aligned, self._new
-        if aligned is None or most <= 0:
+        if aligned is None:
             return []
         self._new = []
         if self.request.thinking():
@@ -94,13 +94,9 @@ class PredictionDrafter(Copier):
         kept = (aligned.kept,) * len(copied)
         return [Guess(self.name, tuple(copied), aligned.run, kept, kind="prediction")]
 
-    def send(self, guess: Guess, length: int, room: Room) -> Draft:
-        return Draft.chain(guess.tokens[:length], self.name)
-
     def commit(self, tokens: Sequence[int], draft: Draft, verdict: Verdict) -> None:
         if self._aligned is not None:
-            n = len(verdict.path) + (verdict.target_token is not None)
-            self._new += tokens[len(tokens) - n :]
+            self._new += written(tokens, verdict)
 
     def close(self) -> None:
         self._aligned = None
@@ -113,8 +109,6 @@ METHOD = Method(
     letter="p",
     blurb="Copies what the caller expects the reply to be, such as the old text of an edited file; "
     "free, and found again after each difference.",
-    cost="free",
-    why_not=always,
     open=lambda kit: PredictionDrafter(),
     auto=True,
 )

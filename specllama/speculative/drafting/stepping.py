@@ -10,13 +10,13 @@ from collections.abc import Hashable, Sequence
 
 from specllama.arrays import Row
 from specllama.errors import ContextFull, EngineError, UsageError
-from specllama.speculative.drafting.drafter import Drafter, Request
+from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.effects import Steps
 from specllama.speculative.noise import draw
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.selection import confidence
 from specllama.speculative.tree import Path
-from specllama.speculative.types import EMPTY_DRAFT, Draft, DraftJudge, Law, Room
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
 
 
 class Stepping(Drafter):
@@ -25,10 +25,14 @@ class Stepping(Drafter):
     Attributes:
         siblings: most children that one reading gives where a tree is grown (``draft_tree``).
         floor: path probability below which a node of it is not worth a row of the target.
+        samples: it draws by its law; else it guesses the likeliest tokens, under every rule.
+        foreign: its tokens are not the target's, so the window cannot tell what becomes of them.
     """
 
     siblings = 3
     floor = 0.02
+    samples = True
+    foreign = False
 
     @property
     def width(self) -> int:
@@ -67,32 +71,12 @@ class Stepping(Drafter):
         right."""
         return confidence(row)
 
-    def takes(
-        self,
-        judge: DraftJudge,
-        score: float,
-        lead: float | None = None,
-        token: int | None = None,
-    ) -> bool:
-        """True if the best token of a row may join, see ``DraftJudge.take``."""
-        return judge.take(score, lead, token)
-
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
-        request = self.request
-        if room.n <= 0:
-            return EMPTY_DRAFT
+        request, ahead, drawn = self.request, chain.fork(), self.request.drawn(chain)
         row, fits = yield from self.begin(tokens, room)
         if row is None or fits <= 0:
             return EMPTY_DRAFT
-        draft = yield from self._extend(request, row, chain.fork(), room, min(room.n, fits))
-        yield from self.settle(draft.tokens)
-        return draft
-
-    def _extend(
-        self, request: Request, row: Row, ahead: SamplerChain, room: Room, n: int
-    ) -> Steps[Draft]:
-        """Draw a token, evaluate it, and so on."""
-        drawn = request.drawn(ahead)
+        most = min(room.n, fits)
         drafted: list[int] = []
         laws: list[Law | None] = []
         scores: list[float | None] = []
@@ -101,7 +85,7 @@ class Stepping(Drafter):
             # judged on the law alone, before the token is drawn: allowed under every rule
             if not score >= request.p_min:
                 break
-            if not drawn and not self.takes(room.judge, score):
+            if not drawn and not room.judge.take(score, None, None):
                 break
             try:
                 law = ahead.law(row)
@@ -110,18 +94,21 @@ class Stepping(Drafter):
             if drawn:
                 token, lead = draw(law, request.seed, ahead.position)
                 # with common noise a draft may be left out for what it is: the target draws its own
-                if not self.takes(room.judge, score, min(lead, ahead.gap), token):
+                seen = (None, None) if self.foreign else (min(lead, ahead.gap), token)
+                if not room.judge.take(score, *seen):
                     break
             else:
                 token = request.coins.pick(law.ids, law.probs)
             drafted.append(token)
             laws.append(None if ahead.greedy else law.kept())
             scores.append(score)
-            if len(drafted) == n or request.is_eog(token) or not room.judge.further():
+            if len(drafted) == most or request.is_eog(token) or not room.judge.further():
                 break
             ahead.advance(token)
             try:
                 (row,) = yield from self.after([tuple(drafted)])
             except ContextFull:
                 break
-        return Draft.chain(drafted, self.name, q=laws, confidence=scores)
+        draft = Draft.chain(drafted, self.name, q=laws, confidence=scores)
+        yield from self.settle(draft.tokens)
+        return draft

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 from specllama.history import Follower, History
 from specllama.speculative.drafting.copying import TextFollower
-from specllama.speculative.drafting.drafter import Copier, Drafter, Request
+from specllama.speculative.drafting.drafter import Copier, Request
 from specllama.speculative.drafting.library import BREAK, Library
-from specllama.speculative.drafting.method import Kit, Method, always
+from specllama.speculative.drafting.method import Method
 from specllama.speculative.effects import Steps, run_alone
 from specllama.speculative.matches import Matches
 from specllama.speculative.sampling import SamplerChain
@@ -52,6 +52,11 @@ class State:
         """Return the newest of ``places`` that have a next token."""
         end = len(text) - 1
         return State(text, [place for place in places[-_COUNTED:] if place < end])
+
+    @staticmethod
+    def ending(matches: Matches) -> State:
+        """Return the newest places of the longest match."""
+        return State.at(matches.within, matches.at_least(matches.longest, _COUNTED + 1))
 
     def followers(self) -> list[tuple[int, State, float]]:
         """Return (token, state, share) of each next token, by frequency, the newest first on
@@ -142,23 +147,18 @@ class SuffixDrafter(Copier):
         """
         self._used = None
         self._states.clear()
-        if most <= 0:
-            return []
         self._follow(tokens)
         here, gone = self._reader.matches, self._past
-        text: Sequence[int] = self._library.text
         places, longest = self._library.find(tokens, _COUNTED + 1)
+        past = State.at(self._library.text, places)
         if gone.longest >= longest:
-            text, longest = gone.within, gone.longest
-            places = gone.at_least(longest, _COUNTED + 1)
-        found = [(PAST, text, places, longest)] if longest > here.longest else []
-        if length := here.longest:
-            found.append((self.name, here.within, here.at_least(length, _COUNTED + 1), length))
+            past, longest = State.ending(gone), gone.longest
+        found = [(PAST, past, longest)] if longest > here.longest else []
+        if here.longest:
+            found.append((self.name, State.ending(here), here.longest))
         if (near := self._nearby(max(here.longest, longest))) is not None:
-            at = near.at_least(near.longest, _COUNTED + 1)
-            found.insert(0, (BESIDE, near.within, at, near.longest))
-        for source, text, places, length in found:
-            state = State.at(text, places)
+            found.insert(0, (BESIDE, State.ending(near), near.longest))
+        for source, state, length in found:
             guess = self._continue(state, source, length, most)
             if guess is not None:
                 self._states.setdefault(guess, state)
@@ -184,17 +184,13 @@ class SuffixDrafter(Copier):
         copied = state.path(most, self.request.is_eog)
         if not copied:
             return None
-        endings = self.request.endings(self._text[-1], copied)
-        likely = self._reader.habits.likely(copied)
-        return Guess(source, tuple(copied), length, likely, endings)
+        return Guess(source, tuple(copied), length, self._reader.habits.likely(copied))
 
     def send(self, guess: Guess, length: int, room: Room) -> Draft:
         """Return the first ``length`` tokens of one of this round's guesses, with alternatives.
 
         Without a window to weigh them the other ways are left out.
         """
-        if length == 0:
-            return EMPTY_DRAFT
         alone = Room(length, _CopyAlone())
         return self._grow(guess, length, room if room.judge.weighs else alone)[0]
 
@@ -328,10 +324,6 @@ class _CopyAlone(Willing):
         return False
 
 
-def _open(kit: Kit) -> Drafter:
-    return SuffixDrafter(library=kit.library, reader=kit.reader)
-
-
 METHOD = Method(
     name="suffix",
     label="Suffix decoding",
@@ -339,8 +331,6 @@ METHOD = Method(
     letter="s",
     blurb="Finds the longest earlier match of the text's end (also in texts that are "
     "given) and copies its most frequent continuation.",
-    cost="free",
-    why_not=always,
-    open=_open,
+    open=lambda kit: SuffixDrafter(library=kit.library, reader=kit.reader),
     auto=True,
 )

@@ -28,7 +28,7 @@ from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.effects import LaneView, Steps
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import EMPTY_DRAFT, Draft, DraftJudge, Room
+from specllama.speculative.types import EMPTY_DRAFT, Draft, Room
 
 SHARED_MIN = 0.9  # of the draft's tokens, for the first way
 _LOOK_BACK = 32  # bytes before the end that are cut into draft tokens again
@@ -104,15 +104,11 @@ class TokenMap:
 
     def spell(self, token: int) -> tuple[int, ...]:
         """Spell one target token in draft tokens, at least one: a blank if it cannot be written."""
-        found = self._spelled.get(token)
-        if found is None:
-            known = self._known.get(token)
-            if known is not None:
-                found = (known,)
-            else:
-                found = tuple(self.draft_speller.spell(self._target.piece(token)) or [self._blank])
-            self._spelled[token] = found
-        return found
+        if token not in self._spelled:
+            known = [self._known[token]] if token in self._known else None
+            spelled = known or self.draft_speller.spell(self._target.piece(token))
+            self._spelled[token] = tuple(spelled or [self._blank])
+        return self._spelled[token]
 
 
 class TranslatedContext:
@@ -207,6 +203,8 @@ class RetokenizingDrafter(ChainDrafter):
         lane: the draft model's, in its own tokens.
     """
 
+    foreign = True
+
     def __init__(self, lane: LaneView, target: Vocab, draft: Vocab, tokens: TokenMap) -> None:
         super().__init__(lane, n_vocab=draft.n_tokens)
         self._target = target
@@ -228,22 +226,13 @@ class RetokenizingDrafter(ChainDrafter):
         return self._draft.is_eog(token) or not self._draft.piece(token)
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
-        if room.n <= 0 or not self._follow(tokens) or not self._ids:
+        if not self._follow(tokens) or not self._ids:
             return EMPTY_DRAFT
         guess = yield from super().draft(self._ids, self._greedy, room)
         written = b"".join(map(self._draft.piece, guess.tokens))
         cut = self._cut(tokens, written)[: room.n]
         scores = [guess.confidence[min(i, len(guess) - 1)] for i in range(len(cut))]
         return Draft.chain(cut, self.name, confidence=scores)
-
-    def takes(
-        self,
-        judge: DraftJudge,
-        score: float,
-        lead: float | None = None,
-        token: int | None = None,
-    ) -> bool:
-        return judge.take(score, None, None)  # it knows the target's tokens only
 
     def _follow(self, tokens: Sequence[int]) -> bool:
         """Update the text in draft tokens; return False if it cannot be written now."""

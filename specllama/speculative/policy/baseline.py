@@ -19,7 +19,6 @@ from time import perf_counter
 
 from specllama.speculative.policy.constants import (
     AHEAD,
-    BEHIND,
     EPSILON,
     FRESH_S,
     MEMORY,
@@ -70,9 +69,8 @@ class PlainSteps:
         self._stretches: deque[_Stretch] = deque(maxlen=MEMORY)
         self._taken = 0
         self._known: tuple[object, Baseline | None] = ((), None)
-        self._saved = 0.0  # plain steps that may be spent on the next
+        self._saved = 0.0  # plain steps that drafting may have lost for the next one
         self._since = 0  # rounds since the last
-        self._beyond = 0, 0.0  # after how many steps it was told, and that
 
     def took(self, ms: float, depth: int) -> None:
         """Learn the time of a plain step after ``depth`` tokens."""
@@ -83,37 +81,19 @@ class PlainSteps:
         newest.steps.append(ms)
         newest.end, newest.depth = now, depth
         self._taken += 1
-        self._since = 0
-
-    @property
-    def beyond(self) -> float:
-        """The recent excess of a step over its forecast, on average, in plain steps: the share that
-        other programs take from every step written here."""
-        taken, found = self._beyond
-        if taken != self._taken:
-            steps = [ms for stretch in self._stretches for ms in stretch.steps][-MEMORY:]
-            usual = median(steps)
-            found = fmean(min(max(ms / usual - OUTLIER, 0.0), BEHIND) for ms in steps)
-            self._beyond = self._taken, found
-        return found
+        self._since, self._saved = 0, 0.0
 
     def drafted(self, steps: float) -> None:
         """Note that a round drafted, and how many plain steps it took."""
         self._since += 1
         self._saved += EPSILON * steps
 
-    def is_due(self, forgone: float, *, settled: bool) -> bool:
-        """True if the next round should be plain, at the price of ``forgone`` plain steps; this
-        happens more often until the cost of plain steps on this machine is ``settled``."""
+    def is_due(self, *, settled: bool) -> bool:
+        """True if the next round should be plain, which loses less than a step; this happens more
+        often until the cost of plain steps on this machine is ``settled``."""
         fresh = self._fresh()
         few = len(fresh) <= SETTLE and (not fresh or self._clock() - fresh[-1].begin > STRETCH_S)
-        if self._since < (SETTLE if few else AHEAD):
-            return False
-        return few or not settled or self._saved >= forgone
-
-    def paid(self, forgone: float) -> None:
-        """Pay that price for a plain round."""
-        self._saved = max(self._saved - forgone, 0.0)
+        return self._since >= AHEAD and (few or not settled or self._saved >= 1.0)
 
     def typical(self, depth: int, deep_ms: float) -> Baseline | None:
         """Return the usual time of a step at a depth; each token of depth adds ``deep_ms``."""

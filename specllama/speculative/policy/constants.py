@@ -24,22 +24,18 @@ CELLS: tuple[int, ...] = (*range(1, 18), 24, 32, 48, 64, 96, 128, 192, 256, 384,
 # -- memories
 
 MEMORY = 64  # values of a running mean: some replies, so that one text does not decide
-RECENT = 24  # guesses that say what the next one will be like: a passage
+RECENT = 24  # tokens that say what the next guess will be like: a passage
 FORGET = 0.998  # of what was learnt, by guess: half of it is of the last 350
 STRETCH_S = 1.0  # plain steps so close together are one measurement
 FRESH_S = 120.0  # so old they are of these minutes: machines warm up and slow down in them
 
 # -- guesses
 
-# Weights and their variances, see ``Acceptance``: bias, three features, the text. A draft model's
-# confidence means roughly what it says; long matches copy well, and where a sentence or a line ends
-# a quotation often does. What sets a text apart matters for models; of a copy its match says more,
-# and of what a caller expects its match, and how much of it came so far.
-PRIOR = {
-    "draft": ([-0.3, 0.5, 0.5, 0.0, 0.0], [1.0, 0.25, 0.25, 0.25, 0.5]),
-    "copy": ([-1.0, 1.4, 0.8, -2.5, 0.0], [1.0, 0.25, 0.25, 0.25, 0.0]),
-    "prediction": ([-1.5, 2.0, 0.8, 0.0, 0.0], [1.0, 0.25, 0.25, 0.25, 0.0]),
-}
+# Weights, see ``Acceptance``: bias and two features. A draft model's confidence means roughly what
+# it says; long matches copy well; of what a caller expects its match says more, and how much of it
+# came so far.
+PRIOR = {"draft": (-0.3, 0.5, 0.5), "copy": (-1.0, 1.4, 0.8), "prediction": (-1.5, 2.0, 0.8)}
+VARIANCES = (1.0, 0.25, 0.25)
 MEAN = 0.75  # acceptance of a guess behind an accepted one, before any was seen
 CERTAIN = 6.0  # log odds: what is surer is not told apart
 # Looks before the first one, by acceptance in tenths: many of a good draft model's guesses are all
@@ -49,4 +45,3 @@ FIRST_LOOKS = (*(0.4,) * 9, 1.6)
 # -- decisions
 
 AHEAD = 8  # guesses looked ahead: as many as ``BEHIND`` can pay for where a row costs a step
-READ = 32  # tokens of a text that a draft model needs to guess well (measured)

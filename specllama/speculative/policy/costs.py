@@ -10,17 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
-from operator import itemgetter
+from statistics import median_low
 
-from specllama.speculative.policy.constants import (
-    CELLS,
-    EPSILON,
-    GAIN,
-    OUTLIER,
-    SETTLE,
-    SINGLES,
-    SLOPE,
-)
+from specllama.speculative.policy.constants import CELLS, GAIN, OUTLIER, SETTLE, SINGLES, SLOPE
 from specllama.speculative.types import Booking
 
 
@@ -30,8 +22,6 @@ class CostTable:
 
     Attributes:
         level: of one row without context; None before it is known.
-        slope: the cost of a further row, in single passes, estimated from all widths together: the
-            estimate for a width before it was timed often.
         deep: per row and 1000 tokens of depth.
         ratios: a(n) in single passes, by cell. What lies between is interpolated; beyond the last
             cell its mean slope continues.
@@ -40,19 +30,17 @@ class CostTable:
     """
 
     level: float | None = None
-    slope: float = SLOPE
     deep: float = 0.0
     ratios: dict[int, float] = field(default_factory=lambda: {1: 1.0})
     counts: dict[int, int] = field(default_factory=dict)
     sure: tuple[float, float, float] = (GAIN, 0.0, 1.0)
 
     def __post_init__(self) -> None:
-        self._points: list[tuple[int, float]] = []  # cells and ratios
         self._flat: list[float] = []  # ratios by rows
         self._early: dict[int, list[float]] = {}  # first samples, by cell
         # a restored table keeps adapting: old counts weigh little
         self.counts = {cell: min(n, _first(cell)) for cell, n in self.counts.items()}
-        numbers = (self.slope, *self.ratios.values(), 1.0 if self.level is None else self.level)
+        numbers = (*self.ratios.values(), 1.0 if self.level is None else self.level)
         if any(cell not in CELLS for cell in (*self.ratios, *self.counts)) or 1 not in self.ratios:
             raise ValueError("no such cell")
         if min(numbers) <= 0.0 or self.deep < 0.0 or min(self.sure[0], self.sure[2]) < 0.0:
@@ -74,30 +62,21 @@ class CostTable:
     def ratio(self, rows: int) -> float:
         """Return a(rows) in single passes."""
         if rows in self.ratios:
-            return self._believed(rows)
-        points = self._points
-        if not points:
-            points += ((cell, self._believed(cell)) for cell in sorted(self.ratios))
-        at = bisect_right(points, rows, key=itemgetter(0)) - 1
-        below, low = points[at]
-        if at + 1 < len(points):
-            above, high = points[at + 1]
-            return low + (high - low) * (rows - below) / (above - below)
-        # of a wider pass that seemed to cost less no slope can be told
-        slope = (low - 1.0) / (below - 1) if low > 1.0 else self.slope
+            return self.ratios[rows]
+        cells = sorted(self.ratios)
+        at = bisect_right(cells, rows)
+        below, low = cells[at - 1], self.ratios[cells[at - 1]]
+        if at < len(cells):
+            slope = (self.ratios[cells[at]] - low) / (cells[at] - below)
+        else:  # of a wider pass that seemed to cost less no slope can be told
+            slope = (low - 1.0) / (below - 1) if low > 1.0 else SLOPE
         return low + slope * (rows - below)
-
-    def _believed(self, cell: int) -> float:
-        """Return a ratio, with a limit: one disturbed pass must not rule its width out for good."""
-        if self.known(cell):
-            return self.ratios[cell]
-        return min(self.ratios[cell], (1.0 + self.slope * (cell - 1)) * OUTLIER)
 
     def ms(self, rows: int, depth: int = 0) -> float:
         """Return the expected milliseconds of a pass; 0 rows cost nothing."""
         if rows <= 0:
             return 0.0
-        return (self.level or 0.0) * self.ratio(rows) + self.deep * rows * (depth / 1000.0)
+        return (self.level or 0.0) * self.ratio(rows) + self.deep_ms * rows * depth
 
     @property
     def deep_ms(self) -> float:
@@ -107,16 +86,15 @@ class CostTable:
     def most(self, rows: int, depth: int = 0) -> float:
         """Return the most milliseconds that a pass may take: if none like it was timed, each row
         beyond a narrower one may take a pass of its own."""
-        cell = _cell(rows)
-        below = cell if cell in self.ratios else max(c for c in self.ratios if c < cell)
+        below = max(cell for cell in self.ratios if cell <= _cell(rows))
         ratio = self.ratios[below] + max(rows - below, 0)
-        return (self.level or 0.0) * ratio + self.deep * rows * (depth / 1000.0)
+        return (self.level or 0.0) * ratio + self.deep_ms * rows * depth
 
     def upto(self, rows: int, depth: int = 0) -> list[float]:
         """Return ``[0, ms(1), ..., ms(rows)]``, indexed by row count."""
         if len(self._flat) <= rows:
             self._flat = [0.0, *(self.ratio(n) for n in range(1, rows + 1))]
-        one, deep = self.level or 0.0, self.deep * (depth / 1000.0)
+        one, deep = self.level or 0.0, self.deep_ms * depth
         return [one * r + deep * n for n, r in enumerate(self._flat[: rows + 1])]
 
     def within(self, rows: int, ms: float, depth: int = 0) -> int:
@@ -135,13 +113,26 @@ class CostTable:
 
     def set(self, rows: int, ms: float, depth: int = 0) -> None:
         """Take over a careful measurement (a calibration run) at once."""
-        flat = max(ms - self.deep * rows * (depth / 1000.0), ms / 2)
-        if rows == 1:
-            self.level = flat
-        elif self.level:
-            self.ratios[_cell(rows)] = flat / self.level
+        self._take(_cell(rows), self._without(ms, rows, depth), rows)
         self.counts[_cell(rows)] = _first(rows)
-        self._changed()
+
+    def _without(self, ms: float, rows: int, depth: int) -> float:
+        """Return the milliseconds of such a pass without context."""
+        return max(ms - self.deep_ms * rows * depth, ms / 2)
+
+    def _take(self, cell: int, flat: float, rows: int) -> None:
+        """Take over the time of a pass without context.
+
+        Until the level is settled the other cells keep their times: it was wrong, the machine has
+        not changed.
+        """
+        if cell == 1:
+            scale = 1.0 if self.settled or not self.level else self.level / flat
+            self.ratios = {n: ratio * (scale if n > 1 else 1.0) for n, ratio in self.ratios.items()}
+            self.level = flat
+        elif self.level:  # one by one is never dearer
+            self.ratios[cell] = min(flat / self.level, rows) * cell / rows
+        self._flat.clear()
 
     def observe(self, rows: int, ms: float, depth: int = 0) -> None:
         """Learn that one pass of ``rows`` rows took ``ms``."""
@@ -149,63 +140,30 @@ class CostTable:
             return
         cell = _cell(rows)
         seen = self.counts[cell] = self.counts.get(cell, 0) + 1
-        flat = max(ms - self.deep * rows * (depth / 1000.0), ms / 2)  # as it is without context
         if seen <= _first(cell):
             known = [self.level * self.ratio(cell)] if self.level else []
             early = self._early.setdefault(cell, known * (seen - 1))
-            early.append(flat)
-            flat = sorted(early)[(len(early) - 1) // 2]
-            if cell == 1:
-                self._settle(flat)
-            elif self.level:  # one by one is never dearer
-                self.ratios[cell] = min(flat / self.level, rows) * cell / rows
-                slope = max((self.ratios[cell] - 1.0) / (cell - 1), EPSILON)
-                wide = sum(self.counts.values()) - self.seen(1)
-                self.slope *= (slope / self.slope) ** (1.0 / (1.0 + wide))
+            early.append(self._without(ms, rows, depth))
+            self._take(cell, median_low(early), rows)
         elif self.level:
             expected = self.ms(rows, depth)
             surprise = min(max(ms / expected, 1.0 / OUTLIER), OUTLIER) - 1.0
             if cell == 1:
-                self._correct(expected * surprise, depth / 1000.0)
+                self._correct(self.level, expected * surprise, depth / 1000.0)
             else:
-                self.level *= 1.0 + GAIN / SETTLE * surprise
-                self.ratios[cell] = self.ratio(cell) * (
-                    1.0 + max(GAIN / SETTLE, 1 / seen) * surprise
-                )
-        if cell > 1 and self.level and flat * OUTLIER < self.level:
-            # more rows are never cheaper: the single ones were slowed
-            self._settle(flat * OUTLIER)
-        self._changed()
+                self.ratios[cell] *= 1.0 + max(GAIN / SETTLE, 1 / seen) * surprise
+            self._flat.clear()
 
-    def _changed(self) -> None:
-        self._points.clear()
-        self._flat.clear()
-
-    def _settle(self, level: float) -> None:
-        """Take over a level. Until it is settled the other cells keep their times: the level was
-        wrong, the machine has not changed."""
-        if self.level and not self.settled:
-            for cell in self.ratios.keys() - {1}:
-                self.ratios[cell] *= self.level / level
-        self.level = level
-
-    def _correct(self, error: float, depth: float) -> None:
-        """Divide the excess of a single pass over its forecast between the level and the depth.
-
-        A Kalman filter whose level drifts, by so much that it follows with ``GAIN``.
-        """
+    def _correct(self, known: float, error: float, depth: float) -> None:
+        """Divide the excess of a single pass over its forecast between the level and the depth: a
+        Kalman filter whose level drifts, by so much that it follows with ``GAIN``."""
         aa, ab, bb = self.sure
         aa += GAIN * GAIN
         level, deep = aa + ab * depth, ab + bb * depth
         scale = 1.0 / (1.0 + level + deep * depth)
-        assert self.level is not None
-        self.level = max(self.level + level * scale * error, self.level / 2)
+        self.level = max(known + level * scale * error, known / 2)
         self.deep = max(self.deep + deep * scale * error, 0.0)
-        self.sure = (
-            aa - level * level * scale,
-            ab - level * deep * scale,
-            bb - deep * deep * scale,
-        )
+        self.sure = aa - level**2 * scale, ab - level * deep * scale, bb - deep**2 * scale
 
 
 def _first(cell: int) -> int:
@@ -232,8 +190,4 @@ class Costs:
     def steps(self, booking: Booking) -> CostTable:
         """Return the table of step costs of these drafts: the method's own, or the draft
         model's."""
-        if not booking.own:
-            return self.draft
-        if booking.paid not in self.own:
-            self.own[booking.paid] = CostTable()
-        return self.own[booking.paid]
+        return self.own.setdefault(booking.paid, CostTable()) if booking.own else self.draft

@@ -25,9 +25,8 @@ class Ledger:
     Attributes:
         spare: nobody's own; it can be negative, for a pass may take longer than could be foreseen.
         own: by source.
-        lead: what drafting gained beyond full balances, and what plain steps would have lost to
-            other programs. It pays for such passes, and for nothing else: a machine that was busy
-            once does not empty a balance.
+        lead: what drafting gained beyond full balances. It pays for such passes, and for nothing
+            else: a machine that was busy once does not empty a balance.
     """
 
     spare: float = BEHIND - OWN
@@ -75,10 +74,6 @@ class Ledger:
             self.own[source] = min(own, max(own + steps + max(self.spare, 0.0), 0.0))
         beyond = self._rest(steps + own - self.own[source])
         self.lead = min(self.lead + beyond, BEHIND)
-
-    def excuse(self, steps: float) -> None:
-        """Add to the lead the cost that other programs would have caused plain decoding."""
-        self.lead = min(self.lead + steps, BEHIND)
 
     def earn(self, tokens: float, source: str) -> None:
         """Credit EPSILON per written token, half to this source and half to the shared reserve."""

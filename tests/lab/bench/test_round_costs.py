@@ -22,7 +22,7 @@ from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.draft_tree import TreeDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
-from specllama.speculative.window import FixedWindow
+from specllama.speculative.window import Window
 
 V = 151_936
 ROWS = 40  # different rows, 24 MB: none stays in a cache from round to round
@@ -94,7 +94,7 @@ def own_times(shelves: tuple[Shelf, Shelf], proposer: str, temperature: float) -
             vocab=FakeVocab(V),
             info=fake_info(2048, V),
             drafters=drafters,
-            make_window=lambda params: FixedWindow(0 if proposer == "none" else GUESSES),
+            make_window=lambda params: Window(0 if proposer == "none" else GUESSES),
         )
     )
     params = GenerateParams(

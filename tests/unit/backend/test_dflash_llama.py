@@ -38,8 +38,7 @@ from specllama.models import tensors
 from specllama.models.dflash_file import read_facts
 from specllama.models.gguf import read_header
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.speculative.drafting.blocks import Block, Filled, Markov, Places
-from specllama.speculative.drafting.dflash import DflashDrafter
+from specllama.speculative.drafting.dflash import Block, DflashDrafter, Markov, Places
 
 KINDS: dict[str, dict[str, Any]] = {
     "borrows": {},
@@ -77,13 +76,13 @@ def open_drafter(path: Path, target: CellLane, lanes: int = 1) -> DflashPool:
     return DflashPool(model, target.pool, facts, threads=1, lanes=lanes, markov=markov)
 
 
-def fill(lane: HeadLane, token: int, n: int) -> Filled:
+def fill(lane: HeadLane, token: int, n: int) -> Block:
     """A block of guesses, of which nothing stays."""
     places = places_of(lane)
     block = places.tokens(token, n)
     (out,) = lane.pool.run([Part(lane, block, "all", range(-1, len(block) - 1))])
     lane.keep_path(())
-    return places.filled(out)
+    return places.block(out, VOCAB, markov_of(lane))
 
 
 def markov_of(lane: HeadLane) -> Markov | None:
@@ -119,14 +118,13 @@ def test_rows_are_those_of_numpy(
         for known in lengths:
             lane.rollback(known)
             for n in (1, 5, 3):
-                check(fill(lane, 7 + n, n), markov_of(lane), reference, features[:known], 7 + n, n)
+                check(fill(lane, 7 + n, n), reference, features[:known], 7 + n, n)
                 assert lane.n_past == lane.end == known
     context.close()
 
 
 def check(
-    filled: Filled,
-    markov: Markov | None,
+    block: Block,
     reference: NumpyDrafter,
     known: Rows,
     token: int,
@@ -134,7 +132,7 @@ def check(
 ) -> None:
     """A block against the same weights in NumPy: behind its own best guesses, and behind others."""
     first = 0 if reference.anchored else 1
-    wanted, block = reference.block(known, token, n + first), Block(filled, VOCAB, markov)
+    wanted = reference.block(known, token, n + first)
     path: list[int] = []
     for place in range(n):
         before = path[-1] if path else token
@@ -143,19 +141,19 @@ def check(
             same(row, reference.capped(wanted.logits[place + first]))
         elif reference.kind == "dspark":
             same(row, reference.follow(wanted, place + first, before))
-            if filled.sure is not None:
+            if block.told is not None:
                 sure = reference.sure(wanted, place + first, before)
                 assert block.sure(path) == pytest.approx(sure, abs=1e-2)
             if place + 1 < n:
                 other = int(np.argsort(row)[-2])
                 behind = reference.follow(wanted, place + 1 + first, other)
                 same(block.row([*path, other]), behind)
-                if filled.sure is not None:
+                if block.told is not None:
                     sure = reference.sure(wanted, place + 1 + first, other)
                     assert block.sure([*path, other]) == pytest.approx(sure, abs=1e-2)
         else:
-            assert filled.candidates is not None
-            best, logits = filled.candidates, wanted.logits[first:]
+            assert block.candidates is not None
+            best, logits = block.candidates, wanted.logits[first:]
             assert logits[place][best[place]].min() > np.sort(logits[place])[-CANDIDATES] - 0.1
             same(row, reference.select(wanted, place + first, before, best[place]), 0.1, 0.2)
             if place + 1 < n:

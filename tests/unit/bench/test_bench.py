@@ -23,12 +23,19 @@ from specllama.bench.arms import (
     slowest_stretch,
 )
 from specllama.bench.edits import Expected, expecting
-from specllama.bench.measure import PassCosts, measure_costs
 from specllama.bench.prompts import SLICES, BenchPrompt, half, load_prompts
 from specllama.bench.provenance import provenance
 from specllama.bench.report import report_document, write_reports
 from specllama.bench.runner import Comparison, compare, what_drafting_took
-from specllama.bench.tune import Tally, advise, pick, predict, smaller_draft, tune
+from specllama.bench.tuning import (
+    TuneGroup,
+    advise,
+    group_of,
+    pass_costs,
+    smaller_draft,
+    split,
+    tune,
+)
 from specllama.engine.engine import Engine
 from specllama.errors import UsageError
 from specllama.events import RoundDone
@@ -250,7 +257,7 @@ def test_foreign_reports_are_refused(tmp_path: Path, content: str) -> None:
 def test_costs_are_measured_and_the_caches_left_empty(engine: Engine) -> None:
     draft = engine.drafter("draft").lane  # type: ignore[attr-defined]
     ticks: list[int] = []
-    costs = measure_costs(
+    costs = pass_costs(
         engine.target, draft, [1, 2, 3, 4] * 10, repetitions=2, progress=lambda: ticks.append(1)
     )
     assert costs.target[1] > 0
@@ -258,14 +265,6 @@ def test_costs_are_measured_and_the_caches_left_empty(engine: Engine) -> None:
     assert costs.ratios[1] == 1.0
     assert engine.target.n_past == draft.n_past == 0
     assert len(ticks) == 6
-    curve = costs.curve(20)
-    assert len(curve) == 21
-    assert curve[4] == costs.target[4]
-    assert (
-        min(costs.target[9], costs.target[12])
-        <= curve[10]
-        <= max(costs.target[9], costs.target[12])
-    )
     kept = Costs()
     costs.store(kept)
     assert kept.target.ms(4) == pytest.approx(costs.target[4], rel=1e-6)
@@ -297,15 +296,6 @@ def test_a_wide_draft_model_is_worth_quantizing(
     assert smaller_draft(None) == ""
 
 
-def test_costs_at_two_moments_are_averaged() -> None:
-    before = PassCosts(100, {1: 10.0, 4: 24.0}, {1: 2.0}, 1.0)
-    after = PassCosts(100, {1: 14.0, 4: 30.0}, {1: 2.4}, 1.2)
-    between = before.between(after)
-    assert between.target == {1: 12.0, 4: 27.0}
-    assert between.draft == pytest.approx({1: 2.2})
-    assert between.prefill_row_ms == pytest.approx(1.1)
-
-
 def round_of(drafted: int, accepted: int, source: str = "draft") -> RoundDone:
     none = (None,) * drafted
     return RoundDone(
@@ -318,38 +308,40 @@ def round_of(drafted: int, accepted: int, source: str = "draft") -> RoundDone:
     )  # fmt: skip
 
 
-def test_survival_ignores_cut_drafts_and_other_sources() -> None:
-    tally = Tally("chat", 0.0, "draft")
-    for drafted, accepted in ((4, 4), (4, 2), (4, 0), (1, 1), (0, 0)):
-        tally.observe(round_of(drafted, accepted))
-    tally.observe(round_of(4, 4, "ngram"))
-    assert tally.survival == pytest.approx([3 / 4, 2 / 3, 1 / 3, 1 / 3])
-    assert Tally("chat", 0.0, "draft").survival == []
+def drafted(*rounds: tuple[int, int]) -> RunFigures:
+    """A run with drafts of one length: guesses sent and accepted, by round."""
+    passes = [
+        TimedRound("draft", accepted + 1, drafted, accepted, drafted, False, 0, 1.0, 1.0, None)
+        for drafted, accepted in rounds
+    ]
+    return run_of("fixed", 0, 101, 1.0, token_ids=(1,), passes=passes)
+
+
+V = [0.0, *(10.0 + (n - 1) for n in range(1, 10))]  # of passes
+
+
+def group(*rounds: tuple[int, int], check: Comparison | None = None) -> TuneGroup:
+    run = drafted(*rounds)
+    return group_of(run.slice, run.temperature, [run], V, 1.0, 0.0, check)
+
+
+def test_survival_ignores_cut_drafts() -> None:
+    found = group((4, 4), (4, 2), (4, 0), (1, 1), (0, 0))
+    assert found.survival == pytest.approx([3 / 4, 2 / 3, 1 / 3, 1 / 3])
+    assert group((0, 0)).survival == []
+    assert (group((0, 0)).best, group((0, 0)).best_speed) == (0, 1.0)
 
 
 def test_the_best_fixed_length_follows_from_survival_and_costs() -> None:
-    tally = Tally("chat", 0.0, "draft")
-    for _ in range(8):
-        tally.observe(round_of(8, 8))
-    for _ in range(2):
-        tally.observe(round_of(8, 0))
-    target = {n: 10.0 + 1.0 * (n - 1) for n in (1, 2, 3, 4, 5, 6, 7, 8, 9)}
-    group = predict(tally, PassCosts(100, target, {1: 1.0}, 1.0))
-    assert group.best == 8
-    assert group.best_speed == pytest.approx((1 + 8 * 0.8) * 10 / (8 + 18))
-    assert group.speeds[1] == pytest.approx(1.8 * 10 / (1 + 11))
-    tally.replies = [(100, 40), (28, 10)]
-    read = {1: 1.0, 64: 22.0, 128: 44.0}
-    group = predict(tally, PassCosts(100, target, read, 1.0))
-    reading = 22.0 + 22.0 * 36 / 64 + 1.0 + 21.0 * 27 / 63
-    assert group.reply == 25
-    assert group.reply_speed == pytest.approx(500 / (reading + 500 / group.best_speed))
-    advice = advise([group], None)
+    found = group(*[(8, 8)] * 8, *[(8, 0)] * 2)
+    assert found.best == 8
+    assert found.best_speed == pytest.approx((1 + 8 * 0.8) * 10 / (8 + 18))
+    assert found.speeds[1] == pytest.approx(1.8 * 10 / (1 + 11))
+    advice = advise([found], None)
     assert advice["speculate"] is True
     assert advice["temperatures"]["0"]["draft_max"] == 8
-    group.speeds = dict.fromkeys(group.speeds, 0.8)
-    group.best_speed = 1.0
-    assert advise([group], None)["speculate"] is False
+    found.speeds = dict.fromkeys(found.speeds, 0.8)
+    assert advise([found], None)["speculate"] is False
 
 
 def check_of(seconds: float) -> Comparison:
@@ -363,19 +355,17 @@ def check_of(seconds: float) -> Comparison:
 
 @pytest.mark.parametrize(("measured", "on"), [(1.0, False), (0.8, False), (1.5, True)])
 def test_what_was_measured_wins_over_what_was_predicted(measured: float, on: bool) -> None:
-    tally = Tally("chat", 0.0, "draft")
-    for _ in range(8):
-        tally.observe(round_of(8, 8 if measured < 1.2 else 0))
-    target = {n: 10.0 + 1.0 * (n - 1) for n in range(1, 10)}
-    group = predict(tally, PassCosts(100, target, {1: 1.0}, 1.0))
-    assert (group.best_speed > 2.0) is not on, "the prediction says the opposite"
-    advice = advise([group], check_of(1.0 / measured))
+    check = check_of(1.0 / measured)
+    found = group(*[(8, 8 if measured < 1.2 else 0)] * 8, check=check)
+    assert (found.best_speed > 2.0) is not on, "the prediction says the opposite"
+    assert found.window == pytest.approx(measured)
+    advice = advise([found], check)
     assert advice["speculate"] is on
     entry = advice["temperatures"]["0"]
     assert (entry["speculate"], entry["measured"]) == (on, pytest.approx(measured))
     assert entry["draft_max"] == 0
     assert f"{measured:.2f}× plain measured" in advice["words"]
-    assert f"{group.best_speed:.2f}×" not in advice["words"]
+    assert f"{found.best_speed:.2f}×" not in advice["words"]
 
 
 def test_tuning_a_pair(engine: Engine) -> None:
@@ -391,9 +381,9 @@ def test_tuning_a_pair(engine: Engine) -> None:
         progress=shares.append,
         say=said.append,
     )
-    assert [words.split(":")[0] for words in said] == [f"step {i} of 3" for i in (1, 2, 3)]
-    assert "4 replies" in said[1]
-    assert said[2].endswith("min")
+    assert [words.split(":")[0] for words in said] == ["step 1 of 2", "step 2 of 2"]
+    assert "15 replies in 3 ways" in said[1], "4, and 1 to warm up, in each way"
+    assert said[1].endswith("min")
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(1.0)
     assert {(g.slice, g.temperature) for g in result.groups} == {
@@ -420,6 +410,6 @@ def test_the_halves_of_the_shipped_prompts_share_nothing() -> None:
 @pytest.mark.parametrize("per_slice", [1, 3, 5, 12])
 def test_lessons_and_check_of_a_tuning_stay_within_its_half(per_slice: int) -> None:
     mine = half(load_prompts(), "tune")
-    check, lessons = pick(mine, per_slice), pick(mine, per_slice, skip=per_slice)
+    check, lessons = split(mine, per_slice)
     assert len(check) == len(lessons) == 4 * per_slice
     assert not {p.id for p in check} & {p.id for p in lessons}

@@ -17,7 +17,6 @@ from specllama.engine.profiles import PairKey, Profile, Windows, band, open_prof
 from specllama.events import Notice
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.ngram import NgramDrafter
-from specllama.speculative.policy.acceptance import Acceptance, InText, logit
 from specllama.speculative.policy.costs import CostTable
 from specllama.speculative.policy.learned import Mean
 from specllama.speculative.policy.ledger import Ledger
@@ -188,56 +187,23 @@ def test_tables_in_use_are_updated_not_replaced(tmp_path: Path) -> None:
     app.costs.target.set(1, 9.0)
     own = app.costs.own.setdefault("ngram", CostTable())
     assert app.save()
-    tables = (app.costs.target, app.costs.draft, band.reply, band.round)
+    tables = (app.costs.target, app.costs.draft, band.asked)
     other.refresh()
     other.costs.target.set(2, 12.0)
     other.learned("greedy").source("draft", "draft").labels = 70
-    other.learned("greedy").reply.add(300.0)
     assert other.save()
     app.refresh()  # the next request of this process begins
     assert app.learned("greedy") is band
     assert band.sources["draft"] is source
     assert band.asked["draft"] is asked
     assert app.costs.own.get("ngram", own) is own
-    for mine, now in zip(
-        tables, (app.costs.target, app.costs.draft, band.reply, band.round), strict=True
-    ):
+    for mine, now in zip(tables, (app.costs.target, app.costs.draft, band.asked), strict=True):
         assert mine is now
     assert source.labels == 70
     assert app.costs.target.seen(2) > 0
-    assert band.reply.value == other.learned("greedy").reply.value
     source.labels += 1  # by the conversation that goes on
     assert app.save()
     assert Profile(path).learned("greedy").sources["draft"].labels == 71
-
-
-def test_what_is_known_of_the_present_text_stays(tmp_path: Path) -> None:
-    path = tmp_path / "pair.json"
-    app, other = Profile(path), Profile(path)
-    source = app.learned("greedy").source("draft", "draft")
-    app.costs.target.set(1, 9.0)
-    assert app.save()
-    here = InText(source)
-    for _ in range(6):
-        here.learn((0.5, 0.5, 0.0), False)
-    assert app.save()
-    other.refresh()
-    theirs = InText(other.learned("greedy").source("draft", "draft"))
-    for _ in range(6):
-        theirs.learn((0.5, 0.5, 0.0), True)
-    assert other.save()
-
-    def apart() -> float:
-        """What sets the text apart, in log odds."""
-        guess = (0.5, 0.5, 0.0)
-        return logit(here.predict(guess)) - logit(source.predict(guess))
-
-    before = apart()
-    app.refresh()
-    assert source.labels == 12
-    assert here.state is source
-    assert before < -0.1
-    assert apart() == pytest.approx(before)
 
 
 def test_what_a_reply_learns_while_the_profile_is_refreshed_is_kept(tmp_path: Path) -> None:
@@ -278,31 +244,3 @@ def test_what_a_reply_learns_while_the_profile_is_refreshed_is_kept(tmp_path: Pa
     kept = Profile(app.path).learned(band(params))
     assert kept.sources["draft"].labels == 100 + rounds - before
     assert kept.pace == learned.pace
-
-
-def test_a_new_request_leaves_what_is_known_of_the_texts_that_are_written() -> None:
-    guess = (1.0, 1.0, 0.0)
-    source = Acceptance()
-    for _ in range(30):
-        InText(source).learn(guess, True)
-    bad, good = InText(source), InText(source)
-    for _ in range(8):
-        bad.learn(guess, False)
-        good.learn(guess, True)
-    apart = good.predict(guess) - bad.predict(guess)
-    assert apart > 0.3, "each knows its own text"
-    assert bad.predict(guess) < InText(source).predict(guess) < good.predict(guess)
-    for i in range(2000):  # whatever three texts teach in turn, it stays a probability
-        text = (bad, good, InText(source))[i % 3]
-        text.learn(guess, i % 3 == 1)
-        assert 0.0 < text.predict(guess) < 1.0
-    assert min(source.p[i][i] for i in range(4)) > 0.0
-
-
-def test_a_table_of_a_method_that_is_no_more_is_dropped(tmp_path: Path) -> None:
-    path = tmp_path / "pair.json"
-    old = Profile(path)
-    old.costs.target.set(1, 9.0)
-    old.costs.own |= {"gone": CostTable(2.0), "medusa": CostTable(3.0)}
-    assert old.save()
-    assert set(Profile(path).costs.own) == {"medusa"}

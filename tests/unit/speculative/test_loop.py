@@ -41,7 +41,7 @@ from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import MATCH, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room
-from specllama.speculative.window import FixedWindow, Outcome, Plan
+from specllama.speculative.window import Outcome, Plan, Window
 
 # -- proposers made to hurt ----------------------------------------------------------------------
 
@@ -284,7 +284,7 @@ def test_the_whole_loop_is_exact(
             drafter=proposer,
             tokens=tokens,
             chain=SamplerChain(sampling, tokens=tokens, constraint=NotTwice() if grammar else None),
-            window=FixedWindow(2),
+            window=Window(2),
             rule=rule_of(rule),
             seed=0,
             coins=oracle,
@@ -320,7 +320,7 @@ def a_loop(
         drafter=proposer,
         tokens=tokens,
         chain=SamplerChain(FULL, seed=1, tokens=tokens),
-        window=FixedWindow(draft_max),
+        window=Window(draft_max),
         rule=MATCH,
         seed=1,
         coins=RandomCoins(1),
@@ -460,7 +460,7 @@ def test_a_cache_that_was_lost_ends_the_round_with_its_own_error() -> None:
 def test_windows_learn_from_every_round() -> None:
     seen: list[Outcome] = []
 
-    class Watching(FixedWindow):
+    class Watching(Window):
         def observe(self, outcome: Outcome) -> None:
             seen.append(outcome)
 
@@ -480,7 +480,7 @@ def test_windows_learn_from_every_round() -> None:
 def test_a_window_may_change_its_mind_every_round() -> None:
     """Results never depend on the window (and so never on timing)."""
 
-    class Erratic(FixedWindow):
+    class Erratic(Window):
         def __init__(self, seed: int) -> None:
             super().__init__(8)
             self._rng = np.random.default_rng(seed)

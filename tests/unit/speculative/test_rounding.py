@@ -25,7 +25,7 @@ from specllama.speculative.round import TargetWalk
 from specllama.speculative.rules import verify_match
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT
-from specllama.speculative.window import FixedWindow, Plan
+from specllama.speculative.window import Plan, Window
 
 V = 64
 FLAT = {"sharpness": 0.05, "eog_bias": -9.0}  # near-ties everywhere
@@ -43,7 +43,7 @@ class Wobbly(FakeContext):
         return rows
 
 
-class Burst(FixedWindow):
+class Burst(Window):
     """Drafts in the second round only."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import Coins, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Law
-from specllama.speculative.window import FixedWindow, Outcome
+from specllama.speculative.window import Outcome, Window
 
 FULL = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 GREEDY = SamplingParams(temperature=0.0)
@@ -32,7 +32,7 @@ TARGET = FakeTable(3, seed=2, sharpness=1.0)
 DRAFT = FakeTable(3, seed=3, sharpness=1.0, of=TARGET, agreement=0.4)
 
 
-class Steps(FixedWindow):
+class Steps(Window):
     """A third row of the pass is dear, and all behind it are free."""
 
     def bid(self, offer: Offer) -> Bid:
@@ -136,7 +136,7 @@ TREE = Draft(
 
 @pytest.mark.parametrize("n", range(5))
 def test_the_likeliest_nodes_go_with_their_parents(n: int) -> None:
-    offer = Offer(TREE, 5, True, FixedWindow(8))
+    offer = Offer(TREE, 5, True, Window(8))
     assert offer.survival == pytest.approx([0.6, 0.18, 0.162, 0.36, 0.35])
     sent = offer.cut(n)
     assert sent.tokens == [(), (1,), (1, 4), (1, 4, 5), (1, 2, 4, 5)][n]
@@ -145,7 +145,7 @@ def test_the_likeliest_nodes_go_with_their_parents(n: int) -> None:
 
 @pytest.mark.parametrize("n", range(5))
 def test_unseen_only_the_first_line_goes(n: int) -> None:
-    offer = Offer(TREE, 8, False, FixedWindow(8))
+    offer = Offer(TREE, 8, False, Window(8))
     assert len(offer.survival) == 8
     assert offer.cut(n).tokens == (1, 2, 3)[:n]
 

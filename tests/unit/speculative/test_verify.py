@@ -33,13 +33,18 @@ def match_with(
         return oracle.pick(law.ids, law.probs), math.inf
 
     with mock.patch.object(verify, "draw", enumerated):
-        return verify_match(draft, walk, 0, is_stop)
+        return verify_match(draft, walk, 0, None, is_stop)
+
+
+def coined(rule: Any) -> Rule:
+    """A rule that throws coins and draws with no noise."""
+    return lambda draft, walk, coins, is_stop: rule(draft, walk, 0, coins, is_stop)  # type: ignore[no-any-return]
 
 
 RULES: dict[str, Rule] = {
     "match": match_with,
-    "rejection": verify_rejection,
-    "block": verify_block,
+    "rejection": coined(verify_rejection),
+    "block": coined(verify_block),
 }
 
 
@@ -331,7 +336,7 @@ def test_tree_is_exact(rule: str, mode: str, kind: str) -> None:
 @pytest.mark.parametrize("mode", ["without replacement", "sampled, then fixed"])
 def test_deep_tree_is_exact(mode: str) -> None:
     target, draft = toys(3, "sparse q", 3, eos=2)
-    program = one_round(verify_rejection, target, draft, tree_of(mode, 2), 2)
+    program = one_round(RULES["rejection"], target, draft, tree_of(mode, 2), 2)
     assert bias(program, target, 3).tv < EXACT
 
 
@@ -342,7 +347,7 @@ def test_sampled_child_first_accepts_more_than_fixed_first() -> None:
         target, draft = toys(4, "dense", seed)
         first, last = (
             bias(
-                one_round(verify_rejection, target, draft, tree_of(m, 2), 1),
+                one_round(RULES["rejection"], target, draft, tree_of(m, 2), 1),
                 target,
                 2,
             )
@@ -424,7 +429,7 @@ def test_point_mass_drafts_accept_alike_under_every_rule() -> None:
 def test_rejection_accepts_one_minus_tv() -> None:
     target, draft = toys(4, "dense", 3)
     p, q = target.dense(()), draft.dense(())
-    result = bias(one_round(verify_rejection, target, draft, sampled, 1), target, 2)
+    result = bias(one_round(RULES["rejection"], target, draft, sampled, 1), target, 2)
     assert result.mean_length - 1 == pytest.approx(np.minimum(p, q).sum(), abs=1e-12)
 
 
@@ -437,7 +442,7 @@ def test_hybrid_tree_acceptance_formula() -> None:
         rest = np.arange(4) != head
         expected = p[head] + np.minimum(p[rest], q[rest] / (1 - q[head])).sum()
         result = bias(
-            one_round(verify_rejection, target, draft, tree_of("sampled, then fixed", 2), 1),
+            one_round(RULES["rejection"], target, draft, tree_of("sampled, then fixed", 2), 1),
             target,
             2,
         )
@@ -555,8 +560,8 @@ def test_control_dishonest_draft_is_caught(rule: str, drafter: Drafter) -> None:
     ],
 )
 def test_control_wrong_rule_is_caught(rule: Any, changes: list[tuple[str, str]]) -> None:
-    assert worst_bias(rule, sampled) < EXACT
-    assert worst_bias(mutant(rule, *changes), sampled) > CAUGHT
+    assert worst_bias(coined(rule), sampled) < EXACT
+    assert worst_bias(coined(mutant(rule, *changes)), sampled) > CAUGHT
 
 
 def test_control_siblings_need_their_conditional_law() -> None:
@@ -566,7 +571,7 @@ def test_control_siblings_need_their_conditional_law() -> None:
         d = tree(oracle, toy, before, 1, 3, "without replacement")
         return Draft(d.tokens, d.parents, (toy.law(before),) * len(d), d.confidence, d.sources)
 
-    assert worst_bias(verify_rejection, careless, v=4, k=1) > CAUGHT
+    assert worst_bias(RULES["rejection"], careless, v=4, k=1) > CAUGHT
 
 
 def test_control_match_that_draws_twice_is_caught() -> None:
@@ -600,7 +605,7 @@ def chain_of(*tokens: int, q: Law | None = None) -> Draft:
     return Draft.chain(tokens, "toy", q=[q] * len(tokens))
 
 
-@pytest.mark.parametrize("rule", [verify_rejection, verify_block])
+@pytest.mark.parametrize("rule", [RULES["rejection"], RULES["block"]])
 def test_impossible_token_is_rejected_even_by_a_zero_coin(rule: Any) -> None:
     """u == 0.0 must not accept a token that the target gives probability 0."""
 
@@ -619,7 +624,7 @@ def test_impossible_token_is_rejected_even_by_a_zero_coin(rule: Any) -> None:
     assert verdict.target_token in (0, 1)
 
 
-@pytest.mark.parametrize("rule", [verify_rejection, verify_block])
+@pytest.mark.parametrize("rule", [RULES["rejection"], RULES["block"]])
 def test_token_with_no_probability_under_its_own_law_is_an_error(rule: Any) -> None:
     target = Toy(3, 0, fixed=(0.5, 0.3, 0.2))
     draft = chain_of(1, q=Law(np.array([0, 2], np.int32), np.array([0.5, 0.5])))
@@ -631,7 +636,7 @@ def test_block_refuses_a_tree() -> None:
     target = Toy(3, 0)
     draft = Draft((0, 1), (-1, -1), (None, None), (None, None), ("toy", "toy"))
     with pytest.raises(ValueError, match="chain"):
-        verify_block(draft, ToyWalk(target, draft, ()), RandomCoins(0))
+        verify_block(draft, ToyWalk(target, draft, ()), 0, RandomCoins(0))
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specllama.speculative.types import Guess, Room
-from specllama.speculative.window import FixedWindow, Outcome, Plan
+from specllama.speculative.window import Outcome, Plan, Window
 
 
 @pytest.mark.parametrize(
@@ -21,11 +21,11 @@ from specllama.speculative.window import FixedWindow, Outcome, Plan
     ],
 )
 def test_plans(draft_max: int, room: int, plan: Plan) -> None:
-    assert FixedWindow(draft_max).plan(room) == plan
+    assert Window(draft_max).plan(room) == plan
 
 
 def test_it_never_stops_a_draft_and_learns_nothing() -> None:
-    window = FixedWindow(3)
+    window = Window(3)
     window.observe(Outcome(3, 0, (1,), 1e9, 2e9))
     assert window.plan(10) == Plan(3, "fixed")
 

@@ -25,7 +25,7 @@ from specllama.models.gguf import read_header
 from specllama.models.library import single
 from specllama.models.memory import estimate_head, kv_bytes
 from specllama.settings.params import GenerateParams, SamplingParams
-from specllama.speculative.drafting.assistant import AssistantDrafter
+from specllama.speculative.drafting.mtp import AssistantDrafter
 
 V, WIDTH = 24, 8
 

@@ -15,8 +15,7 @@ from table_model import FakeTable
 from toys import FULL, LAYERS, Setup, V, is_eog
 from windows import Answers, Pair, booking
 
-from specllama.speculative.drafting.blocks import Block, Filled
-from specllama.speculative.drafting.dflash import DflashDrafter
+from specllama.speculative.drafting.dflash import Block, DflashDrafter
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.effects import run_alone
 from specllama.speculative.rules import RandomCoins, rule_of
@@ -44,10 +43,10 @@ def test_laws_follow_what_was_drawn() -> None:
     rows = rng.normal(size=(3, 9)).astype(np.float32)
     best = [int(t) for t in rows.argmax(axis=1)]
     ids = np.arange(9, dtype=np.int32)
-    plain = Block(Filled(rows, np.array([0.5, 0.6, 0.7], np.float32)), 8)
+    plain = Block(rows, 8, told=np.array([0.5, 0.6, 0.7], np.float32))
     assert np.array_equal(plain.row([5]), rows[1, :8]), "tokens that the target lacks are left out"
     assert plain.sure([5]) == pytest.approx(0.6)
-    biased = Block(Filled(rows, np.array([0.5, 0.6, 0.7], np.float32)), 9, markov)
+    biased = Block(rows, 9, markov, np.array([0.5, 0.6, 0.7], np.float32))
     for token in range(9):
         wanted = rows[1] + markov.bias(ids, token) - markov.bias(ids, best[0])
         np.testing.assert_allclose(biased.row([token]), wanted, atol=1e-5)
@@ -56,7 +55,7 @@ def test_laws_follow_what_was_drawn() -> None:
     assert np.array_equal(biased.row([]), rows[0])
     candidates = np.array([[3, 1], [0, 2]], np.int32)
     scores = np.arange(8, dtype=np.float32).reshape(2, 2, 2)
-    few = Block(Filled(rows[:0], None, candidates, scores), 9)
+    few = Block(rows[:0], 9, candidates=candidates, scores=scores)
     assert few.sure([3]) is None
     for behind, place in ((3, 0), (1, 1)):
         row = few.row([behind])

@@ -20,7 +20,7 @@ from specllama.speculative.round import Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room
-from specllama.speculative.window import FixedWindow
+from specllama.speculative.window import Window
 
 LAYERED = {"eagle3": 1, "dflash": 0}  # read layers of the target: tokens before their first state
 
@@ -48,7 +48,7 @@ def run(kind: str, setup: Setup, leaves: int) -> tuple[list[int], list[Draft]]:
         drafter=proposer,
         tokens=tokens,
         chain=SamplerChain(setup.sampling, seed=setup.seed, tokens=tokens),
-        window=FixedWindow(setup.draft_max),
+        window=Window(setup.draft_max),
         rule=rule,
         seed=setup.seed,
         coins=RandomCoins((setup.seed, 1)),
@@ -115,7 +115,7 @@ def test_rejection_is_exact(
             drafter=proposer,
             tokens=tokens,
             chain=SamplerChain(sampling, tokens=tokens, constraint=NotTwice() if grammar else None),
-            window=FixedWindow(nodes),
+            window=Window(nodes),
             rule=rule_of(rule),
             seed=0,
             coins=oracle,

@@ -14,7 +14,7 @@ from windows import Answers
 
 from specllama.history import History
 from specllama.settings.params import VerifyRule
-from specllama.speculative.drafting.backoff import Backoff
+from specllama.speculative.drafting.copying import Backoff
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.library import BREAK, Library
 from specllama.speculative.drafting.ngram import NgramDrafter

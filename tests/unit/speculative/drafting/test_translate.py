@@ -34,7 +34,7 @@ from specllama.speculative.round import Round, Rounds
 from specllama.speculative.rules import MATCH, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Room
-from specllama.speculative.window import FixedWindow
+from specllama.speculative.window import Window
 
 ASCII = [chr(c) for c in (10, *range(32, 127))]
 # the same letters in another order, and two tokens that the target does not have
@@ -147,7 +147,7 @@ def test_shared_tokens_are_exact_under_sampling_rules(rule: VerifyRule) -> None:
             drafter=proposer,
             tokens=tokens,
             chain=SamplerChain(FULL, tokens=tokens),
-            window=FixedWindow(2),
+            window=Window(2),
             rule=rule_of(rule),
             seed=0,
             coins=oracle,

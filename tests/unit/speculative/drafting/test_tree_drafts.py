@@ -44,7 +44,7 @@ from specllama.speculative.rules import MATCH, REJECTION, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import TreeBuilder
 from specllama.speculative.types import Draft, Room
-from specllama.speculative.window import FixedWindow
+from specllama.speculative.window import Window
 
 
 def grower(setup: Setup, agreement: float, siblings: int = 3) -> TreeDrafter:
@@ -408,7 +408,7 @@ def test_rejection_on_grown_trees_is_exact(
             drafter=proposer,
             tokens=tokens,
             chain=SamplerChain(sampling, tokens=tokens, constraint=NotTwice() if grammar else None),
-            window=FixedWindow(nodes),
+            window=Window(nodes),
             rule=REJECTION,
             seed=0,
             coins=oracle,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import pytest
 from engines import FakeContext
 from table_model import FakeTable
@@ -11,7 +9,6 @@ from toys import FULL, LETTERS, OURS, Setup, V, Words, is_eog, started
 from windows import Answers
 
 from specllama.settings.params import VerifyRule
-from specllama.speculative.drafting.draft_model import ChainDrafter, ShortReading
 from specllama.speculative.drafting.draft_tree import TreeDrafter
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.lookahead import LookaheadDrafter
@@ -132,58 +129,3 @@ def test_of_a_backlog_in_other_tokens_the_newest_are_read_too() -> None:
     assert lags == [5, 1]  # all but the last token stay read
     assert drafts[0] == drafts[1]
     assert context.tokens[:3] == proposer._ids[-3:]
-
-
-# -- short backlogs -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("together", "single", "better"), [(2.4, 1.0, True), (1.1, 1.0, False)])
-def test_a_short_backlog_is_read_the_cheaper_way(
-    together: float, single: float, better: bool
-) -> None:
-    short = ShortReading()
-    chosen = []
-    for _ in range(200):
-        singly = short.singly(2)
-        chosen.append(singly)
-        short.took(2, singly, 2 * single if singly else together)
-    assert set(chosen[:4]) == {True, False}
-    # the other way is tried once in a while: costs change
-    assert 2 <= sum(c is not better for c in chosen[6:]) <= 4
-    assert not short.singly(1)
-    assert not short.singly(4)
-
-
-@pytest.mark.parametrize("lost", [{3, 5}, {0, 2, 4}, {1, 3, 5}, set(range(8))])
-def test_short_readings_that_were_aborted_are_no_measurements(lost: set[int]) -> None:
-    short = ShortReading()
-    chosen = []
-    for i in range(100):
-        singly = short.singly(3)
-        if i not in lost:
-            chosen.append(singly)
-            short.took(3, singly, 1.0 if singly else 2.4)
-    assert chosen[:6].count(True) == 3, "each way is tried three times"
-    assert all(chosen[6:40])
-
-
-def test_reading_token_by_token_gives_the_same_draft() -> None:
-    class Counted(FakeContext):
-        sizes: list[int]
-
-        def forward(self, tokens: Sequence[int], **kwargs: object) -> object:  # type: ignore[override]
-            self.sizes.append(len(tokens))
-            return super().forward(tokens, **kwargs)  # type: ignore[arg-type]
-
-    def run(clock: Callable[[], float]) -> tuple[list[int], list[int]]:
-        setup = Setup(draft_max=2, length=60)
-        context = Counted(
-            FakeTable(V, seed=6, sharpness=1.5, of=setup.table, agreement=0.95), n_ctx=256
-        )
-        context.sizes = []
-        proposer = ChainDrafter(context, n_vocab=V, clock=clock)
-        return setup.run(proposer), context.sizes
-
-    text, sizes = run(iter(range(100_000)).__next__)  # every reading takes one second
-    assert text == Setup(length=60).run()
-    assert 2 in sizes

@@ -164,8 +164,8 @@ def together(
         draft, lane = FakeContext(guess, n_ctx=draft_ctx), FakeContext(table)
         tokens = list(spoken.prompt)
         lane.forward(tokens[:-1], outputs="none")
-        tree = TreeDrafter(draft, n_vocab=V, clock=clock)
-        model = ChainDrafter(draft, n_vocab=V, clock=clock)
+        tree = TreeDrafter(draft, n_vocab=V)
+        model = ChainDrafter(draft, n_vocab=V)
         script.start = lambda: (tree if method in ("tree", "merged") else model)._start
         drafter: Drafter = {
             "draft": lambda: model,

@@ -25,10 +25,10 @@ from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
-from specllama.speculative.policy.acceptance import InText, draft_features
 from specllama.speculative.policy.costs import CostTable
+from specllama.speculative.policy.learned import draft_features
 from specllama.speculative.policy.policy import Policy
-from specllama.speculative.window import FixedWindow
+from specllama.speculative.window import Window
 
 PROMPT = "the rain in spain the rain in spain the rain"
 
@@ -109,24 +109,6 @@ def test_random_sleeps_never_change_a_token(temperature: float) -> None:
     assert len(shapes) > 1, "the clock should have changed what was drafted"
 
 
-@pytest.mark.parametrize("proposer", ["ngram", "draft", "mixed"])
-def test_every_source_with_the_window_on(proposer: str) -> None:
-    engine, _ = make(Profile())
-    plain, _ = ask(engine, speculate=False)
-    for longest_s in (0.0, 0.001):
-        engine, _ = make(Profile(), longest_s=longest_s)
-        spec, _ = ask(engine, proposer=proposer)
-        assert spec.token_ids == plain.token_ids
-
-
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_other_rules_finish_with_the_window_on(rule: Any) -> None:
-    engine, _ = make(Profile(), longest_s=0.0005)
-    spec, rounds = ask(engine, verify=rule)
-    assert len(spec.token_ids) == 120
-    assert all(r.window_reason for r in rounds)
-
-
 def test_every_round_says_why() -> None:
     engine, _ = make(Profile(), longest_s=0.0005)
     _, rounds = ask(engine)
@@ -137,30 +119,10 @@ def test_every_round_says_why() -> None:
 
 def test_a_fixed_window_keeps_adapting_off() -> None:
     engine, _ = make(Profile())
-    assert isinstance(engine.windows(GenerateParams(window="fixed")), FixedWindow)
+    assert type(engine.windows(GenerateParams(window="fixed"))) is Window
     assert isinstance(engine.windows(GenerateParams()), Policy)
     _, rounds = ask(engine, window="fixed", draft_max=3, proposer="draft")
     assert {len(r.drafted) for r in rounds[1:-3]} == {3}
-
-
-def test_a_short_memory_of_the_text_never_changes_a_token() -> None:
-    """A draft model that reads only the newest part, again and again."""
-    engine, _ = make(Profile())
-    plain, _ = ask(engine, speculate=False)
-    for draft_ctx in (8, 33, 64):
-        table = FakeTable(seed=3, sharpness=2.0)
-        draft = FakeContext(FakeTable(seed=9, of=table, agreement=0.8), n_ctx=draft_ctx)
-        engine = Engine(
-            loaded(
-                target=FakeContext(table),
-                vocab=FakeVocab(),
-                info=fake_info(),
-                drafters={"draft": ChainDrafter(draft, n_vocab=64)},
-            )
-        )
-        spec, _ = ask(engine, proposer="draft", window="fixed")
-        assert spec.token_ids == plain.token_ids
-        assert spec.draft_n_accepted > 10
 
 
 def test_a_machine_that_cannot_gain_says_so_once() -> None:
@@ -194,7 +156,7 @@ def test_the_second_run_starts_warm(home: Path) -> None:
     assert not profile.warm
     name = band(GenerateParams(sampling=SamplingParams(temperature=0.9)))
     # however the machine's clock goes in this run, there is something to keep
-    InText(profile.learned(name).source("draft", "draft")).learn(draft_features(0.9, 3.0), True)
+    profile.learned(name).source("draft", "draft").learn(draft_features(0.9, 3.0), True)
     engine, _ = make(profile, longest_s=0.0005)
     ask(engine)
     again = open_profile(info, folder)
@@ -216,8 +178,8 @@ def test_the_second_run_starts_warm(home: Path) -> None:
         b"[]",
         b"null",
         b"[" * 100_000,
-        b'{"schema": "specllama.profile.v6", "ledger": ' + b"[" * 5000 + b"]" * 5000 + b"}",
-        b'{"schema": "specllama.profile.v6", "pair": {}, "costs": {}, "bands": []}',
+        b'{"schema": "specllama.profile.v7", "ledger": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+        b'{"schema": "specllama.profile.v7", "pair": {}, "costs": {}, "bands": []}',
     ],
 )
 def test_a_damaged_profile_is_ignored_and_replaced(home: Path, damage: bytes) -> None:

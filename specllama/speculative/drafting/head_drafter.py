@@ -7,7 +7,7 @@ its verification passes: after a round, only the accepted tokens are read again,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -15,12 +15,14 @@ import numpy as np
 from specllama.arrays import Row, Rows
 from specllama.backend.base import Out
 from specllama.errors import ContextFull, EngineError
-from specllama.history import Follower, History
-from specllama.speculative.drafting.draft_tree import MayBranch
+from specllama.history import Follower
+from specllama.speculative.drafting.draft_tree import grow
 from specllama.speculative.drafting.drafter import Held
+from specllama.speculative.drafting.stepping import Stepping
 from specllama.speculative.effects import HeadPlace, Keep, LaneView, Pass, Steps
+from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import ROOT, Path
-from specllama.speculative.types import Room
+from specllama.speculative.types import Draft, Room
 
 if TYPE_CHECKING:
     from specllama.backend.base import HiddenRows
@@ -33,8 +35,8 @@ class Stated(LaneView, Protocol):
     def hidden(self) -> HiddenRows: ...
 
 
-class HeadDrafter(MayBranch):
-    """A drafter with a head that reads the target's states.
+class HeadDrafter(Stepping):
+    """A drafter with a head that reads the target's states; of trees if the target checks those.
 
     Args:
         lane: the head's, which is closed with the drafter.
@@ -44,22 +46,80 @@ class HeadDrafter(MayBranch):
 
     def __init__(self, lane: HeadPlace, target: Stated, *, n_vocab: int) -> None:
         self._lane, self._target, self._n_vocab = lane, target, n_vocab
+        self._seen = Follower()
+        self._held = 0  # tokens of the text whose states the lane holds
+        self._own: dict[Path, Row] = {}  # the head's states after drafted tokens
 
     @property
     def width(self) -> int:
         return self._lane.max_rows if self.request.leaves > 1 else 1
 
-    def _cells(self, known: int) -> Held:
-        """Copy the lane's content, with the number of tokens of the text that it covers."""
-        state = self._lane.copied()
-        at = (self._lane.first, self._lane.end, known) if state else (0, 0, 0)
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
+        if self.request.leaves == 1:
+            return (yield from super().draft(tokens, chain, room))
+        return (yield from grow(self, tokens, chain, room))
+
+    def read_prompt(self, tokens: Sequence[int], n: int) -> Steps[None]:
+        try:
+            yield from self.follow(tokens, n)
+        except ContextFull:
+            self.forget()
+
+    def begin(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:
+        try:
+            return (yield from self.open(tokens, room))
+        except ContextFull:
+            self.forget()
+            return None, 0
+
+    def follow(self, tokens: Sequence[int], n: int) -> Steps[None]:
+        """Read what ``read_prompt`` may read."""
+        yield from ()
+
+    def open(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:
+        """Read the text and return what ``begin`` returns.
+
+        Raises:
+            ContextFull: there is no room for it.
+        """
+        raise NotImplementedError
+
+    def _grow(self, paths: Sequence[Path], nodes: Mapping[Path, int], head: int = 0) -> Steps[Rows]:
+        """Read drafted tokens after the nodes of their parents, each with the head's own state."""
+        states = np.stack([self._own[path[:-1]] for path in paths])
+        tokens, parents = [path[-1] for path in paths], [nodes[path[:-1]] for path in paths]
+        out: Out = yield Pass(self._lane, tokens, "all", parents, states, head)
+        for path, state in zip(paths, out.states, strict=True):
+            self._own.setdefault(path, state)  # of several heads that which drafts after it
+        return out.rows[:, : self._n_vocab]
+
+    def _with_states(self, first: int, end: int, cached: int) -> int:
+        """Count the ``cached`` tokens after which states are known: it has read those of ``first``
+        to ``end``, others may still wait to be read."""
+        hidden = self._target.hidden
+        if hidden.end > hidden.first:
+            first, end = (first if first <= hidden.first <= end else hidden.first), hidden.end
+        if end >= cached:
+            return cached
+        return end if first == 0 else 0
+
+    def forget(self) -> None:
+        self._held = 0
+
+    def held(self) -> Held:
+        if not (known := min(self._held, self._seen.kept)):
+            return {}
+        state, lane = self._lane.copied(), self._lane
+        at = (lane.first, lane.end, known) if state else (0, 0, 0)
         return {"cells": np.frombuffer(state, np.uint8), "at": np.array(at, np.int64)}
 
-    def _take_cells(self, held: Held) -> int:
-        """Give the lane such a copy; return the number of tokens of the text that it covers."""
+    def hold(self, held: Held, text: Sequence[int]) -> None:
+        self.forget()
         first, end, known = held["at"].tolist()
         cells = held["cells"].data
-        return int(known) if len(cells) and self._lane.restore(cells, first, end) else 0
+        if len(cells) and self._lane.restore(cells, first, end):
+            self._seen.follow(text)
+            self._held = known
 
     def close(self) -> None:
         self._lane.close()
@@ -75,18 +135,15 @@ class StateDrafter(HeadDrafter):
         super().__init__(lane, target, n_vocab=n_vocab)
         if lane.heads > 1:
             self.deepest = lane.heads
-        self._seen = Follower()
-        self._held = 0  # tokens of the text up to the last pair that holds a state of the target
         self._anew = False  # whether the lane has to begin anew
         self._nodes: dict[Path, int] = {(): ROOT}  # drafted tokens that the lane has read
-        self._own: dict[Path, Row] = {}  # the block's states after drafted tokens
 
     @property
     def states(self) -> HiddenRows:
         """The target's states that go with the next token, by position."""
         return self._target.hidden
 
-    def begin(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:
+    def open(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:
         length = len(tokens)
         # the pending token's pair is read again if need be: its logits are the first draft's
         begin = self._first_to_read(tokens, last=length - 1)
@@ -99,12 +156,7 @@ class StateDrafter(HeadDrafter):
         if read < unread:  # a shorter memory is cheaper than all that was missed
             begin = length - read
             self._begin_anew(begin)
-        try:
-            row = yield from self._read(tokens, begin, length)
-        except ContextFull:
-            self.forget()
-            return None, 0
-        return row, self.deepest
+        return (yield from self._read(tokens, begin, length)), self.deepest
 
     def after(self, paths: Sequence[Path]) -> Steps[Sequence[Row]]:
         if self._lane.heads > 1:
@@ -128,14 +180,6 @@ class StateDrafter(HeadDrafter):
             rows = yield from self._grow([*read], nodes, depth)
             found |= {path: rows[nodes[path]].copy() for path in asked}
         return [found[path] for path in paths]
-
-    def _grow(self, paths: Sequence[Path], nodes: dict[Path, int], head: int = 0) -> Steps[Rows]:
-        states = np.stack([self._own[path[:-1]] for path in paths])
-        tokens, parents = [path[-1] for path in paths], [nodes[path[:-1]] for path in paths]
-        out: Out = yield Pass(self._lane, tokens, "all", parents, states, head)
-        for path, state in zip(paths, out.states, strict=True):
-            self._own.setdefault(path, state)  # of several heads that which drafts after it
-        return out.rows[:, : self._n_vocab]
 
     def _first_to_read(self, tokens: Sequence[int], last: int) -> int | None:
         """Return the first position to read, at most ``last``; None if later states are unknown.
@@ -184,14 +228,11 @@ class StateDrafter(HeadDrafter):
         return out.rows[0, : self._n_vocab]
 
     def forget(self) -> None:
-        """Begin without any memory of a text."""
         self._begin_anew(0)
 
     def held(self) -> Held:
-        return {} if self._anew else self._cells(min(self._held, self._seen.kept))
+        return {} if self._anew else super().held()
 
-    def hold(self, held: Held, text: History) -> None:
-        self.forget()
-        if known := self._take_cells(held):
-            self._seen.follow(text)
-            self._held, self._anew = known, False
+    def hold(self, held: Held, text: Sequence[int]) -> None:
+        super().hold(held, text)
+        self._anew = not self._held

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.history import History
-from specllama.speculative.drafting import backoff
-from specllama.speculative.drafting.backoff import Backoff
+from specllama.speculative.drafting import copying
+from specllama.speculative.drafting.copying import Backoff
 
 
 def of(text: list[int]) -> Backoff:
@@ -54,7 +54,7 @@ Change = tuple[int, list[int]]  # tokens kept (modulo the length), tokens that f
 def test_following_changes_is_reading_at_once(newest: int, changes: list[Change]) -> None:
     """Whatever is counted one by one or sorted, appended or cut."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backoff, "_NEWEST", newest)
+        patch.setattr(copying, "_NEWEST", newest)
         text, habits, copied = History(), Backoff(), [0, 1, 2]
         for keep, more in changes:
             text.cut(keep)
