@@ -503,7 +503,8 @@ async def test_a_waiting_message_outlives_the_app(start: Any) -> None:
     async with start(recipe=Recipe(GatedEngine([LONG]))) as d:
         await d.send("first", until=lambda: d.rounds == 3)
         for text in ("second", "third"):
-            await d.send(text, until=lambda: len(d.app.chat.sending.queue) == 2)
+            await d.send(text)
+        await d.until(lambda: len(d.app.chat.sending.queue) == 2)
         await d.type("being typed")
         d.app.chat.prompt.save_draft()
         # killed here: nothing more is written, as leaving sends nothing
