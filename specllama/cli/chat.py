@@ -17,7 +17,6 @@ from specllama.cli.options import (
     quiet_option,
     remote_options,
     resolve,
-    say_project,
     settings_options,
 )
 from specllama.errors import UsageError
@@ -85,9 +84,7 @@ def command(
     Conversations are stored and can be resumed, even after a crash. --unstored keeps nothing;
     specllama history deletes what was kept.
     """
-    settings = resolve(flags)
-    if not quiet:
-        say_project(settings)
+    settings = resolve(flags, quiet=quiet)
     if unstored:
         if resume is not None:
             raise UsageError(

@@ -395,8 +395,12 @@ def length_option(default: int, *, least: int = 1) -> Callable[[Decorated], Deco
     )
 
 
-def resolve(flags: dict[str, Any]) -> Settings:
+def resolve(flags: dict[str, Any], *, quiet: bool = True) -> Settings:
     """Return the settings with the typed flags among a command's arguments on top.
+
+    Args:
+        quiet: do not show the settings of this folder's project file; it may come from another
+            author.
 
     Raises:
         UsageError, ConfigError: a value is wrong.
@@ -428,6 +432,13 @@ def resolve(flags: dict[str, Any]) -> Settings:
                 f"the worker at {host} is reached without a password or encryption: "
                 "keep to a network you trust, or to an SSH tunnel"
             )
+    path, said = str(Path(PROJECT_FILE).absolute()), []
+    for name, value in settings.changes().items():
+        if value.origin == path:
+            listed = value.value if isinstance(value.value, (list, tuple)) else [value.value]
+            said.append(f"{name} = {', '.join(map(str, listed))[:60]!r}")
+    if said and not quiet:
+        diagnostics.note(f"from {path}: {', '.join(said)}")
     return settings
 
 
@@ -435,17 +446,6 @@ def say_settings(settings: Settings) -> None:
     """Show the settings from variables and files: a measurement must not depend on them unseen."""
     for name, value in settings.changes().items():
         diagnostics.note(f"{name} = {value.value!r} ({value.origin})")
-
-
-def say_project(settings: Settings) -> None:
-    """Show the settings of this folder's project file: it may come from another author."""
-    path, said = str(Path(PROJECT_FILE).absolute()), []
-    for name, value in settings.changes().items():
-        if value.origin == path:
-            listed = value.value if isinstance(value.value, (list, tuple)) else [value.value]
-            said.append(f"{name} = {', '.join(map(str, listed))[:60]!r}")
-    if said:
-        diagnostics.note(f"from {path}: {', '.join(said)}")
 
 
 def request_params(settings: Settings, flags: dict[str, Any]) -> GenerateParams:

@@ -24,7 +24,6 @@ from specllama.cli.options import (
     remote_options,
     request_params,
     resolve,
-    say_project,
     settings_options,
 )
 from specllama.errors import SpecllamaError, UsageError
@@ -105,9 +104,8 @@ def command(
     in beside PROMPT stands before it: cat notes.md | specllama run "Summarize this." It is read to
     its end, however slowly it comes; a program that leaves a pipe open gives < /dev/null instead.
     """
-    settings = resolve(flags)
+    settings = resolve(flags, quiet=quiet)
     if not quiet:
-        say_project(settings)
         _say_model(prompt)
     params = request_params(settings, flags)
     given = [one for one in (prompt, typed, file) if one is not None]

@@ -28,7 +28,6 @@ from specllama.cli.options import (
     quiet_option,
     read_text,
     resolve,
-    say_project,
     settings_options,
 )
 from specllama.errors import SpecllamaError, UsageError
@@ -157,14 +156,12 @@ def command(
     from specllama.server.service import Service
 
     one = {"model": [*model, None][0], "draft_model": [*draft_model, None][0]}
-    settings, keys = resolve({**flags, **one}), _keys(api_key_file)
+    settings, keys = resolve({**flags, **one}, quiet=quiet), _keys(api_key_file)
     if not (insecure or is_loopback(host) or keys):
         raise UsageError(
             f"any program that reaches {host} could use this server",
             "give --api-key-file, or --insecure if that is meant",
         )
-    if not quiet:
-        say_project(settings)
     models = served_models(
         model or (loading.model_of(settings, quiet=quiet or on_demand),),
         draft_model or tuple(filter(None, [settings["draft-model"]])),

@@ -90,10 +90,8 @@ def test_alone_without_a_terminal_shows_help_and_fails() -> None:
 
 
 def test_summaries_list_exactly_the_commands_there_are() -> None:
-    folder = Path(cli_package.__file__).parent
-    installed = {name for name in SUMMARIES if (folder / f"{name.replace('-', '_')}.py").exists()}
-    assert set(group.list_commands(click.Context(group))) == installed
-    for name in installed:
+    assert group.list_commands(click.Context(group)) == list(SUMMARIES)
+    for name in SUMMARIES:
         command = group.get_command(click.Context(group), name)
         assert isinstance(command, click.Command)
         assert command.name == name
@@ -261,8 +259,3 @@ def test_sigterm_unwinds(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "closed\n")
     assert "Traceback" not in done.stderr
-
-
-def test_every_command_that_has_a_summary_exists() -> None:
-    context = click.Context(group)
-    assert all(group.get_command(context, name) is not None for name in SUMMARIES)

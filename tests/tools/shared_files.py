@@ -16,7 +16,7 @@ from click.shell_completion import get_completion_class
 
 from specllama import __version__
 from specllama.cli import EPILOG, SUMMARIES, diagnostics, group
-from specllama.settings.schema import BY_NAME
+from specllama.settings.schema import BY_NAME, SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARE = ROOT / "share"
@@ -66,6 +66,9 @@ def manual() -> str:
     ]
     for heading, settings in shared.items():
         lines += [f".SS {_text(heading)}", *_list(settings)]
+    told = {text for settings in shared.values() for text in settings.values()}
+    rare = {one.name: one.help for one in SCHEMA if not any(one.help in text for text in told)}
+    lines += [f".SS {_text('Typed with --set NAME=VALUE alone')}", *_list(rare)]
     exits = re.findall(r"(\d+) ([^·]+)", " ".join((diagnostics.__doc__ or "").split("\n")[2:]))
     lines += [".SH EXIT STATUS", *_list({code: what.strip() for code, what in exits})]
     lines += [".SH ENVIRONMENT", *_list(VARIABLES)]
