@@ -34,10 +34,6 @@ def growth(survival: Sequence[float], costs: FloatArray, balance: float) -> Floa
     return after.cumsum(axis=1)
 
 
-def _unknown(rows: int) -> Sequence[float]:
-    return [0.0] * (rows + 1)
-
-
 @dataclass(frozen=True, slots=True)
 class Bid:
     """The guesses that one conversation wants checked in a shared pass.
@@ -53,7 +49,7 @@ class Bid:
     survival: Sequence[float]
     pace: float
     balance: float
-    passes: Callable[[int], Sequence[float]] = _unknown
+    passes: Callable[[int], Sequence[float]] = lambda rows: [0.0] * (rows + 1)
 
 
 def allocate(bids: Sequence[Bid], v: Sequence[float], *, taken: int = 1) -> tuple[list[int], float]:

@@ -20,8 +20,7 @@ from specllama.arrays import FloatArray, Row
 from specllama.backend.base import Out
 from specllama.errors import ContextFull, EngineError, UsageError
 from specllama.speculative.drafting.draft_model import ChainDrafter
-from specllama.speculative.drafting.drafter import Drafter
-from specllama.speculative.drafting.method import Facts, Kit, Method, with_draft, with_trees
+from specllama.speculative.drafting.method import Facts, Method, with_draft, with_trees
 from specllama.speculative.drafting.stepping import Stepping
 from specllama.speculative.effects import Keep, LaneView, Pass, Steps
 from specllama.speculative.noise import exp_noise
@@ -377,11 +376,6 @@ def why_no_tree(facts: Facts) -> str:
     return with_trees(facts) or with_draft(facts) or ("" if facts.laws else OTHER_WORDS)
 
 
-def _open(kit: Kit) -> Drafter:
-    lane = cast("LaneView", kit.draft)
-    return TreeDrafter(lane, n_vocab=kit.target.n_vocab)
-
-
 METHOD = Method(
     name="tree",
     label="Token trees",
@@ -391,6 +385,6 @@ METHOD = Method(
     "Pays where extra rows are cheap.",
     cost="draft model",
     why_not=why_no_tree,
-    open=_open,
+    open=lambda kit: TreeDrafter(cast("LaneView", kit.draft), n_vocab=kit.target.n_vocab),
     branches="may",
 )

@@ -51,10 +51,6 @@ class LookaheadDrafter(Drafter):
         self._columns: list[list[int]] = []  # this round: the nodes of each column, level 0 first
         self._sent = 0  # this round: nodes of the draft
 
-    def start(self, request: Request) -> None:
-        super().start(request)
-        self._columns = []
-
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
         yield from ()
         request, self._columns = self.request, []

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specllama.errors import EngineError
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import Method, with_own
@@ -30,7 +29,6 @@ class SelfDrafter(ChainDrafter):
         self._open = open_layers
         self._target_vocab = n_vocab
         self._advice = ""
-        self._closed = False
 
     def start(self, request: Request) -> None:
         """Open the layers if that was not done yet, and begin a reply.
@@ -39,8 +37,6 @@ class SelfDrafter(ChainDrafter):
             DoesNotFit, CannotLoad: no memory for a second model.
             SpecllamaError: its file cannot be written.
         """
-        if self._closed:
-            raise EngineError("the engine is closed")
         if not self.lanes:
             lane, self._advice = self._open()
             super().__init__(lane, n_vocab=self._target_vocab)
@@ -54,9 +50,6 @@ class SelfDrafter(ChainDrafter):
     def forget(self) -> None:
         if self.lanes:
             super().forget()
-
-    def close(self) -> None:
-        self._closed = True
 
 
 METHOD = Method(

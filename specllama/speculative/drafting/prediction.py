@@ -98,9 +98,6 @@ class PredictionDrafter(Copier):
         if self._aligned is not None:
             self._new += written(tokens, verdict)
 
-    def close(self) -> None:
-        self._aligned = None
-
 
 METHOD = Method(
     name="prediction",
