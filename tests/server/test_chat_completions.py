@@ -74,6 +74,13 @@ def test_several_replies_and_the_first_of_them_is_the_only_one(server: Serving) 
     assert most["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
 
 
+def test_of_several_limits_one_stands_before_the_others(server: Serving) -> None:
+    limits = {"n_predict": 3, "max_completion_tokens": 5, "max_tokens": 7}
+    for name in list(limits):
+        used = server.chat(**limits, logit_bias={"0": -100})["usage"]
+        assert used["completion_tokens"] == limits.pop(name)
+
+
 def test_stop_strings(server: Serving) -> None:
     text = server.chat(seed=5, temperature=1.0)["choices"][0]["message"]["content"]
     stop = text[5:7]
