@@ -65,7 +65,7 @@ class Head:
         check: that a head belongs to a target, and the facts of it that ``open`` needs; raises
             PairIncompatible, BadGguf, UnsupportedModel.
         open: "module:function", loaded when called: makes its pool from its header, a
-            ``LoadedTarget`` and these facts; raises what ``check`` does, CannotLoad and DoesNotFit.
+            ``LoadedModel`` and these facts; raises what ``check`` does, CannotLoad and DoesNotFit.
             The caller closes it.
         memory: the ``ModelMemory`` that it takes on top of its target, at a context length.
         recognise: whether a file is of this kind.

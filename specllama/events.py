@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+import msgspec
+
 FinishReason = Literal["stop_token", "stop_string", "length", "context", "cancelled", "error"]
 TargetKind = Literal["recovered", "bonus", "plain"]
 Answer = Literal["faster", "slower", "unsure", "off", "unknown"]
@@ -29,21 +31,10 @@ class Event:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data; fields that ``unknown`` names are null, see ``Finished``."""
-        out: dict[str, Any] = {"type": self.type}
-        unknown = getattr(self, "unknown", ())
-        for f in dataclasses.fields(self):
-            value: Any = None if f.name in unknown else getattr(self, f.name)
-            out[f.name] = value.to_dict() if hasattr(value, "to_dict") else _plain(value)
-        out.pop("unknown", None)
+        out = {"type": self.type, **msgspec.to_builtins(self)}
+        for name in out.pop("unknown", ()):
+            out[name] = None
         return out
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(v) for v in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,9 +262,6 @@ class Timings:
     pipe_ms: float = 0.0
     tok_per_s: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Payoff:
@@ -325,21 +313,21 @@ class Finished(Event):
     type: ClassVar[str] = "finish"
     ends: ClassVar[bool] = True
     reason: FinishReason
-    text: str
-    token_ids: tuple[int, ...]
-    seed: int
-    rounds: int
-    draft_n: int
-    draft_n_accepted: int
-    cut: int
-    prompt_n: int
-    cached_n: int
-    n_ctx: int
-    proposer: str
-    verify: str
-    exactness: str
-    acceptance_rate: float | None
-    mean_acceptance_length: float | None
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    seed: int = 0
+    rounds: int = 0
+    draft_n: int = 0
+    draft_n_accepted: int = 0
+    cut: int = 0
+    prompt_n: int = 0
+    cached_n: int = 0
+    n_ctx: int = 0
+    proposer: str = "none"
+    verify: str = ""
+    exactness: str = ""
+    acceptance_rate: float | None = None
+    mean_acceptance_length: float | None = None
     accepted_per_position: tuple[int, ...] = ()
     drafted_per_position: tuple[int, ...] = ()
     near_ties: int = 0
@@ -382,7 +370,6 @@ Said = TextDelta | ReasoningDelta
 Report = Callable[[Event], object] | None  # hears of events, where somebody does
 Loading = LoadProgress | Measuring
 AnyEvent = Loading | Notice | Started | PrefillProgress | Said | RoundDone | Finished
-_PARTS: dict[str, type[Timings | Payoff]] = {"timings": Timings, "verdict": Payoff}
 EVENT_TYPES: dict[str, type[Event]] = {
     cls.type: cls
     for cls in (
@@ -397,11 +384,6 @@ EVENT_TYPES: dict[str, type[Event]] = {
         Finished,
     )
 }
-
-
-def _chances(data: dict[str, Any]) -> Chances:
-    top = (Chance(c["token"], c["logprob"], tuple(c["bytes"])) for c in data["top"])
-    return Chances(data["token"], data["logprob"], tuple(data["bytes"]), tuple(top))
 
 
 def with_unknown(cls: type[Event], data: dict[str, Any]) -> dict[str, Any]:
@@ -424,21 +406,8 @@ def event_from_dict(data: dict[str, Any]) -> Event:
         KeyError: the type is unknown or a required field is missing.
     """
     cls = EVENT_TYPES[data["type"]]
-    data = with_unknown(cls, data)
-    values: dict[str, Any] = {}
-    for f in dataclasses.fields(cls):
-        if f.name not in data:
-            continue
-        value = data[f.name]
-        if (part := _PARTS.get(f.name)) is not None and value is not None:
-            known = {t.name for t in dataclasses.fields(part)}
-            value = part(**{k: v for k, v in value.items() if k in known})
-        elif f.name == "chances":
-            value = tuple(_chances(item) for item in value)
-        elif isinstance(value, list):
-            value = tuple(value)
-        values[f.name] = value
     try:
-        return cls(**values)
-    except TypeError as error:
+        event: Event = msgspec.convert(with_unknown(cls, data), cls)
+    except msgspec.ValidationError as error:
         raise KeyError(str(error)) from None
+    return event

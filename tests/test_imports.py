@@ -28,7 +28,6 @@ RESTRICTED = {
         "specllama.backend.llama",
         "specllama.backend.llama_cache",
         "specllama.backend.llama_log",
-        "specllama.backend.llama_place",
         "specllama.backend.llama_pool",
         "specllama.backend.llama_vocab",
         "specllama.backend.quantizer",

@@ -27,8 +27,7 @@ from textual.command import Provider
 from textual.screen import Screen
 
 from specllama.bench.demo import WHAT
-from specllama.engine.host import EngineFactory, EngineHost, HostLike, LoadEngine
-from specllama.engine.inline import InlineHost
+from specllama.engine.host import EngineFactory, EngineHost, HostLike, InlineHost, LoadEngine
 from specllama.errors import SpecllamaError, UsageError
 from specllama.events import Event
 from specllama.interface import EngineLike, MethodInfo

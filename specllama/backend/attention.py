@@ -16,7 +16,8 @@ from typing import Any
 
 import llama_cpp as ll
 
-from specllama.backend.symbols import function, ggml
+from specllama.backend.devices import ggml
+from specllama.backend.symbols import function
 from specllama.errors import CannotLoad
 
 FLOATS = (ll.GGML_TYPE_F16, ll.GGML_TYPE_F32)  # caches of other types are never tiled or split
@@ -65,10 +66,10 @@ def one_by_one(ctx: Any) -> Switch | None:
 def _functions() -> tuple[Callable[..., Any], ...]:
     return (
         function("llama_context_get_sched"),
-        ggml("ggml_backend_sched_get_n_backends", "ggml-base", [_P], ctypes.c_int),
-        ggml("ggml_backend_sched_get_backend", "ggml-base", [_P, ctypes.c_int], _P),
-        ggml("ggml_backend_get_device", "ggml-base", [_P], _P),
-        ggml("ggml_backend_dev_type", "ggml-base", [_P], ctypes.c_int),
-        ggml("ggml_backend_dev_backend_reg", "ggml-base", [_P], _P),
-        ggml("ggml_backend_reg_get_proc_address", "ggml-base", [_P, ctypes.c_char_p], _P),
+        ggml("ggml_backend_sched_get_n_backends", ctypes.c_int, _P),
+        ggml("ggml_backend_sched_get_backend", _P, _P, ctypes.c_int),
+        ggml("ggml_backend_get_device", _P, _P),
+        ggml("ggml_backend_dev_type", ctypes.c_int, _P),
+        ggml("ggml_backend_dev_backend_reg", _P, _P),
+        ggml("ggml_backend_reg_get_proc_address", _P, _P, ctypes.c_char_p),
     )

@@ -1,6 +1,6 @@
 """The engine's interface to an inference library: ``llama_pool`` is one, ``fake`` a table.
 
-A backend is an ``Opener`` and a line in ``engine/opening.py``.
+A backend is a function like ``open_gguf`` and a line, both in ``engine/opening.py``.
 
 A *pool* is one KV cache of one model; a *lane* is one conversation's place in it. Lanes take tokens
 in passes, several lanes in one pass where the pool runs them together. What else is in a pool
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -20,15 +19,33 @@ from specllama.arrays import HiddenNeed, Rows
 from specllama.backend.exactness import Exactness
 from specllama.backend.hidden import HiddenRows as HiddenRows
 from specllama.backend.kernels import Kernels
-from specllama.cancel import StopFlag
 
 if TYPE_CHECKING:
     from specllama.events import Report
     from specllama.interface import ModelInfo
-    from specllama.settings.params import EngineOptions
 
 # which tokens of a pass return a row of logits; "states" are made by a head's encoder, without any
 Outputs = Literal["all", "last", "none", "states"]
+Verdict = Literal["token", "text", "cut"]
+MAKE_ROOM = "start a new chat, raise --ctx-size, or use --on-full shift"  # of a full cache
+_SPACE = " \t\n\v\f\r"
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A pass that several conversations share: ``lanes``, ``tokens`` and, among those, ``guesses``
+    count all of them.
+
+    ``first`` is true for one of them, who books what the pass took. ``drafting_ms`` is what draft
+    models took since this conversation wrote last: it waited for them.
+    """
+
+    lanes: int
+    tokens: int
+    ms: float
+    first: bool
+    guesses: int
+    drafting_ms: float = 0.0
 
 
 class Out(NamedTuple):
@@ -38,10 +55,12 @@ class Out(NamedTuple):
         rows: logits [n, n_vocab] of the tokens that return one: a view, good until the pool's next
             pass.
         states: of a head, the states [n, width] that it leaves after the same tokens.
+        shared: of the target, where other conversations wait for its passes.
     """
 
     rows: Rows
     states: Rows = np.empty((0, 0), np.float32)
+    shared: Shared | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +77,52 @@ class SpecialToken:
     control: bool
     strips_left: bool = False
     strips_right: bool = False
+
+
+def partition(
+    text: str,
+    specials: Sequence[SpecialToken],
+    judge: Callable[[SpecialToken, int, int], Verdict],
+) -> list[int | str]:
+    """Split a text into special tokens and the texts between them, as llama.cpp finds them.
+
+    Each special token in turn, the longest first, takes its occurrences in what is left, from the
+    left to the right, and the white space next to them if it is of that kind.
+
+    Args:
+        specials: longest text first.
+        judge: called with (special, start, end) for an occurrence: a "token", ordinary "text", or
+            a "cut" after its first character, which leaves two neighbouring texts.
+    """
+    pieces: list[int | tuple[int, int]] = [(0, len(text))]
+    for special in specials:
+        if special.text not in text:
+            continue
+        out: list[int | tuple[int, int]] = []
+        for piece in pieces:
+            if isinstance(piece, int):
+                out.append(piece)
+                continue
+            start, end = search, _ = piece
+            while (at := text.find(special.text, search, end)) >= 0:
+                after = at + len(special.text)
+                verdict = judge(special, at, after)
+                search = at + 1
+                if verdict == "cut":
+                    out.append((start, search))
+                    start = search
+                elif verdict == "token":
+                    left = at
+                    while special.strips_left and left > start and text[left - 1] in _SPACE:
+                        left -= 1
+                    out += [(start, left), special.id]
+                    start = after
+                    while special.strips_right and start < end and text[start] in _SPACE:
+                        start += 1
+                    search = start
+            out.append((start, end))
+        pieces = [p for p in out if isinstance(p, int) or p[0] < p[1]]
+    return [p if isinstance(p, int) else text[p[0] : p[1]] for p in pieces if p != (0, 0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,34 +207,23 @@ class Part:
 
 
 class Context(Protocol):
-    """A cache of one text, and passes over it: a lane, or a draft's replacement for one."""
+    """A cache of one text, and passes over it: a lane, or a draft's replacement for one.
+
+    Attributes:
+        n_ctx: most tokens of the text.
+        n_batch: most tokens in one pass. max_rows: most rows with logits in one.
+        max_leaves: most leaves of a tree pass; 1 where only chains are possible.
+    """
+
+    n_ctx: int
+    n_vocab: int
+    n_batch: int
+    max_rows: int
+    max_leaves: int
 
     @property
     def pool(self) -> Pool | None:
         """The pool whose passes it can share with others; None if it runs alone."""
-        ...
-
-    @property
-    def n_ctx(self) -> int:
-        """Most tokens of the text."""
-        ...
-
-    @property
-    def n_vocab(self) -> int: ...
-
-    @property
-    def n_batch(self) -> int:
-        """Most tokens in one pass."""
-        ...
-
-    @property
-    def max_rows(self) -> int:
-        """Most rows with logits in one pass."""
-        ...
-
-    @property
-    def max_leaves(self) -> int:
-        """Most leaves of a tree pass; 1 where only chains are possible."""
         ...
 
     @property
@@ -269,22 +323,16 @@ class Blob(Protocol):
 
 
 class Passes(Protocol):
-    """The runner of lanes' passes, with the limits of one pass."""
+    """The runner of lanes' passes, with the limits of one pass.
 
-    @property
-    def kernels(self) -> Kernels:
-        """The kernels and thread settings that decide how passes are computed."""
-        ...
+    Attributes:
+        kernels: the kernels and thread settings that decide how passes are computed.
+        n_batch: most tokens in one pass. max_rows: most rows with logits in one.
+    """
 
-    @property
-    def n_batch(self) -> int:
-        """Most tokens in one pass."""
-        ...
-
-    @property
-    def max_rows(self) -> int:
-        """Most rows with logits in one pass."""
-        ...
+    kernels: Kernels
+    n_batch: int
+    max_rows: int
 
     @property
     def free_leaves(self) -> int:
@@ -301,12 +349,15 @@ class Passes(Protocol):
 
 
 class Pool(Passes, Protocol):
-    """One KV cache of one model, with room for several conversations."""
+    """One KV cache of one model, with room for several conversations.
 
-    @property
-    def lanes(self) -> int:
-        """Most lanes at once."""
-        ...
+    Attributes:
+        lanes: most at once.
+        compactions: number of times that ``compact`` freed ghosts.
+    """
+
+    lanes: int
+    compactions: int
 
     @property
     def forgets(self) -> bool:
@@ -332,11 +383,6 @@ class Pool(Passes, Protocol):
     @property
     def room(self) -> int:
         """Cells that no lane holds."""
-        ...
-
-    @property
-    def compactions(self) -> int:
-        """Number of times that ``compact`` freed ghosts."""
         ...
 
     def open(self) -> Lane:
@@ -458,22 +504,3 @@ class OpenedPair:
     bos: str = ""
     eos: str = ""
     close: Callable[[], None] = field(default=lambda: None)
-
-
-class Opener(Protocol):
-    def __call__(
-        self,
-        target: Path,
-        draft: Path | None,
-        options: EngineOptions,
-        on_progress: Report,
-        stop: StopFlag,
-        /,
-    ) -> OpenedPair:
-        """Open the files of a pair and make them ready: the next pass is timed.
-
-        Raises:
-            SpecllamaError: what is wrong with them; nothing is left open.
-            Cancelled: ``stop`` was set. Later, passes that see it raise it, too.
-        """
-        ...

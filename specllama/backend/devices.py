@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from specllama import paths
-from specllama.errors import EngineError
+from specllama.errors import CannotLoad
 from specllama.models import memory
 
 Kind = Literal["cpu", "gpu", "igpu", "accel"]
@@ -128,7 +128,7 @@ def ggml(name: str, result: Any, *arguments: Any) -> Any:
 
     Raises:
         ImportError: llama-cpp-python is not installed.
-        EngineError: this build does not have it.
+        CannotLoad: this build does not have it.
     """
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     _lighten()
@@ -137,7 +137,7 @@ def ggml(name: str, result: Any, *arguments: Any) -> Any:
     try:
         function = llama_cpp.llama_cpp._lib[name]
     except AttributeError:
-        raise EngineError(f"this build of llama.cpp has no {name}") from None
+        raise CannotLoad(f"this build of llama.cpp has no {name}") from None
     function.restype, function.argtypes = result, arguments
     return function
 
@@ -158,7 +158,7 @@ def devices() -> list[Device]:
     """
     try:
         return [_device(handle) for handle in handles().values()]
-    except EngineError:
+    except CannotLoad:
         return []
 
 

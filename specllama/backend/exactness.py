@@ -1,7 +1,7 @@
 """The passes of several rows that equal single steps here, measured once (see ``verdicts``).
 
 Where ``--exact`` asks for it, widths of passes are divided into groups in which a row has the same
-bits, and passes are kept to the widths of one of them, plain ones too (see ``backend.widths``).
+bits, and passes are kept to the widths of one of them, plain ones too (see ``backend.probe``).
 """
 
 from __future__ import annotations

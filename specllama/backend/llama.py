@@ -1,31 +1,31 @@
-"""llama.cpp through the low-level API of llama-cpp-python (pinned): models.
+"""llama.cpp through the low-level API of llama-cpp-python (pinned): models and their places.
 
 llama.cpp ends the process on some bad calls (``GGML_ASSERT``), so everything it would assert on is
 checked before the call. Nothing is printed. The ``llama_*`` neighbours hold caches, pools, the log,
 the vocabulary and grammars; outside this folder nothing in the run-time path imports the binding.
+The binding has no types for some of a placement ("unused"): the structures here are those of
+``llama.h``.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import llama_cpp as ll
 
-from specllama.backend import llama_place, trial
+from specllama.backend import trial
 from specllama.backend.devices import devices as all_devices
-from specllama.backend.devices import gpus
+from specllama.backend.devices import ggml, gpus, handles
 from specllama.backend.llama_log import last_words, recent, start, supports_gpu
 from specllama.backend.llama_vocab import LlamaVocab
-from specllama.backend.placement import CPU
-from specllama.cancel import StopFlag
-from specllama.errors import Cancelled, CannotLoad, UnsupportedModel
+from specllama.backend.placement import CPU, Placement
+from specllama.cancel import Cancel
+from specllama.errors import Cancelled, CannotLoad, UnsupportedModel, UsageError
 from specllama.settings.hardware import Adapter
-
-if TYPE_CHECKING:
-    from specllama.backend.placement import Placement
 
 _LOAD_MODES = {  # by whether to map the file, and whether to keep it in memory
     (True, True): ll.LLAMA_LOAD_MODE_MMAP_MLOCK,
@@ -35,8 +35,89 @@ _LOAD_MODES = {  # by whether to map the file, and whether to keep it in memory
 }
 
 
-class Closing(Protocol):
-    def close(self) -> None: ...
+class _Override(ctypes.Structure):
+    """``llama_model_tensor_buft_override``."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+def buffer_type(device: str) -> int:
+    """Return the buffer type for tensors on a device; "CPU" is RAM.
+
+    Raises:
+        UsageError: there is no such device.
+    """
+    if device == CPU:  # this very one lets llama.cpp rearrange weights for the processor
+        return int(ggml("ggml_backend_cpu_buffer_type", ctypes.c_void_p)())
+    handle = handles().get(device)
+    if handle is None:
+        raise UsageError(f"there is no device {device!r}", "specllama doctor names them")
+    return int(ggml("ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p)(handle))
+
+
+def place_layers(params: Any, place: Placement | None, devices: Sequence[str] | None) -> list[Any]:
+    """Write a placement into llama.cpp's model parameters.
+
+    Args:
+        devices: those that the model may use; None leaves them to llama.cpp.
+
+    Returns:
+        What has to outlive loading.
+
+    Raises:
+        UsageError: there is no such device.
+    """
+    split = () if place is None else place.own_split
+    patterns = () if place is None else place.patterns
+    alive: list[Any] = []
+    if any(split):
+        # llama.cpp reads one number for every device that it could have, and copies them
+        shares = (ctypes.c_float * max(int(ll.llama_max_devices()), len(split)))(*split)
+        params.tensor_split = shares
+        alive.append(shares)
+    if devices is not None:
+        known = handles()
+        for name in devices:
+            if name not in known:
+                raise UsageError(f"there is no device {name!r}", "specllama doctor names them")
+        listed = (ctypes.c_void_p * (len(devices) + 1))(*(known[name] for name in devices), None)
+        params.devices = ctypes.cast(listed, ctypes.c_void_p).value
+        alive.append(listed)
+    if patterns:
+        overrides = (_Override * (len(patterns) + 1))()  # the last one, all null, ends the list
+        for override, (pattern, device) in zip(overrides, patterns, strict=False):
+            override.pattern, override.buffer_type = pattern.encode(), buffer_type(device)
+        params.tensor_buft_overrides = ctypes.addressof(overrides)
+        alive.append(overrides)
+    return alive
+
+
+class Loras:
+    """Adapters of a loaded model, for every context made of it.
+
+    Raises:
+        CannotLoad: llama.cpp does not accept one, with its reason.
+    """
+
+    def __init__(self, model: Any, adapters: Sequence[Adapter]) -> None:
+        self._handles: list[Any] = []
+        self._scales = [adapter.scale for adapter in adapters]
+        for adapter in adapters:
+            recent.clear()
+            handle = ll.llama_adapter_lora_init(model, os.fsencode(adapter.path))
+            if not handle:
+                reason = last_words() or "llama.cpp gave no reason"
+                raise CannotLoad(f"cannot use the adapter {Path(adapter.path).name}: {reason}")
+            self._handles.append(handle)  # the model frees them
+
+    def apply_to(self, context: Any) -> None:
+        """Apply the adapters to the passes of a context."""
+        n = len(self._handles)
+        if n:
+            handles = (ll.llama_adapter_lora_p_ctypes * n)(*self._handles)
+            scales = (ctypes.c_float * n)(*self._scales)
+            if ll.llama_set_adapters_lora(context, handles, n, scales) != 0:
+                raise CannotLoad("llama.cpp does not accept these adapters together")
 
 
 class LlamaModel:
@@ -72,11 +153,11 @@ class LlamaModel:
         load_mtp: bool = False,
         progress: Callable[[float], None] | None = None,
         head: bool = False,
-        stop: StopFlag | None = None,
+        stop: Cancel | None = None,
     ) -> None:
         start()
         self.path = path
-        self.stop = stop = stop or StopFlag()
+        self.stop = stop = stop or Cancel()
         params = ll.llama_model_default_params()
         if place is not None:
             gpu_layers, devices = str(place.layers), place.devices
@@ -87,12 +168,7 @@ class LlamaModel:
         # a device that llama.cpp knows of takes buffers and wide passes without any layer, too
         moved = place is not None and any(device != CPU for _, device in place.moves)
         self.devices = devices if self.gpu_layers or moved else ()
-        alive = llama_place.place(
-            params,
-            split=() if place is None else place.own_split,
-            devices=self.devices,
-            patterns=() if place is None else place.patterns,
-        )
+        alive = place_layers(params, place, self.devices)
         params.load_mode = _LOAD_MODES[use_mmap, use_mlock]
         params.load_mtp = load_mtp
         params.use_extra_bufts = self.repacks
@@ -104,7 +180,7 @@ class LlamaModel:
             return not stop.is_set()
 
         params.progress_callback = on_progress
-        self._parts: list[Closing] = []
+        self._parts: list[Any] = []
         recent.clear()
         self._model = ll.llama_model_load_from_file(os.fsencode(path), params)
         del alive  # llama.cpp has read it
@@ -129,7 +205,7 @@ class LlamaModel:
                 "with decoder-only models"
             )
         try:
-            self.loras = llama_place.Loras(self._model, loras)
+            self.loras = Loras(self._model, loras)
         except BaseException:
             self.close()
             raise
@@ -154,11 +230,11 @@ class LlamaModel:
         """True if a partial rollback is a metadata change (attention) rather than a replay."""
         return not (self.is_recurrent or self.is_hybrid)
 
-    def adopt(self, part: Closing) -> None:
+    def adopt(self, part: Any) -> None:
         """Register a part to close before the model, whose weights it reads."""
         self._parts.append(part)
 
-    def drop(self, part: Closing) -> None:
+    def drop(self, part: Any) -> None:
         """Close one such part before the model is closed."""
         self._parts.remove(part)
         part.close()

@@ -13,15 +13,15 @@ import numpy as np
 
 from specllama.arrays import HiddenNeed, Rows
 from specllama.backend.attention import FLOATS, one_by_one
-from specllama.backend.batch import Batch
-from specllama.backend.cache import Shape
+from specllama.backend.base import MAKE_ROOM
+from specllama.backend.batch import Batch, Shape
 from specllama.backend.capture import Capture, metadata
 from specllama.backend.kernels import TILE, WIDE, Kernels
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_log import last_words, recent
 from specllama.backend.threads import ThreadChoice
 from specllama.backend.watch import Watch
-from specllama.cancel import StopFlag
+from specllama.cancel import Cancel
 from specllama.errors import (
     Cancelled,
     CannotLoad,
@@ -30,25 +30,17 @@ from specllama.errors import (
     UnsupportedModel,
     UsageError,
 )
+from specllama.models.ggml_types import TENSOR_TYPES
 from specllama.models.running_state import planes
+from specllama.settings.params import EngineOptions
 
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: what of a sequence's state is no set of cells
 _ABORTED = 2  # llama_decode's word for a pass that the abort callback ended
 _CONTEXT_PAD = 256
 _SIZE = 8  # bytes of the length before each piece of a state
 
-_KV_TYPES = {
-    "auto": ll.GGML_TYPE_F16,
-    "f32": ll.GGML_TYPE_F32,
-    "f16": ll.GGML_TYPE_F16,
-    "bf16": 30,  # GGML_TYPE_BF16, which the binding does not name
-    "q8_0": ll.GGML_TYPE_Q8_0,
-    "q4_0": ll.GGML_TYPE_Q4_0,
-    "q4_1": ll.GGML_TYPE_Q4_1,
-    "q5_0": ll.GGML_TYPE_Q5_0,
-    "q5_1": ll.GGML_TYPE_Q5_1,
-    "iq4_nl": ll.GGML_TYPE_IQ4_NL,
-}
+_TYPES = {"auto": int(ll.GGML_TYPE_F16)}
+_TYPES |= {kind.name.lower(): number for number, kind in TENSOR_TYPES.items()}
 _FLASH = {"auto": -1, "off": 0, "on": 1}
 # llama_ftype of files with hardly any: F32, F16, Q4_0, Q4_1, Q8_0, Q5_0, Q5_1, IQ4_NL, BF16
 _NO_K_QUANTS = ("0", "1", "2", "3", "7", "8", "9", "25", "32")
@@ -59,26 +51,31 @@ class CacheSettings:
     """The settings that compute the passes of a cache.
 
     Attributes:
-        flash: flash attention, "on", "off" or "auto".
-        kv: types of K and V.
+        options: of the model, every "auto" decided, apart from the number of ``threads`` and
+            ``flash`` attention ("on", "off" or "auto").
         any_width: compute a row alike in passes of any width where that takes a switch; else,
             passes are as fast as they can be.
         watch: looks into the passes.
-        rope_scale: the factor by which the trained context is stretched; None is the model's.
-        swa_full: keep cells that have left a sliding window.
     """
 
+    options: EngineOptions
     threads: int
     flash: str
-    kv: tuple[str, str] = ("f16", "f16")
     any_width: bool = True
     watch: Watch | None = None
-    rope_scale: float | None = None
-    swa_full: bool = True
+
+    @property
+    def kv(self) -> tuple[str, str]:
+        """The types of K and V."""
+        return self.options.kv_type_k, self.options.kv_type_v
 
 
 class LlamaCache:
-    """A KV cache of llama.cpp, see ``backend.cache.Cache``. One thread at a time.
+    """A KV cache of llama.cpp, one thread at a time. A cell holds a token at a position, for one
+    sequence or for several.
+
+    A token goes to the first free cell after the last one that was filled, or after the first one
+    that was freed since if that comes earlier. A query sees the cells of its first sequence.
 
     Raises:
         CannotLoad: no memory, or settings that llama.cpp does not accept.
@@ -88,6 +85,7 @@ class LlamaCache:
 
     def __init__(self, model: LlamaModel, shape: Shape, settings: CacheSettings) -> None:
         self.model = model
+        self.stop = model.stop
         self.shape = shape
         self.settings = settings
         self._ctx: Any = None
@@ -104,6 +102,8 @@ class LlamaCache:
                 else "leave --cache-type-k, --cache-type-v and --flash-attn out",
             )
         model.loras.apply_to(self._ctx)
+        apart = shape.lanes if shape.apart else 1
+        self.n_cells = int(ll.llama_n_ctx_seq(self._ctx)) * apart
         self._memory = ll.llama_get_memory(self._ctx)
         if not self._memory:
             self.close()
@@ -124,7 +124,10 @@ class LlamaCache:
             wide=TILE if metadata(model.handle, "general.file_type") in _NO_K_QUANTS else WIDE,
         )
         self.capture = Capture(model.handle, self._ctx)
-        self._planes = int(ll.llama_n_rs_seq(self._ctx))  # 0 for models of which it keeps none
+        # the most tokens that can be removed from the end of a pass: 0 for models without planes
+        self.planes = int(ll.llama_n_rs_seq(self._ctx))
+        # of a pass that is computed at once; only the last part leaves planes
+        self.undivided = int(params.n_ubatch)
         self.choice: ThreadChoice | None = None
         self._threads_now = settings.threads
         # llama.cpp leaves what has left a window out of a state. In pieces as long as a window
@@ -142,10 +145,6 @@ class LlamaCache:
     # -- facts --
 
     @property
-    def n_cells(self) -> int:
-        return int(ll.llama_n_ctx_seq(self._ctx)) * (self.shape.lanes if self.shape.apart else 1)
-
-    @property
     def handle(self) -> Any:
         """llama.cpp's own context."""
         self.require_open()
@@ -156,12 +155,14 @@ class LlamaCache:
         if not self._ctx:
             raise EngineError("the context is closed")
 
-    def require_running(self) -> None:
-        require_running(self.model.stop)
-
     # -- passes --
 
     def decode(self, *, tiled: bool) -> None:
+        """Run the pass in the batch; errors are those of ``Context.forward``.
+
+        Args:
+            tiled: long reads may be computed in tiles, see ``kernels``.
+        """
         if self._one_by_one is not None and tiled is not self._tiled:
             self._one_by_one(not tiled)
             self._tiled = tiled
@@ -189,6 +190,7 @@ class LlamaCache:
             self._threads_now = threads
 
     def rows(self, n: int) -> Rows:
+        """Return the first ``n`` rows of the last pass, in the order of the batch; a view."""
         if n == 0:
             return self._rows_view[:0]
         pointer = ll.llama_get_logits(self._ctx)
@@ -202,21 +204,26 @@ class LlamaCache:
     # -- hidden states --
 
     def want(self, needs: set[HiddenNeed]) -> None:
+        """Keep these hidden states from the next pass on."""
         self.require_open()
         self.capture.choose(needs)
 
     def prepare(self, *, every_row: bool) -> None:
+        """Set whether the next pass returns every row."""
         self.capture.prepare(every_row)
 
     def states(self, need: HiddenNeed, n: int) -> Rows:
+        """Return hidden states [n, width] of the last pass, in the order of the batch; a view."""
         return self.capture.rows(need, n)
 
     # -- sequences --
 
     def copy(self, sequence: int, to: int, begin: int, end: int) -> None:
+        """Give another sequence the cells of positions ``begin`` to ``end - 1`` as well."""
         ll.llama_memory_seq_cp(self._memory, sequence, to, begin, end)
 
     def remove(self, sequence: int, begin: int) -> bool:
+        """Remove the cells from position ``begin`` on from a sequence; False if that fails."""
         done = bool(ll.llama_memory_seq_rm(self._memory, sequence, begin, -1))
         if self._pinned:
             self._let_go()
@@ -234,6 +241,7 @@ class LlamaCache:
         self._pinned = False
 
     def keep(self, sequence: int) -> None:
+        """Free every cell that this sequence does not have."""
         ll.llama_memory_seq_keep(self._memory, sequence)
 
     def clear(self) -> None:
@@ -244,35 +252,32 @@ class LlamaCache:
         return int(ll.llama_memory_seq_pos_min(self._memory, sequence))
 
     def end(self, sequence: int) -> int:
+        """Return the position after the last one of a sequence."""
         return int(ll.llama_memory_seq_pos_max(self._memory, sequence)) + 1
 
     def state(self, sequence: int) -> bytes:
+        """Return the whole state of a sequence; empty if the library does not expose it."""
         if not self._piece:
-            return self._state(sequence)
+            return bytes(state_of(self._ctx, sequence))
         pieces: list[bytes] = []
         first = max(self.begin(sequence), 0)
         for begin in range(first - first % self._piece, self.end(sequence), self._piece):
             self.copy(sequence, self._aside, begin, begin + self._piece)
-            pieces.append(piece := self._state(self._aside))
+            pieces.append(piece := bytes(state_of(self._ctx, self._aside)))
             self.remove(self._aside, 0)
             if not piece:
                 return b""
         return b"".join(len(piece).to_bytes(_SIZE) + piece for piece in pieces)
 
-    def _state(self, sequence: int) -> bytes:
-        size = int(ll.llama_state_seq_get_size_ext(self._ctx, sequence, 0))
-        buffer = (ctypes.c_uint8 * max(size, 1))()
-        n = int(ll.llama_state_seq_get_data_ext(self._ctx, buffer, size, sequence, 0))
-        return bytes(memoryview(buffer)[:n])
-
     def restore(self, sequence: int, state: bytes) -> bool:
+        """Fill an empty sequence with a result of ``state``."""
         if not self._piece:
-            return self._restore(sequence, state)
+            return set_state(self._ctx, sequence, state)
         at = 0
         while at < len(state):
             begin = at + _SIZE
             at = begin + int.from_bytes(state[at:begin])
-            done = self._restore(self._aside, state[begin:at])
+            done = set_state(self._ctx, self._aside, state[begin:at])
             if done:
                 self.copy(self._aside, sequence, -1, -1)
             self.remove(self._aside, 0)
@@ -280,32 +285,19 @@ class LlamaCache:
                 return False
         return True
 
-    def _restore(self, sequence: int, state: bytes) -> bool:
-        buffer = readable(state)
-        return bool(ll.llama_state_seq_set_data_ext(self._ctx, buffer, len(state), sequence, 0))
-
-    # -- a running state, see ``running.RunningCache`` --
-
-    @property
-    def planes(self) -> int:
-        return self._planes
-
-    @property
-    def undivided(self) -> int:
-        return int(self.params.n_ubatch)
+    # -- a running state, see ``running`` --
 
     def save_running(self, sequence: int, into: Any = None) -> Any:
-        size = int(ll.llama_state_seq_get_size_ext(self._ctx, sequence, _PARTIAL))
-        if into is None or len(into) != size:
-            into = (ctypes.c_uint8 * size)()
-        n = int(ll.llama_state_seq_get_data_ext(self._ctx, into, size, sequence, _PARTIAL))
-        return into if n == size else b""
+        """Copy a sequence's running state, into the buffer ``into`` if it fits; empty if the
+        library does not expose it."""
+        return state_of(self._ctx, sequence, _PARTIAL, into)
 
     def restore_running(self, sequence: int, state: Any) -> bool:
-        size, buffer = len(state), readable(state)
-        return bool(ll.llama_state_seq_set_data_ext(self._ctx, buffer, size, sequence, _PARTIAL))
+        """Make this the running state of a sequence."""
+        return set_state(self._ctx, sequence, state, _PARTIAL)
 
     def rewrite(self) -> bool:
+        """Write all cells out and read them back, in order, into the first ones."""
         size = int(ll.llama_state_get_size(self._ctx))
         buffer = (ctypes.c_uint8 * size)()
         written = int(ll.llama_state_get_data(self._ctx, buffer, size))
@@ -315,6 +307,7 @@ class LlamaCache:
         return done
 
     def beside(self, shape: Shape) -> LlamaCache:
+        """Create an empty cache of another shape on the same model, computed alike."""
         return LlamaCache(self.model, shape, self.settings)
 
     def close(self) -> None:
@@ -344,11 +337,11 @@ def _params(model: LlamaModel, shape: Shape, settings: CacheSettings) -> Any:
     params.n_outputs_max = max(shape.max_rows, params.n_seq_max)
     params.n_threads = params.n_threads_batch = settings.threads
     params.flash_attn_type = _FLASH[settings.flash]
-    params.type_k, params.type_v = _KV_TYPES[kv_k], _KV_TYPES[kv_v]
+    params.type_k, params.type_v = _TYPES[kv_k], _TYPES[kv_v]
     params.no_perf = True
-    params.swa_full = settings.swa_full
-    if settings.rope_scale is not None:
-        params.rope_freq_scale = 1 / settings.rope_scale
+    params.swa_full = settings.options.swa_full
+    if settings.options.rope_scale is not None:
+        params.rope_freq_scale = 1 / settings.options.rope_scale
     stop_on(model.stop, params)
     if settings.watch is not None:
         params.cb_eval = settings.watch.function
@@ -357,15 +350,27 @@ def _params(model: LlamaModel, shape: Shape, settings: CacheSettings) -> Any:
 
 def _piece(model: LlamaModel, settings: CacheSettings) -> int:
     """Return the number of tokens in a piece of a lane's state; 0 if it is taken as a whole."""
-    return model.window if settings.swa_full and model.can_roll_back else 0
+    return model.window if settings.options.swa_full and model.can_roll_back else 0
 
 
-def readable(state: Any) -> Any:
-    """Return bytes as llama.cpp reads them; without a copy if they are writable."""
-    if isinstance(state, ctypes.Array):
-        return state
-    kind = ctypes.c_uint8 * len(state)
-    return kind.from_buffer_copy(state) if memoryview(state).readonly else kind.from_buffer(state)
+def state_of(context: Any, sequence: int, flags: int = 0, into: Any = None) -> Any:
+    """Copy the state of a sequence, into the buffer ``into`` if it fits; empty if the library does
+    not expose it."""
+    size = int(ll.llama_state_seq_get_size_ext(context, sequence, flags))
+    if into is None or len(into) != size:
+        into = (ctypes.c_uint8 * size)()
+    n = int(ll.llama_state_seq_get_data_ext(context, into, size, sequence, flags))
+    return into if n == size else b""
+
+
+def set_state(context: Any, sequence: int, state: Any, flags: int = 0) -> bool:
+    """Give a sequence a result of ``state_of``, without a copy if its bytes are writable."""
+    size, buffer = len(state), state
+    if not isinstance(state, ctypes.Array):
+        kind = ctypes.c_uint8 * size
+        copies = memoryview(state).readonly
+        buffer = kind.from_buffer_copy(state) if copies else kind.from_buffer(state)
+    return bool(ll.llama_state_seq_set_data_ext(context, buffer, size, sequence, flags))
 
 
 def native(batch: Batch) -> Any:
@@ -389,29 +394,16 @@ def native(batch: Batch) -> Any:
 
 def decode_error(status: int, n_ctx: int) -> Exception:
     if status == 1:
-        return ContextFull(
-            f"no room left in the KV cache of {n_ctx} tokens",
-            "start a new chat, raise --ctx-size, or use --on-full shift",
-        )
+        return ContextFull(f"no room left in the KV cache of {n_ctx} tokens", MAKE_ROOM)
     if status == _ABORTED:
         return Cancelled("the pass was cancelled")
     return EngineError(f"llama.cpp could not evaluate the tokens (code {status}): {last_words()}")
 
 
-def require_running(stop: StopFlag) -> None:
-    """Raise Cancelled before a pass if a stop is set: not every device stops within one.
-
-    Raises:
-        Cancelled: the engine is to stop.
-    """
-    if stop.is_set():
-        raise decode_error(_ABORTED, 0)
-
-
-def stop_on(stop: StopFlag, params: Any) -> None:
+def stop_on(stop: Cancel, params: Any) -> None:
     """Make the passes of a later context end when ``stop`` is set (on CPUs, within a pass).
 
-    The flag must outlive the context.
+    It must outlive the context.
     """
     if (reader := _native_flag_reader()) is not None:
         params.abort_callback = reader

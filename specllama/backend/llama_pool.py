@@ -7,13 +7,14 @@ lanes with cells of their own, and those of which only the windows are kept one 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llama_cpp as ll
 
-from specllama.backend.cache import Shape
+from specllama.backend.batch import Shape
 from specllama.backend.kernels import TILE
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
@@ -25,6 +26,9 @@ from specllama.backend.watch import Watch
 from specllama.errors import UsageError
 from specllama.settings.params import EngineOptions
 
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
+
 
 class LlamaPool(CellPool):
     """A pool of a loaded model. The model closes it.
@@ -34,13 +38,13 @@ class LlamaPool(CellPool):
 
     def __init__(self, model: LlamaModel, shape: Shape, settings: CacheSettings) -> None:
         self.model = model
-        self._llama = LlamaCache(model, shape, settings)
+        cache = LlamaCache(model, shape, settings)
         super().__init__(
-            self._llama,
+            cache,
             shape,
             model.vocab.n_tokens,
             # what a running state goes on from was left by steps
-            replace(self._llama.kernels, wide=TILE) if self.forgets else self._llama.kernels,
+            replace(cache.kernels, wide=TILE) if self.forgets else cache.kernels,
             # the rows of a draft model are not compared, and GPUs compute them in other orders;
             # of cells that a lane's window has left llama.cpp takes those below the last one again
             in_order=((settings.any_width and model.gpu_layers == 0) or model.has_windows)
@@ -51,11 +55,11 @@ class LlamaPool(CellPool):
     @property
     def handle(self) -> Any:
         """llama.cpp's own context, for contexts that borrow from it."""
-        return self._llama.handle
+        return self.cache.handle
 
     def settings(self) -> Any:
         """Copy llama.cpp's parameters, for a second context."""
-        params = self._llama.params
+        params = self.cache.params
         copy = type(params).from_buffer_copy(params)
         copy.n_rs_seq = 0  # what runs alongside the target drafts, in passes of one row
         return copy
@@ -63,7 +67,7 @@ class LlamaPool(CellPool):
     def require_layers(self, layers: Sequence[int]) -> None:
         """See ``Capture.require_layers``."""
         self.require_open()
-        self._llama.capture.require_layers(layers)
+        self.cache.capture.require_layers(layers)
 
     def choose_threads(self, count: int, found: Callable[[int], object]) -> None:
         """Let later passes use fewer threads, where that changes no bit of a row; see
@@ -72,11 +76,11 @@ class LlamaPool(CellPool):
         Attention that splits a single query over threads does, which matters where rows are judged.
         """
         if self._any_count:
-            self._llama.choice = ThreadChoice(self.kernels.threads, count, found)
+            self.cache.choice = ThreadChoice(self.kernels.threads, count, found)
 
     @property
     def _any_count(self) -> bool:
-        kernels, judged = self.kernels, self._llama.settings.any_width
+        kernels, judged = self.kernels, self.cache.settings.any_width
         same = kernels.any_width or not judged or kernels.flash == "off"
         return same and kernels.threads > 1 and kernels.on_cpu
 
@@ -91,16 +95,16 @@ class LlamaPool(CellPool):
             alone = min(self._time_one_row(lane, 1) for _ in range(2))
             # next to a busy core all threads are fast now and then, and slow in most passes
             if alone <= max(self._time_one_row(lane, self.kernels.threads) for _ in range(2)):
-                self._llama.choice = ThreadChoice(1)
+                self.cache.choice = ThreadChoice(1)
             lane.close()
 
     def take_all_threads(self) -> None:
         """Compute every pass with all threads from now on."""
-        self._llama.choice = None
+        self.cache.choice = None
 
     def _time_one_row(self, lane: CellLane, threads: int) -> float:
         """Return the seconds of a pass of one row."""
-        self._llama.compute_with(threads)
+        self.cache.compute_with(threads)
         begin = perf_counter()
         lane.forward([0], outputs="last")
         seconds = perf_counter() - begin
@@ -110,8 +114,6 @@ class LlamaPool(CellPool):
 
 class LlamaRunningPool(RunningPool, LlamaPool):
     """The pool of a model with a running state."""
-
-    cache: LlamaCache
 
 
 class SlidingWindowPool(ForgettingPool, LlamaPool):
@@ -131,12 +133,45 @@ class SlidingWindowPool(ForgettingPool, LlamaPool):
         return keep if keep >= lane.n_cells or self._is_there(lane, keep) else 0
 
     def _restored(self, lane: CellLane, keep: int) -> int:
-        cut = self._llama.remove(lane.sequence, keep) and self._llama.end(lane.sequence) == keep
+        cut = self.cache.remove(lane.sequence, keep) and self.cache.end(lane.sequence) == keep
         return keep if cut and self._is_there(lane, keep) else 0
 
     def _is_there(self, lane: CellLane, keep: int) -> bool:
         """True if the cache still holds the window before this position."""
-        return 0 <= self._llama.begin(lane.sequence) <= max(keep - self.model.window, 0)
+        return 0 <= self.cache.begin(lane.sequence) <= max(keep - self.model.window, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model of a pair with its pool, and whatever drafts for it alone is opened with it.
+
+    ``on_close`` frees what was loaded beside it, before the model goes; last registered, first
+    freed.
+    """
+
+    header: GgufHeader
+    model: LlamaModel
+    pool: LlamaPool
+    options: EngineOptions
+    on_close: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def threads(self) -> int:
+        return self.pool.kernels.threads
+
+    def load(self, header: GgufHeader, **more: Any) -> LlamaModel:
+        """Load a further model, which lies where this one does."""
+        model = LlamaModel(
+            header.path,
+            pre=header.pre_tokenizer or "",
+            gpu_layers=str(self.model.gpu_layers),
+            devices=self.model.devices,
+            use_mmap=self.options.use_mmap,
+            stop=self.model.stop,
+            **more,
+        )
+        self.on_close.callback(model.close)
+        return model
 
 
 def open_pool(
@@ -187,14 +222,4 @@ def open_pool(
             f"llama.cpp has {most}",
             "choose fewer branches",
         )
-    kv = (options.kv_type_k, options.kv_type_v)
-    settings = CacheSettings(
-        threads=threads,
-        flash=flash,
-        kv=kv,
-        any_width=any_width,
-        watch=watch,
-        rope_scale=options.rope_scale,
-        swa_full=options.swa_full,
-    )
-    return kind(model, shape, settings)
+    return kind(model, shape, CacheSettings(options, threads, flash, any_width, watch))

@@ -13,8 +13,7 @@ from typing import Any
 
 import llama_cpp as ll
 
-from specllama.backend.base import Gap, SpecialToken
-from specllama.backend.specials import Verdict, partition
+from specllama.backend.base import Gap, SpecialToken, Verdict, partition
 from specllama.errors import CannotLoad, EngineError
 
 # Pre-tokenizers whose regular expression llama.cpp matches with hand-written code; the others go
@@ -46,7 +45,7 @@ class LlamaVocab:
 
     def __init__(self, model: Any, pre: str, longest: int = 0) -> None:
         self._vocab = ll.llama_model_get_vocab(model)
-        self._n = int(ll.llama_vocab_n_tokens(self._vocab))
+        self.n_tokens = int(ll.llama_vocab_n_tokens(self._vocab))
         kind = ll.llama_vocab_type(self._vocab)
         self._spm = kind == ll.LLAMA_VOCAB_TYPE_SPM
         byte_pairs = kind == ll.LLAMA_VOCAB_TYPE_BPE
@@ -58,10 +57,6 @@ class LlamaVocab:
         self._pieces: dict[tuple[int, bool], bytes] = {}
         self._eog: dict[int, bool] = {}
         self._lock = threading.Lock()
-
-    @property
-    def n_tokens(self) -> int:
-        return self._n
 
     @property
     def handle(self) -> Any:
@@ -91,7 +86,7 @@ class LlamaVocab:
         return bool(ll.llama_vocab_get_add_bos(self.handle))
 
     def _special_text(self, token: int) -> str:
-        if not 0 <= token < self._n:
+        if not 0 <= token < self.n_tokens:
             return ""
         return self.piece(token, special=True).decode("utf-8", "replace")
 
@@ -99,7 +94,7 @@ class LlamaVocab:
     def specials(self) -> Sequence[SpecialToken]:
         """Every special token, longest text first. Looked up once; some 0.1 s."""
         if self._specials is None:
-            found = [s for t in range(self._n) if (s := self.special(t)) is not None]
+            found = [s for t in range(self.n_tokens) if (s := self.special(t)) is not None]
             self._specials = sorted(found, key=lambda s: len(s.text.encode()), reverse=True)
         return self._specials
 
@@ -177,7 +172,7 @@ class LlamaVocab:
                 raise EngineError("the text could not be tokenized (too long)")
             capacity = -n
         ids = list(buffer[:n])
-        if n and not 0 <= min(ids) <= max(ids) < self._n:
+        if n and not 0 <= min(ids) <= max(ids) < self.n_tokens:
             raise EngineError("the model's vocabulary cannot express this text")
         return ids
 
@@ -185,8 +180,8 @@ class LlamaVocab:
         key = (token, special)
         found = self._pieces.get(key)
         if found is None:
-            if not 0 <= token < self._n:
-                raise EngineError(f"token {token} is outside the vocabulary of {self._n}")
+            if not 0 <= token < self.n_tokens:
+                raise EngineError(f"token {token} is outside the vocabulary of {self.n_tokens}")
             size = 64
             while True:
                 buffer = ctypes.create_string_buffer(size)
@@ -209,15 +204,8 @@ class LlamaVocab:
 
     @property
     def gap(self) -> Gap | None:
-        before, after, gap, file = (
-            int(mark(self.handle))
-            for mark in (
-                ll.llama_vocab_fim_pre,
-                ll.llama_vocab_fim_suf,
-                ll.llama_vocab_fim_mid,
-                ll.llama_vocab_fim_sep,
-            )
-        )
+        marks = (getattr(ll, f"llama_vocab_fim_{name}") for name in ("pre", "suf", "mid", "sep"))
+        before, after, gap, file = (int(mark(self.handle)) for mark in marks)
         if min(before, after, gap) < 0:
             return None
         return Gap(before, after, gap, None if file < 0 else file)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 import numpy as np
 
 from specllama.arrays import HiddenNeed, Rows
 from specllama.backend.base import Blob
-from specllama.backend.checkpoints import Checkpoint, Checkpoints
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.kernels import Read
 from specllama.backend.lane import Parked
-from specllama.backend.running import ParkedWhole
+from specllama.backend.running import Checkpoint, Checkpoints, ParkedWhole
 
 Bytes = bytes | bytearray | memoryview
 
@@ -71,32 +71,23 @@ def pack(blob: Blob) -> tuple[About, list[Bytes]] | None:
 
 
 def unpack(about: About, parts: Sequence[Bytes]) -> Parked:
-    """Rebuild the lane from the results of ``pack``.
+    """Rebuild the lane from the results of ``pack``. Without parts it is an outline, which shows
+    how much of a text it holds.
 
     Raises:
         ValueError, IndexError: the parts do not fit what stands beside them.
     """
-    state, hidden = parts[0], unpack_rows(about.hidden, parts[1])
-    need: HiddenNeed = about.need  # type: ignore[assignment]
-    common = (about.text, state, hidden, need, about.read)
+    state, hidden, need = b"", HiddenRows(), cast(HiddenNeed, "nothing")
+    if parts:
+        state, need = cast(bytes, parts[0]), cast(HiddenNeed, about.need)
+        hidden = unpack_rows(about.hidden, parts[1])
     if about.whole is None:
-        return Parked(*common)  # type: ignore[arg-type]
+        return Parked(about.text, state, hidden, need, about.read)
     kept = Checkpoints()
     for i, (length, width) in enumerate(about.whole):
-        row = _rows(parts[3 + 2 * i], 1, width) if width else None
-        kept.add(Checkpoint(length, bytearray(parts[2 + 2 * i]), row))
-    return ParkedWhole(*common, checkpoints=kept)  # type: ignore[arg-type]
-
-
-def outline(about: About) -> Parked:
-    """Return a parked lane without its bytes: it shows how much of a text it holds."""
-    none = (about.text, b"", HiddenRows(), "nothing", about.read)
-    if about.whole is None:
-        return Parked(*none)  # type: ignore[arg-type]
-    kept = Checkpoints()
-    for length, _ in about.whole:
-        kept.add(Checkpoint(length, b""))
-    return ParkedWhole(*none, checkpoints=kept)  # type: ignore[arg-type]
+        row = _rows(parts[3 + 2 * i], 1, width) if width and parts else None
+        kept.add(Checkpoint(length, bytearray(parts[2 + 2 * i]) if parts else b"", row))
+    return ParkedWhole(about.text, state, hidden, need, about.read, kept)
 
 
 def n_parts(about: About) -> int:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
 from specllama.backend.batch import Batch
-from specllama.backend.cache import Cache
 from specllama.backend.cells import Places
 from specllama.backend.kernels import GROUP, LACKING
 from specllama.backend.lane import CachedTree, CellLane
 from specllama.backend.layout import Layout
 from specllama.errors import EngineError
+
+if TYPE_CHECKING:
+    from specllama.backend.llama_cache import LlamaCache
 
 
 @dataclass(slots=True)
@@ -98,7 +101,7 @@ class PassPart:
             at = size - 1 - self.pads
             batch.output[at if isinstance(rows, slice) else rows[at]] = 1
 
-    def address(self, cache: Cache, free: list[int], rows: slice | Places) -> None:
+    def address(self, cache: LlamaCache, free: list[int], rows: slice | Places) -> None:
         """Write the sequences of its tokens into the batch."""
         lane, batch, laid = self.lane, cache.batch, self.laid
         batch.sequences[rows, 0] = lane.sequence
@@ -116,7 +119,7 @@ class PassPart:
             batch.sequences[i, : len(below)] = ids[list(below)]
 
     def keep_states(
-        self, cache: Cache, rows: slice | Places, order: Places | None, total: int
+        self, cache: LlamaCache, rows: slice | Places, order: Places | None, total: int
     ) -> None:
         """Keep the hidden states that its lane wants, after the pass."""
         lane, past = self.lane, self.past
@@ -127,7 +130,7 @@ class PassPart:
         elif lane.need != "nothing":
             lane.hidden.add(past, cache.states(lane.need, cache.batch.n)[rows])
 
-    def undo(self, cache: Cache, free: list[int]) -> None:
+    def undo(self, cache: LlamaCache, free: list[int]) -> None:
         """Restore the lane's cache as it was before a pass that failed."""
         for leaf in self.opened:
             cache.remove(leaf, 0)

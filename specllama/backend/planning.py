@@ -14,18 +14,21 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from specllama.backend.devices import Device, gpus
-from specllama.backend.layer_sizes import (
+from specllama.backend.placement import (
+    CPU,
+    OffloadPlan,
+    Placement,
     expert_weights,
     layer_bytes,
     without_moved,
 )
-from specllama.backend.placement import CPU, OffloadPlan, Placement
 from specllama.errors import UsageError
 from specllama.models import memory
 from specllama.settings.hardware import PlaceOptions
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
+    from specllama.settings.params import EngineOptions
 
 # left free on every device: driver, display, fragmentation
 RESERVE_BYTES = 512 << 20
@@ -120,19 +123,9 @@ def plan_offload(
     target: GgufHeader,
     draft: GgufHeader | None,
     found: Sequence[Device],
+    options: EngineOptions,
     *,
-    gpu_layers: str = "auto",
-    draft_gpu_layers: str = "auto",
-    place: PlaceOptions | None = None,
-    draft_place: PlaceOptions | None = None,
     n_ctx: int | None = None,
-    n_ubatch: int = 512,
-    n_outputs: int = 16,
-    branches: int = 16,
-    flash_attn: bool = True,
-    type_k: str = "f16",
-    type_v: str = "f16",
-    swa_full: bool = True,
     lanes: int = 1,
 ) -> OffloadPlan:
     """Decide which parts of target and draft go to the GPUs.
@@ -149,10 +142,11 @@ def plan_offload(
     Raises:
         UsageError: something was asked for that is not there.
     """
-    place, draft_place = place or PlaceOptions(), draft_place or PlaceOptions()
+    place, draft_place = options.place, PlaceOptions(devices=options.draft_devices)
     context = memory.padded_ctx(memory.context_length(target, n_ctx))
-    kv = {"type_k": type_k, "type_v": type_v}
-    buffers: dict[str, Any] = {"n_ubatch": n_ubatch, "flash_attn": flash_attn}
+    kv = {"type_k": options.kv_type_k, "type_v": options.kv_type_v}
+    n_ubatch = options.batch(on_gpu=True)
+    buffers: dict[str, Any] = {"n_ubatch": n_ubatch, "flash_attn": options.flash_attn != "off"}
     on_gpu: dict[str, Any] = {"on_cpu": False, "lanes": lanes}
     own = chosen_devices(place, found)
     drafts_own = chosen_devices(draft_place, found) if draft_place.names else own
@@ -161,23 +155,23 @@ def plan_offload(
 
     def sizes(header: GgufHeader) -> list[int]:
         """Return the sizes with KV, by layer; the output layer last."""
-        *every, last = layer_bytes(header, context, max_rows=n_outputs, lanes=lanes, **kv)
-        if not swa_full and header.block_count:
+        *every, last = layer_bytes(header, context, max_rows=options.max_rows, lanes=lanes, **kv)
+        if not options.swa_full and header.block_count:
             saved = memory.window_bytes(header, context, n_ubatch=n_ubatch, **kv)
             every = [max(size - saved // header.block_count, 0) for size in every]
         return [*every, last]
 
-    def model(role: str, header: GgufHeader, asked: str, options: PlaceOptions) -> _Placed:
-        outputs = n_outputs if role == "target" else branches
+    def model(role: str, header: GgufHeader, asked: str, place: PlaceOptions) -> _Placed:
+        outputs = options.max_rows if role == "target" else options.max_leaves
         on = own if role == "target" else drafts_own
         return _Placed(
             role=role,
             header=header,
-            options=options,
+            options=place,
             asked=asked,
-            sizes=without_moved(sizes(header), header, options.moves),
-            experts=without_moved(expert_weights(header), header, options.moves, experts=True),
-            moves=checked_moves(options, header, on),
+            sizes=without_moved(sizes(header), header, place.moves),
+            experts=without_moved(expert_weights(header), header, place.moves, experts=True),
+            moves=checked_moves(place, header, on),
             buffer=memory.compute_bytes(header, context, n_outputs=outputs, **on_gpu, **buffers),
             pipelining=memory.pipelining_bytes(header, context, **buffers),
             devices=tuple(device.name for device in devices),
@@ -185,13 +179,14 @@ def plan_offload(
         )
 
     warnings: list[str] = []
-    first = model("target", target, gpu_layers, place)
+    first = model("target", target, options.gpu_layers, place)
     if draft is None:
         return OffloadPlan(_place(first, free, warnings), None, devices, tuple(warnings))
-    second = model("draft", draft, draft_gpu_layers, draft_place)
+    second = model("draft", draft, options.draft_gpu_layers, draft_place)
     beside, said = _place(second, free, warnings), list[str]()
     where = _place(first, _left(free, beside), said)
-    if draft_gpu_layers == "auto" and not (beside.whole and (where.layers or draft_place.names)):
+    auto = options.draft_gpu_layers == "auto"
+    if auto and not (beside.whole and (where.layers or draft_place.names)):
         # half a draft on a GPU costs a transfer per step and gains little
         said, beside = [], _place(dataclasses.replace(second, asked="0"), free, [])
         where = _place(first, _left(free, beside), said)

@@ -1,7 +1,7 @@
 """The bookkeeping and admission of a pool of lanes, whichever library runs the passes.
 
 The rows of a pass lie depth first of all: every lane's first token, then every second one, so that
-what is rejected gathers at the end. ``cell_books`` frees or keeps it.
+what is rejected gathers at the end. ``LaneBooks`` frees or keeps it.
 
 Where passes of some widths only are computed alike, those that return rows are given one of these
 widths (``keep_to``): guesses that no drafter offered are hung on their longest part, and given
@@ -16,46 +16,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
-from itertools import pairwise
-from typing import ClassVar, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
 from specllama.arrays import Rows
-from specllama.backend.base import Blob, Lane, Out, Part
-from specllama.backend.cache import Cache, Shape
-from specllama.backend.cell_books import CellBooks
+from specllama.backend.base import MAKE_ROOM, Blob, Lane, Out, Outputs, Part
+from specllama.backend.batch import Shape
 from specllama.backend.cells import Places
-from specllama.backend.kernels import TILE, ZONE, Kernels
-from specllama.backend.lane import CellLane, Parked
+from specllama.backend.hidden import HiddenRows
+from specllama.backend.kernels import TILE, Kernels
+from specllama.backend.lane import CellLane, LaneBooks, Parked
 from specllama.backend.parts import PassPart, lay, pick, require_tokens
-from specllama.backend.reading import ReadingRoom
 from specllama.errors import Cancelled, ContextFull, EngineError
-from specllama.settings.params import DRAFT_MAX
+from specllama.history import Mark
+
+if TYPE_CHECKING:
+    from specllama.backend.llama_cache import LlamaCache
 
 
-class CellPool(CellBooks):
-    """A pool of lanes, see ``base.Pool``, and ``CellBooks`` for the arguments."""
+class CellPool(LaneBooks):
+    """A pool of lanes, see ``base.Pool``, and ``LaneBooks`` for the arguments."""
 
     forgets: ClassVar[bool] = False
 
     def __init__(
-        self, cache: Cache, shape: Shape, n_vocab: int, kernels: Kernels, *, in_order: bool
+        self, cache: LlamaCache, shape: Shape, n_vocab: int, kernels: Kernels, *, in_order: bool
     ) -> None:
-        super().__init__(cache, shape, in_order=in_order)
-        self.kernels = kernels
-        self.n_vocab = n_vocab
-        self.n_ctx = self.longest = shape.n_ctx
-        self.n_batch = shape.n_batch
-        self.max_rows = shape.max_rows
-        self.max_leaves = shape.max_leaves
-        self._wide = list(range(max(TILE, shape.max_rows) + 1))  # rows of a pass, by those asked
+        super().__init__(cache, shape, n_vocab, kernels, in_order=in_order)
         self._counting = np.arange(cache.n_cells + shape.n_batch, dtype=np.int32)
         self._no_rows: Rows = np.empty((0, n_vocab), np.float32)
-        self._reading = ReadingRoom(
-            self._make_room, lambda lane: self.cache.state(lane.sequence), shape.n_ctx
-        )
+        self._reading = ReadingRoom(self)
 
     @property
     def alike(self) -> int | None:
@@ -66,44 +58,12 @@ class CellPool(CellBooks):
         """Most guesses of a pass that can be given up each time."""
         return self.shape.max_rows - 1
 
-    def rows_at(self, past: int) -> int:
-        """Return the widest pass allowed after ``past`` tokens.
-
-        llama.cpp computes attention over a multiple of 256 cells. Where its kernels choose by that,
-        a row has to be judged over as many as it has in a pass of its own.
-        """
-        kernels, least = self.kernels, self._wide[1]
-        if kernels.any_width or not kernels.widths:
-            return self.max_rows
-        fits = -(-(past + least) // ZONE) * ZONE - past
-        rows = (n for n in range(self.max_rows, 1, -1) if max(self._wide[n], n - 1 + least) <= fits)
-        return next(rows, 1)
-
-    def keep_to(self, widths: Sequence[int], *, trees: bool) -> None:
-        """Keep each later pass that returns rows to one of ``widths``, ascending. No lane is open.
-
-        Args:
-            trees: rows of branches are computed as those of chains.
-        """
-        most = widths[-1]
-        any_width = tuple(widths) == tuple(range(1, most + 1)) and most > DRAFT_MAX
-        kept = () if any_width else tuple(widths)
-        self.kernels = replace(self.kernels, exact_rows=most, exact_trees=trees, widths=kept)
-        self.max_rows = most
-        self.max_leaves = self.shape.max_leaves if trees else 1
-        self._wide[: most + 1] = [min(w for w in widths if w >= n) for n in range(most + 1)]
-        # pads take places behind the last token that a text may have
-        self.n_ctx = self.shape.n_ctx - max(b - a for a, b in pairwise((0, *widths))) + 1
-
     # -- facts --
 
     @property
     def free_leaves(self) -> int:
         self.settle()
         return min(self.max_leaves - 1, len(self._free))
-
-    def reusable_prefix(self, lane: CellLane, keep: int) -> int:
-        return keep
 
     def exact_prefix(self, held: Lane | Blob, keep: int, n: int, begin: int = 0) -> int:
         read, kernels = cast(CellLane | Parked, held).read, self.kernels
@@ -229,7 +189,7 @@ class CellPool(CellBooks):
         """Run such a pass without the work that several lanes need."""
         cache, batch = self.cache, self.cache.batch
         cache.require_open()
-        cache.require_running()
+        cache.stop.check()
         lane, tokens, outputs = cast(CellLane, part.lane), part.tokens, part.outputs
         n = len(tokens)
         wide = n if outputs == "none" else self._wide[n]
@@ -269,10 +229,7 @@ class CellPool(CellBooks):
             if part.parents is not None:
                 leaves += piece.lay(part.parents, self.max_leaves, kept=bool(self.kernels.widths))
             if piece.past + part.size > self.n_ctx:
-                raise ContextFull(
-                    f"the context of {self.n_ctx} tokens is full",
-                    "start a new chat, raise --ctx-size, or use --on-full shift",
-                )
+                raise ContextFull(f"the context of {self.n_ctx} tokens is full", MAKE_ROOM)
             pieces.append(piece)
             n, n_rows = n + part.size, n_rows + piece.n_rows
         if n > self.n_batch:
@@ -339,7 +296,7 @@ class CellPool(CellBooks):
 
     def _pass(self, pieces: Sequence[PassPart], way: int = 1) -> None:
         """Run one pass of the library; ``way``: see ``Kernels.least``."""
-        self.cache.require_running()
+        self.cache.stop.check()
         sizes = [len(piece.tokens) for piece in pieces]
         n = sum(sizes)
         self._fit(n)
@@ -415,10 +372,6 @@ class CellPool(CellBooks):
             lane.hidden.add(past, states)
         self._reading.taken(lane)
 
-    def _make_room(self, n_ctx: int) -> CellPool:
-        shape = replace(self.shape, n_ctx=n_ctx, lanes=2, max_leaves=1)
-        return CellPool(self.cache.beside(shape), shape, self.n_vocab, self.kernels, in_order=True)
-
     def state_behind(self, lane: CellLane, past: int) -> bytes:
         """Return the cache's state of a lane from position ``past`` on."""
         self.cache.copy(lane.sequence, self._spare, past, -1)
@@ -430,3 +383,65 @@ class CellPool(CellBooks):
         self._reading.close()
         with self._lock:
             self.cache.close()
+
+
+@dataclass(slots=True)
+class _PromptReader:
+    room: CellPool
+    lane: CellLane
+    of: CellLane  # whose text it holds
+    mark: Mark  # and up to where
+
+
+class ReadingRoom:
+    """A side pool that reads long texts for the lanes of a pool.
+
+    Attention in tiles depends on where cells lie (``kernels``). A lane among others has its text
+    read in a pool of its own, where it lies as if it were alone, and takes the new cells over.
+    """
+
+    def __init__(self, of: CellPool) -> None:
+        self._of = of
+        self._reader: _PromptReader | None = None
+
+    def read(
+        self, lane: CellLane, tokens: Sequence[int], outputs: Outputs
+    ) -> tuple[bytes, HiddenRows, Rows]:
+        """Read ``tokens`` after the lane's text; return their cells' state, hidden states, rows."""
+        past = len(lane.tokens)
+        reader = self._reader
+        if reader is not None and reader.room.n_ctx < past + len(tokens):
+            self.close()
+            reader = None
+        room = reader.room if reader is not None else self._make(past + len(tokens))
+        if reader is None or not self._holds(reader, lane):
+            if reader is not None:
+                reader.lane.close()
+            state = self._of.cache.state(lane.sequence) if past else b""
+            copy = room.resume(Parked(list(lane.tokens), state))
+            reader = self._reader = _PromptReader(room, copy, lane, lane.tokens.mark())
+        reader.lane.capture(lane.need)
+        rows = reader.lane.forward(tokens, outputs=outputs)
+        return room.state_behind(reader.lane, past), reader.lane.hidden, rows
+
+    def _make(self, n: int) -> CellPool:
+        """Make an empty pool for texts of ``n`` tokens and more, computed alike."""
+        of = self._of
+        n_ctx = min(4 * n, of.shape.n_ctx)
+        shape = replace(of.shape, n_ctx=n_ctx, lanes=2, max_leaves=1)
+        return CellPool(of.cache.beside(shape), shape, of.n_vocab, of.kernels, in_order=True)
+
+    @staticmethod
+    def _holds(reader: _PromptReader, lane: CellLane) -> bool:
+        n = len(lane.tokens)
+        return reader.of is lane and len(reader.lane.tokens) == n == lane.tokens.kept(reader.mark)
+
+    def taken(self, lane: CellLane) -> None:
+        """Remember that the lane took the text read for it last."""
+        if self._reader is not None:
+            self._reader.mark = lane.tokens.mark()
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.room.close()
+            self._reader = None

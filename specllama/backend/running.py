@@ -24,21 +24,80 @@ their own, after the one that several share.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, cast
 
+from specllama.arrays import Rows
 from specllama.backend.base import Blob, Lane, Part
-from specllama.backend.cache import Cache
-from specllama.backend.checkpoints import Checkpoint, Checkpoints
 from specllama.backend.lane import CellLane, Parked
 from specllama.backend.parts import PassPart
 from specllama.backend.pool import CellPool
 from specllama.errors import Cancelled, EngineError
+from specllama.models.running_state import checkpoints
 
 TAIL = 32  # tokens of a prompt behind its last checkpoint
 SPREAD = 1024  # tokens of a long prompt between two
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The state after the first ``length`` tokens of a text.
+
+    Attributes:
+        state: a buffer of bytes.
+        hidden: the hidden state [1, width] of the last of them, where a head will read on from it.
+    """
+
+    length: int
+    state: Any
+    hidden: Rows | None = None
+
+
+class Checkpoints:
+    """The checkpoints of one text: a few, the newest two always, the others spread over it, so that
+    going far back reads at most what lies between two of them again."""
+
+    def __init__(self) -> None:
+        self._all: list[Checkpoint] = []  # lengths ascend
+
+    def copy(self) -> Checkpoints:
+        """Return an independent copy."""
+        new = Checkpoints()
+        new._all = list(self._all)
+        return new
+
+    def __iter__(self) -> Iterator[Checkpoint]:
+        return iter(self._all)
+
+    @property
+    def lengths(self) -> list[int]:
+        return [one.length for one in self._all]
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that they take."""
+        return sum(len(one.state) for one in self._all)
+
+    def add(self, one: Checkpoint) -> None:
+        """Keep this checkpoint, which comes after all others."""
+        self._all.append(one)
+        while len(self._all) > checkpoints(len(one.state)):
+            # the one whose neighbours stay nearest to each other, never the newest two
+            ends = [0, *self.lengths]
+            gaps = [ends[i + 2] - ends[i] for i in range(len(ends) - 3)]
+            del self._all[gaps.index(min(gaps))]
+
+    def cut(self, n: int) -> None:
+        """Drop the checkpoints after the first ``n`` tokens of the text."""
+        del self._all[bisect_right(self.lengths, n) :]
+
+    def before(self, n: int) -> Checkpoint | None:
+        """Return the last checkpoint within the first ``n`` tokens."""
+        at = bisect_right(self.lengths, n)
+        return self._all[at - 1] if at else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,29 +175,6 @@ class ForgettingPool(CellPool):
         lane.hidden.clear()
 
 
-class RunningCache(Cache, Protocol):
-    """A cache with a running state, with or without cells."""
-
-    @property
-    def planes(self) -> int:
-        """The most tokens that can be removed from the end of a pass."""
-        ...
-
-    @property
-    def undivided(self) -> int:
-        """Most tokens of a pass that is computed at once; only the last part leaves planes."""
-        ...
-
-    def save_running(self, sequence: int, into: Any = None) -> Any:
-        """Copy a sequence's running state, into the buffer ``into`` if it fits; empty if the
-        library does not expose it."""
-        ...
-
-    def restore_running(self, sequence: int, state: Any) -> bool:
-        """Make this the running state of a sequence."""
-        ...
-
-
 @dataclass(slots=True)
 class _Running:
     """The state of one lane, as far as it is known.
@@ -174,8 +210,6 @@ class _Running:
 
 class RunningPool(ForgettingPool):
     """The pool of a model with a running state."""
-
-    cache: RunningCache
 
     def seat(self, lane: CellLane) -> None:
         super().seat(lane)

@@ -14,7 +14,7 @@ from typing import Any
 import llama_cpp as ll
 import numpy as np
 
-from specllama.backend.symbols import ggml
+from specllama.backend.devices import ggml
 
 _F32 = 0
 # what sums up: elsewhere rows are computed one by one, or only moved
@@ -53,7 +53,7 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self._g = {name: ggml(name, "ggml-base", *types) for name, types in _FUNCTIONS.items()}
+        self._g = {name: ggml(name, gives, *takes) for name, (takes, gives) in _FUNCTIONS.items()}
         self._n = 0
         self._seen: dict[str, list[int]] = {}
         callback = ll.ggml_backend_sched_eval_callback

@@ -213,14 +213,13 @@ def _plan(settings: Settings, options: EngineOptions) -> list[DoctorLine]:
         SpecllamaError: it could not be loaded for another reason than memory.
     """
     from specllama.engine.gguf_pair import read_pair
-    from specllama.engine.repacking import line as layout
     from specllama.errors import DoesNotFit
     from specllama.models.refs import resolve_pair
 
     target, draft = resolve_pair(settings["model"], settings["draft-model"])
     pair = read_pair(target, draft, replace(options, check_memory=False))
     checks = []
-    for line in [*pair.lines(), f"weights: {layout(pair)}", f"exactness: {_exactness(pair)}"]:
+    for line in [*pair.lines(), f"weights: {pair.layout}", f"exactness: {_exactness(pair)}"]:
         name, _, said = line.partition(": ")
         checks.append(info(name, said))
     try:
@@ -235,9 +234,8 @@ def _exactness(pair: Pair) -> str:
     """Describe the measurements of the target's passes here, with any settings."""
     from specllama.backend import verdicts
     from specllama.backend.exactness import SCHEMA, Exactness
-    from specllama.engine.repacking import repacks
 
-    key = {**verdicts.circumstances(pair.target), "repack": repacks(pair)}
+    key = {**verdicts.circumstances(pair.target), "repack": pair.repacks}
     labels = [one.label for one in verdicts.all_known(SCHEMA, key, Exactness)]
     later = "not measured yet: that is done at rest, or now by: specllama tune -m FILE"
     return "; ".join(dict.fromkeys(labels)) or later

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.backend.base import Vocab
-from specllama.cancel import Cancel
-from specllama.errors import Cancelled, PromptTooLong
+from specllama.errors import PromptTooLong
 from specllama.interface import Message, Prompt
 
 _HINT = "shorten it, or raise --ctx-size"
@@ -58,12 +57,6 @@ def require_text(n_bytes: int, n_ctx: int, vocab: Vocab) -> None:
         n_prompt=least,
         n_ctx=n_ctx,
     )
-
-
-def require_going(cancel: Cancel | None) -> None:
-    """Raise Cancelled if the request was cancelled."""
-    if cancel is not None and cancel.is_set():
-        raise Cancelled("the request was cancelled")
 
 
 def _bytes(text: str) -> int:

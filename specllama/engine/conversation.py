@@ -16,15 +16,13 @@ from specllama.arrays import Row, Rows
 from specllama.backend.base import Out, Outputs
 from specllama.backend.kernels import TILE
 from specllama.cancel import Cancel
-from specllama.engine.loaded import Loaded
+from specllama.engine.loading import Loaded
 from specllama.engine.pace import part
 from specllama.engine.prompting import Prepared
 from specllama.engine.reply import ReplyBuilder
 from specllama.engine.seating import Seat, Seats
 from specllama.errors import Cancelled, ContextFull
 from specllama.events import (
-    Chance,
-    Chances,
     Event,
     Finished,
     FinishReason,
@@ -41,70 +39,44 @@ from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import booked
 from specllama.speculative.effects import Effect, Keep, Pass, Steps
-from specllama.speculative.round import Round, Rounds
+from specllama.speculative.round import Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.window import Window
 from specllama.stats import SpecStats
-from specllama.text import spelled
 
-# A lead below this, in logits before the temperature, can flip when a pass of another width rounds
-# differently (measured: up to 0.1 on CPUs).
-NEAR_TIE = 0.1
-
+_AS_STARTED = ("seed", "prompt_n", "cached_n", "n_ctx", "proposer", "verify", "exactness")
 _SAID_AGAIN = 8  # reading fewer tokens again than this is not worth a word
 
 T = TypeVar("T")
 EventSteps = Generator[Event | Effect, Any, T]
 
 
-class _Full(ContextFull):
-    """The end of a reply whose context is full."""
-
-
 class Clock:
-    """The times of one request; the clock starts when it is made."""
+    """The times of one request, by ``perf_counter``; the clock starts when it is made.
+
+    Attributes:
+        tokenized: when its prompt was. reading: when that began to be read. read: when a part of it
+            was read last.
+    """
 
     def __init__(self) -> None:
-        self._begin = self._tokenized = self._reading = self._read = perf_counter()
+        self.begun = self.tokenized = self.reading = self.read = perf_counter()
         self._first: float | None = None  # when the first token was there
         self._first_ms = (0.0, 0.0)  # of its round, what was drafting and verifying
         self._rounds_s = self._deliver_s = 0.0  # in rounds, and of that until events were taken
 
     @property
-    def now_s(self) -> float:
-        return perf_counter() - self._begin
-
-    @property
     def tokenize_ms(self) -> float:
-        return (self._tokenized - self._begin) * 1e3
-
-    @property
-    def prefill_s(self) -> float:
-        return self._read - self._reading
-
-    def tokenized(self) -> None:
-        self._tokenized = perf_counter()
-
-    def reading(self) -> None:
-        """Note that the prompt is about to be read."""
-        self._reading = self._read = perf_counter()
+        return (self.tokenized - self.begun) * 1e3
 
     @property
     def queue_ms(self) -> float:
-        return (self._reading - self._tokenized) * 1e3
-
-    @property
-    def since_read_ms(self) -> float:
-        return (perf_counter() - self._read) * 1e3
-
-    def read(self) -> None:
-        """Note that a part of the prompt was read."""
-        self._read = perf_counter()
+        return (self.reading - self.tokenized) * 1e3
 
     def wrote(self, event: RoundDone) -> None:
         if self._first is None:
-            self._first = self._begin + event.t_s
+            self._first = self.begun + event.t_s
             self._first_ms = event.draft_ms, event.verify_ms
 
     def delivered(self, begun: float, handed: float) -> None:
@@ -123,9 +95,9 @@ class Clock:
         return Timings(
             load_ms=load_ms,
             tokenize_ms=self.tokenize_ms,
-            prefill_ms=self.prefill_s * 1e3,
-            first_decode_ms=0.0 if first is None else (first - self._read) * 1e3,
-            ttft_ms=0.0 if first is None else (first - self._begin) * 1e3,
+            prefill_ms=(self.read - self.reading) * 1e3,
+            first_decode_ms=0.0 if first is None else (first - self.read) * 1e3,
+            ttft_ms=0.0 if first is None else (first - self.begun) * 1e3,
             queue_ms=self.queue_ms,
             decode_ms=decode_s * 1e3,
             draft_ms=draft_ms,
@@ -177,6 +149,7 @@ class Conversation:
         self._stats = SpecStats()
         self._passes: list[verdict.TimedRound] = []  # after the first token
         self._clock = ready.clock
+        self._full: str | None = None  # why the context ended the reply
         self._window = Window(0, steps=loaded.windows.steps)
 
     def run(self) -> EventSteps[None]:
@@ -184,38 +157,32 @@ class Conversation:
         prepared, seat = self._ready.prepared, self._seat
         self._reply = ReplyBuilder(self._params, self._loaded.prompting.vocab, prepared.reader)
         self._tokens.replace(prepared.ids[: seat.until] if self._ahead else prepared.ids)
-        self._clock.reading()
+        self._clock.reading = self._clock.read = perf_counter()
         self._started = self._start(seat.cached)
         yield self._started
         self._undrafted = seat.said if self._drafter.name == "none" else ""
         for notice in prepared.notices:
-            yield Notice(message=notice, level="warning", topic="template")
+            yield Notice(notice, "warning", "template")
         if seat.lost:
-            yield Notice(message=seat.lost, level="warning", topic="state")
+            yield Notice(seat.lost, "warning", "state")
         if seat.said:
-            yield Notice(message=seat.said, topic="routing")
+            yield Notice(seat.said, topic="routing")
         if seat.again > _SAID_AGAIN:
-            yield Notice(
-                message=f"reading {seat.again} tokens again: {self._drafter.name} needs the "
-                "target's hidden states",
-                topic="routing",
-            )
+            why = f"{self._drafter.name} needs the target's hidden states"
+            yield Notice(f"reading {seat.again} tokens again: {why}", topic="routing")
         reason: FinishReason = "cancelled"
-        message: str | None = None
         try:
             if self._ahead:
                 yield from self._read_ahead()
-                yield self._finished("length", None)
+                yield self._finished("length")
                 return
             row = yield from self._read_prompt()
             rounds = yield from self._begin(self._ready.chain)
             reason = yield from self._write(rounds, row)
         except Cancelled:
             pass
-        except _Full as full:
-            reason, message = "context", full.message
         yield from _said(*self._reply.finish(reason))
-        yield self._finished(reason, message)
+        yield self._finished(reason)
 
     def settle(self) -> int:
         """End the conversation; return how many tokens of the target's lane are committed."""
@@ -224,8 +191,8 @@ class Conversation:
             return len(self._target.tokens)
         keep = common_prefix(self._target.tokens, self._tokens)
         if self._stats.rounds and keep > self._started.prompt_n:
-            origin = self._slot.origin
-            self._slot.origin = replace(origin, ends=(*origin.ends, keep))
+            held = self._slot.held
+            self._slot.held = replace(held, ends=(*held.ends, keep))
         return keep
 
     # -- the parts of a request --
@@ -250,25 +217,25 @@ class Conversation:
 
     def _read_prompt(self) -> EventSteps[Row]:
         """Read the uncached part; return the row after the prompt."""
-        self._go_on()
+        self._cancel.check()
         done, total = self._started.cached_n, self._started.prompt_n
         if (row := self._seat.row) is not None:  # this very prompt was the last one here
             yield from self._drafter.read_prompt(self._tokens, total)
-            self._clock.read()
+            self._clock.read = perf_counter()
             yield self._progress(total)
-            self._go_on()
+            self._cancel.check()
             return row
         if total - done > min(self._seats.chunk(total - done), self._target.n_batch):
             yield self._progress(done)
         while done < total:
             done, rows = yield from self._read(self._tokens, done, row=True)
-            self._clock.read()
+            self._clock.read = perf_counter()
             yield self._progress(done)
-            self._go_on()
+            self._cancel.check()
         last: Row = rows[0]  # the last token of a prompt is always read
         last.flags.writeable = False  # the next prompt like it begins with it
         if not self._target.pool.forgets:
-            self._slot.origin = replace(self._slot.origin, row=(total, last))
+            self._slot.held = replace(self._slot.held, row=(total, last))
         return last
 
     def _progress(self, done: int) -> PrefillProgress:
@@ -279,9 +246,9 @@ class Conversation:
         """Read the uncached part of a text that is still being typed."""
         done, total = self._started.cached_n, self._started.prompt_n
         while done < total:
-            self._go_on()
+            self._cancel.check()
             done, _ = yield from self._read(self._tokens, done, row=False)
-            self._clock.read()
+            self._clock.read = perf_counter()
             yield self._progress(done)
 
     def _begin(self, chain: SamplerChain) -> EventSteps[Rounds]:
@@ -327,8 +294,14 @@ class Conversation:
             coins=self._coins(1),
             is_stop=self._reply.is_stop,
             pass_rows=self._target.max_rows,
+            accept=self._accept,
+            piece=partial(self._piece, special=True),
             chances=params.chances,
             inexact=self._inexact,
+            baseline=windows.baseline,
+            undrafted=self._undrafted,
+            begun=self._clock.begun,
+            ended=self._clock.read,
         )
 
     def _inexact(self, rows: int, line: bool, past: int) -> bool:
@@ -345,35 +318,32 @@ class Conversation:
 
     def _write(self, rounds: Rounds, first: Row | None) -> EventSteps[FinishReason]:
         """Run rounds until one ends the reply; ``first`` is the row after the prompt."""
-        clock, n_ctx = self._clock, self._target.n_ctx
-        most_ms = self._params.most_ms or float("inf")
-        reason: FinishReason | None = None
-        while reason is None:
-            self._go_on()
-            if len(self._tokens) > n_ctx:
-                yield from self._make_room()
+        clock, reply, n_ctx = self._clock, self._reply, self._target.n_ctx
+        while reply.reason is None:
+            self._cancel.check()
+            if len(self._tokens) > n_ctx and not (yield from self._make_room()):
+                return "context"
             begun = perf_counter()
-            most = min(self._reply.remaining, self._target.rows_at(len(self._tokens) - 1))
+            most = min(reply.remaining, self._target.rows_at(len(self._tokens) - 1))
             try:
-                done = yield from rounds.round(most, first=first)
+                event = yield from rounds.round(most, first=first)
             except ContextFull as full:  # others took what room there was
-                raise _Full(full.message) from None
+                self._full = full.message
+                return "context"
             first = None
-            taken = self._reply.take(done.tokens, late=clock.since_read_ms > most_ms)
-            reason = taken.reason
-            if (over := len(done.tokens) - taken.kept) > 0:
-                yield from rounds.cut_back(len(self._tokens) - over)
-            event = self._done(done, taken.kept)
+            if event.index and self._drafter.name != "none":
+                self._passes.append(verdict.TimedRound.of(event))
+            self._stats.observe(event)
             clock.wrote(event)
             handed = perf_counter()
-            yield from _said(taken.reasoning, taken.text)
+            yield from _said(*reply.new)
             yield event
             clock.delivered(begun, handed)
-        return reason
+        return reply.reason
 
-    def _go_on(self) -> None:
-        if self._cancel.is_set():
-            raise Cancelled("the request was cancelled")
+    def _accept(self, tokens: Sequence[int]) -> int:
+        took_ms, most_ms = (perf_counter() - self._clock.read) * 1e3, self._params.most_ms
+        return self._reply.accept(tokens, late=0 < most_ms < took_ms)
 
     # -- steps --
 
@@ -395,12 +365,9 @@ class Conversation:
             # they are two passes in any case, and others can share the second one
             parts = [(tokens[:-1], "none"), (tokens[-1:], "last")]
         for tokens, outputs in parts:
-            out: Out = yield Pass(
-                self._target,
-                tokens,
-                outputs,
-                on_shared=lambda shared: self._read_among_others(done),
-            )
+            out: Out = yield Pass(self._target, tokens, outputs)
+            if out.shared is not None:
+                self._read_among_others(done)
         rows = out.rows.copy()  # another conversation's pass may come before it is drawn from
         yield from self._drafter.read_prompt(self._tokens, end)
         return end, rows
@@ -410,93 +377,17 @@ class Conversation:
         if self._loaded.info.exact_rows < 2 or self._loaded.info.widths:
             self._slot.mark_inexact_from(at)
 
-    def _done(self, done: Round, kept: int) -> RoundDone:
-        """Return the event of a round of whose tokens the first ``kept`` were emitted."""
-        draft, judged = done.draft, done.verdict
-        accepted, emitted = min(len(judged.path), kept), done.tokens[:kept]
-        drafted, target_token, gap = draft.tokens, judged.target_token, judged.gap
-        n = len(drafted)
-        index, wait_ms = self._stats.rounds, done.wait_ms
-        if not index:
-            took = done.draft_ms + done.verify_ms + done.other_ms
-            wait_ms = max(self._clock.since_read_ms - took, 0.0)
-        plain = self._loaded.windows.baseline(done.n_past) if n else None
-        event = RoundDone(
-            index=index,
-            t_s=self._clock.now_s,
-            n_past=done.n_past,
-            source=draft.source,
-            draft_max=done.plan.draft_max,
-            window_reason=self._undrafted or done.plan.reason,
-            drafted=drafted,
-            parents=draft.parents,
-            drafted_text=self._show(drafted),
-            confidence=draft.confidence,
-            p=judged.p if len(judged.p) == n else (None,) * n,
-            q=tuple(
-                [None if q is None else q.prob(t) for q, t in zip(draft.q, drafted, strict=True)]
-            ),
-            accepted=accepted,
-            accepted_path=judged.path[:accepted],
-            target_token=target_token,
-            target_text="" if target_token is None else self._show((target_token,))[0],
-            target_kind=judged.kind,
-            emitted=emitted,
-            emitted_text=self._show(emitted),
-            cut=accepted + 1 - kept,
-            draft_ms=done.draft_ms,
-            verify_ms=done.verify_ms,
-            other_ms=done.other_ms,
-            near_tie=self._slot.inexact and gap is not None and gap < NEAR_TIE,
-            sources=draft.sources,
-            read=done.read,
-            plain_ms=None if plain is None else plain.ms,
-            plain_age_s=None if plain is None else plain.age_s,
-            plain_n=0 if plain is None else plain.n,
-            plain_spread=None if plain is None else plain.spread,
-            wait_ms=wait_ms,
-            chances=self._chances(done, kept) if done.likely else (),
-            balance=self._window.balance,
-        )
-        if event.index and self._drafter.name != "none":
-            self._passes.append(verdict.TimedRound.of(event))
-        self._stats.observe(event)
-        return event
-
-    def _chances(self, done: Round, kept: int) -> tuple[Chances, ...]:
-        piece = self._piece
-
-        def chance(token: int, logprob: float) -> Chance:
-            return Chance(token, logprob, tuple(piece(token, special=True)))
-
-        told: list[Chances] = []
-        for (token, logprob), *top in done.likely[:kept]:
-            told.append(
-                Chances(
-                    token,
-                    logprob,
-                    tuple(piece(token, special=True)),
-                    tuple([chance(*one) for one in top]),
-                )
-            )
-        return tuple(told)
-
-    def _show(self, tokens: Sequence[int]) -> tuple[str, ...]:
-        piece = self._piece
-        return tuple([spelled(piece(t, special=True)) for t in tokens])
-
-    def _make_room(self) -> EventSteps[None]:
-        """Keep the head of the prompt and the newer half of the rest, and read them again.
+    def _make_room(self) -> EventSteps[bool]:
+        """Keep the head of the prompt and the newer half of the rest, and read them again. Return
+        False if the reply is to end there instead.
 
         Reading again, rather than moving the cache, keeps every position's numbers as a fresh
         prompt would have them, so plain and speculative decoding still agree.
-
-        Raises:
-            _Full: the reply is to end there instead.
         """
         n_ctx, tokens = self._target.n_ctx, self._tokens
         if self._params.on_full == "stop":
-            raise _Full(f"the context of {n_ctx} tokens is full")
+            self._full = f"the context of {n_ctx} tokens is full"
+            return False
         head = min(self._started.prompt_n, n_ctx // 4)
         tail = (n_ctx - head) // 2
         dropped = len(tokens) - head - tail
@@ -504,43 +395,36 @@ class Conversation:
         same = min(common_prefix(self._target.tokens, tokens), head)
         keep = self._target.pool.exact_prefix(self._target, same, len(tokens))
         yield Keep(self._target, keep)
-        self._slot.origin = replace(self._slot.origin.cut(keep), read=0)
+        self._slot.held = replace(self._slot.held.cut(keep), read=0)
         done, text = len(self._target.tokens), tokens[:-1]
         while done < len(text):
             done, _ = yield from self._read(text, done, row=False)
-        yield Notice(
-            message=f"context full: dropped {dropped} older tokens, kept {len(tokens)}",
-            level="warning",
-            topic="context",
-        )
+        said = f"context full: dropped {dropped} older tokens, kept {len(tokens)}"
+        yield Notice(said, "warning", "context")
+        return True
 
-    def _finished(self, reason: FinishReason, message: str | None) -> Finished:
+    def _finished(self, reason: FinishReason) -> Finished:
         stats, reply, started = self._stats, self._reply, self._started
+        same: dict[str, Any] = {name: getattr(started, name) for name in _AS_STARTED}
         return Finished(
             reason=reason,
+            **same,
             text=reply.text,
             reasoning=reply.reasoning,
             seams=reply.seams,
             stop=reply.stop,
             token_ids=tuple(reply.token_ids),
-            seed=started.seed,
             rounds=stats.rounds,
             draft_n=stats.drafted,
             draft_n_accepted=stats.accepted,
             cut=stats.cut,
-            prompt_n=started.prompt_n,
-            cached_n=started.cached_n,
-            n_ctx=started.n_ctx,
-            proposer=started.proposer,
-            verify=started.verify,
-            exactness=started.exactness,
             acceptance_rate=stats.acceptance_rate,
             mean_acceptance_length=stats.mean_acceptance_length,
             accepted_per_position=tuple(stats.accepted_at),
             drafted_per_position=tuple(stats.drafted_at),
             near_ties=stats.near_ties,
             timings=self._clock.timings(stats, len(reply.token_ids), self._loaded.info.load_ms),
-            message=message,
+            message=self._full,
             verdict=None
             if started.proposer == "none"
             else verdict.judge(self._passes, expected_ms=self._window.shortfall_ms()),

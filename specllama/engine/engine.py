@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 from specllama.backend.base import Lane, Vocab
 from specllama.cancel import Cancel
-from specllama.engine.bounds import require_going, require_room, require_size, require_text
+from specllama.engine.bounds import require_room, require_size, require_text
 from specllama.engine.conversation import Clock, Conversation, Ready
 from specllama.engine.infilling import infilled
-from specllama.engine.loaded import Loaded
+from specllama.engine.loading import Loaded
 from specllama.engine.opening import OpeningPair
 from specllama.engine.profiles import Windows
 from specllama.engine.pulse import patience
@@ -71,7 +71,7 @@ class Engine:
         self._seats = Seats(loaded)
         self._scheduler = Scheduler(self.target.pool, self._seats)
         self._ids = itertools.count()
-        self._closed = self._drafts = False
+        self.closed = self._drafts = False
         self._using = threading.RLock()
         self._generating: int | None = None  # the thread of a ``generate`` that goes on
         self._ahead: _Ahead | None = None  # what is read ahead now, or was last
@@ -119,10 +119,6 @@ class Engine:
         return self._slots[0].target
 
     @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
     def free(self) -> bool:
         """True if it has fewer requests than lanes; reading ahead gives way to any."""
         reading = self._ahead is not None and self._ahead.id in self._scheduler
@@ -165,8 +161,8 @@ class Engine:
         """Free the models, from any thread: running conversations end first, as in ``abort``."""
         self.abort()
         with self._using:
-            if not self._closed:
-                self._closed = True
+            if not self.closed:
+                self.closed = True
                 self._seats.close()
                 self._loaded.close()
 
@@ -310,15 +306,15 @@ class Engine:
             PromptTooLong: it exceeds the context.
             Cancelled: ``cancel`` was set.
         """
-        loaded, clock = self._loaded, Clock()
+        loaded, clock, cancel = self._loaded, Clock(), cancel or Cancel()
         params = self._carded(params or GenerateParams())
         n_ctx = self.target.n_ctx
         require_size(prompt, n_ctx, loaded.prompting.vocab)
-        require_going(cancel)
+        cancel.check()
         prompting = loaded.prompting
         prepared = prompting.prepare(prompt, params, n_ctx=n_ctx, cancel=cancel)
         require_room(len(prepared.ids), n_ctx)
-        require_going(cancel)
+        cancel.check()
         stable = prompting.stable(prompt, params, prepared.ids) if params.ahead else None
         if (ahead := self._ahead) is not None:
             n, read = len(prepared.ids), len(ahead.ids)
@@ -330,7 +326,7 @@ class Engine:
         seed = params.seed if params.seed is not None else secrets.randbelow(SEED_DRAWN)
         position = prepared.position
         chain = loaded.chains.chain(params, seed, prepared.ids, position, prepared.limit)
-        clock.tokenized()
+        clock.tokenized = perf_counter()
         return Ready(params, seed, prepared, chain, clock, stable)
 
     def _require_tokens(self, ids: Iterable[int]) -> None:
@@ -409,8 +405,8 @@ class Engine:
         """
         if not self._using.acquire(blocking=False):
             raise EngineError(*_TWO_THREADS)
-        why = ("the engine is closed",) if self._closed else _TWO_THREADS
-        if self._closed or self._generating not in (None, threading.get_ident()):
+        why = ("the engine is closed",) if self.closed else _TWO_THREADS
+        if self.closed or self._generating not in (None, threading.get_ident()):
             self._using.release()
             raise EngineError(*why)
 
@@ -445,5 +441,5 @@ class Engine:
             self._generating = before
             self.drop(id)
             with self._using:
-                if not (self._closed or len(self._scheduler)):
+                if not (self.closed or len(self._scheduler)):
                     self._seats.keep()

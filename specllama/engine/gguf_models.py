@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import ExitStack
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,12 +15,10 @@ from specllama.backend.attention import can_switch
 from specllama.backend.base import Opened, OpenedPair, Own
 from specllama.backend.cores import crowded, physical_cores
 from specllama.backend.exactness import Exactness
-from specllama.backend.llama_pool import LlamaPool, open_pool
-from specllama.backend.loaded_target import LoadedTarget
-from specllama.cancel import StopFlag
+from specllama.backend.llama_pool import LlamaPool, LoadedModel, open_pool
+from specllama.cancel import Cancel
 from specllama.engine.gguf_pair import Pair
 from specllama.engine.probing import exactness_of, state_key
-from specllama.engine.repacking import repacks
 from specllama.errors import CannotLoad
 from specllama.events import LoadProgress, Report
 from specllama.interface import ModelInfo
@@ -37,57 +34,43 @@ logger = logging.getLogger("specllama.engine.gguf_models")
 _SCHEMA = "specllama.threads.v1"
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """A model with its pool."""
-
-    header: GgufHeader
-    model: llama.LlamaModel
-    pool: LlamaPool
-    options: EngineOptions
-
-    @property
-    def shown(self) -> Opened:
-        kept = self.options.kv_disk != "off"
-        key = state_key(self.header, self.model, self.pool, self.options) if kept else ""
-        return Opened(self.pool, self.model.vocab, self._info, key)
-
-    @property
-    def _info(self) -> ModelInfo:
-        header, options, n_ctx = self.header, self.options, self.pool.n_ctx
-        kinds = options.kv_type_k, options.kv_type_v
-        return ModelInfo(
-            path=str(header.path),
-            name=header.name,
-            architecture=header.architecture,
-            quantization=header.quantization,
-            n_params=self.model.n_params,
-            file_bytes=header.file_bytes,
-            n_ctx=n_ctx,
-            n_ctx_train=self.model.n_ctx_train,
-            n_vocab=self.pool.n_vocab,
-            kv_bytes=kv_bytes(
-                header, n_ctx, type_k=kinds[0], type_v=kinds[1], max_rows=self.pool.max_rows
-            ),
-            gpu_layers=min(self.model.gpu_layers, self.model.n_layer + 1),
-            kv_types="/".join(kinds),
-            repacked=self.model.repacks,
-            card=read_card(header.metadata).values,
-        )
+def _shown(one: LoadedModel) -> Opened:
+    """Return a model's pool with the facts for people, and the key of its states on disk."""
+    header, model, pool, options = one.header, one.model, one.pool, one.options
+    kinds = options.kv_type_k, options.kv_type_v
+    n_bytes = kv_bytes(header, pool.n_ctx, type_k=kinds[0], type_v=kinds[1], max_rows=pool.max_rows)
+    info = ModelInfo(
+        path=str(header.path),
+        name=header.name,
+        architecture=header.architecture,
+        quantization=header.quantization,
+        n_params=model.n_params,
+        file_bytes=header.file_bytes,
+        n_ctx=pool.n_ctx,
+        n_ctx_train=model.n_ctx_train,
+        n_vocab=pool.n_vocab,
+        kv_bytes=n_bytes,
+        gpu_layers=min(model.gpu_layers, model.n_layer + 1),
+        kv_types="/".join(kinds),
+        repacked=model.repacks,
+        card=read_card(header.metadata).values,
+    )
+    key = state_key(one) if options.kv_disk != "off" else ""
+    return Opened(pool, model.vocab, info, key)
 
 
-def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
+def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
     """Load the files; free everything if that fails."""
     with ExitStack() as closing:
         target, draft = _load(pair, on_progress, stop, closing)
-        heads = closing.enter_context(ExitStack())  # freed before the models
-        header, model, pool, options = target.header, target.model, target.pool, target.options
+        closing.callback(target.on_close.close)  # before the models
+        options = target.options
         for one in (target, draft):
             if one is not None:
                 _warm_up(one.pool)
 
         def measure(report: Report, now: bool = True) -> Exactness:
-            return exactness_of(header, model, pool, options, report, now=now)
+            return exactness_of(target, report, now=now)
 
         exactness = measure(on_progress, options.exact != "off")
         for one in (target, draft):
@@ -97,21 +80,18 @@ def open_models(pair: Pair, on_progress: Report, stop: StopFlag) -> OpenedPair:
         def own() -> Own:
             from specllama.engine.heads import open_own
 
-            threads = pool.kernels.threads
-            return open_own(
-                LoadedTarget(header, model, pool, options, threads, heads), options.heads
-            )
+            return open_own(target, options.heads)
 
         return OpenedPair(
-            target=target.shown,
-            draft=None if draft is None else draft.shown,
+            target=_shown(target),
+            draft=None if draft is None else _shown(draft),
             translated=pair.translated,
             exactness=exactness,
             measure=measure,
             own=own,
-            template=header.chat_template,
-            bos=model.vocab.bos_text,
-            eos=model.vocab.eos_text,
+            template=target.header.chat_template,
+            bos=target.model.vocab.bos_text,
+            eos=target.model.vocab.eos_text,
             close=closing.pop_all().close,
         )
 
@@ -123,8 +103,8 @@ def _prepare(template: str | None) -> None:
 
 
 def _load(
-    pair: Pair, on_progress: Report, stop: StopFlag, closing: ExitStack
-) -> tuple[_Model, _Model | None]:
+    pair: Pair, on_progress: Report, stop: Cancel, closing: ExitStack
+) -> tuple[LoadedModel, LoadedModel | None]:
     """Load the models of a pair, with fewer layers on the GPUs if it asks for too much."""
     while True:
         try:
@@ -140,65 +120,48 @@ def _load(
 
 
 def _load_as(
-    pair: Pair, on_progress: Report, stop: StopFlag, closing: ExitStack
-) -> tuple[_Model, _Model | None]:
+    pair: Pair, on_progress: Report, stop: Cancel, closing: ExitStack
+) -> tuple[LoadedModel, LoadedModel | None]:
     plan, options = pair.plan, pair.resolved(apart=not can_switch())
     threads = options.threads or physical_cores()
 
-    def open_model(
-        header: GgufHeader, role: Literal["target", "draft"], repack: bool
-    ) -> llama.LlamaModel:
+    def load(
+        header: GgufHeader, role: Literal["target", "draft"], own: EngineOptions, **shape: Any
+    ) -> LoadedModel:
         def progress(fraction: float) -> None:
             if on_progress is not None:
                 on_progress(LoadProgress(role, str(header.path), fraction))
 
         progress(0.0)
-        place = None if plan is None else plan.target if role == "target" else plan.draft
+        is_target = role == "target"
         model = llama.LlamaModel(
             header.path,
             pre=header.pre_tokenizer or "",
             longest=header.longest_token,
             gpu_layers="0",
-            place=place,
-            loras=[Adapter.read(text) for text in options.loras] if role == "target" else (),
+            place=None if plan is None else plan.target if is_target else plan.draft,
+            loras=[Adapter.read(text) for text in options.loras] if is_target else (),
             use_mmap=options.use_mmap,
             use_mlock=options.use_mlock,
-            repack=repack,
-            load_mtp=role == "target" and not why_not(header),
+            repack=pair.repacks if is_target else options.repack != "off",
+            load_mtp=is_target and not why_not(header),
             progress=progress,
             stop=stop,
         )
         closing.callback(model.close)
-        return model
+        shape |= {"lanes": options.parallel, "threads": threads, "max_leaves": options.max_leaves}
+        pool = open_pool(model, options=own, flash=own.flash_attn, **shape)
+        return LoadedModel(header, model, pool, own)
 
     threading.Thread(target=_prepare, args=(pair.target.chat_template,), daemon=True).start()
-    model = open_model(pair.target, "target", repacks(pair))
-    pool = open_pool(
-        model,
-        lanes=options.parallel,
-        n_ctx=pair.n_ctx,
-        max_rows=options.max_rows,
-        threads=threads,
-        options=options,
-        flash=options.flash_attn,
-        max_leaves=options.max_leaves,
-    )
-    target = _Model(pair.target, model, pool, options)
+    target = load(pair.target, "target", options, n_ctx=pair.n_ctx, max_rows=options.max_rows)
     if pair.draft is None:
         return target, None
-    model = open_model(pair.draft, "draft", options.repack != "off")
-    pool = open_pool(
-        model,
-        lanes=options.parallel,
-        n_ctx=min(pool.n_ctx, pair.draft.context_length or pool.n_ctx),
-        max_rows=options.max_leaves,
-        max_leaves=options.max_leaves,
-        threads=threads,
-        options=pair.draft_options,
-        flash=pair.draft_options.flash_attn,
-        any_width=False,  # nothing asks a draft model for that
-    )
-    return target, _Model(pair.draft, model, pool, pair.draft_options)
+    n_ctx = min(target.pool.n_ctx, pair.draft.context_length or target.pool.n_ctx)
+    most = options.max_leaves
+    # nothing asks a draft model for passes of any width
+    own = pair.draft_options
+    return target, load(pair.draft, "draft", own, n_ctx=n_ctx, max_rows=most, any_width=False)
 
 
 class _Count(msgspec.Struct, frozen=True):
@@ -207,7 +170,7 @@ class _Count(msgspec.Struct, frozen=True):
     count: int
 
 
-def _choose_threads(one: _Model) -> None:
+def _choose_threads(one: LoadedModel) -> None:
     """Begin with the number of threads that earlier runs found fastest, and keep the one that this
     run finds; a crowded minute says nothing about the next run."""
     key = {**verdicts.circumstances(one.header), "most": one.pool.kernels.threads}

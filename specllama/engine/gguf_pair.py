@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,10 @@ from specllama.text import size
 
 logger = logging.getLogger("specllama.engine.gguf_pair")
 
+# In wide passes their rows differ from single steps where they are repacked (x86, llama-cpp-python
+# 0.3.36: the table in exactness.md, which tests/e2e/test_layouts.py compares with the kernels).
+# IQ4_NL differs as stored instead, all others in neither.
+ROUNDS_REPACKED = frozenset({"Q4_K", "Q2_K"})
 _SHORT = 512  # the shortest context that is worth a word
 
 
@@ -108,6 +113,35 @@ class Pair:
         ``EngineOptions.resolved``."""
         one, options = self.target.one_kv_type, replace(self.options, parallel=self.lanes)
         return options.resolved(on_gpu=self.on_gpu, one_kv_type=one, apart=apart)
+
+    @property
+    def repacks(self) -> bool:
+        """True if the target is loaded with its weights repacked.
+
+        llama.cpp rearranges ("repacks") weights of some types for wide products. In one of the two
+        layouts a pass of several rows may compute them as single steps would, in the other not:
+        that one is taken, see ``backend/exactness.py``. The rows of the two layouts differ in
+        their last bits, so nothing that is timed decides: a text must not depend on what a
+        measurement found.
+        """
+        if not trial.repacks():
+            return False
+        if self.options.repack != "auto":
+            return self.options.repack == "on"
+        on_x86 = platform.machine().lower() in ("x86_64", "amd64")
+        rounds = ROUNDS_REPACKED & memory.repacked_types()
+        return self.on_gpu or not (on_x86 and memory.repacked_bytes(self.target, rounds) > 0)
+
+    @property
+    def layout(self) -> str:
+        """The layout of the target's weights in memory, and the reason for it."""
+        if not trial.repacks():
+            return "as stored: repacked, they end this build of llama.cpp here"
+        if self.options.repack != "auto":
+            return "repacked where llama.cpp can" if self.options.repack == "on" else "as stored"
+        if self.repacks:
+            return "as llama.cpp lays them out"
+        return "as stored: repacked, its Q4_K or Q2_K weights would round wide passes"
 
     @property
     def draft_options(self) -> EngineOptions:
@@ -281,20 +315,5 @@ def _offload(
     if not gpus and not moved:
         return None
     return planning.plan_offload(
-        pair.target,
-        pair.draft,
-        found,
-        gpu_layers=options.gpu_layers,
-        draft_gpu_layers=options.draft_gpu_layers,
-        place=options.place,
-        draft_place=drafts,
-        n_ctx=n_ctx,
-        n_ubatch=options.batch(on_gpu=True),
-        n_outputs=options.max_rows,
-        branches=options.max_leaves,
-        flash_attn=options.flash_attn != "off",
-        type_k=options.kv_type_k,
-        type_v=options.kv_type_v,
-        swa_full=options.swa_full,
-        lanes=pair.lanes,
+        pair.target, pair.draft, found, options, n_ctx=n_ctx, lanes=pair.lanes
     )

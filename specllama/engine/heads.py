@@ -15,19 +15,23 @@ from typing import TYPE_CHECKING
 
 from specllama.backend.base import Own
 from specllama.errors import PairIncompatible, SpecllamaError
+from specllama.models import memory, pruned
 from specllama.models.heads import HEADS, find, function, kind_of, require_head
-from specllama.speculative.drafting.method import NO_HEAD, Facts
+from specllama.speculative.drafting.method import NO_HEAD, Facts, menu
 
 if TYPE_CHECKING:
-    from specllama.backend.loaded_target import LoadedTarget
+    from specllama.backend.base import Lane, Pool
+    from specllama.backend.llama_pool import LoadedModel
     from specllama.interface import MethodInfo
     from specllama.models.gguf import GgufHeader
     from specllama.models.library import LocalModel
 
 logger = logging.getLogger("specllama.engine.heads")
 
+MUCH = 0.5  # of a target step; a draft that costs more hardly ever pays
 
-def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
+
+def open_own(target: LoadedModel, files: Sequence[str]) -> Own:
     """Open every head of a target, and the drafting layers of its own file.
 
     Args:
@@ -38,7 +42,6 @@ def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
         PairIncompatible: it is not a head, belongs to another target, or two are of one kind.
         CannotLoad: it cannot be read.
     """
-    from specllama.models import pruned
     from specllama.models.gguf import read_header
     from specllama.models.refs import resolve
 
@@ -72,7 +75,7 @@ def open_own(target: LoadedTarget, files: Sequence[str]) -> Own:
         layers = partial(_open_checked, "mtp", target.header, target, None)
         unasked("mtp", _no_layers(target.header), layers)
         own.keys["mtp"] = "layers of the target"
-    unasked("self", pruned.why_not(target.header), partial(_own_layers, target))
+    unasked("self", pruned.why_not(target.header), partial(OwnLayers, target))
     return own
 
 
@@ -88,14 +91,11 @@ def survey(
     Raises:
         ModelUnavailable, PairIncompatible, CannotLoad: a file that was named is no head of it.
     """
-    from specllama.engine.methods import methods
-    from specllama.models import pruned
-
     found, reasons = read_heads(target, files)
     own = {"mtp": _no_layers(target), "self": pruned.why_not(target), **reasons}
     own |= dict.fromkeys(found, "")
     trees = not (target.is_recurrent or target.is_hybrid)
-    return methods(Facts(draft=draft, trees=trees, own=own))
+    return menu(Facts(draft=draft, trees=trees, own=own))
 
 
 def read_heads(
@@ -115,12 +115,12 @@ def read_heads(
     for path in bundled_heads(target.path):
         head = read_header(path)
         try:
-            found[HEADS[_check(head, target)].method] = head
+            found[_check(head, target)] = head
         except SpecllamaError as error:
             reasons[HEADS[kind_of(head)].method] = error.message
     for ref in files:
         head = read_header(resolve(ref))
-        found[HEADS[_check(head, target)].method] = head
+        found[_check(head, target)] = head
     return found, reasons
 
 
@@ -153,10 +153,10 @@ def _no_layers(target: GgufHeader) -> str:
 
 
 def _check(head: GgufHeader, target: GgufHeader) -> str:
-    """Return the kind of a head file; refuse one that is none, or of another target."""
+    """Return the method of a head file; refuse one that is none, or of another target."""
     kind = require_head(head)
     find(kind).check(head, target)
-    return kind
+    return HEADS[kind].method
 
 
 def bundled_heads(target: Path) -> list[Path]:
@@ -170,18 +170,77 @@ def bundled_heads(target: Path) -> list[Path]:
     return [path for kind in HEADS for path in sorted(folder.glob(f"tiny-{kind}*.gguf"))]
 
 
-def _open(head: GgufHeader, target: LoadedTarget) -> object:
+def _open(head: GgufHeader, target: LoadedModel) -> object:
     kind = require_head(head)
     return _open_checked(kind, head, target, find(kind).check(head, target.header))
 
 
-def _open_checked(kind: str, head: GgufHeader, target: LoadedTarget, facts: object) -> object:
+def _open_checked(kind: str, head: GgufHeader, target: LoadedModel, facts: object) -> object:
     pool = function(find(kind).open)(head, target, facts)
     target.on_close.callback(pool.close)
     return pool
 
 
-def _own_layers(target: LoadedTarget) -> object:
-    from specllama.engine.self_draft import OwnLayers
+class OwnLayers:
+    """The opener of the draft of ``--proposer self``: the target without the middle half of its
+    layers, with the target's settings.
 
-    return OwnLayers(target)
+    It is a separate file, cut out of the target's (``models.pruned``), so that every model whose
+    layers can be dropped works without a special pass. It is made and loaded when its first lane is
+    needed: merely having the choice costs nothing. It is freed before the target.
+    """
+
+    def __init__(self, target: LoadedModel) -> None:
+        self._target = target
+        self._pool: Pool | None = None
+        self._said = ""
+
+    def open(self) -> tuple[Lane, str]:
+        """Open a lane of the draft, and describe it and its cost; make its file if there is none.
+
+        Raises:
+            DoesNotFit, CannotLoad: no memory for a second model.
+            SpecllamaError: the file cannot be written.
+        """
+        if self._pool is None:
+            self._pool = self._load()
+        return self._pool.open(), self._said
+
+    def _load(self) -> Pool:
+        from specllama.backend.llama_pool import open_pool
+
+        target = self._target
+        options = target.options
+        drop = pruned.middle_half(target.header.block_count)
+        self._said = _advice(drop, pruned.draft_work(target.header, drop))
+        header = pruned.make_draft(target.header, drop, threads=target.threads)
+        if options.check_memory and not target.model.gpu_layers:
+            memory.require_fit(
+                memory.estimate_model(
+                    header,
+                    n_ctx=target.pool.n_ctx,
+                    type_k=options.kv_type_k,
+                    type_v=options.kv_type_v,
+                    n_ubatch=target.pool.n_batch,
+                    n_outputs=1,
+                )
+            )
+        model = target.load(header, use_mlock=options.use_mlock)
+        return open_pool(
+            model,
+            lanes=options.parallel,
+            n_ctx=target.pool.n_ctx,
+            max_rows=1,
+            threads=target.threads,
+            options=options,
+            flash=target.pool.kernels.flash,
+            any_width=False,
+        )
+
+
+def _advice(drop: Sequence[int], work: float) -> str:
+    said = (
+        f"the draft is the target without layers {pruned.layer_list(drop)}: "
+        f"one of its steps reads {work:.0%} of the bytes of the target's"
+    )
+    return f"{said}, which hardly ever pays" if work > MUCH else said

@@ -1,23 +1,22 @@
-"""The step from the opened files of a pair to the parts of an engine and of its slots."""
+"""The parts that an engine and its slots run on, made from the opened files of a pair."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 from specllama.backend.base import OpenedPair, Own, Pool, Vocab
 from specllama.backend.exactness import Exactness
-from specllama.engine.drafters import Drafters
-from specllama.engine.loaded import Loaded
-from specllama.engine.methods import methods
+from specllama.cancel import Cancel
 from specllama.engine.opening import OpeningPair
 from specllama.engine.profiles import Windows, open_profile
 from specllama.engine.prompting import Prompting
 from specllama.engine.sampler_chains import SamplerChains
 from specllama.engine.shelf import Shelf, StateKeys
 from specllama.engine.slot import Slot
+from specllama.errors import Cancelled
 from specllama.events import Notice, Report
 from specllama.interface import EngineInfo
 from specllama.settings.params import disk_bytes
@@ -31,6 +30,49 @@ from specllama.store.states import States
 from specllama.store.texts import read_texts
 
 GIVEN_TOKENS = 2**19  # of the texts that a user names: 6 MiB, sorted in a second or two
+
+
+@dataclass(slots=True)
+class Loaded:
+    """The parts of an engine, from model files or from wherever a test takes them.
+
+    Attributes:
+        info: what to show people; replaced once more was measured.
+        measured: measures what is not known yet, tells how far it is, and states it.
+        slots: places for conversations, whose lanes are of one pool; at least one.
+        prompting: prompts in the target's tokens.
+        chains: the sampler chain of a request.
+        windows: the draft window of a request.
+        stop: what every pass looks at; the cancel of a request that runs alone sets it.
+        kv_ram: bytes for parked texts.
+        shelf: what is on disk; None keeps nothing there.
+        close: frees the models.
+    """
+
+    info: EngineInfo
+    slots: tuple[Slot, ...]
+    prompting: Prompting
+    chains: SamplerChains
+    windows: Windows
+    stop: Cancel = field(default_factory=Cancel)
+    measured: Callable[[Report], EngineInfo] | None = None
+    kv_ram: int = 0
+    shelf: Shelf | None = None
+    close: Callable[[], None] = lambda: None
+
+    def measure(self, report: Report, cancel: Cancel) -> bool:
+        """Measure what is unknown, and report it; return False if ``cancel`` ended that."""
+        if self.measured is None:
+            return False
+        try:
+            with self.stop.following(cancel):
+                self.info = self.windows.info = self.measured(report)
+        except Cancelled:
+            return False
+        for slot in self.slots:
+            if self.info.is_exact(slot.target.max_rows, line=False):
+                slot.held = slot.held.cut(0)  # its passes were exact before that was known
+        return True
 
 
 def load(opening: OpeningPair) -> Loaded:
@@ -63,7 +105,7 @@ def load(opening: OpeningPair) -> Loaded:
         flash_attn=kernels.flash != "off",
         load_ms=(perf_counter() - opening.begun) * 1e3,
         has_chat_template=opened.template is not None,
-        methods=methods(drafters[0].facts),
+        methods=method.menu(drafters[0].facts),
         lanes=lanes,
         reads_ahead=lanes == 1 and not pool.forgets,
     )
@@ -112,7 +154,7 @@ def _shelf(opened: OpenedPair, own: Own, kv_disk: str, waiting: int) -> Shelf | 
 
 def _drafters(
     opened: OpenedPair, own: Own, slots: int, given: Iterable[Sequence[int]]
-) -> list[Drafters]:
+) -> list[method.Kit]:
     """Make the drafters of each slot."""
     library = Library(given)
 
@@ -125,7 +167,7 @@ def _drafters(
         return lane
 
     return [
-        Drafters(opened.target.pool.open(), beside(), library, own.parts, own.reasons)
+        method.Kit(opened.target.pool.open(), beside(), library, own.parts, own.reasons)
         for _ in range(slots)
     ]
 

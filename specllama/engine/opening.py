@@ -13,18 +13,17 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from specllama.cancel import Cancel, StopFlag
-from specllama.events import Event, LoadProgress
+from specllama.cancel import Cancel
+from specllama.events import Event, LoadProgress, Notice
 from specllama.models import library
 from specllama.models.refs import resolve_pair
 from specllama.settings.params import EngineOptions
 
 if TYPE_CHECKING:
-    from specllama.backend.base import OpenedPair, Opener
+    from specllama.backend.base import OpenedPair
 
-BACKENDS = {  # by what a target's file name ends with: who opens it
-    ".gguf": "specllama.engine.open_gguf:open_pair",
-}
+# by what a target's file name ends with: who opens it, like ``open_gguf``; GGUF may have any name
+BACKENDS: dict[str, str] = {}
 _SWITCH_S = 0.0005  # llama.cpp asks after every tensor whether to go on, and waits for its answer
 
 
@@ -50,7 +49,7 @@ class OpeningPair:
     ) -> None:
         self.options = options or EngineOptions()
         self.on_progress = on_progress
-        self.stop = StopFlag()
+        self.stop = Cancel()
         self.begun = perf_counter()
         self._names = str(target), None if draft is None else str(draft)
         self._cancel = cancel or Cancel()
@@ -62,7 +61,7 @@ class OpeningPair:
 
     def __enter__(self) -> OpeningPair:
         with self._leaving as leaving:
-            leaving.enter_context(self.stop.obeying(self._cancel))
+            leaving.enter_context(self.stop.following(self._cancel))
             leaving.callback(sys.setswitchinterval, sys.getswitchinterval())
             sys.setswitchinterval(_SWITCH_S)
             if gc.isenabled():
@@ -93,9 +92,8 @@ class OpeningPair:
     def _open(self) -> None:
         try:
             target, draft = resolve_pair(*self._names)
-            # GGUF files may have any name
-            module, _, name = BACKENDS.get(target.suffix, BACKENDS[".gguf"]).partition(":")
-            open_pair: Opener = getattr(import_module(module), name)
+            module, _, name = BACKENDS.get(target.suffix, f"{__name__}:open_gguf").partition(":")
+            open_pair = getattr(import_module(module), name)
             self._opened = open_pair(target, draft, self.options, self._said.put, self.stop)
             library.remember(target, draft)
         except BaseException as error:
@@ -118,3 +116,28 @@ class OpeningPair:
             self._thread.join()
         if self._opened is not None:
             self._opened.close()
+
+
+def open_gguf(
+    target: Path,
+    draft: Path | None,
+    options: EngineOptions,
+    on_progress: Callable[[Event], None],
+    stop: Cancel,
+) -> OpenedPair:
+    """Open the files of a pair and make them ready: the next pass is timed. Headers come first,
+    because importing llama.cpp takes a while.
+
+    Raises:
+        SpecllamaError: what is wrong with them; nothing is left open.
+        Cancelled: ``stop`` was set. Later, passes that see it raise it, too.
+    """
+    from specllama.backend import trial
+    from specllama.engine.gguf_pair import read_pair
+
+    pair = read_pair(target, draft, options)
+    for said in trial.untold():
+        on_progress(Notice(said, "warning", "trial"))
+    from specllama.engine.gguf_models import open_models
+
+    return open_models(pair, on_progress, stop)

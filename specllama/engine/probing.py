@@ -24,10 +24,7 @@ from specllama.events import Measuring, Report
 from specllama.settings.hardware import Adapter
 
 if TYPE_CHECKING:
-    from specllama.backend.llama import LlamaModel
-    from specllama.backend.llama_pool import LlamaPool
-    from specllama.models.gguf import GgufHeader
-    from specllama.settings.params import EngineOptions
+    from specllama.backend.llama_pool import LlamaPool, LoadedModel
 
 logger = logging.getLogger("specllama.engine.probing")
 
@@ -39,20 +36,11 @@ _STATES = 2  # of what is written, and of how llama.cpp's own bytes are taken ov
 FAR_BYTES = 1 << 30  # weights of models for which passes of up to 65 rows are compared, too
 
 
-def exactness_of(
-    header: GgufHeader,
-    model: LlamaModel,
-    target: LlamaPool,
-    options: EngineOptions,
-    report: Report = None,
-    *,
-    now: bool,
-) -> Exactness:
+def exactness_of(target: LoadedModel, report: Report = None, *, now: bool) -> Exactness:
     """Return how far the target's passes equal single steps; kept in the profiles once it is known.
     The target's passes are kept to the wish of ``options.exact``.
 
     Args:
-        options: resolved, as ``target`` was made with them.
         report: receives the progress of the measurement.
         now: measure it if it is not known.
 
@@ -60,38 +48,29 @@ def exactness_of(
         UsageError: what it asks for cannot be had here.
         Cancelled: the measurement was stopped.
     """
-    found = _found(header, model, target, options, report, now).keeping(options.exact)
-    pool = target.kernels
+    options, pool = target.options, target.pool
+    found = _found(target, report, now).keeping(options.exact)
     if found.kept is None:
-        target.kernels = replace(pool, exact_rows=found.rows, exact_trees=found.trees)
+        pool.kernels = replace(pool.kernels, exact_rows=found.rows, exact_trees=found.trees)
         return found
-    if found.kept.widths[0] > 1 and options.parallel > 1 and not pool.any_width:
+    if found.kept.widths[0] > 1 and options.parallel > 1 and not pool.kernels.any_width:
         raise UsageError(
             "--exact: on this device the rows of a conversation depend on where others lie in the "
             "cache",
             "add --parallel 1",
         )
-    target.keep_to(found.kept.widths, trees=found.kept.trees)
+    pool.keep_to(found.kept.widths, trees=found.kept.trees)
     return found
 
 
-def _found(
-    header: GgufHeader,
-    model: LlamaModel,
-    target: LlamaPool,
-    options: EngineOptions,
-    report: Report,
-    now: bool,
-) -> Exactness:
-    if model.has_windows and not options.swa_full:
+def _found(target: LoadedModel, report: Report, now: bool) -> Exactness:
+    if target.model.has_windows and not target.options.swa_full:
         return Exactness(why_not="cells that have left a window are taken again, in another order")
-    key = kernel_key(header, model, target, options)
+    key = kernel_key(target)
     if not now and verdicts.known(SCHEMA, key, Exactness) is None:
         return Exactness(rows=0, why_not=LATER)
     try:
-        return verdicts.kept(
-            SCHEMA, key, Exactness, lambda: _measure(model, target, options, report)
-        )
+        return verdicts.kept(SCHEMA, key, Exactness, lambda: _measure(target, report))
     except Cancelled:
         raise
     except (SpecllamaError, OSError) as error:
@@ -99,12 +78,11 @@ def _found(
         return Exactness(why_not=str(error))
 
 
-def kernel_key(
-    header: GgufHeader, model: LlamaModel, target: LlamaPool, options: EngineOptions
-) -> dict[str, Any]:
+def kernel_key(one: LoadedModel) -> dict[str, Any]:
     """Return everything that chooses kernels."""
+    model, target, options = one.model, one.pool, one.options
     return {
-        **verdicts.circumstances(header),
+        **verdicts.circumstances(one.header),
         "repack": model.repacks,
         "gpu_layers": model.gpu_layers,
         "threads": target.kernels.threads,
@@ -120,18 +98,13 @@ def kernel_key(
     }
 
 
-def _measure(
-    model: LlamaModel,
-    target: LlamaPool,
-    options: EngineOptions,
-    report: Report,
-) -> Exactness:
+def _measure(one: LoadedModel, report: Report) -> Exactness:
     """Measure in a separate context, made like the target's, whose passes can be watched."""
     from specllama.backend.llama_pool import open_pool
-    from specllama.backend.probe import CELLS, COPIES, NARROW, STEPS, probe
+    from specllama.backend.probe import CELLS, COPIES, NARROW, STEPS, WIDTHS, probe
     from specllama.backend.watch import Watch
-    from specllama.backend.widths import WIDTHS
 
+    model, target, options = one.model, one.pool, one.options
     most = min(target.max_rows, target.pads + 1)
     widths = [w for w in WIDTHS if w <= most] if options.exact != "off" else []
 
@@ -205,13 +178,12 @@ def _timed(groups: Sequence[Group], target: LlamaPool) -> tuple[Group, ...]:
     )
 
 
-def state_key(
-    header: GgufHeader, model: LlamaModel, pool: LlamaPool, options: EngineOptions
-) -> str:
+def state_key(one: LoadedModel) -> str:
     """Name everything that decides the content and the format of a pool's cells."""
+    header, pool, options = one.header, one.pool, one.options
     n_ctx = header.metadata.get(header.own("rope.scaling.original_context_length"))
     key = {
-        **kernel_key(header, model, pool, options),
+        **kernel_key(one),
         "version": _STATES,
         "swa": options.swa_full,
         "forgets": pool.forgets,

@@ -10,9 +10,8 @@ begun anew with a word about it; a folder that cannot be written to only means t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,39 +46,28 @@ def band(params: GenerateParams) -> str:
     return name if name == "greedy" else f"{params.verify} {name}"
 
 
-@dataclass(frozen=True, slots=True)
-class PairKey:
-    """The pair that a profile belongs to. Sizes stand for the contents: hashing gigabytes would
-    cost more than measuring again. Of two models, ``cache`` and ``layers`` name both. The context
-    length is left out: nothing that is kept depends on it, so a server starts with the lessons of
-    one chat."""
+def pair_key(info: EngineInfo) -> dict[str, Any]:
+    """Name the pair that a profile belongs to.
 
-    target: str
-    draft: str
-    device: str
-    threads: int
-    layers: str  # on the GPU
-    cache: str  # types of K and V
+    Sizes stand for the contents: hashing gigabytes would cost more than measuring again. Of two
+    models, ``cache`` and ``layers`` name both. The context length is left out: nothing that is kept
+    depends on it, so a server starts with the lessons of one chat.
+    """
+    models = [info.target] if info.draft is None else [info.target, info.draft]
+    return {
+        "target": _model_key(info.target),
+        "draft": "none" if info.draft is None else _model_key(info.draft),
+        "device": f"{info.device}, flash attention {'on' if info.flash_attn else 'off'}"
+        + _padding(info.widths),
+        "threads": info.threads,
+        "layers": " ".join(str(model.gpu_layers) for model in models),
+        "cache": " ".join(model.kv_types for model in models),
+    }
 
-    @staticmethod
-    def of(info: EngineInfo) -> PairKey:
-        models = [info.target] if info.draft is None else [info.target, info.draft]
-        return PairKey(
-            target=_model_key(info.target),
-            draft="none" if info.draft is None else _model_key(info.draft),
-            device=f"{info.device}, flash attention {'on' if info.flash_attn else 'off'}"
-            + _padding(info.widths),
-            threads=info.threads,
-            layers=" ".join(str(model.gpu_layers) for model in models),
-            cache=" ".join(model.kv_types for model in models),
-        )
 
-    def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    def path(self, folder: Path) -> Path:
-        text = "\n".join(str(v) for v in self.to_dict().values())
-        return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+def profile_path(key: Mapping[str, Any], folder: Path) -> Path:
+    text = "\n".join(map(str, key.values()))
+    return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
 def _model_key(model: ModelInfo) -> str:
@@ -95,7 +83,7 @@ class Profile:
     nothing.
     """
 
-    def __init__(self, path: Path | None = None, key: PairKey | None = None) -> None:
+    def __init__(self, path: Path | None = None, key: Mapping[str, Any] | None = None) -> None:
         self.path = path
         self.key = key
         self.costs = Costs()
@@ -174,7 +162,7 @@ class Profile:
             if version.startswith("specllama.profile."):
                 return None
             raise ValueError("not a profile")
-        if self.key is not None and data["pair"] != self.key.to_dict():
+        if self.key is not None and data["pair"] != self.key:
             raise ValueError("it is of another pair")
         return data
 
@@ -206,8 +194,7 @@ class Profile:
             {"costs": self.costs, "ledger": self._kept or self.ledger, "bands": self._bands},
             str_keys=True,
         )
-        pair = self.key.to_dict() if self.key else {}
-        return {"schema": SCHEMA, "pair": pair, "advice": self.advice, **data}
+        return {"schema": SCHEMA, "pair": self.key or {}, "advice": self.advice, **data}
 
     def save(self) -> bool:
         """Write the file anew, whole or not at all, with the lessons that others saved meanwhile.
@@ -256,8 +243,8 @@ def open_profile(info: EngineInfo, folder: Path | None = None) -> Profile:
     """Open the profile of a loaded pair, warm if one was kept."""
     from specllama.paths import profiles_dir
 
-    key = PairKey.of(info)
-    return Profile(key.path(folder or profiles_dir()), key)
+    key = pair_key(info)
+    return Profile(profile_path(key, folder or profiles_dir()), key)
 
 
 def _padding(widths: tuple[int, ...]) -> str:

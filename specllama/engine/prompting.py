@@ -1,19 +1,40 @@
-"""The tokens of a prompt, and the reader of its reply."""
+"""The tokens of a prompt, and the reader of its reply.
+
+llama.cpp finds special tokens by their text before it merges anything, and starts the text after
+one of them afresh (with a space, in SentencePiece vocabularies). So a prompt is tokenized whole, as
+llama.cpp tokenizes the same text, unless a content contains the text of a marker. Only then is it
+taken apart here, in the same way, and what people wrote stays ordinary text:
+
+- control tokens are recognised in template text alone;
+- user-defined tokens that mark something, which llama.cpp recognises everywhere, are cut after
+  their first character if they occur in a content. They are those written ``<|so|>`` and those
+  that the template names; in a reply only those that it wrote into this very prompt, so that what
+  else the model can say (``<tool_call>``) stays its own text.
+
+After the tokens of a budget for thoughts, only tokens that end the thought are allowed. That is a
+constraint on the next token as a grammar is, a function of the tokens before: drafts follow it, and
+the text is the same with and without them.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import secrets
+from bisect import bisect, bisect_left
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import cast
 
-from specllama.backend.base import Vocab
+import numpy as np
+import numpy.typing as npt
+
+from specllama.arrays import IntArray
+from specllama.backend.base import SpecialToken, Verdict, Vocab, partition
 from specllama.cancel import Cancel
-from specllama.engine.bounds import require_going, require_size
-from specllama.engine.encoding import encode_segments
-from specllama.engine.thought_limit import ThoughtLimit
+from specllama.engine.bounds import require_size
 from specllama.errors import UsageError
 from specllama.history import common_prefix
 from specllama.interface import Message, Prompt, ToolSyntax
@@ -24,6 +45,8 @@ from specllama.replies.tool_calls import syntax_of
 from specllama.settings.params import GenerateParams, template_arguments
 from specllama.speculative.noise import reply_position
 
+_LIKE_CONTROL = re.compile(r"<[|｜].*[|｜]>")
+_LONGEST = 4  # bytes of a character
 _WORD = 24  # characters of the longest word that is waited for
 _PROBE = "tool_that_nobody_has"
 
@@ -47,6 +70,72 @@ def _shown(segments: Sequence[Segment], hidden: Mapping[str, str]) -> list[Segme
         for part in numbers.split(one.text)
         if part
     ]
+
+
+class ThoughtLimit:
+    """A constraint that closes a thought as the template would.
+
+    Args:
+        reader: at the place in the reply where the first token comes.
+        limit: tokens of thoughts that may still come.
+        closing: tokens that stand between a thought and its answer.
+    """
+
+    def __init__(self, reader: Reader, limit: int, closing: Sequence[int]) -> None:
+        self._reader: Reader | None = reader.fork()
+        self._left = limit
+        self._closing = tuple(closing)
+        self._forced: int | None = None
+        self._tail = b""
+        self._look()
+
+    def allowed(self, ids: IntArray) -> npt.NDArray[np.bool_]:
+        if self._forced is None:
+            return np.ones(len(ids), np.bool_)
+        return np.asarray(ids == self._closing[self._forced])
+
+    def accept(self, token: int) -> None:
+        if self._forced is not None:
+            self._forced += 1
+            if self._forced == len(self._closing):
+                self._forced = self._reader = None
+        elif self._reader is not None:
+            unit = self._reader.spelling.unit(token)
+            was_thinking = self._reader.thinking
+            self._reader.feed(unit)
+            if self._reader.thinking:
+                self._left -= was_thinking
+                self._tail = (self._tail + self._reader.spelling.bytes(unit))[-_LONGEST:]
+                self._look()
+            elif was_thinking:
+                self._reader = None  # it ended by itself
+
+    def fork(self) -> ThoughtLimit:
+        other = copy(self)
+        other._reader = self._reader and self._reader.fork()
+        return other
+
+    def ahead(self, most: int, habits: dict[bytes, dict[bytes, float]]) -> list[tuple[int, float]]:
+        left = () if self._forced is None else self._closing[self._forced :]
+        return [(token, 1.0) for token in left[:most]]
+
+    def _look(self) -> None:
+        """Force the end once the budget is used up, but not within a character."""
+        thinking = self._reader is not None and self._reader.thinking
+        whole = self._left <= -_LONGEST or not _cut_off(self._tail)
+        if thinking and self._left <= 0 and whole and self._closing:
+            self._forced = 0
+
+
+def _cut_off(text: bytes) -> bool:
+    """True if a text ends within a character of UTF-8."""
+    for n in range(1, min(len(text), _LONGEST) + 1):
+        byte = text[-n]
+        if byte < 0x80:
+            return False
+        if byte >= 0xC0:
+            return n < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +256,8 @@ class Prompting:
         rendered, why = self.render(messages, params)
         if n_ctx is not None:
             require_size(rendered.text, n_ctx, self.vocab)
-        require_going(cancel)
+        if cancel is not None:
+            cancel.check()
         ids = self._encoded(rendered.segments)
         begun = 0 if rendered.before is None else len(ids) - len(self._encoded(rendered.before))
         replies = [message for message in messages[:-1] if message.role == "assistant"]
@@ -254,3 +344,78 @@ class Prompting:
 
     def _tokens(self, text: str) -> list[int]:
         return self.vocab.tokenize(text, add_special=False, parse_special=True, after_text=True)
+
+
+def encode_segments(
+    vocab: Vocab, segments: Sequence[Segment], *, bos: str, template: str
+) -> list[int]:
+    """Return the token ids of a chat prompt.
+
+    Args:
+        bos: text of the begin token; it is not doubled where the template writes it as well.
+        template: source of the chat template, "" if there is none.
+    """
+    first, *rest = segments or [Segment("", True)]
+    if first.special and vocab.adds_bos:
+        segments = [Segment(first.text.removeprefix(bos), True), *rest]
+    text = "".join(segment.text for segment in segments)
+    ids = vocab.tokenize(text, add_special=True, parse_special=True)
+    forgery = _Forgery(segments, template)
+    present = [special for t in set(ids) if (special := vocab.special(t)) is not None]
+    if not any(forgery.anywhere(special, text) for special in present):
+        return ids
+    frame = vocab.tokenize("", add_special=True, parse_special=False)
+    n_begin = int(vocab.adds_bos)
+    ids = frame[:n_begin]
+    after_text = False
+    for piece in partition(text, vocab.specials, forgery.judge):
+        if isinstance(piece, int):
+            ids.append(piece)
+        else:
+            ids += vocab.tokenize(
+                piece, add_special=False, parse_special=False, after_text=after_text
+            )
+        after_text = isinstance(piece, str)
+    return ids + frame[n_begin:]
+
+
+class _Forgery:
+    """A judge of special tokens' texts in a prompt: markers, or text of people."""
+
+    def __init__(self, segments: Sequence[Segment], template: str) -> None:
+        self._segments = segments
+        self._starts = list(accumulate((len(s.text) for s in segments[:-1]), initial=0))
+        # no marker can arise from two pieces that were never next to each other
+        self._written = "\0".join(s.text for s in segments if s.special)
+        self._template = template
+
+    def judge(self, special: SpecialToken, start: int, end: int) -> Verdict:
+        first, beyond = bisect(self._starts, start) - 1, bisect_left(self._starts, end)
+        contents = [s for s in self._segments[first:beyond] if not s.special]
+        if not contents:
+            return "token"
+        if special.control:
+            return "text"
+        return "cut" if self._marks(special, all(s.reply for s in contents)) else "token"
+
+    def anywhere(self, special: SpecialToken, text: str) -> bool:
+        """True if its text must be split, instead of becoming a token, at any place."""
+        if not special.control and not self._marks(special, reply=False):
+            return False
+        at = text.find(special.text)
+        while at >= 0:
+            if self.judge(special, at, at + len(special.text)) != "token":
+                return True
+            at = text.find(special.text, at + 1)
+        return False
+
+    def _marks(self, special: SpecialToken, reply: bool) -> bool:
+        """True if a user-defined token is a marker, in the text of people or of models."""
+        text = special.text
+        if len(text.strip()) < 2:  # spaces; and a single character could not be cut
+            return False
+        return (
+            _LIKE_CONTROL.fullmatch(text) is not None
+            or text in self._written
+            or (text in self._template and not reply)
+        )

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import cast
 
-from specllama.backend.base import Blob, Lane, Out, Passes, Pool
+from specllama.backend.base import Blob, Lane, Out, Passes, Pool, Shared
 from specllama.cancel import Cancel
 from specllama.engine.conversation import EventSteps
 from specllama.engine.seating import Seats
 from specllama.errors import Cancelled, EngineError, PoolFull, SpecllamaError
 from specllama.events import Event
 from specllama.speculative.budget import allocate
-from specllama.speculative.effects import Effect, Keep, Offer, Pass, Shared, perform
+from specllama.speculative.effects import Effect, Keep, Offer, Pass, perform
 
 Said = tuple[int, Event | Exception]
 
@@ -168,14 +168,16 @@ class Scheduler:
         if passes:
             self._seats.pace.passed(tokens, seconds)
         guesses = sum([effect.size - 1 for effect in passes if effect.outputs == "all"])
-        for i, (one, effect) in enumerate(zip(together, passes, strict=True)):
-            waited_s = self._drafting_s - one.drafting_s
-            if effect.outputs == "all":
+        told: list[tuple[Running, object]] = []
+        for i, (one, answer) in enumerate(answered):
+            waited_ms, ms = (self._drafting_s - one.drafting_s) * 1e3, seconds * 1e3
+            if passes[i].outputs == "all":
                 one.drafting_s = self._drafting_s
-            if effect.on_shared is not None and len(self._running) > 1:
-                ms, waited_ms = seconds * 1e3, waited_s * 1e3
-                effect.on_shared(Shared(len(passes), tokens, ms, i == 0, guesses, waited_ms))
-        return answered
+            if isinstance(answer, Out) and len(self._running) > 1:
+                shared = Shared(len(passes), tokens, ms, i == 0, guesses, waited_ms)
+                answer = answer._replace(shared=shared)
+            told.append((one, answer))
+        return told
 
     def _run(self, pool: Passes, together: list[Running]) -> tuple[list[Running], list[object]]:
         """Run a shared pass; return its conversations, and an output or an error for each."""
@@ -404,7 +406,7 @@ def _granted(pool: Pool, together: Sequence[Running]) -> list[int]:
     tokens, rows = sum(n for n, _, _ in sizes), sum(n for _, n, _ in sizes)
     left = min(_widest(pool) - tokens, pool.max_rows - rows, sum(offer.size for offer in offers))
     # attention is dearest to the longest text
-    bids = [offer.bidder.bid(offer) for offer in offers]
+    bids = [offer.bid(offer) for offer in offers]
     v = max((bid.passes(tokens + left) for bid in bids), key=lambda v: v[-1])
     given, _ = allocate(bids, v, taken=tokens)
     if pool.alike is None:

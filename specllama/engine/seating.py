@@ -21,7 +21,7 @@ request goes on from what was read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -30,10 +30,9 @@ from specllama.arrays import Row
 from specllama.backend.base import Context, Lane
 from specllama.backend.kernels import TILE, Kernels
 from specllama.cancel import Cancel
-from specllama.engine.loaded import Loaded
+from specllama.engine.loading import Loaded
 from specllama.engine.pace import CHUNK, Pace, part
-from specllama.engine.parked import ParkedText, copied, parked
-from specllama.engine.slot import Slot
+from specllama.engine.slot import ParkedText, Slot
 from specllama.errors import EngineError, PoolFull, SpecllamaError, StoreError
 from specllama.history import History, common_prefix
 from specllama.models.memory import SPARE, available_memory
@@ -95,7 +94,6 @@ class Seats:
         self._aside: ParkedText | None = None  # what the lane held before it read ahead
         self._taken: dict[int, tuple[Slot, Cancel]] = {}
         self._stop = loaded.stop
-        self._obeying = ExitStack()
         self._closed = False
         self.free = list(loaded.slots)
         self.pace = Pace()
@@ -117,8 +115,7 @@ class Seats:
         if self.shelf is not None:
             with suppress(SpecllamaError):  # what is lost is read again
                 for slot in self.free:
-                    slot.target.rollback(slot.settled)
-                    slot.ahead = None
+                    slot.drop_ahead()
                 self.keep()
             for one in (*self._lot, *([] if self._aside is None else [self._aside])):
                 self._drop(one)
@@ -154,15 +151,14 @@ class Seats:
         slot = nearest if stays or named else self._place(free)
         drafter, said = slot.drafter_for(params, self._info)
         if stays:
-            if tail >= _WORTH and (slot.owner != params.owner or slot.owner == SERVER):
+            owner = slot.held.owner
+            if tail >= _WORTH and (owner != params.owner or owner == SERVER):
                 self._shelve(slot)
             self._cut(slot, keep)
         else:
             self.empty(slot, keep if slot is nearest else 0)
         slot.serves(scope)
-        slot.scope = params.scope
-        for lane in slot.beside:
-            self._follow(lane, ids, scope)
+        self._lead(slot, ids, scope)
         while not (slot.target.tokens or self._fill(slot, ids, scope)) and self.vacate():
             pass
         slot.target.capture(drafter.needs)
@@ -170,14 +166,15 @@ class Seats:
         most = known if drafter.needs == "nothing" else min(known, n - 1)  # for a state, too
         cached = min(drafter.reusable(ids, known), most)
         if cached < known:  # from where a fresh reading goes on
-            begin = slot.origin.begin(cached)
+            begin = slot.held.begin(cached)
             cached = self._pool.exact_prefix(slot.target, cached, n, begin)
             self._cut(slot, cached)
         slot.goes_on(min(cached, settled) if stays else cached, n)
-        slot.ahead = None
-        slot.owner, slot.unkept = params.owner, False
+        slot.held = replace(
+            slot.held, scope=params.scope, owner=params.owner, unkept=False, ahead=None
+        )
         self._take(id, slot, cancel)
-        row = slot.origin.row[1] if cached == n and slot.origin.row else None
+        row = slot.held.row[1] if cached == n and slot.held.row else None
         return Seat(slot, drafter, min(cached, n - 1), known - cached, said, lost=lost, row=row)
 
     def _place(self, free: Sequence[Slot]) -> Slot:
@@ -219,7 +216,7 @@ class Seats:
                 self._put_aside(slot, keep)
             self._cut(slot, keep)
             slot.target.capture(drafter.needs)
-            slot.ahead = ahead
+            slot.held = replace(slot.held, ahead=ahead)
         else:
             keep = end = min(common_prefix(slot.target.tokens, ids), stable)
         self._take(id, slot, cancel)
@@ -256,13 +253,11 @@ class Seats:
 
     def _put_aside(self, slot: Slot, keep: int) -> None:
         """Save a slot's content for a later request; its first ``keep`` tokens stay."""
-        lane = slot.target
-        lane.rollback(slot.settled)
-        blob = self._pool.park(lane)
-        self._aside = ParkedText(blob, slot.origin, slot.scope, slot.owner, unkept=slot.unkept)
-        slot.unkept = False
+        slot.drop_ahead()
+        self._aside = ParkedText(self._pool.park(slot.target), slot.held)
+        slot.held = replace(slot.held, unkept=False)
         if keep:
-            self._pool.resume(blob, lane)
+            self._pool.resume(self._aside.blob, slot.target)
 
     def _take_back(self, ids: Sequence[int], scope: str, *, over: bool) -> None:
         """Restore the lane's previous text unless the new prompt continues the text that was read
@@ -271,7 +266,7 @@ class Seats:
             return
         [slot] = self._slots
         before, now = self._usable(aside, ids, scope), self._usable(slot, ids, scope)
-        same = self._pool.kernels.any_parts or before == slot.ahead
+        same = self._pool.kernels.any_parts or before == slot.held.ahead
         if now > before and same:
             if over:
                 self._drop(aside)
@@ -280,8 +275,7 @@ class Seats:
         self._aside = None
         slot.target.rollback(0)
         self._pool.resume(aside.blob, slot.target)
-        slot.ahead, slot.scope, slot.origin = None, aside.scope, aside.origin
-        slot.owner, slot.unkept = aside.owner, aside.unkept
+        slot.held = aside.held
 
     def _whole_parts(self, at: int, until: int, n: int) -> int:
         """Return the position up to which a request of ``n`` tokens that reads from ``at`` on reads
@@ -300,19 +294,18 @@ class Seats:
         self.free.insert(0, slot)
         if not self._closed:
             slot.target.rollback(min(keep, len(slot.target.tokens)))
-            if slot.ahead is None:
-                slot.unkept = bool(slot.owner) and len(slot.target.tokens) >= _WORTH
+            if (held := slot.held).ahead is None:
+                unkept = bool(held.owner) and len(slot.target.tokens) >= _WORTH
+                slot.held = replace(held, unkept=unkept)
 
     def beside(self, slot: Slot) -> list[History]:
         """Return the texts of the other conversations of a slot's scope."""
         others = (one for one, _ in self._taken.values() if one is not slot)
-        return [one.history for one in others if one.scope == slot.scope]
+        return [one.history for one in others if one.held.scope == slot.held.scope]
 
     def _obey(self) -> None:
-        self._obeying.close()
-        if len(self._taken) == 1:
-            [(_, cancel)] = self._taken.values()
-            self._obeying.enter_context(self._stop.obeying(cancel))
+        cancels = [cancel for _, cancel in self._taken.values()]
+        self._stop.follow(cancels[0] if len(cancels) == 1 else None)
 
     def vacate(self) -> bool:
         """Free the cells of an idle text; return True if there was one."""
@@ -329,24 +322,24 @@ class Seats:
     def keep(self) -> None:
         """Send the texts of idle lanes to disk, if that is wanted and not yet done."""
         for slot in self.free:
-            if slot.ahead is None:
+            if slot.held.ahead is None:
                 self._shelve(slot)
 
     def _shelve(self, slot: Slot) -> None:
         """Send a slot's text to disk, see ``keep``; the lane stays as it is."""
-        if not slot.unkept or self.shelf is None:
+        if not slot.held.unkept or self.shelf is None:
             return
         target, free = self._info.target, self._free_memory()
         size = target.kv_bytes * len(slot.target.tokens) // max(target.n_ctx, 1)
         if 0 < free < SPARE + size:  # for a copy; later, perhaps
             return
-        slot.unkept = False
+        slot.held = replace(slot.held, unkept=False)
         with suppress(EngineError):  # the library does not give it away
-            self.shelf.put(copied(slot))
+            self.shelf.put(slot.outside(move=False))
 
     def _drop(self, one: ParkedText) -> None:
         """Forget a parked text; one that must be kept goes to disk."""
-        if one.unkept and self.shelf is not None:
+        if one.held.unkept and self.shelf is not None:
             self.shelf.put(one)
 
     def _fetch(self, ids: Sequence[int], params: GenerateParams) -> str:
@@ -358,43 +351,43 @@ class Seats:
         held, _ = self._longest(ids, None, params.scope)
         usable = partial(self._usable, ids=ids, scope=params.scope)
         longest = self._slots[0].target.n_ctx
-        found = self.shelf.best(params.scope, usable, held + _WORTH, longest)
-        if found is None:
-            return self.shelf.trouble()
         try:
-            self._fetched = [self.shelf.take(found)]
+            found = self.shelf.take(params.scope, usable, held + _WORTH, longest)
         except StoreError as error:
             return f"{_AGAIN}: {error.message}"
+        if found is None:
+            return self.shelf.trouble()
+        self._fetched = [found]
         return ""
 
     def _reopen(self, slot: Slot, begun: Sequence[int], params: GenerateParams) -> str:
         """Give the only slot a text from disk, to read further ahead; see ``_fetch``."""
-        safe = slot.owner or len(slot.target.tokens) < _WORTH
-        if self._aside is not None or slot.ahead is not None or not safe:
+        safe = slot.held.owner or len(slot.target.tokens) < _WORTH
+        if self._aside is not None or slot.held.ahead is not None or not safe:
             return ""
         lost = self._fetch(begun, params)
         if self._fetched:
             self.empty(slot)
-            slot.scope, slot.owner = params.scope, params.owner
-            for lane in slot.beside:
-                self._follow(lane, begun, params.scope)
+            slot.held = replace(slot.held, scope=params.scope)
+            self._lead(slot, begun, params.scope)
             self._fill(slot, begun, params.scope)
+            slot.held = replace(slot.held, owner=params.owner)
         return lost
 
     def _usable(self, place: Slot | ParkedText, ids: Sequence[int], scope: str) -> int:
         """Count the tokens of a prompt that can be reused from this text. Its last one is read for
         the first row, unless that row is known."""
-        if place.scope != scope:
+        held = place.held
+        if held.scope != scope:
             return 0
-        held = place.blob if isinstance(place, ParkedText) else place.target
-        n, known = len(ids), common_prefix(held.tokens, ids)
-        ahead = None if isinstance(place, ParkedText) else place.ahead
-        if (row := place.origin.row) is not None and known == n == row[0] and ahead is None:
+        cells = place.blob if isinstance(place, ParkedText) else place.target
+        n, known, ahead = len(ids), common_prefix(cells.tokens, ids), held.ahead
+        if held.row is not None and known == n == held.row[0] and ahead is None:
             return n
         known = min(known, n - 1)
         if ahead is not None and known > ahead and not self._pool.kernels.any_parts:
             known = self._whole_parts(ahead, known, n)
-        return self._pool.exact_prefix(held, known, n, place.origin.begin(known))
+        return self._pool.exact_prefix(cells, known, n, held.begin(known))
 
     def _longest(
         self, ids: Sequence[int], but: Slot | None, scope: str
@@ -407,30 +400,28 @@ class Seats:
 
     def _cut(self, slot: Slot, keep: int) -> None:
         slot.target.rollback(keep)
-        slot.truncated(keep)
+        slot.held = slot.held.cut(keep)
 
     def empty(self, slot: Slot, keep: int = 0) -> None:
         """Park a lane's content; if that is impossible, ``keep`` of it stays."""
-        slot.target.rollback(slot.settled)
-        slot.ahead = None
+        slot.drop_ahead()
         if self._most_bytes and len(slot.target.tokens) >= _WORTH:
             try:
-                self._keep(parked(slot))
+                self._keep(slot.outside(move=True))
                 keep = 0
             except EngineError:  # the library does not give it away
                 slot.target.rollback(keep)
         else:
             self._shelve(slot)
             slot.target.rollback(keep := 0)
-        slot.unkept = False
-        slot.origin = replace(slot.origin.cut(keep), read=0)
+        slot.held = replace(slot.held.cut(keep), read=0, unkept=False)
 
     def _keep(self, text: ParkedText) -> None:
         tokens = text.blob.tokens
         self._lot = [
             other
             for other in self._lot
-            if other.scope != text.scope
+            if other.held.scope != text.held.scope
             or common_prefix(other.blob.tokens, tokens) < len(other.blob.tokens)
         ]
         self._lot.append(text)
@@ -458,15 +449,15 @@ class Seats:
         except EngineError:  # a tree that is not settled, or a state that is not taken: read afresh
             slot.target.rollback(0)
             return True
-        slot.origin = source.origin.cut(keep)
+        slot.held = replace(source.held.cut(keep), unkept=False, ahead=None)
         return True
 
-    def _follow(self, lane: Context, ids: Sequence[int], scope: str) -> None:
-        """Give a draft model's lane the longest beginning of a prompt that is held anywhere; its
-        drafter finds out how far that is the text."""
-        slots = [slot for slot in self._slots if slot.scope == scope]
-        lot = [one for one in (*self._lot, *self._fetched) if one.scope == scope]
-        follow(lane, ids, slots, lot)
+    def _lead(self, slot: Slot, ids: Sequence[int], scope: str) -> None:
+        """Give the lanes of a slot's drafters what is held of a prompt."""
+        slots = [one for one in self._slots if one.held.scope == scope]
+        lot = [one for one in (*self._lot, *self._fetched) if one.held.scope == scope]
+        for lane in slot.beside:
+            _follow(lane, ids, slots, lot)
 
 
 def _way(kernels: Kernels, n: int) -> int:
@@ -478,14 +469,14 @@ def _last_part(kernels: Kernels, slot: Slot, keep: int, n: int) -> tuple[int, in
     """Return the end of the last part of a prompt, and its least number of tokens, whatever a slot
     holds of it: ``keep`` tokens or more."""
     last = n - kernels.apart
-    return last, _way(kernels, last - slot.origin.begin(keep))
+    return last, _way(kernels, last - slot.held.begin(keep))
 
 
-def follow(
+def _follow(
     lane: Context, ids: Sequence[int], slots: Sequence[Slot], lot: Sequence[ParkedText]
 ) -> None:
     """Give a draft model's lane the longest beginning of a prompt that other lanes hold, or that is
-    parked."""
+    parked; its drafter finds out how far that is the text."""
     pool = lane.pool
     if pool is None:
         return
@@ -494,9 +485,8 @@ def follow(
     sources: list[tuple[Sequence[int], Callable[..., object]]] = [
         *((one.tokens, partial(pool.fork, cast(Lane, one), len(one.tokens))) for one in others),
         *((blob.tokens, partial(pool.resume, blob)) for blob in blobs),
+        ((), pool.open),
     ]
-    if not sources:
-        return
     held, give = max(sources, key=lambda source: common_prefix(source[0], ids))
     if common_prefix(held, ids) > common_prefix(lane.tokens, ids):
         lane.rollback(0)

@@ -208,24 +208,23 @@ def _gathered(said: list[tuple[str, int, Any]]) -> Iterator[tuple[str, int, Any]
         yield "events", request_id, some
 
 
-class Work:
-    """The queue of work for one thread."""
+class Work(Turns[Any]):
+    """The queue of work for one thread, which waits for it."""
 
     def __init__(self) -> None:
-        self._waiting = Turns[Any]()
+        super().__init__()
         self._some = threading.Condition()
 
-    def put(self, client: str, work: Any) -> None:
+    def put(self, client: str, one: Any) -> None:
         with self._some:
-            self._waiting.put(client, work)
+            super().put(client, one)
             self._some.notify()
 
     def get(self) -> Any:
         """Return the next piece of work, once there is one."""
         with self._some:
-            while not self._waiting:
-                self._some.wait()
-            return self._waiting.pop()
+            self._some.wait_for(lambda: self)
+            return self.pop()
 
 
 def serve(conn: Connection, factory: EngineFactory, log: str, pulse: Pulse) -> None:
@@ -364,22 +363,7 @@ def _unbegun(info: EngineInfo, params: GenerateParams) -> tuple[Event, Event]:
     n_ctx, exactness, verify = info.target.n_ctx, info.exactness, params.verify
     seed = params.seed or 0
     return Started(0, 0, n_ctx, seed, "none", verify, 0, exactness), Finished(
-        reason="cancelled",
-        text="",
-        token_ids=(),
-        seed=seed,
-        rounds=0,
-        draft_n=0,
-        draft_n_accepted=0,
-        cut=0,
-        prompt_n=0,
-        cached_n=0,
-        n_ctx=n_ctx,
-        proposer="none",
-        verify=verify,
-        exactness=exactness,
-        acceptance_rate=None,
-        mean_acceptance_length=None,
+        "cancelled", seed=seed, n_ctx=n_ctx, verify=verify, exactness=exactness
     )
 
 

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -20,8 +20,7 @@ import numpy as np
 
 from specllama.backend import packed
 from specllama.backend.base import Blob, Pool
-from specllama.engine.parked import ParkedText
-from specllama.engine.slot import Origin
+from specllama.engine.slot import HeldText, ParkedText
 from specllama.errors import StoreError
 from specllama.files import DAMAGE
 from specllama.history import common_prefix
@@ -73,18 +72,8 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     heads: tuple[tuple[str, str, tuple[_Array, ...]], ...]
     sizes: tuple[int, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A text on disk, or on its way there.
-
-    Attributes:
-        outline: it without its bytes, or whole.
-        found: where it lies; None while it is still to be written.
-    """
-
-    outline: ParkedText
-    found: StateFile | None = None
+    def held(self, scope: str) -> HeldText:
+        return HeldText(self.ends, None, self.read, self.inexact_from, scope)
 
 
 class Shelf:
@@ -106,7 +95,7 @@ class Shelf:
         most: int = 1 << 30,
     ) -> None:
         self._states, self._keys, self._owned, self._most = there, keys, owned, most
-        self._outlines: dict[bytes, tuple[str, ParkedText]] = {}  # by head: scope, and the text
+        self._outlines: dict[bytes, ParkedText] = {}  # by head, with the scope's name in files
         self._waiting: list[ParkedText] = []  # to be written, the next one in front
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -115,45 +104,42 @@ class Shelf:
 
     # -- finding --
 
-    def kept(self, scope: str) -> list[Kept]:
-        """List all texts of a scope."""
-        with self._change:
-            some = [Kept(one) for one in self._waiting if one.scope == scope]
-        there: dict[bytes, tuple[str, ParkedText]] = {}
-        for found in self._states.found():
-            if (known := self._outlines.get(found.head) or _outline(found)) is not None:
-                there[found.head] = known
-                if known[0] == _hidden(scope):
-                    known[1].scope = scope
-                    some.append(Kept(known[1], found))
-        self._outlines = there
-        return some
-
-    def best(
+    def take(
         self, scope: str, usable: Callable[[ParkedText], int], least: int, longest: int
-    ) -> Kept | None:
-        """Return the text of a scope with the most usable tokens, no fewer than ``least``; it fits
-        into ``longest`` tokens."""
-        found: Kept | None = None
-        for kept in self.kept(scope):
-            n, size = usable(kept.outline), len(kept.outline.blob.tokens)
-            if n >= least and size <= min(_SHARED * n, longest):
-                least, found = n + 1, kept
-        return found
-
-    def take(self, kept: Kept) -> ParkedText:
-        """Return a text with all that belongs to it, ready for lanes.
+    ) -> ParkedText | None:
+        """Return the text of a scope with the most usable tokens, no fewer than ``least``, with all
+        that belongs to it, ready for lanes. It fits into ``longest`` tokens.
 
         Raises:
             StoreError: it is damaged, which deletes it, or gone.
         """
-        if kept.found is None:
-            return kept.outline
+        best: tuple[ParkedText, StateFile | None] | None = None
+        for text, found in self._all(scope):
+            n, size = usable(text), len(text.blob.tokens)
+            if n >= least and size <= min(_SHARED * n, longest):
+                least, best = n + 1, (text, found)
+        if best is None or best[1] is None:
+            return None if best is None else best[0]
         try:
-            return self._taken(kept.found, kept.outline.scope)
+            return self._taken(best[1], scope)
         except StoreError:
-            states.delete(kept.found)
+            states.delete(best[1])
             raise
+
+    def _all(self, scope: str) -> list[tuple[ParkedText, StateFile | None]]:
+        """List the texts of a scope: those on disk without their bytes, with the file; those on the
+        way there whole."""
+        with self._change:
+            waiting = [(one, None) for one in self._waiting if one.held.scope == scope]
+        some: list[tuple[ParkedText, StateFile | None]] = [*waiting]
+        there: dict[bytes, ParkedText] = {}
+        for found in self._states.found():
+            if (one := self._outlines.get(found.head) or _outline(found)) is not None:
+                there[found.head] = one
+                if one.held.scope == _hidden(scope):
+                    some.append((ParkedText(one.blob, replace(one.held, scope=scope)), found))
+        self._outlines = there
+        return some
 
     def _taken(self, found: StateFile, scope: str) -> ParkedText:
         try:
@@ -185,7 +171,7 @@ class Shelf:
             at += len(arrays)
             if self._keys.heads.get(name) == key:
                 heads[name] = held
-        return ParkedText(target, _origin(head), scope, beside=beside, heads=heads)
+        return ParkedText(target, head.held(scope), beside, heads)
 
     # -- writing --
 
@@ -247,14 +233,14 @@ class Shelf:
 
     def _keep(self, text: ParkedText) -> None:
         whole = _packed(text, self._keys)
-        if whole is None or not self._is_owned(text.owner):
+        if whole is None or not self._is_owned(text.held.owner):
             return
         head, parts = whole
-        owner, tokens = text.owner, text.blob.tokens
+        owner, tokens, scope = text.held.owner, text.blob.tokens, _hidden(text.held.scope)
         name = "text"
         if owner == SERVER:
             digest = hashlib.blake2b(np.asarray(tokens, "<i4").tobytes(), digest_size=8)
-            name = f"{_hidden(text.scope)}{digest.hexdigest()}"
+            name = f"{scope}{digest.hexdigest()}"
         if not self._states.write(owner, name, head, parts):
             return
         if owner != SERVER:
@@ -262,17 +248,15 @@ class Shelf:
                 self._states.forget(owner)
             return
         for found in self._states.found():
-            known = _outline(found)
-            if found.owner == owner and known is not None and found.head != head:
-                scope, other = known
-                if scope == _hidden(text.scope) and _begins(other.blob.tokens, tokens):
-                    states.delete(found)
+            old = _outline(found) if found.owner == owner and found.head != head else None
+            if old is not None and old.held.scope == scope and _begins(old.blob.tokens, tokens):
+                states.delete(found)
 
 
 def _replaces(new: ParkedText, old: ParkedText) -> bool:
-    if new.owner != old.owner or new.scope != old.scope:
+    if (new.held.owner, new.held.scope) != (old.held.owner, old.held.scope):
         return False
-    return new.owner != SERVER or _begins(old.blob.tokens, new.blob.tokens)
+    return new.held.owner != SERVER or _begins(old.blob.tokens, new.blob.tokens)
 
 
 def _begins(beginning: Sequence[int], text: Sequence[int]) -> bool:
@@ -304,10 +288,10 @@ def _packed(text: ParkedText, keys: StateKeys) -> tuple[bytes, list[Bytes]] | No
             parts += [a.data.cast("B") if a.size else b"" for a in arrays.values()]
     head = _Head(
         keys.target,
-        _hidden(text.scope),
-        text.origin.inexact_from,
-        text.origin.read,
-        text.origin.ends,
+        _hidden(text.held.scope),
+        text.held.inexact_from,
+        text.held.read,
+        text.held.ends,
         about,
         tuple(beside),
         tuple(heads),
@@ -320,15 +304,11 @@ def _described(name: str, array: Any) -> _Array:
     return _Array(name, array.dtype.str, array.shape)
 
 
-def _outline(found: StateFile) -> tuple[str, ParkedText] | None:
-    """Return the (scope, text) of a file; None if another version wrote it."""
+def _outline(found: StateFile) -> ParkedText | None:
+    """Return the text of a file without its bytes; None if another version wrote it."""
     try:
         head = msgspec.msgpack.decode(found.head, type=_Head)
-        blob = packed.outline(head.target)
+        blob = packed.unpack(head.target, ())
     except DAMAGE:
         return None
-    return head.scope, ParkedText(blob, _origin(head), "", found.owner)
-
-
-def _origin(head: _Head) -> Origin:
-    return Origin(head.ends, None, head.read, head.inexact_from)
+    return ParkedText(blob, head.held(head.scope))

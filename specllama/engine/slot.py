@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from specllama.arrays import Row
-from specllama.backend.base import Context, Lane
+from specllama.backend.base import Blob, Context, Lane, Pool
 from specllama.backend.kernels import TILE
-from specllama.errors import PairIncompatible, SpecllamaError, UsageError
+from specllama.errors import EngineError, PairIncompatible, SpecllamaError, UsageError
 from specllama.history import History
 from specllama.interface import EngineInfo
 from specllama.settings.params import GenerateParams
@@ -20,8 +21,8 @@ from specllama.text import number_of
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """The history of the cells that hold a text.
+class HeldText:
+    """The facts about a text whose cells are held: in a slot, outside of it, or on disk.
 
     Attributes:
         ends: where its replies ended. A prompt that goes on from there takes what is before it as
@@ -32,26 +33,53 @@ class Origin:
             something, or another text was read since.
         inexact_from: the position from which the cells may differ from those of single steps by
             rounding; None if nowhere.
+        scope: of the request that left it.
+        owner: see ``GenerateParams.owner``.
+        unkept: it is to be kept on disk, and is not there yet.
+        ahead: in a slot, tokens that stood here before some were read ahead; None if none were.
     """
 
     ends: tuple[int, ...] = ()
     row: tuple[int, Row] | None = None
     read: int = 0
     inexact_from: int | None = None
+    scope: str = ""
+    owner: str = ""
+    unkept: bool = False
+    ahead: int | None = None
 
     def begin(self, known: int) -> int:
         """Return how many of the first ``known`` tokens stay as they were written."""
         return max((end for end in self.ends if end <= known), default=0)
 
-    def cut(self, n: int) -> Origin:
-        """Return the origin of the first ``n`` tokens."""
+    def cut(self, n: int) -> HeldText:
+        """Return the facts about the first ``n`` tokens."""
         at, row = self.inexact_from, self.row
-        return Origin(
-            tuple(end for end in self.ends if end <= n),
-            None if row is None or row[0] > n else row,
-            self.read,
-            None if at is None or n <= at else at,
+        return replace(
+            self,
+            ends=tuple(end for end in self.ends if end <= n),
+            row=None if row is None or row[0] > n else row,
+            inexact_from=None if at is None or n <= at else at,
         )
+
+
+@dataclass(eq=False, slots=True)
+class ParkedText:
+    """A text outside the pools: its cells, those of its drafters' lanes, and by name what drafters
+    know besides."""
+
+    blob: Blob
+    held: HeldText
+    beside: Sequence[tuple[Pool, Blob]] = ()
+    heads: Mapping[str, Held] = field(default_factory=dict)
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that it takes."""
+        arrays = (array.nbytes for held in self.heads.values() for array in held.values())
+        row = self.held.row
+        whole = self.blob.n_bytes + (0 if row is None else row[1].nbytes)
+        return whole + sum(blob.n_bytes for _, blob in self.beside) + sum(arrays)
 
 
 class Slot:
@@ -60,22 +88,13 @@ class Slot:
     Args:
         target: the lane of the target.
         drafters: by method; "none" is always there.
-
-    Attributes:
-        ahead: tokens that stood here before some were read ahead; None where none were.
-        owner: of the text that it holds, see ``GenerateParams.owner``.
-        unkept: that text is to be kept on disk, and is not there yet.
     """
 
     def __init__(self, target: Lane, drafters: Mapping[str, Drafter]) -> None:
         self.target = target
         self.drafters: dict[str, Drafter] = {"none": Drafter(), **drafters}
         self.history = History()  # the text of the present request, and of the last one until then
-        self.origin = Origin()
-        self.ahead: int | None = None
-        self.scope = ""  # of the request whose text the lanes hold
-        self.owner = ""
-        self.unkept = False
+        self.held = HeldText()
 
     def drafter_for(self, params: GenerateParams, info: EngineInfo) -> tuple[Drafter, str]:
         """Return the drafter of a request, and a notice about it: mostly why nothing is drafted.
@@ -125,13 +144,18 @@ class Slot:
     @property
     def settled(self) -> int:
         """The number of the target's tokens that were not read ahead."""
-        held = len(self.target.tokens)
-        return held if self.ahead is None else min(self.ahead, held)
+        n, ahead = len(self.target.tokens), self.held.ahead
+        return n if ahead is None else min(ahead, n)
+
+    def drop_ahead(self) -> None:
+        """Cut the text to what was not read ahead."""
+        self.target.rollback(self.settled)
+        self.held = replace(self.held, ahead=None)
 
     def serves(self, scope: str) -> None:
         """Forget all texts of another scope: drafts would reveal them."""
-        if self.scope != scope:
-            self.scope = scope
+        if self.held.scope != scope:
+            self.held = replace(self.held, scope=scope)
             self.history.clear()
             for lane in self.beside:
                 lane.rollback(0)
@@ -141,13 +165,30 @@ class Slot:
     def reset(self) -> None:
         """Forget every text, so that the next prompt is read afresh."""
         self.target.rollback(0)
-        self.origin = Origin()
-        self.ahead = None
-        self.unkept = False
+        self.held = HeldText()
         for lane in self.beside:
             lane.rollback(0)
         for drafter in self.drafters.values():
             drafter.forget()
+
+    def outside(self, *, move: bool) -> ParkedText:
+        """Copy its content out of the pools; ``move``: the slot does not keep it.
+
+        Raises:
+            EngineError: the library does not give it away; it stays.
+        """
+
+        def give(pool: Pool, lane: Lane) -> Blob:
+            return pool.park(lane) if move else pool.copied(lane)
+
+        heads = {name: held for name, one in self.drafters.items() if (held := one.held())}
+        blob = give(self.target.pool, self.target)
+        beside: list[tuple[Pool, Blob]] = []
+        for lane in self.beside:
+            if lane.pool is not None and lane.tokens:
+                with suppress(EngineError):
+                    beside.append((lane.pool, give(lane.pool, cast(Lane, lane))))
+        return ParkedText(blob, replace(self.held, ahead=None), beside, heads)
 
     def holds(self, text: Sequence[int], heads: Mapping[str, Held]) -> None:
         """Take over the text that the target's lane was given; ``heads``: the drafters'
@@ -167,8 +208,9 @@ class Slot:
 
     def mark_inexact_from(self, at: int) -> None:
         """Note that from ``at`` on, the cache may differ by rounding from that of single steps."""
-        before = self.origin.inexact_from
-        self.origin = replace(self.origin, inexact_from=at if before is None else min(at, before))
+        before = self.held.inexact_from
+        if before is None or at < before:
+            self.held = replace(self.held, inexact_from=at)
 
     def goes_on(self, cached: int, n: int) -> None:
         """Note that a prompt of ``n`` tokens continues its first ``cached`` ones, in this slot.
@@ -182,21 +224,17 @@ class Slot:
         kernels = pool.kernels
         alone = kernels.apart and (n > TILE or bool(kernels.widths))
         same = pool.forgets or cached == n or (cached == n - 1 and alone)
-        if cached and not (self.origin.read == n and same):
-            self.origin = replace(self.origin, read=0)
+        if cached and not (self.held.read == n and same):
+            self.held = replace(self.held, read=0)
             if pool.forgets or not kernels.any_parts:
                 self.mark_inexact_from(cached - 1)
         else:
-            self.origin = replace(self.origin, read=n)
-
-    def truncated(self, n: int) -> None:
-        """Note that the cache was cut to its first ``n`` tokens."""
-        self.origin = self.origin.cut(n)
+            self.held = replace(self.held, read=n)
 
     @property
     def inexact(self) -> bool:
         """True if a row can differ from that of plain decoding by rounding."""
-        return self.origin.inexact_from is not None
+        return self.held.inexact_from is not None
 
 
 def _missing(name: str, info: EngineInfo, have: Sequence[str]) -> SpecllamaError:

@@ -1,7 +1,7 @@
 """Options of the machine: places of weights, workers, adapters.
 
 Values are checked here as far as they can be without a model and a machine; ``backend.planning``
-and ``backend.llama_place`` compare them with both. Light to import.
+and ``backend.llama`` compare them with both. Light to import.
 """
 
 from __future__ import annotations

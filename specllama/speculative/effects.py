@@ -57,46 +57,26 @@ class HeadPlace(Protocol):
     ``Pass.keep`` and ``Keep.length`` are positions, too: what the lane holds from there on is cut,
     and where it holds nothing before, its next token lies there. A pass with ``parents`` drafts
     after the end; whatever is kept, and every pass over text, drops these nodes.
+
+    Attributes:
+        n_batch: most rows of one pass.
+        first, end: positions of the first token that it holds, and of the one after the last.
+        width: of a state that it reads.
+        heads: one continues by its own states; each of several drafts one depth.
+        max_rows: most nodes that one pass is asked for.
+        layers: the target's layers whose inputs it reads; () for other states.
     """
+
+    n_batch: int
+    first: int
+    end: int
+    width: int
+    heads: int
+    max_rows: int
+    layers: tuple[int, ...]
 
     @property
     def pool(self) -> Passes: ...
-
-    @property
-    def n_batch(self) -> int:
-        """Most rows of one pass."""
-        ...
-
-    @property
-    def first(self) -> int:
-        """Position of the first token that it holds."""
-        ...
-
-    @property
-    def end(self) -> int:
-        """Position of the token after the last."""
-        ...
-
-    @property
-    def width(self) -> int:
-        """The width of a state that it reads."""
-        ...
-
-    @property
-    def heads(self) -> int:
-        """The number of its heads: one continues by its own states; each of several drafts one
-        depth."""
-        ...
-
-    @property
-    def max_rows(self) -> int:
-        """Most nodes that one pass is asked for."""
-        ...
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The target's layers whose inputs it reads; () for other states."""
-        ...
 
     def copied(self) -> bytes:
         """Copy its content without nodes; b"" if the library does not expose it."""
@@ -111,35 +91,16 @@ class HeadPlace(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """A pass that several conversations share: ``lanes``, ``tokens`` and, among those, ``guesses``
-    count all of them.
-
-    ``first`` is true for one of them, who books what the pass took. ``drafting_ms`` is what draft
-    models took since this conversation wrote last: it waited for them.
-    """
-
-    lanes: int
-    tokens: int
-    ms: float
-    first: bool
-    guesses: int
-    drafting_ms: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Pass(Part):
     """A ``Part`` of a pass, after the first ``keep`` tokens of the lane (None: after all of them).
 
-    The lane's last ``reopen`` tokens are the first nodes of its tree. ``on_shared`` is called
-    after a pass that was run where other conversations wait for theirs. Errors: see
+    The lane's last ``reopen`` tokens are the first nodes of its tree. Errors: see
     ``Context.forward``.
     """
 
     outputs: Outputs = "last"
     keep: int | None = None
     reopen: int = 0
-    on_shared: Callable[[Shared], None] | None = None
 
     def prepare(self) -> None:
         """Set the lane's text to the tokens that the pass follows."""
@@ -157,19 +118,6 @@ class Keep:
     length: int | None = None
     path: tuple[int, ...] = ()
 
-    def carry_out(self) -> None:
-        lane = cast("Context", self.lane)
-        if self.length is None:
-            lane.keep_path(self.path)
-        else:
-            lane.rollback(self.length)
-
-
-class Bidder(Protocol):
-    """A conversation that shares its pass and bids for guesses, see ``budget``."""
-
-    def bid(self, offer: Offer) -> Bid: ...
-
 
 _UNSEEN = 0.75  # acceptance of a guess that must not be looked at
 
@@ -183,12 +131,13 @@ class Offer:
         peek: what goes may depend on what was drafted. Where tokens were sampled it may not: a
             token that is left out for its own sake, or for what follows it, biases the output. Then
             ``size`` is what could have been drafted, known before the first draw.
+        bid: makes its conversation's bid for guesses of a shared pass, see ``budget``.
     """
 
     draft: Draft
     size: int
     peek: bool
-    bidder: Bidder
+    bid: Callable[[Offer], Bid]
 
     @property
     def survival(self) -> list[float]:
@@ -245,6 +194,10 @@ def perform(effect: Effect) -> object:
         effect.prepare()
         return effect.lane.evaluate(effect)
     if isinstance(effect, Keep):
-        effect.carry_out()
+        lane = cast("Context", effect.lane)
+        if effect.length is None:
+            lane.keep_path(effect.path)
+        else:
+            lane.rollback(effect.length)
         return None
     return effect.size

@@ -4,7 +4,9 @@
     draft             the drafter's guess of what follows
     rows              target logits after pending and after every drafted token, one pass
     verdict           the accepted path and one target token
+    accept            how many of the new tokens come before a stop
     rollback          the lane keeps what was accepted
+    RoundDone         the record of it: the event, and the line in the log
 
 A round runs no model: it yields what it needs (``effects``). Invariant after every round: the
 target's lane holds ``tokens[:-1]``.
@@ -13,150 +15,108 @@ target's lane holds ``tokens[:-1]``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 from specllama.arrays import Row, Rows
+from specllama.errors import Cancelled
+from specllama.events import Chance, Chances, RoundDone
 from specllama.speculative.drafting.drafter import Drafter
-from specllama.speculative.effects import Keep, LaneView, Offer, Pass, Shared, Steps
+from specllama.speculative.effects import Keep, LaneView, Offer, Pass, Steps
 from specllama.speculative.rules import Coins, Rule
 from specllama.speculative.sampling import SamplerChain, likeliest
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room, Verdict, Willing
+from specllama.speculative.types import EMPTY_DRAFT, Draft, DraftJudge, Law, Room, Verdict
 from specllama.speculative.window import Outcome, Plan, Window
+from specllama.text import spelled
 
+# A lead below this, in logits before the temperature, can flip when a pass of another width rounds
+# differently (measured: up to 0.1 on CPUs).
+NEAR_TIE = 0.1
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One finished round, before stop handling. Times in milliseconds.
-
-    ``tokens`` are the new tokens: the accepted drafts, then the target token if one was drawn.
-    ``read`` are those of the text that the drafter read first.
-    """
-
-    draft: Draft
-    verdict: Verdict
-    plan: Plan
-    tokens: tuple[int, ...]
-    n_past: int
-    draft_ms: float
-    verify_ms: float
-    other_ms: float
-    wait_ms: float = 0.0  # between the round before and this one
-    read: int = 0
-    likely: tuple[list[tuple[int, float]], ...] = ()  # see ``likeliest``, of each of ``tokens``
+_FIRST = Plan(0, "first token")
 
 
 @dataclass(slots=True)
-class _Times:
-    """The times at which the parts of a round ended, in seconds of the clock."""
-
-    begin: float
-    wait_ms: float
-    drafted: float = 0.0
-    evaluated: float = 0.0
-    judged: float = 0.0
-    settled: float = 0.0
-    done: float = 0.0
-
-    @property
-    def draft_ms(self) -> float:
-        return (self.drafted - self.begin) * 1e3
-
-    @property
-    def verify_ms(self) -> float:
-        return (self.evaluated - self.drafted + self.settled - self.judged) * 1e3
-
-    @property
-    def round_ms(self) -> float:
-        return (self.done - self.begin) * 1e3
-
-    @property
-    def own_ms(self) -> float:
-        """The time outside the target's pass and the wait for it."""
-        return self.draft_ms + (self.done - self.evaluated) * 1e3
-
-
 class TargetWalk:
     """The target's laws along the draft: rows [1 + n, n_vocab] through the sampler chain."""
 
-    def __init__(self, rows: Rows, chain: SamplerChain, measured: bool = True) -> None:
-        self._rows = rows
-        self._chain = chain
-        self._measured = measured  # whether it is asked how near another token was
+    rows: Rows
+    chain: SamplerChain
+    measured: bool = True  # whether it is asked how near another token was
 
     @property
     def position(self) -> int:
-        return self._chain.position
+        return self.chain.position
 
     @property
     def scale(self) -> float:
-        return self._chain.scale
+        return self.chain.scale
 
     def slack(self, token: int) -> float:
-        return self._chain.slack(token) if self._measured else math.inf
+        return self.chain.slack(token) if self.measured else math.inf
 
     def law(self, node: int) -> Law:
-        return self._chain.law(self._rows[node + 1])
+        return self.chain.law(self.rows[node + 1])
 
     def advance(self, token: int) -> None:
-        self._chain.advance(token)
+        self.chain.advance(token)
 
     def fork(self) -> TargetWalk:
-        return TargetWalk(self._rows, self._chain.fork(), self._measured)
+        return TargetWalk(self.rows, self.chain.fork(), self.measured)
 
 
+@dataclass(kw_only=True)
 class Rounds:
     """The rounds of one conversation.
 
-    Args:
+    Attributes:
         target: its lane, which holds ``tokens[:-1]``, or all of them if the first round is given
             the row after them.
         tokens: prompt tokens; grows in place.
         chain: the sampler chain positioned after ``tokens``.
         pass_rows: widest pass of the target.
+        accept: how many of a round's tokens are kept: those up to the one that ends the reply.
+        piece: the bytes of a token, for the record.
         chances: tell the probability of every token, and of so many others; None does not.
         inexact: of a pass (rows, whether they follow each other, tokens before them), whether its
             rows may differ by rounding from those of single steps; only then near-ties are logged.
+        baseline: the ``Baseline`` of a plain step after so many tokens, None where it is unknown.
+        undrafted: why no round drafts, "" if they may.
         clock: seconds; a virtual one in simulations.
+        begun: by it, when the request came.
+        ended: when the round before ended, or the prompt had been read; None if that is unknown.
+        index: of the next round.
     """
 
-    def __init__(
-        self,
-        *,
-        target: LaneView,
-        drafter: Drafter,
-        tokens: list[int],
-        chain: SamplerChain,
-        window: Window,
-        rule: Rule,
-        seed: int,
-        coins: Coins,
-        is_stop: Callable[[int], bool],
-        pass_rows: int,
-        chances: int | None = None,
-        inexact: Callable[[int, bool, int], bool] = lambda rows, line, past: True,
-        clock: Callable[[], float] | None = None,
-    ) -> None:
-        self._chances = chances
-        self._inexact = inexact
-        self.tokens = tokens
-        self.chain = chain
-        self.target = target
-        self.drafter = drafter
-        self.window = window
-        self._rule = rule
-        self._seed = seed
-        self._coins = coins
-        self._is_stop = is_stop
-        self._pass_rows = pass_rows
-        self._clock = clock or perf_counter
-        # whether a draft may be cut for what it holds, see ``Offer``
-        self._peek = rule.peek or chain.greedy
-        self._shared: Shared | None = None
-        self._ended: float | None = None  # the round before
+    target: LaneView
+    drafter: Drafter
+    tokens: list[int]
+    chain: SamplerChain
+    window: Window
+    rule: Rule
+    seed: int
+    coins: Coins
+    is_stop: Callable[[int], bool]
+    pass_rows: int
+    accept: Callable[[Sequence[int]], int] = len
+    piece: Callable[[int], bytes] = lambda token: b""
+    chances: int | None = None
+    inexact: Callable[[int, bool, int], bool] = lambda rows, line, past: True
+    baseline: Callable[[int], Any] = lambda depth: None
+    undrafted: str = ""
+    clock: Callable[[], float] = field(default_factory=lambda: perf_counter)
+    begun: float = 0.0
+    ended: float | None = None
+    index: int = 0
 
-    def round(self, remaining: float = math.inf, *, first: Row | None = None) -> Steps[Round]:
+    def __post_init__(self) -> None:
+        # whether a draft may be cut for what it holds, see ``Offer``
+        self._peek = self.rule.peek or self.chain.greedy
+
+    def round(self, remaining: float = math.inf, *, first: Row | None = None) -> Steps[RoundDone]:
         """Draft, verify and commit once.
 
         Args:
@@ -167,21 +127,29 @@ class Rounds:
         Raises:
             ContextFull: no room for the pending token.
         """
-        clock, at = self._clock, self._begin()
+        clock = self.clock
+        begin = clock()
+        wait_ms = 0.0 if self.ended is None else (begin - self.ended) * 1e3
         past = len(self.tokens) - 1
-        plan, draft, read, cut = Plan(0, "first token"), EMPTY_DRAFT, 0, None
+        plan, draft, read, cut, shared = _FIRST, EMPTY_DRAFT, 0, None, None
         if first is None:
             plan = self.window.plan(self._room(remaining, past))
-        at.drafted = clock()
+        drafted = clock()
         if plan.draft_max > 0:
-            draft, read, cut = yield from self._draft(plan, at)
-        self._shared = None
+            room = Room(plan.draft_max, plan.judge or DraftJudge())
+            draft = yield from self.drafter.draft(self.tokens, self.chain, room)
+            drafted, read = clock(), room.judge.granted
+            draft, cut = yield from self._granted(plan, draft)
         try:
-            rows = (yield self._pass(draft)).rows if first is None else first[None]
-            at.evaluated = clock()
-            n = len(draft) + 1 if self._shared is None else self._shared.tokens
-            walk = TargetWalk(rows, self.chain, self._inexact(n, draft.is_line, past))
-            verdict = self._rule.judge(draft, walk, self._seed, self._coins, self._is_stop)
+            if first is None:
+                rows, _, shared = yield self._pass(draft)
+            else:
+                rows = first[None]
+            evaluated = clock()
+            n = len(draft) + 1 if shared is None else shared.tokens
+            inexact = self.inexact(n, draft.is_line, past)
+            walk = TargetWalk(rows, self.chain, inexact)
+            verdict = self.rule.judge(draft, walk, self.seed, self.coins, self.is_stop)
             if len(draft):
                 self.drafter.read_rows(draft, lambda node: rows[node + 1])
         except GeneratorExit:
@@ -190,94 +158,128 @@ class Rounds:
             # a cache that could not be rolled back may hold less by now
             yield Keep(self.target, min(past, len(self.target.tokens)))
             raise
-        at.judged = clock()
-        kept = len(verdict.path)
+        judged = clock()
         new = [draft.tokens[i] for i in verdict.path]
-        if verdict.target_token is None:
-            kept -= 1  # the path ends on a stop token, which stays pending
-        else:
-            new.append(verdict.target_token)
-        likely = self._likely(rows, verdict, new)
-        if not draft.is_line:
-            yield Keep(self.target, path=(0, *(i + 1 for i in verdict.path[:kept])))
-        elif kept < len(draft):
-            yield Keep(self.target, past + 1 + kept)
-        at.settled = clock()
-
         if verdict.target_token is not None:
-            self.chain.advance_committed(verdict.target_token, self._is_stop)
-        self.tokens.extend(new)
-        self.drafter.commit(self.tokens, draft, verdict)
-        at.done = self._ended = clock()
+            new.append(verdict.target_token)
+        kept = self.accept(new)
+        chances = self._likely(rows, verdict, new[:kept])
+        with suppress(Cancelled):  # the text stands, whatever of it a running state loses
+            if not draft.is_line:
+                yield Keep(self.target, path=(0, *(i + 1 for i in verdict.path[: kept - 1])))
+            elif kept <= len(draft):
+                yield Keep(self.target, past + kept)
+        settled = clock()
+        self._commit(draft, verdict, new, kept)
+        done = self.ended = clock()
+        draft_ms, ms = (drafted - begin) * 1e3, (done - begin) * 1e3
+        verify_ms = (evaluated - drafted + settled - judged) * 1e3
+        other_ms = ms - draft_ms - verify_ms
+        if shared is not None:  # the time outside the pass and the wait for it, and the pass alone
+            ms = draft_ms + (done - evaluated) * 1e3 + shared.ms
         if first is None:  # else there was no pass to learn from
-            told = self.window.observe(self._outcome(draft, verdict, tuple(new), at))
-            plan = cut or told or plan
-        return Round(
-            draft=draft,
-            verdict=verdict,
-            plan=plan,
-            tokens=tuple(new),
+            sent, right = len(draft), len(verdict.path)
+            outcome = Outcome(sent, right, tuple(new), draft_ms, ms, shared, wait_ms)
+            plan = cut or self.window.observe(outcome) or plan
+        near_tie = inexact and verdict.gap is not None and verdict.gap < NEAR_TIE
+        return self._record(
+            plan,
+            draft,
+            verdict,
+            tuple(new[:kept]),
             n_past=past,
-            draft_ms=at.draft_ms,
-            verify_ms=at.verify_ms,
-            other_ms=at.round_ms - at.draft_ms - at.verify_ms,
-            wait_ms=at.wait_ms,
             read=read,
-            likely=likely,
+            near_tie=near_tie,
+            chances=chances,
+            draft_ms=draft_ms,
+            verify_ms=verify_ms,
+            other_ms=other_ms,
+            wait_ms=wait_ms,
         )
 
-    def _draft(self, plan: Plan, at: _Times) -> Steps[tuple[Draft, int, Plan | None]]:
-        """Return the draft to send, the tokens of the text read for it, and the reason for a
-        cut."""
-        room = Room(plan.draft_max, plan.judge or Willing())
-        draft = yield from self.drafter.draft(self.tokens, self.chain, room)
-        at.drafted, cut = self._clock(), None
+    def _commit(self, draft: Draft, verdict: Verdict, new: list[int], kept: int) -> None:
+        """Add the first ``kept`` new tokens; drafters learn from all that was judged."""
+        if verdict.target_token is not None and kept == len(new):
+            self.chain.advance_committed(verdict.target_token, self.is_stop)
+        self.tokens.extend(new[:kept])
+        whole = self.tokens if kept == len(new) else [*self.tokens, *new[kept:]]
+        self.drafter.commit(whole, draft, verdict)
+
+    def _granted(self, plan: Plan, draft: Draft) -> Steps[tuple[Draft, Plan | None]]:
+        """Return the part of a draft to send, and the reason for a cut."""
         if n := len(draft):
             most = n if self._peek else max(plan.draft_max, n)
-            offer = Offer(draft, most, self._peek, self.window)
+            offer = Offer(draft, most, self._peek, self.window.bid)
             granted: int = yield offer
             if granted < offer.size and len(draft := offer.cut(granted)) < n:
-                cut = Plan(len(draft), f"{len(draft)} of {n} guesses: others share the pass")
-        return draft, room.judge.granted, cut
+                why = f"{len(draft)} of {n} guesses: others share the pass"
+                return draft, Plan(len(draft), why)
+        return draft, None
 
     def _pass(self, draft: Draft) -> Pass:
         """Return the pass of the pending token and the guesses; it returns a row after each."""
         parents = None if draft.is_line else [-1, *(p + 1 for p in draft.parents)]
-        tokens = [self.tokens[-1], *draft.tokens]
-        return Pass(self.target, tokens, "all", parents=parents, on_shared=self._on_shared)
+        return Pass(self.target, [self.tokens[-1], *draft.tokens], "all", parents=parents)
 
-    def _outcome(
-        self, draft: Draft, verdict: Verdict, tokens: tuple[int, ...], at: _Times
-    ) -> Outcome:
-        shared = self._shared
-        ms = at.round_ms if shared is None else at.own_ms + shared.ms
-        return Outcome(len(draft), len(verdict.path), tokens, at.draft_ms, ms, shared, at.wait_ms)
-
-    def _begin(self) -> _Times:
-        begin = self._clock()
-        return _Times(begin, 0.0 if self._ended is None else (begin - self._ended) * 1e3)
-
-    def _likely(
-        self, rows: Rows, verdict: Verdict, new: list[int]
-    ) -> tuple[list[tuple[int, float]], ...]:
-        """Return the likeliest tokens of the row that each new token was drawn from."""
-        if self._chances is None:
-            return ()
-        drawn_at = (-1, *verdict.path)
-        return tuple(
-            [
-                likeliest(rows[node + 1], token, self._chances)
-                for node, token in zip(drawn_at, new, strict=False)
-            ]
+    def _record(
+        self,
+        plan: Plan,
+        draft: Draft,
+        verdict: Verdict,
+        emitted: tuple[int, ...],
+        **known: Any,
+    ) -> RoundDone:
+        """Return the event of a round; ``known``: those of its fields that are as they are."""
+        drafted, target_token = draft.tokens, verdict.target_token
+        n, accepted = len(drafted), min(len(verdict.path), len(emitted))
+        plain = self.baseline(known["n_past"]) if n else None
+        index, self.index = self.index, self.index + 1
+        return RoundDone(
+            index=index,
+            t_s=self.clock() - self.begun,
+            source=draft.source,
+            draft_max=plan.draft_max,
+            window_reason=self.undrafted or plan.reason,
+            drafted=drafted,
+            parents=draft.parents,
+            drafted_text=self._show(drafted),
+            confidence=draft.confidence,
+            p=verdict.p if len(verdict.p) == n else (None,) * n,
+            q=tuple(
+                [None if q is None else q.prob(t) for q, t in zip(draft.q, drafted, strict=True)]
+            ),
+            accepted=accepted,
+            accepted_path=verdict.path[:accepted],
+            target_token=target_token,
+            target_text="" if target_token is None else self._show((target_token,))[0],
+            target_kind=verdict.kind,
+            emitted=emitted,
+            emitted_text=self._show(emitted),
+            cut=accepted + 1 - len(emitted),
+            sources=draft.sources,
+            plain_ms=None if plain is None else plain.ms,
+            plain_age_s=None if plain is None else plain.age_s,
+            plain_n=0 if plain is None else plain.n,
+            plain_spread=None if plain is None else plain.spread,
+            balance=self.window.balance,
+            **known,
         )
 
-    def _on_shared(self, shared: Shared) -> None:
-        self._shared = shared
+    def _show(self, tokens: Sequence[int]) -> tuple[str, ...]:
+        piece = self.piece
+        return tuple([spelled(piece(token)) for token in tokens])
+
+    def _likely(self, rows: Rows, verdict: Verdict, new: Sequence[int]) -> tuple[Chances, ...]:
+        """Return the likeliest tokens of the row that each new token was drawn from."""
+        if self.chances is None:
+            return ()
+        told: list[Chances] = []
+        for node, token in zip((-1, *verdict.path), new, strict=False):
+            found = likeliest(rows[node + 1], token, self.chances)
+            (_, logprob), *top = found
+            others = [Chance(t, p, tuple(self.piece(t))) for t, p in top]
+            told.append(Chances(token, logprob, tuple(self.piece(token)), tuple(others)))
+        return tuple(told)
 
     def _room(self, remaining: float, past: int) -> int:
-        return int(min(remaining - 1, self.target.n_ctx - past - 1, self._pass_rows - 1))
-
-    def cut_back(self, n_tokens: int) -> Steps[None]:
-        """Forget everything after the first ``n_tokens`` (a stop inside an accepted run)."""
-        del self.tokens[n_tokens:]
-        yield Keep(self.target, min(n_tokens - 1, len(self.target.tokens)))
+        return int(min(remaining - 1, self.target.n_ctx - past - 1, self.pass_rows - 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
@@ -186,66 +186,44 @@ class Guess:
     kind: Literal["copy", "prediction"] = "copy"
 
 
-class DraftJudge(Protocol):
-    """The judge that a drafter asks during one round.
+class DraftJudge:
+    """The judge that a drafter asks during one round; this one says yes to everything.
 
     Attributes:
         weighs: guesses are weighed against each other; else the first one goes.
         granted: tokens of the text that it let be read.
     """
 
-    weighs: bool
-    granted: int
+    weighs = False
+    granted = 0
 
     def read(self, source: str, tokens: int) -> int:
         """Grant tokens to read: the model of ``source`` is about to read ``tokens`` of the text,
         or, with ``source`` "", the target's pass is about to evaluate ``tokens`` further rows,
         scouts included. Return the number granted, the newest of a text; 0: the source stays out of
         this round."""
-        ...
+        self.granted += tokens if source else 0
+        return tokens
 
     def take(self, confidence: float | None, lead: float | None, token: int | None) -> bool:
         """True if the token of a finished step may join the draft. Under ``rejection`` and
         ``block`` this is called before the token is drawn, with ``lead`` and ``token`` None:
         leaving a token out because of its own value would bias the output."""
-        ...
+        return True
 
     def further(self, likely: float | None = None, rows: int = 0) -> bool:
         """True if a draft pass that has ``rows`` rows may read one more node, which the target
         reaches with probability ``likely`` (None: the end of the path of best guesses)."""
-        ...
+        return True
 
     def row(self, likely: float, *, keep: bool = True) -> bool:
         """True if a node off that path, which the target reaches with probability ``likely``, is
         worth a row. With ``keep`` it joins the draft now."""
-        ...
+        return True
 
     def pick(self, guesses: Sequence[Guess]) -> tuple[int, int]:
         """Choose one of the free sources' guesses, and how many of its tokens to send; 0 leaves the
         round to a source that pays. Called again if that source sends nothing."""
-        ...
-
-
-class Willing:
-    """A judge that says yes to everything."""
-
-    weighs = False
-    granted = 0
-
-    def read(self, source: str, tokens: int) -> int:
-        self.granted += tokens if source else 0
-        return tokens
-
-    def take(self, confidence: float | None, lead: float | None, token: int | None) -> bool:
-        return True
-
-    def further(self, likely: float | None = None, rows: int = 0) -> bool:
-        return True
-
-    def row(self, likely: float, *, keep: bool = True) -> bool:
-        return True
-
-    def pick(self, guesses: Sequence[Guess]) -> tuple[int, int]:
         return 0, len(guesses[0].tokens)
 
 
@@ -254,7 +232,7 @@ class Room:
     """The limit of a drafter in this round: at most ``n`` nodes, and the judge to ask."""
 
     n: int
-    judge: DraftJudge = field(default_factory=Willing)
+    judge: DraftJudge = field(default_factory=DraftJudge)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specllama.backend.base import Shared
 from specllama.speculative.budget import Bid
-from specllama.speculative.effects import Offer, Shared
+from specllama.speculative.effects import Offer
 from specllama.speculative.policy.baseline import PlainSteps
 from specllama.speculative.types import Booking, DraftJudge
 

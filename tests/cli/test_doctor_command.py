@@ -11,7 +11,7 @@ import sketches
 from specllama.backend import devices, verdicts
 from specllama.backend.exactness import SCHEMA, Exactness
 from specllama.cli import invoke
-from specllama.engine import gguf_pair, repacking
+from specllama.engine import gguf_pair
 from specllama.models import context, memory
 from specllama.models.gguf import read_header
 from specllama.models.refs import bundled
@@ -120,7 +120,7 @@ def test_what_a_server_takes_is_told(cli, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(devices, "devices", lambda: [processor])
     monkeypatch.setattr(gguf_pair, "read_header", lambda path: sketches.qwen_30b_a3b())
     monkeypatch.setattr(gguf_pair, "check_loadable", lambda header, role: None)
-    monkeypatch.setattr(repacking, "line", lambda pair: "as stored")
+    monkeypatch.setattr(gguf_pair.Pair, "layout", "as stored")
     monkeypatch.setattr(verdicts, "circumstances", lambda header: {})
     file = tmp_path / "m.gguf"
     file.touch()

@@ -85,7 +85,7 @@ def test_what_loads_a_pair(
         raise ModelUnavailable("far enough")
 
     monkeypatch.setattr("specllama.server.running.run", serve)
-    monkeypatch.setattr("specllama.engine.open_gguf.open_pair", open_pair)
+    monkeypatch.setattr("specllama.engine.opening.open_gguf", open_pair)
     assert invoke([*command, *PAIR]) == 3
     assert asked == [shelf / "maker/some-GGUF/some-Q4_0.gguf", shelf / DRAFT]
 

@@ -16,12 +16,12 @@ from ggufs_nextn import write_nextn
 from specllama.backend.running import TAIL, RunningPool
 from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import prove
-from specllama.engine import conversation
 from specllama.engine.engine import Engine
 from specllama.events import Finished
 from specllama.models import memory, running_state
 from specllama.models.gguf import read_header
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.speculative import round
 
 pytestmark = pytest.mark.e2e
 
@@ -199,7 +199,7 @@ def test_what_goes_on_from_a_running_state_is_marked(
 ) -> None:
     """It was not built up as a fresh reading would have: any close call may be another's. The same
     prompt goes on from what such a reading left."""
-    monkeypatch.setattr(conversation, "NEAR_TIE", math.inf)
+    monkeypatch.setattr(round, "NEAR_TIE", math.inf)
     engine.reset()
     first = written(engine, FIRST, "none", 0.0)
     again = written(engine, FIRST, "none", 0.0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specllama.engine.engine import Engine
-from specllama.engine.profiles import PairKey
+from specllama.engine.profiles import pair_key
 from specllama.events import Finished
 from specllama.models.quantize import prepare, run
 from specllama.models.refs import bundled
@@ -63,4 +63,4 @@ def test_drafts_change_no_text_in_either_layout(repack: str) -> None:
 
 def test_what_was_learnt_belongs_to_a_layout() -> None:
     with load(repack="on") as one, load(repack="off") as other:
-        assert PairKey.of(one.info) != PairKey.of(other.info)
+        assert pair_key(one.info) != pair_key(other.info)

@@ -12,8 +12,7 @@ import ggufs
 import numpy as np
 import pytest
 
-from specllama.backend.llama import LlamaModel
-from specllama.backend.llama_place import buffer_type
+from specllama.backend.llama import LlamaModel, buffer_type
 from specllama.backend.llama_pool import open_pool
 from specllama.engine.engine import Engine
 from specllama.errors import CannotLoad, PairIncompatible, UsageError

@@ -107,8 +107,8 @@ def test_the_next_turn_of_a_reply_with_a_wrong_cell_is_found_out(
 
     def spoilt(self: Conversation) -> int:
         keep = run(self)
-        if self._drafter.name == "draft" and self._slot.origin.ends:
-            target, n = self._target, self._slot.origin.ends[-1]
+        if self._drafter.name == "draft" and self._slot.held.ends:
+            target, n = self._target, self._slot.held.ends[-1]
             target.rollback(n - 1)
             target.forward([self._tokens[0]], outputs="none")
             target.tokens.cut(n - 1)

@@ -29,7 +29,7 @@ from specllama.speculative.policy.learned import (
     match_features,
     sigmoid,
 )
-from specllama.speculative.types import Booking, Guess, Willing
+from specllama.speculative.types import Booking, DraftJudge, Guess
 from specllama.speculative.window import Outcome, Plan, Window
 
 CLASSES = 12  # of acceptance, between which guesses go from one to the next
@@ -181,7 +181,7 @@ class _Watching(Window):
                     break
 
 
-class _Refusing(Willing):
+class _Refusing(DraftJudge):
     weighs = True
 
     def __init__(self, see: Callable[[Sequence[Guess]], None]) -> None:
@@ -245,7 +245,7 @@ class Stopping:
         return bool(self.goes[sent, at, self.known.class_of(a)])
 
 
-class _Judge(Willing):
+class _Judge(DraftJudge):
     """The answers of one round."""
 
     weighs = True

@@ -2,6 +2,7 @@
 
     python tests/lab/own_time.py [-m MODEL] [--child] [--cold MB] -- --json
     python tests/lab/own_time.py --table FILE...
+    python tests/lab/own_time.py [-m MODEL] --objects
 
 Runs ``specllama run`` with these words (with ``--child``: a reply of the app's engine process) and
 prints, in milliseconds, the time from the end of a pass to the beginning of the next one, and the
@@ -12,6 +13,9 @@ copying that many megabytes. Standard output of the command is thrown away.
 ``--table`` writes a reply with each model at each of some settings, logged as ``run`` does, and
 prints the median time between passes, that of the processor in it, and ``timings.other_ms`` by
 token.
+
+``--objects`` counts the objects of our classes that are made for one plain token and for a round of
+the draft model.
 """
 
 from __future__ import annotations
@@ -21,9 +25,11 @@ import os
 import statistics
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter, thread_time
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -31,7 +37,7 @@ import numpy as np
 from specllama.backend import llama_cache
 from specllama.cli import invoke
 from specllama.engine.host import EngineHost, LoadEngine
-from specllama.events import Event, Finished
+from specllama.events import Event, Finished, RoundDone
 from specllama.interface import Stepped
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.store.rounds import Logged
@@ -147,6 +153,42 @@ def table(models: list[str], tokens: int, cold_mb: int) -> None:
         engine.close()
 
 
+def objects(model: str) -> None:
+    """The objects of our classes that are made between two rounds, by class."""
+    made: Counter[str] = Counter()
+
+    def count(frame: FrameType, event: str, arg: Any) -> None:
+        code = frame.f_code
+        ours = str(frame.f_globals.get("__name__", "")).startswith(("specllama", "namedtuple_"))
+        if event == "call" and ours and code.co_name in ("__init__", "__new__"):
+            first = frame.f_locals[code.co_varnames[0]]
+            made[(first if isinstance(first, type) else type(first)).__name__] += 1
+
+    engine = LoadEngine(model)(lambda event: None)
+    for name, proposer in {"plain token": "none", "drafted round": "draft"}.items():
+        counts: list[Counter[str]] = []
+        params = GenerateParams(
+            seed=1,
+            max_tokens=40,
+            proposer=proposer,
+            window="fixed",
+            draft_max=4,
+            ignore_eos=True,
+            sampling=SamplingParams(temperature=0.8),
+        )
+        for event in engine.generate(ASK, params):
+            if isinstance(event, RoundDone):
+                sys.setprofile(None)
+                counts.append(made.copy())
+                made.clear()
+                sys.setprofile(count)
+        sys.setprofile(None)
+        usual = sorted(counts[3:-1], key=Counter.total)[len(counts[3:-1]) // 2]
+        told = ", ".join(f"{n} {kind}" for kind, n in usual.most_common())
+        print(f"{name}: {usual.total()} objects ({told})")
+    engine.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("-m", "--model", default="tiny")
@@ -155,11 +197,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--table", nargs="+", metavar="FILE")
+    parser.add_argument("--objects", action="store_true")
     parser.add_argument("words", nargs="*", help="further options of run")
     asked = parser.parse_args()
     os.environ[COLD] = str(asked.cold)
     if asked.table:
         table(asked.table, asked.tokens, asked.cold)
+        return
+    if asked.objects:
+        objects(asked.model)
         return
     if asked.child:
         print(by_child(asked.model, asked.tokens, asked.temperature))

@@ -45,17 +45,17 @@ def record(folder: Path, model: str, draft: str | None, half: str, count: int, t
     from specllama.engine.engine import Engine
     from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
     from specllama.speculative import round as rounds
-    from specllama.speculative.types import Willing
+    from specllama.speculative.types import DraftJudge
     from specllama.store.rounds import Logged
 
     leads: list[tuple[int | None, float | None]] = []
 
-    class Told(Willing):
+    class Told(DraftJudge):
         def take(self, confidence: float | None, lead: float | None, token: int | None) -> bool:
             leads.append((token, lead))
             return True
 
-    vars(rounds)["Willing"] = Told  # whom a window of fixed length asks
+    vars(rounds)["DraftJudge"] = Told  # whom a window of fixed length asks
     engine = Engine.load(model, draft, EngineOptions(n_ctx=2048, threads=1))
     chosen = prompts.half(prompts.load_prompts(), half)  # type: ignore[arg-type]
     for temperature in TEMPERATURES:

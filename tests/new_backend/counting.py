@@ -29,8 +29,8 @@ from specllama.backend.base import (
 from specllama.backend.exactness import Exactness
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.kernels import Kernels
-from specllama.cancel import StopFlag
-from specllama.errors import Cancelled, CannotLoad, ContextFull, EngineError
+from specllama.cancel import Cancel
+from specllama.errors import CannotLoad, ContextFull, EngineError
 from specllama.events import Event
 from specllama.interface import ModelInfo
 from specllama.settings.params import EngineOptions
@@ -160,7 +160,7 @@ class CountPool:
     forgets = False
     alike = None
 
-    def __init__(self, counts: Counts, lanes: int, stop: StopFlag) -> None:
+    def __init__(self, counts: Counts, lanes: int, stop: Cancel) -> None:
         self.kernels = Kernels(exact_rows=self.max_rows)
         self.lanes = lanes
         self._counts, self._stop = counts, stop
@@ -181,8 +181,7 @@ class CountPool:
         return self.resume(Kept(lane.tokens[:keep]), into)
 
     def run(self, parts: Sequence[Part]) -> list[Out]:
-        if self._stop.is_set():
-            raise Cancelled("the pass was cancelled")
+        self._stop.check()
         if sum(len(part.tokens) for part in parts) > self.n_batch:
             raise ValueError("too many tokens")
         if any(len(part.lane.tokens) + len(part.tokens) > CountLane.n_ctx for part in parts):
@@ -228,7 +227,7 @@ def open_pair(
     draft: Path | None,
     options: EngineOptions,
     on_progress: Callable[[Event], None] | None,
-    stop: StopFlag,
+    stop: Cancel,
 ) -> OpenedPair:
     if not (text := target.read_text("utf-8")):
         raise CannotLoad(f"{target.name} is empty")

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 
 from specllama.arrays import Row, Rows
-from specllama.backend.heads.medusa_pool import MedusaPool
+from specllama.backend.heads.medusa import MedusaPool
 from specllama.errors import PairIncompatible
 from specllama.models.gguf import GgufHeader
 from specllama.models.heads import Head

@@ -26,13 +26,12 @@ from engines import FakeContext, fake_info, loaded  # noqa: E402
 from table_model import FakeTable, FakeVocab  # noqa: E402
 
 from specllama.cli import invoke  # noqa: E402
-from specllama.engine.drafters import Drafters  # noqa: E402
 from specllama.engine.engine import Engine  # noqa: E402
-from specllama.engine.methods import methods  # noqa: E402
 from specllama.engine.profiles import Profile, Windows, band  # noqa: E402
 from specllama.events import Finished, RoundDone  # noqa: E402
 from specllama.interface import EngineInfo  # noqa: E402
 from specllama.settings.params import GenerateParams, SamplingParams  # noqa: E402
+from specllama.speculative.drafting.method import Kit, menu  # noqa: E402
 from specllama.speculative.drafting.mixed import MixedDrafter  # noqa: E402
 from specllama.store.rounds import RoundLog  # noqa: E402
 from specllama.tui.themes import UNICODE  # noqa: E402
@@ -53,8 +52,8 @@ def said(*argv: str) -> str:
 
 def engine() -> Engine:
     target = FakeContext(FakeTable(10, seed=17, order=1, sharpness=6.0, eog_bias=-99.0))
-    drafters, vocab = Drafters(target), FakeVocab(10, ALPHABET)
-    info = replace(fake_info(512, 10), methods=methods(drafters.facts))
+    drafters, vocab = Kit(target), FakeVocab(10, ALPHABET)
+    info = replace(fake_info(512, 10), methods=menu(drafters.facts))
     windows = Windows(Profile(), info)
     return Engine(loaded(target, vocab, info=info, drafters=drafters.all(), make_window=windows))
 
@@ -104,7 +103,7 @@ def booked() -> dict[str, list[str]]:
 
 
 def joined() -> list[str]:
-    mixed = Drafters(FakeContext(FakeTable())).drafter("mixed")
+    mixed = Kit(FakeContext(FakeTable())).drafter("mixed")
     assert isinstance(mixed, MixedDrafter)
     return [source.name for source in mixed.sources]
 

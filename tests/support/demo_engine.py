@@ -25,11 +25,10 @@ from script import (
 )
 from stepped_generator import OneAtATime
 
-from specllama.engine.methods import methods
 from specllama.events import Event, LoadProgress
 from specllama.interface import EngineInfo, Message, ModelInfo, Prompt
 from specllama.settings.params import GenerateParams
-from specllama.speculative.drafting.method import Facts
+from specllama.speculative.drafting.method import Facts, menu
 
 STEP_MS = 31.0
 ROW_MS = 1.4
@@ -74,7 +73,7 @@ def demo_info(n_ctx: int = 4096) -> EngineInfo:
         device="demo",
         threads=8,
         load_ms=420.0,
-        methods=methods(Facts(draft=True)),
+        methods=menu(Facts(draft=True)),
     )
 
 

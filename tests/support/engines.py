@@ -7,13 +7,13 @@ from typing import Any
 
 from table_model import FakePool, FakeTable, FakeVocab, fake_model
 
-from specllama.backend.base import Lane, Vocab
+from specllama.backend.base import Lane, Out, Part, Vocab
 from specllama.backend.lane import CellLane
 from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import prove
-from specllama.cancel import StopFlag
+from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
-from specllama.engine.loaded import Loaded
+from specllama.engine.loading import Loaded
 from specllama.engine.pace import Pace
 from specllama.engine.profiles import Profile, Windows
 from specllama.engine.prompting import Prompting
@@ -65,6 +65,10 @@ class FakeContext(CellLane):
         pool.seat(self)
         self.passes = pool.fake.passes
 
+    def evaluate(self, part: Part) -> Out:
+        """By ``forward``, which tests replace."""
+        return Out(self.forward(part.tokens, outputs=part.outputs, parents=part.parents))
+
 
 def fake_info(n_ctx: int = 512, n_vocab: int = 64, *, exact_rows: int = 65) -> EngineInfo:
     """What an engine over fake contexts says of itself."""
@@ -108,7 +112,7 @@ def loaded(
     eos: str = "",
     make_constraint: ConstraintMaker | None = None,
     make_window: Callable[[GenerateParams], Window] | None = None,
-    stop: StopFlag | None = None,
+    stop: Cancel | None = None,
 ) -> Loaded:
     """The parts of an engine whose first slot is the lane ``target`` with ``drafters``."""
     vocab, info = vocab or FakeVocab(), info or fake_info()
@@ -119,5 +123,5 @@ def loaded(
         prompting=Prompting(vocab, template, bos, eos),
         chains=SamplerChains(vocab, make_constraint),
         windows=windows,
-        stop=stop or StopFlag(),
+        stop=stop or Cancel(),
     )

@@ -48,10 +48,10 @@ def feed(lane: Any, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
 
 def grow(
     lane: Any, tokens: Sequence[int], states: Rows, parents: Sequence[int], head: int = 0
-) -> Out:
+) -> tuple[Rows, Rows]:
     """Logits and states behind drafted nodes."""
-    out: Out = lane.pool.run([Part(lane, tokens, "all", parents, states, head)])[0]
-    return out
+    out = lane.pool.run([Part(lane, tokens, "all", parents, states, head)])[0]
+    return out.rows, out.states
 
 
 def encode(lane: Any, features: Rows) -> Rows:

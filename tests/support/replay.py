@@ -252,11 +252,11 @@ def replay(
     while (left := last - (len(tokens) - start)) > 0:
         begin = clock.now
         done = run_alone(rounds.round(left + 1), answer)
-        reason = done.plan.reason
+        reason = done.window_reason
         out.reasons[reason] = out.reasons.get(reason, 0) + 1
-        out.drafted += len(done.draft)
-        out.accepted += len(done.verdict.path)
-        out.add(len(done.tokens), (clock.now - begin) * 1e3)
+        out.drafted += len(done.drafted)
+        out.accepted += len(done.accepted_path)
+        out.add(len(done.emitted), (clock.now - begin) * 1e3)
     return out
 
 

@@ -9,10 +9,10 @@ import numpy as np
 from table_model import FakeCache, FakeTable
 
 from specllama.arrays import Row
-from specllama.backend.cache import Shape
+from specllama.backend.batch import Shape
 from specllama.backend.kernels import Kernels
 from specllama.backend.running import RunningPool
-from specllama.cancel import StopFlag
+from specllama.cancel import Cancel
 
 
 class _State:
@@ -43,7 +43,7 @@ class RunningFake(FakeCache):
 
     def __init__(self, table: FakeTable, shape: Shape, *, planes: int) -> None:
         cells = replace(shape, n_ctx=shape.n_ctx * shape.lanes)
-        super().__init__(table, cells, StopFlag(), by_order=False)
+        super().__init__(table, cells, Cancel(), by_order=False)
         self.planes = planes
         self.undivided = shape.n_batch
         self.saved = self.restored = self.shared = 0
@@ -129,4 +129,4 @@ class RunningFakePool(RunningPool):
     ) -> None:
         shape = Shape(4096, lanes, max_rows, max_leaves=1, n_batch=256, apart=lanes > 1)
         self.fake = RunningFake(table, shape, planes=planes)
-        super().__init__(self.fake, shape, table.n_vocab, Kernels(), in_order=False)
+        super().__init__(self.fake, shape, table.n_vocab, Kernels(), in_order=False)  # type: ignore[arg-type]

@@ -8,12 +8,12 @@ from engines import fake_info, loaded
 from table_model import FakePool, FakeTable, FakeVocab
 
 from specllama.backend.base import Lane
-from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
 from specllama.engine.slot import Slot
 from specllama.events import Finished
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.method import Kit
 
 V = 24
 TABLE = FakeTable(V, seed=3, sharpness=2.0, eog_bias=-4.0)
@@ -43,7 +43,7 @@ def engine_of(
 
     def parts() -> tuple[Lane, dict[str, Drafter]]:
         lane = pool.open()
-        return lane, Drafters(lane, beside.open()).all()
+        return lane, Kit(lane, beside.open()).all()
 
     target, drafters = parts()
     more = [Slot(*parts()) for _ in range(slots - 1)]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from specllama.backend.devices import Device
+from specllama.backend.placement import OffloadPlan
+from specllama.backend.planning import plan_offload
 from specllama.models.ggml_types import TENSOR_TYPES
 from specllama.models.gguf import GgufArray, GgufHeader, TensorInfo
+from specllama.settings.params import EngineOptions
 
 _TYPES = {kind.name: (number, kind) for number, kind in TENSOR_TYPES.items()}
 
@@ -139,3 +144,16 @@ def gpt_oss_120b() -> GgufHeader:
         "gpt-oss-120b", architecture="gpt-oss", blocks=36, width=2880, hidden=2880, heads=64,
         heads_kv=8, head=64, vocab=201088, context=131072, quant="MXFP4", experts=128, used=4,
     )  # fmt: skip
+
+
+def plan_of(
+    target: GgufHeader,
+    draft: GgufHeader | None,
+    found: Sequence[Device],
+    *,
+    n_ctx: int | None = None,
+    **options: Any,
+) -> OffloadPlan:
+    """Where a pair goes with these options; those of passes are small."""
+    given = EngineOptions(**{"max_rows": 16, "max_leaves": 16, **options})
+    return plan_offload(target, draft, found, given, n_ctx=n_ctx)

@@ -16,15 +16,14 @@ import numpy.typing as npt
 
 from specllama.arrays import HiddenNeed, IntArray, Row, Rows
 from specllama.backend.base import Gap, Opened, OpenedPair, SpecialToken
-from specllama.backend.batch import Batch
-from specllama.backend.cache import Shape
+from specllama.backend.batch import Batch, Shape
 from specllama.backend.exactness import Exactness
 from specllama.backend.kernels import TILE, Kernels
 from specllama.backend.pool import CellPool
-from specllama.cancel import StopFlag
+from specllama.cancel import Cancel
 from specllama.engine.host import LoadEngine
 from specllama.engine.opening import BACKENDS
-from specllama.errors import Cancelled, CannotLoad, ContextFull, EngineError
+from specllama.errors import CannotLoad, ContextFull, EngineError
 from specllama.events import Event
 from specllama.files import DAMAGE
 from specllama.interface import ModelInfo
@@ -160,7 +159,7 @@ class FakeCache:
         self,
         table: FakeTable,
         shape: Shape,
-        stop: StopFlag,
+        stop: Cancel,
         *,
         by_order: bool = True,
         by_four: bool = False,
@@ -190,10 +189,6 @@ class FakeCache:
     def require_open(self) -> None:
         if self.closed:
             raise EngineError("the context is closed")
-
-    def require_running(self) -> None:
-        if self.stop.is_set():
-            raise Cancelled("the pass was cancelled")
 
     # -- passes --
 
@@ -378,7 +373,7 @@ class FakePool(CellPool):
         max_rows: int = 65,
         n_batch: int = 512,
         max_leaves: int = 16,
-        stop: StopFlag | None = None,
+        stop: Cancel | None = None,
         in_order: bool = True,
         by_order: bool = True,
         by_four: bool = False,
@@ -387,10 +382,10 @@ class FakePool(CellPool):
         widths: Sequence[int] = (),
     ) -> None:
         shape = Shape(n_ctx, lanes, max_rows, max_leaves, n_batch)
-        self.fake = FakeCache(table, shape, stop or StopFlag(), by_order=by_order, by_four=by_four)
+        self.fake = FakeCache(table, shape, stop or Cancel(), by_order=by_order, by_four=by_four)
         exact = 1 if by_four else max_rows
         kernels = Kernels(tiles=tiles, wide=wide, exact_rows=exact, exact_trees=exact > 1)
-        super().__init__(self.fake, shape, table.n_vocab, kernels, in_order=in_order)
+        super().__init__(self.fake, shape, table.n_vocab, kernels, in_order=in_order)  # type: ignore[arg-type]
         if widths:
             self.keep_to(widths, trees=True)
 
@@ -439,9 +434,9 @@ def open_pair(
     draft: Path | None,
     options: EngineOptions,
     on_progress: Callable[[Event], None] | None,
-    stop: StopFlag,
+    stop: Cancel,
 ) -> OpenedPair:
-    """See ``base.Opener``."""
+    """See ``opening.open_gguf``."""
     n_ctx, rows = options.n_ctx or 512, options.max_rows
 
     def opened(path: Path, of: FakeTable | None) -> tuple[FakeTable, Opened]:

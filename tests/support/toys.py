@@ -16,11 +16,12 @@ from table_model import FakeTable
 from specllama.arrays import IntArray
 from specllama.backend.layout import Layout
 from specllama.errors import EngineError
+from specllama.events import RoundDone
 from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.lookahead import LookaheadDrafter
 from specllama.speculative.effects import Steps, run_alone
-from specllama.speculative.round import Round, Rounds
+from specllama.speculative.round import Rounds
 from specllama.speculative.rules import MATCH, Coins, RandomCoins, Rule, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Law, Room, Verdict
@@ -98,7 +99,7 @@ class Setup:
     def run(
         self,
         proposer: Drafter | None = None,
-        each: Callable[[Rounds, Round], None] | None = None,
+        each: Callable[[Rounds, RoundDone], None] | None = None,
     ) -> list[int]:
         """Prompt and text. The caches are checked after every round."""
         proposer = proposer or Drafter()
@@ -137,18 +138,16 @@ class Setup:
         while len(tokens) < end and not is_eog(tokens[-1]):
             before = list(tokens)
             done = run_alone(loop.round(end - len(tokens)))
-            assert tokens == [*before, *done.tokens]
+            assert tokens == [*before, *done.emitted]
             assert target.n_past == len(tokens) - 1
             assert target.tokens == tokens[:-1]
             assert done.n_past == len(before) - 1
             stopped = is_eog(tokens[-1])
-            assert len(done.tokens) == len(done.verdict.path) + (
-                done.verdict.target_token is not None
-            )
-            assert not any(is_eog(t) for t in done.tokens[:-1])
+            assert len(done.emitted) == len(done.accepted_path) + (done.target_token is not None)
+            assert not any(is_eog(t) for t in done.emitted[:-1])
             if not stopped:
                 assert loop.chain.position == len(tokens)
-            assert len(done.draft) <= max(done.plan.draft_max, 0) or self.draft_max == 0
+            assert len(done.drafted) <= max(done.draft_max, 0) or self.draft_max == 0
             if each is not None:
                 each(loop, done)
         assert len(tokens) <= end

@@ -13,7 +13,7 @@ from specllama.speculative.policy.costs import Costs
 from specllama.speculative.policy.learned import Learned
 from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.policy.policy import Policy
-from specllama.speculative.types import Booking, Willing
+from specllama.speculative.types import Booking, DraftJudge
 
 READS = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -73,7 +73,7 @@ def booking(method: str, *, model: bool = True) -> Booking:
     return Booking(method, method, entry.cost == "own", entry.at_once)
 
 
-class Answers(Willing):
+class Answers(DraftJudge):
     """A judge that answers some questions as it is told, and says yes to the others."""
 
     def __init__(self, **answers: Callable[..., Any]) -> None:

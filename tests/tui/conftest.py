@@ -13,7 +13,7 @@ from fakes import Reply, ScriptedEngine
 from textual import _wait
 
 from specllama import paths
-from specllama.engine.inline import InlineHost
+from specllama.engine.host import InlineHost
 from specllama.models import memory
 from specllama.tui import clipboard, days
 from specllama.tui.app import SpecllamaApp

@@ -12,7 +12,7 @@ from app_driver import Recipe
 from fakes import ScriptedEngine, engine_info, model_info
 from textual.message import Message
 
-from specllama.engine.inline import InlineHost
+from specllama.engine.host import InlineHost
 from specllama.errors import BadGguf
 from specllama.events import Event, LoadProgress, Measuring
 from specllama.tui.loader import EngineLoader, Pair, loading_words

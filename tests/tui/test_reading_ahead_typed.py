@@ -11,7 +11,7 @@ import pytest
 from app_driver import Driver, Recipe
 from fakes import Reply, ScriptedEngine, engine_info
 
-from specllama.engine.inline import InlineHost
+from specllama.engine.host import InlineHost
 from specllama.events import PrefillProgress, Started
 from specllama.interface import Message
 from specllama.models import power

@@ -17,7 +17,7 @@ from fakes import Reply, ScriptedEngine
 from pictures.screenshots import LOOKS, SCENES, Pair, ask, picture_app, until
 from textual.pilot import Pilot
 
-from specllama.engine.inline import InlineHost
+from specllama.engine.host import InlineHost
 from specllama.errors import DoesNotFit
 from specllama.events import Event, LoadProgress
 from specllama.settings.params import GenerateParams

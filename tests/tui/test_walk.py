@@ -7,17 +7,16 @@ from demo_engine import DemoEngine
 from fakes import Reply, ScriptedEngine
 from textual.theme import BUILTIN_THEMES
 
-from specllama.engine.methods import methods
 from specllama.events import RoundDone, Started
 from specllama.settings.params import GenerateParams
-from specllama.speculative.drafting.method import Facts
+from specllama.speculative.drafting.method import Facts, menu
 from specllama.tui.record import Record, depth_of, fate_of, glyph_run
 from specllama.tui.screens import inspector
 from specllama.tui.themes import DARK, UNICODE, ink_for
 from specllama.tui.widgets import walk
 
 INK = ink_for(DARK)
-METHODS = methods(Facts())
+METHODS = menu(Facts())
 NAMING = dataclasses.replace(UNICODE, methods=METHODS)
 
 

@@ -49,6 +49,8 @@ def strategy_for(hint: Any) -> st.SearchStrategy[Any]:
     if hint == frozenset[str]:  # names of fields, see below
         return st.just(frozenset())
     if getattr(hint, "__origin__", None) is tuple:
+        if ... not in args:
+            return st.tuples(*map(strategy_for, args))
         return st.lists(strategy_for(args[0]), max_size=4).map(tuple)
     if type(None) in args:
         (inner,) = (a for a in args if a is not type(None))

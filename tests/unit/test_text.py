@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specllama.engine.reply import TextStream
 from specllama.text import (
-    TextStream,
     WordCount,
     decoded,
     encodable,

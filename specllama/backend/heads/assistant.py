@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import llama_cpp as ll
 
-from specllama.backend.heads.loading import load_head
-from specllama.backend.heads.pool import HeadGraph, HeadLane, HeadPart, HeadPool
+from specllama.backend.heads.pool import HeadGraph, HeadLane, HeadPart, HeadPool, load_head
 from specllama.backend.layout import Layout
 from specllama.backend.llama import LlamaModel
 from specllama.errors import EngineError
@@ -21,8 +20,7 @@ from specllama.errors import EngineError
 if TYPE_CHECKING:
     from specllama.backend.base import Part
     from specllama.backend.lane import CellLane
-    from specllama.backend.llama_pool import LlamaPool
-    from specllama.backend.loaded_target import LoadedTarget
+    from specllama.backend.llama_pool import LlamaPool, LoadedModel
     from specllama.models.gguf import GgufHeader
 
 
@@ -85,7 +83,7 @@ class AssistantLane(HeadLane):
         self.first = self.end = keep
 
 
-def open_assistant(header: GgufHeader, target: LoadedTarget, facts: None = None) -> AssistantPool:
+def open_assistant(header: GgufHeader, target: LoadedModel, facts: None = None) -> AssistantPool:
     """Open the assistant of a file.
 
     Raises:

@@ -16,16 +16,14 @@ import llama_cpp as ll
 import numpy as np
 
 from specllama.arrays import IntArray, Row
-from specllama.backend.heads.loading import head_params, load_head
-from specllama.backend.heads.pool import HeadGraph, HeadPool
+from specllama.backend.heads.pool import HeadGraph, HeadPool, head_params, load_head
 from specllama.errors import UnsupportedModel
 from specllama.models.layer_inputs import read_draft_ids
 from specllama.models.tensors import TensorRows, read_tensor
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
-    from specllama.backend.llama_pool import LlamaPool
-    from specllama.backend.loaded_target import LoadedTarget
+    from specllama.backend.llama_pool import LlamaPool, LoadedModel
     from specllama.models.dflash_file import DflashFacts
     from specllama.models.gguf import GgufHeader
 
@@ -76,7 +74,7 @@ def _markov(header: GgufHeader, facts: DflashFacts) -> MarkovRows | None:
         return None
 
 
-def open_dflash(header: GgufHeader, target: LoadedTarget, facts: DflashFacts) -> DflashPool:
+def open_dflash(header: GgufHeader, target: LoadedModel, facts: DflashFacts) -> DflashPool:
     """Open the drafter of a file.
 
     Raises:

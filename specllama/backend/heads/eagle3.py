@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specllama.backend.heads.loading import head_params, load_head
-from specllama.backend.heads.pool import HeadGraph, HeadPool
+from specllama.backend.heads.pool import HeadGraph, HeadPool, head_params, load_head
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
-    from specllama.backend.llama_pool import LlamaPool
-    from specllama.backend.loaded_target import LoadedTarget
+    from specllama.backend.llama_pool import LlamaPool, LoadedModel
     from specllama.models.gguf import GgufHeader
     from specllama.models.layer_inputs import HeadFacts
 
@@ -40,7 +38,7 @@ def eagle_pool(
     return HeadPool(model, params, graph, lanes=lanes, leaves=target.max_leaves)
 
 
-def open_eagle3(header: GgufHeader, target: LoadedTarget, facts: HeadFacts) -> HeadPool:
+def open_eagle3(header: GgufHeader, target: LoadedModel, facts: HeadFacts) -> HeadPool:
     """Open the head of a file.
 
     Raises:

@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from specllama.arrays import Rows
-from specllama.backend.devices import handles
-from specllama.backend.heads.medusa_pool import MedusaPool
+from specllama.backend.base import Out, Part
+from specllama.backend.devices import ggml, handles
+from specllama.backend.kernels import Kernels
 from specllama.backend.placement import CPU
-from specllama.backend.symbols import ggml
 from specllama.errors import BadGguf, CannotLoad
 from specllama.models.gguf import GgufHeader
 from specllama.models.medusa_file import (
@@ -35,7 +34,7 @@ from specllama.models.medusa_file import (
 from specllama.models.tensors import read_bytes
 
 if TYPE_CHECKING:
-    from specllama.backend.loaded_target import LoadedTarget
+    from specllama.backend.llama_pool import LoadedModel
 
 logger = logging.getLogger("specllama.backend.heads.medusa")
 
@@ -92,16 +91,6 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
 }
 
 
-@cache
-def _ggml() -> dict[str, Callable[..., Any]]:
-    """Return ggml's functions, from the libraries that the binding has loaded.
-
-    Raises:
-        CannotLoad: they are built in another way here.
-    """
-    return {name: ggml(name, "ggml-base", *types) for name, types in _FUNCTIONS.items()}
-
-
 class _Graph(NamedTuple):
     """A head for some states: its tensors in the order of their arithmetic.
 
@@ -135,7 +124,9 @@ class GgmlHeads:
         threads: int,
         device: str = CPU,
     ) -> None:
-        self._g = g = _ggml()
+        self._g = g = {
+            name: ggml(name, gives, *takes) for name, (takes, gives) in _FUNCTIONS.items()
+        }
         self._ctx = self._backend = self._buffer = self._values = None
         self._facts = facts
         self._ids = read_output_ids(header, facts)
@@ -282,7 +273,7 @@ class GgmlHeads:
         return graph, [states, *nodes]
 
 
-def open_medusa(header: GgufHeader, target: LoadedTarget, facts: MedusaFacts) -> MedusaPool:
+def open_medusa(header: GgufHeader, target: LoadedModel, facts: MedusaFacts) -> MedusaPool:
     """Open the heads of a file on the device of the target's last layer; on the CPU if that device
     does not take them.
 
@@ -299,3 +290,59 @@ def open_medusa(header: GgufHeader, target: LoadedTarget, facts: MedusaFacts) ->
         except CannotLoad as error:
             logger.info("%s; Medusa heads do not run on %s", error, device)
     return MedusaPool(GgmlHeads(header, facts, target.header, target.threads))
+
+
+class MedusaPool:
+    """A pool of heads, see ``base.Passes``: a part is a state [1, width] and its head.
+
+    Nothing is kept between passes, so a lane is a name. A head reads its matrices once for the
+    states of all conversations that are at its depth.
+    """
+
+    n_batch = max_rows = STATES
+    free_leaves = 0
+    kernels = Kernels()
+
+    def __init__(self, heads: GgmlHeads) -> None:
+        self.heads = heads
+
+    def open(self, target: Any = None) -> MedusaLane:
+        return MedusaLane(self)
+
+    def close(self) -> None:
+        self.heads.close()
+
+    def run(self, parts: Sequence[Part]) -> list[Out]:
+        depths: dict[int, list[Part]] = {}
+        for part in parts:
+            depths.setdefault(part.head, []).append(part)
+        said: dict[int, Iterator[Rows]] = {}
+        for head, together in depths.items():
+            rows = self.heads.logits(np.concatenate([p.states for p in together]), head)
+            said[head] = iter(np.split(rows if len(depths) == 1 else rows.copy(), len(together)))
+        return [Out(next(said[part.head])) for part in parts]
+
+
+class MedusaLane:
+    """A lane of heads, see ``effects.HeadPlace``."""
+
+    n_batch = max_rows = 1
+    first = end = 0
+    width = 0
+    layers: tuple[int, ...] = ()
+
+    def __init__(self, pool: MedusaPool) -> None:
+        self.pool = pool
+        self.heads = len(pool.heads)
+
+    def evaluate(self, part: Part) -> Out:
+        return self.pool.run((part,))[0]
+
+    def copied(self) -> bytes:
+        return b""
+
+    def restore(self, state: memoryview, first: int, end: int) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass

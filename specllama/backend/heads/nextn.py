@@ -9,19 +9,16 @@ from typing import TYPE_CHECKING
 
 import llama_cpp as ll
 
-from specllama.backend.heads.loading import load_head
-from specllama.backend.heads.pool import HeadGraph, HeadPool
+from specllama.backend.heads.pool import HeadGraph, HeadPool, load_head
 from specllama.models.nextn import GRAPHS, nextn_blocks
 
 if TYPE_CHECKING:
-    from specllama.backend.loaded_target import LoadedTarget
+    from specllama.backend.llama_pool import LoadedModel
     from specllama.models.gguf import GgufHeader
     from specllama.models.nextn_file import HeadWords
 
 
-def open_nextn(
-    header: GgufHeader, target: LoadedTarget, words: HeadWords | None = None
-) -> HeadPool:
+def open_nextn(header: GgufHeader, target: LoadedModel, words: HeadWords | None = None) -> HeadPool:
     """Open the NextN layers of a file: the target's own, or one that belongs to it.
 
     ``words``: its tokens, where it knows only some of the target's.

@@ -26,13 +26,16 @@ from specllama.backend.batch import Batch
 from specllama.backend.kernels import Kernels
 from specllama.backend.layout import Layout
 from specllama.backend.llama import LlamaModel
-from specllama.backend.llama_cache import decode_error, native, readable, require_running
+from specllama.backend.llama_cache import decode_error, native, set_state, state_of, stop_on
 from specllama.backend.llama_log import last_words, recent
 from specllama.backend.symbols import function
 from specllama.backend.symbols import rows as view
 from specllama.errors import CannotLoad, ContextFull, EngineError
+from specllama.models.memory import HEAD_BATCH, estimate_head, require_fit
 
 if TYPE_CHECKING:
+    from specllama.backend.llama_pool import LlamaPool, LoadedModel
+    from specllama.models.gguf import GgufHeader
     from specllama.models.nextn_file import HeadWords
 
 _INTS = ctypes.POINTER(ctypes.c_int32)
@@ -238,7 +241,7 @@ class HeadPool:
 
     def _encode(self, pieces: Sequence[HeadPart]) -> None:
         self._fill(self._features, [(piece, 0, piece.part.size) for piece in pieces], [1])
-        require_running(self.stop)
+        self.stop.check()
         batch = self._features.ready(tokens=False, states=True)
         if status := ll.llama_encode(self.handle, batch):
             raise decode_error(status, self.n_ctx)
@@ -327,7 +330,7 @@ class HeadPool:
         """Run one pass of the library."""
         self._fill(self._batch, slices, flags)
         part = slices[0][0].part
-        require_running(self.stop)
+        self.stop.check()
         batch = self._batch.ready(tokens=len(part.tokens) > 0, states=part.states is not None)
         if status := ll.llama_decode(self.handle, batch):
             raise decode_error(status, self.n_ctx)
@@ -481,18 +484,12 @@ class HeadLane:
         self.drop()
         if self.end == self.first or self.pool.graph.borrows:
             return b""
-        handle, sequence = self.pool.handle, self.sequence
-        size = int(ll.llama_state_seq_get_size_ext(handle, sequence, 0))
-        buffer = (ctypes.c_uint8 * size)()
-        n = int(ll.llama_state_seq_get_data_ext(handle, buffer, size, sequence, 0))
-        return bytes(memoryview(buffer)[:n])
+        return bytes(state_of(self.pool.handle, self.sequence))
 
     def restore(self, state: memoryview, first: int, end: int) -> bool:
         self.drop()
         self._clear(0)
-        pool, buffer = self.pool, readable(state)
-        done = ll.llama_state_seq_set_data_ext(pool.handle, buffer, len(state), self.sequence, 0)
-        if not done or self.n_past != end:
+        if not set_state(self.pool.handle, self.sequence, state) or self.n_past != end:
             self._clear(0)
             return False
         self.first, self.end = first, end
@@ -500,3 +497,28 @@ class HeadLane:
 
     def close(self) -> None:
         self.rollback(0)
+
+
+def load_head(header: GgufHeader, target: LoadedModel) -> LlamaModel:
+    """Load the model of a head that belongs to the target.
+
+    Raises:
+        BadGguf, UnsupportedModel, CannotLoad: damaged, or refused by llama.cpp.
+        DoesNotFit: not enough memory is free alongside the target.
+    """
+    if target.options.check_memory and target.model.gpu_layers == 0:
+        n_ctx = target.pool.n_ctx * target.options.parallel
+        require_fit(estimate_head(header, target.header, n_ctx=n_ctx))
+    return target.load(header, load_mtp=True, head=True)
+
+
+def head_params(pool: LlamaPool, threads: int) -> Any:
+    """Return llama.cpp's parameters for a head, which may borrow the target's matrices."""
+    params = ll.llama_context_default_params()
+    params.n_ctx = pool.n_ctx
+    params.n_batch = params.n_ubatch = HEAD_BATCH
+    params.n_threads = params.n_threads_batch = threads
+    params.no_perf = True
+    stop_on(pool.model.stop, params)
+    params.ctx_other = pool.handle
+    return params

@@ -8,15 +8,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
+from specllama.interface import MethodInfo
 from specllama.settings import methods as registry
+from specllama.speculative.drafting.copying import TextFollower
+from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.drafting.library import Library
 from specllama.speculative.types import Booking
 
 if TYPE_CHECKING:
-    from specllama.speculative.drafting.copying import TextFollower
-    from specllama.speculative.drafting.drafter import Drafter
-    from specllama.speculative.drafting.library import Library
     from specllama.speculative.effects import LaneView
 
 Cost = Literal["free", "draft model", "own", "of its sources"]
@@ -49,32 +50,56 @@ class Facts:
     own: Mapping[str, str] = field(default_factory=dict)
 
 
-class Kit(Protocol):
-    """The parts that the drafters of one conversation are made from.
+@dataclass(slots=True)
+class Kit:
+    """The maker of the drafters of one conversation, each made once.
 
     Attributes:
         target: its lane of the target.
         draft: its lane of the draft model, in the target's tokens; a drafter where that has to
             translate; None without a draft model.
-        reader: reads the text, once for all that copy from it.
         library: texts that were given, to copy from.
+        parts: what was opened of the target's own, by method; ``reasons``: why other was not.
+        reader: reads the text, once for all that copy from it.
+        made: drafters by method, so far.
     """
 
     target: Any
-    draft: LaneView | Drafter | None
-    reader: TextFollower
-    library: Library
+    draft: LaneView | Drafter | None = None
+    library: Library = field(default_factory=Library)
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    reader: TextFollower = field(default_factory=TextFollower)
+    made: dict[str, Drafter] = field(default_factory=dict)
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(
+            draft=self.draft is not None,
+            laws=not isinstance(self.draft, Drafter),
+            trees=self.target.max_leaves > 1,
+            own={**self.reasons, **dict.fromkeys(self.parts, "")},
+        )
 
     def own(self, method: str) -> Any:
         """Return the part of this target opened for a method, see ``Facts.own``.
 
         Only the method and its opener know what it is.
         """
-        ...
+        return self.parts[method]
 
     def drafter(self, method: str) -> Drafter | None:
         """Return the drafter of another method, to join it; None if the pair has none."""
-        ...
+        if method not in self.made:
+            entry = find(method)
+            if entry is None or entry.why_not(self.facts):
+                return None
+            self.made[method] = entry.open(self)
+        return self.made[method]
+
+    def all(self) -> dict[str, Drafter]:
+        """Return the drafters of every method that the pair has, in order."""
+        return {name: found for name in registry.names() if (found := self.drafter(name))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +165,22 @@ def find(name: str) -> Method | None:
 def methods() -> tuple[Method, ...]:
     """Return all entries, in order."""
     return tuple(method for name in registry.names() if (method := find(name)) is not None)
+
+
+def menu(facts: Facts) -> tuple[MethodInfo, ...]:
+    """List all methods in the order of a menu, each with the reason if this pair lacks it."""
+    return tuple(
+        MethodInfo(
+            entry.name,
+            entry.label,
+            entry.blurb,
+            not (reason := entry.why_not(facts)),
+            reason,
+            entry.short,
+            entry.letter,
+        )
+        for entry in methods()
+    )
 
 
 def booked(drafter: Drafter) -> Booking:

@@ -26,7 +26,7 @@ from specllama.speculative.effects import Steps, run_alone
 from specllama.speculative.matches import Matches
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import ROOT, BestFirst
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict, Willing
+from specllama.speculative.types import EMPTY_DRAFT, Draft, DraftJudge, Guess, Room, Verdict
 
 PAST = "suffix-past"  # guesses that continue as an earlier text did
 BESIDE = "suffix-beside"  # and those that continue as one that is being written
@@ -317,7 +317,7 @@ def _size(length: int) -> int:
     return min(length.bit_length(), len(_RELIABLE)) - 1
 
 
-class _CopyAlone(Willing):
+class _CopyAlone(DraftJudge):
     """A judge that adds no branches to a copy."""
 
     def row(self, likely: float, *, keep: bool = True) -> bool:

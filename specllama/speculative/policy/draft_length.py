@@ -27,7 +27,7 @@ from specllama.speculative.policy.learned import (
     match_features,
 )
 from specllama.speculative.policy.ledger import Ledger
-from specllama.speculative.types import Booking, Guess, Willing
+from specllama.speculative.types import Booking, DraftJudge, Guess
 from specllama.speculative.window import Outcome, Plan
 
 _COUNT = np.arange(AHEAD)
@@ -57,7 +57,7 @@ class Text:
         self.others = others
 
 
-class Weighing(Willing):
+class Weighing(DraftJudge):
     """The answers of one round; born when it opens, and gone when it is over. Times in
     milliseconds.
 

@@ -11,7 +11,7 @@ import json
 import sys
 from contextlib import ExitStack
 
-from specllama.cancel import StopFlag
+from specllama.cancel import Cancel
 from specllama.engine.gguf_models import _load
 from specllama.engine.gguf_pair import read_pair
 from specllama.models.refs import resolve_pair
@@ -30,7 +30,7 @@ def main() -> None:
     print(json.dumps([sum(sizes) for sizes in zip(*parts, strict=True)]), flush=True)
 
     with ExitStack() as closing:
-        _load(pair, None, StopFlag(), closing)
+        _load(pair, None, Cancel(), closing)
         print("loaded", flush=True)
         sys.stdin.readline()
 

@@ -24,7 +24,7 @@ from pictures.recordings import Recording, picture
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-from specllama.engine.inline import InlineHost
+from specllama.engine.host import InlineHost
 from specllama.errors import SpecllamaError
 from specllama.paths import HOME_VARIABLE
 from specllama.settings.params import GenerateParams

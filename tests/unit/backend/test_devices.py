@@ -8,13 +8,12 @@ from typing import Any
 
 import ggufs
 import pytest
+from sketches import plan_of
 
 from specllama.backend import devices as dev
 from specllama.backend import placement, planning
 from specllama.backend.devices import Device
-from specllama.backend.layer_sizes import layer_bytes, layer_weights
-from specllama.backend.placement import OffloadPlan, fewer_layers
-from specllama.backend.planning import plan_offload
+from specllama.backend.placement import OffloadPlan, fewer_layers, layer_bytes, layer_weights
 from specllama.engine.engine import Engine
 from specllama.errors import DoesNotFit
 from specllama.models import memory
@@ -53,7 +52,7 @@ def room(header: GgufHeader, layers: int) -> float:
 
 
 def test_without_a_gpu_nothing_moves(target: GgufHeader, draft: GgufHeader) -> None:
-    plan = plan_offload(target, draft, [CPU])
+    plan = plan_of(target, draft, [CPU])
     assert (plan.target.layers, plan.gpus) == (0, ())
     assert plan.draft is not None
     assert plan.draft.layers == 0
@@ -63,13 +62,13 @@ def test_without_a_gpu_nothing_moves(target: GgufHeader, draft: GgufHeader) -> N
 
 
 def test_asking_for_a_gpu_that_is_not_there_warns_once(target: GgufHeader) -> None:
-    plan = plan_offload(target, None, [CPU], gpu_layers="all")
+    plan = plan_of(target, None, [CPU], gpu_layers="all")
     assert plan.target.layers == 0
     assert len(plan.warnings) == 1
 
 
 def test_with_room_everything_moves(target: GgufHeader, draft: GgufHeader) -> None:
-    plan = plan_offload(target, draft, [CPU, gpu(24)])
+    plan = plan_of(target, draft, [CPU, gpu(24)])
     assert plan.target.whole
     assert plan.target.layers == 9  # eight blocks and the output
     assert plan.draft is not None
@@ -80,13 +79,13 @@ def test_with_room_everything_moves(target: GgufHeader, draft: GgufHeader) -> No
 @pytest.mark.parametrize("layers", [1, 3, 6])
 def test_with_little_room_some_layers_move(target: GgufHeader, layers: int) -> None:
     free = room(target, layers)
-    plan = plan_offload(target, None, [gpu(free)], n_ctx=512)
+    plan = plan_of(target, None, [gpu(free)], n_ctx=512)
     assert plan.target.layers == layers
     assert plan.target.bytes[0] <= free * GB * planning.USABLE - planning.RESERVE_BYTES
 
 
 def test_no_room_means_the_cpu(target: GgufHeader, draft: GgufHeader) -> None:
-    plan = plan_offload(target, draft, [gpu(0.3)])
+    plan = plan_of(target, draft, [gpu(0.3)])
     assert plan.target.layers == 0
     assert plan.draft is not None
     assert plan.draft.layers == 0
@@ -94,14 +93,14 @@ def test_no_room_means_the_cpu(target: GgufHeader, draft: GgufHeader) -> None:
 
 def test_the_draft_moves_whole_or_not_at_all(target: GgufHeader, draft: GgufHeader) -> None:
     for free in (0.5, 0.6, 0.7, 1.0, 4.0):
-        placed = plan_offload(target, draft, [gpu(free)], n_ctx=512).draft
+        placed = plan_of(target, draft, [gpu(free)], n_ctx=512).draft
         assert placed is not None
         assert placed.layers in (0, placed.of)
 
 
 def test_two_cards_share(target: GgufHeader) -> None:
     first, second = room(target, 4), room(target, 3)
-    plan = plan_offload(target, None, [gpu(first), gpu(second, "CUDA1")], n_ctx=512)
+    plan = plan_of(target, None, [gpu(first), gpu(second, "CUDA1")], n_ctx=512)
     assert min(plan.target.split) > 0
     assert sum(plan.target.split) == plan.target.layers
     sizes = layer_bytes(target, 512)
@@ -116,7 +115,7 @@ def test_two_cards_share(target: GgufHeader) -> None:
 
 
 def test_what_fits_one_card_is_not_spread(target: GgufHeader, draft: GgufHeader) -> None:
-    plan = plan_offload(target, draft, [gpu(24), gpu(24, "CUDA1")], n_ctx=512)
+    plan = plan_of(target, draft, [gpu(24), gpu(24, "CUDA1")], n_ctx=512)
     assert plan.target.split == (9, 0)
     assert plan.draft is not None
     assert plan.draft.split == (3, 0)
@@ -146,7 +145,7 @@ def test_the_order_of_devices_is_that_of_llama_cpp() -> None:
 def test_ram_is_for_what_the_cards_do_not_take(
     target: GgufHeader, draft: GgufHeader, layers: str
 ) -> None:
-    plan = plan_offload(target, draft, [gpu(24)], n_ctx=512, gpu_layers=layers)
+    plan = plan_of(target, draft, [gpu(24)], n_ctx=512, gpu_layers=layers)
     whole = pair_memory(target, draft, EngineOptions(), 512)
     left = placement.left_in_ram(whole, plan, target, draft)
     weights = layer_weights(target)
@@ -160,20 +159,20 @@ def test_ram_is_for_what_the_cards_do_not_take(
     assert (left.draft.kv == 0) is gone, "where its target goes: first, and whole"
     assert (left.required < whole.required) is gone
     shared = [Device("MTL0", "gpu", "Metal", "an Apple chip", 24 * GB, 24 * GB, maps_ram=True)]
-    apple = plan_offload(target, draft, shared, n_ctx=512, gpu_layers=layers)
+    apple = plan_of(target, draft, shared, n_ctx=512, gpu_layers=layers)
     assert placement.left_in_ram(whole, apple, target, draft) == whole
 
 
 def test_a_number_is_taken_as_asked(target: GgufHeader) -> None:
-    assert plan_offload(target, None, [gpu(24)], gpu_layers="3").target.layers == 3
-    assert plan_offload(target, None, [gpu(24)], gpu_layers="99").target.layers == 9
-    tight = plan_offload(target, None, [gpu(0.3)], gpu_layers="5")
+    assert plan_of(target, None, [gpu(24)], gpu_layers="3").target.layers == 3
+    assert plan_of(target, None, [gpu(24)], gpu_layers="99").target.layers == 9
+    tight = plan_of(target, None, [gpu(0.3)], gpu_layers="5")
     assert tight.target.layers == 5
     assert "would fit" in tight.warnings[0]
 
 
 def test_a_failed_load_steps_down_to_the_cpu(target: GgufHeader, draft: GgufHeader) -> None:
-    plan: OffloadPlan | None = plan_offload(target, draft, [gpu(24)])
+    plan: OffloadPlan | None = plan_of(target, draft, [gpu(24)])
     seen = []
     while plan is not None:
         assert sum(plan.target.split) == plan.target.layers
@@ -187,8 +186,8 @@ def test_a_failed_load_steps_down_to_the_cpu(target: GgufHeader, draft: GgufHead
 
 def test_more_context_leaves_fewer_layers(target: GgufHeader) -> None:
     free = room(target, 6)
-    small = plan_offload(target, None, [gpu(free)], n_ctx=512).target.layers
-    large = plan_offload(target, None, [gpu(free)], n_ctx=65536).target.layers
+    small = plan_of(target, None, [gpu(free)], n_ctx=512).target.layers
+    large = plan_of(target, None, [gpu(free)], n_ctx=65536).target.layers
     assert large < small
 
 

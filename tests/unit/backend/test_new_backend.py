@@ -68,14 +68,15 @@ def alone(engine: Engine, question: str, params: GenerateParams) -> Finished:
 
 
 def members(kind: type) -> set[str]:
-    return {name for name in dir(kind) if not name.startswith("_")}
+    named = {name for cls in kind.__mro__ for name in vars(cls).get("__annotations__", {})}
+    return {name for name in {*dir(kind), *named} if not name.startswith("_")}
 
 
 def test_it_has_nothing_but_what_the_protocols_ask_for(pair: tuple[Path, Path]) -> None:
     import counting
 
     counts = counting.Counts([1, 2, 1], 3, 1)
-    pool = counting.CountPool(counts, 1, counting.StopFlag())
+    pool = counting.CountPool(counts, 1, counting.Cancel())
     kept = counting.Kept(())
     for part, protocol in (
         (pool, base.Pool),

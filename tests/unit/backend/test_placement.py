@@ -10,12 +10,11 @@ import ggufs
 import pytest
 import sketches
 from ggufs_nextn import write_nextn
+from sketches import plan_of
 
 from specllama.backend import placement, planning
 from specllama.backend.devices import Device
-from specllama.backend.layer_sizes import expert_weights, layer_bytes
-from specllama.backend.placement import OffloadPlan
-from specllama.backend.planning import plan_offload
+from specllama.backend.placement import OffloadPlan, expert_weights, layer_bytes
 from specllama.engine import gguf_pair
 from specllama.errors import DoesNotFit, SpecllamaError, UsageError
 from specllama.models import context, memory, running_state
@@ -185,19 +184,18 @@ def test_a_longer_context_never_costs_a_layer(monkeypatch: pytest.MonkeyPatch) -
 def test_as_few_experts_as_possible_stay_in_ram() -> None:
     target = sketches.qwen_30b_a3b()
     kept = [
-        plan_offload(target, None, [gpu(free)], n_ctx=8192).target.experts
-        for free in (4, 8, 12, 16, 24)
+        plan_of(target, None, [gpu(free)], n_ctx=8192).target.experts for free in (4, 8, 12, 16, 24)
     ]
     assert kept == sorted(kept, reverse=True)
     assert kept[-1] == 0
-    plan = plan_offload(target, None, [gpu(12)], n_ctx=8192).target
+    plan = plan_of(target, None, [gpu(12)], n_ctx=8192).target
     assert plan.expert_bytes == sum(expert_weights(target)[: plan.experts])
     fixed = PlaceOptions(n_cpu_moe=plan.experts - 1)
-    assert not plan_offload(target, None, [gpu(12)], n_ctx=8192, place=fixed).target.whole
+    assert not plan_of(target, None, [gpu(12)], n_ctx=8192, place=fixed).target.whole
 
 
 def test_a_small_card_takes_layers_without_experts() -> None:
-    plan = plan_offload(sketches.qwen_30b_a3b(), None, [gpu(2)], n_ctx=8192).target
+    plan = plan_of(sketches.qwen_30b_a3b(), None, [gpu(2)], n_ctx=8192).target
     assert 0 < plan.layers < plan.of
     assert plan.experts == plan.of - 1
     assert plan.lines([gpu(2)])[1].startswith("offload: target experts of every layer in RAM")
@@ -205,28 +203,28 @@ def test_a_small_card_takes_layers_without_experts() -> None:
 
 def test_experts_as_asked() -> None:
     target = sketches.qwen_30b_a3b()
-    every = plan_offload(target, None, [gpu(80)], place=PlaceOptions(cpu_moe=True)).target
+    every = plan_of(target, None, [gpu(80)], place=PlaceOptions(cpu_moe=True)).target
     assert every.patterns == ((EXPERTS, "CPU"),)
     assert every.expert_bytes == sum(expert_weights(target))
-    two = plan_offload(target, None, [gpu(80)], place=PlaceOptions(n_cpu_moe=2)).target
+    two = plan_of(target, None, [gpu(80)], place=PlaceOptions(n_cpu_moe=2)).target
     assert [pattern for pattern, _ in two.patterns] == [
         rf"blk\.{i}\.ffn_(up|down|gate|gate_up)_(ch|)exps" for i in (0, 1)
     ]
     # one that was asked for comes first: llama.cpp takes the first that matches
     moved = PlaceOptions(n_cpu_moe=1, overrides=(r"blk\.0\.=CUDA0",))
-    assert plan_offload(target, None, [gpu(80)], place=moved).target.patterns[0] == (
+    assert plan_of(target, None, [gpu(80)], place=moved).target.patterns[0] == (
         r"blk\.0\.",
         "CUDA0",
     )
     with pytest.raises(UsageError, match="no experts"):
-        plan_offload(sketches.llama_8b(), None, [gpu(80)], place=PlaceOptions(cpu_moe=True))
+        plan_of(sketches.llama_8b(), None, [gpu(80)], place=PlaceOptions(cpu_moe=True))
 
 
 def test_moved_tensors_take_no_place_on_the_card() -> None:
     target = sketches.llama_8b()
     moved = PlaceOptions(overrides=(r"\.ffn_=CPU",))
-    plain = plan_offload(target, None, [gpu(24)], n_ctx=8192).target
-    less = plan_offload(target, None, [gpu(24)], n_ctx=8192, place=moved).target
+    plain = plan_of(target, None, [gpu(24)], n_ctx=8192).target
+    less = plan_of(target, None, [gpu(24)], n_ctx=8192, place=moved).target
     ffn = sum(tensor.n_bytes for tensor in target.tensors if ".ffn_" in tensor.name)
     assert plain.bytes[0] - less.bytes[0] == ffn
 
@@ -255,7 +253,7 @@ def test_devices_and_shares_as_asked() -> None:
     target, cards = sketches.llama_8b(), [gpu(24), gpu(24, "CUDA1")]
 
     def placed(**options: Any) -> placement.Placement:
-        return plan_offload(target, None, cards, n_ctx=8192, place=PlaceOptions(**options)).target
+        return plan_of(target, None, cards, n_ctx=8192, place=PlaceOptions(**options)).target
 
     assert placed().devices == ("CUDA0",), "the other one takes nothing"
     assert placed(devices="CUDA1").devices == ("CUDA1",)
@@ -269,9 +267,9 @@ def test_devices_and_shares_as_asked() -> None:
 
 def test_a_draft_on_a_device_of_its_own() -> None:
     cards = [gpu(24), gpu(8, "CUDA1")]
-    plan = plan_offload(
+    plan = plan_of(
         sketches.qwen_32b(), sketches.qwen_600m(), cards, n_ctx=8192,
-        place=PlaceOptions(devices="CUDA0"), draft_place=PlaceOptions(devices="CUDA1"),
+        place=PlaceOptions(devices="CUDA0"), draft_devices="CUDA1",
     )  # fmt: skip
     assert plan.draft is not None
     assert (plan.target.split[1], plan.draft.split[0]) == (0, 0)
@@ -292,7 +290,7 @@ def test_a_draft_on_a_device_of_its_own() -> None:
 def test_what_is_not_there_is_refused(options: dict[str, Any], why: str) -> None:
     cards = [gpu(24), gpu(24, "CUDA1")]
     with pytest.raises(UsageError, match=why):
-        plan_offload(sketches.llama_8b(), None, cards, place=PlaceOptions(**options))
+        plan_of(sketches.llama_8b(), None, cards, place=PlaceOptions(**options))
 
 
 def test_it_is_refused_on_a_machine_without_gpus_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,12 +323,11 @@ def test_a_draft_goes_where_its_target_goes() -> None:
     """Whole, while layers of the target fit beside it; one that is named is taken as asked."""
     target, draft = sketches.llama_8b(), sketches.llama_1b()
     for free in (1.2, 1.7, 2.2, 3.0, 7.5, 24.0):
-        plan = plan_offload(target, draft, [gpu(free)], n_ctx=8192)
+        plan = plan_of(target, draft, [gpu(free)], n_ctx=8192)
         assert plan.draft is not None
         assert plan.draft.layers == (plan.draft.of if free > 2.5 else 0)
         assert plan.target.layers > 0
-    named = PlaceOptions(devices="CUDA0")
-    plan = plan_offload(target, draft, [gpu(3)], n_ctx=8192, gpu_layers="0", draft_place=named)
+    plan = plan_of(target, draft, [gpu(3)], n_ctx=8192, gpu_layers="0", draft_devices="CUDA0")
     assert plan.draft is not None
     assert (plan.target.layers, plan.draft.whole) == (0, True)
 

@@ -14,7 +14,7 @@ from table_model import FakePool, FakeTable
 from specllama.arrays import HiddenNeed
 from specllama.backend.base import Part
 from specllama.backend.kernels import TILE
-from specllama.cancel import StopFlag
+from specllama.cancel import Cancel
 from specllama.errors import Cancelled, ContextFull, EngineError
 
 V = 24
@@ -232,7 +232,7 @@ def test_bad_passes_change_nothing() -> None:
 
 
 def test_a_stopped_pass_changes_no_lane() -> None:
-    stop = StopFlag()
+    stop = Cancel()
     p = pool(stop=stop, tiles=True, n_ctx=512)
     a, b = p.open(), p.open()
     p.run([Part(a, [1, 2, 3]), Part(b, [4, 5])])

@@ -11,10 +11,9 @@ from running import RunningFakePool
 from table_model import FakeTable
 
 from specllama.backend.base import Blob, Outputs, Part
-from specllama.backend.checkpoints import Checkpoint, Checkpoints
 from specllama.backend.lane import CellLane
 from specllama.backend.parts import PassPart
-from specllama.backend.running import SPREAD, TAIL, RunningPool
+from specllama.backend.running import SPREAD, TAIL, Checkpoint, Checkpoints, RunningPool
 from specllama.errors import Cancelled, EngineError
 from specllama.history import common_prefix
 from specllama.models import running_state

@@ -23,8 +23,7 @@ from table_model import FakePool, FakeTable
 
 from specllama.backend.base import Out, Part
 from specllama.backend.exactness import Exactness, Group
-from specllama.backend.probe import CELLS, probe
-from specllama.backend.widths import WIDTHS, common
+from specllama.backend.probe import CELLS, WIDTHS, common, probe
 from specllama.cli.options import GroupedCommand, resolve, settings_options
 from specllama.errors import ContextFull, EngineError, UsageError
 from specllama.settings.config import check

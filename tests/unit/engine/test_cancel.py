@@ -9,15 +9,15 @@ from engines import FakeContext, fake_info, loaded
 from requests_made import PROMPT, check_laws, params, run, words
 from table_model import FakeTable, FakeVocab
 
-from specllama.cancel import Cancel, StopFlag
+from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
 from specllama.events import Event, RoundDone
 from specllama.speculative.drafting.draft_model import ChainDrafter
 
 
-def stoppable(stop: StopFlag | None = None, **options: Any) -> tuple[Engine, StopFlag]:
+def stoppable(stop: Cancel | None = None, **options: Any) -> tuple[Engine, Cancel]:
     """An engine whose contexts, the draft model's too, look at the flag that its cancel sets."""
-    stop = stop or StopFlag()
+    stop = stop or Cancel()
     table = FakeTable(seed=1, eog_bias=-4.0)
     target = FakeContext(table, stop=stop, n_batch=16, **options)
     copy = FakeTable(seed=2, of=table, agreement=0.7)
@@ -37,7 +37,7 @@ def stoppable(stop: StopFlag | None = None, **options: Any) -> tuple[Engine, Sto
 def test_a_cancel_stops_the_next_pass_of_either_model_and_nothing_after_its_request() -> None:
     """Set at every pass in turn: before it, as a signal between two passes would come."""
 
-    class Counting(StopFlag):
+    class Counting(Cancel):
         def is_set(self) -> bool:  # asked once a pass
             self.asked += 1
             if self.asked == self.at:
@@ -124,28 +124,28 @@ def test_a_cancel_tells_whoever_asks_before_or_after() -> None:
 
 
 def test_a_flag_obeys_the_cancel_of_its_request_only() -> None:
-    stop, first, second = StopFlag(), Cancel(), Cancel()
-    with stop.obeying(first):
+    stop, first, second = Cancel(), Cancel(), Cancel()
+    with stop.following(first):
         assert not stop.is_set()
     first.set()
     assert not stop.is_set()
-    with stop.obeying(second):
+    with stop.following(second):
         first.set()
         assert not stop.is_set()
         second.set()
         assert stop.is_set()
     assert not stop.is_set()
-    with stop.obeying(second):
+    with stop.following(second):
         assert stop.is_set(), "set before it began"
 
 
 def test_a_cancel_that_races_with_the_end_of_its_request_never_hits_the_next() -> None:
-    stop = StopFlag()
+    stop = Cancel()
     for _ in range(300):
         late = Cancel()
         thread = threading.Thread(target=late.set)
-        with stop.obeying(late):
+        with stop.following(late):
             thread.start()
-        with stop.obeying(Cancel()):
+        with stop.following(Cancel()):
             thread.join()
             assert not stop.is_set()

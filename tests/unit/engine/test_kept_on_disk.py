@@ -12,12 +12,12 @@ import pytest
 from engines import fake_info, loaded
 from table_model import FakePool, FakeTable, FakeVocab
 
-from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
 from specllama.engine.shelf import Shelf, StateKeys
 from specllama.engine.slot import Slot
 from specllama.events import Finished, Notice, Started
 from specllama.settings.params import SERVER, EngineOptions, GenerateParams, SamplingParams
+from specllama.speculative.drafting.method import Kit
 from specllama.store.states import States
 
 V = 24
@@ -44,7 +44,7 @@ def engine_of(
 
     def slot() -> Slot:
         lane = pool.open()
-        return Slot(lane, Drafters(lane, beside.open()).all())
+        return Slot(lane, Kit(lane, beside.open()).all())
 
     first, *more = [slot() for _ in range(slots)]
     parts = loaded(first.target, FakeVocab(V), info=fake_info(N_CTX, V), more=more)
@@ -148,7 +148,7 @@ def test_what_waits_for_a_slow_disk_is_bounded(tmp_path: Path, most: int) -> Non
             Turn(engine, TEXT, params(n, owner=f"owner{n}"))
             assert begun.wait(60)
         assert sum(one.n_bytes for one in shelf._waiting[1:-1]) <= most
-        waiting = [one.owner for one in shelf._waiting]
+        waiting = [one.held.owner for one in shelf._waiting]
         assert (waiting[0], waiting[-1]) == ("owner0", "owner7")
         assert (len(waiting) == 2) is (most == 0)
         assert (len(waiting) == 8) is (most > 1 << 20)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from specllama.cancel import Cancel, StopFlag
+from specllama.cancel import Cancel
 from specllama.engine import opening
 from specllama.engine.opening import OpeningPair
 from specllama.errors import Cancelled, CannotLoad
@@ -27,7 +27,7 @@ def opens(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], Non
 
     def put(open_pair: Callable[..., Any]) -> None:
         monkeypatch.setattr(opening, "resolve_pair", lambda *names: (Path("m.gguf"), None))
-        module = SimpleNamespace(open_pair=open_pair)
+        module = SimpleNamespace(open_gguf=open_pair)
         monkeypatch.setattr(opening, "import_module", lambda name: module)
 
     return put
@@ -44,7 +44,7 @@ def test_the_block_begins_with_the_weights_and_events_come_to_its_thread(opens: 
     goes_on, opened = threading.Event(), Opened()
     heard: list[tuple[Event, int]] = []
 
-    def open_pair(target: Path, draft: None, options: Any, report: Any, stop: StopFlag) -> Opened:
+    def open_pair(target: Path, draft: None, options: Any, report: Any, stop: Cancel) -> Opened:
         report(Notice("first", topic="x"))
         report(READING)
         assert goes_on.wait(20)
@@ -67,7 +67,7 @@ def test_the_block_begins_with_the_weights_and_events_come_to_its_thread(opens: 
 def test_what_is_not_taken_is_closed(opens: Any) -> None:
     opened = Opened()
 
-    def open_pair(target: Path, draft: None, options: Any, report: Any, stop: StopFlag) -> Opened:
+    def open_pair(target: Path, draft: None, options: Any, report: Any, stop: Cancel) -> Opened:
         report(READING)
         return opened
 
@@ -80,7 +80,7 @@ def test_what_is_not_taken_is_closed(opens: Any) -> None:
 def test_leaving_the_block_ends_what_is_being_read(opens: Any) -> None:
     ended = threading.Event()
 
-    def open_pair(target: Path, draft: None, options: Any, report: Any, stop: StopFlag) -> Opened:
+    def open_pair(target: Path, draft: None, options: Any, report: Any, stop: Cancel) -> Opened:
         report(READING)
         while not stop.is_set():
             ended.wait(0.001)
@@ -96,7 +96,7 @@ def test_leaving_the_block_ends_what_is_being_read(opens: Any) -> None:
 def test_a_cancel_and_an_error_reach_the_caller(opens: Any) -> None:
     cancel = Cancel()
 
-    def open_pair(target: Path, draft: None, options: Any, report: Any, stop: StopFlag) -> Opened:
+    def open_pair(target: Path, draft: None, options: Any, report: Any, stop: Cancel) -> Opened:
         report(READING)
         while not stop.is_set():
             cancel.wait(0.001)
@@ -119,7 +119,7 @@ def test_a_cancel_and_an_error_reach_the_caller(opens: Any) -> None:
 def test_a_caller_that_cannot_hear_ends_it(opens: Any) -> None:
     opened = Opened()
 
-    def open_pair(target: Path, draft: None, options: Any, report: Any, stop: StopFlag) -> Opened:
+    def open_pair(target: Path, draft: None, options: Any, report: Any, stop: Cancel) -> Opened:
         report(READING)
         return opened
 

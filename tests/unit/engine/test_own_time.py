@@ -39,7 +39,7 @@ class Timed(FakeContext):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     clock = VirtualClock()
-    for module in ("speculative.round", "engine.conversation", "bench.arms"):
+    for module in ("speculative.round", "engine.conversation", "engine.engine", "bench.arms"):
         monkeypatch.setattr(f"specllama.{module}.perf_counter", clock)
     return clock
 

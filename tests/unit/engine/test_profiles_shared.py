@@ -13,7 +13,7 @@ from table_model import FakeTable, FakeVocab
 from windows import booking
 
 from specllama.engine.engine import Engine
-from specllama.engine.profiles import PairKey, Profile, Windows, band, open_profile
+from specllama.engine.profiles import Profile, Windows, band, open_profile, pair_key, profile_path
 from specllama.events import Notice
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.ngram import NgramDrafter
@@ -126,7 +126,7 @@ def test_practising_elsewhere_is_not_booked_by_a_reply(tmp_path: Path) -> None:
 
 def test_a_damaged_profile_is_said_once_and_begun_anew(home: Path) -> None:
     info = fake_info()
-    path = PairKey.of(info).path(home)
+    path = profile_path(pair_key(info), home)
     home.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b'{"schema": ' + b"[" * 200_000)
     engine = Engine(

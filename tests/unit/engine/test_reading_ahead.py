@@ -13,12 +13,12 @@ from table_model import FakeCache, FakePool, FakeTable, FakeVocab
 
 from specllama.backend.kernels import TILE, Kernels
 from specllama.cancel import Cancel
-from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
 from specllama.engine.pace import part
 from specllama.engine.slot import Slot
 from specllama.events import Finished, PrefillProgress, RoundDone, Started
 from specllama.settings.params import GenerateParams, SamplingParams
+from specllama.speculative.drafting.method import Kit
 
 V, N_CTX = 24, 900
 TABLE = FakeTable(V, seed=3, sharpness=2.0, eog_bias=-4.0)
@@ -42,7 +42,7 @@ def engine_of(*, rounds: bool = False) -> Engine:
     pool.fake.__class__ = Tilted
     beside = FakePool(DRAFT, n_ctx=N_CTX, lanes=1, in_order=False, by_order=False)
     lane = pool.open()
-    slot = Slot(lane, Drafters(lane, beside.open()).all())
+    slot = Slot(lane, Kit(lane, beside.open()).all())
     info = fake_info(N_CTX, V, exact_rows=pool.kernels.exact_rows)
     return Engine(replace(loaded(lane, FakeVocab(V), info=info), slots=(slot,), kv_ram=0))
 

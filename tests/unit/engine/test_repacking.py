@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from specllama.engine import repacking
+from specllama.engine import gguf_pair
+from specllama.engine.gguf_pair import Pair
+from specllama.models import context, memory
 from specllama.settings.params import EngineOptions
 
 
@@ -19,17 +21,18 @@ def x86(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def on(monkeypatch: pytest.MonkeyPatch, machine: str, types: set[str]) -> None:
     """A processor on which llama.cpp repacks these types."""
-    monkeypatch.setattr(repacking.platform, "machine", lambda: machine)
-    monkeypatch.setattr(repacking, "repacked_types", lambda: frozenset(types))
+    monkeypatch.setattr(gguf_pair.platform, "machine", lambda: machine)
+    monkeypatch.setattr(memory, "repacked_types", lambda: frozenset(types))
 
 
-def pair(types: Mapping[str, str] | None = None, *, on_gpu: bool = False, **options: Any) -> Any:
+def pair(types: Mapping[str, str] | None = None, *, on_gpu: bool = False, **options: Any) -> Pair:
     tensors = [
         SimpleNamespace(name=name, type=kind, n_bytes=1000, is_matrix=True, shape=(256, 256))
         for name, kind in (types or {"blk.0.ffn_up.weight": "Q4_K"}).items()
     ]
-    header = SimpleNamespace(tensors=tensors)
-    return SimpleNamespace(target=header, on_gpu=on_gpu, options=EngineOptions(**options))
+    header: Any = SimpleNamespace(tensors=tensors)
+    plan: Any = SimpleNamespace(target=SimpleNamespace(layers=int(on_gpu)))
+    return Pair(header, None, False, context.LEAST_LENGTH, EngineOptions(**options), plan)
 
 
 @pytest.mark.parametrize(
@@ -44,23 +47,23 @@ def pair(types: Mapping[str, str] | None = None, *, on_gpu: bool = False, **opti
     ],
 )
 def test_the_types_of_the_tensors_decide(types: dict[str, str], repack: bool) -> None:
-    assert repacking.repacks(pair(types)) is repack
+    assert pair(types).repacks is repack
 
 
 @pytest.mark.parametrize("wish", ["on", "off"])
 def test_a_wish_is_followed(wish: str) -> None:
-    assert repacking.repacks(pair(repack=wish)) is (wish == "on")
+    assert pair(repack=wish).repacks is (wish == "on")
 
 
 def test_elsewhere_llama_cpps_own_layout_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert repacking.repacks(pair(on_gpu=True))
+    assert pair(on_gpu=True).repacks
     on(monkeypatch, "aarch64", {"Q4_0", "Q4_K"})
-    assert repacking.repacks(pair())
+    assert pair().repacks
     on(monkeypatch, "x86_64", set())  # it has no AVX2: nothing is repacked
-    assert repacking.repacks(pair())
+    assert pair().repacks
 
 
 def test_why_is_said() -> None:
-    assert repacking.line(pair()).startswith("as stored: ")
-    assert repacking.line(pair(repack="off")) == "as stored"
-    assert repacking.line(pair(on_gpu=True)) == "as llama.cpp lays them out"
+    assert pair().layout.startswith("as stored: ")
+    assert pair(repack="off").layout == "as stored"
+    assert pair(on_gpu=True).layout == "as llama.cpp lays them out"

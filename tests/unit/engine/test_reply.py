@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from table_model import FakeVocab
 
 from specllama.engine.reply import ReplyBuilder
+from specllama.events import FinishReason
 from specllama.settings.params import GenerateParams
 
 
@@ -37,16 +39,27 @@ def reply(*pieces: bytes, **changes: Any) -> ReplyBuilder:
     return ReplyBuilder(GenerateParams(**changes), Pieces(*pieces))
 
 
+class Taken(NamedTuple):
+    kept: int
+    text: str
+    reason: FinishReason | None
+
+
+def take(reply: ReplyBuilder, tokens: Sequence[int], *, late: bool = False) -> Taken:
+    kept = reply.accept(tokens, late=late)
+    return Taken(kept, reply.new[1], reply.reason)
+
+
 def test_tokens_become_text() -> None:
     r = reply(b"ab", b"c")
-    taken = r.take([1, 2, 1])
+    taken = take(r, [1, 2, 1])
     assert (taken.kept, taken.text, taken.reason) == (3, "abcab", None)
     assert (r.token_ids, r.text, r.finish(None)) == ([1, 2, 1], "abcab", ("", ""))
 
 
 def test_a_stop_token_is_kept_but_not_shown() -> None:
     r = reply(b"ab", b"c")
-    taken = r.take([1, 0, 2])
+    taken = take(r, [1, 0, 2])
     assert (taken.kept, taken.text, taken.reason) == (2, "ab", "stop_token")
     assert r.token_ids == [1, 0]
 
@@ -58,13 +71,13 @@ def test_control_tokens_are_spelled_for_whoever_reads_calls() -> None:
 
     for spelled, text in ((False, "ab"), (True, "<|call|>ab")):
         r = ReplyBuilder(GenerateParams(spelled=spelled), Marked(b"", b"ab"))
-        assert r.take([1, 2, 0]).text == text
+        assert take(r, [1, 2, 0]).text == text
 
 
 def test_ignore_eos_makes_it_an_ordinary_token() -> None:
     r = reply(b"ab", ignore_eos=True)
     assert not r.is_stop(0)
-    assert r.take([1, 0, 1]).kept == 3
+    assert take(r, [1, 0, 1]).kept == 3
     assert r.text == "abab"
 
 
@@ -72,53 +85,53 @@ def test_ignore_eos_makes_it_an_ordinary_token() -> None:
 def test_max_tokens_inside_a_run(limit: int) -> None:
     r = reply(b"a", b"b", max_tokens=limit)
     assert r.remaining == limit
-    first = r.take([1, 2])
+    first = take(r, [1, 2])
     if limit <= 2:
         assert (first.kept, first.reason) == (limit, "length")
         assert r.remaining == 0
         return
-    second = r.take([1, 2, 1, 2, 1])
+    second = take(r, [1, 2, 1, 2, 1])
     assert (second.kept, second.reason) == (limit - 2, "length")
     assert len(r.token_ids) == limit
 
 
 def test_a_stop_token_at_the_limit_is_a_stop() -> None:
-    assert reply(b"a", max_tokens=2).take([1, 0]).reason == "stop_token"
+    assert take(reply(b"a", max_tokens=2), [1, 0]).reason == "stop_token"
 
 
 def test_a_stop_string_over_tokens_and_rounds() -> None:
     r = reply(b"hel", b"lo w", b"orld", stop=("lo world",))
-    first = r.take([1, 2])
+    first = take(r, [1, 2])
     assert (first.kept, first.text, first.reason) == (2, "hel", None)
-    second = r.take([3, 1])
+    second = take(r, [3, 1])
     assert (second.kept, second.text, second.reason) == (1, "", "stop_string")
     assert (r.text, r.finish("stop_string"), r.token_ids) == ("hel", ("", ""), [1, 2, 3])
 
 
 def test_a_false_start_is_shown_later() -> None:
     r = reply(b"hel", b"lo", b"!", stop=("lox",))
-    assert r.take([1, 2]).text == "hel"
-    assert r.take([3]).text == "lo!"
+    assert take(r, [1, 2]).text == "hel"
+    assert take(r, [3]).text == "lo!"
     r = reply(b"lo", stop=("lox",))
-    assert r.take([1]).text == ""
+    assert take(r, [1]).text == ""
     assert r.finish("length") == ("", "lo")
     assert r.text == "lo"
 
 
 def test_a_stop_string_at_the_limit_is_a_stop_string() -> None:
     r = reply(b"a", b"b", stop=("ab",), max_tokens=2)
-    assert r.take([1, 2]).reason == "stop_string"
+    assert take(r, [1, 2]).reason == "stop_string"
 
 
 def test_characters_split_over_tokens() -> None:
     snowman = "☃".encode()
     r = reply(snowman[:1], snowman[1:2], snowman[2:], b"x")
-    assert [r.take([t]).text for t in (1, 2, 3, 4)] == ["", "", "☃", "x"]
+    assert [take(r, [t]).text for t in (1, 2, 3, 4)] == ["", "", "☃", "x"]
     r = reply(snowman[:2], b"x")
-    assert r.take([1]).text == ""
+    assert take(r, [1]).text == ""
     assert r.finish("length") == ("", ""), "an unfinished character is left out at the end"
     r = reply(snowman[:2], b"x")
-    assert r.take([1, 2]).text == "�x"
+    assert take(r, [1, 2]).text == "�x"
 
 
 @given(
@@ -132,11 +145,11 @@ def test_how_rounds_cut_the_tokens_does_not_matter(
 ) -> None:
     params = GenerateParams(stop=tuple(dict.fromkeys(stop)), max_tokens=limit)
     whole, parts = ReplyBuilder(params, FakeVocab(24)), ReplyBuilder(params, FakeVocab(24))
-    one = whole.take(tokens)
+    one = take(whole, tokens)
     rest, reason, shown, i = list(tokens), None, "", 0
     while rest and reason is None:
         n = cuts[i % len(cuts)]
-        taken = parts.take(rest[:n])
+        taken = take(parts, rest[:n])
         shown += taken.text
         reason = taken.reason
         rest, i = rest[n:], i + 1
@@ -173,18 +186,18 @@ def test_what_fills_a_gap_ends_by_itself(
 ) -> None:
     pieces = [CODE[i : i + size] for i in range(0, len(CODE), size)]
     r = reply(*pieces, **fields)
-    taken = r.take([*range(1, len(pieces) + 1), 0])
+    taken = take(r, [*range(1, len(pieces) + 1), 0])
     assert (taken.text + r.finish(taken.reason)[1], taken.reason) == (text, reason)
 
 
 def test_a_repeated_line_without_its_break_is_left_out_at_the_end() -> None:
     r = reply(b"x", b"\n    return total", repeats=("\n    return total\n",))
-    taken = r.take([1, 2, 0])
+    taken = take(r, [1, 2, 0])
     assert (taken.text, r.finish(taken.reason)[1]) == ("x", "")
 
 
 def test_when_time_is_up_the_reply_ends_with_its_line() -> None:
     r = reply(b"a", b":\n  ")
-    assert r.take([1, 2, 1], late=False).kept == 3
-    taken = r.take([1, 2, 1], late=True)
+    assert take(r, [1, 2, 1], late=False).kept == 3
+    taken = take(r, [1, 2, 1], late=True)
     assert (taken.kept, taken.reason, r.text) == (2, "length", "a:\n  aa:\n  ")

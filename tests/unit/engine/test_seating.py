@@ -15,15 +15,15 @@ import pytest
 from engines import fake_info, loaded
 from table_model import FakePool, FakeTable, FakeVocab
 
+from specllama.backend.base import Shared
 from specllama.backend.kernels import TILE, WIDE
 from specllama.engine import scheduler, seating
-from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
 from specllama.engine.slot import Slot
 from specllama.errors import EngineError, PromptTooLong, UsageError
 from specllama.events import Finished, PrefillProgress, Started
 from specllama.settings.params import GenerateParams, SamplingParams
-from specllama.speculative.effects import Shared
+from specllama.speculative.drafting.method import Kit
 
 V = 24
 N_CTX = 300
@@ -39,7 +39,7 @@ def engine_of(
 
     def slot() -> Slot:
         lane = pool.open()
-        return Slot(lane, Drafters(lane, beside.open()).all())
+        return Slot(lane, Kit(lane, beside.open()).all())
 
     first, *more = [slot() for _ in range(slots)]
     parts = loaded(first.target, FakeVocab(V), info=fake_info(N_CTX, V), more=more)

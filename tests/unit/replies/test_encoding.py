@@ -11,9 +11,8 @@ import pytest
 from engines import FakeContext, fake_info, loaded
 from table_model import FakeTable
 
-from specllama.backend.base import SpecialToken, Vocab
+from specllama.backend.base import SpecialToken, Verdict, Vocab, partition
 from specllama.backend.llama import LlamaModel
-from specllama.backend.specials import Verdict, partition
 from specllama.engine.engine import Engine
 from specllama.interface import Message
 from specllama.replies.chat import render

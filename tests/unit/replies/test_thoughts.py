@@ -311,8 +311,8 @@ def test_a_whole_chat_in_channels(tmp_path: Path) -> None:
             "<|channel|>analysis<|message|>Hm, <b>well</b>.<|end|>"
             "<|start|>assistant<|channel|>final<|message|>Yes & no.<|return|>"
         )
-        taken = reply.take(vocab.tokenize(raw, add_special=False, parse_special=True))
-        assert taken.reason == "stop_token", "<|end|> ends a message, not the reply"
+        reply.accept(vocab.tokenize(raw, add_special=False, parse_special=True))
+        assert reply.reason == "stop_token", "<|end|> ends a message, not the reply"
         assert (reply.reasoning, reply.text) == ("Hm, <b>well</b>.", "Yes & no.")
         again = Message("assistant", reply.text, reply.reasoning, reply.seams)
         prepared = prepare([*question, again, Message("user", "Why?")], GenerateParams())

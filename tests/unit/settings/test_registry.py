@@ -11,8 +11,6 @@ import pytest
 from engines import FakeContext
 from table_model import FakeTable
 
-from specllama.engine.drafters import Drafters
-from specllama.engine.methods import methods
 from specllama.models import catalog
 from specllama.models.heads import HEADS
 from specllama.settings import methods as registry
@@ -25,8 +23,10 @@ from specllama.speculative.drafting.method import (
     NO_DRAFT,
     NO_HEAD,
     Facts,
+    Kit,
     booked,
     find,
+    menu,
 )
 from specllama.speculative.drafting.method import methods as entries
 from specllama.speculative.drafting.mixed import MixedDrafter
@@ -103,7 +103,7 @@ def test_auto_drafts_with_copies_and_the_best_paying_source(
 ) -> None:
     target = FakeContext(FakeTable())
     made = {name: Named(name) for name in parts}
-    mixed = Drafters(target, made=dict(made)).drafter("mixed")
+    mixed = Kit(target, made=dict(made)).drafter("mixed")
     assert isinstance(mixed, MixedDrafter)
     assert [source.name for source in mixed.sources] == [
         "forced",
@@ -119,19 +119,19 @@ def test_drafters_are_made_of_what_the_pair_has() -> None:
     target, draft = FakeContext(FakeTable()), FakeContext(FakeTable())
     assert target.max_leaves > 1
     plain = ["forced", "suffix", "ngram", "prediction", "mixed", "lookahead"]
-    assert list(Drafters(target).all()) == plain
-    assert list(Drafters(target, draft).all()) == ["draft", *plain[:5], "tree", "merged", plain[5]]
-    lacking = Drafters(target, reasons={"mtp": "no NextN"})
+    assert list(Kit(target).all()) == plain
+    assert list(Kit(target, draft).all()) == ["draft", *plain[:5], "tree", "merged", plain[5]]
+    lacking = Kit(target, reasons={"mtp": "no NextN"})
     assert lacking.drafter("mtp") is lacking.drafter("unheard of") is None
     assert lacking.facts.own == {"mtp": "no NextN"}
-    translating = Drafters(target, Named("draft"))
+    translating = Kit(target, Named("draft"))
     assert [n for n in translating.all() if n not in plain] == ["draft"], "no laws, no trees"
-    for name, drafter in Drafters(target, draft).all().items():
+    for name, drafter in Kit(target, draft).all().items():
         assert drafter.name == name
 
 
 def reasons(facts: Facts) -> dict[str, str]:
-    ways = methods(facts)
+    ways = menu(facts)
     assert all(way.available is not bool(way.reason) for way in ways)
     return {way.name: way.reason for way in ways if way.reason}
 

@@ -30,6 +30,7 @@ from windows import Answers
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
 from specllama.errors import ContextFull, EngineError
+from specllama.events import RoundDone
 from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter, Request
@@ -37,7 +38,7 @@ from specllama.speculative.drafting.forced import ForcedDrafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.effects import Steps, run_alone
-from specllama.speculative.round import Round, Rounds
+from specllama.speculative.round import Rounds
 from specllama.speculative.rules import MATCH, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room
@@ -100,6 +101,22 @@ class Cheat(Stub):
         if self._sometimes and len(rest) > 1:
             rest[len(tokens) % len(rest)] += 1
         return Draft.chain([(t + self._shift) % V for t in rest], self.name)
+
+
+class Fork(Cheat):
+    """The same with a wrong token beside its first."""
+
+    def guess(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Draft:
+        line = super().guess(tokens, chain, Room(room.n - 1))
+        wrong = (line.tokens[0] + 1) % V
+        n = len(line) + 1
+        return Draft(
+            (*line.tokens, wrong),
+            (*line.parents, -1),
+            (None,) * n,
+            (None,) * n,
+            (self.name,) * n,
+        )
 
 
 class Ender(Stub):
@@ -177,7 +194,7 @@ def test_narrow_passes_change_nothing(name: str, exact_rows: int) -> None:
         proposer = PROPOSERS[name](wide, plain)
         widths: list[int] = []
 
-        def look(loop: Rounds, done: Round, widths: list[int] = widths) -> None:
+        def look(loop: Rounds, done: RoundDone, widths: list[int] = widths) -> None:
             assert isinstance(loop.target, FakeContext)
             widths.extend(loop.target.passes[1:])
             loop.target.passes[1:] = []
@@ -241,8 +258,8 @@ def test_the_texts_differ_between_seeds_and_drafts_are_really_accepted() -> None
     for name, make in PROPOSERS.items():
         setup = Setup(seed=3)
 
-        def count(loop: Rounds, done: Round, name: str = name) -> None:
-            accepted[name] = accepted.get(name, 0) + len(done.verdict.path)
+        def count(loop: Rounds, done: RoundDone, name: str = name) -> None:
+            accepted[name] = accepted.get(name, 0) + len(done.accepted_path)
 
         setup.run(make(setup, setup.run()), count)
     assert accepted["always wrong"] == 0
@@ -340,9 +357,9 @@ def test_a_draft_never_overshoots_what_is_wanted() -> None:
     for wanted in (1, 2, 3, 5, 9, 20):
         loop = a_loop(Cheat(truth(40)))
         done = run_alone(loop.round(wanted))
-        assert len(done.tokens) == min(wanted, 9)
-        assert done.plan.draft_max == min(wanted - 1, 8)
-    assert run_alone(a_loop(Cheat(truth(40))).round(1)).plan.reason == "last token"
+        assert len(done.emitted) == min(wanted, 9)
+        assert done.draft_max == min(wanted - 1, 8)
+    assert run_alone(a_loop(Cheat(truth(40))).round(1)).window_reason == "last token"
 
 
 def test_a_draft_never_overshoots_the_context_or_the_rows() -> None:
@@ -356,7 +373,7 @@ def test_a_draft_never_overshoots_the_context_or_the_rows() -> None:
         run_alone(loop.round())
     assert loop.target.tokens == known[:20]
     narrow = a_loop(Cheat(known), max_rows=3)
-    assert len(run_alone(narrow.round()).tokens) == 3
+    assert len(run_alone(narrow.round()).emitted) == 3
 
 
 def test_a_prompt_of_one_token_works() -> None:
@@ -371,11 +388,11 @@ def test_the_first_token_is_drawn_from_the_row_of_the_prompts_own_pass() -> None
     row = loop.target.forward(PROMPT[-1:], outputs="last")[0]
     passes = len(loop.target.passes)
     done = run_alone(loop.round(first=row))
-    assert (len(done.draft), done.plan.draft_max, done.verdict.kind) == (0, 0, "plain")
-    assert done.plan.reason == "first token"
+    assert (len(done.drafted), done.draft_max, done.target_kind) == (0, 0, "plain")
+    assert done.window_reason == "first token"
     assert len(loop.target.passes) == passes, "nothing was evaluated"
     assert loop.target.tokens == loop.tokens[:-1]
-    assert done.tokens == run_alone(plain.round()).tokens[:1]
+    assert done.emitted == run_alone(plain.round()).emitted[:1]
 
 
 def test_a_first_round_without_a_pass_tells_the_window_nothing() -> None:
@@ -388,13 +405,17 @@ def test_a_first_round_without_a_pass_tells_the_window_nothing() -> None:
     assert len(seen) == 1
 
 
-def test_cut_back_forgets_in_both_places() -> None:
-    loop = a_loop(Cheat(truth(30)))
-    run_alone(loop.round())
-    for n in (len(PROMPT) + 5, len(PROMPT) + 1, len(PROMPT)):
-        run_alone(loop.cut_back(n))
-        assert len(loop.tokens) == n
-        assert loop.target.tokens == loop.tokens[:-1]
+@pytest.mark.parametrize("kept", [1, 3, 6])
+@pytest.mark.parametrize("tree", [False, True])
+def test_what_comes_behind_a_stop_is_never_committed(kept: int, tree: bool) -> None:
+    known = truth(30)
+    loop = a_loop(Fork(known) if tree else Cheat(known))
+    loop.accept = lambda tokens: min(kept, len(tokens))
+    done = run_alone(loop.round())
+    assert list(done.emitted) == known[len(PROMPT) :][:kept]
+    assert (done.accepted, done.cut) == (kept, 1)
+    assert loop.tokens == known[: len(PROMPT) + kept]
+    assert loop.target.tokens == loop.tokens[:-1]
 
 
 @pytest.mark.parametrize("tree", [False, True])
@@ -468,10 +489,10 @@ def test_windows_learn_from_every_round() -> None:
     loop.window = Watching(3)
     first = run_alone(loop.round())
     second = run_alone(loop.round(remaining=1))  # no room for a draft
-    assert [done.draft.source for done in (first, second)] == ["stub", "none"]
+    assert [done.source for done in (first, second)] == ["stub", "none"]
     assert [o.drafted for o in seen] == [3, 0]
-    assert [o.accepted for o in seen] == [len(first.verdict.path), 0]
-    assert [o.emitted for o in seen] == [len(first.tokens), len(second.tokens)]
+    assert [o.accepted for o in seen] == [len(first.accepted_path), 0]
+    assert [o.emitted for o in seen] == [len(first.emitted), len(second.emitted)]
     for outcome, done in zip(seen, (first, second), strict=True):
         assert outcome.round_ms >= outcome.draft_ms + done.verify_ms >= 0.0
         assert done.other_ms >= -1e-6

@@ -8,11 +8,11 @@ import pytest
 from engines import FakeContext, fake_info, loaded
 from table_model import FakeTable, FakeVocab
 
-from specllama.engine.drafters import Drafters
 from specllama.engine.engine import Engine
 from specllama.errors import UsageError
 from specllama.events import Finished, RoundDone
 from specllama.settings.params import VERIFY_RULES, GenerateParams, SamplingParams
+from specllama.speculative.drafting.method import Kit
 
 FOLDER = Path(__file__).parents[2] / "new_method"
 
@@ -26,7 +26,7 @@ def engine() -> Engine:
             target=target,
             vocab=FakeVocab(24),
             info=fake_info(512, 24),
-            drafters=Drafters(target, draft).all(),
+            drafters=Kit(target, draft).all(),
         )
     )
 

@@ -10,16 +10,17 @@ from oracle import Oracle, Tokens, Toy, bias
 from table_model import FakePool, FakeTable
 from windows import Pair, booking
 
-from specllama.backend.base import Lane
+from specllama.backend.base import Lane, Shared
 from specllama.cancel import Cancel
 from specllama.engine.scheduler import Running, Scheduler
+from specllama.events import RoundDone
 from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.budget import Bid
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.draft_tree import TreeDrafter
 from specllama.speculative.drafting.drafter import Request
-from specllama.speculative.effects import Offer, Shared
-from specllama.speculative.round import Round, Rounds
+from specllama.speculative.effects import Offer
+from specllama.speculative.round import Rounds
 from specllama.speculative.rules import Coins, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Law
@@ -53,7 +54,7 @@ class Text(Toy):
 
 
 def written(
-    coins: Coins, rule: VerifyRule, *, tree: bool, peek: bool, rounds: list[Round] | None = None
+    coins: Coins, rule: VerifyRule, *, tree: bool, peek: bool, rounds: list[RoundDone] | None = None
 ) -> Tokens:
     """What a round writes beside that of a greedy text, where the pass has five rows for both."""
     pool = FakePool(TARGET, n_ctx=16, lanes=2, max_rows=5)
@@ -115,10 +116,10 @@ def test_control_a_cut_that_looks_at_drawn_tokens_is_caught(rule: VerifyRule) ->
 def test_drafts_are_really_cut_there() -> None:
     """Of three guesses and one the pass takes two and one."""
     for tree in (False, True):
-        rounds: list[Round] = []
+        rounds: list[RoundDone] = []
         for seed in range(20):
             written(RandomCoins(seed), "rejection", tree=tree, peek=False, rounds=rounds)
-        cut = [len(done.draft) for done in rounds if "others share" in done.plan.reason]
+        cut = [len(done.drafted) for done in rounds if "others share" in done.window_reason]
         assert len(cut) > 5
         assert max(cut) > 0
 

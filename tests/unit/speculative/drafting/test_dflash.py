@@ -20,7 +20,7 @@ from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.effects import run_alone
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Verdict, Willing
+from specllama.speculative.types import EMPTY_DRAFT, Draft, DraftJudge, Room, Verdict
 from specllama.speculative.window import Outcome
 
 
@@ -231,7 +231,9 @@ def grown(row: float) -> list[Draft]:
         _, drafter = begun()
         plan = window.plan(100)
         drafts.append(
-            propose(drafter, [1, 2, 3, 4, last], Room(plan.draft_max, plan.judge or Willing()), 4)
+            propose(
+                drafter, [1, 2, 3, 4, last], Room(plan.draft_max, plan.judge or DraftJudge()), 4
+            )
         )
     return drafts
 

@@ -123,7 +123,7 @@ def test_rejection_is_exact(
             pass_rows=65,
         )
         while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-            shapes.add(run_alone(loop.round()).draft.parents)
+            shapes.add(run_alone(loop.round()).parents)
         return tuple(tokens[len(prompt) :])
 
     assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9

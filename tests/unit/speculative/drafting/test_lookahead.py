@@ -12,10 +12,11 @@ from table_model import FakeTable
 from toys import FULL, PROMPT, SAMPLERS, Setup, V, is_eog, started
 
 from specllama.arrays import Row
+from specllama.events import RoundDone
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.lookahead import LookaheadDrafter
 from specllama.speculative.effects import Steps, run_alone
-from specllama.speculative.round import Round, Rounds
+from specllama.speculative.round import Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room, Verdict
@@ -105,18 +106,18 @@ def test_a_settled_window_predicts_the_text() -> None:
     setup = Setup(
         sampling=dataclasses.replace(FULL, temperature=0.0), eog_bias=-20.0, length=120, draft_max=8
     )
-    rounds: list[Round] = []
+    rounds: list[RoundDone] = []
 
-    def look(loop: Rounds, done: Round) -> None:
+    def look(loop: Rounds, done: RoundDone) -> None:
         rounds.append(done)
 
     plain = setup.run()
     inner = LookaheadDrafter(window=6, ngram=4, guesses=4)
     setup_wide = dataclasses.replace(setup)
     assert run(setup_wide, Wide(inner), look) == plain
-    accepted = sum(len(r.verdict.path) for r in rounds)
+    accepted = sum(len(r.accepted_path) for r in rounds)
     assert accepted > 30
-    assert all(len(r.verdict.path) <= 3 for r in rounds)  # N - 1
+    assert all(len(r.accepted_path) <= 3 for r in rounds)  # N - 1
 
 
 def run(setup: Setup, proposer: Wide, each: object = None) -> list[int]:

@@ -23,13 +23,14 @@ from toys import (
 )
 from windows import Answers, Pair, booking
 
+from specllama.events import RoundDone
 from specllama.settings.params import VerifyRule
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.medusa import MedusaDrafter
 from specllama.speculative.effects import Effect, Pass, Steps, perform, run_alone
 from specllama.speculative.policy.costs import Costs
 from specllama.speculative.policy.policy import Policy
-from specllama.speculative.round import Round, Rounds
+from specllama.speculative.round import Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import BestFirst
@@ -232,11 +233,11 @@ def test_heads_that_know_the_future_are_accepted_whole() -> None:
     assert set(paths[1:-1]) == {3}
 
 
-def follow(paths: list[int]) -> Callable[[Rounds, Round], None]:
+def follow(paths: list[int]) -> Callable[[Rounds, RoundDone], None]:
     """Notes how far every round was accepted."""
 
-    def note(loop: Rounds, done: Round) -> None:
-        paths.append(len(done.verdict.path))
+    def note(loop: Rounds, done: RoundDone) -> None:
+        paths.append(len(done.accepted_path))
 
     return note
 

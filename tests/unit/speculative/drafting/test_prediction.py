@@ -14,6 +14,7 @@ from oracle import Tokens, bias
 from table_model import FakeTable
 from toys import FULL, PROMPT, SAMPLERS, ChainToy, NotTwice, Setup, is_eog
 
+from specllama.events import RoundDone
 from specllama.settings.params import VerifyRule
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.mixed import MixedDrafter
@@ -22,7 +23,7 @@ from specllama.speculative.drafting.prediction import PredictionDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
 from specllama.speculative.effects import Steps, run_alone
 from specllama.speculative.policy.learned import Acceptance, match_features
-from specllama.speculative.round import Round, Rounds
+from specllama.speculative.round import Rounds
 from specllama.speculative.rules import MATCH, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
@@ -188,7 +189,7 @@ def test_what_is_expected_is_written_in_few_passes() -> None:
     reply = setup.run()[len(PROMPT) :]
     passes = 0
 
-    def count(loop: Rounds, done: Round) -> None:
+    def count(loop: Rounds, done: RoundDone) -> None:
         nonlocal passes
         passes += 1
 

@@ -14,11 +14,11 @@ from table_model import FakeTable
 from windows import Answers
 
 from specllama.arrays import HiddenNeed
-from specllama.engine.drafters import Drafters
 from specllama.history import History, common_prefix
 from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter, Request
+from specllama.speculative.drafting.method import Kit
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
@@ -414,7 +414,7 @@ def test_a_mixture_asks_the_target_for_what_its_head_needs() -> None:
             self.read += n
 
     head = Head("eagle3", (1, 2, 3))
-    mixed = Drafters(FakeContext(FakeTable(V)), made={"eagle3": head}).drafter("mixed")
+    mixed = Kit(FakeContext(FakeTable(V)), made={"eagle3": head}).drafter("mixed")
     assert isinstance(mixed, MixedDrafter)
     assert (mixed.paid, mixed.needs) == ("eagle3", (1, 2, 3))
     run_alone(mixed.read_prompt([1] * 9, 8))
@@ -424,14 +424,14 @@ def test_a_mixture_asks_the_target_for_what_its_head_needs() -> None:
     assert mixed.advice() == "", "said once"
 
     heads = {"eagle3": head, "mtp": Head("mtp", "nextn"), "self": Head("self", "nothing")}
-    best = Drafters(FakeContext(FakeTable(V)), made=dict(heads)).drafter("mixed")
+    best = Kit(FakeContext(FakeTable(V)), made=dict(heads)).drafter("mixed")
     assert isinstance(best, MixedDrafter)
     assert best.needs == "nextn"
-    pair = Drafters(FakeContext(FakeTable(V)), FakeContext(FakeTable(V)), made=dict(heads)).all()
+    pair = Kit(FakeContext(FakeTable(V)), FakeContext(FakeTable(V)), made=dict(heads)).all()
     assert isinstance(pair["mixed"], MixedDrafter)
     assert (pair["mixed"].paid, pair["mixed"].needs) == ("draft", "nothing")
     assert pair["mixed"].advice() == ""
-    bare = Drafters(FakeContext(FakeTable(V))).drafter("mixed")
+    bare = Kit(FakeContext(FakeTable(V))).drafter("mixed")
     assert isinstance(bare, MixedDrafter)
     assert bare.paid == ""
     assert bare.reusable([1] * 9, 8) == 8

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from toys import FULL, SAMPLERS, Leaves, Setup, is_eog
 from windows import Answers
 
+from specllama.events import RoundDone
 from specllama.history import History
 from specllama.settings.params import VerifyRule
 from specllama.speculative.drafting.copying import Backoff
@@ -20,7 +21,7 @@ from specllama.speculative.drafting.library import BREAK, Library
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import PAST, State, SuffixDrafter
 from specllama.speculative.effects import run_alone
-from specllama.speculative.round import Round, Rounds
+from specllama.speculative.round import Rounds
 from specllama.speculative.rules import MATCH, RandomCoins, Rule, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Guess, Room, Verdict
@@ -292,9 +293,9 @@ def test_sampled_rules_run(rule: VerifyRule) -> None:
 def test_drafts_are_really_accepted() -> None:
     accepted = 0
 
-    def count(loop: Rounds, done: Round) -> None:
+    def count(loop: Rounds, done: RoundDone) -> None:
         nonlocal accepted
-        accepted += len(done.verdict.path)
+        accepted += len(done.accepted_path)
 
     setup = Setup(
         sampling=dataclasses.replace(FULL, temperature=0.0), eog_bias=-20.0, length=150, draft_max=8

@@ -16,7 +16,7 @@ from toys import FULL, LETTERS, OURS, SAMPLERS, ChainToy, Setup, V, Words, is_eo
 
 from specllama.engine.engine import Engine
 from specllama.errors import ContextFull, EngineError, PairIncompatible
-from specllama.events import Finished
+from specllama.events import Finished, RoundDone
 from specllama.history import History
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams, VerifyRule
 from specllama.speculative.drafting import translate
@@ -30,7 +30,7 @@ from specllama.speculative.drafting.translate import (
     join_vocabularies,
 )
 from specllama.speculative.effects import run_alone
-from specllama.speculative.round import Round, Rounds
+from specllama.speculative.round import Rounds
 from specllama.speculative.rules import MATCH, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Room
@@ -107,9 +107,9 @@ def test_words_that_take_more_draft_tokens_fill_the_draft_context_earlier() -> N
 def test_shared_tokens_give_one_text(sampler: str, temperature: float) -> None:
     accepted = 0
 
-    def count(loop: Rounds, done: Round) -> None:
+    def count(loop: Rounds, done: RoundDone) -> None:
         nonlocal accepted
-        accepted += len(done.verdict.path)
+        accepted += len(done.accepted_path)
 
     for seed in range(3):
         setup = Setup(

@@ -32,6 +32,7 @@ from specllama.backend.layout import Layout
 from specllama.cancel import Cancel
 from specllama.engine.scheduler import Running, Scheduler
 from specllama.errors import EngineError
+from specllama.events import RoundDone
 from specllama.settings.params import VerifyRule
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.draft_tree import TreeDrafter
@@ -39,7 +40,7 @@ from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.merged import MergedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.effects import Steps, run_alone
-from specllama.speculative.round import Round, Rounds
+from specllama.speculative.round import Rounds
 from specllama.speculative.rules import MATCH, REJECTION, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import TreeBuilder
@@ -333,8 +334,8 @@ def accepted(setup: Setup, proposer: Drafter) -> float:
     """Mean tokens accepted per round."""
     counts: list[int] = []
 
-    def count(loop: Rounds, done: Round) -> None:
-        counts.append(len(done.verdict.path))
+    def count(loop: Rounds, done: RoundDone) -> None:
+        counts.append(len(done.accepted_path))
 
     setup.run(proposer, count)
     return sum(counts) / len(counts)
@@ -416,7 +417,7 @@ def test_rejection_on_grown_trees_is_exact(
             pass_rows=65,
         )
         while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-            shapes.add(run_alone(loop.round()).draft.parents)
+            shapes.add(run_alone(loop.round()).parents)
         return tuple(tokens[len(prompt) :])
 
     assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9

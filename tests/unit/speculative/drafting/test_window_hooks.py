@@ -18,12 +18,12 @@ from specllama.speculative.drafting.translate import RetokenizingDrafter, TokenM
 from specllama.speculative.effects import run_alone
 from specllama.speculative.rules import MATCH, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import Draft, Room, Willing
+from specllama.speculative.types import Draft, DraftJudge, Room
 
 TEXT = [1, 2, 3, 4, 5, 1, 2, 3]
 
 
-class Asked(Willing):
+class Asked(DraftJudge):
     """Counts the questions, answers as told."""
 
     def __init__(

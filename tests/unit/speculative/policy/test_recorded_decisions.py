@@ -13,7 +13,7 @@ import os
 import random
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from engines import FakeContext
@@ -22,6 +22,8 @@ from table_model import FakeTable
 from traces import CLIFF, CPU, DEAR, GPU, MEASURED, Script, talk, trace
 from windows import Pair, booking
 
+from specllama.backend.base import Out, Shared
+from specllama.events import RoundDone
 from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.budget import allocate
 from specllama.speculative.drafting.draft_model import ChainDrafter
@@ -32,8 +34,8 @@ from specllama.speculative.drafting.merged import MergedDrafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
-from specllama.speculative.effects import Offer, Pass, Shared, Steps, perform
-from specllama.speculative.round import Round, Rounds
+from specllama.speculative.effects import Offer, Pass, Steps, perform
+from specllama.speculative.round import Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room
@@ -44,11 +46,10 @@ V = 64
 CHEAP = [0.0, *(1 + 0.05 * n for n in range(80))]
 
 
-def line(done: Round) -> str:
-    draft = done.draft
-    shape = "" if draft.is_line else ",".join(map(str, draft.parents)) + " "
-    sent = f"{done.plan.draft_max} {len(draft)} {len(done.verdict.path)} {done.read}"
-    return f"{sent} {shape}{done.plan.reason}"
+def line(done: RoundDone) -> str:
+    shape = "" if done.is_chain else ",".join(map(str, done.parents)) + " "
+    sent = f"{done.draft_max} {len(done.drafted)} {done.accepted} {done.read}"
+    return f"{sent} {shape}{done.window_reason}"
 
 
 def balances(pair: Pair) -> str:
@@ -192,7 +193,7 @@ def together(
 
     loops = [begin(id, method) for id, method in enumerate(methods)]
     left = dict.fromkeys(range(len(loops)), length)
-    going: dict[int, Generator[Any, Any, Round]] = {}
+    going: dict[int, Generator[Any, Any, RoundDone]] = {}
     asks: dict[int, Any] = {}
 
     def slow() -> float:
@@ -204,9 +205,9 @@ def together(
             try:
                 ask = going[id].send(answered)
             except StopIteration as over:
-                done: Round = over.value
+                done: RoundDone = over.value
                 lines.append(f"{id} {line(done)}")
-                left[id] -= len(done.tokens)
+                left[id] -= len(done.emitted)
                 del going[id], asks[id]
                 return
             answered, asks[id] = None, ask
@@ -227,7 +228,7 @@ def together(
             given = [offer.size for offer in offers.values()]
             if len(asks) > 1:
                 most = sum(given)
-                bids = [offer.bidder.bid(offer) for offer in offers.values()]
+                bids = [offer.bid(offer) for offer in offers.values()]
                 v = max((bid.passes(len(asks) + most) for bid in bids), key=lambda v: v[-1])
                 given = allocate(bids, v, taken=len(asks))[0]
             for id, n in zip(list(offers), given, strict=True):
@@ -238,9 +239,8 @@ def together(
         ms = verify[min(rows, len(verify) - 1)] * slow()
         clock.steps(ms)
         for nth, (id, ask) in enumerate(passes.items()):
-            if len(passes) > 1 and ask.on_shared is not None:
-                ask.on_shared(Shared(len(passes), rows, ms, nth == 0, sent))
-            answer(id, perform(ask))
+            shared = Shared(len(passes), rows, ms, nth == 0, sent) if len(passes) > 1 else None
+            answer(id, cast(Out, perform(ask))._replace(shared=shared))
     for loop in loops:
         loop.window.finish()
     return [*lines, balances(pair)]

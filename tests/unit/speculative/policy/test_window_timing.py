@@ -17,7 +17,7 @@ from windows import booking
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
 from specllama.engine.engine import Engine
-from specllama.engine.profiles import PairKey, Profile, Windows, band, open_profile
+from specllama.engine.profiles import Profile, Windows, band, open_profile, pair_key, profile_path
 from specllama.events import Finished, Notice, RoundDone
 from specllama.interface import EngineInfo
 from specllama.settings.params import GenerateParams, SamplingParams
@@ -184,7 +184,7 @@ def test_the_second_run_starts_warm(home: Path) -> None:
 )
 def test_a_damaged_profile_is_ignored_and_replaced(home: Path, damage: bytes) -> None:
     info = fake_info()
-    path = PairKey.of(info).path(home)
+    path = profile_path(pair_key(info), home)
     home.mkdir(parents=True, exist_ok=True)
     path.write_bytes(damage)
     profile = open_profile(info, home)
@@ -228,7 +228,7 @@ def test_profiles_belong_to_a_pair_a_device_and_a_temperature() -> None:
 
     info = fake_info()
     paths = {
-        PairKey.of(i).path(Path("x"))
+        profile_path(pair_key(i), Path("x"))
         for i in (
             info,
             dataclasses.replace(info, threads=8),
@@ -247,7 +247,7 @@ def test_profiles_belong_to_a_pair_a_device_and_a_temperature() -> None:
     }
     assert len(paths) == 8
     served = dataclasses.replace(info, target=dataclasses.replace(info.target, n_ctx=4096))
-    assert PairKey.of(served).path(Path("x")) in paths
+    assert profile_path(pair_key(served), Path("x")) in paths
     bands = [
         band(GenerateParams(sampling=SamplingParams(temperature=t), verify=rule))
         for t, rule in (
