@@ -288,6 +288,16 @@ class Payoff:
     lost_ms: float | None = None
     plain_age_s: float | None = None
 
+    @property
+    def kept(self) -> float:
+        """The share of guesses that were kept; 0 where there were none."""
+        return self.accepted / max(self.drafted, 1)
+
+    @property
+    def per_pass(self) -> float:
+        """The tokens of a pass of the target; 0 where there was none."""
+        return self.tokens / max(self.passes, 1)
+
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 

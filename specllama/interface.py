@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from specllama.cancel import Cancel
 from specllama.events import Event, Report
+from specllama.figures import Histogram
 from specllama.settings.params import GenerateParams
-from specllama.stats import Histogram
 
 
 @dataclass(frozen=True, slots=True)

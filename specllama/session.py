@@ -433,7 +433,8 @@ def _figures(told: Told, *, counted: bool) -> dict[str, Any] | None:
         return None
     counted = counted and not told.started.unknown
     seed = told.started.to_dict()["seed"]
-    return {"seed": seed} | ({"emitted": told.stats.emitted} if counted else {})
+    emitted = sum(len(done.emitted) for done in told.rounds)
+    return {"seed": seed} | ({"emitted": emitted} if counted else {})
 
 
 def _newest_that_fit(

@@ -26,7 +26,7 @@ from specllama.events import (
     Started,
     TextDelta,
 )
-from specllama.stats import SpecStats
+from specllama.figures import Figures
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,9 +101,9 @@ class Told(News):
         self.finished = new.finished or self.finished
 
     @property
-    def stats(self) -> SpecStats:
-        """The counters over the rounds."""
-        return SpecStats.of(self.rounds)
+    def figures(self) -> Figures | None:
+        """The figures of the reply; None before its first token."""
+        return Figures.of(self.started, self.rounds, self.finished)
 
     @property
     def undrafted(self) -> str:

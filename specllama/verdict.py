@@ -13,10 +13,10 @@ times what passes of its width take, and drafting is relieved of the same share.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from specllama.events import NO_GUESS, Answer, Payoff, RoundDone
 
@@ -86,6 +86,11 @@ class TimedRound(NamedTuple):
         )
 
 
+def passes_of(rounds: Iterable[RoundDone]) -> list[TimedRound]:
+    """Return the rounds after the first token."""
+    return [TimedRound.of(done) for done in rounds if done.index]
+
+
 @dataclass(frozen=True, slots=True)
 class _Plain:
     """Plain steps for comparison: one's milliseconds at each round that drafted; the variance of
@@ -97,14 +102,32 @@ class _Plain:
 
 
 @dataclass(frozen=True, slots=True)
-class _Speed:
-    """The speed over plain decoding, with an interval for 19 of 20 cases; ``lost_ms`` is the loss
-    of drafting per token of the rounds that drafted."""
+class Interval:
+    """A speed over plain decoding, with an interval for 19 of 20 cases where one is known."""
 
     ratio: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+
+    @property
+    def answer(self) -> Answer:
+        if self.low is None or self.high is None:
+            return "unknown"
+        if self.low > 1.0 or self.high < 1.0:
+            return "faster" if self.low > 1.0 else "slower"
+        return "unknown" if is_wide(self) else "unsure"
+
+
+@dataclass(frozen=True, slots=True)
+class _Speed(Interval):
+    """The speed of rounds; ``lost_ms`` is the loss of drafting per token of those that drafted."""
+
     lost_ms: float
+
+
+def is_wide(speed: Interval | Payoff) -> bool:
+    """True if an interval is too wide for a figure."""
+    return speed.low is not None and speed.high is not None and speed.high > WIDE * speed.low
 
 
 def judge(
@@ -118,40 +141,31 @@ def judge(
         expected_ms: what a guess is expected to lose, where too few were made to measure it.
     """
     speed = _speed(passes, singles)
-    age = (
-        None if singles else max((p.plain_age_s or 0.0 for p in passes if p.plain_n), default=None)
-    )
-    newest = passes[-ROUNDS_UNTIL_OFF:]
-    answer: Answer = "unknown"
-    if speed is not None and speed.low > 1.0:
-        answer = "faster"  # whatever its last rounds did
-    elif len(newest) == ROUNDS_UNTIL_OFF and all(one.declined for one in newest):
-        answer = "off"
-    elif speed is not None:
-        answer = "slower" if speed.high < 1.0 else "unsure"
+    found = payoff(passes, speed)
+    answer, age = found.answer, None
+    if not singles:
+        age = max((one.plain_age_s or 0.0 for one in passes if one.plain_n), default=None)
     if age is not None and age > STALE_S and answer in ("faster", "slower"):
-        answer = "unsure"
-    if answer == "unsure" and speed is not None and speed.high > WIDE * speed.low:
-        answer = "unknown"
-    found = counted(passes, answer, speed)
-    return replace(found, lost_ms=speed.lost_ms if speed else expected_ms, plain_age_s=age)
+        answer = "unknown" if is_wide(found) else "unsure"
+    lost_ms = speed.lost_ms if speed else expected_ms
+    return replace(found, answer=answer, lost_ms=lost_ms, plain_age_s=age)
 
 
-class Interval(Protocol):
-    """A ratio of speeds and its bounds, if they are known."""
+def payoff(
+    passes: Sequence[TimedRound],
+    speed: Interval | None,
+    newest: Sequence[TimedRound] | None = None,
+) -> Payoff:
+    """Return the verdict on rounds of this speed, with their tokens and guesses.
 
-    @property
-    def ratio(self) -> float | None: ...
-    @property
-    def low(self) -> float | None: ...
-    @property
-    def high(self) -> float | None: ...
-
-
-def counted(passes: Sequence[TimedRound], answer: Answer, speed: Interval | None) -> Payoff:
-    """Return a verdict, with the tokens and guesses of these rounds."""
+    Args:
+        newest: of these, those of the last run, where there are several.
+    """
+    answer: Answer = "unknown" if speed is None else speed.answer
+    last = (passes if newest is None else newest)[-ROUNDS_UNTIL_OFF:]
+    off = len(last) == ROUNDS_UNTIL_OFF and all(one.declined for one in last)
     return Payoff(
-        answer=answer,
+        answer="off" if off and answer != "faster" else answer,
         ratio=None if speed is None else speed.ratio,
         low=None if speed is None else speed.low,
         high=None if speed is None else speed.high,
@@ -163,10 +177,9 @@ def counted(passes: Sequence[TimedRound], answer: Answer, speed: Interval | None
     )
 
 
-def by_source(passes: Sequence[TimedRound], singles: Sequence[float] = ()) -> dict[str, Payoff]:
+def by_source(passes: Sequence[TimedRound]) -> dict[str, Payoff]:
     """Judge the rounds of each source alone, in order of appearance."""
-    if not any(one.plain_ms for one in passes):
-        singles = singles or _singles(passes)
+    singles = [] if any(one.plain_ms for one in passes) else singles_of(passes)
     sources = dict.fromkeys(one.source for one in passes if one.drafted)
     return {
         source: judge([one for one in passes if one.drafted and one.source == source], singles)
@@ -174,14 +187,15 @@ def by_source(passes: Sequence[TimedRound], singles: Sequence[float] = ()) -> di
     }
 
 
-def _singles(passes: Sequence[TimedRound]) -> list[float]:
+def singles_of(passes: Iterable[TimedRound]) -> list[float]:
+    """Return the milliseconds of the plain steps among these rounds."""
     return [one.pass_ms for one in passes if not one.drafted]
 
 
 def _speed(passes: Sequence[TimedRound], singles: Sequence[float]) -> _Speed | None:
     """Compute the speed; return None if too little was seen."""
     drafted = [one for one in passes if one.drafted]
-    known = _plain(drafted, singles or _singles(passes), measured=bool(singles))
+    known = _plain(drafted, singles or singles_of(passes), measured=bool(singles))
     if len(drafted) < MIN_ROUNDS or known is None:
         return None
     plain = known.ms
@@ -352,10 +366,10 @@ def details(verdict: Payoff, *, both: bool = False) -> list[str]:
     that were judged, and the age of the plain steps."""
     if verdict.answer == "off" or not verdict.drafted:
         return []
-    kept = f"{verdict.accepted / verdict.drafted:.0%} of guesses kept"
+    kept = f"{verdict.kept:.0%} of guesses kept"
     if both and verdict.judged:
         kept += f", {verdict.accepted / verdict.judged:.0%} of those checked"
-    found = [f"{verdict.tokens / verdict.passes:.1f} tokens a pass", kept]
+    found = [f"{verdict.per_pass:.1f} tokens a pass", kept]
     if both and verdict.plain_age_s is not None and not is_stale(verdict):
         found.append(f"plain measured within {_ago(math.ceil(verdict.plain_age_s))}")
     return found

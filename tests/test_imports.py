@@ -114,7 +114,7 @@ FIRST_PARTY_LIGHT = {
         "specllama.settings.setting",
     },
     "specllama.paths": {"specllama.errors"},
-    "specllama.stats": {"specllama.events"},
+    "specllama.figures": {"specllama.events", "specllama.verdict"},
     "specllama.text": set(),
 }
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from specllama.bench import outcome
-from specllama.bench.experiment import PLAIN, RaceBoard, Run, question
+from specllama.bench.experiment import PLAIN, Run, question
+from specllama.bench.outcome import RaceBoard
 from specllama.interface import EngineInfo, Prompt
 from specllama.session import Session
 from specllama.settings.params import GenerateParams

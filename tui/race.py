@@ -6,21 +6,13 @@ Times are the engine's own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from textual.message import Message
 
-from specllama.bench.experiment import (
-    DRAFTED,
-    LAPS,
-    TOKENS,
-    RaceBoard,
-    Run,
-    ask_all,
-    drafted,
-    plain_and,
-)
+from specllama.bench.experiment import DRAFTED, LAPS, TOKENS, Run, ask_all, drafted, plain_and
+from specllama.bench.outcome import RaceBoard
 from specllama.bench.prompts import load_prompts
 from specllama.cancel import Cancel
 from specllama.errors import EngineError, SpecllamaError
@@ -65,17 +57,17 @@ class Racing:
     def busy(self) -> bool:
         return self.thread is not None and self.thread.is_alive()
 
-    def start(self, runs: Sequence[Run]) -> None:
+    def start(self, runs: Iterable[Run]) -> None:
         self._cancel = Cancel()
         self.thread = threading.Thread(
-            target=self._all, args=(list(runs), self._cancel), name="specllama-race", daemon=True
+            target=self._all, args=(runs, self._cancel), name="specllama-race", daemon=True
         )
         self.thread.start()
 
     def stop(self) -> None:
         self._cancel.set()
 
-    def _all(self, runs: list[Run], cancel: Cancel) -> None:
+    def _all(self, runs: Iterable[Run], cancel: Cancel) -> None:
         error: SpecllamaError | None = None
         try:
             ask_all(
@@ -115,16 +107,20 @@ class RaceSetup:
             self._samples += 1
             self.prompt = ours[self._samples % len(ours)].content
 
-    def runs(self, tab: str, board: RaceBoard, methods: Sequence[MethodInfo] = ()) -> list[Run]:
-        """Return the next lap of the race, or the next laps of ``methods``."""
+    def lap(self, n: int, methods: Sequence[MethodInfo] | None = None) -> list[Run]:
+        """Return lap ``n`` of the race, or of ``methods``."""
         params = drafted(self.params).replace(max_tokens=self.tokens, ignore_eos=self.to_the_end)
-        ways = [(m.label, params.replace(proposer=m.name)) for m in methods]
-        if tab == "race":
-            ways = [(DRAFTED, params)]
-        prompt = self.prompt or load_prompts()[0].content
-        first = board.free_lap(tab)
-        laps = range(first, first + (1 if tab == "race" else LAPS))
-        return [run for lap in laps for run in plain_and(prompt, params, ways, lap)]
+        ways = [(DRAFTED, params)]
+        if methods is not None:
+            ways = [(m.label, params.replace(proposer=m.name)) for m in methods]
+        return plain_and(self.prompt or load_prompts()[0].content, params, ways, n)
+
+    def table(self, board: RaceBoard, methods: Sequence[MethodInfo]) -> list[Run]:
+        """Put the next laps of these methods on the board."""
+        first = board.free_lap("methods")
+        runs = [run for n in range(first, first + LAPS) for run in self.lap(n, methods)]
+        board.runs.setdefault("methods", []).extend(runs)
+        return runs
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specllama.events import Event, Finished, RoundDone, Started, event_from_dict
+from specllama.figures import Figures, SpecStats, depths
 from specllama.files import DAMAGE
-from specllama.replies.figures import ReplyFigures
-from specllama.stats import SpecStats
 from specllama.store.rounds import LoggedTurn
 from specllama.told import News, news
 from specllama.tui.themes import Glyphs
@@ -70,7 +69,7 @@ class Record:
     stats: SpecStats = field(default_factory=SpecStats)
     live: bool = False
     ahead: ReadAhead | None = None
-    _figures: tuple[object, int, ReplyFigures | None] = field(default=((), 0, None), init=False)
+    _figures: tuple[object, int, Figures | None] = field(default=((), 0, None), init=False)
 
     def add(self, rounds: Iterable[RoundDone]) -> None:
         for done in rounds:
@@ -111,7 +110,7 @@ class Record:
         rounds = self.rounds[first:last]
         return LoggedTurn(number, started=started, rounds=rounds, finished=self.ends.get(number))
 
-    def figures(self, at: int = -1) -> ReplyFigures | None:
+    def figures(self, at: int = -1) -> Figures | None:
         """Return the figures of that request; None before its first token. They cost time for each
         round, so those of a long reply that is being written lag by up to one in ``LAG`` rounds."""
         turn = self.request(at)
@@ -151,14 +150,6 @@ class Record:
         return None if done is None or done.used is None else (done.used, done.n_ctx)
 
 
-def depth_of(done: RoundDone) -> list[int]:
-    """Return the depth of each drafted node, the first level being 1."""
-    depths: list[int] = []
-    for parent in done.parents:
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return depths
-
-
 def fate_of(done: RoundDone) -> list[str]:
     """Return "accepted", "rejected" (judged and refused) or "untested" for each drafted node.
 
@@ -187,7 +178,7 @@ def glyph_run(done: RoundDone, glyphs: Glyphs) -> list[tuple[str, str]]:
 
     A tree is drawn by depth, as a chain: what counts is how far the draft came.
     """
-    rest = max(depth_of(done), default=0) - done.accepted
+    rest = max(depths(done.parents), default=0) - done.accepted
     rejected = int("rejected" in fate_of(done)) if rest > 0 else 0
     out = [
         ("accepted", glyphs.accepted * done.accepted),

@@ -6,30 +6,30 @@ nothing is predicted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from specllama.errors import SpecllamaError
-from specllama.events import Payoff, RoundDone
+from specllama.events import Payoff
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.store.rounds import RunRecord, list_runs, read_run
 from specllama.text import number_of
-from specllama.verdict import SINGLES, TimedRound, judge, words
+from specllama.verdict import SINGLES, TimedRound, judge, passes_of, singles_of, words
 
 NEWEST = 40  # logs that are read
 BYTES = 24 << 20  # and at most this much of them: the screen must not wait for old runs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Achieved:
     """The rounds that one method wrote, in replies of conversations and in runs of races."""
 
     replies: int = 0
     raced: int = 0
-    passes: tuple[TimedRound, ...] = ()
+    passes: list[TimedRound] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,7 @@ class TrackRecord:
     @property
     def plain_ms(self) -> list[float]:
         """The plain steps of this pair, of every reply."""
-        return [
-            one.pass_ms
-            for achieved in self.by_method.values()
-            for one in achieved.passes
-            if not one.drafted
-        ]
+        return singles_of(one for achieved in self.by_method.values() for one in achieved.passes)
 
     def verdict(self, method: str) -> Payoff | None:
         """Judge a method; return None for plain decoding and for one that was never used."""
@@ -75,13 +70,12 @@ class TrackRecord:
 
 def track_record(info: EngineInfo, folder: Path | None = None) -> TrackRecord:
     """Read the newest logs of this pair. A folder or a log that cannot be read counts as none."""
-    found: dict[str, list[Sequence[RoundDone]]] = {}
-    raced: dict[str, int] = {}
+    found: dict[str, Achieved] = {}
+    budget = BYTES
     try:
         paths = list_runs(folder)[:NEWEST]
     except SpecllamaError:
-        return TrackRecord({})
-    budget = BYTES
+        return TrackRecord(found)
     for path in paths:
         try:
             budget -= path.stat().st_size
@@ -90,23 +84,14 @@ def track_record(info: EngineInfo, folder: Path | None = None) -> TrackRecord:
             record = read_run(path)
         except (OSError, SpecllamaError):
             continue
-        if not _same_pair(record, info):
-            continue
-        for turn in record.turns:
+        raced = record.header.get("command") == "race"
+        for turn in record.turns if _same_pair(record, info) else ():
             if turn.started is not None and turn.rounds:
-                method = turn.started.proposer
-                found.setdefault(method, []).append(turn.rounds)
-                raced[method] = raced.get(method, 0) + (record.header.get("command") == "race")
-    return TrackRecord(
-        {
-            method: Achieved(
-                len(replies) - raced[method],
-                raced[method],
-                tuple(TimedRound.of(done) for rounds in replies for done in rounds if done.index),
-            )
-            for method, replies in found.items()
-        }
-    )
+                mine = found.setdefault(turn.started.proposer, Achieved())
+                mine.raced += raced
+                mine.replies += not raced
+                mine.passes += passes_of(turn.rounds)
+    return TrackRecord(found)
 
 
 def _same_pair(record: RunRecord, info: EngineInfo) -> bool:

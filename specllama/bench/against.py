@@ -1,4 +1,4 @@
-"""A comparison of a server's texts, to show if its speculation changes them.
+"""A comparison of a server's replies, to show if its speculation changes them.
 
 The same greedy and seeded requests go to an arm that speculates and to one that does not, see
 ``Side``. A greedy request is sent twice, so that the second finds what the first left in a prompt
@@ -8,22 +8,32 @@ the same ways: where it does not repeat itself, a difference says nothing about 
 Servers answer with texts, so texts are compared, nothing stripped. At the first difference the
 plain arm is asked once more, for its logprobs: the lead of its own token over the other one tells a
 near-tie from a wrong text.
+
+Unseeded replies are asked for one after another, at one temperature and with no other cut of the
+law, until another law is shown or enough tokens were seen, see ``law``. Where it is shown, the
+plain arm is tested in the same way: if its replies do not follow the law either, it is the wrong
+law for this server, and the proof makes no claim about speculation.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import cycle, product
 from typing import TYPE_CHECKING, Any, Literal
 
+from specllama.bench.law import ALARM, LawTest
+from specllama.bench.plain_law import STRAY, PlainLaw, ReadAs, spelt, written
 from specllama.bench.prompts import BenchPrompt
 from specllama.errors import EngineDied, SpecllamaError
 from specllama.settings.params import GenerateParams, SamplingParams
 
 if TYPE_CHECKING:
-    from specllama.remote.answers import Answered, Likely
+    from specllama.remote.answers import Likely
+    from specllama.remote.kinds.kind import Heard
 
 Way = Literal["first", "again", "beside"]
 WAYS: dict[Way, str] = {
@@ -32,11 +42,12 @@ WAYS: dict[Way, str] = {
     "beside": "several at the same time",
 }
 SPECULATIVE, PLAIN = "speculative", "plain"
-_TIE = (
-    0.3  # a lead that a server's rounding may close: how far it goes cannot be measured from here
-)
+# a lead that a server's rounding may close: how far it goes cannot be measured from here
+_TIE = 0.3
 _TOP = 10  # rivals that are asked for at a difference
 _SHOWN = 40  # characters on both sides of a difference
+_SURE = math.log(1000.0)
+_PATIENCE = 8  # replies in a row that cannot be used
 
 Outcome = Literal["equal", "white space", "near-tie", "different", "failed"]
 
@@ -53,8 +64,26 @@ class Side:
 
     name: str
     what: str
-    ask: Callable[[BenchPrompt, GenerateParams], Answered]
+    ask: Callable[[BenchPrompt, GenerateParams], Heard]
     own: bool = False
+
+    def tried(self, prompt: BenchPrompt, params: GenerateParams) -> Heard | SpecllamaError:
+        """Send a request; return its answer or error. Raise EngineDied if nothing answers."""
+        try:
+            return self.ask(prompt, params)
+        except EngineDied:
+            raise
+        except SpecllamaError as error:
+            return error
+
+
+def pure(base: GenerateParams, temperature: float, **more: Any) -> GenerateParams:
+    """Return a request in which the temperature alone decides the law; a card decides nothing."""
+    sampling = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
+    return base.replace(sampling=sampling, from_card=(), **more)
+
+
+# ---- texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +121,11 @@ class TextCase:
         return self.outcome == "equal"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"type": "text", **dataclasses.asdict(self)}
+        return {"type": "text", **asdict(self)}
 
 
 Score = Callable[[BenchPrompt, GenerateParams, str, str, str], float | None]
 """The lead of one continuation of a text over another: (prompt, params, shared, plain, other)."""
-
-
-def written(answer: Answered) -> str:
-    """Return the whole reply as one text, its thought in front."""
-    return f"{answer.reasoning}\n[answer]\n{answer.text}" if answer.reasoning else answer.text
 
 
 def parted(a: str, b: str) -> int | None:
@@ -135,124 +159,84 @@ def compare_texts(
     Raises:
         EngineDied: a server is gone; everything that was yielded stands.
     """
-    texts: dict[tuple[int, int], Answered] = {}
-    for n, prompt in enumerate(prompts):
-        for w, wish in enumerate(wishes):
-            params = seeded(wish, n)
-            ways: tuple[Way, ...] = ("first",) if wish.sampling.temperature else ("first", "again")
-            tried = [_tried(speculative, prompt, params) for _ in ways]
-            first = _tried(plain, prompt, params)
-            if isinstance(first, SpecllamaError):
-                yield _failed(prompt, params, plain, "first", first)
-                continue
-            texts[n, w] = first
-            judged = _Judge(plain, prompt, params, first, score)
-            for way, answer in zip(ways, tried, strict=True):
-                yield judged(speculative, way, answer)
-            if not plain.own and "again" in ways:
-                yield judged(plain, "again", _tried(plain, prompt, params))
-    greedy = [w for w, wish in enumerate(wishes) if not wish.sampling.temperature]
-    for w in greedy if at_once > 1 else ():
-        known = [(n, prompt) for n, prompt in enumerate(prompts) if (n, w) in texts]
-        for arm in (speculative, plain):
-            if not arm.own:
-                with ThreadPoolExecutor(at_once) as pool:
-                    asked = [
-                        pool.submit(_tried, arm, prompt, seeded(wishes[w], n))
-                        for n, prompt in known
-                    ]
-                for (n, prompt), later in zip(known, asked, strict=True):
-                    judged = _Judge(plain, prompt, seeded(wishes[w], n), texts[n, w], score)
-                    yield judged(arm, "beside", later.result())
+    texts: dict[tuple[int, int], Heard] = {}
 
+    def request(w: int, n: int) -> tuple[BenchPrompt, GenerateParams]:
+        wish = wishes[w]
+        return prompts[n], wish if wish.seed is None else wish.replace(seed=wish.seed + n)
 
-def pure(base: GenerateParams, temperature: float, **more: Any) -> GenerateParams:
-    """Return a request in which the temperature alone decides the law; a card decides nothing."""
-    sampling = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
-    return base.replace(sampling=sampling, from_card=(), **more)
+    def asked(arm: Side, w: int, n: int) -> Heard | SpecllamaError:
+        return arm.tried(*request(w, n))
 
-
-def seeded(wish: GenerateParams, n: int) -> GenerateParams:
-    return wish if wish.seed is None else wish.replace(seed=wish.seed + n)
-
-
-def _tried(arm: Side, prompt: BenchPrompt, params: GenerateParams) -> Answered | SpecllamaError:
-    """Send a request; return its answer or error. Raise EngineDied if nothing answers."""
-    try:
-        return arm.ask(prompt, params)
-    except EngineDied:
-        raise
-    except SpecllamaError as error:
-        return error
-
-
-def _failed(
-    prompt: BenchPrompt, params: GenerateParams, arm: Side, way: Way, error: SpecllamaError
-) -> TextCase:
-    return TextCase(
-        prompt.id, prompt.slice, params.sampling.temperature, arm.name, way, "failed",
-        note=error.message,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Judge:
-    """A judge that compares replies to one request with the plain one."""
-
-    plain: Side
-    prompt: BenchPrompt
-    params: GenerateParams
-    first: Answered
-    score: Score | None
-
-    def __call__(self, arm: Side, way: Way, answer: Answered | SpecllamaError) -> TextCase:
+    def judged(arm: Side, way: Way, w: int, n: int, answer: Heard | SpecllamaError) -> TextCase:
+        prompt, params = request(w, n)
+        temperature = params.sampling.temperature
+        case = TextCase(prompt.id, prompt.slice, temperature, arm.name, way, "failed")
         if isinstance(answer, SpecllamaError):
-            return _failed(self.prompt, self.params, arm, way, answer)
-        a, b = written(self.first), written(answer)
-        draft = answer.draft
-        case = TextCase(
-            self.prompt.id, self.prompt.slice, self.params.sampling.temperature, arm.name, way,
-            "equal", answer.tokens,
-            drafted=None if draft is None else draft.drafted,
-            accepted=None if draft is None else draft.accepted,
-        )  # fmt: skip
-        at = parted(a, b)
-        if at is None:
+            return replace(case, note=answer.message)
+        if (draft := answer.draft) is not None:
+            case = replace(case, drafted=draft.drafted, accepted=draft.accepted)
+        case = replace(case, outcome="equal", tokens=answer.tokens)
+        a, b = written(texts[w, n]), written(answer)
+        if (at := parted(a, b)) is None:
             return case
-        outcome: Outcome = "different"
-        gap, by = (None, "")
-        if a.strip() == b.strip():
-            outcome = "white space"
-        else:
-            gap, by = self._gap(a[:at], a[at:], b[at:])
-            if gap is not None and gap <= _TIE:
-                outcome = "near-tie"
-        return dataclasses.replace(
-            case,
-            outcome=outcome,
-            at=at,
-            before=a[max(at - _SHOWN, 0) : at],
-            plain=a[at : at + _SHOWN],
-            other=b[at : at + _SHOWN],
-            gap=gap,
-            gap_by=by,
-        )
+        outcome: Outcome = "white space"
+        gap, by = None, ""
+        if a.strip() != b.strip():
+            gap, by = _gap(plain, prompt, params, texts[w, n], (a[:at], a[at:], b[at:]), score)
+            outcome = "near-tie" if gap is not None and gap <= _TIE else "different"
+        around = slice(at, at + _SHOWN)
+        case = replace(case, before=a[max(at - _SHOWN, 0) : at], plain=a[around], other=b[around])
+        return replace(case, outcome=outcome, at=at, gap=gap, gap_by=by)
 
-    def _gap(self, shared: str, plain: str, other: str) -> tuple[float | None, str]:
-        """Return the gap by the plain arm's logprobs, else by ``score``; seeded draws have none."""
-        if self.params.sampling.temperature:
-            return None, ""
-        if not self.plain.own and not self.first.reasoning:
-            asked = _tried(self.plain, self.prompt, self.params.replace(chances=_TOP))
-            told: Sequence[Likely] = ()
-            if not isinstance(asked, SpecllamaError) and asked.text == self.first.text:
-                told = asked.logprobs or ()
-            if (gap := lead(told, len(shared), shared + other)) is not None:
-                return gap, "its own logprobs"
-        if self.score is not None:
-            gap = self.score(self.prompt, self.params, shared, plain, other)
-            return gap, "our engine" if gap is not None else ""
+    drawn = [bool(wish.sampling.temperature) for wish in wishes]
+    for n, w in product(range(len(prompts)), range(len(wishes))):
+        ways: tuple[Way, ...] = ("first",) if drawn[w] else ("first", "again")
+        tried = [asked(speculative, w, n) for _ in ways]
+        first = asked(plain, w, n)
+        if isinstance(first, SpecllamaError):
+            yield judged(plain, "first", w, n, first)
+            continue
+        texts[w, n] = first
+        for way, answer in zip(ways, tried, strict=True):
+            yield judged(speculative, way, w, n, answer)
+        if not plain.own and "again" in ways:
+            yield judged(plain, "again", w, n, asked(plain, w, n))
+    for w, arm in product(range(len(wishes)), (speculative, plain)):
+        known = [n for n in range(len(prompts)) if (w, n) in texts]
+        if at_once < 2 or drawn[w] or arm.own:
+            continue
+        with ThreadPoolExecutor(at_once) as pool:
+            answers = pool.map(partial(asked, arm, w), known)
+        for n, answer in zip(known, answers, strict=True):
+            yield judged(arm, "beside", w, n, answer)
+
+
+def _gap(
+    plain: Side,
+    prompt: BenchPrompt,
+    params: GenerateParams,
+    first: Heard,
+    parts: tuple[str, str, str],
+    score: Score | None,
+) -> tuple[float | None, str]:
+    """Return the gap by the plain arm's logprobs, else by ``score``; seeded draws have none.
+
+    Args:
+        parts: what both texts share, and how each goes on.
+    """
+    shared, _, other = parts
+    if params.sampling.temperature:
         return None, ""
+    if not plain.own and not first.reasoning:
+        asked = plain.tried(prompt, params.replace(chances=_TOP))
+        told: Sequence[Likely] = ()
+        if not isinstance(asked, SpecllamaError) and asked.text == first.text:
+            told = asked.logprobs or ()
+        if (gap := lead(told, len(shared), shared + other)) is not None:
+            return gap, "its own logprobs"
+    gap = None if score is None else score(prompt, params, *parts)
+    return gap, "our engine" if gap is not None else ""
 
 
 def lead(told: Sequence[Likely], at: int, other: str) -> float | None:
@@ -269,6 +253,122 @@ def lead(told: Sequence[Likely], at: int, other: str) -> float | None:
     return None
 
 
-def spelt(token: str) -> str:
-    """Spell a token as text: some servers write white space as byte-level vocabularies do."""
-    return token.replace("\u0120", " ").replace("\u010a", "\n")
+# ---- the law
+
+
+@dataclass(frozen=True, slots=True)
+class LawCase:
+    """The evidence of one arm's tokens so far.
+
+    Attributes:
+        tokens: looked at. replies: they came from. skipped: replies that could not be used.
+        found_at: tokens until another law was shown, None where it was not.
+        evidence: decimal logarithm of the bets' wealth; largest: of the largest so far.
+        by: the bet that won most, a key of ``RIVALS``.
+        note: why it ended early.
+    """
+
+    arm: str
+    temperature: float
+    law: str
+    read_as: ReadAs
+    tokens: int = 0
+    replies: int = 0
+    skipped: int = 0
+    found_at: int | None = None
+    evidence: float = 0.0
+    largest: float = 0.0
+    by: str = ""
+    slack: float = 0.0
+    stray: float = 0.0
+    alarm: float = ALARM
+    note: str = ""
+    over: bool = False
+
+    @property
+    def shown(self) -> bool:
+        return self.found_at is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"type": "law", **asdict(self)}
+
+
+class _Repeats:
+    """A detector of a server that repeats replies too unlikely for chance: another bet, see
+    ``law``, on a reply that was seen before."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, float]] = {}
+        self._wealth = 0.0
+
+    @property
+    def fixed(self) -> bool:
+        return self._wealth >= _SURE
+
+    def see(self, prompt: str, text: str, nats: float) -> bool:
+        """True if this reply must not be counted."""
+        known = self._known.setdefault(prompt, {})
+        chance, again = min(sum(known.values()), 1.0), text in known
+        if chance:
+            self._wealth += math.log(0.5 + 0.5 * again / chance)
+        known[text] = max(math.exp(-nats), 1e-300)
+        return again and (self.fixed or nats >= _SURE)
+
+
+def follow_law(
+    arm: Side,
+    law: PlainLaw,
+    prompts: Sequence[BenchPrompt],
+    wish: GenerateParams,
+    *,
+    most: int,
+    seed: int = 0,
+) -> Iterator[LawCase]:
+    """Read ``most`` tokens at most; yield a case after each reply, the last one is ``over``.
+
+    Raises:
+        EngineDied: the server is gone.
+    """
+    temperature = wish.sampling.temperature
+    params = pure(wish, temperature, seed=None, chances=law.top)
+    case = LawCase(arm.name, temperature, law.what, "tokens", slack=law.slack / temperature)
+    test, repeats = LawTest(slack=case.slack, seed=seed), _Repeats()
+    idle = 0
+    for prompt in cycle(prompts):
+        try:
+            answer = arm.ask(prompt, params)
+            reading = law.read(prompt, answer, temperature)
+            why = reading.why or ("" if reading.spots else "the reply is empty")
+            if not why and repeats.see(prompt.id, answer.text, reading.nats):
+                why = "the server writes the same reply again, as from a fixed seed"
+        except EngineDied:
+            raise
+        except SpecllamaError as error:
+            why = error.message
+        if why:
+            idle += 1
+            case = replace(case, skipped=case.skipped + 1, note=why)
+            if idle >= min(_PATIENCE, 2 * len(prompts)) or repeats.fixed:
+                break
+            continue
+        idle = 0
+        stray = STRAY if reading.read_as == "text" else 0.0
+        if stray:
+            case = replace(case, read_as="text", stray=stray)
+        for spot in reading.spots:
+            if test.see(spot, stray) or test.tokens >= most:
+                break
+        case = replace(
+            case,
+            tokens=test.tokens,
+            replies=case.replies + 1,
+            found_at=test.found_at,
+            evidence=test.now / math.log(10.0),
+            largest=test.most / math.log(10.0),
+            by=test.by,
+            note="",
+        )
+        if case.shown or test.tokens >= most:
+            break
+        yield case
+    yield replace(case, over=True)

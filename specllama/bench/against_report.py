@@ -4,17 +4,42 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain, product
 from typing import Any, Literal
 
-from specllama.bench.against import PLAIN, SPECULATIVE, WAYS, Outcome, Side, TextCase, Way
+from specllama.bench.against import (
+    PLAIN,
+    SPECULATIVE,
+    WAYS,
+    LawCase,
+    Outcome,
+    Side,
+    TextCase,
+    Way,
+)
 from specllama.bench.law import RIVALS
-from specllama.bench.law_proof import LawCase
 from specllama.store.document import Raw, fact_list, heading, page, paragraph, table
 
 SCHEMA = "specllama.against.v1"
 
 Answer = Literal["lossless so far", "not lossless", "not repeatable", "cannot be told"]
+Kind = Literal["fault", "waver", "doubt", "fine"]
+"""A fault of speculation, one of the server with and without it, a doubt, no fault."""
+
+_ANSWERS: dict[Kind, tuple[Answer, str]] = {
+    "fault": ("not lossless", "NOT lossless: with speculation it writes something else"),
+    "waver": (
+        "not repeatable",
+        "NOT repeatable: it gives the same greedy request different texts, "
+        "with speculation and without",
+    ),
+    "fine": (
+        "lossless so far",
+        "No fault found: its speculation changed nothing that was looked at",
+    ),
+    "doubt": ("cannot be told", "This cannot be told here"),
+}  # the first that there is a reason for
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +63,9 @@ class ServerProof:
     notes: list[str]
     finished: bool = True
 
-    def of(self, arm: str, temperature: float, way: Way | None = None) -> list[TextCase]:
-        return [
-            case
-            for case in self.texts
-            if case.arm == arm
-            and case.temperature == temperature
-            and (way is None or case.way == way)
-        ]
+    def of(self, arm: str, temperature: float, way: Way) -> list[TextCase]:
+        asked = arm, temperature, way
+        return [case for case in self.texts if (case.arm, case.temperature, case.way) == asked]
 
     @property
     def temperatures(self) -> list[float]:
@@ -57,50 +77,29 @@ class Ruling:
     """A ruling: ``answer`` first, then the reasons, a sentence each."""
 
     answer: Answer
+    words: str
     reasons: tuple[str, ...]
 
     @property
     def fault(self) -> bool:
         return self.answer in ("not lossless", "not repeatable")
 
-    @property
-    def words(self) -> str:
-        return {
-            "lossless so far": "No fault found: its speculation changed nothing that was looked at",
-            "not lossless": "NOT lossless: with speculation it writes something else",
-            "not repeatable": "NOT repeatable: it gives the same greedy request different texts, "
-            "with speculation and without",
-            "cannot be told": "This cannot be told here",
-        }[self.answer]
-
-
-@dataclass(slots=True)
-class _Reasons:
-    """Reasons: ``faults`` are of speculation, ``wavers`` of the server with and without it."""
-
-    faults: list[str] = field(default_factory=list)
-    wavers: list[str] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
-    fine: list[str] = field(default_factory=list)
-
 
 def judge(proof: ServerProof) -> Ruling:
     """Judge a proof by its greedy texts and the law. Equal texts with the same seed are reported,
     but few engines promise them: drawing with other random numbers is no fault."""
-    found = _Reasons()
-    for temperature in proof.temperatures:
-        for way in WAYS:
-            _judge_texts(proof, temperature, way, found)
+    reasons: dict[Kind, list[str]] = {"fault": [], "waver": [], "doubt": [], "fine": []}
+    for temperature, way in product(proof.temperatures, WAYS):
+        if cases := proof.of(SPECULATIVE, temperature, way):
+            kind, words = _on_texts(proof, cases)
+            reasons[kind].append(words)
     for temperature in dict.fromkeys(case.temperature for case in proof.laws):
-        _judge_law(proof, temperature, found)
-    answer: Answer = "cannot be told"
-    if found.faults:
-        answer = "not lossless"
-    elif found.wavers:
-        answer = "not repeatable"
-    elif found.fine:
-        answer = "lossless so far"
-    return Ruling(answer, (*found.faults, *found.wavers, *found.doubts, *found.fine))
+        arms = {case.arm: case for case in proof.laws if case.temperature == temperature}
+        if (case := arms.get(SPECULATIVE)) is not None:
+            kind, words = _on_law(case, arms.get(PLAIN))
+            reasons[kind].append(words)
+    found: Kind = next((kind for kind in _ANSWERS if reasons[kind]), "doubt")
+    return Ruling(*_ANSWERS[found], tuple(chain(*reasons.values())))
 
 
 _FOUND: dict[Outcome, str] = {
@@ -111,40 +110,35 @@ _FOUND: dict[Outcome, str] = {
 }
 
 
-def _judge_texts(proof: ServerProof, temperature: float, way: Way, found: _Reasons) -> None:
-    cases = proof.of(SPECULATIVE, temperature, way)
-    if not cases:
-        return
-    count = Counter(case.outcome for case in cases)
-    n, equal = len(cases), count["equal"]
-    kind = "greedy texts" if temperature == 0.0 else f"texts at temperature {temperature:g}"
-    seeded = " with the same seed" if temperature else ""
-    said = f"{equal} of {n} {kind}{seeded} equal the plain ones, {WAYS[way]}"
+def _on_texts(proof: ServerProof, cases: Sequence[TextCase]) -> tuple[Kind, str]:
+    """Judge the speculative texts of one way and temperature."""
+    temperature, way = cases[0].temperature, cases[0].way
+    count, n = Counter(case.outcome for case in cases), len(cases)
+    kind = f"texts at temperature {temperature:g} with the same seed"
+    said = f"{count['equal']} of {n} {kind if temperature else 'greedy texts'} equal the plain ones"
     more = [f"{count[outcome]} {word}" for outcome, word in _FOUND.items() if count[outcome]]
-    said = "; ".join([said, *more]) + "."
+    said = "; ".join([f"{said}, {WAYS[way]}", *more]) + "."
     itself: Way = "again" if way == "first" else way  # its first texts are what it is held to
     control = proof.of(PLAIN, temperature, itself)
     wavering = [case for case in control if case.outcome == "different"]
-    wrong = [case for case in cases if case.outcome == "different"]
-    if wrong:
+    if wrong := [case for case in cases if case.outcome == "different"]:
         first = wrong[0]
         said += f" The first is prompt {first.prompt}, at character {first.at}{_gap_words(first)}."
     if temperature and wrong:
-        found.doubts.append(said + " Few engines promise equal draws; the law is what counts.")
-    elif wavering:
+        return "doubt", said + " Few engines promise equal draws; the law is what counts."
+    if wavering:
         said += (
             f" Of its plain texts {len(wavering)} of {len(control)} differ from their own first "
             f"ones ({WAYS[itself]}), so this alone does not show that speculation is to blame: "
             "start the same server without it and name that one with --plain URL."
         )
         known = any(case.gap is not None for case in wavering)
-        (found.wavers if known or itself == "again" else found.doubts).append(said)
-    elif wrong:
+        return "waver" if known or itself == "again" else "doubt", said
+    if wrong:
         if all(case.gap is None for case in wrong):
             said += " How near these were to a tie is not known."
-        found.faults.append(said)
-    else:
-        (found.fine if count["failed"] < n else found.doubts).append(said)
+        return "fault", said
+    return "fine" if count["failed"] < n else "doubt", said
 
 
 def _gap_words(case: TextCase) -> str:
@@ -153,40 +147,35 @@ def _gap_words(case: TextCase) -> str:
     return f", where the plain token leads by {case.gap:.2f} in logprob ({case.gap_by})"
 
 
-def _judge_law(proof: ServerProof, temperature: float, found: _Reasons) -> None:
-    arms = {case.arm: case for case in proof.laws if case.temperature == temperature}
-    case, control = arms.get(SPECULATIVE), arms.get(PLAIN)
-    if case is None:
-        return
-    at = f"At temperature {temperature:g}, without seeds"
+def _on_law(case: LawCase, control: LawCase | None) -> tuple[Kind, str]:
+    """Judge the unseeded replies at one temperature against the plain arm's."""
+    at = f"At temperature {case.temperature:g}, without seeds"
     if not case.tokens:
-        found.doubts.append(f"{at}: no reply could be used ({case.note}).")
-    elif not case.shown:
-        found.fine.append(
+        return "doubt", f"{at}: no reply could be used ({case.note})."
+    if not case.shown:
+        return "fine", (
             f"{at}: {case.tokens} tokens follow the law of {case.law} as far as can be seen "
             f"(largest evidence {_odds(case.largest)}, 100 to 1 would count). A law that is wrong "
             "in 1 of 100 draws takes hundreds to thousands of tokens to show; drafts that are "
             "accepted too often show only where -d names the draft."
         )
-    else:
-        said = (
-            f"{at}: another law was shown after {case.found_at} tokens (evidence "
-            f"{_odds(case.largest)} against the law of {case.law}; chance of a false alarm at "
-            f"most {case.alarm:.0%}). What gave it away: {RIVALS.get(case.by, case.by)}."
+    said = (
+        f"{at}: another law was shown after {case.found_at} tokens (evidence "
+        f"{_odds(case.largest)} against the law of {case.law}; chance of a false alarm at "
+        f"most {case.alarm:.0%}). What gave it away: {RIVALS.get(case.by, case.by)}."
+    )
+    if control is None or not control.tokens:
+        return "fault", f"{said} There is no plain arm to compare with."
+    if control.shown:
+        return "doubt", (
+            f"{said} But its plain replies do not follow that law either (shown after "
+            f"{control.found_at} tokens): it is not this server's law, so this says nothing "
+            "about speculation."
         )
-        if control is None or not control.tokens:
-            found.faults.append(f"{said} There is no plain arm to compare with.")
-        elif control.shown:
-            found.doubts.append(
-                f"{said} But its plain replies do not follow that law either (shown after "
-                f"{control.found_at} tokens): it is not this server's law, so this says nothing "
-                "about speculation."
-            )
-        else:
-            found.faults.append(
-                f"{said} Its plain replies do follow that law ({control.tokens} tokens, largest "
-                f"evidence {_odds(control.largest)})."
-            )
+    return "fault", (
+        f"{said} Its plain replies do follow that law ({control.tokens} tokens, largest "
+        f"evidence {_odds(control.largest)})."
+    )
 
 
 def _odds(log10: float) -> str:
@@ -272,25 +261,21 @@ def _differences(cases: Sequence[TextCase], most: int = 40) -> list[str]:
 def text_table(proof: ServerProof) -> tuple[tuple[str, ...], list[list[str]]]:
     heads = ("arm", "way", "temperature", "equal", "near-ties", "different", "failed", "accepted")
     rows = []
-    for temperature in proof.temperatures:
-        for arm in (SPECULATIVE, PLAIN):
-            for way in WAYS:
-                cases = proof.of(arm, temperature, way)
-                if not cases:
-                    continue
-                count = Counter(case.outcome for case in cases)
-                rows.append(
-                    [
-                        arm if arm == SPECULATIVE else "plain, against itself",
-                        WAYS[way],
-                        f"{temperature:g}",
-                        f"{count['equal']}/{len(cases)}",
-                        str(count["near-tie"]),
-                        str(count["different"] + count["white space"]),
-                        str(count["failed"]),
-                        _accepted(cases),
-                    ]
-                )
+    for temperature, arm, way in product(proof.temperatures, (SPECULATIVE, PLAIN), WAYS):
+        if cases := proof.of(arm, temperature, way):
+            count = Counter(case.outcome for case in cases)
+            rows.append(
+                [
+                    arm if arm == SPECULATIVE else "plain, against itself",
+                    WAYS[way],
+                    f"{temperature:g}",
+                    f"{count['equal']}/{len(cases)}",
+                    str(count["near-tie"]),
+                    str(count["different"] + count["white space"]),
+                    str(count["failed"]),
+                    _accepted(cases),
+                ]
+            )
     return heads, rows
 
 

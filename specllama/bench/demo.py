@@ -17,8 +17,8 @@ from time import perf_counter
 from filelock import FileLock, Timeout
 
 from specllama.bench import outcome
-from specllama.bench.experiment import DRAFTED, RaceBoard, ask_all, drafted, plain_and
-from specllama.bench.outcome import LEAST, MOST, Way
+from specllama.bench.experiment import DRAFTED, Run, ask_all, drafted, plain_and
+from specllama.bench.outcome import LEAST, MOST, RaceBoard, Way
 from specllama.bench.prompts import half, load_prompts
 from specllama.bench.speed_model import SpeedModel
 from specllama.cancel import Cancel
@@ -168,7 +168,7 @@ def trial(engine: EngineLike, board: RaceBoard, cancel: Cancel) -> SpeedModel | 
     fixed = params.replace(window="fixed", draft_max=GUESSES, proposer="draft")
     runs = plain_and(_prompts()[-1], params, [(f"k = {GUESSES}", fixed)])
     board.runs["sweep"] = runs
-    ask_all(engine, runs, cancel, lambda run: None, log=False)
+    ask_all(engine, runs, cancel)
     return outcome.model(board)
 
 
@@ -187,19 +187,17 @@ def race(
     """
     prompts, began = _prompts(), perf_counter()
     params = drafted(GenerateParams(max_tokens=TOKENS, ignore_eos=True))
-    way: Way | None = None
-    for lap in range(MOST):
-        runs = plain_and(prompts[lap % len(prompts)], params, [(DRAFTED, params)], lap=lap)
-        board.runs.setdefault("race", []).extend(runs)
-        ask_all(engine, runs, cancel, lambda run: None, log=False)
-        found = outcome.ways(board, "race")
-        if cancel.is_set() or not found:
-            break
-        told(way := found[0])
+
+    def lap(n: int) -> list[Run]:
+        return plain_and(prompts[n % len(prompts)], params, [(DRAFTED, params)], lap=n)
+
+    def enough(way: Way) -> bool:
+        told(way)
         late = perf_counter() - began > seconds
-        if outcome.decided(way) or (late and way.pairs >= LEAST):
-            break
-    return way
+        return outcome.decided(way) or (late and way.pairs >= LEAST)
+
+    ask_all(engine, outcome.race(board, lap, MOST, enough), cancel)
+    return next(iter(outcome.ways(board, "race")), None)
 
 
 def _prompts() -> list[Prompt]:

@@ -1,28 +1,74 @@
-"""Experiments: prompts that are answered in several ways, and their results, lap by lap.
+"""Experiments: prompts that are answered in several ways, by turns, and the runs of each.
 
 Runs go one after the other. Each begins with an empty cache, and all have one seed and one length,
-so they differ in nothing but how they draft. Laps alternate the order (plain, drafted, drafted,
-plain, ...), so that a machine that gets slower or faster meanwhile favours none. Times are the
-engine's own. Light to import.
+so they differ in nothing but how they draft. The order alternates, so that a machine that gets
+slower or faster meanwhile favours none. Times are the engine's own. Light to import.
+
+A small model cannot rewrite a file that it is given. So what a caller predicts of a reply is what
+the model writes by itself, and the old text is that reply with a word changed: the measure of how
+an edit is followed, not of a model that edits.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from itertools import accumulate, count, product, takewhile
+from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 from uuid import uuid4
 
+from specllama.bench.prompts import BenchPrompt
 from specllama.cancel import Cancel
+from specllama.figures import speed
 from specllama.interface import EngineLike, Message, Prompt
 from specllama.settings.params import GenerateParams
 from specllama.store.rounds import Logged
 from specllama.told import Told
-from specllama.verdict import TimedRound
+from specllama.verdict import TimedRound, passes_of, singles_of
+
+if TYPE_CHECKING:
+    from specllama.engine.engine import Engine
+    from specllama.engine.profiles import Profile
 
 PLAIN, DRAFTED = "plain", "drafted"
 TOKENS = 128  # of a race, unless the settings say fewer
 LAPS = 2  # of a table: each way once in either order
+
+Timeline = tuple[tuple[int, float], ...]
+"""(tokens so far, seconds so far) after every round."""
+Expected = Literal["edited", "wrong"]
+Progress = Callable[[int, int], object]
+"""Called with what is done, and of how much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prompt in the form that every arm gets: the same tokens, the same limits."""
+
+    prompt: BenchPrompt
+    temperature: float
+    max_tokens: int
+    seed: int
+    ignore_eos: bool = False
+
+
+def tasks_of(
+    prompts: Sequence[BenchPrompt],
+    temperatures: Sequence[float],
+    max_tokens: int,
+    seed: int = 1,
+    *,
+    ignore_eos: bool = False,
+) -> list[Task]:
+    """List each prompt at each temperature; ``seed`` is the first prompt's, the next adds 1."""
+    return [
+        Task(prompt, temperature, max_tokens, seed + n, ignore_eos)
+        for n, prompt in enumerate(prompts)
+        for temperature in temperatures
+    ]
 
 
 @dataclass(slots=True)
@@ -48,21 +94,183 @@ class Run(Told):
         return self.rounds[-1].t_s if self.rounds else 0.0
 
     @property
+    def speed(self) -> float | None:
+        """Tokens a second after the first one."""
+        return speed(len(self.tokens), self.end_s - self.ttft_s)
+
+    @property
     def passes(self) -> list[TimedRound]:
-        return [TimedRound.of(done) for done in self.rounds if done.index]
+        return passes_of(self.rounds)
 
     @property
     def singles(self) -> list[float]:
-        return [one.pass_ms for one in self.passes if not one.drafted]
+        return singles_of(self.passes)
 
     def same(self, plain: Run) -> tuple[int, int]:
         """Count the first tokens that equal plain decoding, and those of the longer run."""
         mine, theirs = self.tokens, plain.tokens
-        pairs = zip(mine, theirs, strict=False)
-        length = min(len(mine), len(theirs))
-        return next((i for i, (a, b) in enumerate(pairs) if a != b), length), max(
-            len(mine), len(theirs)
+        pairs, length = zip(mine, theirs, strict=False), min(len(mine), len(theirs))
+        equal = next((i for i, (a, b) in enumerate(pairs) if a != b), length)
+        return equal, max(len(mine), len(theirs))
+
+
+@dataclass(slots=True)
+class RunFigures:
+    """The figures of one answer. Seconds; ``decode_s`` is from the first token to the last."""
+
+    arm: str
+    prompt: str
+    slice: str
+    temperature: float
+    repetition: int
+    tokens: int
+    decode_s: float
+    total_s: float
+    ttft_s: float
+    rounds: int = 0
+    drafted: int | None = 0  # None where a server does not say
+    accepted: int | None = 0
+    near_ties: int = 0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    other_s: float = 0.0  # of the rounds, whatever neither model took
+    deliver_s: float = 0.0  # of other_s, handing on and logging the events
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    window: dict[str, int] = field(default_factory=dict)  # drafted tokens per round -> rounds
+    timeline: Timeline = ()
+    passes: Sequence[TimedRound] = ()
+
+    @staticmethod
+    def of(run: Run, task: Task, repetition: int, total_s: float) -> RunFigures:
+        """Return the figures of a whole answer of ours."""
+        end, rounds = run.end, run.rounds
+        written = accumulate(len(done.emitted) for done in rounds)
+        parts = ("decode", "ttft", "draft", "verify", "other", "deliver")
+        return RunFigures.told(
+            run.name,
+            task,
+            repetition,
+            tokens=len(end.token_ids),
+            total_s=total_s,
+            rounds=end.rounds,
+            drafted=end.draft_n,
+            accepted=end.draft_n_accepted,
+            near_ties=end.near_ties,
+            token_ids=end.token_ids,
+            text=end.text,
+            window=dict(Counter(str(len(done.drafted)) for done in rounds)),
+            timeline=tuple(zip(written, (done.t_s for done in rounds), strict=True)),
+            passes=run.passes,
+            **{f"{part}_s": getattr(end.timings, f"{part}_ms") / 1e3 for part in parts},
         )
+
+    @staticmethod
+    def told(arm: str, task: Task, repetition: int, **figures: Any) -> RunFigures:
+        """Return the figures of a task's answer; without rounds if another program wrote it."""
+        prompt = task.prompt
+        return RunFigures(arm, prompt.id, prompt.slice, task.temperature, repetition, **figures)
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens a second after the first one."""
+        return speed(self.tokens, self.decode_s)
+
+    def same(self, other: RunFigures) -> bool | None:
+        """True if both wrote the same, by tokens if both report them; None if that is not promised:
+        other engines draw with other noise. They trim the ends of texts."""
+        if self.token_ids and other.token_ids:
+            return self.token_ids == other.token_ids
+        if self.text and other.text and not self.temperature and not other.temperature:
+            return self.text.strip() == other.text.strip()
+        return None
+
+    @property
+    def task(self) -> tuple[str, float, int]:
+        """The key of the runs that answered the same task in the same repetition."""
+        return self.prompt, self.temperature, self.repetition
+
+    def to_dict(self, *, texts: bool = False) -> dict[str, Any]:
+        hidden = {"timeline", "passes", *(() if texts else ("token_ids", "text"))}
+        data = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in data.items() if name not in hidden}
+
+
+class Arm(Protocol):
+    """A participant that answers prompts."""
+
+    name: str
+
+    def run(self, task: Task, repetition: int) -> RunFigures: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class EngineArm:
+    """An arm of specllama itself under some parameters.
+
+    Every run reads its prompt afresh, in the target and in the draft model, so that the time to
+    the first token counts. What a server holds is not ours to forget: there it does not.
+
+    Args:
+        name: label in reports.
+        params: sampling and what differs between arms; temperature, seed and length come from the
+            task.
+        begin: the profile that each repetition starts from; what is learnt lasts for that
+            repetition only. None learns into the engine's own profile.
+        logs: a folder for round logs like those of a user's replies; None writes none.
+        expects: what each task's reply is predicted to be.
+    """
+
+    name: str
+    engine: EngineLike
+    params: GenerateParams
+    begin: Callable[[], Profile] | None = None
+    logs: Path | None = None
+    expects: Callable[[Task], str] | None = None
+    _logged: Logged | None = None
+    _lessons: tuple[int, Profile] | None = None  # of the repetition
+
+    def __post_init__(self) -> None:
+        if self.logs is not None:
+            self._logged = Logged(self.engine, command="bench", folder=self.logs)
+
+    def _know(self, engine: Engine, repetition: int) -> None:
+        """Give the engine's windows this arm's lessons so far; a server learns for all."""
+        if self.begin is None:
+            return
+        if self._lessons is None or repetition != self._lessons[0]:
+            self._lessons = repetition, self.begin()
+        engine.windows.use(self._lessons[1])
+
+    def run(self, task: Task, repetition: int) -> RunFigures:
+        from specllama.engine.engine import Engine
+
+        prediction = self.expects(task) if self.expects else ""
+        if isinstance(self.engine, Engine):
+            self.engine.reset()
+            self._know(self.engine, repetition)
+        run = self.answer(task, prediction)
+        return RunFigures.of(run, task, repetition, perf_counter() - run.began_s)
+
+    def answer(self, task: Task, prediction: str = "") -> Run:
+        """Answer with the cache and the lessons as they are."""
+        params = task.prompt.bound(self.params).choose("temperature", task.temperature)
+        params = params.replace(
+            max_tokens=task.max_tokens,
+            seed=task.seed,
+            ignore_eos=task.ignore_eos,
+            min_speculative_tokens=0,
+            prediction=prediction,
+        )
+        run = Run(self.name, task.prompt.content, params)
+        ask(self._logged or self.engine, run)
+        return run
+
+    def close(self) -> None:
+        if self._logged is not None:
+            self._logged.close()
 
 
 def plain_and(
@@ -109,17 +317,15 @@ def ask(
 
 def ask_all(
     engine: EngineLike,
-    runs: Sequence[Run],
+    runs: Iterable[Run],
     cancel: Cancel,
-    moved: Callable[[Run], object],
+    moved: Callable[[Run], object] = lambda run: None,
     *,
-    log: bool,
+    log: bool = False,
 ) -> None:
     """Run answers one after the other; ``log`` keeps their rounds."""
     empty = GenerateParams(max_tokens=1, speculate=False, proposer="none", seed=1)
-    for run in runs:
-        if cancel.is_set():
-            return
+    for run in takewhile(lambda run: not cancel.is_set(), runs):
         for _ in engine.generate(".", empty, cancel=cancel):
             pass  # nothing of the prompt is left in the cache
         logged = Logged(engine, command="race")
@@ -127,6 +333,8 @@ def ask_all(
             ask(logged if log else engine, run, cancel=cancel, moved=moved)
         finally:
             logged.close()
+        if cancel.is_set():
+            return
 
 
 def question(prompt: Prompt | None) -> str:
@@ -137,42 +345,83 @@ def question(prompt: Prompt | None) -> str:
     return said[-1] if said else ""
 
 
-Laps = dict[int, dict[str, Run]]
-"""By number of the lap, and in it by way: what is compared."""
+def compare(
+    arms: Sequence[Arm],
+    tasks: Iterable[Task],
+    *,
+    repetitions: int,
+    warm_up: int = 1,
+    progress: Progress = lambda done, total: None,
+) -> list[RunFigures]:
+    """Run all arms over all tasks.
+
+    Args:
+        warm_up: tasks that every arm answers once before anything counts.
+    """
+    work = list(tasks)
+    runs: list[RunFigures] = []
+    total = repetitions * len(work) * len(arms) + min(warm_up, len(work)) * len(arms)
+    done = count(1)
+
+    def one(arm: Arm, task: Task, repetition: int) -> RunFigures:
+        run = arm.run(task, repetition)
+        progress(next(done), total)
+        return run
+
+    for task, arm in product(work[:warm_up], arms):
+        one(arm, task, -1)
+    for repetition, (i, task) in product(range(repetitions), enumerate(work)):
+        # rotate, so that no arm always runs after the same one
+        at = (i + repetition) % len(arms)
+        runs += [one(arm, task, repetition) for arm in (*arms[at:], *arms[:at])]
+    return runs
 
 
-@dataclass(slots=True)
-class RaceBoard:
-    """The races of the loaded pair, by tab; they outlive the page."""
+def edited(text: str, every: int = 16) -> str:
+    """Replace one of every ``every`` words in a text, at least one."""
+    words = text.split(" ")
+    for at in range(min(every, len(words)) // 2, len(words), every):
+        words[at] = "otherwise"
+    return " ".join(words)
 
-    runs: dict[str, list[Run]] = field(default_factory=dict)
 
-    def laps(self, tab: str) -> Laps:
-        """Return the laps in which every run came to its end."""
-        found: Laps = {}
-        for run in self.runs.get(tab, ()):
-            found.setdefault(run.lap, {})[run.name] = run
-        return {lap: ways for lap, ways in found.items() if all(r.whole for r in ways.values())}
+def expecting(what: Expected, plain: EngineArm, tasks: Sequence[Task]) -> Callable[[Task], str]:
+    """Return a predictor of each task's reply: the text of ``plain`` with one word changed, or the
+    reply to the next prompt. Each text is written once, when it is first needed."""
+    texts: dict[tuple[str, float], str] = {}
 
-    def free_lap(self, tab: str) -> int:
-        """Return the number of the next lap."""
-        return max((run.lap for run in self.runs.get(tab, ())), default=-1) + 1
+    def written(task: Task) -> str:
+        key = task.prompt.id, task.temperature
+        if key not in texts:
+            texts[key] = plain.answer(task).end.text
+        return texts[key]
 
-    def drop_halves(self, tab: str) -> None:
-        """Forget the laps that did not come to their end."""
-        kept = [run for ways in self.laps(tab).values() for run in ways.values()]
-        if kept:
-            self.runs[tab] = kept
-        else:
-            self.runs.pop(tab, None)
+    def found(task: Task) -> str:
+        if what == "edited":
+            text = written(task)
+            return edited(text, len(text) + 1)
+        alike = [one for one in tasks if one.temperature == task.temperature]
+        return written(alike[(alike.index(task) + 1) % len(alike)])
 
-    def plain(self, tab: str) -> Run | None:
-        """Return the newest plain run, which may still go on."""
-        runs = [run for run in self.runs.get(tab, ()) if run.name == PLAIN]
-        begun = [run for run in runs if run.rounds]
-        return (begun or runs)[-1] if runs else None
+    return found
 
-    def ways(self, tab: str) -> list[Run]:
-        """Return the newest finished run of each way other than plain decoding."""
-        found = [run for run in self.runs.get(tab, ()) if run.name != PLAIN and run.whole]
-        return list({run.name: run for run in found}.values())
+
+def make_useless(engine: Engine) -> None:
+    """Turn every guess of the draft model into a wrong one at unchanged cost and confidence.
+
+    The worst case of a comparison: the scores of each pass are shifted by one token id.
+    """
+    import numpy as np
+
+    from specllama.speculative.drafting.draft_model import ChainDrafter
+
+    for name in engine.drafters:
+        drafter = engine.drafter(name)
+        if isinstance(drafter, ChainDrafter) and drafter.lanes:  # own layers may not be open yet
+            lane: Any = drafter.lane
+            forward = lane.forward
+
+            def shifted(tokens: Sequence[int], *, forward: Any = forward, **kwargs: Any) -> Any:
+                return np.roll(forward(tokens, **kwargs), 1, axis=1)
+
+            lane.forward = shifted

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
-from itertools import product
+from dataclasses import dataclass, field
+from itertools import cycle, islice, product
 from statistics import median
 from time import perf_counter, sleep
 from typing import Any
 
-from specllama.bench.arms import RunFigures, Task, percentile
-from specllama.bench.paired import Compared, as_one, ratio_words
+import numpy as np
+
+from specllama.bench.experiment import RunFigures, Task
+from specllama.bench.outcome import as_one, pairs, ratio_words
 from specllama.bench.processes import cpu_seconds, server_of
 from specllama.bench.remote_arm import LONG, RemoteArm
+from specllama.figures import share, total
 from specllama.remote.answers import Drafted
 
 SETTLES_S = 0.3  # counters that lag behind the replies
@@ -53,45 +56,58 @@ class Wave:
 
     @property
     def tok_per_s(self) -> float | None:
-        return self.tokens / self.seconds if self.tokens else None
+        return share(self.tokens or None, self.seconds)
 
     @property
     def cpu_ms(self) -> float | None:
         """Processor milliseconds of a token."""
-        return self.cpu_s * 1e3 / self.tokens if self.cpu_s is not None and self.tokens else None
+        return None if self.cpu_s is None else share(self.cpu_s * 1e3, self.tokens)
 
 
-@dataclass(frozen=True, slots=True)
+Beside = Sequence[tuple[Wave, Wave]]
+
+
 class LoadRow:
     """An arm at N clients, over all repetitions; ratios are to the first arm.
 
     ``cpu_ms`` is of a token, its ratio above 1 where less is needed. ``pace`` is that of the long
     reply which fell furthest behind the same reply of the first arm. ``equal`` of ``compared``
     replies have the text that the first arm wrote when it was asked nothing else.
+
+    Args:
+        beside: waves of the first arm, each with this arm's of the same repetition.
     """
 
-    arm: str
-    clients: int
-    tok_per_s: float | None
-    ratio: Compared | None
-    cpu_ms: float | None
-    cpu_ratio: Compared | None
-    first_p50_s: float | None
-    first_p95_s: float | None
-    reply_p50_s: float | None
-    reply_p95_s: float | None
-    accepted: float | None
-    pace: float | None
-    equal: int
-    compared: int
+    def __init__(self, arm: str, clients: int, beside: Beside, alone: Alone) -> None:
+        waves = [wave for _, wave in beside]
+        answers = [answer for wave in waves for answer in wave.answers]
+        known = [(alone.get((one.prompt, one.temperature)), one.text) for one in answers]
+        equal = [was == text for was, text in known if was is not None]
+        firsts, wholes = [one.ttft_s for one in answers], [one.total_s for one in answers]
+        cpu = [wave.cpu_ms for wave in waves if wave.cpu_ms is not None]
+        paces = [pace for usual, wave in beside if (pace := _slowest(wave, usual)) is not None]
+        self.arm, self.clients = arm, clients
+        self.ratio = as_one([pairs(beside, lambda wave: wave.tok_per_s)])
+        self.tok_per_s = self.ratio.speed if self.ratio else None
+        self.cpu_ms = median(cpu) if cpu else None
+        self.cpu_ratio = as_one([pairs(((b, a) for a, b in beside), lambda wave: wave.cpu_ms)])
+        self.first_p50_s, self.first_p95_s = percentile(firsts, 0.5), percentile(firsts, 0.95)
+        self.reply_p50_s, self.reply_p95_s = percentile(wholes, 0.5), percentile(wholes, 0.95)
+        self.accepted = _accepted(waves)
+        self.pace = median(paces) if paces else None
+        self.equal, self.compared = sum(equal), len(equal)
 
     def to_dict(self) -> dict[str, Any]:
         ratios = {"ratio": self.ratio, "cpu_ratio": self.cpu_ratio}
-        told = {
+        return vars(self) | {
             name: one and {"ratio": one.ratio, "low": one.low, "high": one.high}
             for name, one in ratios.items()
         }
-        return asdict(self) | told
+
+
+def percentile(values: Sequence[float], at: float) -> float | None:
+    """Interpolate linearly between closest ranks; return None without values."""
+    return float(np.quantile(values, at)) if values else None
 
 
 def _shown(value: float | None, form: str) -> str:
@@ -126,11 +142,34 @@ class ClientLoad:
         self._arms, self._tasks, self._count = arms, tasks, count
         self._processes = {arm.name: server_of(arm.engine.address.url) for arm in arms}
 
+    def rows(
+        self,
+        clients: Sequence[int],
+        repetitions: int,
+        *,
+        alone: int = 0,
+        heard: Callable[[int, int], object] = lambda done, total: None,
+        wave_ended: Callable[[Wave], object] = lambda wave: None,
+    ) -> list[LoadRow]:
+        """Measure every arm with each number of clients.
+
+        Args:
+            alone: questions that the first server gets again, one after another.
+            heard: called with how many waves there were, and of how many.
+        """
+        waves, n = [], len(clients) * repetitions * len(self._arms)
+        for wave in self.waves(clients, repetitions):
+            waves.append(wave)
+            heard(len(waves), n)
+            wave_ended(wave)
+        answers = [self._arms[0].answer(task, 0) for task in self._tasks[:alone]]
+        return rows(waves, {(one.prompt, one.temperature): one.text for one in answers})
+
     def waves(self, clients: Sequence[int], repetitions: int) -> Iterator[Wave]:
         """Send the same questions to every server, with N clients at a time."""
-        all_, count = len(self._tasks), self._count
-        for nth, (repetition, n) in enumerate(product(range(repetitions), clients)):
-            asked = [self._tasks[i % all_] for i in range(nth * count, (nth + 1) * count)]
+        count, questions = self._count, cycle(self._tasks)
+        for repetition, n in product(range(repetitions), clients):
+            asked = list(islice(questions, count))
             for arm in self._arms:
                 yield self._wave(arm, n, repetition, asked)
 
@@ -144,70 +183,32 @@ class ClientLoad:
         if process is not None and spent is not None:
             spent = cpu_seconds(process) - spent
         wave = Wave(arm.name, clients, repetition, took, answers, spent)
-        drafted = [answer.drafted for answer in answers if answer.drafted is not None]
-        accepted = [answer.accepted for answer in answers if answer.accepted is not None]
-        if len(drafted) == len(accepted) == len(answers):
-            wave.draft = Drafted(sum(drafted), sum(accepted))
+        drafted = total([answer.drafted for answer in answers])
+        accepted = total([answer.accepted for answer in answers])
+        if drafted is not None and accepted is not None:
+            wave.draft = Drafted(drafted, accepted)
         elif before is not None:
             sleep(SETTLES_S)
             if now := arm.engine.counters():
                 wave.draft = now.since(before, wave.tokens)
         return wave
 
-    def alone(self, count: int) -> Alone:
-        """Return the first server's answers to the first questions, one after another."""
-        first = self._arms[0]
-        answers = [first.answer(task, 0) for task in self._tasks[:count]]
-        return {(answer.prompt, answer.temperature): answer.text for answer in answers}
-
 
 def rows(waves: Sequence[Wave], alone: Alone) -> list[LoadRow]:
     """Return the figures of every arm and number of clients."""
     first = waves[0].arm
     base = {(wave.clients, wave.repetition): wave for wave in waves if wave.arm == first}
-    out: list[LoadRow] = []
-    for arm, clients in dict.fromkeys((wave.arm, wave.clients) for wave in waves):
-        mine = [wave for wave in waves if (wave.arm, wave.clients) == (arm, clients)]
-        beside = [(wave, base[clients, wave.repetition]) for wave in mine]
-        faster = [
-            (it.tok_per_s, us.tok_per_s) for us, it in beside if us.tok_per_s and it.tok_per_s
-        ]
-        speed = as_one([faster])
-        answers = [answer for wave in mine for answer in wave.answers]
-        known = [(alone.get((one.prompt, one.temperature)), one.text) for one in answers]
-        compared = [was == text for was, text in known if was is not None]
-        firsts, wholes = [one.ttft_s for one in answers], [one.total_s for one in answers]
-        cpu = [wave.cpu_ms for wave in mine if wave.cpu_ms is not None]
-        cheaper = [(it.cpu_ms, usual.cpu_ms) for it, usual in beside if usual.cpu_ms and it.cpu_ms]
-        paces = [pace for pair in beside if (pace := _slowest(*pair)) is not None]
-        out.append(
-            LoadRow(
-                arm,
-                clients,
-                tok_per_s=speed.speed if speed else None,
-                ratio=speed,
-                cpu_ms=median(cpu) if cpu else None,
-                cpu_ratio=as_one([cheaper]),
-                first_p50_s=percentile(firsts, 0.5),
-                first_p95_s=percentile(firsts, 0.95),
-                reply_p50_s=percentile(wholes, 0.5),
-                reply_p95_s=percentile(wholes, 0.95),
-                accepted=_accepted(mine),
-                pace=median(paces) if paces else None,
-                equal=sum(compared),
-                compared=len(compared),
-            )
-        )
-    return out
+    beside: dict[tuple[str, int], list[tuple[Wave, Wave]]] = {}
+    for wave in waves:
+        pair = base[wave.clients, wave.repetition], wave
+        beside.setdefault((wave.arm, wave.clients), []).append(pair)
+    return [LoadRow(*which, found, alone) for which, found in beside.items()]
 
 
 def _accepted(waves: Sequence[Wave]) -> float | None:
     """Return the share of drafted tokens that were accepted; None unless every wave reports it."""
-    known = [(wave.draft.accepted, wave.draft.drafted) for wave in waves if wave.draft is not None]
-    drafted = sum(drafted or 0 for _, drafted in known)
-    if len(known) < len(waves) or not drafted:
-        return None
-    return sum(accepted or 0 for accepted, _ in known) / drafted
+    known = [wave.draft or Drafted(None, None) for wave in waves]
+    return share(total([one.accepted for one in known]), total([one.drafted for one in known]))
 
 
 def _slowest(wave: Wave, usual: Wave) -> float | None:

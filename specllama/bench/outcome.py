@@ -1,26 +1,28 @@
-"""The results of races: every way against plain decoding, in numbers and in words.
+"""The results of comparisons by the clock, in numbers and in words: one judgement for every table.
 
-Speeds, ratios and intervals come from ``paired`` alone, so that no column contradicts a verdict.
+Runs come in pairs that differ in nothing but the way. The ratio is the geometric mean of the
+ratios of their speeds, and the speeds that are shown are geometric means of the same runs: what two
+columns say is what the verdict says. How sure it is follows from how much the pairs of a row
+differ, pooled over the rows of a table (Student's t on logarithms).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist, fmean, geometric_mean
+from typing import TypeVar
 
-from specllama.bench.experiment import PLAIN, RaceBoard, Run
-from specllama.bench.paired import (
-    LEVEL,
-    LOOKED_AT,
-    Compared,
-    Pairs,
-    compare,
-    ratio_words,
-)
+from specllama.bench.experiment import PLAIN, Run
 from specllama.bench.speed_model import SpeedModel
-from specllama.events import Answer, Payoff
+from specllama.events import Payoff
 from specllama.text import number_of
-from specllama.verdict import ROUNDS_UNTIL_OFF, WIDE, counted, lead
+from specllama.verdict import Interval, is_wide, lead, payoff
 
+LEVEL = 0.05  # 1 in 20 intervals misses the truth
+# After every pair of a race the interval is looked at: eight looks at this level miss as seldom.
+LOOKED_AT = 0.01
 TOO_SHORT = "the reply was too short"
 TOO_WIDE = "not known yet: the runs differ too much"
 LEAST, MOST = 3, 10  # pairs of a race: before it may end, and at most
@@ -28,8 +30,113 @@ MORE = 5  # pairs, on request
 IDLE = 2  # pairs, after which a race ends in which hardly anything is guessed
 FEW = 0.05  # guesses for each token, that are hardly any
 
+T = TypeVar("T")
+Pairs = Sequence[tuple[float, float]]
+"""Speeds, plainly and the other way."""
 Row = list[tuple[Run, Run]]
 """Of every lap, what ran plainly and what ran the other way."""
+Laps = dict[int, dict[str, Run]]
+"""By number of the lap, and in it by way: what is compared."""
+
+
+def pairs(beside: Iterable[tuple[T, T]], figure: Callable[[T], float | None]) -> Pairs:
+    """Return a figure of what ran side by side, where both have it."""
+    both = ((figure(one), figure(other)) for one, other in beside)
+    return [(one, other) for one, other in both if one and other]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared(Interval):
+    """A comparison; ``low`` and ``high`` are None if no row has a second pair."""
+
+    plain: float
+    pairs: int
+
+    @property
+    def speed(self) -> float:
+        return self.plain * self.ratio
+
+
+def as_one(rows: Sequence[Pairs], table: Sequence[Pairs] = ()) -> Compared | None:
+    """Combine rows into one figure, such as prompts with different gains. Its certainty follows
+    from the differences between the pairs of each row, so it holds for these prompts.
+
+    Args:
+        table: the rows that say how much pairs differ; these unless given.
+    """
+    return _compared([pair for row in rows for pair in row], *_noise(table or rows), LEVEL)
+
+
+def _noise(rows: Sequence[Pairs]) -> tuple[float, float]:
+    """Return the standard deviation of a pair's logarithm, and its degrees of freedom."""
+    logs = [_logs(row) for row in rows if row]
+    free = float(sum(len(row) - 1 for row in logs))
+    squares = sum((one - fmean(row)) ** 2 for row in logs for one in row)
+    return math.sqrt(squares / free) if free else 0.0, free
+
+
+def _compared(row: Pairs, spread: float, free: float, level: float) -> Compared | None:
+    if not row:
+        return None
+    mean = fmean(_logs(row))
+    low = high = None
+    if free >= 1:
+        reach = student(level, int(free)) * spread / math.sqrt(len(row))
+        low, high = math.exp(mean - reach), math.exp(mean + reach)
+    plain = geometric_mean([plain for plain, _ in row])
+    return Compared(math.exp(mean), low, high, plain, len(row))
+
+
+def _logs(row: Pairs) -> list[float]:
+    return [math.log(way / plain) for plain, way in row]
+
+
+def student(level: float, free: int) -> float:
+    """Return the value that Student's t exceeds, in size, with probability ``level``."""
+    if free == 1:
+        return 1 / math.tan(level * math.pi / 2)
+    if free == 2:
+        return math.sqrt(2 / (level * (2 - level)) - 2)
+    z = NormalDist().inv_cdf(1 - level / 2)  # and the Cornish-Fisher expansion from there
+    return (
+        z
+        + (z**3 + z) / (4 * free)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * free**3)
+        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * free**4)
+    )
+
+
+@dataclass(slots=True)
+class RaceBoard:
+    """The races of the loaded pair, by tab; they outlive the page."""
+
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+
+    def laps(self, tab: str) -> Laps:
+        """Return the laps in which every run came to its end."""
+        found: Laps = {}
+        for run in self.runs.get(tab, ()):
+            found.setdefault(run.lap, {})[run.name] = run
+        return {lap: ways for lap, ways in found.items() if all(r.whole for r in ways.values())}
+
+    def free_lap(self, tab: str) -> int:
+        """Return the number of the next lap."""
+        return max((run.lap for run in self.runs.get(tab, ())), default=-1) + 1
+
+    def drop_halves(self, tab: str) -> None:
+        """Forget the laps that did not come to their end."""
+        kept = [run for ways in self.laps(tab).values() for run in ways.values()]
+        if kept:
+            self.runs[tab] = kept
+        else:
+            self.runs.pop(tab, None)
+
+    def plain(self, tab: str) -> Run | None:
+        """Return the newest plain run, which may still go on."""
+        runs = [run for run in self.runs.get(tab, ()) if run.name == PLAIN]
+        begun = [run for run in runs if run.rounds]
+        return (begun or runs)[-1] if runs else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +190,19 @@ class Way:
         return words + (": a near-tie, see specllama prove" if near else ": run specllama prove")
 
 
+def race(
+    board: RaceBoard, lap: Callable[[int], list[Run]], goal: int, enough: Callable[[Way], bool]
+) -> Iterator[Run]:
+    """Yield the runs of a race, until its pairs are ``enough`` or there are ``goal``."""
+    while (n := board.free_lap("race")) < goal:
+        runs = lap(n)
+        board.runs.setdefault("race", []).extend(runs)
+        yield from runs
+        found = ways(board, "race")
+        if not found or enough(found[0]):
+            return
+
+
 def ways(board: RaceBoard, tab: str) -> list[Way]:
     """List the ways that were run on a tab against its plain runs, the fastest first."""
     rows: list[Row] = []
@@ -91,11 +211,14 @@ def ways(board: RaceBoard, tab: str) -> list[Way]:
         if laps:
             rows.append([(lap[PLAIN], lap[name]) for lap in laps])
     level = LOOKED_AT if tab == "race" else LEVEL
-    clocks = compare([_speeds(row) for row in rows], level=level, shared=True)
-    found = [
-        Way(row, clock, *_same(row), _verdict(row, clock))
-        for row, clock in zip(rows, clocks, strict=True)
-    ]
+    speeds = [pairs(row, lambda run: run.speed) for row in rows]
+    spread, free = _noise(speeds)
+    # half of each difference is the plain run's, which all rows have in common
+    free /= 1 + (sum(map(bool, speeds)) - 1) / 4
+    found = []
+    for row, speed in zip(rows, speeds, strict=True):
+        clock = _compared(speed, spread, free, level)
+        found.append(Way(row, clock, *_same(row), _verdict(row, clock)))
     return sorted(found, key=lambda way: -(way.verdict.ratio or 0.0))
 
 
@@ -113,38 +236,25 @@ def model(board: RaceBoard) -> SpeedModel | None:
     return SpeedModel.of([p for run in runs if run.name != PLAIN for p in run.passes], singles)
 
 
-# ---- in numbers
-
-
-def _speeds(row: Row) -> Pairs:
-    both = [(_speed(plain), _speed(way)) for plain, way in row]
-    return [(plain, way) for plain, way in both if plain is not None and way is not None]
-
-
-def _speed(run: Run) -> float | None:
-    """Return the tokens per second after the first one."""
-    tokens, seconds = sum(one.tokens for one in run.passes), run.end_s - run.ttft_s
-    return tokens / seconds if tokens and seconds > 0 else None
-
-
-def _verdict(row: Row, one: Compared | None) -> Payoff:
-    answer: Answer = "unknown"
-    if one is not None and one.low is not None and one.high is not None:
-        answer = "faster" if one.low > 1.0 else "slower" if one.high < 1.0 else "unsure"
-        if answer == "unsure" and one.high > WIDE * one.low:
-            answer = "unknown"
-    if answer != "faster" and _stays_off(row[-1][1]):
-        answer = "off"
-    return counted([one for _, run in row for one in run.passes], answer, one)
-
-
-def _stays_off(run: Run) -> bool:
-    """True if it ended without drafts, because they were not worth it."""
-    newest = run.passes[-ROUNDS_UNTIL_OFF:]
-    return len(newest) == ROUNDS_UNTIL_OFF and all(one.declined for one in newest)
+def _verdict(row: Row, clock: Compared | None) -> Payoff:
+    drafted = [run for _, run in row]
+    return payoff([one for run in drafted for one in run.passes], clock, drafted[-1].passes)
 
 
 # ---- in words
+
+
+def between(low: float | None, high: float | None) -> str:
+    """Format a range such as "0.62–0.86"."""
+    return "" if low is None or high is None else f"{low:.2f}–{high:.2f}"
+
+
+def ratio_words(one: Interval | Payoff) -> str:
+    """Format a ratio such as "0.74× (0.62–0.86)"; "" if the range is too wide to be a figure."""
+    if one.ratio is None or is_wide(one):
+        return ""
+    interval = between(one.low, one.high)
+    return f"{one.ratio:.2f}×" + (f" ({interval})" if interval else "")
 
 
 def said(verdict: Payoff) -> str:
@@ -196,9 +306,8 @@ def why(board: RaceBoard, way: Way) -> str:
     if one.ratio is None or not one.passes:
         return ""
     if pair is None or pair.pays != (one.ratio > 1.0):
-        tokens = one.tokens / one.passes
-        took = tokens / one.ratio
-        return f"each pass gave {tokens:.1f} tokens and took as long as {took:.1f} plain ones"
+        took = one.per_pass / one.ratio
+        return f"each pass gave {one.per_pass:.1f} tokens and took as long as {took:.1f} plain ones"
     cost = pair.c + pair.beta
     return (
         f"a guess costs {cost:.2f} of a plain step: it pays where more than {min(cost, 1.0):.0%} "

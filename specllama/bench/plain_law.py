@@ -17,20 +17,21 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from specllama.arrays import FloatArray, Row
-from specllama.bench.against import spelt, written
 from specllama.bench.law import Habit, Spot
 from specllama.bench.prompts import BenchPrompt
+from specllama.bench.rounding import rows_of
 from specllama.errors import UsageError
 from specllama.settings.params import GenerateParams
 
 if TYPE_CHECKING:
     from specllama.engine.engine import Engine
-    from specllama.remote.answers import Answered, Likely
+    from specllama.remote.answers import Likely
+    from specllama.remote.kinds.kind import Heard
 
 ReadAs = Literal["tokens", "text"]
 
@@ -52,26 +53,17 @@ class ReplyReading:
     why: str = ""
 
 
-class PlainLaw(Protocol):
-    """A source of the law that a reply should have been drawn from.
-
-    Attributes:
-        what: in words. slack: see ``law``. top: logprobs that replies need; None for none.
-        must: the only temperature that it knows; None for any.
-    """
-
-    what: str
-    slack: float
-    top: int | None
-    must: float | None
-
-    def read(self, prompt: BenchPrompt, answer: Answered, temperature: float) -> ReplyReading:
-        """Return the positions of a reply, as far as it can be read. They are made for tokens in
-        this order and remember earlier replies, so each reply is read once."""
-        ...
+def written(answer: Heard) -> str:
+    """Return the whole reply as one text, its thought in front."""
+    return f"{answer.reasoning}\n[answer]\n{answer.text}" if answer.reasoning else answer.text
 
 
-def spells(answer: Answered) -> bool:
+def spelt(token: str) -> str:
+    """Spell a token as text: some servers write white space as byte-level vocabularies do."""
+    return token.replace("\u0120", " ").replace("\u010a", "\n")
+
+
+def spells(answer: Heard) -> bool:
     """True if the tokens that a server lists begin with its reply; an end may follow."""
     if not answer.logprobs:
         return False
@@ -91,25 +83,16 @@ def copied_after(tokens: Sequence[int]) -> int:
     return -1
 
 
-def own_answer(engine: Engine, prompt: BenchPrompt, params: GenerateParams) -> Answered:
+def own_answer(engine: Engine, prompt: BenchPrompt, params: GenerateParams) -> Heard:
     """Return the plain reply of our own engine."""
-    from specllama.remote.answers import Answered
+    from specllama.remote.kinds.kind import Heard
     from specllama.told import Told
 
     wish = params.replace(proposer="none", chances=None)
     end = Told.of(engine.generate(prompt.content, wish)).end
-    return Answered(
-        text=end.text,
-        reasoning=end.reasoning,
-        tokens=len(end.token_ids),
-        prompt_tokens=end.prompt_n,
-        cached=end.cached_n,
-        logprobs=None,
-        finish="length" if end.reason == "length" else "stop",
-        first_s=None,
-        seconds=0.0,
-        draft=None,
-    )
+    finish = "length" if end.reason == "length" else "stop"
+    n = len(end.token_ids)
+    return Heard(end.text, end.reasoning, finish, tokens=n, prompt_n=end.prompt_n)
 
 
 class OwnLaw:
@@ -118,6 +101,10 @@ class OwnLaw:
     Args:
         draft: loaded as a target of its own; its vocabulary must be the target's.
         listed: the server lists the tokens of its replies. alike: it computes with llama.cpp.
+
+    Attributes:
+        what: in words. slack: see ``law``. top: logprobs that replies need; None for none.
+        must: the only temperature that it knows; None for any.
     """
 
     must: float | None = None
@@ -137,11 +124,13 @@ class OwnLaw:
         self._ids: dict[bytes, int] = {}
         self._habit = Habit()
 
-    def read(self, prompt: BenchPrompt, answer: Answered, temperature: float) -> ReplyReading:
+    def read(self, prompt: BenchPrompt, answer: Heard, temperature: float) -> ReplyReading:
+        """Return the positions of a reply, as far as it can be read. They are made for tokens in
+        this order and remember earlier replies, so each reply is read once."""
         ids = list(self._engine.encode(prompt.content)[0])
-        if answer.prompt_tokens not in (None, len(ids)):
+        if answer.prompt_n not in (None, len(ids)):
             return ReplyReading(
-                why=f"the server read prompt {prompt.id} as {answer.prompt_tokens} tokens, this "
+                why=f"the server read prompt {prompt.id} as {answer.prompt_n} tokens, this "
                 f"file as {len(ids)}: another chat template or vocabulary"
             )
         emitted, read_as, why = self._tokens(answer)
@@ -189,7 +178,7 @@ class OwnLaw:
         at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
         if at is None or len(ids) + at >= self._engine.target.n_ctx:
             return None
-        row = self._rows(self._engine, ids, a[: at + 1])[at]
+        row = _rows(self._engine, ids, a[: at + 1])[at]
         return abs(float(row[a[at]]) - float(row[b[at]]))
 
     def _lead_of_end(self, prompt: Sequence[int], shared: str, rest: str) -> float | None:
@@ -200,12 +189,12 @@ class OwnLaw:
         ids = vocab.tokenize(shared, add_special=False, parse_special=False, after_text=True)
         if len(prompt) + len(ids) >= self._engine.target.n_ctx:
             return None
-        row = self._rows(self._engine, prompt, [*ids, self._ends[0]])[-1]
+        row = _rows(self._engine, prompt, [*ids, self._ends[0]])[-1]
         pieces = ((token, vocab.piece(token)) for token in range(vocab.n_tokens))
         begin = [token for token, piece in pieces if piece and rest.encode().startswith(piece)]
         return abs(float(row[self._ends].max() - row[begin].max())) if begin else None
 
-    def _tokens(self, answer: Answered) -> tuple[list[int], ReadAs, str]:
+    def _tokens(self, answer: Heard) -> tuple[list[int], ReadAs, str]:
         vocab = self._engine.vocab
         if answer.logprobs:
             ids = self._listed(answer.logprobs)
@@ -246,7 +235,7 @@ class OwnLaw:
     ) -> list[FloatArray]:
         """Return [len(emitted)] laws; the chance of all ends is that of the first one."""
         laws = []
-        for row in self._rows(engine, prompt, emitted):
+        for row in _rows(engine, prompt, emitted):
             z = row.astype(np.float64) / temperature
             p = np.exp(z - z.max())
             p /= p.sum()
@@ -256,22 +245,6 @@ class OwnLaw:
                 p[self._ends[0]] = total
             laws.append(p)
         return laws
-
-    @staticmethod
-    def _rows(engine: Engine, prompt: Sequence[int], emitted: Sequence[int]) -> list[Row]:
-        """Return the rows before each emitted token."""
-        target = engine.target
-        engine.reset()
-        target.rollback(0)
-        head, tail = list(prompt[:-1]), [prompt[-1], *emitted[:-1]]
-        for i in range(0, len(head), target.n_batch):
-            target.forward(head[i : i + target.n_batch], outputs="none")
-        rows: list[Row] = []
-        wide = min(target.max_rows, target.n_batch)
-        for i in range(0, len(tail) if emitted else 0, wide):
-            rows += [row.copy() for row in target.forward(tail[i : i + wide], outputs="all")]
-        engine.reset()
-        return rows
 
 
 class StatedLaw:
@@ -289,7 +262,7 @@ class StatedLaw:
         self.top: int | None = top
         self._habit = Habit()
 
-    def read(self, prompt: BenchPrompt, answer: Answered, temperature: float) -> ReplyReading:
+    def read(self, prompt: BenchPrompt, answer: Heard, temperature: float) -> ReplyReading:
         if not answer.logprobs:
             return ReplyReading(why="the server gives no logprobs")
         if not spells(answer):
@@ -314,3 +287,15 @@ class StatedLaw:
             self._habit.note(one.text if at < len(names) else "", float(p[at]))
             nats -= max(one.logprob, -700.0)
         return ReplyReading(spots, "tokens", nats)
+
+
+PlainLaw = OwnLaw | StatedLaw
+"""A source of the law that a reply should have been drawn from."""
+
+
+def _rows(engine: Engine, prompt: Sequence[int], emitted: Sequence[int]) -> list[Row]:
+    """Return the rows before each emitted token."""
+    wide = min(engine.target.max_rows, engine.target.n_batch)
+    rows = rows_of(engine, prompt[:-1], [prompt[-1], *emitted[:-1]] if emitted else [], width=wide)
+    engine.reset()
+    return rows

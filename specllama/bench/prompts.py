@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
@@ -84,8 +85,7 @@ def interleaved(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:
     groups: dict[str, list[BenchPrompt]] = {}
     for prompt in prompts:
         groups.setdefault(prompt.slice, []).append(prompt)
-    longest = max(map(len, groups.values()), default=0)
-    return [group[i] for i in range(longest) for group in groups.values() if i < len(group)]
+    return [one for some in zip_longest(*groups.values()) for one in some if one is not None]
 
 
 def _line(line: str, n: int) -> BenchPrompt:

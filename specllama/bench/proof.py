@@ -14,6 +14,10 @@ a stranger's prompt, which begins alike and is read in other parts; and as the n
 own former one, against the same turn of a plain conversation. The two warm ways are short replies:
 where passes are bit-exact their logprobs are compared as well, in which a single wrong cell shows
 at once.
+
+Or replies are written side by side: requests arrive at random and share passes, cells and the
+beginnings of their prompts; some are cancelled, and what they wrote until then has to be the
+beginning of what they write alone.
 """
 
 from __future__ import annotations
@@ -25,16 +29,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from typing import Any, Literal
 
 import numpy as np
 
-from specllama.arrays import IntArray, Rows
+from specllama.arrays import IntArray
 from specllama.backend.kernels import TILE
-from specllama.bench.edits import edited
-from specllama.bench.prompts import BenchPrompt, load_prompts
+from specllama.bench.experiment import edited
+from specllama.bench.prompts import BenchPrompt
+from specllama.bench.rounding import rounding, rows_of
 from specllama.engine.engine import Engine
 from specllama.errors import Cancelled, CannotLoad, DoesNotFit
 from specllama.events import Finished
@@ -43,18 +47,14 @@ from specllama.speculative.noise import exp_noise
 from specllama.text import spelled
 from specllama.told import Told
 
-_MARGIN = 1.5  # the furthest of some hundred gaps is not the furthest there is
-_LIKELY = 7.0  # logits behind the best; tokens below a thousandth of its probability do not count
-_SAMPLES = 4  # prompts to measure on, and passes of each width
-_AMONG = 40  # prompts of which the longest are taken
-_PARTS = (1 << 30, TILE // 2, 7)  # tokens of a pass that reads a prompt; few are not tiled
+_SHORT = 8  # tokens of a warm reply, at most
+_ARRIVES = 0.3  # chance of a further request between two steps
+_LEAVES = 0.002
 
 Way = Literal["cold", "behind", "turns", "beside"]
 """Where a reply was written: in an empty cache or after the same prompt (cold), after a
 stranger's prompt, after its own former turn, alongside others."""
-WAYS: tuple[Way, ...] = ("cold", "behind", "turns")
-
-_SHORT = 8  # tokens of a warm reply, at most
+Asked = tuple[BenchPrompt, GenerateParams]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +166,7 @@ def prove(
     base: GenerateParams | None = None,
     window: WindowKind = "fixed",
     warm: bool = False,
+    beside: bool = False,
     on_skip: Callable[[str, str], None] | None = None,
 ) -> Iterator[Case]:
     """Compare every method with plain decoding on every prompt; yield cases as they come.
@@ -181,16 +182,23 @@ def prove(
         window: "auto" lets measured times decide how far to draft, so that no two runs draft alike.
         warm: compare also after a stranger's prompt and after its own former turn, plain
             decoding.
+        beside: write all replies side by side instead, then each prompt alone and plainly.
         on_skip: called with (method, reason) for one that cannot be opened when first used and is
             left out from then on; without it, the error is raised.
     """
     base = base or GenerateParams()
     left = list(proposers)
+    sent: list[Asked] = []
     for n, prompt in enumerate(prompts):
+        bound = prompt.bound(base)
+        wishes = [wish_of(bound, t, max_tokens, seed + n, window) for t in temperatures]
+        if beside:
+            ways = product(wishes, proposers, draft_max)
+            sent += [(prompt, one.replace(proposer=p, draft_max=k)) for one, p, k in ways]
+            continue
         engine.reset()
         references: list[tuple[GenerateParams, ProofReply]] = []
-        for temperature in temperatures:
-            params = wish_of(prompt.bound(base), temperature, max_tokens, seed + n, window)
+        for params in wishes:
             plain = finish(engine, prompt, params)
             params = params.replace(prediction=edited(plain.reply.text))
             references.append((params, plain))
@@ -207,8 +215,8 @@ def prove(
                         break
                     yield compared(engine, prompt, wish, plain, spec, way="cold")
         if warm:
-            ways = [("none", 0), *((proposer, width) for proposer in left for width in draft_max)]
-            yield from _warm(engine, prompt, ways, references)
+            yield from _warm(engine, prompt, [("none", 0), *product(left, draft_max)], references)
+    yield from _beside(engine, sent, random.Random(seed))
 
 
 def _warm(
@@ -242,6 +250,50 @@ def _warm(
                 turns[temperature] = second
             elif temperature in turns:
                 yield compared(engine, prompt, wish, turns[temperature], second, way="turns")
+
+
+def _beside(engine: Engine, asked: list[Asked], rng: random.Random) -> Iterator[Case]:
+    """Compare replies that were written side by side with the same requests alone."""
+    rng.shuffle(asked)
+    written = sorted(_written(engine, asked, rng), key=lambda one: _text_of(*one[0]))
+    bitwise = engine.info.exact_rows > 1 and engine.info.exact_trees
+    plain: dict[tuple[str, float], ProofReply] = {}
+    for (prompt, params), reply in written:
+        key = _text_of(prompt, params)
+        if key not in plain:
+            engine.reset()
+            plain[key] = finish(engine, prompt, params.replace(proposer="none"))
+        alone, beside = plain[key], dataclasses.replace(reply, exact=bitwise)
+        if reply.reply.reason == "cancelled":
+            n = len(reply.reply.token_ids)
+            alone, beside = alone.cut(n), beside.cut(n)
+        yield compared(engine, prompt, params, alone, beside, way="beside")
+
+
+def _text_of(prompt: BenchPrompt, params: GenerateParams) -> tuple[str, float]:
+    return prompt.id, params.sampling.temperature
+
+
+def _written(
+    engine: Engine, asked: Sequence[Asked], rng: random.Random
+) -> Iterator[tuple[Asked, ProofReply]]:
+    """Yield the replies to all, in the order in which they ended."""
+    waiting, running = list(asked), dict[int, tuple[Asked, Told]]()
+    while waiting or running:
+        while waiting and engine.free and (not running or rng.random() < _ARRIVES):
+            prompt, params = waiting.pop()
+            id = engine.submit(prompt.content, params.replace(chances=0))
+            running[id] = (prompt, params), Told()
+        for id, said in engine.step():
+            if isinstance(said, Exception):
+                raise said
+            one, told = running[id]
+            told.take(said)
+            if said.ends:
+                del running[id]
+                yield one, ProofReply.of(told, exact=False)
+        if running and rng.random() < _LEAVES:
+            engine.cancel(rng.choice(list(running)))
 
 
 def stranger_of(ids: Sequence[int], most: int) -> tuple[int, ...]:
@@ -403,22 +455,11 @@ def score_gap(
 
     inf if one of them cannot be drawn there at all.
     """
-    target = engine.target
-    keep = min(len(prompt) - 1, len(target.tokens))
-    if target.tokens[:keep] != list(prompt[:keep]):
-        keep = 0
-    target.rollback(keep)
-    rest = list(prompt[keep:-1])
-    for i in range(0, len(rest), target.n_batch):
-        target.forward(rest[i : i + target.n_batch], outputs="none")
     assert params.seed is not None
     chain = engine.chain(params, params.seed, prompt, position - len(emitted))
     for token in emitted:  # a grammar stands where it stood
         chain.advance(token)
-    row = None
-    for token in (prompt[-1], *emitted):
-        row = target.forward([token], outputs="last")[0]
-    assert row is not None
+    row = rows_of(engine, prompt[:-1], (prompt[-1], *emitted))[-1]
     if chain.greedy:
         return float(abs(float(row[tokens[0]]) - float(row[tokens[1]])))
     law = chain.law(row)
@@ -431,86 +472,3 @@ def score_gap(
         return float(abs(float(row[int(kept)]) - float(row[outside])))
     times = exp_noise(params.seed, chain.position, ids) / np.array(probs)
     return float(abs(np.log(times[0] / times[1]))) * chain.scale
-
-
-_WIDTHS = (2, 4, 8, 16, 32)  # of passes that are compared with single rows
-
-
-@dataclass(frozen=True, slots=True)
-class RowProbe:
-    """Largest differences between passes of ``rows`` rows and the same rows alone: of a logit, and
-    of a likely token's lead over another one."""
-
-    rows: int
-    difference: float
-    moved: float = 0.0
-
-
-@lru_cache(maxsize=1)
-def rounding(engine: Engine) -> float:
-    """Measure, once for an engine, how large a gap passes of several rows can close here, and a
-    prompt that is read in other parts.
-
-    It is the furthest that they moved one likely token's score from another's, with a margin.
-    """
-    most, n_ctx = min(engine.target.max_rows, 16), engine.target.n_ctx
-    widths = [n for n in _WIDTHS if n <= most]
-    texts = [engine.encode(prompt.content)[0][:n_ctx] for prompt in load_prompts()[:_AMONG]]
-    moved = [0.0]
-    for ids in sorted(texts, key=len)[-_SAMPLES:]:
-        if len(ids) > most:
-            moved += [probe.moved for probe in probe_rows(engine, ids, widths)]
-            whole, *others = (_steps(engine, ids, most, size) for size in _PARTS)
-            moved += [_moved(whole, other) for other in others]
-    engine.reset()
-    return _MARGIN * max(moved)
-
-
-def _steps(engine: Engine, prompt: Sequence[int], n: int, most: int) -> Rows:
-    """Return the rows [n, n_vocab] of a prompt's last ``n`` tokens, each a step of its own; the
-    tokens before them are read in parts of ``most`` tokens."""
-    target, head, tail = engine.target, prompt[:-n], prompt[-n:]
-    size = min(most, target.n_batch)
-    engine.reset()
-    for i in range(0, len(head), size):
-        target.forward(head[i : i + size], outputs="none")
-    return np.stack([target.forward([token], outputs="last")[0].copy() for token in tail])
-
-
-def _moved(steps: Rows, rows: Rows) -> float:
-    """Return how far the lead of a likely token over another one moved at most."""
-    likely, apart = steps > steps.max(axis=1, keepdims=True) - _LIKELY, rows - steps
-    up, down = np.where(likely, apart, -np.inf), np.where(likely, apart, np.inf)
-    return float((up.max(axis=1) - down.min(axis=1)).max())
-
-
-def probe_stated_rows(engine: Engine, prompts: Iterable[BenchPrompt]) -> list[RowProbe]:
-    """Compare rows with single steps as far as ``engine.info`` promises; [] if it promises nothing.
-
-    Measured after the longest of ``prompts``.
-    """
-    ids = max((engine.encode(prompt.content)[0] for prompt in prompts), key=len)
-    stated = min(engine.info.exact_rows, engine.target.max_rows, len(ids) - 1)
-    if stated < 2:
-        return []
-    return probe_rows(engine, ids, [*(n for n in _WIDTHS if n < stated), stated])
-
-
-def probe_rows(engine: Engine, prompt: Sequence[int], widths: Sequence[int]) -> list[RowProbe]:
-    """Measure on this machine how wide a pass stays bit-identical to single rows.
-
-    ``prompt`` must be longer than the widest pass; its tail is evaluated both ways, in a few passes
-    of each width.
-    """
-    target, widest = engine.target, max(widths)
-    tail = prompt[-widest:]
-    alone = _steps(engine, prompt, widest, target.n_batch)
-    out = []
-    for n in widths:
-        target.rollback(len(prompt) - widest)
-        some = range(0, min(widest - n + 1, _SAMPLES * n), n)
-        rows = np.concatenate([target.forward(tail[i : i + n], outputs="all").copy() for i in some])
-        steps = alone[: len(rows)]
-        out.append(RowProbe(n, float(np.abs(rows - steps).max()), _moved(steps, rows)))
-    engine.reset()
-    return out

@@ -7,11 +7,11 @@ chat template. Times are those of the client, from the request on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urldefrag
 
-from specllama.bench.arms import RunFigures, Task
+from specllama.bench.experiment import RunFigures, Task
 from specllama.bench.processes import command_of
 from specllama.errors import UsageError
 from specllama.remote.address import Address
@@ -25,6 +25,7 @@ Count = Callable[[str], int]
 IDLE: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
+@dataclass(slots=True)
 class RemoteArm:
     """A server under some parameters.
 
@@ -34,21 +35,16 @@ class RemoteArm:
         count: tokens of a text, for replies that the server does not count.
     """
 
-    def __init__(
-        self,
-        engine: ForeignEngine,
-        params: GenerateParams,
-        *,
-        speculation: bool | None = None,
-        name: str = "",
-        count: Count | None = None,
-    ) -> None:
-        state = {None: "", False: " plain", True: " drafting"}[speculation]
-        self.name = name or engine.kind.title + state
-        self.engine = engine
-        self._params = params.replace(from_card=())
-        self._speculation = speculation
-        self._count = count
+    engine: ForeignEngine
+    params: GenerateParams
+    speculation: bool | None = None
+    name: str = ""
+    count: Count | None = None
+
+    def __post_init__(self) -> None:
+        state = {None: "", False: " plain", True: " drafting"}[self.speculation]
+        self.name = self.name or self.engine.kind.title + state
+        self.params = self.params.replace(from_card=())
 
     def run(self, task: Task, repetition: int) -> RunFigures:
         """Run a task alone: the server's counters replace figures that the answer lacks."""
@@ -56,25 +52,23 @@ class RemoteArm:
 
     def answer(self, task: Task, repetition: int, *, alone: bool = False) -> RunFigures:
         chosen = {"temperature": task.temperature} | ({} if task.temperature else IDLE)
-        params = task.prompt.bound(self._params).replace(
-            sampling=replace(self._params.sampling, **chosen),
+        params = task.prompt.bound(self.params).replace(
+            sampling=replace(self.params.sampling, **chosen),
             max_tokens=task.max_tokens,
             seed=task.seed,
             ignore_eos=task.ignore_eos,
         )
         answered = self.engine.ask(
-            task.prompt.content, params, stream=True, speculation=self._speculation, counted=alone
+            task.prompt.content, params, stream=True, speculation=self.speculation, counted=alone
         )
         first_s, draft = answered.first_s or answered.seconds, answered.draft
         text, tokens = answered.reasoning + answered.text, answered.tokens
         if tokens is None:
-            tokens = 0 if self._count is None else self._count(text)
-        return RunFigures(
-            arm=self.name,
-            prompt=task.prompt.id,
-            slice=task.prompt.slice,
-            temperature=task.temperature,
-            repetition=repetition,
+            tokens = 0 if self.count is None else self.count(text)
+        return RunFigures.told(
+            self.name,
+            task,
+            repetition,
             tokens=tokens,
             decode_s=answered.seconds - first_s if tokens >= LONG else 0.0,
             total_s=answered.seconds,

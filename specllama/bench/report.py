@@ -1,22 +1,197 @@
-"""One comparison as JSON and as Markdown."""
+"""Comparisons of arms with a baseline, run by run: in figures, as JSON and as Markdown.
+
+Every run is paired with the baseline's of the same prompt in the same repetition: machines drift,
+and only neighbours in time compare. ``outcome`` says what the pairs of a group are worth together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import platform
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
 
+from specllama.backend.devices import cpu_name
 from specllama.bench import load
-from specllama.bench.paired import between
-from specllama.bench.runner import Comparison, Summary
-from specllama.store.document import (
-    fact_list,
-    heading,
-    page,
-    table,
-)
+from specllama.bench.experiment import Arm, RunFigures, Task, Timeline, compare
+from specllama.bench.outcome import Pairs, as_one, between, pairs
+from specllama.errors import ModelUnavailable
+from specllama.figures import GuessShares, share, total
+from specllama.interface import EngineInfo, ModelInfo
+from specllama.models.receipts import sha256_of
+from specllama.store.document import fact_list, heading, page, table
+from specllama.store.rounds import package_versions
+from specllama.verdict import TimedRound, judge
+
+STRETCH = 500  # tokens; the slowest stretch of this length is shown
+_ENOUGH = 16  # passes whose mean is a plain step
+
+Beside = Sequence[tuple[RunFigures, RunFigures]]
+"""Runs of the baseline, each with the arm's of the same task in the same repetition."""
+
+
+class Summary(GuessShares):
+    """One arm over a set of runs, against the baseline in the same repetitions.
+
+    ``tok_per_s``, ``ratio``, ``low`` and ``high`` are ``outcome``'s; ``ttft_ratio`` as well. A
+    figure is None where a run did not tell, or where it was not measured.
+
+    Args:
+        beside: these runs. table: all of the arm, which say how much repetitions differ.
+    """
+
+    def __init__(
+        self, arm: str, group: str, runs: Sequence[RunFigures], beside: Beside, table: Beside
+    ) -> None:
+        speed = as_one(_rows(beside, lambda r: r.speed), _rows(table, lambda r: r.speed))
+        waiting = as_one(_rows(beside, lambda r: r.ttft_s))
+        same = [one for plain, run in beside if (one := plain.same(run)) is not None]
+        busy = sum(r.draft_s + r.verify_s + r.other_s for r in runs)
+        self.arm, self.group, self.runs = arm, group, len(runs)
+        self.tokens = sum(r.tokens for r in runs)
+        self.tok_per_s = speed.speed if speed else None
+        self.ratio = speed.ratio if speed else None
+        self.low = speed.low if speed else None
+        self.high = speed.high if speed else None
+        self.latency_p50_s = load.percentile([r.total_s for r in runs], 0.5)
+        self.latency_p95_s = load.percentile([r.total_s for r in runs], 0.95)
+        self.ttft_p50_s = load.percentile([r.ttft_s for r in runs if r.ttft_s > 0], 0.5)
+        self.ttft_ratio = waiting.ratio if waiting else None
+        self.drafted = total([r.drafted for r in runs])
+        self.accepted = total([r.accepted for r in runs])
+        self.rounds = sum(r.rounds for r in runs)
+        self.draft_share = share(sum(r.draft_s for r in runs), busy)
+        self.other_share = share(sum(r.other_s for r in runs), busy)
+        # the lowest speed over any 500 tokens, over the baseline's mean there
+        self.slowest_500 = _slowest(beside)
+        # the speed over the plain passes of the same run, and its lowest over any 500 tokens
+        self.in_run = judge([one for run in runs for one in run.passes]).ratio
+        self.in_run_500 = _slowest_in_run(runs)
+        # runs that wrote the baseline's tokens, None if that is not promised
+        self.equal = sum(same) if same else None
+        self.compared = len(same)
+
+    def to_dict(self) -> dict[str, Any]:
+        more = {"acceptance_rate": self.acceptance_rate, "rejected": self.rejected}
+        return vars(self) | more
+
+
+@dataclass(slots=True)
+class Comparison:
+    """All runs of a comparison; the other arms are divided by the arm named ``baseline``."""
+
+    baseline: str
+    runs: list[RunFigures] = field(default_factory=list)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    load: list[load.LoadRow] = field(default_factory=list)  # servers under several clients
+
+    @classmethod
+    def of(cls, arms: Sequence[Arm], tasks: Iterable[Task], **how: Any) -> Comparison:
+        """Compare arms over tasks, see ``compare``; the first arm is the baseline."""
+        return cls(arms[0].name, compare(arms, tasks, **how))
+
+    @property
+    def slices(self) -> list[str]:
+        return list(dict.fromkeys(run.slice for run in self.runs))
+
+    @property
+    def temperatures(self) -> list[float]:
+        return sorted({run.temperature for run in self.runs})
+
+    def summaries(self) -> list[Summary]:
+        """Summarize every arm: over everything, per temperature, and per slice and temperature."""
+        out: list[Summary] = []
+        for arm in dict.fromkeys(run.arm for run in self.runs):
+            out.append(self.summary(arm, "all"))
+            for t in self.temperatures:
+                if len(self.temperatures) > 1:
+                    out.append(self.summary(arm, f"T={t:g}", temperature=t))
+                for s in self.slices:
+                    out.append(self.summary(arm, f"{s} T={t:g}", temperature=t, slice=s))
+        return out
+
+    def _runs(self, temperature: float | None, slice: str | None, arm: str) -> list[RunFigures]:
+        return [
+            r
+            for r in self.runs
+            if r.arm == arm and temperature in (None, r.temperature) and slice in (None, r.slice)
+        ]
+
+    def _beside(self, runs: Sequence[RunFigures]) -> Beside:
+        plain = {run.task: run for run in self._runs(None, None, self.baseline)}
+        return [(plain[run.task], run) for run in runs if run.task in plain]
+
+    def summary(
+        self, arm: str, group: str, *, temperature: float | None = None, slice: str | None = None
+    ) -> Summary:
+        """Summarize one arm over the runs of a temperature and a slice (None: of all)."""
+        mine, every = self._runs(temperature, slice, arm), self._runs(None, None, arm)
+        return Summary(arm, group, mine, self._beside(mine), self._beside(every))
+
+
+def _rows(beside: Beside, figure: Callable[[RunFigures], float | None]) -> list[Pairs]:
+    """Return a figure of both runs; a row for each prompt at each temperature."""
+    rows: dict[object, list[tuple[RunFigures, RunFigures]]] = defaultdict(list)
+    for plain, run in beside:
+        rows[run.prompt, run.temperature].append((plain, run))
+    return [pairs(row, figure) for row in rows.values()]
+
+
+def _slowest(beside: Beside) -> float | None:
+    """Return the worst 500 tokens of any run, against the baseline's run of the same task."""
+    stretches = [(plain.speed, slowest_stretch(run.timeline, STRETCH)) for plain, run in beside]
+    return min((slow / plain for plain, slow in stretches if plain and slow), default=None)
+
+
+def _slowest_in_run(runs: Sequence[RunFigures]) -> float | None:
+    """Return the worst 500 tokens of any run with the cost of drafting alone."""
+    found = []
+    for run in runs:
+        plain_s, drafting = what_drafting_took(run.passes)
+        if plain_s and (slow := slowest_stretch(drafting, STRETCH)):
+            found.append(plain_s * slow)
+    return min(found, default=None)
+
+
+def what_drafting_took(rounds: Sequence[TimedRound]) -> tuple[float | None, Timeline]:
+    """Return the seconds of a plain pass, and the timeline at that pace, of one run.
+
+    On a busy machine, passes differ by more than drafting may cost. So every pass that verified
+    nothing counts as their mean; drafting and the passes that verified something count as they
+    were. (None, ()) if hardly any pass was plain.
+    """
+    plain = [one.pass_ms / 1e3 for one in rounds if not one.drafted]
+    if len(plain) < _ENOUGH:
+        return None, ()
+    mean_s = fmean(plain)
+    points = [(0, 0.0)]
+    for one in rounds:
+        tokens, seconds = points[-1]
+        pass_s = one.pass_ms / 1e3 if one.drafted else mean_s
+        points.append((tokens + one.tokens, seconds + one.draft_ms / 1e3 + pass_s))
+    return mean_s, tuple(points)
+
+
+def slowest_stretch(points: Timeline, tokens: int) -> float | None:
+    """Return the lowest tokens per second over ``tokens`` or more; None for a shorter run."""
+    slowest: float | None = None
+    start = 0
+    for n, seconds in points:
+        while start + 1 < len(points) and n - points[start + 1][0] >= tokens:
+            start += 1
+        count, elapsed = n - points[start][0], seconds - points[start][1]
+        if count >= tokens and elapsed > 0:
+            slowest = count / elapsed if slowest is None else min(slowest, count / elapsed)
+    return slowest
+
 
 SCHEMA = "specllama.bench.v2"
 
@@ -34,7 +209,7 @@ COLUMNS: dict[str, Callable[[Summary], str]] = {
     "group": lambda s: s.group,
     "tok/s": lambda s: _show(s.tok_per_s, ".1f"),
     "ratio": lambda s: _show(s.ratio, ".2f", "×"),
-    "range": between,
+    "range": lambda s: between(s.low, s.high),
     "p50 s": lambda s: _show(s.latency_p50_s, ".2f"),
     "p95 s": lambda s: _show(s.latency_p95_s, ".2f"),
     "TTFT ms": lambda s: _show(s.ttft_p50_s and s.ttft_p50_s * 1e3, ".0f"),
@@ -66,6 +241,60 @@ def to_json(comparison: Comparison, *, texts: bool = False) -> dict[str, Any]:
         "load": [row.to_dict() for row in comparison.load],
         "runs": [run.to_dict(texts=texts) for run in comparison.runs],
     }
+
+
+# ---- how it was measured
+
+
+def provenance(
+    info: EngineInfo, arguments: Sequence[str] | None = None, *, hashes: bool = True
+) -> dict[str, Any]:
+    """Return a block for JSON. Files are named without their folder; hashing reads each once."""
+    return {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": package_versions(),
+        "machine": {
+            "system": f"{platform.system()} {platform.release()}",
+            "cpu": cpu_name(),
+            "cores": _cores(),
+        },
+        "engine": {
+            "device": info.device,
+            "threads": info.threads,
+            "flash_attn": info.flash_attn,
+            "exactness": info.exactness,
+        },
+        "target": _model(info.target, hashes),
+        "draft": None if info.draft is None else _model(info.draft, hashes),
+        "arguments": list(sys.argv[1:] if arguments is None else arguments),
+    }
+
+
+def _model(model: ModelInfo, hashes: bool) -> dict[str, Any]:
+    path = Path(model.path)
+    return {
+        "file": path.name,
+        "name": model.name,
+        "quantization": model.quantization,
+        "n_params": model.n_params,
+        "bytes": model.file_bytes,
+        "repacked": model.repacked,
+        "sha256": model.sha256 or (_hash(path) if hashes else None),
+    }
+
+
+def _hash(path: Path) -> str | None:
+    try:
+        return sha256_of(path)
+    except ModelUnavailable:  # replaced or deleted since it was loaded
+        return None
+
+
+def _cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
 
 
 def provenance_lines(data: dict[str, Any]) -> list[str]:
@@ -102,17 +331,13 @@ def provenance_lines(data: dict[str, Any]) -> list[str]:
     return lines
 
 
-def load_rows(comparison: Comparison) -> list[list[str]]:
-    """Return the cells below ``load.COLUMNS``."""
-    return [[cell(row) for cell in load.COLUMNS.values()] for row in comparison.load]
-
-
 def report_document(comparison: Comparison) -> str:
     """Return the table of all summaries, with the circumstances of the measurement."""
     summaries = comparison.summaries()
     parts: list[str] = [table(tuple(COLUMNS), list(map(cells, summaries)))]
     if comparison.load:
-        parts += [heading(load.LOADED), table(tuple(load.COLUMNS), load_rows(comparison))]
+        rows = [[cell(row) for cell in load.COLUMNS.values()] for row in comparison.load]
+        parts += [heading(load.LOADED), table(tuple(load.COLUMNS), rows)]
     facts = [[line] for line in provenance_lines(comparison.provenance)]
     parts += [heading("How this was measured"), fact_list(facts)]
     return page("specllama bench", parts)

@@ -18,9 +18,9 @@ from time import perf_counter
 from typing import Any
 
 from specllama.backend.base import Context, Outputs
-from specllama.bench.arms import EngineArm, RunFigures, tasks_of
+from specllama.bench.experiment import EngineArm, RunFigures, tasks_of
 from specllama.bench.prompts import BenchPrompt
-from specllama.bench.runner import Comparison, compare
+from specllama.bench.report import Comparison
 from specllama.engine.engine import Engine
 from specllama.fixed_gain import LONGEST, fixed_speeds
 from specllama.interface import ModelInfo
@@ -223,7 +223,7 @@ def tune(
             window.run(task, 0)
             profile.forgive()
             progress(0.2 + 0.8 * done / replies)
-        compared = compare(
+        compared = Comparison.of(
             arms,
             tasks,
             repetitions=max(checks, 1),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,16 +28,16 @@ from specllama.cli.options import (
     settings_options,
     temperatures_option,
 )
-from specllama.cli.progress import Meter, Redrawn
+from specllama.cli.progress import Meter, shares
+from specllama.errors import UsageError
+from specllama.paths import barred
 from specllama.settings.params import PROPOSERS
 
 if TYPE_CHECKING:
-    from specllama.bench.arms import Arm, Task
-    from specllama.bench.edits import Expected
-    from specllama.bench.load import LoadRow
+    from specllama.bench.experiment import Arm, Expected, Task
     from specllama.bench.prompts import BenchPrompt
     from specllama.bench.remote_arm import RemoteArm
-    from specllama.bench.runner import Comparison
+    from specllama.bench.report import Comparison
     from specllama.engine.engine import Engine
     from specllama.engine.profiles import Profile
     from specllama.remote.foreign import ForeignEngine
@@ -196,10 +197,11 @@ def run(
 
     With --server the arms run there: each method has one arm, and the server goes on learning.
     """
-    from specllama.bench.arms import tasks_of
-    from specllama.bench.provenance import provenance
+    from specllama.bench.experiment import tasks_of
+    from specllama.bench.load import ClientLoad
+    from specllama.bench.report import Comparison, provenance
 
-    if count < 1 or repetitions < 1 or max_tokens < 2:
+    if count < 1 or repetitions < 1:
         raise click.UsageError("give at least 1 prompt, 1 repetition and 2 tokens")
     chosen = _chosen(prompts, slices, count)
     settings = resolve(flags)
@@ -213,15 +215,20 @@ def run(
         engine = stack.enter_context(loading.opened(settings, ours, quiet=as_json, measured=True))
         start, facts = _start(engine, base.window, useless_draft=useless_draft)
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specllama-bench-")))
-        arms = _arms(engine, base, proposers, lengths, start, logs)
         tasks = tasks_of(chosen, temperatures, max_tokens, seed, ignore_eos=ignore_eos)
-        arms += (remote := _remote(urls, engine, base, ignore_eos=ignore_eos))
-        arms += _expecting(predictions, engine, base, proposers, start, logs, tasks)
+        remote = _remote(urls, engine, base, ignore_eos=ignore_eos)
+        arms = _arms(engine, base, proposers, lengths, remote, predictions, start, logs, tasks)
         for arm in arms:
             stack.callback(arm.close)
         _tell_apart(arms)
-        result = _measured(arms, tasks, repetitions)
-        result.load = _load(remote, tasks, clients, repetitions)
+        with Meter("comparing") as bar:
+            result = Comparison.of(arms, tasks, repetitions=repetitions, progress=bar.at)
+        if clients:
+            # prompts that a server has read alone are in its cache by then
+            load = ClientLoad(remote, tasks, max(len(tasks), *clients))
+            alone = len(tasks) * all(not task.temperature for task in tasks)
+            with Meter("clients") as bar:
+                result.load = load.rows(clients, repetitions, alone=alone, heard=bar.at)
         facts |= {"prompts": [p.id for p in chosen], "against": [arm.to_dict() for arm in remote]}
         result.provenance = provenance(engine.info) | facts
     _show(result, out, as_json)
@@ -233,9 +240,6 @@ def _refuse(urls: Sequence[str], clients: Sequence[int], out: Path | None, *, lo
     Args:
         local: the engine is a server's, and what was asked for needs one of ours.
     """
-    from specllama.errors import UsageError
-    from specllama.paths import barred
-
     if clients and not urls:
         raise click.UsageError("--clients ask servers: name one with --against URL")
     if out is not None and (why := barred(out.parent)):
@@ -249,52 +253,35 @@ def _arms(
     base: GenerateParams,
     proposers: Sequence[str],
     lengths: Sequence[int],
-    start: Start,
-    logs: Path,
-) -> list[Arm]:
-    """List plain decoding and our own ways to draft."""
-    from specllama.bench.arms import EngineArm
-
-    arms: list[Arm] = [EngineArm("plain", engine, base.replace(speculate=False), logs=logs)]
-    for proposer in proposers:
-        own = base.replace(proposer=proposer)
-        named = f"{proposer} " if len(proposers) > 1 else ""
-        for state, begin in start.items():
-            name = (named + state).strip() or "specllama"
-            arms.append(EngineArm(name, engine, own, begin=begin, logs=logs))
-        for k in lengths:
-            fixed = own.replace(window="fixed", draft_max=k)
-            arms.append(EngineArm(f"{named}fixed {k}", engine, fixed, logs=logs))
-    return arms
-
-
-def _expecting(
+    remote: Sequence[RemoteArm],
     predictions: Sequence[Expected],
-    engine: Engine | ForeignEngine,
-    base: GenerateParams,
-    proposers: Sequence[str],
     start: Start,
     logs: Path,
     tasks: Sequence[Task],
 ) -> list[Arm]:
-    """List arms that are given an expected reply, with the first of the proposers."""
-    from specllama.bench.arms import EngineArm
-    from specllama.bench.edits import expecting
+    """List plain decoding, our own ways to draft and other servers; the first of the proposers is
+    also given expected replies."""
+    from specllama.bench.experiment import EngineArm, expecting
 
-    params = base.replace(proposer=proposers[0])
-    plain = EngineArm("plain", engine, base.replace(speculate=False))
-    return [
-        EngineArm(
-            f"{what} {state}".strip(),
-            engine,
-            params,
-            begin=begin,
-            logs=logs,
-            expects=expecting(what, plain, tasks),
-        )
-        for what in predictions
-        for state, begin in start.items()
-    ]
+    arm = partial(EngineArm, engine=engine, logs=logs)
+    plain = base.replace(speculate=False)
+    arms: list[Arm] = [arm("plain", params=plain)]
+    for proposer in proposers:
+        own = base.replace(proposer=proposer)
+        named = f"{proposer} " if len(proposers) > 1 else ""
+        for state, begin in start.items():
+            arms.append(arm((named + state).strip() or "specllama", params=own, begin=begin))
+        for k in lengths:
+            fixed = own.replace(window="fixed", draft_max=k)
+            arms.append(arm(f"{named}fixed {k}", params=fixed))
+    arms += remote
+    first = base.replace(proposer=proposers[0])
+    for what in predictions:
+        expects = expecting(what, EngineArm("plain", engine, plain), tasks)
+        for state, begin in start.items():
+            name = f"{what} {state}".strip()
+            arms.append(arm(name, params=first, begin=begin, expects=expects))
+    return arms
 
 
 @command.command("scale")
@@ -312,27 +299,20 @@ def scale(
     It computes what the small pair does: real cost, unchanged text, for measurements where no large
     model is at hand. Say so wherever a figure comes from a scaled pair.
     """
-    from specllama.errors import UsageError
     from specllama.models.refs import resolve_pair
     from specllama.models.scale import scale_pair
 
     target_path, draft_path = resolve_pair(target or "tiny", draft)
     if draft_path is None:
         raise UsageError("scaling takes a pair", "give a draft model with -d")
-    line, shown = Redrawn(), sys.stderr.isatty()
-
-    def progress(label: str, share: float) -> None:
-        if shown:
-            line.show(f"{label} {share:4.0%}")
-
     try:
-        written = scale_pair(
-            Path(target_path), Path(draft_path), out, to=to, draft_to=draft_to, progress=progress
-        )
+        with shares(shown=True) as progress:
+            written = scale_pair(
+                Path(target_path), Path(draft_path), out, to=to, draft_to=draft_to,
+                progress=progress,
+            )  # fmt: skip
     except ValueError as error:
         raise UsageError(str(error)) from None
-    finally:
-        line.clear()
     if as_json:
         output.document({"target": str(written[0]), "draft": str(written[1])})
         return
@@ -355,38 +335,12 @@ def _remote(
     ]
 
 
-def _measured(arms: Sequence[Arm], tasks: Sequence[Task], repetitions: int) -> Comparison:
-    from specllama.bench.runner import compare
-
-    with Meter("comparing") as bar:
-        return compare(arms, tasks, repetitions=repetitions, progress=bar.at)
-
-
-def _load(
-    arms: Sequence[RemoteArm], tasks: Sequence[Task], clients: Sequence[int], repetitions: int
-) -> list[LoadRow]:
-    """Measure servers under clients; prompts that a server has read alone are in its cache by
-    then."""
-    from specllama.bench.load import ClientLoad, rows
-
-    if not clients:
-        return []
-    load = ClientLoad(arms, tasks, max(len(tasks), *clients))
-    waves = []
-    with Meter("clients") as bar:
-        for wave in load.waves(clients, repetitions):
-            waves.append(wave)
-            bar.at(len(waves), len(clients) * repetitions * len(arms))
-    greedy = sum(not task.temperature for task in tasks)
-    return rows(waves, load.alone(greedy) if greedy == len(tasks) else {})
-
-
 def _start(
     engine: Engine | ForeignEngine, window: str, *, useless_draft: bool
 ) -> tuple[Start, dict[str, object]]:
     """Return the state that the arms of a method start from, empty or the pair's profile, and its
     description for a report."""
-    from specllama.bench.arms import make_useless
+    from specllama.bench.experiment import make_useless
     from specllama.engine.engine import Engine
     from specllama.engine.profiles import Profile
 
@@ -406,18 +360,17 @@ def _start(
     return start | {"warm": known.copy}, {"tuned": (known.advice or {}).get("when")}
 
 
-def _tell_apart(arms: list[Arm]) -> None:
+def _tell_apart(arms: Sequence[Arm]) -> None:
     """Number arms that share a name: figures are gathered by name."""
-    seen: dict[str, int] = {}
+    seen = Counter[str]()
     for arm in arms:
-        seen[arm.name] = seen.get(arm.name, 0) + 1
-        if seen[arm.name] > 1:
-            arm.name = f"{arm.name} #{seen[arm.name]}"
+        seen[arm.name] += 1
+        if (nth := seen[arm.name]) > 1:
+            arm.name = f"{arm.name} #{nth}"
 
 
 def _chosen(path: Path | None, slices: tuple[str, ...], count: int) -> list[BenchPrompt]:
     from specllama.bench.prompts import half, load_prompts, schema_prompts
-    from specllama.errors import UsageError
 
     prompts = load_prompts(path)
     if path is None:  # tune learns on the others
@@ -433,31 +386,22 @@ def _chosen(path: Path | None, slices: tuple[str, ...], count: int) -> list[Benc
 
 
 def _show(result: Comparison, out: Path | None, as_json: bool) -> None:
-    from specllama.bench.load import COLUMNS as LOAD_COLUMNS
-    from specllama.bench.load import LOADED
-    from specllama.bench.report import (
-        COLUMNS,
-        load_rows,
-        provenance_lines,
-        to_json,
-        write_reports,
-    )
-    from specllama.errors import UsageError
+    from specllama.bench import load, report
 
     written: list[Path] = []
     if out is not None:
         try:
-            written = write_reports(result, out)
+            written = report.write_reports(result, out)
         except OSError as error:
             raise UsageError(f"cannot write {out}: {error.strerror or error}") from None
     if as_json:
-        output.document(to_json(result))
+        output.document(report.to_json(result))
         return
     summaries = result.summaries()
     columns = [
-        Column(TITLES.get(name, name), COLUMNS[name], right=i > 1, drop=DROPPED.get(name, 0))
+        Column(TITLES.get(name, name), cell, right=i > 1, drop=DROPPED.get(name, 0))
         for i, name in enumerate(SHOWN)
-        if any(map(COLUMNS[name], summaries))
+        if any(map(cell := report.COLUMNS[name], summaries))
     ]
     show_table(summaries, columns)
     diagnostics.note(
@@ -465,11 +409,10 @@ def _show(result: Comparison, out: Path | None, as_json: bool) -> None:
         "that neither model took · the others: specllama bench run --help"
     )
     if result.load:
-        output.line(f"\n{LOADED}:")
-        heads = [Column(head, right=i > 0) for i, head in enumerate(LOAD_COLUMNS)]
-        show_table(load_rows(result), heads)
+        output.line(f"\n{load.LOADED}:")
+        show_table(result.load, bench_load.columns())
     output.line()
-    for line in provenance_lines(result.provenance):
+    for line in report.provenance_lines(result.provenance):
         output.line(line)
     for path in written:
         diagnostics.say(f"wrote {path}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from specllama.cli import diagnostics
 from specllama.cli.listing import Column, json_option, listing
 from specllama.cli.options import GroupedCommand, length_option, prompts_option, seed_option
 from specllama.remote.address import KEY_VARIABLE
@@ -67,30 +68,29 @@ def command(
     pace         speed of the reply that fell furthest behind the first server's same reply
     same text    replies that equal what the first server writes for one client alone (--alone)
     """
-    from specllama.bench.arms import Task
-    from specllama.bench.load import COLUMNS, ClientLoad, LoadRow, rows
+    from specllama.bench.experiment import tasks_of
+    from specllama.bench.load import ClientLoad, LoadRow, Wave
     from specllama.bench.prompts import load_prompts
     from specllama.bench.remote_arm import load_arm
-    from specllama.cli import diagnostics
     from specllama.settings.params import GenerateParams
 
-    tasks = [
-        Task(prompt, temperature, max_tokens, seed + i)
-        for i, prompt in enumerate(load_prompts(prompts))
-    ]
-    params, key = GenerateParams(), os.environ.get(KEY_VARIABLE, "")
-    waves = []
+    def ended(wave: Wave) -> None:
+        if not as_json:
+            speed = f"{wave.tok_per_s:.1f}" if wave.tok_per_s else "–"
+            diagnostics.note(f"{wave.arm}, {wave.clients} clients: {speed} tok/s")
+
+    tasks = tasks_of(load_prompts(prompts), (temperature,), max_tokens, seed)
     with ExitStack() as stack:
         arms = []
         for text in servers:
-            arms.append(load_arm(text, params, key))
+            arms.append(load_arm(text, GenerateParams(), os.environ.get(KEY_VARIABLE, "")))
             stack.callback(arms[-1].close)
         load = ClientLoad(arms, tasks, count)
-        for wave in load.waves(clients or (1, 4), repetitions):
-            waves.append(wave)
-            if not as_json:
-                speed = f"{wave.tok_per_s:.1f}" if wave.tok_per_s else "–"
-                diagnostics.note(f"{wave.arm}, {wave.clients} clients: {speed} tok/s")
-        found = rows(waves, load.alone(alone))
-    columns = [Column(head, cell, right=i > 0) for i, (head, cell) in enumerate(COLUMNS.items())]
-    listing(as_json, "rows", found, columns, to_dict=LoadRow.to_dict)
+        found = load.rows(clients or (1, 4), repetitions, alone=alone, wave_ended=ended)
+    listing(as_json, "rows", found, columns(), to_dict=LoadRow.to_dict)
+
+
+def columns() -> list[Column]:
+    from specllama.bench.load import COLUMNS
+
+    return [Column(head, cell, right=i > 0) for i, (head, cell) in enumerate(COLUMNS.items())]

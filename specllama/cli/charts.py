@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specllama.errors import UsageError
+from specllama.figures import Depth
 from specllama.paths import pip_install
-from specllama.store.summary import Position, Slice
+from specllama.store.summary import Slice
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _PARTS = " ▏▎▍▌▋▊▉█"
@@ -60,7 +61,7 @@ def time_chart(slices: Sequence[Slice]) -> list[str]:
     return lines
 
 
-def position_chart(positions: Sequence[Position], width: int) -> list[str]:
+def position_chart(positions: Sequence[Depth], width: int) -> list[str]:
     """Draw acceptance by depth in the draft."""
     return [
         f"{p.depth:>6} │{bar(p.of_rounds, width):<{width}} "
@@ -70,9 +71,7 @@ def position_chart(positions: Sequence[Position], width: int) -> list[str]:
     ]
 
 
-def save_png(
-    path: Path, title: str, slices: Sequence[Slice], positions: Sequence[Position]
-) -> None:
+def save_png(path: Path, title: str, slices: Sequence[Slice], positions: Sequence[Depth]) -> None:
     """Save both charts as an image.
 
     Raises:

@@ -12,13 +12,12 @@ from specllama import signals
 from specllama.cli import diagnostics, loading, output
 from specllama.cli.listing import json_option
 from specllama.cli.options import GroupedCommand, resolve, settings_options
-from specllama.cli.progress import Redrawn
+from specllama.cli.progress import shares
 from specllama.text import size
 
 if TYPE_CHECKING:
     from specllama.bench.demo import WeightKind
-    from specllama.bench.experiment import RaceBoard
-    from specllama.bench.outcome import Way
+    from specllama.bench.outcome import RaceBoard, Way
     from specllama.engine.engine import Engine
     from specllama.settings.params import EngineOptions
 
@@ -84,10 +83,11 @@ def _shown(
     """Race the kinds until one should pay here, else keep the last; return its race, why it went
     so, its kind and files."""
     from specllama.bench import demo
-    from specllama.bench.experiment import RaceBoard
+    from specllama.bench.outcome import RaceBoard
 
     for kind in kinds:
-        pair = _made(kind, own, quiet=quiet)
+        with shares(shown=not quiet) as writing:
+            pair = demo.make(kind, own, lambda name, share: writing(f"writing {name}", share))
         progress = loading.LoadingLine(shown=sys.stderr.isatty(), quiet=quiet)
         try:
             engine = loading.load(*pair, options, on_progress=progress)
@@ -106,21 +106,6 @@ def _shown(
         for path in pair:
             path.unlink()
     raise AssertionError("the last kind is raced")
-
-
-def _made(kind: WeightKind, own: Path, *, quiet: bool) -> tuple[Path, Path]:
-    from specllama.bench import demo
-
-    line, shown = Redrawn(), sys.stderr.isatty() and not quiet
-
-    def progress(name: str, share: float) -> None:
-        if shown:
-            line.show(f"writing {name} {share:4.0%}"[:79])
-
-    try:
-        return demo.make(kind, own, progress)
-    finally:
-        line.clear()
 
 
 def _raced(engine: Engine, board: RaceBoard, *, quiet: bool) -> Way:
@@ -147,7 +132,7 @@ def _raced(engine: Engine, board: RaceBoard, *, quiet: bool) -> Way:
 def _show(way: Way, why: str) -> None:
     from specllama.bench import outcome
     from specllama.bench.demo import WHAT
-    from specllama.bench.paired import ratio_words
+    from specllama.bench.outcome import ratio_words
     from specllama.cli.charts import bar
     from specllama.text import number_of, rate
 

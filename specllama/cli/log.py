@@ -26,8 +26,9 @@ from specllama.cli.listing import (
 from specllama.cli.printer import MEASURE, round_glyphs, statistics_line
 from specllama.errors import StoreError, UsageError
 from specllama.events import Payoff, RoundDone
+from specllama.figures import SpecStats, share
+from specllama.figures import by_source as stats_by_source
 from specllama.paths import rounds_dir
-from specllama.stats import SpecStats
 from specllama.store import summary
 from specllama.store.rounds import (
     LoggedTurn,
@@ -39,7 +40,7 @@ from specllama.store.rounds import (
     read_run,
 )
 from specllama.text import number_of, percent, rate, sanitize_line, size
-from specllama.verdict import by_source, details, judge, lead, words
+from specllama.verdict import by_source, details, judge, lead, passes_of, words
 
 EPILOG = """\b
 Examples:
@@ -187,19 +188,17 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
             "another engine wrote that, which tells of no rounds",
             f"what it told: specllama log show {name}",
         )
-    total = summary.totals(rounds)
-    passes = summary.passes(rounds)
+    total, passes = SpecStats.of(rounds), passes_of(rounds)
     verdict = judge(passes)
     wrote = summary.generated(records)
-    sources = summary.by_source(rounds)
-    positions = summary.by_position(total)
+    sources, positions = stats_by_source(rounds), total.by_depth
     # Time has one axis per run: slices of several runs would mix them.
-    in_time = summary.by_time(summary.moments(records[0]), slices) if len(records) == 1 else []
+    in_time = summary.by_time(records[0], slices) if len(records) == 1 else []
     if as_json:
         output.document(
             {
                 "runs": [record.run for record in records],
-                "generation_s": wrote.seconds,
+                "generation_s": wrote.decode_ms / 1e3,
                 "tok_per_s": wrote.tok_per_s,
                 "skipped_lines": sum(record.skipped for record in records),
                 "total": summary.stats_dict(total),
@@ -218,7 +217,7 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
         return
     name = records[0].run if len(records) == 1 else f"{len(records)} runs"
     output.line(
-        f"{name}: {total.emitted} tokens in {total.rounds} rounds, {wrote.seconds:.2f} s, "
+        f"{name}: {total.emitted} tokens in {total.rounds} rounds, {wrote.decode_ms / 1e3:.2f} s, "
         f"{rate(wrote.tok_per_s)} tok/s, {total.near_ties} near-ties"
     )
     output.line(lead(verdict, MEASURE))
@@ -254,10 +253,9 @@ def plot(run: str, png: Path | None, as_json: bool) -> None:
     record = read_run(find_run(run))
     if not record.rounds:
         raise StoreError(f"{record.run} has no rounds to draw")
-    items = summary.moments(record)
     width = min(output.width() - 10, 100)
-    slices = summary.by_time(items, min(width, len(items)))
-    positions = summary.by_position(summary.totals(record.rounds))
+    slices = summary.by_time(record, min(width, len(record.rounds)))
+    positions = SpecStats.of(record.rounds).by_depth
     if as_json:
         output.document(
             {
@@ -430,8 +428,8 @@ def _show_groups(
         number("kept", lambda item: item[1].accepted),
         number("of all", lambda item: percent(item[1].acceptance_rate)),
         number("length", lambda item: _number(item[1].mean_acceptance_length, 2)),
-        number("draft", lambda item: _number(item[1].draft_ms / max(item[1].rounds, 1), 2)),
-        number("verify", lambda item: _number(item[1].verify_ms / max(item[1].rounds, 1), 2)),
+        number("draft", lambda item: _number(share(item[1].draft_ms, item[1].rounds) or 0.0, 2)),
+        number("verify", lambda item: _number(share(item[1].verify_ms, item[1].rounds) or 0.0, 2)),
         number(last, lambda item: told(item[0])),
     ]
     show_table(groups.items(), columns)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from specllama.cli import diagnostics, output
 from specllama.cli.wrapping import WordWrap
 from specllama.events import Event, Finished, RoundDone
-from specllama.replies.figures import ReplyFigures
+from specllama.figures import Figures
 from specllama.store.codec import encode_event
 from specllama.text import WordCount, number_of, rate
 from specllama.told import news
@@ -23,6 +24,7 @@ _ENDINGS = {
 }
 
 
+@dataclass(kw_only=True)
 class Printer:
     """A printer of one request's events.
 
@@ -35,30 +37,23 @@ class Printer:
             wrapped on a terminal, and the figures take one short line.
     """
 
-    def __init__(
-        self,
-        *,
-        as_json: bool = False,
-        quiet: bool = False,
-        close_line: bool = True,
-        thoughts: str = "show",
-        known: set[str] | None = None,
-    ):
-        self.as_json = as_json
-        self.quiet = quiet
-        self.close_line = close_line
-        self.thoughts = "hide" if as_json or quiet else thoughts
+    as_json: bool = False
+    quiet: bool = False
+    close_line: bool = True
+    thoughts: str = "show"
+    known: set[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.as_json or self.quiet:
+            self.thoughts = "hide"
         self.finished: Finished | None = None
         self._last = ""
-        self._known = known
-        wraps = known is not None
+        wraps, columns = self.known is not None, diagnostics.width()
         self._text = WordWrap(output.width()) if wraps and output.is_terminal() else None
-        columns = diagnostics.width()
         self._thought = WordWrap(columns) if wraps and columns else None
-        self._thinking = False
+        self._thinking = self._tells_rounds = False  # the engine tells them after each text at once
         self._count = WordCount()
         self._lines: list[bytes] = []  # to be written with the next
-        self._tells_rounds = False  # whether the engine does: after each text at once
 
     def show(self, events: Iterator[Event]) -> None:
         """Print until the events end; close the last line even if they end with an error."""
@@ -74,7 +69,7 @@ class Printer:
                 output.write("\n")
         if self.finished is None or self.quiet:
             return
-        if self._known is not None:
+        if self.known is not None:
             diagnostics.note(short_line(self.finished))
         else:
             diagnostics.note(statistics_line(self.finished))
@@ -104,10 +99,10 @@ class Printer:
                 output.write(shown)
                 self._last = new.text
         for notice in new.notices:
-            if self._known is not None:
-                if notice.message in self._known:
+            if self.known is not None:
+                if notice.message in self.known:
                     continue
-                self._known.add(notice.message)
+                self.known.add(notice.message)
             self._end_thought()
             if notice.level == "warning":
                 diagnostics.warn(notice.message)
@@ -157,8 +152,7 @@ def statistics_line(end: Finished) -> str:
         parts.append(f"{rate(times.tok_per_s)} tok/s")
     if end.tokens != 0 or end.engine:
         parts.append(f"first token {times.ttft_ms:.0f} ms")
-    figures = ReplyFigures.of(None, (), end)
-    if end.engine and figures is not None:
+    if end.engine and (figures := Figures.of(None, (), end)) is not None:
         parts += [f"guesses kept: {figures.kept_words}", end.engine]
     else:
         parts.append(f"{number_of(end.rounds, 'round')} ({end.proposer})")

@@ -136,6 +136,21 @@ class Meter:
 
 
 @contextmanager
+def shares(*, shown: bool) -> Iterator[Callable[[str, float], None]]:
+    """Show the share of a thing that is done, by its name, in one line of a terminal."""
+    line = Redrawn()
+
+    def progress(name: str, share: float) -> None:
+        if shown and sys.stderr.isatty():
+            line.show(f"{name} {share:4.0%}"[:79])
+
+    try:
+        yield progress
+    finally:
+        line.clear()
+
+
+@contextmanager
 def hash_progress(total: int) -> Iterator[Callable[[Path, int], None]]:
     """Show progress over several files: called with (file, bytes of it done). Files that are not
     hashed show nothing."""

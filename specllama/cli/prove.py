@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli import diagnostics, loading, output
-from specllama.cli.against_options import against_options
+from specllama.cli import diagnostics, loading
 from specllama.cli.options import (
     LOADING,
+    Decorated,
     Finite,
     GroupedCommand,
+    grouped,
     length_option,
     prompts_option,
     resolve,
@@ -24,14 +24,13 @@ from specllama.cli.options import (
     settings_options,
     temperatures_option,
 )
+from specllama.errors import UsageError
 from specllama.settings.methods import names
 from specllama.settings.params import WINDOWS, GenerateParams, WindowKind
 from specllama.speculative.drafting.method import methods
 
 if TYPE_CHECKING:
     from specllama.bench.prompts import BenchPrompt
-    from specllama.bench.proof import Case, RowProbe
-    from specllama.cli.prove_views import ProofWatch
     from specllama.engine.engine import Engine
     from specllama.settings.config import Settings
 
@@ -53,6 +52,37 @@ Examples:
 The pair, and how it is loaded and sampled, come from the settings, as for run.
 Those that come from variables and files are named first.
 """
+
+
+_GROUP = "Another server"
+_SERVER = (
+    grouped("--against", metavar="URL", group=_GROUP,
+            help="Prove a running server: vLLM, llama-server, mlx-lm or another engine."),
+    grouped("--plain", metavar="URL", group=_GROUP,
+            help="The same server without speculation, where a request cannot switch it off. "
+            "With neither, -m FILE is compared with: the same weights in our own engine."),
+    grouped("--remote-kind", default="", metavar="KIND", group=_GROUP,
+            help="What that server is, where that is not found out, such as vllm or openai."),
+    grouped("--remote-model", default="", metavar="ID", group=_GROUP,
+            help="Which of that server's models to prove, where it has several."),
+    grouped("--api-key-file", type=click.Path(path_type=Path), metavar="FILE", group=_GROUP,
+            help="Read the key of that server from a file; else SPECLLAMA_API_KEY holds it."),
+    grouped("--tokens", type=click.IntRange(1), default=4000, show_default=True, metavar="N",
+            group=_GROUP, help="Tokens of replies without seeds to look at, at most."),
+    grouped("--at-once", type=click.IntRange(1, 64), default=4, show_default=True,
+            metavar="N", group=_GROUP,
+            help="Ask for N replies at the same time, too; 1 does not."),
+    grouped("--report", type=click.Path(path_type=Path), metavar="FILE", group=_GROUP,
+            help="Write a page of Markdown with the verdict and every difference."),
+)  # fmt: skip
+_GIVEN = ("plain", "report", "remote_kind", "remote_model", "api_key_file")  # unset by default
+_OF_SERVER = ("against", "tokens", "at_once", *_GIVEN)
+
+
+def _server_options(function: Decorated) -> Decorated:
+    for option in reversed(_SERVER):
+        function = option(function)
+    return function
 
 
 @click.command("prove", cls=GroupedCommand, epilog=EPILOG)
@@ -100,7 +130,7 @@ Those that come from variables and files are named first.
 )
 @seed_option
 @settings_options(only=LOADING)
-@against_options
+@_server_options
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON Lines: the cases, then a summary."
 )
@@ -140,11 +170,19 @@ def command(
     pair does not have is skipped, with the reason. Only unexplained differences end with status 1.
     --against proves another server: its greedy texts, and the law that its replies follow.
     """
-    from specllama.bench.proof import probe_stated_rows, prove, random_pauses
-    from specllama.bench.together import prove_together
-    from specllama.cli.prove_views import ProofWatch
+    from specllama.bench.proof import prove, random_pauses
+    from specllama.cli.prove_views import Proof
 
+    server = {name: flags.pop(name) for name in _OF_SERVER}
     settings = resolve(flags)
+    if _is_server(server, (proposers, widths, window, pauses_ms, parallel > 1)):
+        from specllama.cli import prove_against
+
+        request = GenerateParams(max_tokens=max_tokens, seed=seed + skip)
+        return prove_against.run(
+            server, settings, request, temperatures or (0.0, 1.0), prompts, (skip, skip + count),
+            own_model=flags["model"] is not None, as_json=as_json,
+        )  # fmt: skip
     base = settings.generate_params()
     wanted = _wanted(proposers or _as_set(settings, "proposer", but="none"))
     chosen = _chosen(prompts, skip, count, bound="forced" in wanted)
@@ -158,100 +196,35 @@ def command(
         if pauses_ms:
             stack.enter_context(random_pauses(engine, pauses_ms, seed=seed))
         drafting = len(names) * len(widths)
-        per_text = drafting if parallel > 1 else 3 * drafting + 1
-        watch = ProofWatch(len(chosen), len(temperatures) * per_text)
-        proof = Proof(engine, watch, skipped, as_json)
-        wishes: dict[str, Any] = {
-            "proposers": names,
-            "temperatures": temperatures,
-            "draft_max": widths,
-            "max_tokens": max_tokens,
-            "seed": seed + skip,  # the seed belongs to the prompt, wherever the run begins
-            "base": base,
-            "window": window,
-        }
-        try:
-            if parallel > 1:
-                proof.take(prove_together(engine, chosen, **wishes))
-            else:
-                proof.take(prove(engine, chosen, **wishes, warm=True, on_skip=proof.leave_out))
-            proof.probes = probe_stated_rows(engine, chosen)
-            proof.finished = True
-        finally:
-            proof.tell(skip, skip + count)
-    told = proof.summary()
-    if told["unexplained"] or told["rows_differ"]:
-        raise SystemExit(1)
+        total = len(chosen) * len(temperatures) * (drafting if parallel > 1 else 3 * drafting + 1)
+        proof = Proof(engine, total, skipped, as_json=as_json)
+        cases = prove(
+            engine,
+            chosen,
+            proposers=names,
+            temperatures=temperatures,
+            draft_max=widths,
+            max_tokens=max_tokens,
+            seed=seed + skip,  # the seed belongs to the prompt, wherever the run begins
+            base=base,
+            window=window,
+            warm=True,
+            beside=parallel > 1,
+            on_skip=proof.leave_out,
+        )
+        proof.run(cases, chosen, skip, skip + count)
 
 
-@dataclass
-class Proof:
-    """A proof in progress, and its reports."""
-
-    engine: Engine
-    watch: ProofWatch
-    skipped: dict[str, str]
-    as_json: bool
-    cases: list[Case] = field(default_factory=list)
-    probes: list[RowProbe] = field(default_factory=list)
-    finished: bool = False
-
-    def leave_out(self, name: str, reason: str) -> None:
-        self.skipped[name] = reason
-        self.watch.say(f"skipped {name}: {reason}")
-
-    def take(self, cases: Iterable[Case]) -> None:
-        """Show each comparison as it comes."""
-        from specllama.cli.prove_views import show_difference
-
-        for case in cases:
-            self.cases.append(case)
-            if self.as_json:
-                output.json_line(case.to_dict())
-            else:
-                show_difference(case, self.watch)
-            self.watch.advanced()
-
-    def tell(self, skip: int, end: int) -> None:
-        """Report the outcome, or how to continue; prompts ``skip`` to ``end`` were asked for."""
-        from specllama.cli.prove_views import rows_alike, table, verdict
-
-        self.watch.clear()
-        summary = self.summary()
-        if not self.finished and self.cases:
-            done = skip + len({case.prompt for case in self.cases}) - 1
-            diagnostics.say(f"ended early; continue with --skip {done} -n {end - done}")
-        if self.as_json:
-            output.json_line({**summary, "finished": self.finished})
-        elif self.cases:
-            table(self.cases)
-            if self.finished:
-                rows_alike(self.probes)
-                verdict(summary)
-
-    def summary(self) -> dict[str, object]:
-        cases, info = self.cases, self.engine.info
-        return {
-            "type": "summary",
-            "cases": len(cases),
-            "identical": sum(c.identical for c in cases),
-            "near_ties": sum(not c.identical and c.ok for c in cases),
-            "unexplained": sum(not c.ok for c in cases),
-            "tokens": sum(c.tokens for c in cases),
-            "drafted": sum(c.drafted for c in cases),
-            "accepted": sum(c.accepted for c in cases),
-            "skipped": self.skipped,
-            "bitwise": sum(c.bitwise for c in cases),
-            "ways": {
-                way: {"cases": len(found), "identical": sum(c.identical for c in found)}
-                for way in dict.fromkeys(c.way for c in cases)
-                for found in [[c for c in cases if c.way == way]]
-            },
-            "exactness": info.exactness,
-            "measured": info.measured,
-            "rows_differ": any(probe.difference > 0.0 for probe in self.probes),
-            "rows": {str(probe.rows): probe.difference for probe in self.probes},
-        }
+def _is_server(server: Mapping[str, Any], own: Sequence[object]) -> bool:
+    """True if another server is to be proved; ``own``: flags of a proof of our own pair."""
+    if server["against"] is not None and any(own):
+        raise UsageError(
+            "methods, draft lengths, pauses and --parallel are the server's own here",
+            "leave them out; --at-once N asks it for N replies at the same time",
+        )
+    if server["against"] is None and any([server[name] for name in _GIVEN]):
+        raise UsageError("which server is meant is not said", "add --against URL")
+    return server["against"] is not None
 
 
 def _chosen(path: Path | None, skip: int, count: int, *, bound: bool) -> list[BenchPrompt]:
@@ -268,8 +241,6 @@ def _chosen(path: Path | None, skip: int, count: int, *, bound: bool) -> list[Be
 
 
 def _opened(settings: Settings, parallel: int, *, quiet: bool) -> Engine:
-    from specllama.errors import UsageError
-
     engine = loading.open_engine(settings, quiet=quiet, parallel=parallel, measured=True)
     if (lanes := engine.info.lanes) < parallel:
         engine.close()
@@ -283,7 +254,6 @@ def _methods(
     """Choose the methods that the pair has; note them, and why the others are missing."""
     from specllama.bench.proof import available
     from specllama.cli.prove_views import headline
-    from specllama.errors import UsageError
 
     names, skipped = available(engine, wanted)
     if not names:

@@ -7,13 +7,22 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from specllama.bench import against_report as report
-from specllama.bench.against import PLAIN, SPECULATIVE, Score, Side, TextCase, compare_texts, pure
-from specllama.bench.law_proof import LawCase, follow_law
+from specllama.bench.against import (
+    PLAIN,
+    SPECULATIVE,
+    Score,
+    Side,
+    compare_texts,
+    follow_law,
+    pure,
+)
 from specllama.bench.plain_law import OwnLaw, PlainLaw, StatedLaw, own_answer, spells
-from specllama.bench.prompts import BenchPrompt
+from specllama.bench.prompts import BenchPrompt, load_prompts
 from specllama.cli import diagnostics, loading, output
 from specllama.cli.listing import Column, show_table
 from specllama.cli.options import server_address
@@ -31,135 +40,110 @@ _QUIET = ("ollama",)  # engines that do not draft while they list tokens
 _LLAMA = ("specllama", "llama-server", "lmstudio", "ollama")  # those that llama.cpp computes for
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Wish:
-    """The request of the command line.
-
-    Attributes:
-        plain: address of the same server without speculation.
-        own_model: a model was named: our own engine over it knows the law.
-        max_tokens: of a reply. at_once: requests at the same time.
-        most: tokens of unseeded replies to look at. report: a page to write.
-    """
-
-    against: str
-    plain: str | None
-    kind: str
-    model: str
-    key_file: Path | None
-    own_model: bool
-    max_tokens: int
-    temperatures: Sequence[float]
-    seed: int
-    at_once: int
-    most: int
-    report: Path | None
-    as_json: bool
-
-
 def run(
-    wish: Wish,
+    flags: dict[str, Any],
     settings: Settings,
-    prompts: Sequence[BenchPrompt],
-    further: Sequence[BenchPrompt],
+    base: GenerateParams,
+    temperatures: Sequence[float],
+    path: Path | None,
+    some: tuple[int, int],
+    *,
+    own_model: bool,
+    as_json: bool,
 ) -> None:
     """Prove and show; exit with status 1 if a fault was found or the server went away.
 
     Args:
-        prompts: whose texts are compared. further: whose unseeded replies are looked at.
+        flags: those of ``--against``.
+        base: of every request.
+        path: of prompts, whose unseeded replies are looked at. some: those whose texts are
+            compared.
+        own_model: a model was named: our own engine over it knows the law.
     """
-    base = GenerateParams(max_tokens=wish.max_tokens, seed=wish.seed)
+    further = load_prompts(path)
+    if not (prompts := further[slice(*some)]):
+        raise click.BadParameter(f"there are {len(further)} prompts", param_hint="-n, --skip")
+    kind, model, key = flags["remote_kind"] or "auto", flags["remote_model"], flags["api_key_file"]
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(_open(wish.against, wish))
-        other = None if wish.plain is None else stack.enter_context(_open(wish.plain, wish))
+
+        def opened(url: str) -> ForeignEngine:
+            return stack.enter_context(open_remote(server_address(url, kind, model, key)))
+
+        server = opened(flags["against"])
+        other = None if flags["plain"] is None else opened(flags["plain"])
         engine = None
-        if wish.own_model:
-            engine = stack.enter_context(loading.open_engine(settings, quiet=wish.as_json))
+        if own_model:
+            engine = stack.enter_context(loading.open_engine(settings, quiet=as_json))
         notes: list[str] = []
         speculative, plain = _arms(server, other, engine, notes)
-        own = None
-        if engine is not None:
-            drafts = _drafts(settings, stack)
-            listed = _lists(server, prompts, notes)
-            own = OwnLaw(engine, drafts, listed=listed, alike=server.kind.name in _LLAMA)
-        law: PlainLaw = own or StatedLaw()
+        law, score = _law(server, engine, settings, prompts, notes, stack)
+        facts = [f"server: {server.name}, model {server.model.id or 'not named'}"]
+        facts += [f"started with: {server.flags}"] if server.flags else []
+        if other is not None and other.flags:
+            facts.append(f"the plain one was started with: {other.flags}")
         proof = report.ServerProof(
-            _facts(server, other), speculative, plain, law.what, len(prompts), [], [], notes,
-            finished=False,
-        )  # fmt: skip
-        if not wish.as_json:
+            facts, speculative, plain, law.what, len(prompts), [], [], notes, finished=False
+        )
+        if not as_json:
             diagnostics.say(f"{speculative.what}; plain: {plain.what}")
-        watch = _Watch(quiet=wish.as_json)
-        ended = False
+        watch = Redrawn() if not as_json and sys.stderr.isatty() else None
+        wishes = [pure(base, t) for t in temperatures]
         try:
-            wishes = [pure(base, t) for t in wish.temperatures]
-            _texts(proof, prompts, wishes, own, wish, watch)
-            _laws(proof, further, wishes, law, wish, watch)
+            for text in compare_texts(
+                speculative, plain, prompts, wishes, at_once=flags["at_once"], score=score
+            ):
+                proof.texts.append(text)
+                if as_json:
+                    output.json_line(text.to_dict())
+                if watch is not None:
+                    equal = sum(case.same for case in proof.texts)
+                    watch.show(f"{len(proof.texts)} texts compared, {equal} equal")
+            for asked in filter(lambda wish: wish.sampling.temperature, wishes):
+                _follow(proof, further, asked, law, flags["tokens"], watch, as_json=as_json)
             proof = dataclasses.replace(proof, finished=True)
         except EngineDied as error:
-            ended = True
             notes.append(f"the server went away: {error.message}")
         finally:
-            watch.clear()
-            _show(proof, wish)
-        if report.judge(proof).fault or ended:
+            if watch is not None:
+                watch.clear()
+            _show(proof, flags["report"], as_json=as_json)
+        if report.judge(proof).fault or not proof.finished:
             raise SystemExit(1)
 
 
-def _open(url: str, wish: Wish) -> ForeignEngine:
-    return open_remote(server_address(url, wish.kind, wish.model, wish.key_file))
-
-
-def _texts(
+def _follow(
     proof: report.ServerProof,
     prompts: Sequence[BenchPrompt],
-    wishes: Sequence[GenerateParams],
-    own: OwnLaw | None,
-    wish: Wish,
-    watch: _Watch,
-) -> None:
-    """Add every comparison of texts to the proof as it is made."""
-    score: Score | None = None if own is None else own.lead
-    for case in compare_texts(
-        proof.speculative, proof.plain, prompts, wishes, at_once=wish.at_once, score=score
-    ):
-        proof.texts.append(case)
-        if wish.as_json:
-            output.json_line(case.to_dict())
-        watch.text(proof.texts)
-
-
-def _laws(
-    proof: report.ServerProof,
-    prompts: Sequence[BenchPrompt],
-    wishes: Sequence[GenerateParams],
+    asked: GenerateParams,
     law: PlainLaw,
-    wish: Wish,
-    watch: _Watch,
+    most: int,
+    watch: Redrawn | None,
+    *,
+    as_json: bool,
 ) -> None:
-    """Add the findings on the law of each temperature."""
-    for asked in wishes:
-        temperature = asked.sampling.temperature
-        if not temperature:
+    """Add the findings on the law of a temperature; the plain arm is asked only whether it is of
+    another law, too."""
+    temperature, laws = asked.sampling.temperature, proof.laws
+    if law.must not in (None, temperature):
+        proof.notes.append(
+            f"temperature {temperature:g} without seeds: {law.what} are the law at "
+            f"temperature {law.must:g} only; name the weights with -m FILE"
+        )
+        return
+    for arm in (proof.speculative, proof.plain):
+        if arm.own:
             continue
-        if law.must not in (None, temperature):
-            proof.notes.append(
-                f"temperature {temperature:g} without seeds: {law.what} are the law at "
-                f"temperature {law.must:g} only; name the weights with -m FILE"
-            )
-            continue
-        for arm in (proof.speculative, proof.plain):
-            if arm.own:
-                continue
-            for case in follow_law(arm, law, prompts, asked, most=wish.most):
-                if proof.laws and not proof.laws[-1].over:
-                    proof.laws.pop()
-                proof.laws.append(case)
-                watch.law(case, wish.most)
-            if wish.as_json:
-                output.json_line(proof.laws[-1].to_dict())
-            if not proof.laws[-1].shown:
-                break  # the plain arm is asked only whether it is of another law, too
+        for case in follow_law(arm, law, prompts, asked, most=most):
+            laws[:] = [*(one for one in laws if one.over), case]
+            if watch is not None:
+                watch.show(
+                    f"{case.arm}, temperature {temperature:g}: {case.tokens} of {most} tokens, "
+                    f"evidence 10^{case.evidence:.1f}"
+                )
+        if as_json:
+            output.json_line(laws[-1].to_dict())
+        if not laws[-1].shown:
+            return
 
 
 def _arms(
@@ -171,21 +155,13 @@ def _arms(
         UsageError: there is nothing to compare with.
     """
     switched = server.switches and other is None
-    speculative = Side(
-        SPECULATIVE,
-        f"{server.name} at {server.address.url}",
-        lambda prompt, params: server.ask(
-            prompt.content, params, speculation=True if switched else None
-        ),
-    )
+    speculative = _side(SPECULATIVE, server, speculation=True if switched else None)
     if other is not None:
-        what = f"{other.name} at {other.address.url}"
-        return speculative, Side(PLAIN, what, lambda prompt, p: other.ask(prompt.content, p))
+        return speculative, _side(PLAIN, other)
     if switched:
-        return speculative, Side(
-            PLAIN,
-            "the same server, asked not to speculate",
-            lambda prompt, params: server.ask(prompt.content, params, speculation=False),
+        plain = _side(PLAIN, server, speculation=False)
+        return speculative, dataclasses.replace(
+            plain, what="the same server, asked not to speculate"
         )
     if engine is not None:
         notes.append("the plain texts are another engine's: rounding may part them at near-ties")
@@ -201,73 +177,64 @@ def _arms(
     )
 
 
-def _lists(server: ForeignEngine, prompts: Sequence[BenchPrompt], notes: list[str]) -> bool:
-    """True if it lists the tokens of a drawn reply, the right ones, and still drafts."""
-    why = "the server lists no tokens of its replies"
-    if server.kind.name in _QUIET:
-        why = f"{server.kind.title} does not draft while it lists tokens"
-    else:
-        params = pure(GenerateParams(max_tokens=8), 1.0, chances=1)
-        try:
-            replies = [server.ask(prompt.content, params) for prompt in prompts[:3]]
-            if all(map(spells, replies)):
-                return True
-            if any(reply.logprobs for reply in replies):
-                why = "the tokens that the server lists are not those of its replies"
-        except EngineDied:
-            raise
-        except SpecllamaError:
-            pass
-    notes.append(f"{why}: their texts are split into tokens again")
-    return False
-
-
-def _drafts(settings: Settings, stack: contextlib.ExitStack) -> Engine | None:
-    """Load the draft as a target of its own, if one is named: its law finds some faults sooner."""
-    if settings["draft-model"] is None:
-        return None
-    return stack.enter_context(
-        loading.load(settings["draft-model"], None, settings.engine_options())
+def _side(name: str, server: ForeignEngine, *, speculation: bool | None = None) -> Side:
+    return Side(
+        name,
+        f"{server.name} at {server.address.url}",
+        lambda prompt, params: server.ask(prompt.content, params, speculation=speculation),
     )
 
 
-def _facts(server: ForeignEngine, other: ForeignEngine | None) -> list[str]:
-    facts = [f"server: {server.name}, model {server.model.id or 'not named'}"]
-    if server.flags:
-        facts.append(f"started with: {server.flags}")
-    if other is not None and other.flags:
-        facts.append(f"the plain one was started with: {other.flags}")
-    return facts
+def _law(
+    server: ForeignEngine,
+    engine: Engine | None,
+    settings: Settings,
+    prompts: Sequence[BenchPrompt],
+    notes: list[str],
+    stack: contextlib.ExitStack,
+) -> tuple[PlainLaw, Score | None]:
+    """Return the law that is known, and who scores differences. The draft, if one is named, is
+    loaded as a target of its own: its law finds some faults sooner."""
+    if engine is None:
+        return StatedLaw(), None
+    draft = None
+    if settings["draft-model"] is not None:
+        draft = stack.enter_context(
+            loading.load(settings["draft-model"], None, settings.engine_options())
+        )
+    if why := _unlisted(server, prompts):
+        notes.append(f"{why}: their texts are split into tokens again")
+    own = OwnLaw(engine, draft, listed=not why, alike=server.kind.name in _LLAMA)
+    return own, own.lead
 
 
-class _Watch(Redrawn):
-    """One line of progress on a terminal."""
+def _unlisted(server: ForeignEngine, prompts: Sequence[BenchPrompt]) -> str:
+    """Explain why the tokens of a drawn reply are not listed, or not the right ones, or without
+    drafting; "" if they are."""
+    if server.kind.name in _QUIET:
+        return f"{server.kind.title} does not draft while it lists tokens"
+    params = pure(GenerateParams(max_tokens=8), 1.0, chances=1)
+    try:
+        replies = [server.ask(prompt.content, params) for prompt in prompts[:3]]
+    except EngineDied:
+        raise
+    except SpecllamaError:
+        replies = []
+    if replies and all(map(spells, replies)):
+        return ""
+    if any(reply.logprobs for reply in replies):
+        return "the tokens that the server lists are not those of its replies"
+    return "the server lists no tokens of its replies"
 
-    def __init__(self, *, quiet: bool) -> None:
-        super().__init__()
-        self._shown = not quiet and sys.stderr.isatty()
 
-    def text(self, cases: Sequence[TextCase]) -> None:
-        if self._shown:
-            equal = sum(case.same for case in cases)
-            self.show(f"{len(cases)} texts compared, {equal} equal")
-
-    def law(self, case: LawCase, most: int) -> None:
-        if self._shown:
-            self.show(
-                f"{case.arm}, temperature {case.temperature:g}: {case.tokens} of {most} tokens, "
-                f"evidence 10^{case.evidence:.1f}"
-            )
-
-
-def _show(proof: report.ServerProof, wish: Wish) -> None:
+def _show(proof: report.ServerProof, page: Path | None, *, as_json: bool) -> None:
     verdict = report.judge(proof)
-    if wish.report is not None:
+    if page is not None:
         try:
-            wish.report.write_text(report.document(proof), "utf-8")
+            page.write_text(report.document(proof), "utf-8")
         except OSError as error:
-            raise UsageError(f"cannot write {wish.report}: {error.strerror}") from None
-    if wish.as_json:
+            raise UsageError(f"cannot write {page}: {error.strerror}") from None
+    if as_json:
         output.json_line({"type": "summary", **report.to_json(proof)})
         return
     for heads, rows in (report.text_table(proof), report.law_table(proof)):
@@ -278,5 +245,5 @@ def _show(proof: report.ServerProof, wish: Wish) -> None:
         output.line(f"- {reason}")
     for note in proof.notes:
         diagnostics.note(note)
-    if wish.report is not None:
-        diagnostics.note(f"written: {wish.report}")
+    if page is not None:
+        diagnostics.note(f"written: {page}")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from specllama.cli import diagnostics, output
 from specllama.cli.listing import Column, number, show_table
 from specllama.cli.progress import Redrawn
-from specllama.text import sanitize_line
+from specllama.figures import share
+from specllama.text import number_of, percent, sanitize_line
 
 if TYPE_CHECKING:
-    from specllama.bench.proof import Case, RowProbe, Way
+    from specllama.bench.prompts import BenchPrompt
+    from specllama.bench.proof import Case, Way
+    from specllama.bench.rounding import RowProbe
     from specllama.engine.engine import Engine
 
 COLUMNS: dict[Way, str] = {
@@ -26,45 +29,110 @@ COLUMNS: dict[Way, str] = {
 QUIET_S = 30.0  # between lines of progress where there is no terminal
 
 
-class ProofWatch(Redrawn):
-    """The progress of a proof and its remaining time, from the comparisons so far.
-
-    On a terminal, one line that is redrawn; elsewhere, a line every half minute.
+class Proof:
+    """A proof in progress, and its reports. The remaining time follows from the comparisons so far:
+    on a terminal, one line that is redrawn; elsewhere, a line every half minute.
 
     Args:
-        prompts: how many there are.
-        per_prompt: comparisons of one prompt.
+        total: comparisons to come.
+        skipped: methods that are left out, and why.
     """
 
-    def __init__(self, prompts: int, per_prompt: int) -> None:
-        super().__init__()
-        self._total = prompts * per_prompt
+    def __init__(
+        self, engine: Engine, total: int, skipped: dict[str, str], *, as_json: bool
+    ) -> None:
+        self.engine, self.skipped, self.as_json = engine, skipped, as_json
+        self.cases: list[Case] = []
+        self.probes: list[RowProbe] = []
+        self.finished = False
+        self._total, self._line = total, Redrawn()
         self._live = sys.stderr.isatty()
-        self._begin = time.monotonic()
-        self._said = self._begin
-        self._done = 0
+        self._begin = self._said = time.monotonic()
 
-    def advanced(self) -> None:
-        """Count one more comparison."""
-        self._done += 1
-        now = time.monotonic()
+    def leave_out(self, name: str, reason: str) -> None:
+        self.skipped[name] = reason
+        self._say(f"skipped {name}: {reason}")
+
+    def run(
+        self, cases: Iterable[Case], prompts: Sequence[BenchPrompt], skip: int, end: int
+    ) -> None:
+        """Show each comparison as it comes, and then the outcome; exit with status 1 if it is not
+        lossless. Prompts ``skip`` to ``end`` were asked for."""
+        from specllama.bench.rounding import probe_stated_rows
+
+        try:
+            for case in cases:
+                self.cases.append(case)
+                if self.as_json:
+                    output.json_line(case.to_dict())
+                else:
+                    for line in differences(case):
+                        self._say(line)
+                self._advanced()
+            self.probes = probe_stated_rows(self.engine, prompts)
+            self.finished = True
+        finally:
+            self._tell(skip, end)
+        told = self.summary()
+        if told["unexplained"] or told["rows_differ"]:
+            raise SystemExit(1)
+
+    def _advanced(self) -> None:
+        now, done = time.monotonic(), len(self.cases)
         if not self._live and now - self._said < QUIET_S:
             return
         self._said = now
-        text = f"{self._done} of {self._total} comparisons, about {self._left(now)} left"
+        left = (now - self._begin) / done * max(self._total - done, 0)
+        shown = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
+        text = f"{done} of {self._total} comparisons, about {shown} left"
         if self._live:
-            self.show(text)
+            self._line.show(text)
         else:
             diagnostics.note(text)
 
-    def say(self, line: str) -> None:
+    def _say(self, line: str) -> None:
         """Show a line of its own, above the progress."""
-        self.clear()
+        self._line.clear()
         diagnostics.say(sanitize_line(line))
 
-    def _left(self, now: float) -> str:
-        seconds = (now - self._begin) / self._done * max(self._total - self._done, 0)
-        return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+    def _tell(self, skip: int, end: int) -> None:
+        """Report the outcome, or how to continue."""
+        self._line.clear()
+        summary = self.summary()
+        if not self.finished and self.cases:
+            done = skip + len({case.prompt for case in self.cases}) - 1
+            diagnostics.say(f"ended early; continue with --skip {done} -n {end - done}")
+        if self.as_json:
+            output.json_line({**summary, "finished": self.finished})
+        elif self.cases:
+            table(self.cases)
+            if self.finished:
+                rows_alike(self.probes)
+                verdict(summary)
+
+    def summary(self) -> dict[str, object]:
+        cases, info = self.cases, self.engine.info
+        return {
+            "type": "summary",
+            "cases": len(cases),
+            "identical": sum(c.identical for c in cases),
+            "near_ties": sum(not c.identical and c.ok for c in cases),
+            "unexplained": sum(not c.ok for c in cases),
+            "tokens": sum(c.tokens for c in cases),
+            "drafted": sum(c.drafted for c in cases),
+            "accepted": sum(c.accepted for c in cases),
+            "skipped": self.skipped,
+            "bitwise": sum(c.bitwise for c in cases),
+            "ways": {
+                way: {"cases": len(found), "identical": sum(c.identical for c in found)}
+                for way in dict.fromkeys(c.way for c in cases)
+                for found in [[c for c in cases if c.way == way]]
+            },
+            "exactness": info.exactness,
+            "measured": info.measured,
+            "rows_differ": any(probe.difference > 0.0 for probe in self.probes),
+            "rows": {str(probe.rows): probe.difference for probe in self.probes},
+        }
 
 
 def headline(engine: Engine, proposers: Sequence[str], prompts: int) -> str:
@@ -73,14 +141,14 @@ def headline(engine: Engine, proposers: Sequence[str], prompts: int) -> str:
     draft = f" + {info.draft.label}" if info.draft else ""
     return sanitize_line(
         f"{info.target.label}{draft} on {info.device}, "
-        f"{info.exactness}; {prompts} {'prompt' if prompts == 1 else 'prompts'}, "
+        f"{info.exactness}; {number_of(prompts, 'prompt')}, "
         f"methods {', '.join(proposers)}; "
         "one plain text per prompt and temperature for all of them"
     )
 
 
-def show_difference(case: Case, watch: ProofWatch) -> None:
-    """Report a comparison whose texts differ; nothing for the others."""
+def differences(case: Case) -> Iterator[str]:
+    """Describe a comparison whose texts differ; nothing for the others."""
     if (d := case.difference) is not None:
         kind = "near-tie" if d.explained and not case.bitwise else "DIFFERENT"
         exact = ", although its passes are bit-exact here" if case.bitwise else ""
@@ -91,13 +159,13 @@ def show_difference(case: Case, watch: ProofWatch) -> None:
             if d.of_logprobs
             else f"{d.plain_text!r} or {d.spec_text!r}, gap {d.gap:.4f}{bound}"
         )
-        watch.say(
+        yield (
             f"{kind}: prompt {case.prompt} ({case.slice}), {case.proposer}, "
             f"temperature {case.temperature:g}, draft-max {case.draft_max}{where}, "
             f"token {d.position}: {parted}{exact}"
         )
     if not case.law_holds:
-        watch.say(
+        yield (
             f"COUNTERS: prompt {case.prompt}, {case.proposer}: "
             "emitted is not accepted + rounds - cut"
         )
@@ -121,8 +189,8 @@ def table(cases: Sequence[Case]) -> None:
 
 
 def _accepted(cases: Sequence[Case]) -> str:
-    drafted = sum(case.drafted for case in cases)
-    return f"{sum(case.accepted for case in cases) / drafted:.0%}" if drafted else "–"
+    drafted, accepted = (sum(getattr(c, name) for c in cases) for name in ("drafted", "accepted"))
+    return percent(share(accepted, drafted))
 
 
 def _identical(way: Way, cases: Sequence[Case]) -> str:

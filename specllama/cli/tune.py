@@ -94,7 +94,7 @@ def command(
     """
     from specllama.backend.cores import crowded
     from specllama.bench.prompts import half, load_prompts
-    from specllama.bench.provenance import provenance
+    from specllama.bench.report import provenance
     from specllama.bench.tuning import tune
     from specllama.errors import UsageError
     from specllama.paths import barred, profiles_dir

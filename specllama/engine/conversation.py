@@ -34,6 +34,7 @@ from specllama.events import (
     TextDelta,
     Timings,
 )
+from specllama.figures import SpecStats, speed
 from specllama.history import History, common_prefix
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.drafter import Request
@@ -43,7 +44,6 @@ from specllama.speculative.round import Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.window import Window
-from specllama.stats import SpecStats
 
 _AS_STARTED = ("seed", "prompt_n", "cached_n", "n_ctx", "proposer", "verify", "exactness")
 _SAID_AGAIN = 8  # reading fewer tokens again than this is not worth a word
@@ -105,7 +105,7 @@ class Clock:
             waiting_ms=max(decode_s * 1e3 - draft_ms - verify_ms, 0.0),
             other_ms=max(self._rounds_s * 1e3 - stats.draft_ms - stats.verify_ms, 0.0),
             deliver_ms=self._deliver_s * 1e3,
-            tok_per_s=(n - 1) / decode_s if n > 1 and decode_s > 0 else None,
+            tok_per_s=speed(n, decode_s),
         )
 
 

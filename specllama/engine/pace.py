@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specllama.backend.kernels import TILE
-from specllama.stats import ROWS, SECONDS, Histogram
+from specllama.figures import ROWS, SECONDS, Histogram
 
 CHUNK = 512  # tokens of a prompt that are read at once, at most
 _WAIT = 3.0  # passes of those who write that reading a part of a prompt may take

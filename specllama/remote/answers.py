@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from specllama.figures import share
+
 Json = dict[str, Any]
 
 _SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
@@ -94,32 +96,10 @@ class Counters:
         drafted = self.drafted - (before.drafted or 0)
         accepted = self.accepted - (before.accepted or 0)
         rounds = None if self.drafts is None else self.drafts - (before.drafts or 0)
-        each = 1 + accepted / rounds if rounds else None
+        each = None if (kept := share(accepted, rounds)) is None else 1 + kept
         if min(drafted, accepted, drafted - accepted, *at) < 0:
             return None  # it was started anew
         return Drafted(drafted, accepted, per_round=each, accepted_at=at, counted=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """The answer to one plain question.
-
-    Attributes:
-        tokens: by the server's own count. cached: tokens of the prompt that its cache held.
-        finish: in its own word, "" where it gives none.
-        first_s: until the first text of a stream came, None of one that was not streamed.
-    """
-
-    text: str
-    reasoning: str
-    tokens: int | None
-    prompt_tokens: int | None
-    cached: int | None
-    logprobs: tuple[Likely, ...] | None
-    finish: str
-    first_s: float | None
-    seconds: float
-    draft: Drafted | None
 
 
 def whole(value: object) -> int | None:

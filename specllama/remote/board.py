@@ -10,6 +10,7 @@ from itertools import pairwise
 from time import monotonic
 from typing import Any, ClassVar, Literal
 
+from specllama.figures import share
 from specllama.remote.answers import Counters
 from specllama.text import sanitize_line, size
 
@@ -60,12 +61,16 @@ class WatchedLane:
             str(id),
             f"{self.proposer} {self.slice}".strip(),
             str(self.tokens),
-            f"{self.tokens / self.seconds:.1f}" if self.seconds else "-",
-            f"{self.accepted / self.drafted:.0%}" if self.drafted else "-",
+            _cell(share(self.tokens, self.seconds), ".1f"),
+            _cell(share(self.accepted, self.drafted), ".0%"),
             "-" if self.over else str(self.rows),
-            "-" if self.balance is None else f"{self.balance:.1f}",
+            _cell(self.balance, ".1f"),
             "done" if self.over else self.why,
         )
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +153,8 @@ class Board(ServerWatch):
         passes, rows, seconds = (
             told[name] - before[name] for name in ("passes", "pass_rows", "pass_seconds")
         )
-        self._passes = (
-            f"{rows / passes:.1f} rows and {seconds / passes * 1e3:.0f} ms a pass" if passes > 0
-            else ""
-        )  # fmt: skip
+        each, took = share(rows, passes), share(seconds * 1e3, passes)
+        self._passes = "" if passes <= 0 else f"{each:.1f} rows and {took:.0f} ms a pass"
 
     @property
     def speed(self) -> float:
@@ -228,8 +231,8 @@ class Gauges(ServerWatch):
                              for name in ("drafted", "accepted"))  # fmt: skip
         passes = _grown(then.drafts, now.drafts)
         lately = _kept(accepted, drafted)
-        if passes and accepted is not None:
-            lately += f", {1 + accepted / passes:.2f} tokens a pass that drafted"
+        if (more := share(accepted, passes)) is not None:
+            lately += f", {1 + more:.2f} tokens a pass that drafted"
         elif now.per_round is not None:
             lately = f"{now.per_round:.2f} tokens a pass"
         elif now.drafted is None:
@@ -255,9 +258,9 @@ class Gauges(ServerWatch):
         yield BoardLine(f"kept by depth, {when}, of {passes} drafts", "columns")
         room = max(min(width - _NAME - 7, 60), 4)
         for depth, n in enumerate(at[:_DEPTHS], 1):
-            share = min(n / passes, 1.0)
-            bar = "█" * round(share * room)
-            yield BoardLine(f"{f'guess {depth}':<{_NAME}}{bar:<{room}} {share:>5.0%}", "live")
+            kept = min(share(n, passes) or 0.0, 1.0)
+            bar = "█" * round(kept * room)
+            yield BoardLine(f"{f'guess {depth}':<{_NAME}}{bar:<{room}} {kept:>5.0%}", "live")
         yield BoardLine("", "head")
 
     def _over_time(self, width: int) -> Iterator[BoardLine]:
@@ -265,9 +268,9 @@ class Gauges(ServerWatch):
         if len(looks) < 2:
             return
         pairs = list(pairwise(looks))
-        kept = [_share(_grown(a.accepted, b.accepted), _grown(a.drafted, b.drafted))
+        kept = [share(_grown(a.accepted, b.accepted), _grown(a.drafted, b.drafted))
                 for (_, a), (_, b) in pairs]  # fmt: skip
-        speeds = [_share(_grown(a.generated, b.generated), bt - at) for (at, a), (bt, b) in pairs]
+        speeds = [share(_grown(a.generated, b.generated), bt - at) for (at, a), (bt, b) in pairs]
         running, waiting = (
             [getattr(now, name) for _, (_, now) in pairs] for name in ("running", "waiting")
         )
@@ -293,14 +296,11 @@ def _grown(before: int | None, now: int | None) -> int | None:
     return None if now is None or now < (before or 0) else now - (before or 0)
 
 
-def _share(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else part / whole
-
-
 def _kept(accepted: int | None, drafted: int | None) -> str:
     if accepted is None or drafted is None:
         return "kept –"
-    return f"kept {accepted / drafted:.0%} ({accepted} of {drafted})" if drafted else "no guesses"
+    kept = share(accepted, drafted)
+    return "no guesses" if kept is None else f"kept {kept:.0%} ({accepted} of {drafted})"
 
 
 def _shown(count: int | None) -> str:

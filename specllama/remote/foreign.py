@@ -23,9 +23,10 @@ from specllama.events import (
     TextDelta,
     Timings,
 )
+from specllama.figures import share, speed
 from specllama.interface import EngineInfo, Message, ModelInfo, Prompt
 from specllama.remote.address import SILENCE_S, Address, Look, posted
-from specllama.remote.answers import Answered, Counters, Drafted
+from specllama.remote.answers import Counters, Drafted
 from specllama.remote.board import EVERY_S, Gauges, ServerWatch, event_of
 from specllama.remote.kinds.kind import Found, Heard, Kind, Question, Served
 from specllama.settings.params import GenerateParams
@@ -137,7 +138,7 @@ class ForeignEngine:
         speculation: bool | None = None,
         counted: bool = False,
         cancel: Cancel | None = None,
-    ) -> Answered:
+    ) -> Heard:
         """Ask one plain question, with all sampling fields of ``params`` that no card may decide.
 
         Args:
@@ -151,24 +152,15 @@ class ForeignEngine:
         """
         asked = self._asked(prompt, params, stream=stream, speculate=speculation)
         before = self._counted() if counted and not self._tells else None
-        heard, begin, first = Heard(), perf_counter(), None
-        cancel = cancel or Cancel()
-        for thought, said in self._heard(asked, heard, cancel):
-            if first is None and (thought or said):
-                first = perf_counter() - begin
-        seconds = perf_counter() - begin
-        return Answered(
-            heard.text,
-            heard.reasoning,
-            heard.tokens,
-            heard.prompt_n,
-            heard.cached_n,
-            tuple(heard.logprobs) if params.chances is not None else None,
-            heard.finish,
-            first if stream else None,
-            seconds,
-            self._drafted(heard, before),
-        )
+        heard, begin = Heard(), perf_counter()
+        for thought, said in self._heard(asked, heard, cancel or Cancel()):
+            if stream and heard.first_s is None and (thought or said):
+                heard.first_s = perf_counter() - begin
+        heard.seconds = perf_counter() - begin
+        heard.draft = self._drafted(heard, before)
+        if params.chances is None:
+            heard.logprobs = []
+        return heard
 
     def generate(
         self, prompt: Prompt, params: GenerateParams, *, cancel: Cancel | None = None
@@ -328,9 +320,6 @@ class ForeignEngine:
             "cut": None,
         }
         unknown = {name for name, count in counts.items() if count is None}
-        rate = None
-        if draft.drafted and draft.accepted is not None and not draft.at_most:
-            rate = draft.accepted / draft.drafted
         counted: dict[str, Any] = {name: count or 0 for name, count in counts.items()}
         return Finished(
             reason=reason,
@@ -342,14 +331,14 @@ class ForeignEngine:
             proposer=self.kind.name,
             verify="",
             exactness=UNPROVEN,
-            acceptance_rate=rate,
+            acceptance_rate=None if draft.at_most else share(draft.accepted, draft.drafted),
             mean_acceptance_length=draft.per_round,
             accepted_per_position=draft.accepted_at,
             drafted_per_position=draft.drafted_at,
             timings=Timings(
                 ttft_ms=first_s * 1e3,
                 decode_ms=decode_s * 1e3,
-                tok_per_s=(n - 1) / decode_s if n and n > 1 and decode_s > 0 else None,
+                tok_per_s=speed(n, decode_s),
             ),
             reasoning=heard.reasoning,
             stop=heard.stop,

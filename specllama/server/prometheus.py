@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
 
 from specllama.events import Event, Finished, RoundDone
+from specllama.figures import SECONDS, Histogram, share, speed
 from specllama.interface import EngineFigures
 from specllama.server.request_queue import QueuedReply, RequestQueue
-from specllama.stats import SECONDS, Histogram
 from specllama.told import Told
 
 PREFIX = "specllama:"
@@ -136,9 +136,8 @@ class Metrics:
         self._add("request_success_total", queued, 1, finished_reason=end.reason)
         took = perf_counter() - queued.arrived_s
         self._observe("e2e_request_latency_seconds", queued, took)
-        if len(end.token_ids) > 1:
-            per_token = end.timings.decode_ms / 1e3 / (len(end.token_ids) - 1)
-            self._observe("time_per_output_token_seconds", queued, per_token)
+        if (pace := speed(len(end.token_ids), end.timings.decode_ms / 1e3)) is not None:
+            self._observe("time_per_output_token_seconds", queued, 1 / pace)
 
     def _labels(self, queued: QueuedReply, more: dict[str, str]) -> Labels:
         label = queued.label if queued.label in self._slices or not queued.label else OTHER
@@ -174,17 +173,12 @@ class Metrics:
 
     def _lines(self, queues: Sequence[RequestQueue]) -> Iterator[str]:
         for name, help_text in COUNTERS.items():
-            yield from _head(name, "counter", help_text)
-            for labels, value in self._counts[name].items():
-                yield _line(name, labels, value)
+            yield from _family(name, "counter", help_text, self._counts[name].items())
         for name, (help_text, _) in HISTOGRAMS.items():
-            yield from _head(name, "histogram", help_text)
-            for labels, spread in self._spread[name].items():
-                yield from _spread(name, labels, spread)
+            yield from _family(name, "histogram", help_text, self._spread[name].items())
         for name, kind, help_text, value_of in _OF_QUEUES:
-            yield from _head(name, kind, help_text)
-            for queue in queues:
-                yield _line(name, _of(queue.name), value_of(queue))
+            samples = ((_of(queue.name), value_of(queue)) for queue in queues)
+            yield from _family(name, kind, help_text, samples)
 
     def _llama(self, passes: int | None, queues: Sequence[RequestQueue]) -> Iterator[str]:
         """Yield the figures that llama-server has, under its names."""
@@ -210,20 +204,19 @@ class Metrics:
             ("n_tokens_max", "counter", self._longest, "The longest text, in tokens."),
             *((name, "counter", sum_of(name), COUNTERS[name])
               for name in (drafted, accepted, drafts)),
-            ("prompt_tokens_seconds", "gauge", read / read_s if read_s else 0,
+            ("prompt_tokens_seconds", "gauge", share(read, read_s) or 0,
              "Tokens of prompts read in a second."),
-            ("predicted_tokens_seconds", "gauge", wrote / wrote_s if wrote_s else 0,
+            ("predicted_tokens_seconds", "gauge", share(wrote, wrote_s) or 0,
              "Tokens written in a second."),
             ("requests_processing", "gauge", sum(len(queue.running) for queue in queues),
              "Requests being written."),
             ("requests_deferred", "gauge", sum(queue.n_waiting for queue in queues),
              "Requests that wait."),
-            ("n_busy_slots_per_decode", "gauge", rounds / passes if passes else passes,
+            ("n_busy_slots_per_decode", "gauge", share(rounds, passes) if passes else passes,
              "Conversations that share a pass, on average."),
         ):  # fmt: skip
             if value is not None:
-                yield from _head(name, kind, help_text, LLAMA_PREFIX)
-                yield _line(name, (), value, LLAMA_PREFIX)
+                yield from _family(name, kind, help_text, [((), value)], LLAMA_PREFIX)
 
 
 _OF_QUEUES: tuple[tuple[str, str, str, Callable[[RequestQueue], float]], ...] = (
@@ -243,46 +236,51 @@ def _of(model: str) -> Labels:
 
 def _engines(found: Mapping[str, EngineFigures]) -> Iterator[str]:
     """Yield the engines' own figures, by model."""
-    yield from _head("kv_cells", "gauge", "Cells of the target's cache.")
-    for model, figures in found.items():
-        for state in ("live", "dead", "free"):
-            yield _line("kv_cells", (*_of(model), ("state", state)), getattr(figures, state))
+    cells = [
+        ((*_of(model), ("state", state)), getattr(figures, state))
+        for model, figures in found.items()
+        for state in ("live", "dead", "free")
+    ]
+    yield from _family("kv_cells", "gauge", "Cells of the target's cache.", cells)
     for name, kind, help_text, field in (
         ("kv_compactions_total", "counter", "Compactions of it.", "compactions"),
         ("preemptions_total", "counter", "Requests parked for lack of cells.", "preemptions"),
         ("kv_parked_bytes", "gauge", "Memory of idle texts.", "parked_bytes"),
+        ("pass_rows", "histogram", "Tokens of a pass of the target.", "pass_rows"),
+        ("pass_seconds", "histogram", "Time of a pass of the target.", "pass_seconds"),
     ):
-        yield from _head(name, kind, help_text)
-        for model, figures in found.items():
-            yield _line(name, _of(model), getattr(figures, field))
-    for name, help_text in (
-        ("pass_rows", "Tokens of a pass of the target."),
-        ("pass_seconds", "Time of a pass of the target."),
-    ):
-        yield from _head(name, "histogram", help_text)
-        for model, figures in found.items():
-            yield from _spread(name, _of(model), getattr(figures, name))
-
-
-def _head(name: str, kind: str, help_text: str, prefix: str = PREFIX) -> tuple[str, str]:
-    return f"# HELP {prefix}{name} {help_text}", f"# TYPE {prefix}{name} {kind}"
+        samples = [(_of(model), getattr(figures, field)) for model, figures in found.items()]
+        yield from _family(name, kind, help_text, samples)
 
 
 def _as_other(labels: Labels) -> Labels:
     return tuple((name, OTHER if name == "slice" else value) for name, value in labels)
 
 
-def _line(name: str, labels: Labels, value: float, prefix: str = PREFIX) -> str:
+def _family(
+    name: str,
+    kind: str,
+    help_text: str,
+    samples: Iterable[tuple[Labels, float | Histogram]],
+    prefix: str = PREFIX,
+) -> Iterator[str]:
+    """Yield the lines of one figure."""
+    yield f"# HELP {prefix}{name} {help_text}"
+    yield f"# TYPE {prefix}{name} {kind}"
+    for labels, value in samples:
+        if isinstance(value, Histogram):
+            for bound, count in value:
+                yield _line(f"{prefix}{name}_bucket", (*labels, ("le", bound)), count)
+            yield _line(f"{prefix}{name}_sum", labels, value.sum)
+            yield _line(f"{prefix}{name}_count", labels, value.count)
+        else:
+            yield _line(f"{prefix}{name}", labels, value)
+
+
+def _line(name: str, labels: Labels, value: float) -> str:
     told = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
     shown = repr(value) if isinstance(value, float) and value % 1 else str(int(value))
-    return f"{prefix}{name}{{{told}}} {shown}" if told else f"{prefix}{name} {shown}"
-
-
-def _spread(name: str, labels: Labels, spread: Histogram) -> Iterator[str]:
-    for bound, count in spread:
-        yield _line(f"{name}_bucket", (*labels, ("le", bound)), count)
-    yield _line(f"{name}_sum", labels, spread.sum)
-    yield _line(f"{name}_count", labels, spread.count)
+    return f"{name}{{{told}}} {shown}" if told else f"{name} {shown}"
 
 
 def _escaped(text: str) -> str:

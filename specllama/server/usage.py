@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
+from specllama.figures import SpecStats, share, speed
 from specllama.server.dialect import Reply
 
 
@@ -15,20 +16,23 @@ def timings(replies: Sequence[Reply]) -> dict[str, Any]:
     ends = [reply.finished for reply in replies if reply.finished is not None]
     if not ends:
         return {}
-    cached = sum(end.cached_n for end in ends)
-    prompt = sum(end.prompt_n for end in ends) - cached
-    prompt_ms = sum(end.timings.prefill_ms for end in ends)
-    predicted = sum(len(end.token_ids) for end in ends)
-    predicted_ms = sum(end.timings.decode_ms for end in ends)
-    out = _speeds(cached, prompt, prompt_ms, predicted, predicted_ms, len(ends))
+    first, expected = ends[0], expected_of(replies)
+    out = _speeds(
+        sum(end.cached_n for end in ends),
+        sum(end.prompt_n - end.cached_n for end in ends),
+        sum(end.timings.prefill_ms for end in ends),
+        sum(len(end.token_ids) for end in ends),
+        sum(end.timings.decode_ms for end in ends),
+        len(ends),
+    )
     if drafted := sum(end.draft_n for end in ends):
         out["draft_n"] = drafted
         out["draft_n_accepted"] = sum(end.draft_n_accepted for end in ends)
     elif why := replies[0].undrafted:
         out["undrafted"] = why
-    if any(expected := expected_of(replies)):
+    if any(expected):
         out["prediction_n"], out["prediction_n_accepted"] = sum(expected), expected[0]
-    first, accepted = ends[0], [end.accepted_per_position for end in ends]
+    accepted = [end.accepted_per_position for end in ends]
     return {
         **out,
         "queue_ms": sum(reply.queue_ms for reply in replies),
@@ -53,48 +57,39 @@ def so_far(reply: Reply) -> dict[str, Any]:
 def _speeds(
     cached: int, prompt: int, prompt_ms: float, predicted: int, predicted_ms: float, replies: int
 ) -> dict[str, Any]:
-    """Return times and speeds. The first token of each reply comes with its prompt, so only
-    the others count for the speed."""
-    steps = max(0, predicted - replies)
+    """Return times and speeds; 0 for one that is not defined, as llama-server does."""
     return {
         "cache_n": cached,
         "prompt_n": prompt,
         "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": _ratio(prompt_ms, prompt),
-        "prompt_per_second": _ratio(prompt * 1e3, prompt_ms),
+        "prompt_per_token_ms": share(prompt_ms, prompt) or 0.0,
+        "prompt_per_second": share(prompt * 1e3, prompt_ms) or 0.0,
         "predicted_n": predicted,
         "predicted_ms": predicted_ms,
-        "predicted_per_token_ms": _ratio(predicted_ms, steps),
-        "predicted_per_second": _ratio(steps * 1e3, predicted_ms),
+        "predicted_per_token_ms": share(predicted_ms, max(0, predicted - replies)) or 0.0,
+        "predicted_per_second": speed(predicted, predicted_ms / 1e3, replies) or 0.0,
     }
-
-
-def _ratio(above: float, below: float) -> float:
-    """Return the ratio, or 0 if there is none, as llama-server does."""
-    return above / below if below > 0 and above > 0 else 0.0
 
 
 def metrics(replies: Sequence[Reply]) -> dict[str, Any]:
     """Return vLLM's per-request metrics: rounds with a draft, by its accepted length."""
     drafted = [r for reply in replies for r in reply.rounds if r.drafted]
-    proposed = sum(len(r.drafted) for r in drafted)
-    accepted = sum(r.accepted for r in drafted)
-    longest = max((len(r.drafted) for r in drafted), default=0)
-    by_accepted = Counter(r.accepted for r in drafted)
-    by_length: dict[int, Counter[int]] = {}
+    stats, by_length = SpecStats.of(drafted), dict[int, Counter[int]]()
     for r in drafted:
         by_length.setdefault(len(r.drafted), Counter())[r.accepted] += 1
+    longest = max(by_length, default=0)
+    by_accepted = sum(by_length.values(), Counter[int]())
     return {
         "speculative_decoding": {
-            "mean_acceptance_length": 1 + accepted / len(drafted) if drafted else None,
-            "draft_acceptance_rate": accepted / proposed if proposed else None,
+            "mean_acceptance_length": stats.mean_acceptance_length,
+            "draft_acceptance_rate": stats.acceptance_rate,
             "acceptance_histogram": [by_accepted[i] for i in range(longest + 1)],
             "acceptance_histogram_by_draft_length": {
                 str(n): [counts[i] for i in range(n + 1)] for n, counts in sorted(by_length.items())
             },
-            "num_spec_steps": len(drafted),
-            "num_draft_tokens": proposed,
-            "num_accepted_draft_tokens": accepted,
+            "num_spec_steps": stats.rounds,
+            "num_draft_tokens": stats.drafted,
+            "num_accepted_draft_tokens": stats.accepted,
             "num_spec_tokens": longest,
         }
     }

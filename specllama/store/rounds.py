@@ -34,7 +34,6 @@ from specllama.events import Event, Finished, Notice, RoundDone, Started, with_u
 from specllama.files import DAMAGE
 from specllama.interface import EngineInfo, EngineLike, Message, ModelInfo, Prompt
 from specllama.paths import private_folder, rounds_dir
-from specllama.replies.figures import ReplyFigures
 from specllama.settings.params import GenerateParams
 from specllama.store.codec import encode, encode_event, params_to_dict
 from specllama.told import Told, news
@@ -244,11 +243,6 @@ class LoggedTurn(Told):
     """One request of a run; ``finished`` is None if the process died before it ended."""
 
     index: int
-
-    @property
-    def figures(self) -> ReplyFigures | None:
-        """The figures of the reply; None before its first token."""
-        return ReplyFigures.of(self.started, self.rounds, self.finished)
 
 
 @dataclass(slots=True)

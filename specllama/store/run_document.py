@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from specllama.events import Finished, RoundDone
-from specllama.replies.figures import ReplyFigures
+from specllama.figures import Figures
 from specllama.settings.params import GenerateParams
 from specllama.store.codec import params_to_dict
 from specllama.store.document import (
@@ -87,7 +87,7 @@ def _row(done: RoundDone, names: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _figures(found: ReplyFigures, end: Finished | None) -> str:
+def _figures(found: Figures, end: Finished | None) -> str:
     speed = f", {found.tok_per_s:.1f} tokens a second" if found.tok_per_s else ""
     first = f", first token after {found.first.total:.0f} ms" if found.first else ""
     if found.engine:

@@ -14,10 +14,10 @@ from fakes import Reply
 
 from specllama.cli.log import _visible
 from specllama.events import RoundDone
+from specllama.figures import SpecStats
 from specllama.paths import rounds_dir
-from specllama.stats import SpecStats
 from specllama.store import summary
-from specllama.store.rounds import list_runs, read_run
+from specllama.store.rounds import LoggedTurn, RunRecord, list_runs, read_run
 
 LONG = "The target reads all the guesses in a single pass and keeps those it agrees with. " * 3
 
@@ -216,16 +216,15 @@ def round_at(t_s: float, **changes: object) -> RoundDone:
 
 
 def test_time_slices() -> None:
-    moments = [
-        summary.Moment(0, round_at(end), end - 0.5, end) for end in (0.5, 1.0, 1.5, 2.0, 4.0)
-    ]
-    slices = summary.by_time(moments, 4)
+    def cut(*ends: float) -> list[summary.Slice]:
+        turn = LoggedTurn(0, rounds=[round_at(end) for end in ends])
+        return summary.by_time(RunRecord(Path("log"), turns=[turn]), 4)
+
+    slices = cut(0.5, 1.0, 1.5, 2.0, 4.0)
     assert [s.stats.rounds for s in slices] == [1, 2, 1, 1]
     assert slices[1].tok_per_s == 4.0
-    assert summary.by_time([], 4) == []
-    assert [s.stats.rounds for s in summary.by_time([summary.Moment(0, round_at(1), 1, 1)], 4)] == [
-        1
-    ]
+    assert cut() == []
+    assert [s.stats.rounds for s in cut(0.0)] == [1]
 
 
 def test_positions_of_trees_and_cuts() -> None:
@@ -233,6 +232,6 @@ def test_positions_of_trees_and_cuts() -> None:
     stats.observe(round_at(0.1))
     tree = {"drafted": (1, 2, 3), "parents": (-1, -1, 1), "accepted": 2, "accepted_path": (1, 2)}
     stats.observe(round_at(0.2, **tree))
-    positions = summary.by_position(stats)
+    positions = stats.by_depth
     assert [(p.drafted, p.accepted, p.rounds) for p in positions] == [(2, 2, 2), (2, 1, 2)]
     assert positions[1].of_rounds == 0.5

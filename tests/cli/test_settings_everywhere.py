@@ -83,7 +83,7 @@ def test_prove_draws_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> Non
     from engines import FakeContext, fake_info
     from table_model import FakeTable, FakeVocab
 
-    from specllama.bench import proof
+    from specllama.bench import proof, rounding
 
     seen: list[dict[str, Any]] = []
 
@@ -99,7 +99,7 @@ def test_prove_draws_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(loading, "load", load)
     monkeypatch.setattr(proof, "prove", prove)
-    monkeypatch.setattr(proof, "probe_stated_rows", lambda engine, prompts: [])
+    monkeypatch.setattr(rounding, "probe_stated_rows", lambda engine, prompts: [])
     monkeypatch.setattr(proof, "available", lambda engine, wanted: (tuple(wanted), {}))
     monkeypatch.setenv("SPECLLAMA_TOP_K", "7")
     monkeypatch.setenv("SPECLLAMA_TEMPERATURE", "0.3")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from engines import fake_info
 
-from specllama.bench.arms import EngineArm, RunFigures, Task
+from specllama.bench.experiment import EngineArm, RunFigures, Task
 from specllama.cli import invoke
 from specllama.engine.profiles import Profile, Windows, open_profile
 from specllama.speculative.policy.ledger import Ledger

@@ -13,7 +13,8 @@ from engines import measured
 from ggufs_nextn import write_nextn
 
 from specllama.bench.prompts import BenchPrompt
-from specllama.bench.proof import available, probe_rows, prove
+from specllama.bench.proof import available, prove
+from specllama.bench.rounding import probe_rows
 from specllama.engine.engine import Engine
 from specllama.errors import UsageError
 from specllama.events import Finished, Notice

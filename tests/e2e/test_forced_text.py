@@ -11,7 +11,6 @@ from engines import measured
 
 from specllama.bench.prompts import schema_prompts
 from specllama.bench.proof import prove
-from specllama.bench.together import prove_together
 from specllama.engine.engine import Engine
 from specllama.events import Finished
 from specllama.interface import Message
@@ -127,7 +126,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 def test_side_by_side_they_are_the_same(three: Engine) -> None:
     cases = list(
-        prove_together(
+        prove(
             three,
             schema_prompts()[:3],
             proposers=("forced", "mixed"),
@@ -136,7 +135,7 @@ def test_side_by_side_they_are_the_same(three: Engine) -> None:
             max_tokens=32,
             seed=1,
             base=GenerateParams(),
-            window="fixed",
+            beside=True,
         )
     )
     assert cases

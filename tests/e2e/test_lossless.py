@@ -9,7 +9,8 @@ from engines import proved
 
 from specllama.backend import llama_cache
 from specllama.bench.prompts import BenchPrompt, schema_prompts
-from specllama.bench.proof import finish, probe_rows, rounding, score_gap, wish_of
+from specllama.bench.proof import finish, score_gap, wish_of
+from specllama.bench.rounding import probe_rows, rounding
 from specllama.engine.engine import Engine
 from specllama.events import Finished, RoundDone
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams

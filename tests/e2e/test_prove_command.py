@@ -18,7 +18,8 @@ from windows import Answers
 
 from specllama.backend.kernels import TILE
 from specllama.bench.prompts import BenchPrompt
-from specllama.bench.proof import Case, RowProbe, available, probe_stated_rows, prove, random_pauses
+from specllama.bench.proof import Case, available, prove, random_pauses
+from specllama.bench.rounding import RowProbe, probe_stated_rows
 from specllama.cli.prove import command
 from specllama.cli.prove_views import rows_alike
 from specllama.engine.conversation import Conversation

@@ -21,6 +21,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LONG_FUNCTION, LONG_CLASS = 80, 400  # lines, those of docstrings included
 POLICY = "specllama.speculative.policy"
+# what replies count and take: who divides by one of them derives a rate of its own
+REPLY = frozenset({"drafted", "draft_n", "drafts", "rounds", "passes", "judged", "tokens",
+                   "seconds", "decode_s", "decode_ms", "predicted_ms"})  # fmt: skip
+DECIDES = ("specllama.engine", "specllama.speculative")  # by rates of passes, which nobody reads
 PLAIN = frozenset({0, 1, 2, 0.5, 100, 1000})  # numbers that tune nothing: signs, halves, units
 
 
@@ -162,6 +166,17 @@ class House:
         return {"named": named, "inline": inline}
 
     @cached_property
+    def rates(self) -> dict[str, list[str]]:
+        """Divisions by what a reply counts or takes, by module."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for module in self.shipped:
+            for node in module.nodes:
+                divides = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+                if divides and _divisor(node.right) in REPLY and module.package not in DECIDES:
+                    found[module.name].append(ast.unparse(node))
+        return dict(found)
+
+    @cached_property
     def long_functions(self) -> dict[str, int]:
         return {n: k for m in self.shipped for n, k in m.long_parts() if _is_function(n)}
 
@@ -182,6 +197,7 @@ class House:
             "class names defined twice": len(self.doubles),
             "isinstance of events": sum(self.folds.values()),
             "modules that fold events": len(self.folds),
+            "modules that derive rates of replies": len(self.rates),
             "policy constants, named": len(self.constants["named"]),
             "policy constants, inline": len(self.constants["inline"]),
             f"functions over {LONG_FUNCTION} lines": len(self.long_functions),
@@ -193,6 +209,7 @@ class House:
         """What stands behind the counts."""
         yield "class names defined twice", [f"{n}: {', '.join(w)}" for n, w in self.doubles.items()]
         yield "isinstance of events", [f"{n}: {k}" for n, k in self.folds.items()]
+        yield "rates of replies", [f"{n}: {', '.join(w)}" for n, w in self.rates.items()]
         yield "policy constants, inline", self.constants["inline"]
         yield "long functions", [f"{n}: {k}" for n, k in self.long_functions.items()]
         yield "long classes", [f"{n}: {k}" for n, k in self.long_classes.items()]
@@ -219,6 +236,13 @@ def _asks(node: ast.AST) -> set[str]:
     if asked and node.func.id == "isinstance" and len(node.args) == 2:
         return _named(node.args[1])
     return set()
+
+
+def _divisor(node: ast.AST) -> str:
+    """The last name of a divisor, or of what is counted there."""
+    if isinstance(node, ast.Call) and node.args:
+        return _divisor(node.args[0])
+    return getattr(node, "attr", getattr(node, "id", ""))
 
 
 def _named(node: ast.AST) -> set[str]:

@@ -87,6 +87,7 @@ BOUNDS = {
     "functions over 80 lines": 0,
     "classes over 400 lines": 0,
     "numbers of the policy": 20,
+    "modules that derive rates of replies": 4,
 }
 
 
@@ -98,5 +99,6 @@ def test_what_should_be_smaller_does_not_grow(house: House, row: str) -> None:
         "functions over 80 lines": len(house.long_functions),
         "classes over 400 lines": len(house.long_classes),
         "numbers of the policy": sum(map(len, house.constants.values())),
+        "modules that derive rates of replies": len(house.rates),
     }
     assert counted[row] <= BOUNDS[row], dict(house.names())

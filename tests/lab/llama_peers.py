@@ -25,11 +25,9 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
-from specllama.bench.arms import Arm, EngineArm, RunFigures, Task, tasks_of
+from specllama.bench.experiment import Arm, EngineArm, RunFigures, Task, tasks_of
 from specllama.bench.prompts import half, load_prompts
-from specllama.bench.provenance import provenance
-from specllama.bench.report import report_document, write_reports
-from specllama.bench.runner import compare
+from specllama.bench.report import Comparison, provenance, report_document, write_reports
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile
 from specllama.errors import EngineError, UsageError
@@ -366,7 +364,7 @@ def main() -> None:
         prompts = half(load_prompts(), "bench")[: asked.count]
         tasks = tasks_of(prompts, asked.temperature, asked.max_tokens, ignore_eos=asked.whole)
         try:
-            result = compare(arms, tasks, repetitions=asked.repetitions)
+            result = Comparison.of(arms, tasks, repetitions=asked.repetitions)
         finally:
             for arm in arms:
                 arm.close()

@@ -33,7 +33,6 @@ from servers import serving
 
 from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import Case, available, prove
-from specllama.bench.together import prove_together
 from specllama.engine.engine import Engine
 from specllama.engine.host import LoadEngine
 from specllama.interface import Message
@@ -182,7 +181,7 @@ def together(on: Ground, name: str) -> Row:
     with on.engine(name, parallel=3) as engine:
         names = available(engine, ("draft", "suffix") if on.quick else ("draft", "suffix", "mixed"))
         cases = list(
-            prove_together(
+            prove(
                 engine,
                 on.prompts(name),
                 proposers=(*names[0], "none"),
@@ -191,7 +190,7 @@ def together(on: Ground, name: str) -> Row:
                 max_tokens=16 if on.quick else 32,
                 seed=1,
                 base=GenerateParams(),
-                window="fixed",
+                beside=True,
             )
         )
         return judged(name, "texts, 3 at once", cases, engine.info.exactness)

@@ -13,7 +13,7 @@ from engines import FakeContext, fake_info, loaded
 from llama_peers import ProgramPeer, StartedServer, make_peers, read_speed
 from table_model import FakeTable, FakeVocab
 
-from specllama.bench.arms import Task
+from specllama.bench.experiment import Task
 from specllama.bench.prompts import BenchPrompt
 from specllama.engine.engine import Engine
 from specllama.errors import EngineError, UsageError
@@ -63,7 +63,7 @@ def test_programs_are_timed_by_their_own_clock(engine: Engine, tmp_path: Path) -
         f"llama-speculative-simple {simple} --spec-draft-n-max 4", engine, SamplingParams()
     )
     run = peer.run(tasks()[0], 0)
-    assert run.decoded / run.decode_s == pytest.approx(32.0)
+    assert run.speed == pytest.approx(32.0)
     assert (run.drafted, run.accepted) == (90, 30)
     args = Path(f"{simple}.args").read_text()
     for word in ("'-md'", "'--spec-draft-n-max', '4'", "'--ignore-eos'", "'--temp', '0'"):
@@ -116,7 +116,7 @@ def test_a_server_is_started_at_every_length_and_ended(engine: Engine, tmp_path:
             peer.close()
     assert [run.drafted for run in runs] == [1, 8]
     assert [run.accepted for run in runs] == [1, 1]
-    assert runs[0].decoded / runs[0].decode_s == pytest.approx(20.0)
+    assert runs[0].speed == pytest.approx(20.0)
     body = json.loads(Path(f"{path}.asked").read_bytes())
     assert body["prompt"] == engine.encode(PROMPTS[0].content)[0]
     assert (body["temperature"], body["n_predict"], body["ignore_eos"]) == (1.0, 24, True)

@@ -11,7 +11,7 @@ import pytest
 from servers import Serving
 
 from specllama.bench import processes
-from specllama.bench.arms import RunFigures, Task
+from specllama.bench.experiment import RunFigures, Task
 from specllama.bench.load import COLUMNS, ClientLoad, Wave, rows
 from specllama.bench.processes import cpu_seconds, server_of
 from specllama.bench.prompts import BenchPrompt

@@ -14,7 +14,8 @@ from table_model import FakeTable, FakeVocab
 
 from specllama.arrays import FloatArray
 from specllama.bench.prompts import BenchPrompt
-from specllama.remote.answers import Answered, Likely
+from specllama.remote.answers import Likely
+from specllama.remote.kinds.kind import Heard
 from specllama.settings.params import GenerateParams, SamplingParams
 
 # a law and the draft's, to the law that is drawn from
@@ -59,12 +60,12 @@ class TableServer:
         self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()
 
-    def __call__(self, prompt: BenchPrompt, params: GenerateParams) -> Answered:
+    def __call__(self, prompt: BenchPrompt, params: GenerateParams) -> Heard:
         text = prompt.text or "".join(turn.content for turn in prompt.messages)
         with self._lock:
             return self.answer(text, params)
 
-    def answer(self, prompt: str, params: GenerateParams) -> Answered:
+    def answer(self, prompt: str, params: GenerateParams) -> Heard:
         rng = np.random.default_rng(3) if self.fixed else self._rng
         if params.seed is not None:
             rng = np.random.default_rng(params.seed)
@@ -88,8 +89,8 @@ class TableServer:
             )))  # fmt: skip
         count = self.asked[prompt] = self.asked.get(prompt, 0) + 1
         text = self.spoil(count, "".join(one.text for one in told))
-        listed = tuple(told) if self.lists and params.chances is not None else None
-        return Answered(text, "", len(told), n, None, listed, finish, None, 0.0, None)
+        listed = told if self.lists and params.chances is not None else []
+        return Heard(text, finish=finish, tokens=len(told), prompt_n=n, logprobs=listed)
 
     @property
     def _tables(self) -> tuple[FakeTable, FakeTable]:
@@ -138,7 +139,7 @@ def over_http(server: TableServer) -> Iterator[str]:
             with server._lock:
                 reply = server.answer(asked.get("prompt") or text, params)
             listed = None
-            if reply.logprobs is not None:
+            if reply.logprobs:
                 listed = {"content": [
                     {"token": one.text, "logprob": one.logprob, "bytes": [*one.text.encode()],
                      "top_logprobs": [{"token": t, "logprob": log} for t, log in one.top]}
@@ -151,7 +152,7 @@ def over_http(server: TableServer) -> Iterator[str]:
                     "message": {"role": "assistant", "content": reply.text},
                 }],
                 "usage": {
-                    "prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.tokens,
+                    "prompt_tokens": reply.prompt_n, "completion_tokens": reply.tokens,
                 },
             })  # fmt: skip
 

@@ -30,11 +30,11 @@ from specllama.events import (
     TextDelta,
     Timings,
 )
+from specllama.figures import SpecStats
 from specllama.interface import EngineInfo, Message, Prompt
 from specllama.replies.marks import USUAL
 from specllama.replies.thoughts import Part, Spelling, reader
 from specllama.settings.params import GenerateParams
-from specllama.stats import SpecStats
 from specllama.verdict import TimedRound, judge
 
 N_VOCAB = 32_000

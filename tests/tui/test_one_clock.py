@@ -17,7 +17,7 @@ from script import Move, ScriptedGuess, ScriptedReading, play
 
 from specllama.cli.printer import Printer
 from specllama.events import Event, Finished, RoundDone, Started
-from specllama.replies.figures import ReplyFigures
+from specllama.figures import Figures
 from specllama.settings.params import GenerateParams
 from specllama.store.rounds import RoundLog
 from specllama.tui import exports
@@ -32,7 +32,7 @@ INK = ink_for(DARK)
 LOOK: Any = SimpleNamespace(ink=INK, glyphs=UNICODE)
 LONG = "The target reads all the guesses in a single pass and keeps those it agrees with. " * 4
 UNITS = {"ms": 1.0, "s": 1e3}
-Figures = dict[str, float]
+Shown = dict[str, float]
 
 
 class Strip(StatsStrip):
@@ -87,7 +87,7 @@ def near(shown: str, value: float) -> bool:
     return abs(float(shown) - value) <= 0.5000001 * 10**-digits
 
 
-def agree(place: str, text: str, want: Figures, expected: dict[str, str]) -> None:
+def agree(place: str, text: str, want: Shown, expected: dict[str, str]) -> None:
     """``expected`` says how each figure is printed there; a time has its unit behind it."""
     for name, pattern in expected.items():
         found = re.search(pattern, text)
@@ -105,7 +105,7 @@ def panel(record: Record, at: int = -1) -> str:
     return "\n".join(line.plain for one in sections for line in one.draw(INK, 60))
 
 
-def parts(want: Figures) -> dict[str, str]:
+def parts(want: Shown) -> dict[str, str]:
     """Of the panel: those of a token, and of the first."""
     rows = {"first": rf"First token after +{TIME}"}
     if want["tokens"] > 1:
@@ -116,7 +116,7 @@ def parts(want: Figures) -> dict[str, str]:
     return rows | {name: rf"\b{name} {TIME}" for name in shown if want[name] >= 0.05}
 
 
-def check_screens(place: str, record: Record, want: Figures) -> None:
+def check_screens(place: str, record: Record, want: Shown) -> None:
     speed = {"tok_per_s": r"([\d.]+) tok/s"} if want["tokens"] > 1 else {}
     kept = {"kept": r"(\d+)% kept"} if want["drafted"] else {}
     state = StripState(record)
@@ -125,7 +125,7 @@ def check_screens(place: str, record: Record, want: Figures) -> None:
     agree(f"{place}: panel", panel(record), want, parts(want))
 
 
-def wanted(finish: dict[str, Any]) -> Figures:
+def wanted(finish: dict[str, Any]) -> Shown:
     """What ``run --json`` says."""
     t, n = finish["timings"], len(finish["token_ids"])
     assert t["decode_ms"] == pytest.approx(t["draft_ms"] + t["verify_ms"] + t["waiting_ms"])
@@ -251,13 +251,13 @@ def test_the_figures_of_a_long_reply_are_not_computed_for_every_round(
     events = next(e for e in map(written, range(50)) if len(e) > 80)
     some = [one for one in events if isinstance(one, RoundDone)]
     made: list[int] = []
-    real = ReplyFigures.of
+    real = Figures.of
 
-    def counted(started: Any, rounds: Any, end: Any) -> ReplyFigures | None:
+    def counted(started: Any, rounds: Any, end: Any) -> Figures | None:
         made.append(len(rounds))
         return real(started, rounds, end)
 
-    monkeypatch.setattr(ReplyFigures, "of", staticmethod(counted))
+    monkeypatch.setattr(Figures, "of", staticmethod(counted))
     record = Record("t", live=True)
     record.begin(next(one for one in events if isinstance(one, Started)))
     for _ in range(20):

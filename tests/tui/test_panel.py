@@ -11,7 +11,7 @@ from app_driver import Driver, GatedEngine, Recipe
 from fakes import Reply, ScriptedEngine, engine_info
 
 from specllama.events import Finished, PrefillProgress, RoundDone, Started
-from specllama.replies.figures import ReplyFigures
+from specllama.figures import Figures
 from specllama.settings.params import GenerateParams
 from specllama.tui.record import Record
 from specllama.tui.themes import DARK, UNICODE, ink_for
@@ -47,7 +47,7 @@ def test_bars_stay_within_their_line(rounds: int) -> None:
 # ---- figures
 
 
-def of(record: Record) -> ReplyFigures:
+def of(record: Record) -> Figures:
     found = record.figures()
     assert found is not None
     return found
@@ -58,7 +58,7 @@ def test_the_figures_are_those_of_the_events() -> None:
     done = reply.finished
     assert isinstance(done, Finished)
     took = of(reply)
-    assert took.depths == tuple(
+    assert tuple((at.accepted, at.drafted) for at in took.by_depth) == tuple(
         zip(done.accepted_per_position, done.drafted_per_position, strict=True)
     )
     assert took.token_ms == pytest.approx(done.timings.decode_ms / (len(done.token_ids) - 1))
@@ -81,7 +81,7 @@ def test_the_figures_of_a_stored_reply_come_from_its_last_event() -> None:
     assert whole.finished is not None
     stored = Record("t")
     stored.end(whole.finished)
-    assert of(stored).depths == of(whole).depths
+    assert of(stored).by_depth == of(whole).by_depth
     assert of(stored).token_ms == pytest.approx(of(whole).token_ms)
     assert "Kept by depth" in drawn(stored)
     assert "Round" not in drawn(stored)

@@ -12,15 +12,8 @@ from demo_engine import DemoEngine
 from fakes import OTHER_MS, VERIFY_MS, Reply, ScriptedEngine
 
 from specllama.bench import outcome
-from specllama.bench.experiment import (
-    DRAFTED,
-    PLAIN,
-    RaceBoard,
-    Run,
-    drafted,
-    plain_and,
-)
-from specllama.bench.paired import ratio_words
+from specllama.bench.experiment import DRAFTED, PLAIN, Run, drafted, plain_and
+from specllama.bench.outcome import RaceBoard, ratio_words
 from specllama.errors import EngineError
 from specllama.events import Event
 from specllama.interface import Message
@@ -235,7 +228,7 @@ async def opened(d: Driver, *keys: str) -> RaceScreen:
     await d.press("f4", until=lambda: isinstance(d.app.screen, RaceScreen))
     screen = d.app.screen
     assert isinstance(screen, RaceScreen)
-    await d.until(lambda: screen.raced() and screen.board.ways("race"))
+    await d.until(lambda: screen.raced() and outcome.ways(screen.board, "race"))
     await d.pilot.press(*keys)
     await d.pilot.pause()
     return screen
@@ -263,11 +256,13 @@ async def test_the_race_is_run_and_judged(start: Any) -> None:
 async def test_methods_are_raced_where_they_are_listed(start: Any) -> None:
     async with start(Reply(LONG), size=(120, 36), params=PARAMS) as d:
         screen = await opened(d, "2", "home", "down", "r")
-        await d.until(lambda: len(screen.board.ways("methods")) == 1 and screen.raced())
+        await d.until(lambda: len(outcome.ways(screen.board, "methods")) == 1 and screen.raced())
         chosen = screen.query_one(MethodList).chosen
         assert chosen is not None
-        assert [way.name for way in screen.board.ways("methods")] == [chosen.label]
-        await d.press("R", until=lambda: len(screen.board.ways("methods")) == 4 and screen.raced())
+        assert [way.run.name for way in outcome.ways(screen.board, "methods")] == [chosen.label]
+        await d.press(
+            "R", until=lambda: len(outcome.ways(screen.board, "methods")) == 4 and screen.raced()
+        )
         await d.until(lambda: d.shown.count("raced, ") >= 2)
         assert "N-gram lookup" in d.shown
         assert list(rounds_dir().glob("*.jsonl"))
@@ -370,7 +365,9 @@ async def test_where_nothing_guesses_no_race_begins_by_itself(start: Any) -> Non
         assert not screen.racing.busy
         assert not screen.board.runs
         assert "F6 chooses one" in d.shown
-        await d.press("enter", until=lambda: bool(screen.board.ways("race")) and screen.raced())
+        await d.press(
+            "enter", until=lambda: bool(outcome.ways(screen.board, "race")) and screen.raced()
+        )
 
 
 def test_a_race_in_which_nothing_is_guessed_ends_after_two_pairs() -> None:
@@ -399,7 +396,7 @@ async def test_a_longer_reply_and_another_prompt(start: Any) -> None:
     async with start(Reply("Too short."), size=(120, 36), params=PARAMS) as d:
         await d.say("a question")
         screen = await opened(d)
-        assert "CANNOT TELL YET" in d.shown or screen.board.ways("race")
+        assert "CANNOT TELL YET" in d.shown or outcome.ways(screen.board, "race")
         asked = len(d.engine.requests)
         await d.press("l", until=lambda: len(d.engine.requests) > asked and screen.raced())
         params = d.engine.requests[-1].params

@@ -8,9 +8,10 @@ from fakes import Reply, ScriptedEngine
 from textual.theme import BUILTIN_THEMES
 
 from specllama.events import RoundDone, Started
+from specllama.figures import depths
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.method import Facts, menu
-from specllama.tui.record import Record, depth_of, fate_of, glyph_run
+from specllama.tui.record import Record, fate_of, glyph_run
 from specllama.tui.screens import inspector
 from specllama.tui.themes import DARK, UNICODE, ink_for
 from specllama.tui.widgets import walk
@@ -190,7 +191,7 @@ def test_depths_of_a_tree() -> None:
     done = dataclasses.replace(
         rounds(Reply("One two three four five", accept=(1,)))[1], parents=(-1, -1, 0, 1)
     )
-    assert depth_of(done) == [1, 1, 2, 2]
+    assert depths(done.parents) == [1, 1, 2, 2]
 
 
 def test_the_passage_keeps_the_place_where_it_happens() -> None:

@@ -59,7 +59,8 @@ def test_a_reply_is_told_as_its_last_word_has_it() -> None:
     told = Told.of(EVENTS)
     assert (told.text, told.reasoning) == (told.end.text, told.end.reasoning)
     assert told.reasoning
-    assert told.stats.emitted == len(told.end.token_ids)
+    assert told.figures is not None
+    assert told.figures.tokens == len(told.end.token_ids)
     assert len(told.rounds) == told.end.rounds
     assert told.notices == [NOTICE]
     assert told.load == LOADING

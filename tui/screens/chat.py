@@ -12,7 +12,7 @@ from textual.containers import Horizontal
 from textual.widget import Widget
 from textual.widgets import Footer, Static
 
-from specllama.bench.experiment import RaceBoard
+from specllama.bench.outcome import RaceBoard
 from specllama.errors import UsageError
 from specllama.events import RoundDone, Started
 from specllama.interface import EngineInfo

@@ -5,7 +5,7 @@ It compares plain with drafted decoding and methods, with the user's own pair.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from textual import on
@@ -16,11 +16,8 @@ from textual.content import Content
 from textual.widgets import ContentSwitcher, Input, OptionList, Static
 
 from specllama.bench import outcome
-from specllama.bench.experiment import (
-    TOKENS,
-    RaceBoard,
-    question,
-)
+from specllama.bench.experiment import TOKENS, Run, question
+from specllama.bench.outcome import RaceBoard
 from specllama.interface import EngineInfo, EngineLike, MethodInfo, Prompt
 from specllama.settings.params import GenerateParams
 from specllama.text import sanitize_line
@@ -133,13 +130,17 @@ class RaceScreen(Page):
     def action_run(self) -> None:
         if not self._idle():
             return
-        self._raced = "methods" if self.tab == "methods" else "race"
-        if self._raced == "race":
-            way = self._race
-            self._early = way is None or not outcome.decided(way)
-            laps = self.board.free_lap("race")
-            self._goal = laps + (outcome.MORE if laps else outcome.MOST)
-        self._start([m for m in choices(self.info) if m.available and m is not PLAIN])
+        if self.tab == "methods":
+            self._race_methods([m for m in choices(self.info) if m.available and m is not PLAIN])
+            return
+        way, laps = self._race, self.board.free_lap("race")
+        self._early = way is None or not outcome.decided(way)
+        self._goal = laps + (outcome.MORE if laps else outcome.MOST)
+        runs = outcome.race(self.board, self.setup.lap, self._goal, self._is_enough)
+        self._start("race", runs)
+
+    def _is_enough(self, way: outcome.Way) -> bool:
+        return self._early and outcome.decided(way)
 
     def action_race_all(self) -> None:
         self.action_run()
@@ -152,8 +153,7 @@ class RaceScreen(Page):
         if method is PLAIN:
             self.notify("Every race has plain decoding in it")
             return
-        self._raced = self.tab
-        self._start([method])
+        self._race_methods([method])
 
     def _idle(self) -> bool:
         """True if something can be run now; otherwise show why not."""
@@ -167,9 +167,11 @@ class RaceScreen(Page):
             return True
         return False
 
-    def _start(self, methods: list[MethodInfo]) -> None:
-        runs = self.setup.runs(self._raced, self.board, methods)
-        self.board.runs.setdefault(self._raced, []).extend(runs)
+    def _race_methods(self, methods: list[MethodInfo]) -> None:
+        self._start("methods", self.setup.table(self.board, methods))
+
+    def _start(self, tab: str, runs: Iterable[Run]) -> None:
+        self._raced = tab
         self.racing.start(runs)
         self._show()
 
@@ -232,22 +234,11 @@ class RaceScreen(Page):
 
     @on(RaceEnded)
     def _ended(self, event: RaceEnded) -> None:
-        tab, board = self._raced, self.board
-        if event.error is None and self.info is not None and tab == "race" and self._goes_on:
-            self._start([])
-            return
-        self._raced = ""
+        tab, self._raced = self._raced, ""
         if event.error is not None:
-            board.runs.pop(tab, None)
+            self.board.runs.pop(tab, None)
             self.notify(event.error.message, severity="error", markup=False)
         self._show()
-
-    @property
-    def _goes_on(self) -> bool:
-        """True if the race needs another pair of runs."""
-        way = self._race
-        done = way is not None and self._early and outcome.decided(way)
-        return not done and self.board.free_lap("race") < self._goal
 
     @property
     def _race(self) -> outcome.Way | None:

@@ -13,7 +13,7 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from specllama.bench import outcome
-from specllama.bench.experiment import RaceBoard
+from specllama.bench.outcome import RaceBoard
 from specllama.interface import EngineInfo, MethodInfo
 from specllama.text import sanitize_line
 from specllama.tui.track_record import TrackRecord, track_record

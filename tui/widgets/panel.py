@@ -15,8 +15,8 @@ from textual.message import Message
 from textual.widget import Widget
 
 from specllama.events import RoundDone
+from specllama.figures import Figures
 from specllama.interface import EngineInfo
-from specllama.replies.figures import ReplyFigures
 from specllama.text import sanitize_line, size
 from specllama.tui.bridge import Clock, monotonic
 from specllama.tui.record import Record, fate_of
@@ -136,19 +136,25 @@ class Drawing:
 
     # ---- what the reply has shown so far
 
-    def depth(self, found: ReplyFigures) -> Iterator[Section]:
-        pairs = [(a, n) for a, n in found.depths if n]
-        if not pairs:
+    def depth(self, found: Figures) -> Iterator[Section]:
+        guesses = [at for at in found.by_depth if at.drafted]
+        if not guesses:
             if found.engine:
                 yield Section("Guesses kept", found.kept_words)
             return
         lines = [
-            self.bar(f"guess {i}", a, n, f"{a / n:.0%} of {n}", self.ink.good)
-            for i, (a, n) in enumerate(pairs[:DEPTHS], 1)
+            self.bar(
+                f"guess {i}",
+                at.accepted,
+                at.drafted,
+                f"{at.of_drafted:.0%} of {at.drafted}",
+                self.ink.good,
+            )
+            for i, at in enumerate(guesses[:DEPTHS], 1)
         ]
         yield Section("Kept by depth", found.kept_words, lines)
 
-    def time(self, found: ReplyFigures) -> Iterator[Section]:
+    def time(self, found: Figures) -> Iterator[Section]:
         if (each := found.token_ms) is None or found.tokens is None:
             return
         if found.engine:  # it does not tell what its time went into
@@ -168,9 +174,7 @@ class Drawing:
             lines += self.words("By the clock; the strip judges typical passes.")
         yield Section("Time for a token", duration(each), lines)
 
-    def first(
-        self, record: Record, found: ReplyFigures | None, state: StripState
-    ) -> Iterator[Section]:
+    def first(self, record: Record, found: Figures | None, state: StripState) -> Iterator[Section]:
         progress = state.prefill
         if progress is not None and record.live:
             done = progress.done / max(progress.total, 1)

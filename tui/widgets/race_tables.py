@@ -6,8 +6,7 @@ from textual.content import Content
 
 from specllama.bench import outcome
 from specllama.bench.experiment import PLAIN, Run
-from specllama.bench.outcome import Way
-from specllama.bench.paired import ratio_words
+from specllama.bench.outcome import Way, ratio_words
 from specllama.text import rate, sanitize_line
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.stats_strip import duration

@@ -11,7 +11,7 @@ from textual.content import Content
 from textual.widget import Widget
 
 from specllama.events import Payoff, PrefillProgress
-from specllama.replies.figures import ReplyFigures
+from specllama.figures import Figures
 from specllama.text import percent, rate, sanitize_line
 from specllama.tui.advice import NO_GUESSES
 from specllama.tui.record import Record
@@ -39,7 +39,7 @@ class StripState:
     demonstration: bool = False  # drafting is forced where it does not pay
 
     @property
-    def figures(self) -> ReplyFigures | None:
+    def figures(self) -> Figures | None:
         return None if self.record is None else self.record.figures()
 
     @property
@@ -117,7 +117,7 @@ class StatsStrip(Inked, Widget):
         if figures is not None and figures.engine:
             cells.append([Content(f"kept {figures.kept_words}")])
         elif verdict is not None and verdict.drafted:
-            cells.append([Content(f"{percent(verdict.accepted / verdict.drafted)} kept")])
+            cells.append([Content(f"{percent(verdict.kept)} kept")])
         if s.filled:
             cells.append([Content.assemble(("context ", ink.muted), percent(s.filled))])
         return cells

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from textual.content import Content
 
 from specllama.events import Chances, RoundDone
+from specllama.figures import depths
 from specllama.text import number_of, sanitize, spelled
-from specllama.tui.record import depth_of, fate_of, is_special
+from specllama.tui.record import fate_of, is_special
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.stats_strip import duration
 
@@ -217,7 +218,7 @@ def _beside(
 def place_of(done: RoundDone, i: int) -> Chances | None:
     """Return the chances of tokens at the place of guess ``i``; None if it was not judged, or no
     chances were requested."""
-    depth = depth_of(done)[i] - 1
+    depth = depths(done.parents)[i] - 1
     judged = fate_of(done)[i] != "untested" and depth < len(done.chances)
     return done.chances[depth] if judged else None
 
@@ -239,7 +240,7 @@ def equation(done: RoundDone, i: int, fate: str, verify: str, glyphs: Glyphs) ->
     if fate == "untested" or (verify != "match" and p is None):
         return ""
     if verify == "match":
-        place = depth_of(done)[i] - 1
+        place = depths(done.parents)[i] - 1
         drew = done.emitted_text[place] if place < done.accepted else done.target_text
         return f"drew {token_text(drew, glyphs)} {'✓' if kept else '✗'}"
     if verify == "rejection" and p is not None:

@@ -64,7 +64,13 @@ class Question:
 
 @dataclass(slots=True)
 class Heard:
-    """One reply so far; ``finish`` is the server's own word for its end."""
+    """One reply so far.
+
+    Attributes:
+        finish: the server's own word for its end, "" before.
+        tokens: by its own count. cached_n: tokens of the prompt that its cache held.
+        first_s: until the first text of a stream came, None of one that was not streamed.
+    """
 
     text: str = ""
     reasoning: str = ""
@@ -77,6 +83,8 @@ class Heard:
     logprobs: list[Likely] = field(default_factory=list)
     fingerprint: str = ""
     calls: dict[int, list[str]] = field(default_factory=dict)  # name, arguments
+    first_s: float | None = None
+    seconds: float = 0.0
 
     @property
     def reason(self) -> FinishReason:

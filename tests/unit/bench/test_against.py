@@ -14,21 +14,23 @@ from table_model import FakeTable
 from specllama.bench.against import (
     PLAIN,
     SPECULATIVE,
+    LawCase,
     Side,
     TextCase,
     compare_texts,
+    follow_law,
     lead,
     parted,
     pure,
     spelt,
 )
 from specllama.bench.against_report import ServerProof, document, judge, to_json
-from specllama.bench.law_proof import LawCase, follow_law
 from specllama.bench.plain_law import OwnLaw, PlainLaw, StatedLaw, copied_after, own_answer
 from specllama.bench.prompts import BenchPrompt
 from specllama.engine.engine import Engine
 from specllama.errors import EngineDied, EngineError
-from specllama.remote.answers import Answered, Likely
+from specllama.remote.answers import Likely
+from specllama.remote.kinds.kind import Heard
 from specllama.settings.params import GenerateParams
 
 PROMPTS = [BenchPrompt(str(n), "own", text=text) for n, text in enumerate(("tea", "rain", "no"))]
@@ -41,7 +43,7 @@ def engine_over(table: FakeTable) -> Engine:
     return Engine(loaded(FakeContext(table)))
 
 
-def arm(name: str, ask: Callable[[BenchPrompt, GenerateParams], Answered]) -> Side:
+def arm(name: str, ask: Callable[[BenchPrompt, GenerateParams], Heard]) -> Side:
     return Side(name, f"the {name} one", ask)
 
 
@@ -157,7 +159,7 @@ def test_white_space_at_the_ends_is_no_silent_equality() -> None:
 
 
 def test_a_refused_request_is_one_failed_case() -> None:
-    def refuse(prompt: BenchPrompt, params: GenerateParams) -> Answered:
+    def refuse(prompt: BenchPrompt, params: GenerateParams) -> Heard:
         raise EngineError("out of cells")
 
     arms = arm(SPECULATIVE, refuse), arm(PLAIN, TableServer(TABLE))
@@ -167,7 +169,7 @@ def test_a_refused_request_is_one_failed_case() -> None:
 
 
 def test_a_server_that_is_gone_ends_it() -> None:
-    def gone(prompt: BenchPrompt, params: GenerateParams) -> Answered:
+    def gone(prompt: BenchPrompt, params: GenerateParams) -> Heard:
         raise EngineDied("nobody answers")
 
     arms = arm(SPECULATIVE, gone), arm(PLAIN, TableServer(TABLE))
@@ -243,7 +245,7 @@ def test_the_same_reply_again_and_again_is_not_counted_twice() -> None:
 
 def test_another_template_is_said() -> None:
     class Longer(TableServer):
-        def answer(self, prompt: str, params: GenerateParams) -> Answered:
+        def answer(self, prompt: str, params: GenerateParams) -> Heard:
             return super().answer(f"a{prompt}", params)
 
     with engine_over(TABLE) as engine:

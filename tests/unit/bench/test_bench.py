@@ -14,19 +14,24 @@ from engines import FakeContext, fake_info, loaded
 from speed_table import read_report
 from table_model import FakeTable, FakeVocab
 
-from specllama.bench.arms import (
+from specllama.bench.experiment import (
     EngineArm,
+    Expected,
     RunFigures,
     Task,
+    expecting,
     make_useless,
-    percentile,
-    slowest_stretch,
 )
-from specllama.bench.edits import Expected, expecting
+from specllama.bench.load import percentile
 from specllama.bench.prompts import SLICES, BenchPrompt, half, load_prompts
-from specllama.bench.provenance import provenance
-from specllama.bench.report import report_document, write_reports
-from specllama.bench.runner import Comparison, compare, what_drafting_took
+from specllama.bench.report import (
+    Comparison,
+    provenance,
+    report_document,
+    slowest_stretch,
+    what_drafting_took,
+    write_reports,
+)
 from specllama.bench.tuning import (
     TuneGroup,
     advise,
@@ -89,7 +94,7 @@ def test_an_arm_may_be_told_what_to_expect(engine: Engine, what: Expected) -> No
     plain, asked = both(engine)[0], tasks(n=40)
     expects = expecting(what, plain, asked)
     arms = [plain, EngineArm(what, engine, params, expects=expects)]
-    result = compare(arms, asked, repetitions=1)
+    result = Comparison.of(arms, asked, repetitions=1)
     told, before = result.summary(what, "all"), result.summary("plain", "all")
     assert told.equal == told.compared == len(asked)
     assert told.accepted is not None
@@ -104,7 +109,7 @@ def test_an_arm_may_be_told_what_to_expect(engine: Engine, what: Expected) -> No
 
 def test_arms_take_turns_and_write_the_same_text(engine: Engine) -> None:
     seen: list[tuple[int, int]] = []
-    result = compare(
+    result = Comparison.of(
         both(engine),
         tasks(),
         repetitions=2,
@@ -223,7 +228,7 @@ def test_percentiles() -> None:
 
 
 def test_reports_are_complete_and_self_contained(engine: Engine, tmp_path: Path) -> None:
-    result = compare(both(engine), tasks(12), repetitions=1)
+    result = Comparison.of(both(engine), tasks(12), repetitions=1)
     result.provenance = provenance(engine.info, ["bench", "run"])
     paths = write_reports(result, tmp_path / "deep" / "report.md")
     assert [p.name for p in paths] == ["report.json", "report.md"]
@@ -235,7 +240,7 @@ def test_reports_are_complete_and_self_contained(engine: Engine, tmp_path: Path)
 
 
 def test_hostile_names_stay_text(engine: Engine) -> None:
-    result = compare(both(engine), tasks(6, (0.0,)), repetitions=1)
+    result = Comparison.of(both(engine), tasks(6, (0.0,)), repetitions=1)
     for run in result.runs:
         run.slice = "<img src=x onerror=alert(1)>|"
     assert "\\|" in report_document(result)

@@ -10,7 +10,7 @@ import pytest
 from fakes import Reply, ScriptedEngine
 
 from specllama.bench import demo
-from specllama.bench.experiment import RaceBoard
+from specllama.bench.outcome import RaceBoard
 from specllama.bench.speed_model import SpeedModel
 from specllama.cancel import Cancel
 from specllama.errors import SpecllamaError

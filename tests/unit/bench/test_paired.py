@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from specllama.bench.paired import Compared, as_one, ratio_words
+from specllama.bench.outcome import Compared, as_one, ratio_words
 
 TRIALS = 400
 
@@ -49,4 +49,4 @@ def test_a_group_is_as_sure_as_the_table_that_it_stands_in() -> None:
     [(0.96, 1.2, "1.10× (0.96–1.20)"), (0.8, 0.99, "1.10× (0.80–0.99)"), (None, None, "1.10×")],
 )
 def test_the_words_of_a_ratio(low: float | None, high: float | None, words: str) -> None:
-    assert ratio_words(Compared(1.0, 1.1, low, high, 2)) == words
+    assert ratio_words(Compared(1.1, low, high, 1.0, 2)) == words

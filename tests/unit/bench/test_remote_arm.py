@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.bench.arms import RunFigures, Task
+from specllama.bench.experiment import RunFigures, Task
 from specllama.bench.prompts import BenchPrompt
 from specllama.bench.remote_arm import RemoteArm
-from specllama.bench.report import provenance_lines
-from specllama.bench.runner import Comparison
+from specllama.bench.report import Comparison, provenance_lines
 from specllama.interface import Message
 from specllama.remote.address import Address
-from specllama.remote.answers import Answered, Drafted
+from specllama.remote.answers import Drafted
 from specllama.remote.foreign import ForeignEngine
 from specllama.remote.kinds import openai, vllm
-from specllama.remote.kinds.kind import Found, Kind, Served
+from specllama.remote.kinds.kind import Found, Heard, Kind, Served
 from specllama.settings.params import GenerateParams, SamplingParams
 
 PROMPT = BenchPrompt("chat-00", "chat", (Message("user", "hello"),))
@@ -24,21 +23,21 @@ SAMPLING = SamplingParams(top_k=20, min_p=0.05, repeat_penalty=1.1)
 class Scripted(ForeignEngine):
     """Answers every question alike, and keeps what it was asked."""
 
-    def __init__(self, answered: Answered, kind: Kind = vllm.VLLM) -> None:
+    def __init__(self, answered: Heard, kind: Kind = vllm.VLLM) -> None:
         found = Found("0.32.0", "ngram, 4 tokens", (Served("tiny"),))
         super().__init__(Address("http://127.0.0.1:9"), kind, found)
         self.answered = answered
         self.asked: list[GenerateParams] = []
         self.told: list[dict[str, object]] = []
 
-    def ask(self, prompt: object, params: GenerateParams, **told: object) -> Answered:  # type: ignore[override]
+    def ask(self, prompt: object, params: GenerateParams, **told: object) -> Heard:  # type: ignore[override]
         self.asked.append(params)
         self.told.append(told)
         return self.answered
 
 
-def answered(tokens: int | None = 41, draft: Drafted | None = None) -> Answered:
-    return Answered("so it is", "", tokens, 3, 0, None, "length", 0.5, 2.5, draft)
+def answered(tokens: int | None = 41, draft: Drafted | None = None) -> Heard:
+    return Heard("so it is", finish="length", tokens=tokens, draft=draft, first_s=0.5, seconds=2.5)
 
 
 def run(engine: Scripted, temperature: float = 0.0) -> RunFigures:

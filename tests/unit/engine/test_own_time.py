@@ -13,13 +13,13 @@ from fakes import ScriptedRecipe
 from replay import VirtualClock
 from table_model import FakeTable, FakeVocab
 
-from specllama.bench.arms import EngineArm, Task
+from specllama.bench.experiment import EngineArm, Task
 from specllama.bench.prompts import BenchPrompt
 from specllama.engine.engine import Engine
 from specllama.engine.host import EngineHost
 from specllama.events import Finished, RoundDone, Started
+from specllama.figures import Figures
 from specllama.interface import Message
-from specllama.replies.figures import ReplyFigures
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.store.rounds import RoundLog
@@ -39,7 +39,7 @@ class Timed(FakeContext):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     clock = VirtualClock()
-    for module in ("speculative.round", "engine.conversation", "engine.engine", "bench.arms"):
+    for module in ("speculative.round", "engine.conversation", "engine.engine", "bench.experiment"):
         monkeypatch.setattr(f"specllama.{module}.perf_counter", clock)
     return clock
 
@@ -127,7 +127,7 @@ def test_the_parts_are_all_of_the_time(engine: Engine, clock: VirtualClock) -> N
     assert t.waiting_ms > len(rounds)
     for before, done in pairwise(rounds):
         assert done.took_ms == pytest.approx(1e3 * (done.t_s - before.t_s))
-    live, whole = (ReplyFigures.of(started, rounds, end) for end in (None, finished))
+    live, whole = (Figures.of(started, rounds, end) for end in (None, finished))
     assert live is not None
     assert whole is not None
     assert whole.first is not None

@@ -17,12 +17,12 @@ from specllama.cancel import Cancel
 from specllama.cli import invoke, ps
 from specllama.errors import EngineDied, EngineError, PromptTooLong, SpecllamaError, UsageError
 from specllama.events import Event, Finished, Notice, Started, event_from_dict
+from specllama.figures import Figures
 from specllama.interface import Message
 from specllama.remote.address import Address
 from specllama.remote.answers import Counters
 from specllama.remote.engine import KINDS, open_remote
 from specllama.remote.foreign import ForeignEngine
-from specllama.replies.figures import ReplyFigures
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.told import Told
 
@@ -437,7 +437,7 @@ def test_counters_tell_where_nobody_else_was_served(
         end = generated(engine).end
     found = end.known("draft_n"), end.known("draft_n_accepted")
     assert found == (kept or (None, None))
-    figures = ReplyFigures.of(None, (), end)
+    figures = Figures.of(None, (), end)
     assert figures is not None
     assert figures.kept_words == ("34 of 40" if kept else "–")
 

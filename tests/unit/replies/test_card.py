@@ -12,7 +12,7 @@ import pytest
 from engines import FakeContext, fake_info, loaded
 from table_model import FakeTable
 
-from specllama.bench.arms import EngineArm, Task
+from specllama.bench.experiment import EngineArm, Task
 from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import wish_of
 from specllama.engine.engine import Engine

@@ -13,7 +13,8 @@ from table_model import FakePool, FakeTable, FakeVocab
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
 from specllama.bench.prompts import BenchPrompt
-from specllama.bench.proof import probe_rows, prove
+from specllama.bench.proof import prove
+from specllama.bench.rounding import probe_rows
 from specllama.engine.engine import Engine
 from specllama.engine.slot import Slot
 from specllama.errors import Cancelled

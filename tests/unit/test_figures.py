@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.events import RoundDone
-from specllama.stats import SpecStats
+from specllama.figures import SpecStats
 
 rounds = st.integers(0, 6).flatmap(
     lambda n: st.builds(
@@ -29,7 +29,7 @@ def test_nothing_observed_has_no_rates() -> None:
     stats = SpecStats()
     assert stats.acceptance_rate is None
     assert stats.mean_acceptance_length is None
-    assert stats.per_position == []
+    assert stats.by_depth == []
     assert stats.rejected == 0
 
 
@@ -50,7 +50,7 @@ def test_a_known_run() -> None:
     assert stats.rejected == 3
     assert stats.drafted_at == [3, 3, 2, 2]
     assert stats.accepted_at == [3, 2, 1, 1]
-    assert stats.per_position == [0.75, 0.5, 0.25, 0.25]
+    assert [at.of_rounds for at in stats.by_depth] == [0.75, 0.5, 0.25, 0.25]
     assert stats.near_ties == 1
     assert (stats.draft_ms, stats.verify_ms, stats.other_ms) == (4.0, 8.0, 2.0)
 
