@@ -187,6 +187,23 @@ def test_forks_share_cells_and_part_ways() -> None:
     assert p.cells.room == p.cells.n
 
 
+@pytest.mark.parametrize("widths", [(), (1, 8)])
+def test_a_fork_knows_how_its_part_was_read(widths: tuple[int, ...]) -> None:
+    """A step behind a tile is read alike by no fresh reading, except in passes of fixed widths."""
+    p = pool(n_ctx=600, n_batch=600, tiles=True, widths=widths)
+    a, n = p.open(), 2 * TILE
+    a.forward([1] * n, outputs="none")
+    a.forward([2], outputs="all")
+    ((first, end, way),) = a.read
+    assert (first, end) == (0, n)
+    for keep in (n - 1, n, n + 1):
+        b = p.fork(a, keep)
+        assert b.read == [(0, min(keep, n), way)]
+        fresh = [p.exact_prefix(held, keep, 3 * n) for held in (a, b)]
+        assert fresh == [keep if widths else min(keep, n)] * 2
+        b.close()
+
+
 # -- refusals: what llama.cpp would abort on ------------------------------------------------------
 
 
