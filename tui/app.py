@@ -13,22 +13,19 @@ import gc
 import math
 import os
 import signal
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from inspect import isawaitable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual import on, work
 from textual.actions import parse
-from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.command import Provider
-from textual.screen import Screen
 
 from specllama.bench.demo import WHAT
 from specllama.engine.host import EngineFactory, EngineHost, HostLike, InlineHost, LoadEngine
-from specllama.errors import SpecllamaError, UsageError
+from specllama.errors import SpecllamaError
 from specllama.events import Event
 from specllama.interface import EngineLike, MethodInfo
 from specllama.models.refs import NO_DRAFT
@@ -38,9 +35,9 @@ from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.signals import has_terminal
 from specllama.store.sessions import SessionStore
 from specllama.text import size
-from specllama.tui import advice, clipboard, keymap, pages, pasting
+from specllama.tui import advice, clipboard, keymap, pasting
 from specllama.tui.bridge import Clock, FlushPace, monotonic
-from specllama.tui.commands import ActionCommands, MethodCommands, SessionCommands
+from specllama.tui.commands import Palette
 from specllama.tui.demo_pair import DemoPair, DemoTold
 from specllama.tui.downloads import Downloads, DownloadTold
 from specllama.tui.editor import edit
@@ -51,13 +48,11 @@ from specllama.tui.messages import (
     EngineGone,
     EngineLoading,
     EngineReady,
-    TurnAction,
 )
 from specllama.tui.pages import PagedApp
 from specllama.tui.screens.base import Page
 from specllama.tui.screens.chat import ChatScreen
-from specllama.tui.widgets.download_line import DownloadLine
-from specllama.tui.widgets.sidebar import Sidebar
+from specllama.tui.widgets.above_prompt import DownloadLine
 
 QUIT_WITHIN_S = 1.5
 JOIN_S = 3.0
@@ -68,19 +63,9 @@ class SpecllamaApp(PagedApp):
     leave_on_signals = False
     CSS_PATH = "app.tcss"
     ENABLE_COMMAND_PALETTE = True
-    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {
-        ActionCommands,
-        MethodCommands,
-        SessionCommands,
-    }
-    HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012
-        (0, "-narrow"),
-        (100, "-wide"),
-    ]
-    VERTICAL_BREAKPOINTS = [  # noqa: RUF012
-        (0, "-short"),
-        (24, "-tall"),
-    ]
+    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {Palette}
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (24, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         *keymap.bindings(),
         Binding("ctrl+c", "copy_or_quit", "Copy or quit", show=False, priority=True),
@@ -101,10 +86,19 @@ class SpecllamaApp(PagedApp):
         host_class: Callable[[EngineFactory], HostLike] = EngineHost,
         factory_for: Callable[[str, str | None], EngineFactory] | None = None,
         server: Address | None = None,
+        ahead: EngineHost | None = None,
         store: SessionStore | None = None,
         pace: FlushPace | None = None,
         clock: Clock = monotonic,
     ) -> None:
+        """Prepare the app; ``run`` starts it.
+
+        Args:
+            read_ahead: when a message is read while it is typed, see ``ReadingAhead``.
+            idle_s: at rest for so long, the model is unloaded, see ``Resting``.
+            server: whose engine is used, instead of loading a model.
+            ahead: has begun to load the pair.
+        """
         super().__init__()
         self.options = self._loaded_options = options or EngineOptions()
         self.clock = clock
@@ -117,6 +111,8 @@ class SpecllamaApp(PagedApp):
             wanted = lasting_pair(target, draft)
         elif self.prefs.last_target:
             wanted = lasting_pair(self.prefs.last_target, draft or self.prefs.last_draft or None)
+        if ahead is not None:
+            host_class = partial(_begun, ahead)
         recipe_for = factory_for or self._recipe_for
         self.loader = EngineLoader(
             wanted, recipe_for, host_class, self.post_message, server.name if server else ""
@@ -131,7 +127,6 @@ class SpecllamaApp(PagedApp):
         )
         self.downloads = Downloads(self.post_message)
         self.demo = DemoPair(self.post_message)
-        self._chat: ChatScreen | None = None
         self._session_id = session_id
         self._read_ahead, self._idle_s = read_ahead, idle_s
         self._pace = pace or FlushPace.for_this_machine()
@@ -172,18 +167,13 @@ class SpecllamaApp(PagedApp):
             gc.enable()
         if self._server is not None:
             from specllama.remote.engine import watched
-            from specllama.tui.lane_watch import LaneWatch
+            from specllama.tui.screens.top import LaneWatch
 
             self.lanes = LaneWatch(self._server.name, partial(watched, self._server))
         if self.loader.possible:
             self.loader.load()
         else:
             self.action_show("models")
-
-    @property
-    def chat(self) -> ChatScreen:
-        assert self._chat is not None
-        return self._chat
 
     async def action_quit(self) -> None:
         self.exit(0)
@@ -241,9 +231,6 @@ class SpecllamaApp(PagedApp):
         self.session.close()
         self.store.close()
 
-    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        yield SystemCommand("Theme", "Choose the colors", self.action_change_theme)
-
     # ------------------------------------------------------------------ the engine
 
     def _recipe_for(self, target: str, draft: str | None) -> EngineFactory:
@@ -291,16 +278,6 @@ class SpecllamaApp(PagedApp):
             self.prefs.last_target, self.prefs.last_draft = target, draft or ""
             self.save_prefs()
 
-    def action_reload(self) -> None:
-        if self.loader.possible:
-            self.chat.when_idle(self.loader.reload)
-        else:
-            self.notify("Choose a model first: F6", severity="warning")
-
-    def switch_model(self, pair: Pair | None) -> None:
-        if pair is not None:
-            self.chat.when_idle(partial(self.loader.switch, *pair))
-
     # ------------------------------------------------------------------ the demonstration
 
     def action_demo(self) -> None:
@@ -336,7 +313,7 @@ class SpecllamaApp(PagedApp):
         if self.session.lent:  # this pair need not be forced to draft
             self.session.lend(None)
             self.chat.params_changed()
-        pages.race(self)
+        self.show_race()
 
     @property
     def methods(self) -> tuple[MethodInfo, ...]:
@@ -373,20 +350,6 @@ class SpecllamaApp(PagedApp):
         assert done[-1].target is not None
         self.switch_model((done[-1].target, done[-1].draft or NO_DRAFT))
 
-    # ------------------------------------------------------------------ conversations
-
-    def resume_session(self, session: str) -> None:
-        async def go() -> None:
-            try:
-                self.session.load(session)
-            except SpecllamaError as error:
-                self.notify(error.message, severity="error", markup=False)
-                return
-            self.chat.params_changed()
-            await self.chat.show_conversation()
-
-        self.chat.when_idle(go)
-
     # ------------------------------------------------------------------ actions
 
     @on(ActionAsked)
@@ -394,45 +357,13 @@ class SpecllamaApp(PagedApp):
         await self.action_ask(event.action)
 
     async def action_ask(self, action: str) -> None:
-        """Run the action of a keymap row: here, in the chat, or in a controller of the chat."""
+        """Run the action of a keymap row, here or in the chat."""
         _, name, words = parse(action)
-        chat = self.chat
-        owners = (self, chat, chat.sending, chat.editing, chat.next_reply, chat.copying)
-        act = next(found for o in owners if (found := getattr(o, f"action_{name}", None)))
-        done = act(*words)
+        done = (getattr(self, f"action_{name}", None) or getattr(self.chat, f"action_{name}"))(
+            *words
+        )
         if isawaitable(done):
             await done
-
-    def action_show(self, page: str) -> None:
-        pages.PAGES[page](self)
-
-    @on(TurnAction)
-    def _act_on_turn(self, event: TurnAction) -> None:
-        """Open the page for an action on a message; the chat does the rest."""
-        match event.action:
-            case "inspect":
-                records = self.chat.records
-                pages.inspect(self, records.get(event.index) or records.get(event.index + 1))
-            case "race":
-                pages.race(self, event.index)
-
-    @on(Sidebar.Chosen)
-    def _resume_or_begin(self, event: Sidebar.Chosen) -> None:
-        if event.session is None:
-            self.action_new_chat()
-        elif event.session != self.session.id:
-            self.resume_session(event.session)
-        self.chat.prompt.focus()
-
-    def action_new_chat(self) -> None:
-        self.chat.when_idle(self._new_chat)
-
-    async def _new_chat(self) -> None:
-        self.session.clear()
-        self.session.system = self.prefs.system_prompt
-        self.chat.params_changed()
-        await self.chat.show_conversation()
-        self.chat.prompt.focus()
 
     @work(thread=True, exit_on_error=False, group="copy")
     def copy_text(self, text: str) -> None:
@@ -469,55 +400,12 @@ def _begun(host: EngineHost, factory: EngineFactory) -> EngineHost:
     return EngineHost(factory)
 
 
-def run(
-    target: str | None = None,
-    draft: str | None = None,
-    options: EngineOptions | None = None,
-    params: GenerateParams | None = None,
-    session_id: str | None = None,
-    *,
-    system: str | None = None,
-    log_rounds: bool = True,
-    server: Address | None = None,
-    read_ahead: str = "auto",
-    idle_s: float = math.inf,
-    ahead: EngineHost | None = None,
-) -> int:
-    """Run the app; returns the exit code, non-zero when it crashed.
-
-    Args:
-        server: whose engine is used, instead of loading a model.
-        read_ahead: when a message is read while it is typed, see ``ReadingAhead``.
-        idle_s: at rest for so long, the model is unloaded, see ``Resting``.
-        ahead: has begun to load the pair.
-
-    Raises:
-        UsageError: standard input or standard error is not a terminal (the app draws on the
-            latter); the caller falls back to plain lines.
-    """
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(
-            "the terminal app needs a terminal", "use: specllama chat --plain, or specllama run"
-        )
-    app = SpecllamaApp(
-        target=target,
-        draft=draft,
-        options=options,
-        params=params,
-        session_id=session_id,
-        system=system,
-        log_rounds=log_rounds,
-        server=server,
-        read_ahead=read_ahead,
-        idle_s=idle_s,
-        host_class=EngineHost if ahead is None else partial(_begun, ahead),
-    )
+def run(app: SpecllamaApp) -> int:
+    """Run the app in this terminal; returns the exit code, non-zero when it crashed."""
     pasting.install()
     app.leave_on_signals = True
     try:
         code = app.run()
-        if app.return_code:
-            return app.return_code
-        return code or 0
+        return app.return_code or code or 0
     finally:
         app.shut_down()

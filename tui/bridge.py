@@ -42,7 +42,7 @@ class Drained(Told):
 class RunningTurn:
     """One request, running in its own thread."""
 
-    def __init__(self, events: Iterator[Event], cancel: Cancel, wake: Callable[[], None]) -> None:
+    def __init__(self, events: Iterator[Event], cancel: Cancel, wake: Callable[[], object]) -> None:
         self._events = events
         self._wake = wake
         self._lock = threading.Lock()

@@ -27,7 +27,6 @@ from specllama.settings.params import EngineOptions
 from specllama.text import count, sanitize_line, size
 from specllama.tui import advice
 from specllama.tui.downloads import Download, progress_words
-from specllama.tui.themes import Glyphs
 
 Does = Literal[
     "choose", "pair", "get", "continue", "stop", "load", "open", "search", "list", "nothing"
@@ -337,7 +336,7 @@ def _offer(pair: catalog.CatalogPair, arrived: int, judged: Judgement, *, best: 
     )
 
 
-def download_row(download: Download, glyphs: Glyphs) -> ChoiceRow:
+def download_row(download: Download) -> ChoiceRow:
     """Show a download as a line of the picker."""
     ref, error = download.ref, download.error
     match download.state:
@@ -355,7 +354,7 @@ def download_row(download: Download, glyphs: Glyphs) -> ChoiceRow:
             kept = f"{size(download.done)} kept" if download.done else "nothing arrived"
             words = f"stopped, {kept}; Enter continues"
             return ChoiceRow(ref, ref, "continue", reason=words, detail=f"{ref}: {words}.")
-    words = progress_words(download, glyphs)
+    words = progress_words(download)
     stops = "" if download.state == "stopping" else " Enter stops it; what arrived is kept."
     return ChoiceRow(ref, ref, "stop", reason=words, detail=f"{ref}: {words}.{stops}", bold=True)
 

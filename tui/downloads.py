@@ -17,7 +17,6 @@ from textual.message import Message
 from specllama.errors import ModelUnavailable, SpecllamaError
 from specllama.text import sanitize_line, size
 from specllama.tui.bridge import Clock, monotonic
-from specllama.tui.themes import Glyphs
 
 State = Literal["waiting", "asking", "running", "stopping", "stopped", "failed", "done"]
 TOLD_EVERY_S = 0.25
@@ -113,11 +112,11 @@ def figures(download: Download) -> list[str]:
     return words
 
 
-def progress_words(download: Download, glyphs: Glyphs) -> str:
+def progress_words(download: Download) -> str:
     """Describe the progress of a running download."""
     if download.state == "stopping":
         return "stopping; what arrived is kept"
-    return f" {glyphs.dot} ".join([*figures(download), *([download.note] * bool(download.note))])
+    return " · ".join([*figures(download), *([download.note] * bool(download.note))])
 
 
 class Downloads:

@@ -187,8 +187,8 @@ def round_(record: Record, at: int, under: Circumstances) -> str:
                 walk.number(done.q[i]),
                 walk.number(done.p[i]),
                 walk.WORDS[fates[i]],
-                Raw(walk.equation(done, i, fates[i], verify, UNICODE)),
-                Raw(walk.likeliest(walk.place_of(done, i), UNICODE)),
+                Raw(walk.equation(done, i, fates[i], verify)),
+                Raw(walk.likeliest(walk.place_of(done, i))),
             ]
             for i in range(len(done.drafted))
         ]

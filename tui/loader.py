@@ -37,11 +37,9 @@ def loading_words(progress: Loading | Notice | None) -> str:
     return getattr(progress, "words", "loading")
 
 
-class NoModel:
-    """The recipe while no model is chosen."""
-
-    def __call__(self, progress: Callable[[Event], None], /) -> EngineLike:
-        raise ModelUnavailable("no model is chosen yet", "press F6 to choose one")
+def _no_model(progress: Callable[[Event], None], /) -> EngineLike:
+    """Refuse to load: the recipe while no model is chosen."""
+    raise ModelUnavailable("no model is chosen yet", "press F6 to choose one")
 
 
 class EngineLoader:
@@ -84,7 +82,7 @@ class EngineLoader:
         self._post = post
         self._loads = 0
         self._before: Pair | None = None
-        self.host = host_class(recipe_for(*wanted) if wanted else NoModel())
+        self.host = host_class(recipe_for(*wanted) if wanted else _no_model)
         self.host.on_event = self._on_event
         self.host.on_death = self._gone
 

@@ -12,15 +12,18 @@ from specllama.interface import EngineInfo
 from specllama.tui.record import Record
 
 
-@dataclass
-class EngineLoading(Message):
-    """The start or progress of a load or a measurement at rest; only the newest is worth
-    drawing."""
-
-    progress: Loading | Notice | None = None
+class Latest(Message):
+    """A message of which only the newest is worth acting on."""
 
     def can_replace(self, message: Message) -> bool:
-        return isinstance(message, EngineLoading)
+        return type(message) is type(self)
+
+
+@dataclass
+class EngineLoading(Latest):
+    """The start or progress of a load or a measurement at rest."""
+
+    progress: Loading | Notice | None = None
 
 
 @dataclass
@@ -42,11 +45,8 @@ class EngineGone(Message):
     error: SpecllamaError
 
 
-class TurnWoke(Message):
+class TurnWoke(Latest):
     """A sign that the running turn has news that must not wait for the timer."""
-
-    def can_replace(self, message: Message) -> bool:
-        return isinstance(message, TurnWoke)
 
 
 @dataclass
@@ -76,14 +76,6 @@ class PromptSubmitted(Message):
 
 
 @dataclass
-class TurnAction(Message):
-    """A key pressed on a message in the transcript: edit, retry, copy and so on."""
-
-    action: str
-    index: int
-
-
-@dataclass
 class StorageFailed(Message):
     """A message to the app: something could not be written; shown once per kind."""
 
@@ -91,11 +83,8 @@ class StorageFailed(Message):
     reason: str
 
 
-class Scrolled(Message):
+class Scrolled(Latest):
     """Another part of the conversation is shown."""
-
-    def can_replace(self, message: Message) -> bool:
-        return isinstance(message, Scrolled)
 
 
 class InkChanged(Message):

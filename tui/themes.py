@@ -124,7 +124,6 @@ class Ink:
     bad: str
     warn: str
     accent: str
-    mark: str
 
     def source(self, name: str) -> str:
         """Return the ink of a source; a method without one of its own shares the draft model's."""
@@ -149,13 +148,12 @@ def ink_for(theme: Theme) -> Ink:
         bad="bold $error",
         warn="bold $warning",
         accent="$primary",
-        mark="bold $source-ngram",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """Every symbol the app draws, in one place.
+    """The signs of drafting.
 
     ``methods`` are those of the engine; they name its sources and give each a letter.
     """
@@ -164,29 +162,13 @@ class Glyphs:
     rejected: str = "□"
     target: str = "+"
     untested: str = "·"
-    bars: str = "▁▂▃▄▅▆▇█"
     full: str = "█"
-    shade: str = "▒"
     line: str = "━"
     track: str = "─"
     dot: str = "·"
     bullet: str = "●"
     ring: str = "○"
-    cursor: str = "▍"
     ellipsis: str = "…"
-    arrow: str = "→"
-    up: str = "▲"
-    down: str = "↓"
-    play: str = "▶"
-    pause: str = "❚❚"
-    times: str = "×"
-    branch: str = "├─"
-    last: str = "└─"
-    pipe: str = "│ "
-    star: str = "★"
-    newline: str = "⏎"
-    alpha: str = "α"
-    beta: str = "β"
     methods: tuple[MethodInfo, ...] = ()
 
     def label(self, source: str) -> str:

@@ -158,14 +158,14 @@ def _terminal_app(settings: Settings, resume: str | None, server: Address | None
         if ahead is not None:
             ahead.begin()  # another process: it loads while this one imports what draws
         gc.disable()  # until the first frame is drawn
-        from specllama.tui.app import run
+        from specllama.tui.app import SpecllamaApp, run
 
-        return run(
-            model,
-            draft,
-            options,
-            settings.generate_params(),
-            session_id,
+        app = SpecllamaApp(
+            target=model,
+            draft=draft,
+            options=options,
+            params=settings.generate_params(),
+            session_id=session_id,
             system=settings["system"] or None,
             log_rounds=settings["log"],
             server=server,
@@ -173,3 +173,4 @@ def _terminal_app(settings: Settings, resume: str | None, server: Address | None
             idle_s=seconds(settings["idle-unload"]),
             ahead=ahead,
         )
+        return run(app)

@@ -91,7 +91,7 @@ class Driver:
         await self.until(lambda: self.app.loader.ready)
 
     async def idle(self) -> None:
-        await self.until(lambda: not self.app.chat.busy and not self.app.chat.sending.queue)
+        await self.until(lambda: not self.app.chat.busy and not self.app.chat.queue)
 
     async def type(self, text: str) -> None:
         prompt = self.app.chat.prompt

@@ -28,7 +28,8 @@ from specllama.tui.app import SpecllamaApp, run
 from specllama.settings.params import GenerateParams
 if __name__ == "__main__":
     {patch}
-    sys.exit(run({target!r}, params=GenerateParams(seed=1, max_tokens={max_tokens}), {more}))
+    params = GenerateParams(seed=1, max_tokens={max_tokens})
+    sys.exit(run(SpecllamaApp(target={target!r}, params=params, {more})))
 """
 DEMO = """
     from demo_engine import DemoFactory

@@ -43,7 +43,7 @@ async def test_the_first_frame_does_not_wait_for_the_model_and_early_words_are_k
     recipe = Recipe(ScriptedEngine(["Ready."]), gate=lambda: gate.wait(10))
     async with start(recipe=recipe, wait=False) as d:
         assert "loading" in d.shown
-        await d.send("Early", until=lambda: d.app.chat.sending.queue)
+        await d.send("Early", until=lambda: d.app.chat.queue)
         assert "waiting: Early" in d.shown
         gate.set()
         await d.until(lambda: len(d.texts) == 2)
@@ -135,7 +135,7 @@ async def test_edit_and_resend_an_earlier_question(start: Any) -> None:
         await d.say("a")
         await d.say("b")
         d.app.chat.query(UserMessage).first().focus()
-        await d.press("e", until=lambda: d.app.chat.editing.index == 0)
+        await d.press("e", until=lambda: d.app.chat.editing == 0)
         assert "The old version is kept" in d.shown
         await d.send("changed", until=lambda: len(d.texts) == 2)
         await d.idle()
@@ -170,7 +170,7 @@ async def test_versions_of_the_focused_message_are_walked_even_of_an_early_one(s
         await d.say("a")
         await d.say("b")
         d.app.chat.query(UserMessage).first().focus()
-        await d.press("e", until=lambda: d.app.chat.editing.index == 0)
+        await d.press("e", until=lambda: d.app.chat.editing == 0)
         await d.send("changed", until=lambda: d.texts[-1] == ("assistant", "Three."))
         await d.idle()
         d.app.chat.query(UserMessage).first().focus()
@@ -189,7 +189,7 @@ async def test_escape_leaves_editing_and_restores_what_was_being_written(start: 
         await d.type("half a thought")
         await d.press("shift+tab", "up", "e", until=lambda: d.app.chat.prompt.text == "question")
         await d.press("escape", until=lambda: d.app.chat.prompt.text == "half a thought")
-        assert d.app.chat.editing.index is None
+        assert d.app.chat.editing is None
         assert len(d.texts) == 2
 
 
@@ -197,7 +197,7 @@ async def test_an_edited_reply_can_be_continued(start: Any) -> None:
     async with start("One two.", " three.") as d:
         await d.say("q")
         d.app.chat.query(AssistantMessage).first().focus()
-        await d.press("e", until=lambda: d.app.chat.editing.index == 1)
+        await d.press("e", until=lambda: d.app.chat.editing == 1)
         await d.send("Uno", until=lambda: d.texts[-1] == ("assistant", "Uno"))
         await d.press("ctrl+t", until=lambda: d.texts[-1] == ("assistant", "Uno three."))
         await d.idle()
@@ -468,7 +468,7 @@ async def test_ctrl_c_stops_a_reply_before_it_offers_to_leave(
     async with start(recipe=Recipe(GatedEngine([LONG]))) as d:
         monkeypatch.setattr(d.app, "notify", lambda words, **_: said.append(words))
         await d.send("go", until=lambda: d.rounds == 3)
-        await d.send("next", until=lambda: d.app.chat.sending.queue)
+        await d.send("next", until=lambda: d.app.chat.queue)
         await d.pilot.press("ctrl+c")
         await d.idle()
         assert d.app.chat.prompt.text == "next"
@@ -504,7 +504,7 @@ async def test_a_waiting_message_outlives_the_app(start: Any) -> None:
         await d.send("first", until=lambda: d.rounds == 3)
         for text in ("second", "third"):
             await d.send(text)
-        await d.until(lambda: len(d.app.chat.sending.queue) == 2)
+        await d.until(lambda: len(d.app.chat.queue) == 2)
         await d.type("being typed")
         d.app.chat.prompt.save_draft()
         # killed here: nothing more is written, as leaving sends nothing

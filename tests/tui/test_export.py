@@ -44,7 +44,7 @@ async def asked(d: Driver) -> ExportScreen:
 
 async def save(d: Driver, words: str) -> Path:
     screen = await asked(d)
-    at = next(i for i, row in enumerate(screen.rows) if words in row.words)
+    at = next(i for i, row in enumerate(screen.rows) if words in row)
     await d.pilot.press(*["down"] * at)
     await d.pilot.pause()
     path = Path(screen.query_one("#save-path", Input).value)
@@ -146,7 +146,7 @@ async def test_a_round_is_saved_as_it_is_argued(start: Any) -> None:
 
 async def test_an_empty_chat_has_its_screen(start: Any) -> None:
     async with start() as d:
-        assert [row.words for row in (await asked(d)).rows] == ["The screen as a picture (SVG)"]
+        assert list((await asked(d)).rows) == ["The screen as a picture (SVG)"]
         await d.pilot.press("ctrl+s", "escape")  # the sheet itself is not saved
         await d.until(lambda: not isinstance(d.app.screen, ExportScreen))
 

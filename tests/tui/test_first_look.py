@@ -74,7 +74,7 @@ async def test_typing_ends_the_recording(start: Any) -> None:
         await d.say("Hello")
         assert "Yes." in d.shown
         assert "a recording" not in d.shown
-        assert d.app.chat.shown_record() is d.app.chat.latest_record()
+        assert d.app.chat.shown_record() is list(d.app.chat.records.values())[-1]
         await d.press("ctrl+n", until=lambda: not d.texts)
         assert d.app.chat.shown_record() is None
         assert not d.app.chat.query_one(RoundsRow)._rounds

@@ -174,7 +174,7 @@ def test_a_reply_has_one_set_of_figures(seed: int, cli: Any, capsysbinary: Any) 
     stored.restore(json.loads(json.dumps({k: v for k, v in finish.items() if k not in unstored})))
     check_screens("stored", stored, want)
     path = Path(cli("log", "path", "last").out.strip())
-    logged_reply = read_log(str(path))
+    logged_reply = read_log(path)
     check_screens("inspector", logged_reply, want)
 
     shown = cli("log", "show").out
@@ -236,7 +236,7 @@ def test_the_figures_of_a_log_of_several_replies_are_those_of_the_one_shown(cli:
         for event in events:
             log.write(event)
     log.close()
-    record = read_log(cli("log", "path", "last").out.strip())
+    record = read_log(Path(cli("log", "path", "last").out.strip()))
     at = 0
     for events in replies:
         want = wanted(events[-1].to_dict())

@@ -16,7 +16,7 @@ from specllama.events import PrefillProgress, Started
 from specllama.interface import Message
 from specllama.models import power
 from specllama.settings.params import GenerateParams
-from specllama.tui import reading_ahead
+from specllama.tui import idle
 from specllama.tui.record import ReadAhead
 
 read: list[Sequence[Message]] = []
@@ -36,7 +36,7 @@ class Reading(InlineHost):
 @pytest.fixture
 def reader(start: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     read.clear()
-    monkeypatch.setattr(reading_ahead, "PAUSE_S", 3600.0)
+    monkeypatch.setattr(idle, "PAUSE_S", 3600.0)
     engine = ScriptedEngine([Reply("Yes."), Reply("No.")])
     engine.info = engine_info(reads_ahead=True)
     return lambda **more: start(
@@ -65,7 +65,7 @@ async def test_words_are_told_and_not_every_key(reader: Any) -> None:
 
 
 async def test_a_pause_is_told(reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading_ahead, "PAUSE_S", 0.01)
+    monkeypatch.setattr(idle, "PAUSE_S", 0.01)
     async with reader() as d:
         await keys(d, "one")
         await d.until(lambda: said()[-1:] == ["one"])
@@ -99,7 +99,7 @@ async def test_commands_are_not_told(reader: Any) -> None:
 async def test_when_it_is_read(
     reader: Any, monkeypatch: pytest.MonkeyPatch, when: str, battery: bool, told: bool
 ) -> None:
-    monkeypatch.setattr(reading_ahead, "on_battery", lambda: battery)
+    monkeypatch.setattr(idle, "on_battery", lambda: battery)
     async with reader(read_ahead=when) as d:
         await keys(d, "one ")
         assert bool(said()) is told
@@ -111,7 +111,7 @@ async def test_what_was_read_in_vain_is_bounded_and_shown(reader: Any) -> None:
         ahead = d.app.chat.ahead
         for n in range(40):
             await d.type("ab " * (100 if n % 2 else 1))
-        assert ahead.now.in_vain <= ahead.now.stands + 2 * reading_ahead.IN_VAIN
+        assert ahead.now.in_vain <= ahead.now.stands + 2 * idle.IN_VAIN
         assert len(said()) < 30
         await d.pilot.press("enter")
         await d.idle()

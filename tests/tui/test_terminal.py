@@ -11,13 +11,6 @@ import pytest
 from terminals import DEMO, ENTER, LEAVE, MOUSE_OFF, terminal
 
 from specllama import paths
-from specllama.errors import UsageError
-from specllama.tui.app import run
-
-
-def test_not_a_terminal_is_a_clear_error() -> None:
-    with pytest.raises(UsageError, match="needs a terminal"):
-        run("tiny")
 
 
 def test_a_chat_and_a_clean_end(tmp_path: Path) -> None:

@@ -111,11 +111,11 @@ def test_the_likeliest_stand_beside_the_guesses_where_there_is_room() -> None:
     judged = done.accepted + 1
     for i, text in enumerate(beside[:judged]):
         place = done.chances[i]
-        assert text.split()[0] == walk.token_text(done.emitted_text[i], UNICODE)
-        assert text == walk.likeliest(place, UNICODE)
+        assert text.split()[0] == walk.token_text(done.emitted_text[i])
+        assert text == walk.likeliest(place)
         assert text.count("%") == 3
     assert not any(beside[judged:])
-    assert wide[-1].strip() == f"likeliest there: {walk.likeliest(done.chances[-1], UNICODE)}"
+    assert wide[-1].strip() == f"likeliest there: {walk.likeliest(done.chances[-1])}"
     narrow = walk.table(done, 2, UNICODE, INK, 60).plain
     assert "target's likeliest" not in narrow
     assert "likeliest there" in narrow
@@ -198,8 +198,8 @@ def test_the_passage_keeps_the_place_where_it_happens() -> None:
     done = rounds(Reply("One two three four five six", accept=(2,)))[1]
     long = "".join(f"line {i}\n" for i in range(400))
     for width, height in ((40, 3), (116, 5), (10, 2)):
-        shown = walk.passage(long, done, 2, UNICODE, INK, width, height).plain
-        assert shown.endswith(UNICODE.cursor)
+        shown = walk.passage(long, done, 2, INK, width, height).plain
+        assert shown.endswith("▍")
         assert walk.line_count(shown, width) <= height + 1
     assert walk.last_lines("a\nb\nc", 10, 2) == "b\nc"
     assert walk.last_lines("x" * 100, 10, 2) == "x" * 18
@@ -212,10 +212,10 @@ def test_every_round_of_a_record_has_a_sentence() -> None:
 
 
 def test_tokens_are_made_visible_and_harmless() -> None:
-    assert walk.token_text(" the", UNICODE) == "␣the"
-    assert walk.token_text("\n\n", UNICODE) == "⏎⏎"
-    assert walk.token_text("", UNICODE) == '""'
-    assert "\x1b" not in walk.token_text("\x1b[2J", UNICODE)
+    assert walk.token_text(" the") == "␣the"
+    assert walk.token_text("\n\n") == "⏎⏎"
+    assert walk.token_text("") == '""'
+    assert "\x1b" not in walk.token_text("\x1b[2J")
 
 
 def test_sources_have_words_and_inks() -> None:
@@ -253,5 +253,5 @@ def test_a_stop_token_is_shown_as_the_end_and_not_as_text() -> None:
     done = dataclasses.replace(done, target_text="<|im_end|>", emitted_text=("<|im_end|>",))
     done = dataclasses.replace(done, emitted=(2,), target_token=2)
     assert "the reply ends here" in walk.table(done, 2, UNICODE, INK).plain
-    passage = walk.passage("The end.", done, 2, UNICODE, INK, 60, 4)
+    passage = walk.passage("The end.", done, 2, INK, 60, 4)
     assert INK.target not in [str(span.style) for span in passage.spans]

@@ -23,26 +23,15 @@ from specllama.text import sanitize_line
 from specllama.tui import advice, keymap
 from specllama.tui.bridge import FlushPace, monotonic
 from specllama.tui.downloads import Downloads
-from specllama.tui.editing import Editing
+from specllama.tui.idle import ReadingAhead, Resting
 from specllama.tui.loader import EngineLoader, files_of, loading_words
 from specllama.tui.looks import ThemedApp
-from specllama.tui.messages import (
-    ActionAsked,
-    EngineFailed,
-    InkChanged,
-    PromptSubmitted,
-    Scrolled,
-    TurnAction,
-)
-from specllama.tui.next_reply import Copying, NextReply
-from specllama.tui.reading_ahead import ReadingAhead
+from specllama.tui.messages import ActionAsked, EngineFailed, InkChanged, PromptSubmitted
 from specllama.tui.record import Record
-from specllama.tui.resting import Resting
-from specllama.tui.screens.turn import UNNAMED, TurnScreen, unfinished
-from specllama.tui.sending import Sending
+from specllama.tui.screens.conversation import ConversationScreen
+from specllama.tui.screens.turn import UNNAMED, unfinished
 from specllama.tui.state import VIEWS, DraftFile, Preferences, PromptHistory
-from specllama.tui.widgets.completions import Completions
-from specllama.tui.widgets.download_line import DownloadLine
+from specllama.tui.widgets.above_prompt import DownloadLine, Waiting
 from specllama.tui.widgets.keys import Keys
 from specllama.tui.widgets.message import AssistantMessage, MessageView, UserMessage
 from specllama.tui.widgets.panel import LivePanel, PanelTabs
@@ -51,7 +40,6 @@ from specllama.tui.widgets.rounds import RoundsRow
 from specllama.tui.widgets.sidebar import Sidebar
 from specllama.tui.widgets.stats_strip import StatsStrip
 from specllama.tui.widgets.transcript import Transcript
-from specllama.tui.widgets.waiting import Waiting
 from specllama.tui.widgets.welcome import TopBar, Welcome, next_example
 
 if TYPE_CHECKING:
@@ -62,7 +50,7 @@ FLAT = 20  # rows below which the conversation needs that of the rounds
 SIDEBAR = 160  # columns from which other conversations are listed alongside this one
 
 
-class ChatScreen(TurnScreen):
+class ChatScreen(ConversationScreen):
     HELP = """
     Type and press Enter; what you send while a reply is being written waits its turn.
     Esc stops a reply at once and keeps what is there. PgUp and PgDn turn the pages of the
@@ -95,10 +83,7 @@ class ChatScreen(TurnScreen):
         self.prefs = prefs
         self.view = prefs.view
         self.board = RaceBoard()
-        self.editing = Editing(self)
-        self.sending = Sending(self, self.editing, self.show_sidebar)
-        self.next_reply = NextReply(self)
-        self.copying = Copying(self, copy)
+        self.copy_text = copy
         self.ahead = ReadingAhead(self, read_ahead)
         self.resting = Resting(self, idle_s)
         self._loaded: tuple[object, ...] = ()
@@ -158,17 +143,9 @@ class ChatScreen(TurnScreen):
             if message.role == "user":
                 views.append(UserMessage(index, message.content))
             else:
-                views.append(
-                    AssistantMessage(
-                        index,
-                        self.speaker,
-                        message.content,
-                        reasoning=message.reasoning,
-                        record=self._record_of(index, number),
-                        view=self.view,
-                        foot=unfinished(message),
-                    )
-                )
+                record, foot = self._record_of(index, number), unfinished(message)
+                shown = {"reasoning": message.reasoning, "record": record, "foot": foot}
+                views.append(self._reply(index, message.content, **shown))
             views[-1].version = session.version(index)
         await self.transcript.fill(views, None if views else self._welcome())
         self.count_context()
@@ -191,7 +168,7 @@ class ChatScreen(TurnScreen):
 
             self.prefs.first_look = False
             self.prefs.save()
-            self.next_reply.demonstrate()
+            self.demonstrate()
             return FirstLook(self.loader, self._played, id="welcome")
         return Welcome(self.loader, id="welcome")
 
@@ -225,12 +202,12 @@ class ChatScreen(TurnScreen):
             self.prompt.sent()
             self.post_message(ActionAsked(command.action))
             return
-        await self.sending.submit(event.text[event.text.startswith("//") :])
+        await self.send(event.text[event.text.startswith("//") :])
 
     @on(Prompt.Changed)
     def _typed(self) -> None:
         self.resting.typed()
-        self.ahead.typed(self.editing.index)
+        self.ahead.typed(self.editing)
 
     def begun(self, started: Started) -> None:
         if self.live is not None:
@@ -240,9 +217,9 @@ class ChatScreen(TurnScreen):
         self.resting.used()
         self.show_sidebar()
         if failed:
-            self.sending.take_back_queue()
+            self.take_back_queue()
         else:
-            await self.sending.send_queued()
+            await self.send_queued()
 
     # ------------------------------------------------------------------ actions
 
@@ -264,10 +241,6 @@ class ChatScreen(TurnScreen):
     def _save_prefs(self) -> None:
         cast(ThemedApp, self.app).save_prefs()
 
-    @on(Sidebar.Dismissed)
-    def _left_sidebar(self) -> None:
-        self.prompt.focus()
-
     @on(PanelTabs.Picked)
     def _tab_chosen(self, event: PanelTabs.Picked) -> None:
         self.set_class(event.figures, "-figures")
@@ -279,22 +252,21 @@ class ChatScreen(TurnScreen):
     def action_to_end(self) -> None:
         self.transcript.to_end()
 
-    @on(Scrolled)
-    def _scrolled(self) -> None:
-        self.mark_end()
+    def action_to_prompt(self) -> None:
+        self.prompt.focus()
 
     def action_stop(self) -> None:
         """Handle Esc: leave the edited message, or stop the reply; at rest, empty the prompt when
         pressed twice."""
         prompt = self.prompt
-        if self.editing.index is not None:
-            self.editing.stop(restore=True)
+        if self.editing is not None:
+            self.stop_editing(restore=True)
         else:
-            rests = self.turn is None and not self.sending.queue
+            rests = self.turn is None and not self.queue
             if self.turn is not None:
                 self.turn.cancel()
             self.loader.skip()
-            self.sending.take_back_queue()
+            self.take_back_queue()
             if rests and prompt.has_focus and prompt.text:
                 self._leave_text(prompt)
         if not self.prompt.has_focus:
@@ -317,10 +289,6 @@ class ChatScreen(TurnScreen):
             self.warn(error)
             self.prompt.put(f"/read {path}")
 
-    @on(Completions.Taken)
-    def _completion_clicked(self) -> None:
-        self.prompt.take_completion()
-
     def action_listed(self, action: str, columns: int) -> None:
         """Pass a key of the footer that was pressed or clicked to the app."""
         self.post_message(ActionAsked(action))
@@ -331,28 +299,6 @@ class ChatScreen(TurnScreen):
             return True
         idle = "show('models')" if self.loader.server else "show('top')"
         return parameters[0] != idle and self.app.size.width >= int(str(parameters[1]))
-
-    @on(TurnAction)
-    async def act_on_turn(self, event: TurnAction) -> None:
-        """Do the action on a message; the app opens the pages."""
-        index = event.index
-        match event.action:
-            case "edit":
-                self.editing.start(index)
-            case "retry":
-                self.sending.retry(index)
-            case "reseed":
-                self.sending.retry(index, new_seed=True)
-            case "continue":
-                self.sending.action_continue()
-            case "undo":
-                self.sending.action_undo()
-            case "view":
-                await self.action_cycle_view()
-            case "copy":
-                self.copying.message(index)
-            case "copy_code":
-                self.copying.code(index)
 
     async def action_cycle_view(self) -> None:
         views = list(VIEWS)
@@ -418,7 +364,7 @@ class ChatScreen(TurnScreen):
                 view.speak_as(self.speaker)
         self.strip.loading = ""
         self.refresh_strip()
-        await self.sending.send_queued()
+        await self.send_queued()
 
     async def engine_failed(self, event: EngineFailed) -> None:
         """Show in one note that a load failed, or that the previous pair is back."""
@@ -431,7 +377,7 @@ class ChatScreen(TurnScreen):
             next_step = "your next message tries again"
             if not self.loader.server:
                 next_step = f"F6 chooses another pair; {next_step}"
-            self.sending.take_back_queue()
+            self.take_back_queue()
         await self.failed(event.error, next_step, self.again)
         self.refresh_top()
         self.refresh_strip()

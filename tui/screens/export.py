@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,16 +27,6 @@ WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ExportRow:
-    what: Export
-    form: str
-
-    @property
-    def words(self) -> str:
-        return f"{self.what.label} as {WORDS[self.form]}"
-
-
 class ExportScreen(Page, ModalScreen[Any]):
     TITLE = "Save what you see"
     HELP = """
@@ -57,7 +46,11 @@ class ExportScreen(Page, ModalScreen[Any]):
 
     def __init__(self, exports: Sequence[Export]) -> None:
         super().__init__()
-        self.rows = [ExportRow(what, form) for what in exports for form in what.forms]
+        self.rows = {
+            f"{what.label} as {WORDS[form]}": (what, form)
+            for what in exports
+            for form in what.forms
+        }
         self._asked = ""  # a file that is there: Enter again replaces it
 
     def compose(self) -> ComposeResult:
@@ -65,7 +58,7 @@ class ExportScreen(Page, ModalScreen[Any]):
             yield from super().compose()
 
     def compose_page(self) -> ComposeResult:
-        yield OptionList(*(row.words for row in self.rows), id="save-rows", markup=False)
+        yield OptionList(*self.rows, id="save-rows", markup=False)
         yield Input(id="save-path")
         yield Static(id="save-problem", markup=False)
         yield Keys(show_command_palette=False)
@@ -77,8 +70,9 @@ class ExportScreen(Page, ModalScreen[Any]):
         rows.highlighted = 0
 
     @property
-    def row(self) -> ExportRow:
-        return self.rows[self.query_one(OptionList).highlighted or 0]
+    def row(self) -> tuple[Export, str]:
+        """The chosen export and its form."""
+        return [*self.rows.values()][self.query_one(OptionList).highlighted or 0]
 
     def action_move(self, step: int) -> None:
         rows = self.query_one(OptionList)
@@ -87,10 +81,10 @@ class ExportScreen(Page, ModalScreen[Any]):
     @on(OptionList.OptionHighlighted)
     def _propose(self) -> None:
         """Propose a new file name, in the folder that was typed."""
-        row, field = self.row, self.query_one("#save-path", Input)
+        (what, form), field = self.row, self.query_one("#save-path", Input)
         typed = _path(field.value).parent
         path = clipboard.export_path(
-            row.what.stem, row.form, typed if typed != Path() and typed.is_dir() else None
+            what.stem, form, typed if typed != Path() and typed.is_dir() else None
         )
         near = path.parent == clipboard.here()
         field.value = encodable(path.name if near else str(path))
@@ -98,10 +92,6 @@ class ExportScreen(Page, ModalScreen[Any]):
         self.call_after_refresh(
             field.scroll_to, x=len(field.value), animate=False, force=True, immediate=True
         )
-
-    @on(OptionList.OptionSelected)
-    def _clicked(self) -> None:
-        self.action_save()
 
     @on(Input.Changed)
     def _typed(self) -> None:
@@ -117,6 +107,7 @@ class ExportScreen(Page, ModalScreen[Any]):
         ).parent
         line.update(sanitize_line(problem or f"Enter saves it in {folder}"))
 
+    @on(OptionList.OptionSelected)
     def action_save(self) -> None:
         given = self.query_one("#save-path", Input).value.strip()
         path = _path(given)
@@ -133,7 +124,8 @@ class ExportScreen(Page, ModalScreen[Any]):
     def _write(self, path: Path) -> None:
         try:
             paths.private_folder(path.parent)
-            path.write_text(encodable(self.row.what.forms[self.row.form]()), "utf-8")
+            what, form = self.row
+            path.write_text(encodable(what.forms[form]()), "utf-8")
         except (OSError, ValueError) as error:  # the latter: a zero byte in the name
             self._tell(f"It cannot be saved there: {getattr(error, 'strerror', None) or error}")
         else:

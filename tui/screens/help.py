@@ -11,9 +11,9 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
-from specllama.tui import legend
 from specllama.tui.keymap import ACTIONS, Action
 from specllama.tui.screens.base import Page
+from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.keys import Keys
 
 WORDS = """
@@ -45,6 +45,25 @@ ON_A_MESSAGE = (
     ("d", "show it as drafted"),
     ("u", "undo the last turn"),
 )
+
+
+def signs(glyphs: Glyphs, ink: Ink) -> list[tuple[str, str, str]]:
+    """List sign, style and meaning: of the row of rounds, of replies as drafted, and the colors of
+    the verdict, below replies, in the strip, the race and the inspector."""
+    times = "×"
+    return [
+        (glyphs.accepted, ink.source("draft"), "a guess that was kept, in its source's color"),
+        (glyphs.rejected, ink.rejected, "a guess that was refused"),
+        (glyphs.untested, ink.muted, "a guess behind a refused one, which was not read"),
+        (glyphs.target, ink.target, "the target's own token, which ends every round"),
+        ("word", f"underline {ink.source('draft')}", "F2: guessed and kept"),
+        ("word", ink.target, "F2: the target's own"),
+        ("word", ink.ghosts[0], "F2: guessed and refused"),
+        (f"1.3{times}", ink.verdict("faster"), "surely faster than plain; a round that won time"),
+        (f"0.8{times}", ink.verdict("slower"), "surely slower than plain; a round that lost time"),
+        (f"1.0{times}", ink.verdict("unsure"), "not sure yet, or drafting is off"),
+        ("80%", ink.warn, "the context is nearly full"),
+    ]
 
 
 class HelpScreen(Page):
@@ -92,9 +111,8 @@ class HelpScreen(Page):
             parts += self._listed("Keys here", self._keys, width, 11)
         else:
             parts += self._of_chat(width)
-        signs = [*legend.signs(self.glyphs, self.ink), *legend.colours(self.glyphs, self.ink)]
         parts.append(("\nSigns and colors\n", "bold $primary"))
-        for sign, style, meaning in signs:
+        for sign, style, meaning in signs(self.glyphs, self.ink):
             parts += [(" " * max(0, 9 - len(sign)), ""), (sign, style), ("  ", "")]
             parts.append((_hanging(meaning, width, 11), ""))
         parts += [*self._letters(width), ("\n", "")]
@@ -126,7 +144,12 @@ class HelpScreen(Page):
 
     def _letters(self, width: int) -> list[tuple[str, str]]:
         """List the letters of the methods, one after the other."""
-        found = legend.letters(self.glyphs, self.ink)
+        glyphs, ink = self.glyphs, self.ink
+        found = [
+            (glyphs.source(method.name), ink.source(method.name), method.short)
+            for method in glyphs.methods
+            if method.letter
+        ]
         if not found:
             return []
         parts: list[tuple[str, str]] = [("  letters  who guessed:", "")]

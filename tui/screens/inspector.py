@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 from textual import on
@@ -12,7 +14,6 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.timer import Timer
 from textual.widgets import OptionList, Static
-from textual.widgets.option_list import Option
 
 from specllama.errors import SpecllamaError
 from specllama.events import RoundDone
@@ -38,33 +39,24 @@ def rounds_rows(
         return Content("")
     rows = [Content.assemble(("round  time, tokens", ink.muted))] if height > 1 else []
     height -= len(rows)
-    branches = {at: tree_lines(rounds[at], glyphs)[: height - 1]}
-    first = last = at
-    used = 1 + len(branches[at])
-    while True:  # in turn before and after the present round, as far as there is room
-        before = used
-        for i in (first - 1, last + 1):
-            if 0 <= i < len(rounds):
-                lines = tree_lines(rounds[i], glyphs)
-                if used + 1 + len(lines) <= height:
-                    branches[i] = lines
-                    first, last, used = min(first, i), max(last, i), used + 1 + len(lines)
-        if used == before:
-            break
-    shown = rounds[first : last + 1]
+    near = range(at - height, at + height)
+    branches = [tree_lines(done, glyphs) if i in near else [] for i, done in enumerate(rounds)]
+    branches[at] = branches[at][: height - 1]
+    places = around(at, [1 + len(lines) for lines in branches], height)
+    shown = rounds[places.start : places.stop]
     times = [done.took_ms for done in shown]
     room = max(4, width - 12)
     longest = max(sorted(times)[int(0.9 * (len(times) - 1))], 1e-9)  # a hiccup hides no other
-    for i, (done, ms) in enumerate(zip(shown, times, strict=True), first):
+    for i, (done, ms) in enumerate(zip(shown, times, strict=True), places.start):
         won = None if done.plain_ms is None else done.plain_ms * len(done.emitted) - ms
         lost = won is not None and won <= 0
         style = ink.muted if won is None else ink.warn if lost else ink.good
         length = max(1, min(room, round(room * ms / longest)))
-        mark = glyphs.play if i == at else " "
+        mark = "▶" if i == at else " "
         rows.append(
             Content.assemble(
                 (f"{mark}{i + 1:>4} ", "bold" if i == at else ink.muted),
-                ((glyphs.shade if lost else glyphs.full) * length, style),
+                (("▒" if lost else "█") * length, style),
                 (f" {len(done.emitted)}", ink.muted),
             )
         )
@@ -73,30 +65,37 @@ def rounds_rows(
     return Content("\n").join(rows)
 
 
+def around(at: int, needs: Sequence[int], room: int) -> range:
+    """Return the places around ``at`` that there is room for, in turn before and after it."""
+    first = last = at
+    used, before = needs[at], 0
+    while used != before:
+        before = used
+        for i in (first - 1, last + 1):
+            if 0 <= i < len(needs) and used + needs[i] <= room:
+                first, last, used = min(first, i), max(last, i), used + needs[i]
+    return range(first, last + 1)
+
+
 def tree_lines(done: RoundDone, glyphs: Glyphs) -> list[str]:
     """Draw the branches of a draft tree, a line for each leaf; [] for a chain."""
     if done.is_chain:
         return []
     children = children_of(done)
-    marks = {
-        "accepted": glyphs.accepted,
-        "rejected": glyphs.rejected,
-        "untested": glyphs.untested,
-    }
-    fates = [marks[fate] for fate in fate_of(done)]
+    fates = [getattr(glyphs, fate) for fate in fate_of(done)]
     lines: list[str] = []
 
     def grow(node: int, indent: str, line: str) -> None:
         below = children.get(node, [])
         for i, child in enumerate(below):
             further = i + 1 < len(below)
-            start = line if i == 0 else indent + (glyphs.branch if further else glyphs.last)[0]
-            grow(child, indent + (glyphs.pipe[0] if further else " "), start + fates[child])
+            start = line if i == 0 else indent + ("├" if further else "└")
+            grow(child, indent + ("│" if further else " "), start + fates[child])
         if not below:
             lines.append(line)
 
     roots = children.get(-1, [])
-    grow(-1, "", (glyphs.branch if len(roots) > 1 else glyphs.last)[0])
+    grow(-1, "", "├" if len(roots) > 1 else "└")
     return lines
 
 
@@ -105,22 +104,8 @@ def rounds_line(rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, widt
     if not rounds:
         return Content("")
     groups = ["".join(run for _, run in glyph_run(r, glyphs)) or glyphs.target for r in rounds]
-    first = last = at
-    used = len(groups[at]) + 3
-    while True:
-        grew = False
-        if first > 0 and used + len(groups[first - 1]) + 1 <= width:
-            first -= 1
-            used += len(groups[first]) + 1
-            grew = True
-        if last < len(groups) - 1 and used + len(groups[last + 1]) + 1 <= width:
-            last += 1
-            used += len(groups[last]) + 1
-            grew = True
-        if not grew:
-            break
     parts: list[tuple[str, str]] = []
-    for i in range(first, last + 1):
+    for i in around(at, [len(group) + 1 for group in groups], width - 2):
         style = ink.source(rounds[i].source) if rounds[i].drafted else ink.muted
         if i == at:
             # Reverse video would turn full squares into hollow ones.
@@ -217,17 +202,21 @@ class InspectorScreen(Page):
 
     def on_mount(self) -> None:
         super().on_mount()
-        first_drafted = next((i for i, r in enumerate(self.record.rounds) if r.drafted), 0)
-        if self.following:
-            self._go(len(self.record.rounds) - 1, 2)
-        else:
-            self._go(first_drafted, 0)
+        self._begin()
 
     def on_resize(self) -> None:
         super().on_resize()
         self._show()
 
     # ------------------------------------------------------------------ moving
+
+    def _begin(self) -> None:
+        """Go to the newest round if it is followed, else to the first that was drafted."""
+        rounds = self.record.rounds
+        if self.following:
+            self._go(len(rounds) - 1, 2)
+        else:
+            self._go(next((i for i, done in enumerate(rounds) if done.drafted), 0), 0)
 
     def _go(self, at: int, stage: int) -> None:
         count = len(self.record.rounds)
@@ -271,21 +260,21 @@ class InspectorScreen(Page):
     # ------------------------------------------------------------------ playing
 
     def action_play(self) -> None:
-        if self._timer is not None:
+        if self.playing:
             self._stop()
         else:
-            self._timer = self.set_interval(STAGE_S / SPEEDS[self.speed], self._tick)
-            self._title()
+            self._play()
+
+    def _play(self) -> None:
+        step = partial(self.action_stage, 1)
+        self._timer = self.set_interval(STAGE_S / SPEEDS[self.speed], step)
+        self._title()
 
     def action_speed(self, step: int) -> None:
         self.speed = max(0, min(len(SPEEDS) - 1, self.speed + step))
-        if self._timer is not None:
-            self._timer.stop()
-            self._timer = self.set_interval(STAGE_S / SPEEDS[self.speed], self._tick)
-        self._title()
-
-    def _tick(self) -> None:
-        self.action_stage(1)
+        if playing := self.playing:
+            self._stop()
+        self._play() if playing else self._title()
 
     def _stop(self) -> None:
         if self._timer is not None:
@@ -306,14 +295,13 @@ class InspectorScreen(Page):
                 return
             self._take(event.record)  # the next reply has begun
         if self.following:
-            self._go(len(self.record.rounds) - 1, 2)
+            self._begin()
         else:
             self._show()
 
     def _title(self) -> None:
-        glyphs = self.glyphs
-        mark = glyphs.play if self.playing else glyphs.pause
-        speed = f"{SPEEDS[self.speed]:g}{glyphs.times}"
+        mark = "▶" if self.playing else "❚❚"
+        speed = f"{SPEEDS[self.speed]:g}×"
         state = "live" if self.following and self.record.live else f"{mark} {speed}"
         self.set_title(self.TITLE or "", f"{state}   {self.record.title}")
 
@@ -336,7 +324,7 @@ class InspectorScreen(Page):
         g, ink = self.glyphs, self.ink
         self.query_one("#walk-head", Static).update(walk.headline(done, self.at, total, g, ink))
         lines = text.content_size.height or 3
-        text.update(walk.passage(self._before, done, self.stage, g, ink, width - 4, lines))
+        text.update(walk.passage(self._before, done, self.stage, ink, width - 4, lines))
         self.query_one("#walk-stages", Static).update(walk.stage_bar(done, self.stage, ink, width))
         self.query_one("#walk-caption", Static).update(walk.caption(done, self.stage, g))
         self.query_one("#walk-table", Static).update(
@@ -370,8 +358,7 @@ class InspectorScreen(Page):
         if record is not None:
             self.following = False
             self._take(record)
-            first = next((i for i, r in enumerate(record.rounds) if r.drafted), 0)
-            self._go(first, 0)
+            self._begin()
 
 
 class RunPicker(Page):
@@ -382,8 +369,7 @@ class RunPicker(Page):
 
     def __init__(self, records: Sequence[Record]) -> None:
         super().__init__()
-        self.records = list(records)
-        self._logs: list[str] = []
+        self.found: list[Record | Path] = list(records)
 
     def compose_page(self) -> ComposeResult:
         yield OptionList(id="runs", markup=False)
@@ -393,47 +379,41 @@ class RunPicker(Page):
         super().on_mount()
         from specllama.store.rounds import list_runs
 
-        options = self.query_one(OptionList)
-        for i, record in enumerate(self.records):
-            n = len(record.rounds)
-            options.add_option(Option(sanitize_line(f"{record.title}  ({n} rounds)"), f"here-{i}"))
         try:
-            logs = [str(path) for path in list_runs()[: self.LOGS]]
+            self.found += list_runs()[: self.LOGS]
         except SpecllamaError as error:
             self.notify(error.message, severity="warning", markup=False)
-            logs = []
-        self._logs = logs
-        for i, path in enumerate(logs):
-            name = path.replace("\\", "/").rsplit("/", 1)[-1]
-            options.add_option(Option(sanitize_line(f"log  {name}"), f"log-{i}"))
-        if not options.option_count:
-            self.set_title(self.TITLE or "", "nothing yet: send a message first")
-        else:
+        options = self.query_one(OptionList)
+        for one in self.found:
+            words = (
+                f"{one.title}  ({len(one.rounds)} rounds)"
+                if isinstance(one, Record)
+                else f"log  {one.name}"
+            )
+            options.add_option(sanitize_line(words))
+        if self.found:
             options.highlighted = 0
+        else:
+            self.set_title(self.TITLE or "", "nothing yet: send a message first")
         options.focus()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        kind, _, number = (event.option_id or "").partition("-")
-        if kind == "here":
-            self.dismiss(self.records[int(number)])
-            return
+        chosen = self.found[event.option_index]
         try:
-            self.dismiss(read_log(self._logs[int(number)]))
+            self.dismiss(chosen if isinstance(chosen, Record) else read_log(chosen))
         except SpecllamaError as error:
             self.notify(error.message, severity="error", markup=False)
 
 
-def read_log(path: str) -> Record:
+def read_log(path: Path) -> Record:
     """Read all turns of a logged run as one record.
 
     Raises:
         StoreError: the file cannot be read.
     """
-    from pathlib import Path
-
     from specllama.store.rounds import read_run
 
-    run = read_run(Path(path))
+    run = read_run(path)
     record = Record(title=run.run)
     for turn in run.turns:
         record.take(turn)

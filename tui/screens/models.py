@@ -158,7 +158,7 @@ class ModelsScreen(Page):
         """Show what can be downloaded, in both columns: running and waiting downloads first."""
         self._offered = self._offered if rows is None else rows
         begun = self.downloads.all.values()
-        mine = [choices.download_row(download, self.glyphs) for download in begun]
+        mine = [choices.download_row(download) for download in begun]
         rest = [row for row in self._offered if row.ref not in self.downloads.all]
         self.targets.show(offers=[*mine, *rest])
         self.drafts.show(offers=[row for row in mine if catalog.find(row.ref) is None])

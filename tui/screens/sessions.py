@@ -21,7 +21,6 @@ from specllama.store.tree import StoredMessage
 from specllama.text import number_of, sanitize, sanitize_line
 from specllama.tui.days import date, heading, moment
 from specllama.tui.screens.base import Page
-from specllama.tui.themes import Ink
 from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.keys import Keys
 
@@ -30,11 +29,11 @@ _EXCERPT = 300
 _EXCERPTS = 20
 
 
-def marked(text: str, wanted: Sequence[str], ink: Ink) -> Content:
+def marked(text: str, wanted: Sequence[str]) -> Content:
     """Mark the searched words in a text by style, not by color alone."""
     content = Content(text)
     for begin, end in search.hits(text, wanted):
-        content = content.stylize(f"underline {ink.mark}", begin, end)
+        content = content.stylize("underline bold $source-ngram", begin, end)
     return content
 
 
@@ -69,10 +68,7 @@ class Preview(Inked, Vertical):
         self.query_one("#preview-head", Static).update(head)
         self.query_one("#preview-text", Static).update(Content("\n").join(said[1:]))
         scroll = self.query_one(VerticalScroll)
-        if found:
-            scroll.scroll_home(animate=False)
-        else:
-            scroll.scroll_end(animate=False)
+        (scroll.scroll_home if found else scroll.scroll_end)(animate=False)
 
     def scroll_by(self, lines: int) -> None:
         self.query_one(VerticalScroll).scroll_relative(y=lines, animate=False)
@@ -81,7 +77,7 @@ class Preview(Inked, Vertical):
         count = number_of(len(stored.messages), "message")
         return Content.assemble(
             (sanitize_line(stored.title), "bold"),
-            (f"\n{date(stored.updated_s)} {self.glyphs.dot} {count}", self.ink.muted),
+            (f"\n{date(stored.updated_s)} · {count}", self.ink.muted),
         )
 
     def _found(self, stored: StoredSession, wanted: Sequence[str]) -> list[Content]:
@@ -91,7 +87,7 @@ class Preview(Inked, Vertical):
                 if len(out) < 3 * _EXCERPTS and search.hits(text, wanted):
                     other = "" if number in chosen else "another version"
                     part = sanitize_line(search.excerpt(text, wanted, _EXCERPT))
-                    out += self._said(message, marked(part, wanted, self.ink), other)
+                    out += self._said(message, marked(part, wanted), other)
         return out
 
     def _ending(self, stored: StoredSession) -> list[Content]:
@@ -99,10 +95,10 @@ class Preview(Inked, Vertical):
         room = _CHARS
         for message in reversed(stored.messages):
             if room <= 0:
-                out.append([Content(), Content.styled(self.glyphs.ellipsis, self.ink.muted)])
+                out.append([Content(), Content.styled("…", self.ink.muted)])
                 break
             text = message.content.strip() or "(no text)"
-            cut = self.glyphs.ellipsis if len(text) > room else ""
+            cut = "…" if len(text) > room else ""
             out.append(self._said(message, Content(cut + sanitize(text[-room:]))))
             room -= len(text)
         return [line for part in reversed(out) for line in part]
@@ -113,7 +109,7 @@ class Preview(Inked, Vertical):
         name = ("You", "bold $secondary") if mine else ("Reply", "bold $primary")
         if message.state == "partial" and not mine:
             note = note or "interrupted"
-        told = (f" {self.glyphs.dot} {note}" if note else "", self.ink.muted)
+        told = (f" · {note}" if note else "", self.ink.muted)
         return [Content(), Content.assemble(name, told), text]
 
 
@@ -236,18 +232,19 @@ class SessionsScreen(Page):
         ink = self.ink
         options = self.query_one(OptionList)
         room = max(options.scrollable_content_region.width - 4, 20)
-        mark = f"{self.glyphs.bullet} " if summary.id == self.current else "  "
+        mark = "● " if summary.id == self.current else "  "
         when = moment(summary.updated_s, now_s)
         if room >= WITH_COUNT:
-            when += f" {self.glyphs.dot} {number_of(summary.messages, 'message')}"
-        title = marked(sanitize_line(summary.title), wanted, ink)
+            when += f" · {number_of(summary.messages, 'message')}"
+        title = marked(sanitize_line(summary.title), wanted)
         title = title.truncate(max(room - len(when) - 4, 8), ellipsis=True, pad=True)
         row = Content.assemble((mark, ink.accent), title.stylize("bold"), (f"  {when}", ink.muted))
         found = sanitize_line(search.excerpt(summary.found, wanted, room - 3))
         if found in ("", sanitize_line(summary.title)):
             return row
-        return Content("\n").join([row, Content.assemble("  ", marked(found, wanted, ink))])
+        return Content("\n").join([row, Content.assemble("  ", marked(found, wanted))])
 
+    @on(OptionList.OptionHighlighted)
     def _look(self) -> None:
         """Show the conversation at the cursor."""
         chosen, wanted = self._selected, self._wanted
@@ -277,10 +274,6 @@ class SessionsScreen(Page):
         option = self.query_one(OptionList).highlighted_option
         return next((one for one in self._found if option and one.id == option.id), None)
 
-    @on(OptionList.OptionHighlighted)
-    def _moved(self) -> None:
-        self._look()
-
     def action_scroll(self, step: int) -> None:
         self.query_one(Preview).scroll_by(3 * step)
 
@@ -291,20 +284,14 @@ class SessionsScreen(Page):
 
     def action_move(self, step: int) -> None:
         options = self.query_one(OptionList)
-        if step > 0:
-            options.action_cursor_down()
-        else:
-            options.action_cursor_up()
+        (options.action_cursor_down if step > 0 else options.action_cursor_up)()
 
+    @on(OptionList.OptionSelected)
     def action_resume(self) -> None:
         if self._renaming is not None:
             self._rename_now()
         elif self._selected is not None:
             self.dismiss(self._selected.id)
-
-    @on(OptionList.OptionSelected)
-    def _clicked(self) -> None:
-        self.action_resume()
 
     def action_rename(self) -> None:
         chosen = self._selected

@@ -34,7 +34,7 @@ class Toggle(Inked, Switch):
 
     def render(self) -> Content:
         on = self.value
-        bar, knob = self.glyphs.line * 2, self.glyphs.bullet if on else self.glyphs.ring
+        bar, knob = "━━", "●" if on else "○"
         ink = self.ink.good if on else self.ink.muted
         track = f"{bar}{knob}" if on else f"{knob}{bar}"
         return Content.assemble((track, ink), (" on" if on else " off", "" if on else ink))
@@ -399,9 +399,6 @@ class SettingsScreen(Page, ModalScreen[Any]):
         self._say()
 
     @on(events.DescendantFocus)
-    def _focused(self) -> None:
-        self._say()
-
     def _say(self) -> None:
         """Explain below the fields the one with the focus, or how to get out."""
         line = self.query_one("#setting-help", Static)

@@ -7,6 +7,7 @@ strip.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from textual import on
 from textual.screen import Screen
@@ -23,7 +24,14 @@ from specllama.text import number_of
 from specllama.tui import advice
 from specllama.tui.bridge import Drained, FlushPace, Rest, RunningTurn, processor
 from specllama.tui.loader import EngineLoader, loading_words
-from specllama.tui.messages import EngineFailed, EngineGone, EngineReady, RecordGrew, TurnWoke
+from specllama.tui.messages import (
+    EngineFailed,
+    EngineGone,
+    EngineReady,
+    RecordGrew,
+    Scrolled,
+    TurnWoke,
+)
 from specllama.tui.record import Record
 from specllama.tui.screens.base import Page
 from specllama.tui.widgets.base import Inked
@@ -116,11 +124,6 @@ class TurnScreen(Inked, Screen[None]):
         records = self.records
         return records[max(records)] if records else None
 
-    def latest_record(self) -> Record | None:
-        """Return the record of the last reply that has rounds."""
-        with_rounds = [i for i, record in self.records.items() if record.rounds]
-        return self.records[max(with_rounds)] if with_rounds else None
-
     @property
     def live_record(self) -> Record | None:
         """The record of the reply that is being written."""
@@ -187,11 +190,12 @@ class TurnScreen(Inked, Screen[None]):
             self.strip.used = None
         self.refresh_strip()
 
+    @on(Scrolled)
     def mark_end(self) -> None:
         """Show above the prompt that there is more below the visible part."""
         below = not self.transcript.at_end
         words = "new text below" if self.busy else "more below"
-        title = f"{self.glyphs.down} {words}: Ctrl+End" if below else ""
+        title = f"↓ {words}: Ctrl+End" if below else ""
         if title != self.prompt.border_title:
             self.prompt.border_title = title
 
@@ -239,16 +243,22 @@ class TurnScreen(Inked, Screen[None]):
 
     # ------------------------------------------------------------------ a turn
 
+    def _reply(self, index: int, text: str = "", **shown: Any) -> AssistantMessage:
+        """Return the view of a reply, which is being written unless ``text`` is given."""
+        live = not text and not shown
+        return AssistantMessage(index, self.speaker, text, view=self.view, live=live, **shown)
+
     async def begin(
         self,
-        ask: Callable[[Cancel], Iterator[Event]],
-        question: UserMessage | None,
+        ask: Callable[..., Iterator[Event]],
         reply: AssistantMessage,
+        question: UserMessage | None = None,
     ) -> None:
+        """Ask for a reply and show it as it is written; ``ask`` takes what cancels it."""
         cancel = Cancel()
         self._before = None if reply.is_attached else list(self.session.stored)
         try:
-            events = ask(cancel)
+            events = ask(cancel=cancel)
         except SpecllamaError as error:
             await self.failed(error)
             return
@@ -267,7 +277,7 @@ class TurnScreen(Inked, Screen[None]):
         self.live = reply
         self.query_one(RoundsRow).clear()
         self.strip.prefill, self.strip.notice = None, ""
-        self.turn = RunningTurn(events, cancel, self._wake)
+        self.turn = RunningTurn(events, cancel, lambda: self.post_message(TurnWoke()))
         self.turn.start()
         self._used_by_last = None
         self.refresh_strip()
@@ -292,13 +302,7 @@ class TurnScreen(Inked, Screen[None]):
             self._timer.stop()
         self._timer = self.set_timer(self.pace.period_s, self._flush) if self.turn else None
 
-    def _wake(self) -> None:
-        self.post_message(TurnWoke())
-
     @on(TurnWoke)
-    async def _woken(self) -> None:
-        await self._flush()
-
     async def _flush(self) -> None:
         turn = self.turn
         if turn is None:

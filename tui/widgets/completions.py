@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from textual import events
 from textual.content import Content
-from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Static
 
@@ -27,11 +26,9 @@ class Completions(Inked, Widget, can_focus=False):
     Completions { height: auto; padding: 0 1; display: none; }
     """
 
-    class Taken(Message):
-        """A click on a candidate."""
-
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self, clicked: Callable[[], object]) -> None:
+        super().__init__()
+        self._clicked = clicked
         self.completion: Completion | None = None
         self._at = 0
 
@@ -67,12 +64,13 @@ class Completions(Inked, Widget, can_focus=False):
         room = width - labels - 4
         lines: list[Content] = []
         for i in self._window:
-            label = _fitted(sanitize_line(found[i].label), labels, self.glyphs.ellipsis)
-            mark = f"{self.glyphs.play} " if i == self._at else "  "
+            whole = Content(sanitize_line(found[i].label))
+            label = whole.truncate(labels, ellipsis=True, pad=True).plain
+            mark = "▶ " if i == self._at else "  "
             help_ = _clauses(found[i].help, room) or found[i].short
             style = "bold $primary" if i == self._at else ""
             lines.append(Content.assemble((f"{mark}{label}", style), (f"  {help_}", ink.muted)))
-        dot = f" {self.glyphs.dot} "
+        dot = " · "
         hint = dot.join((f"  {self._at + 1}/{len(found)}", "Tab or Enter takes it", "Esc closes"))
         lines.append(Content.assemble((hint, ink.muted)))
         return Content("\n").join(lines)
@@ -81,7 +79,7 @@ class Completions(Inked, Widget, can_focus=False):
         row = event.get_content_offset(self)
         if row is not None and row.y < len(self._window):
             self._at = self._window[row.y]
-            self.post_message(self.Taken())
+            self._clicked()
 
 
 class Attached(Inked, Static):
@@ -114,9 +112,3 @@ def _clauses(text: str, columns: int) -> str:
         return text
     ends = [m.end() - (m[0] != "?") for m in re.finditer(r"[,;:?](?=\s)", text)]
     return text[: max((end for end in ends if end <= columns), default=0)]
-
-
-def _fitted(text: str, columns: int, ellipsis: str) -> str:
-    """Fit a plain text into exactly ``columns`` columns."""
-    cut = text if len(text) <= columns else text[: max(0, columns - len(ellipsis))] + ellipsis
-    return cut.ljust(max(0, columns))

@@ -33,12 +33,11 @@ class DraftedView(Inked, Vertical):
         super().__init__()
         self.ghosts = ghosts
         self.live = False
-        self._blocks: list[list[RoundDone]] = [[]]
-        self._first_of_block: list[RoundDone | None] = [None]
+        self._blocks: list[tuple[RoundDone | None, list[RoundDone]]] = [(None, [])]
+        """Rounds, and the one before them."""
 
     def compose(self) -> ComposeResult:
-        for block, before in zip(self._blocks, self._first_of_block, strict=True):
-            yield Static(self._draw(block, before), markup=False)
+        yield from map(self._drawn, range(len(self._blocks)))
 
     def load(self, rounds: list[RoundDone]) -> None:
         """Add all rounds so far, before mounting."""
@@ -52,36 +51,29 @@ class DraftedView(Inked, Vertical):
         drawn = list(self.query(Static))
         # Ghosts in the previous block may still have to fade.
         for i in range(max(0, known - 2), known):
-            drawn[i].update(self._draw(self._blocks[i], self._first_of_block[i]))
-        await self.mount_all(
-            Static(self._draw(self._blocks[i], self._first_of_block[i]), markup=False)
-            for i in range(known, len(self._blocks))
-        )
-
-    def redraw(self) -> None:
-        for widget, block, before in zip(
-            self.query(Static), self._blocks, self._first_of_block, strict=False
-        ):
-            widget.update(self._draw(block, before))
+            drawn[i].update(self._draw(i))
+        await self.mount_all(map(self._drawn, range(known, len(self._blocks))))
 
     def _add(self, done: RoundDone) -> None:
-        block = self._blocks[-1]
+        _, block = self._blocks[-1]
         # Blocks are separate lines on the screen, so one may only end where the text breaks.
         if len(block) >= BLOCK_ROUNDS and "".join(block[-1].emitted_text).endswith("\n"):
-            self._first_of_block.append(block[-1])
-            block = []
-            self._blocks.append(block)
-        block.append(done)
+            self._blocks.append((block[-1], [done]))
+        else:
+            block.append(done)
 
-    def _draw(self, block: list[RoundDone], before: RoundDone | None) -> Content:
-        newest = self._blocks[-1][-1].index if self._blocks[-1] else 0
+    def _drawn(self, number: int) -> Static:
+        return Static(self._draw(number), markup=False)
+
+    def _draw(self, number: int) -> Content:
+        (before, block), (_, last) = self._blocks[number], self._blocks[-1]
+        newest = last[-1].index if last else 0
         parts: list[tuple[str, str]] = []
         for done in block:
             parts.extend(self._round(done, before, newest - done.index))
             before = done
-        last = block is not self._blocks[-1]
-        if last and parts and parts[-1][0].endswith("\n"):
-            parts[-1] = (parts[-1][0][:-1], parts[-1][1])
+        if block is not last and parts:
+            parts[-1] = (parts[-1][0].removesuffix("\n"), parts[-1][1])
         return Content.assemble(*parts)
 
     def _round(self, done: RoundDone, before: RoundDone | None, age: int) -> list[tuple[str, str]]:
@@ -124,4 +116,4 @@ class DraftedView(Inked, Vertical):
             for piece, fate in zip(done.drafted_text, fates, strict=True)
             if fate != "accepted"
         )
-        return sanitize(text).replace("\n", self.glyphs.newline)
+        return sanitize(text).replace("\n", "⏎")

@@ -16,7 +16,7 @@ from textual.widgets import Collapsible, Markdown, Static
 from specllama.events import Finished, RoundDone
 from specllama.replies import attach
 from specllama.text import WordCount, number_of, sanitize, sanitize_line
-from specllama.tui.messages import TurnAction
+from specllama.tui.messages import ActionAsked
 from specllama.tui.reading import PlainGuard, parser
 from specllama.tui.record import Record
 from specllama.tui.widgets.base import Inked
@@ -52,15 +52,15 @@ class PlainText(Vertical):
 
     def compose(self) -> ComposeResult:
         for chunk in self._chunks:
-            yield Static(_without_end(chunk), markup=False)
+            yield Static(chunk.removesuffix("\n"), markup=False)
 
     async def append(self, text: str) -> None:
         known = len(self._chunks)
         self._split(text)
         if known:
-            list(self.query(Static))[known - 1].update(_without_end(self._chunks[known - 1]))
+            list(self.query(Static))[known - 1].update(self._chunks[known - 1].removesuffix("\n"))
         await self.mount_all(
-            Static(_without_end(chunk), markup=False) for chunk in self._chunks[known:]
+            Static(chunk.removesuffix("\n"), markup=False) for chunk in self._chunks[known:]
         )
 
     def _split(self, text: str) -> None:
@@ -76,10 +76,6 @@ class PlainText(Vertical):
                     self._chunks[-1] += piece
 
 
-def _without_end(text: str) -> str:
-    return text[:-1] if text.endswith("\n") else text
-
-
 class MessageView(Inked, Vertical, can_focus=True):
     """Base of the two kinds of turn; keys act on the focused one."""
 
@@ -90,14 +86,14 @@ class MessageView(Inked, Vertical, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("e", "turn('edit')", "Edit", id="turn.edit"),
         Binding("r", "turn('retry')", "Again", id="turn.retry"),
-        Binding("s", "turn('reseed')", "New seed", id="turn.reseed"),
-        Binding("c", "turn('continue')", "Continue", id="turn.continue"),
+        Binding("s", "turn('retry', 'new')", "New seed", id="turn.reseed"),
+        Binding("c", "app.ask('continue')", "Continue", id="turn.continue"),
         Binding("y", "turn('copy')", "Copy", id="turn.copy"),
         Binding("b", "turn('race')", "Race", id="turn.race"),
         Binding("x", "turn('copy_code')", "Copy code", id="turn.copy_code"),
         Binding("i", "turn('inspect')", "Inspect", id="turn.inspect"),
-        Binding("d", "turn('view')", "As drafted", id="turn.view", show=False),
-        Binding("u,ctrl+z", "turn('undo')", "Undo", id="turn.undo", show=False),
+        Binding("d", "app.ask('cycle_view')", "As drafted", id="turn.view", show=False),
+        Binding("u,ctrl+z", "app.ask('undo')", "Undo", id="turn.undo", show=False),
         Binding("left", "app.ask('version(-1)')", "Former version", show=False),
         Binding("right", "app.ask('version(1)')", "Later version", show=False),
         Binding("question_mark", "app.show('help')", "Keys", show=False),
@@ -134,8 +130,10 @@ class MessageView(Inked, Vertical, can_focus=True):
         for line in self.query(".name").results(Static):  # none before it is composed
             line.update(self.heading())
 
-    def action_turn(self, action: str) -> None:
-        self.post_message(TurnAction(action, self.index))
+    def action_turn(self, action: str, *words: str) -> None:
+        """Send an action on this message to the chat or the app."""
+        given = ", ".join(map(repr, (self.index, *words)))
+        self.post_message(ActionAsked(f"{action}_at({given})"))
 
 
 class UserMessage(MessageView):
@@ -160,7 +158,7 @@ class UserMessage(MessageView):
         if len(typed) > FOLD_CHARS:
             rest = len(typed) - FOLD_CHARS // 3
             said = [(sanitize(typed[: FOLD_CHARS // 3]), "")]
-            said.append((f" {glyphs.ellipsis} {rest:,} more characters", muted))
+            said.append((f" … {rest:,} more characters", muted))
         for name, text in self.files.items():
             lines = text.count("\n") + (not text.endswith("\n"))
             said.append((f"\n{glyphs.accepted} ", self.ink.accent))
@@ -266,7 +264,7 @@ class AssistantMessage(MessageView):
         if self.foot:
             return [(self.foot, self.ink.muted)]
         if self.live:
-            return [(self.glyphs.cursor, "$primary")]
+            return [("▍", "$primary")]
         done = self.record.finished
         if done is None:
             return []
@@ -358,7 +356,7 @@ class AssistantMessage(MessageView):
         words = self._count.words
         verb = "thinking" if self.live and not self.text else "thought"
         count = number_of(words, "word", ",")
-        return f" {self.glyphs.dot} ".join((verb, count, "Tab, then t unfolds it"))
+        return " · ".join((verb, count, "Tab, then t unfolds it"))
 
     def action_thought(self) -> None:
         """Fold or unfold the thought."""
@@ -416,7 +414,7 @@ class FootLine(Inked, Widget):
         return self._flow(self.content_size.width)
 
     def _flow(self, width: int) -> Content:
-        dot = (f" {self.glyphs.dot} ", self.ink.muted)
+        dot = (" · ", self.ink.muted)
         parts: list[Piece] = []
         used = 0
         for words, style in self.said:

@@ -200,14 +200,14 @@ class ModelColumn(Inked, Vertical):
         self.query_one(".head", Static).update(Content(f"{self._title}{chosen}"))
 
     def _drawn(self, name: str, row: ChoiceRow | None) -> Content:
-        ink, glyphs = self.ink, self.glyphs
+        ink = self.ink
         if row is None:
             return Content.assemble((sanitize_line(name), ink.muted))
         mark, colour = " ", ink.muted
         if row.fits is not None:
             mark, colour = ("✓", ink.good) if row.fits else ("✗", ink.bad)
         elif row.does in ("get", "continue", "stop"):
-            mark, colour = glyphs.down, ink.accent
+            mark, colour = "↓", ink.accent
         plain = ink.muted if row.refused else ""
         style = "bold" if row.bold else plain
         indent = " " * (len(mark) + 1)
@@ -216,7 +216,7 @@ class ModelColumn(Inked, Vertical):
             owner, _, name = name.rpartition("/")
         parts = [(f"{mark} ", colour), (name, style)]
         if row.ref in self.favourites:
-            parts.append((f" {glyphs.star}", ink.accent))
+            parts.append((" ★", ink.accent))
         store = row.where and "/" not in row.where and "\\" not in row.where
         beside = row.where if store else row.reason if row.fits is None else ""
         below = [words for words in (row.reason, row.where, owner) if words and words != beside]

@@ -131,7 +131,7 @@ class Drawing:
         return Section(f"Round {at}", label + branches, lines if texts else lines[2:])
 
     def _chip(self, text: str) -> str:
-        shown = token_text(text, self.g)
+        shown = token_text(text)
         return shown if len(shown) <= CHIP else shown[: CHIP - 1] + self.g.ellipsis[:1]
 
     # ---- what the reply has shown so far

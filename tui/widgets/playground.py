@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -89,17 +89,17 @@ class Slider(Inked, Widget, can_focus=True):
         return 4, max(6, width - 4 - 7 - hint)
 
     def render(self) -> Content:
-        ink, glyphs = self.ink, self.glyphs
+        ink = self.ink
         _, width = self._track()
         share = (self.value - self.low) / (self.high - self.low)
         at = round(share * (width - 1))
-        knob = glyphs.bullet if self.has_focus else glyphs.ring
+        knob = "●" if self.has_focus else "○"
         knob_style = "bold $primary" if self.has_focus else "bold"
         parts = [
             (f"{self.label:<3} ", "bold $primary" if self.has_focus else "bold"),
-            (glyphs.track * at, ink.accent),
+            ("─" * at, ink.accent),
             (knob, knob_style),
-            (glyphs.track * (width - 1 - at), ink.muted),
+            ("─" * (width - 1 - at), ink.muted),
             (f" {self.value:>5{self.form}} ", "bold"),
         ]
         if self.content_size.width >= 64:
@@ -127,58 +127,43 @@ class SpeedChart(Inked, Widget):
         axis = 5
         slot = max(2, min(7, (size.width - axis) // len(bars)))
         bars = bars[: (size.width - axis) // slot]
-        top = max([1.0, *bars]) * 1.08
         # A peak needs its mark even if the bar touches the top.
-        level: Callable[[float], float] = lambda value: value / top * rows  # noqa: E731
+        top = max([1.0, *bars]) * 1.08
+        heights = [value / top * rows for value in bars]
         peak = max(range(len(bars)), key=lambda k: (bars[k], -k))
-        lines: list[Content] = []
-        for row in range(rows, 0, -1):
-            lines.append(self._row(row, bars, slot, axis, level, peak, top, rows))
+        lines = [self._row(row, rows, heights, top, peak, slot) for row in range(rows, 0, -1)]
         labels: list[tuple[str, str]] = [(f"{'k':>{axis - 1}} ", self.ink.muted)]
         for k in range(len(bars)):
-            style = "bold reverse" if k == self.selected else self.ink.muted
-            if k == peak and not self.imaginary:
-                style = "bold reverse" if k == self.selected else "bold $success"
-            text = str(k)
-            labels.append((text, style))
-            labels.append((" " * (slot - len(text)), ""))
+            style = "bold $success" if k == peak and not self.imaginary else self.ink.muted
+            labels.append((str(k), "bold reverse" if k == self.selected else style))
+            labels.append((" " * (slot - len(str(k))), ""))
         return Content("\n").join([*lines, Content.assemble(*labels)])
 
     def _row(
-        self,
-        row: int,
-        bars: Sequence[float],
-        slot: int,
-        axis: int,
-        level: Callable[[float], float],
-        peak: int,
-        top: float,
-        rows: int,
+        self, row: int, rows: int, heights: Sequence[float], top: float, peak: int, slot: int
     ) -> Content:
-        glyphs, ink = self.glyphs, self.ink
-        one = max(1, round(level(1.0)))
-        parts: list[tuple[str, str]] = []
-        if row == rows:
-            label = f"{top:.1f}{glyphs.times}"
-        else:
-            label = f"1{glyphs.times}" if row == one else ""
-        parts.append((f"{label:>{axis - 1}} ", ink.muted))
+        """Draw one row of the bars, from 1 at the bottom; plain decoding is as high as one."""
+        ink = self.ink
+        plain = 1.0 / top * rows
+        one = max(1, round(plain))
+        label = f"{top:.1f}×" if row == rows else ""
+        if row == one != rows:
+            label = "1×"
+        parts = [(f"{label:>4} ", ink.muted)]
         width = max(1, slot - 1)
-        for k, value in enumerate(bars):
-            height = level(value)
-            style = ink.good if k == peak else ink.rejected if value < 1.0 else ink.accent
+        for k, height in enumerate(heights):
+            style = ink.good if k == peak else ink.rejected if height < plain else ink.accent
             if self.imaginary:
                 style = ink.muted
             if height >= row:
-                cell = glyphs.full * width
+                cell = "█" * width
             elif height > row - 1:
-                cell = glyphs.bars[round((height - row + 1) * (len(glyphs.bars) - 1))] * width
+                cell = "▁▂▃▄▅▆▇█"[round((height - row + 1) * 7)] * width
             elif k == peak and height + 1 > row - 1:
-                cell = glyphs.up.center(width)
+                cell = "▲".center(width)
             else:
-                cell, style = (glyphs.dot if row == one else " ") * width, ink.muted
-            parts.append((cell, style))
-            parts.append((" " * (slot - width), ""))
+                cell, style = ("·" if row == one else " ") * width, ink.muted
+            parts += [(cell, style), (" " * (slot - width), "")]
         return Content.assemble(*parts)
 
 
@@ -203,13 +188,12 @@ class Playground(Inked, Vertical):
         self.k = 4
 
     def compose(self) -> ComposeResult:
-        glyphs = self.glyphs
         with Horizontal(id="playground"):
             with Vertical(id="playground-main"):
                 with Vertical(id="sliders"):
-                    yield Slider(glyphs.alpha, 0.7, 0.0, 0.99, 0.01, hint="kept", id="alpha")
+                    yield Slider("α", 0.7, 0.0, 0.99, 0.01, hint="kept", id="alpha")
                     yield Slider("c", 0.1, 0.0, 1.0, 0.01, hint="cost of a draft step", id="c")
-                    yield Slider(glyphs.beta, 0.05, 0.0, 1.0, 0.01, hint="cost of a row", id="beta")
+                    yield Slider("β", 0.05, 0.0, 1.0, 0.01, hint="cost of a row", id="beta")
                     yield Slider("k", 4, 0, MAX_K, 1, hint="tokens drafted", form=".0f", id="k")
                 yield SpeedChart()
             yield Static(id="verdict", markup=False)
@@ -264,28 +248,28 @@ class Playground(Inked, Vertical):
         return "an imaginary pair" if self.imaginary else "your pair's figures"
 
     def _brief(self) -> list[tuple[str, str]]:
-        speed = f"{self.model.speedups()[self.k]:.2f}{self.glyphs.times}"
+        speed = f"{self.model.speedups()[self.k]:.2f}×"
         return [(f"In theory, with {self._whose}: {speed} at k = {self.k}", self.ink.muted)]
 
     def _in_theory(self) -> list[tuple[str, str]]:
-        ink, g, model, k = self.ink, self.glyphs, self.model, self.k
+        ink, model, k = self.ink, self.model, self.k
         best, top = model.best()
         total, cost, speedup = model.c + model.beta, model.cost(k), model.speedups()[k]
         parts = [
             (f"In theory, with {self._whose}\n", "bold"),
-            (f"{g.alpha} {model.alpha:.2f}  c {model.c:.2f}  {g.beta} {model.beta:.2f}\n", ""),
-            (f"{speedup:.2f}{g.times} at k = {k}: ", ""),
+            (f"α {model.alpha:.2f}  c {model.c:.2f}  β {model.beta:.2f}\n", ""),
+            (f"{speedup:.2f}× at k = {k}: ", ""),
             (f"{speedup * cost:.2f} tokens in {cost:.2f} steps\n", ink.muted),
         ]
-        signs = (f"{g.alpha} {model.alpha:.2f}", f"c + {g.beta} {total:.2f}")
+        signs = (f"α {model.alpha:.2f}", f"c + β {total:.2f}")
         if not model.pays:
             return [*parts, (f"No guess would pay: {signs[0]} <= {signs[1]}", ink.muted)]
-        bound = f"{model.bound:.1f}{g.times}" if total > 0 else "none"
+        bound = f"{model.bound:.1f}×" if total > 0 else "none"
         collapse = model.collapse()
         words = "never up to k = 64" if collapse is None else f"from k = {collapse}"
         return [
             *parts,
             (f"A guess would pay: {signs[0]} > {signs[1]}\n", ink.muted),
-            (f"Peak {top:.2f}{g.times} at k = {best}, bound {bound}\n", ink.muted),
+            (f"Peak {top:.2f}× at k = {best}, bound {bound}\n", ink.muted),
             (f"Slower than plain {words}", ink.muted),
         ]

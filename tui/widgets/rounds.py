@@ -13,12 +13,24 @@ from textual.content import Content
 from textual.widget import Widget
 
 from specllama.events import RoundDone
-from specllama.tui import legend
 from specllama.tui.record import glyph_run
+from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.base import Inked
 
 KEEP = 256
 RECENT = 32  # rounds whose letters are explained
+
+
+def legend(glyphs: Glyphs, ink: Ink, sources: Iterable[str]) -> list[tuple[str, str, str]]:
+    """List the signs of the row of rounds as it shows these sources: sign, style, meaning."""
+    names = dict.fromkeys(part for source in sources for part in source.split("+"))
+    return [
+        *((glyphs.source(name), ink.source(name), glyphs.label(name)) for name in names),
+        (glyphs.accepted, ink.source(next(iter(names), "draft")), "kept"),
+        (glyphs.rejected, ink.rejected, "refused"),
+        (glyphs.untested, ink.muted, "unread"),
+        (glyphs.target, ink.target, "target"),
+    ]
 
 
 def _round_parts(done: RoundDone, before: RoundDone | None, widget: Inked) -> list[tuple[str, str]]:
@@ -85,7 +97,7 @@ class RoundsRow(Inked, Widget):
     def _legend(self, room: int) -> Content:
         """Return the meaning of the signs: of all if there is room, else of the guesses' signs."""
         sources = [done.source for done in list(self._rounds)[-RECENT:] if done.drafted]
-        entries = legend.rounds(self.glyphs, self.ink, sources)
+        entries = legend(self.glyphs, self.ink, sources)
         shown = Content("")
         for some, gap in ((entries, "  "), (entries[-4:], "  "), (entries[-4:-1], " ")):
             pairs = [

@@ -30,7 +30,7 @@ class Sidebar(Inked, Vertical):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", "Prompt", id="sidebar.leave"),
+        Binding("escape", "screen.to_prompt", "Prompt", id="sidebar.leave"),
     ]
 
     DEFAULT_CSS = f"""
@@ -46,9 +46,6 @@ class Sidebar(Inked, Vertical):
             super().__init__()
             self.session = session
 
-    class Dismissed(Message):
-        """A return to the prompt."""
-
     def __init__(self, store: SessionStore, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.store = store
@@ -56,7 +53,7 @@ class Sidebar(Inked, Vertical):
     def compose(self) -> ComposeResult:
         yield Static(Content.assemble(("Conversations", "bold")))
         yield OptionList(id="conversations", markup=False)
-        hint = f"Enter resumes {self.glyphs.dot} F7 search"
+        hint = "Enter resumes · F7 search"
         yield Static(Content.assemble((hint, self.ink.muted)))
 
     def show(self, current: str | None) -> None:
@@ -78,7 +75,7 @@ class Sidebar(Inked, Vertical):
         room = COLUMNS - 8 - len(when)  # borders, mark, scrollbar
         title = Content(sanitize_line(summary.title)).truncate(room, ellipsis=True, pad=True)
         return Content.assemble(
-            (f"{self.glyphs.bullet} " if mine else "  ", self.ink.accent),
+            ("● " if mine else "  ", self.ink.accent),
             title.stylize("bold") if mine else title,
             (f" {when}", self.ink.muted),
         )
@@ -87,6 +84,3 @@ class Sidebar(Inked, Vertical):
     def _selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()
         self.post_message(self.Chosen(event.option.id))
-
-    def action_leave(self) -> None:
-        self.post_message(self.Dismissed())

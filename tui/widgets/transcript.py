@@ -38,7 +38,7 @@ class Note(Inked, Static):
         style = self.ink.bad if self.error else ""
         parts = [(sanitize(self.message), style)]
         for hint in (self.hint or "").splitlines():
-            parts.append((f"\n{self.glyphs.arrow} {sanitize(hint)}", self.ink.muted))
+            parts.append((f"\n→ {sanitize(hint)}", self.ink.muted))
         self.update(Content.assemble(*parts))
 
 
@@ -106,20 +106,16 @@ class Transcript(VerticalScroll, can_focus=False):
         return list(self._all)
 
     async def fill(self, messages: Sequence[MessageView], empty: Widget | None = None) -> None:
-        """Replace everything; only the newest messages are mounted."""
+        """Replace everything; only the newest messages are mounted. Without any, ``empty`` is
+        shown."""
         await self.remove_children()
         self._all = list(messages)
         self._hidden = max(0, len(self._all) - WINDOW)
-        shown: list[Widget] = list(self._all[self._hidden :])
-        if self._hidden:
-            shown.insert(0, self._earlier())
-        is_empty = not shown and empty is not None
-        if not shown and empty is not None:
-            shown = [empty]
-        self.set_class(is_empty, "-empty")
-        if shown:
-            await self.mount_all(shown)
-        if is_empty:  # is read from its first line
+        self.set_class(empty is not None, "-empty")
+        earlier = [self._earlier()] if self._hidden else []
+        shown: list[Widget] = [*earlier, *self._all[self._hidden :]]
+        await self.mount_all(shown if empty is None else [empty])
+        if empty is not None:  # is read from its first line
             self.release_anchor()
             self.scroll_home(animate=False)
         else:

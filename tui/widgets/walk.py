@@ -21,9 +21,9 @@ TAIL_CHARS = 1000
 WORDS = {"accepted": "kept", "rejected": "refused", "untested": "unread"}
 
 
-def token_text(text: str, glyphs: Glyphs) -> str:
+def token_text(text: str) -> str:
     """Format a token for people: make its leading space and its line breaks visible."""
-    shown = sanitize(text).replace("\n", glyphs.newline).replace("\t", glyphs.arrow)
+    shown = sanitize(text).replace("\n", "⏎").replace("\t", "→")
     if shown.startswith(" "):
         shown = "␣" + shown[1:]
     return shown or '""'
@@ -47,14 +47,12 @@ def headline(done: RoundDone, at: int, total: int, glyphs: Glyphs, ink: Ink) -> 
     return Content.assemble(*parts)
 
 
-def passage(
-    before: str, done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink, width: int, height: int
-) -> Content:
+def passage(before: str, done: RoundDone, stage: int, ink: Ink, width: int, height: int) -> Content:
     """Draw the end of the text so far, and this round's tokens at their place in it."""
     new = "".join(done.drafted_text[i] for i in best_path(done)) + done.target_text
     tail = last_lines(sanitize(before[-TAIL_CHARS:]), width, height - line_count(new, width))
     if len(tail) < len(before):
-        tail = glyphs.ellipsis + tail
+        tail = "…" + tail
     parts: list[tuple[str, str]] = [(tail, ink.muted)]
     style = ink.source(done.source)
     if stage == 2:
@@ -73,7 +71,7 @@ def passage(
                 "untested": ink.ghosts[2],
             }[fate]
             parts.append((text, chip))
-    parts.append((glyphs.cursor, ink.accent))
+    parts.append(("▍", ink.accent))
     return Content.assemble(*parts)
 
 
@@ -144,8 +142,8 @@ def table(
         if stage == 2:
             lines += _target_lines(done, glyphs, ink, verify)
         return Content("\n").join(lines)
-    names = _tree_names(done, glyphs)
-    column = min(40, max(len("token"), *(len(n) for n in names)))
+    tree = _tree(done)
+    column = min(40, max(len("token"), *(len(name) for _, name in tree)))
     fates = fate_of(done)
     several = len(set(done.sources)) > 1
     known = [("conf", done.confidence)] if any(c is not None for c in done.confidence) else []
@@ -158,11 +156,10 @@ def table(
     for name, _ in known:
         head += f"  {name:>5}" + (" " * (BAR + 1) if bars and name != "conf" else "")
     lines = [Content.assemble((head + ("  verdict" if stage >= 1 else ""), ink.muted))]
-    order = _tree_order(done)
-    for place, i in enumerate(order, 1):
+    for place, (i, text) in enumerate(tree, 1):
         mine = ink.source(done.sources[i]) if several else style
         letter = glyphs.source(done.sources[i]) if several else ""
-        name = names[i] if len(names[i]) <= column else names[i][: column - 1] + glyphs.ellipsis[:1]
+        name = text if len(text) <= column else text[: column - 1] + "…"
         parts: list[tuple[str, str]] = [
             (f"{place:>3} ", ink.muted),
             (f"{name:<{column}}", mine),
@@ -175,18 +172,14 @@ def table(
                 parts += [(" " + full, mine), (rest if value is not None else " " * BAR, ink.muted)]
         if stage >= 1:
             parts.append(("  ", ""))
-            mark, ink_of = {
-                "accepted": (glyphs.accepted, mine),
-                "rejected": (glyphs.rejected, ink.rejected),
-                "untested": (glyphs.untested, ink.muted),
-            }[fates[i]]
-            why = equation(done, i, fates[i], verify, glyphs) or WORDS[fates[i]]
-            parts.append((f"{mark} {why}", ink_of))
+            why = equation(done, i, fates[i], verify) or WORDS[fates[i]]
+            inks = {"accepted": mine, "rejected": ink.rejected, "untested": ink.muted}
+            parts.append((f"{getattr(glyphs, fates[i])} {why}", inks[fates[i]]))
         if letter:
             parts.append((f" {letter}", mine))
         lines.append(Content.assemble(*parts))
     if stage >= 1:
-        lines = _beside(lines, done, order, glyphs, ink, width)
+        lines = _beside(lines, done, [i for i, _ in tree], ink, width)
     if stage == 2:
         lines += _target_lines(done, glyphs, ink, verify)
     return Content("\n").join(lines)
@@ -196,7 +189,6 @@ def _beside(
     lines: list[Content],
     done: RoundDone,
     order: Sequence[int],
-    glyphs: Glyphs,
     ink: Ink,
     width: int,
 ) -> list[Content]:
@@ -205,7 +197,7 @@ def _beside(
     for n in (3, 2, 1):
         column = [
             "target's likeliest",
-            *(likeliest(place_of(done, i), glyphs, n) for i in order),
+            *(likeliest(place_of(done, i), n) for i in order),
         ]
         if any(column[1:]) and at + max(map(len, column)) <= width:
             return [
@@ -223,17 +215,17 @@ def place_of(done: RoundDone, i: int) -> Chances | None:
     return done.chances[depth] if judged else None
 
 
-def likeliest(place: Chances | None, glyphs: Glyphs, n: int = 3) -> str:
+def likeliest(place: Chances | None, n: int = 3) -> str:
     """Format the likeliest tokens before temperature and cut-offs: "␣the 62%  ␣a 20%  ␣one 4%"."""
     if place is None:
         return ""
     return "  ".join(
-        f"{token_text(spelled(bytes(one.bytes)), glyphs)} {math.exp(one.logprob):.0%}"
+        f"{token_text(spelled(bytes(one.bytes)))} {math.exp(one.logprob):.0%}"
         for one in place.top[:n]
     )
 
 
-def equation(done: RoundDone, i: int, fate: str, verify: str, glyphs: Glyphs) -> str:
+def equation(done: RoundDone, i: int, fate: str, verify: str) -> str:
     """Explain by the rule why guess ``i`` was kept or refused; "" if it was not judged."""
     kept = fate == "accepted"
     p, q = done.p[i], done.q[i]
@@ -242,7 +234,7 @@ def equation(done: RoundDone, i: int, fate: str, verify: str, glyphs: Glyphs) ->
     if verify == "match":
         place = depths(done.parents)[i] - 1
         drew = done.emitted_text[place] if place < done.accepted else done.target_text
-        return f"drew {token_text(drew, glyphs)} {'✓' if kept else '✗'}"
+        return f"drew {token_text(drew)} {'✓' if kept else '✗'}"
     if verify == "rejection" and p is not None:
         if p == 0.0:
             return "p = 0 ✗"
@@ -282,10 +274,10 @@ def _target_lines(done: RoundDone, glyphs: Glyphs, ink: Ink, verify: str) -> lis
         kind = "the reply ends here: a stop token is no part of the text"
     line = Content.assemble(
         (f"  {glyphs.target} ", ink.target),
-        (token_text(done.target_text, glyphs), ink.target),
+        (token_text(done.target_text), ink.target),
         (f"  {kind}", ink.muted),
     )
-    words = likeliest(done.chances[-1] if done.chances else None, glyphs)
+    words = likeliest(done.chances[-1] if done.chances else None)
     told = (
         f"likeliest there: {words}" if words else "T adds the three likeliest, from the next reply"
     )
@@ -311,33 +303,21 @@ def caption(done: RoundDone, stage: int, glyphs: Glyphs) -> str:
     return f"{number_of(kept, 'token')} committed for the price of one target pass{back}."
 
 
-def _tree_order(done: RoundDone) -> list[int]:
-    """Order the nodes depth first, so that every branch stands below its parent."""
+def _tree(done: RoundDone) -> list[tuple[int, str]]:
+    """List the nodes depth first, so that every branch stands below its parent: the number and the
+    text of each."""
     children = children_of(done)
-    order: list[int] = []
-    waiting = children.get(-1, [])[::-1]
-    while waiting:
-        i = waiting.pop()
-        order.append(i)
-        waiting.extend(children.get(i, [])[::-1])
-    return order
-
-
-def _tree_names(done: RoundDone, glyphs: Glyphs) -> list[str]:
-    texts = [token_text(text, glyphs) for text in done.drafted_text]
-    if done.is_chain:
-        return texts
-    children = children_of(done)
-    names = [""] * len(texts)
+    rows: list[tuple[int, str]] = []
     waiting = [(i, "") for i in children.get(-1, [])[::-1]]
     while waiting:
         i, indent = waiting.pop()
-        siblings = children[done.parents[i]]
-        is_last = siblings[-1] == i
-        names[i] = indent + (glyphs.last if is_last else glyphs.branch) + texts[i]
-        below = indent + ("  " if is_last else glyphs.pipe)
-        waiting.extend((child, below) for child in children.get(i, [])[::-1])
-    return names
+        is_last = children[done.parents[i]][-1] == i
+        mark, below = ("└─", "  ") if is_last else ("├─", "│ ")
+        if done.is_chain:
+            mark = below = ""
+        rows.append((i, indent + mark + token_text(done.drafted_text[i])))
+        waiting.extend((child, indent + below) for child in children.get(i, [])[::-1])
+    return rows
 
 
 def children_of(done: RoundDone) -> dict[int, list[int]]:

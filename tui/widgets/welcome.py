@@ -36,17 +36,17 @@ class TopBar(Inked, Widget):
     @property
     def status(self) -> tuple[str, str]:
         """The state of the engine, and its ink."""
-        loader, ink, glyphs = self.loader, self.ink, self.glyphs
+        loader, ink = self.loader, self.ink
         if loader.ready and loader.info is not None and loader.progress is None:
-            return f"{glyphs.bullet} {sanitize_line(loader.server or loader.info.device)}", ink.good
+            return f"● {sanitize_line(loader.server or loader.info.device)}", ink.good
         if loader.wanted is None:
-            return f"{glyphs.ring} no model: F6", ink.warn
+            return "○ no model: F6", ink.warn
         if loader.failed:
-            return f"{glyphs.ring} {'no server' if loader.server else 'not loaded'}", ink.bad
+            return f"○ {'no server' if loader.server else 'not loaded'}", ink.bad
         if loader.resting:
-            return f"{glyphs.ring} {loader.resting}", ink.muted
+            return f"○ {loader.resting}", ink.muted
         words = "connecting" if loader.server else loading_words(loader.progress)
-        return f"{glyphs.ring} {words}", ink.warn
+        return f"○ {words}", ink.warn
 
     def _promise(self, exactness: str) -> Piece:
         """Name the effect of drafting on the text here; the doctor explains how it was measured."""

@@ -1,4 +1,4 @@
-"""Reading ahead while a message is typed: the idle engine reads the text so far.
+"""An idle engine: it reads ahead what is typed, and is unloaded after a while.
 
 A word that ends, a pause, a paste or a file is sent. The engine reads it as far as the message's
 own request would read the same (``Engine.begin``), and stops for anything else that is asked. What
@@ -8,6 +8,7 @@ read until the message is sent.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from textual.timer import Timer
@@ -17,6 +18,7 @@ from specllama.events import Started
 from specllama.interface import Message
 from specllama.models.power import on_battery
 from specllama.session import owned, upcoming
+from specllama.settings.duration import told
 from specllama.told import news
 from specllama.tui.bridge import Clock, monotonic
 from specllama.tui.record import ReadAhead
@@ -111,3 +113,44 @@ class ReadingAhead:
             return None
         now.goes_on(started.cached_n)
         return now
+
+
+class Resting:
+    """The timer that unloads a screen's idle engine; the conversation stays, and typing loads it
+    again.
+
+    Args:
+        idle_s: when nothing was typed, sent or written for so long; infinity: never.
+    """
+
+    def __init__(self, screen: TurnScreen, idle_s: float) -> None:
+        self._screen = screen
+        self._idle_s = math.inf if screen.loader.server else idle_s
+        self._timer: Timer | None = None
+
+    def used(self) -> None:
+        """Restart the idle timer: something was typed, sent or written, or the model was loaded."""
+        if self._idle_s == math.inf:
+            return
+        if self._timer is None:
+            self._timer = self._screen.set_timer(self._idle_s, self.rest)
+        else:
+            self._timer.reset()
+
+    def typed(self) -> None:
+        """Load the model again if it rests: a message begins."""
+        loader = self._screen.loader
+        if loader.resting and self._screen.prompt.full_text:
+            loader.load()
+            self._screen.notify("The model was unloaded to free its memory: loading it again")
+        self.used()
+
+    def rest(self) -> None:
+        self._timer = None
+        screen, loader = self._screen, self._screen.loader
+        if screen.busy or not loader.ready:
+            self.used()
+            return
+        loader.rest(f"unloaded after {told(self._idle_s)} at rest")
+        screen.prompt.count_with(None)
+        screen.refresh_top()

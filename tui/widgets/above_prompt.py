@@ -1,15 +1,67 @@
-"""The download that runs, as a line above the prompt."""
+"""The lines above the prompt: messages that wait for their turn, and the download that runs."""
 
 from __future__ import annotations
 
+from collections import deque
+
 from textual.content import Content
 from textual.widget import Widget
+from textual.widgets import Static
 
 from specllama.text import sanitize_line
 from specllama.tui.downloads import Downloads, figures
+from specllama.tui.messages import StorageFailed
+from specllama.tui.state import DraftFile
 from specllama.tui.widgets.base import Inked
 
+SHOWN = 60
 METER = 14
+
+
+class Waiting(Inked, Static):
+    """The first of the messages sent while a reply was being written, or before the model was
+    there; hidden when none waits. They are kept on disk: the next start finds those of an app that
+    was killed in the prompt."""
+
+    DEFAULT_CSS = """
+    Waiting { height: 1; padding: 0 2; }
+    """
+
+    def __init__(self, draft: DraftFile, *, id: str | None = None) -> None:
+        super().__init__(id=id, markup=False)
+        self.draft = draft
+        self.texts: deque[str] = deque()
+        self.display = False
+
+    def put(self, text: str) -> None:
+        self.texts.append(text)
+        self._show()
+
+    def take(self) -> str:
+        """Remove and return the oldest."""
+        text = self.texts.popleft()
+        self._show()
+        return text
+
+    def take_all(self) -> list[str]:
+        texts = list(self.texts)
+        self.texts.clear()
+        self._show()
+        return texts
+
+    def _show(self) -> None:
+        if not self.draft.wait(self.texts):
+            self.app.post_message(StorageFailed("waiting messages", str(self.draft.path)))
+        self.display = bool(self.texts)
+        if not self.texts:
+            return
+        first = sanitize_line(self.texts[0])
+        first = first if len(first) <= SHOWN else first[: SHOWN - 1] + "…"
+        more = f" and {len(self.texts) - 1} more" if len(self.texts) > 1 else ""
+        muted = self.ink.muted
+        self.update(
+            Content.assemble(("waiting: ", muted), first, (f"{more}  (Esc takes it back)", muted))
+        )
 
 
 class DownloadLine(Inked, Widget):
@@ -38,7 +90,7 @@ class DownloadLine(Inked, Widget):
             next_step = ": Ctrl+L loads it" if download.target else ""
             return Content.assemble(("✓ ", ink.good), (name, "bold"), (f" is here{next_step}", ""))
         if download.state == "stopped":
-            return Content.assemble((f"{glyphs.ring} {name} stopped; F6 continues it", ink.muted))
+            return Content.assemble((f"○ {name} stopped; F6 continues it", ink.muted))
         if download.error is not None:
             line = f"{name}: {sanitize_line(download.error.message)}. F6 shows it"
             if len(line) + 2 > width:
@@ -51,9 +103,9 @@ class DownloadLine(Inked, Widget):
             words.pop(-2 if len(words) > 2 else -1)
         done, track = glyphs.meter(download.done / max(download.total, 1), METER)
         return Content.assemble(
-            (f"{glyphs.down} ", ink.accent),
+            ("↓ ", ink.accent),
             (f"{name} ", "bold"),
             (done, ink.accent),
             (track, ink.muted),
-            (f" {f' {glyphs.dot} '.join(sanitize_line(w) for w in words)}", ink.muted),
+            (f" {' · '.join(sanitize_line(w) for w in words)}", ink.muted),
         )

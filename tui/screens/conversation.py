@@ -1,0 +1,282 @@
+"""The actions on a conversation: to send, edit, repeat, continue, undo and copy, and settings."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from textual.content import Content
+from textual.widgets import Static
+
+from specllama.errors import UsageError
+from specllama.events import Event
+from specllama.tui.reading import code_blocks
+from specllama.tui.screens.turn import EDITED, TurnScreen
+from specllama.tui.widgets.above_prompt import Waiting
+from specllama.tui.widgets.message import AssistantMessage, MessageView, UserMessage
+
+USUAL_DRAFTING = {"speculate": True, "proposer": "auto", "window": "auto", "draft_max": None}
+DEMONSTRATION = 4  # guesses a round
+LIKELIEST = 3  # tokens alongside each of the reply, on request
+
+
+class ConversationScreen(TurnScreen):
+    """A screen whose conversation is changed by the keymap's actions.
+
+    Attributes:
+        editing: the message that is changed in the prompt, or None.
+    """
+
+    editing: int | None = None
+    _before_edit = ""  # the prompt's text then
+
+    copy_text: Callable[[str], object]
+
+    def show_sidebar(self) -> None:
+        """Show that the list of conversations has changed."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ messages
+
+    async def send(self, text: str) -> None:
+        """Send the typed message, or keep it until the engine is free."""
+        loader, index = self.loader, self.editing
+        try:
+            text = self.prompt.with_files(text)
+        except UsageError as error:
+            self.warn(error)
+            return
+        if index is not None:
+            self.stop_editing(restore=False)
+            self.prompt.sent()
+            self.when_idle(partial(self._send, text, index))
+        elif loader.ready and not self.busy:
+            self.prompt.sent()
+            await self._send(text)
+        elif loader.possible:
+            self.query_one(Waiting).put(text)
+            self.prompt.sent()
+            if loader.failed or loader.resting:
+                loader.load()
+        else:
+            self.notify("Choose a model first: F6", severity="warning")
+
+    async def _send(self, text: str, index: int | None = None) -> None:
+        """Send a message, or another version of message ``index``; a question is answered anew."""
+        session, messages = self.session, self.session.messages
+        if index is None or index >= len(messages):
+            index, ask = len(messages), partial(session.send, text)
+        else:
+            await self.transcript.truncate(index)
+            ask = partial(session.edit, index, text)
+            if messages[index].role != "user":
+                await self._replace(index, ask)
+                return
+        await self.begin(ask, self._reply(index + 1), UserMessage(index, text))
+        self.show_sidebar()
+
+    async def _replace(self, index: int, edit: Callable[[], Iterator[Event]]) -> None:
+        """Show the reply at ``index`` as it was edited."""
+        try:
+            deque(edit(), maxlen=0)
+        except UsageError as error:
+            await self.failed(error)
+            return
+        now = self.session.messages[index]
+        reply = self._reply(index, now.content, reasoning=now.reasoning, foot=EDITED)
+        await self.transcript.add(reply)
+        reply.show_version(*self.session.version(index))
+        self.count_context()
+
+    # ------------------------------------------------------------------ the queue
+
+    @property
+    def queue(self) -> deque[str]:
+        return self.query_one(Waiting).texts
+
+    async def send_queued(self) -> None:
+        if self.queue and not self.busy and self.loader.ready:
+            await self._send(self.query_one(Waiting).take())
+
+    def take_back_queue(self) -> None:
+        """Put queued messages back into the prompt, before the text that is being typed there."""
+        if self.queue:
+            self.prompt.put_before(self.query_one(Waiting).take_all())
+
+    # ------------------------------------------------------------------ replies
+
+    def action_retry(self, seed: str = "") -> None:
+        self.when_idle(partial(self._retry, None, seed))
+
+    def action_retry_at(self, index: int, seed: str = "") -> None:
+        self.when_idle(partial(self._retry, index, seed))
+
+    async def _retry(self, index: int | None, seed: str) -> None:
+        """Answer the question at or before ``index`` again, the last one unless given."""
+        asked = self.question_before(index)
+        if asked is None:
+            self.notify("There is no reply to write again yet")
+            return
+        await self.transcript.truncate(asked + 1)
+        again = partial(self.session.retry, asked, new_seed=seed == "new")
+        await self.begin(again, self._reply(asked + 1))
+
+    def question_before(self, index: int | None = None) -> int | None:
+        """Return the place of the last question, of those up to ``index`` if given."""
+        messages = self.session.messages[: None if index is None else index + 1]
+        return max((i for i, m in enumerate(messages) if m.role == "user"), default=None)
+
+    def action_continue(self) -> None:
+        self.when_idle(self._continue)
+
+    async def _continue(self, answer: bool = False) -> None:
+        views = self.transcript.messages
+        if not views or not isinstance(views[-1], AssistantMessage):
+            self.notify("There is no reply to continue")
+            return
+        await self.begin(partial(self.session.continue_reply, answer=answer), views[-1])
+
+    def action_answer_now(self) -> None:
+        """End the thought that is being written, or one that was cut short."""
+        last, live = self.session.messages[-1:], self.live
+        if not live.text if live else any(m.reasoning and not m.content for m in last):
+            self.when_idle(partial(self._continue, answer=True))
+        else:
+            self.notify("There is no open thought", timeout=2)
+
+    def action_undo(self) -> None:
+        self.when_idle(self._undo)
+
+    async def _undo(self) -> None:
+        session = self.session
+        try:
+            question = session.undo()
+        except UsageError as error:
+            self.notify(error.message, markup=False)
+            return
+        if session.messages:
+            await self.transcript.truncate(len(session.messages))
+            self.count_context()
+        else:
+            await self.show_conversation()
+        if not self.prompt.text.strip():
+            self.prompt.put_message(question)
+
+    # ------------------------------------------------------------------ changes of sent messages
+
+    def action_edit_at(self, index: int) -> None:
+        messages = self.session.messages
+        if index >= len(messages):
+            return
+        if self.editing is None:
+            self._before_edit = self.prompt.full_text
+        self.editing = index
+        whose = "your message" if messages[index].role == "user" else "the reply"
+        words = f"Editing {whose}. Enter sends a new version, Esc cancels. The old version is kept."
+        if len(words) > self.size.width - 4:  # on a narrow screen the keys matter more
+            words = "Editing: Enter sends, Esc cancels"
+        line = self.query_one("#editing", Static)
+        line.update(Content.assemble((words, self.ink.warn)))
+        line.display = True
+        self.prompt.put_message(messages[index].content)
+
+    def stop_editing(self, *, restore: bool) -> None:
+        """Stop editing; ``restore`` puts back the prompt's text from before."""
+        self.editing = None
+        self.query_one("#editing").display = False
+        if restore:
+            self.prompt.put(self._before_edit)
+
+    def action_edit_last(self) -> None:
+        if (last := self.question_before()) is not None:
+            self.action_edit_at(last)
+
+    async def action_version(self, step: int) -> None:
+        """Show another version of the focused message, or else of the last one that has several,
+        with the messages that follow it."""
+        if not self.is_current:
+            return
+        view = self.focused if isinstance(self.focused, MessageView) else None
+        try:
+            if self.busy:
+                raise UsageError("a reply is being written: Esc stops it")
+            index = self.session.show_version(view.index if view else None, step)
+        except UsageError as error:
+            words = error.message[0].upper() + error.message[1:]
+            self.notify(words, timeout=2, markup=False)
+            return
+        await self.show_conversation()
+        shown = self.transcript.messages[index]
+        if view is not None and shown.is_attached:
+            shown.focus()
+
+    # ------------------------------------------------------------------ the next reply
+
+    def action_use_method(self, name: str) -> None:
+        plain = name == "none"
+        params = self.session.params
+        try:
+            params = params.replace(speculate=not plain, proposer="auto" if plain else name)
+        except UsageError as error:
+            self.notify(error.message, severity="error", markup=False)
+            return
+        self.set_params(params)
+        words = {"none": "plain decoding", "auto": "the method is chosen automatically"}
+        self.notify(f"Next reply: {words.get(name) or self.glyphs.label(name)}")
+
+    def action_toggle_speculation(self) -> None:
+        params, state = self.session.params, "decides for itself"
+        if self.session.lent:
+            self.session.lend(None)
+            self.params_changed()
+        else:
+            self.set_params(params.replace(speculate=not params.speculate))
+            state = "is off" if params.speculate else "is on"
+        self.notify(f"Drafting {state} from the next reply on", timeout=2)
+
+    def action_think(self, how: str = "") -> None:
+        params = self.session.params
+        how = how or ("auto" if params.think == "off" else "off")
+        self.set_params(params.replace(think=how))
+        self.notify(f"Thoughts: {how}, from the next reply on", timeout=2)
+
+    def action_record_likeliest(self) -> None:
+        params = self.session.params
+        asked = None if params.chances else LIKELIEST
+        self.set_params(params.replace(chances=asked))
+        words = "are recorded" if asked else "are no longer recorded"
+        self.notify(f"The target's three likeliest tokens {words}, from the next reply on")
+
+    def demonstrate(self) -> None:
+        """Let the very first conversation draft where it does not pay, so that drafting is seen."""
+        params = self.session.params
+        if self.loader.bundled and params == params.replace(**USUAL_DRAFTING):
+            self.session.lend(params.replace(window="fixed", draft_max=DEMONSTRATION))
+
+    # ------------------------------------------------------------------ copies
+
+    def action_copy(self, what: str = "") -> None:
+        """Copy the last reply, its last code block, or the conversation."""
+        messages = reversed(self.session.messages)
+        reply = next((m.content for m in messages if m.role == "assistant"), None)
+        if what == "chat":
+            self.copy_text(self.session.export("md"))
+        elif what == "code":
+            self._copy_code(reply or "")
+        elif reply is None:
+            self.notify("There is no reply to copy yet", timeout=2)
+        else:
+            self.copy_text(reply)
+
+    def action_copy_at(self, index: int) -> None:
+        self.copy_text(self.session.messages[index].content)
+
+    def action_copy_code_at(self, index: int) -> None:
+        self._copy_code(self.session.messages[index].content)
+
+    def _copy_code(self, text: str) -> None:
+        if blocks := code_blocks(text):
+            self.copy_text(blocks[0])
+        else:
+            self.notify("There is no code block here", timeout=2)
