@@ -28,7 +28,7 @@ from specllama.tui.loader import EngineLoader, files_of, loading_words
 from specllama.tui.looks import ThemedApp
 from specllama.tui.messages import ActionAsked, EngineFailed, InkChanged, PromptSubmitted
 from specllama.tui.record import Record
-from specllama.tui.screens.conversation import ConversationScreen
+from specllama.tui.screens.actions import ActingScreen
 from specllama.tui.screens.turn import UNNAMED, unfinished
 from specllama.tui.state import VIEWS, DraftFile, Preferences, PromptHistory
 from specllama.tui.widgets.above_prompt import DownloadLine, Waiting
@@ -50,7 +50,7 @@ FLAT = 20  # rows below which the conversation needs that of the rounds
 SIDEBAR = 160  # columns from which other conversations are listed alongside this one
 
 
-class ChatScreen(ConversationScreen):
+class ChatScreen(ActingScreen):
     HELP = """
     Type and press Enter; what you send while a reply is being written waits its turn.
     Esc stops a reply at once and keeps what is there. PgUp and PgDn turn the pages of the

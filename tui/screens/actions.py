@@ -21,7 +21,7 @@ DEMONSTRATION = 4  # guesses a round
 LIKELIEST = 3  # tokens alongside each of the reply, on request
 
 
-class ConversationScreen(TurnScreen):
+class ActingScreen(TurnScreen):
     """A screen whose conversation is changed by the keymap's actions.
 
     Attributes:
