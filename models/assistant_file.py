@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specllama.errors import BadGguf
-from specllama.models.heads import Head, other_tokens, require_same_target
+from specllama.models.companions import Head, other_tokens, require_same_target
 from specllama.models.loadable import check_loadable
 from specllama.models.memory import TREE_ROWS, ModelMemory, estimate_model
 
@@ -85,5 +85,5 @@ def _memory(head: GgufHeader, target: GgufHeader, n_ctx: int) -> ModelMemory:
 
 
 HEAD = Head(
-    check=check_target, open="specllama.backend.heads.assistant:open_assistant", memory=_memory
+    check=check_target, open="specllama.backend.heads.assistant_head:open_assistant", memory=_memory
 )

@@ -23,10 +23,10 @@ from typing import Any, Literal
 import numpy as np
 
 from specllama.errors import BadGguf, UnsupportedModel
-from specllama.models.convert import LAYER, Published, Shape
+from specllama.models.companions import Head, require_architecture
+from specllama.models.conversion import LAYER, Published, Shape
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_writer import Tensor, Value
-from specllama.models.heads import Head, require_architecture
 from specllama.models.layer_inputs import HINT, HeadFacts, check_target, memory, read_common
 
 ARCHITECTURE = "dflash"
@@ -297,7 +297,7 @@ def _fit_markov(head: Published, tensors: dict[str, Tensor], vocab: int, said: i
 
 HEAD = Head(
     check=check,
-    open="specllama.backend.heads.dflash:open_dflash",
+    open="specllama.backend.heads.dflash_head:open_dflash",
     memory=memory,
     recognise=_recognise,
     convert=convert_dflash,

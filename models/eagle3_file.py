@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from specllama.errors import BadGguf
-from specllama.models.convert import LAYER, Floats, Published, Shape
+from specllama.models.companions import Head, require_architecture
+from specllama.models.conversion import LAYER, Floats, Published, Shape
 from specllama.models.gguf import GgufHeader
-from specllama.models.heads import Head, require_architecture
 from specllama.models.layer_inputs import HINT, HeadFacts, check_target, memory, read_common
-from specllama.models.nextn import trunk_blocks
+from specllama.models.nextn_blocks import trunk_blocks
 
 ARCHITECTURE = "eagle3"
 LAYERS_READ = 3
@@ -120,7 +120,7 @@ def _pairs(matrix: Floats, heads: int) -> Floats:
 
 HEAD = Head(
     check=check,
-    open="specllama.backend.heads.eagle3:open_eagle3",
+    open="specllama.backend.heads.eagle3_head:open_eagle3",
     memory=memory,
     convert=convert_eagle3,
     published=("eagle3",),

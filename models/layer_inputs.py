@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.errors import BadGguf, PairIncompatible
+from specllama.models.companions import other_tokens, require_same_target
 from specllama.models.gguf import GgufHeader
-from specllama.models.heads import other_tokens, require_same_target
 from specllama.models.loadable import check_loadable
 from specllama.models.memory import HEAD_BATCH, ModelMemory, estimate_model
 from specllama.models.tensors import read_bytes

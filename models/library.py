@@ -21,9 +21,9 @@ from typing import Literal
 
 from specllama import paths
 from specllama.files import DAMAGE, read_json
+from specllama.models.companions import kind_of_name
 from specllama.models.gguf_format import is_later_part, no_file, part_names
-from specllama.models.heads import kind_of_name
-from specllama.settings.config import load_settings
+from specllama.settings.config_file import load_settings
 
 Source = Literal["bundled", "specllama", "huggingface", "lmstudio", "ollama", "llama.cpp", "folder"]
 

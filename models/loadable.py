@@ -13,9 +13,9 @@ import re
 from typing import Literal
 
 from specllama.errors import BadGguf, CannotLoad, PairIncompatible, UnsupportedModel
+from specllama.models.companions import HEADS, SIDECARS, advice, kind_of
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_format import DOWNLOAD_AGAIN
-from specllama.models.heads import HEADS, SIDECARS, advice, kind_of
 
 Role = Literal["target", "draft", "head"]
 

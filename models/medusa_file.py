@@ -37,9 +37,9 @@ import numpy.typing as npt
 
 from specllama.errors import BadGguf, CannotLoad, PairIncompatible
 from specllama.models.checkpoint import read_tensors
+from specllama.models.companions import Head, require_architecture
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_writer import Tensor, Value, write_gguf
-from specllama.models.heads import Head, require_architecture
 from specllama.models.memory import F32, MIB, ModelMemory
 from specllama.models.tensors import read_ids
 
@@ -355,4 +355,4 @@ def convert_medusa(source: Path, destination: Path, target: GgufHeader, kind: st
     )
 
 
-HEAD = Head(check=_check, open="specllama.backend.heads.medusa:open_medusa", memory=_memory)
+HEAD = Head(check=_check, open="specllama.backend.heads.medusa_head:open_medusa", memory=_memory)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from specllama.errors import DoesNotFit, UsageError
 from specllama.models import running_state
+from specllama.models.companions import find, require_head
 from specllama.models.ggml_types import KV_BYTES
-from specllama.models.heads import find, require_head
-from specllama.models.nextn import lacks_trunk, trunk_blocks, why_not
+from specllama.models.nextn_blocks import lacks_trunk, trunk_blocks, why_not
 from specllama.text import size
 
 if TYPE_CHECKING:

@@ -28,13 +28,13 @@ import numpy as np
 
 from specllama.arrays import IntArray, Rows
 from specllama.errors import BadGguf, PairIncompatible, UnsupportedModel, UsageError
+from specllama.models.companions import Head, other_tokens, require_same_target
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_format import TensorInfo
 from specllama.models.gguf_writer import Blocks, Value, stored, write_gguf
-from specllama.models.heads import Head, other_tokens, require_same_target
 from specllama.models.loadable import check_loadable
 from specllama.models.memory import TREE_ROWS, ModelMemory, estimate_model
-from specllama.models.nextn import lacks_trunk, trunk_blocks, why_not
+from specllama.models.nextn_blocks import lacks_trunk, trunk_blocks, why_not
 
 SAYS, READS = "specllama.says", "specllama.reads"
 _TABLES = ("token_embd", "output", "embed_tokens", "shared_head_head")  # a row for each token
@@ -225,7 +225,7 @@ def _recognise(header: GgufHeader, kind: str) -> bool:
 
 HEAD = Head(
     check=check_target,
-    open="specllama.backend.heads.nextn:open_nextn",
+    open="specllama.backend.heads.nextn_head:open_nextn",
     memory=_memory,
     recognise=_recognise,
 )

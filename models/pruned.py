@@ -13,7 +13,7 @@ from pathlib import Path
 
 from specllama import paths
 from specllama.errors import BadGguf, SpecllamaError, UnsupportedModel
-from specllama.models import quantize
+from specllama.models import quantization
 from specllama.models.download import disk_error
 from specllama.models.gguf import GgufHeader, read_header
 
@@ -23,7 +23,7 @@ def why_not(header: GgufHeader) -> str:
     if header.block_count < 2:
         return f"the target has {header.block_count} layer"
     try:
-        quantize.check_prunable(header)
+        quantization.check_prunable(header)
     except UnsupportedModel as error:
         return error.message
     return ""
@@ -98,9 +98,9 @@ def make_draft(
         path.unlink(missing_ok=True)
     except OSError as error:
         raise disk_error(error, path) from None
-    job = quantize.prepare(header.path, path, None, prune=layer_list(drop), threads=threads)
+    job = quantization.prepare(header.path, path, None, prune=layer_list(drop), threads=threads)
     try:
-        return quantize.run(job, advanced)
+        return quantization.run(job, advanced)
     except SpecllamaError:
         # another process may have made it meanwhile
         if found := _found(path, header, drop):

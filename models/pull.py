@@ -26,7 +26,7 @@ from specllama.models.download import Progress, disk_error, download, part_path
 from specllama.text import did_you_mean, size
 
 if TYPE_CHECKING:
-    from specllama.models.hub import HubClient, Listing, RemoteFile, RemoteModel
+    from specllama.models.hub_client import HubClient, Listing, RemoteFile, RemoteModel
 
 SPACE_MARGIN = 256 << 20
 LOCK_WAIT_S = 2.0
@@ -123,7 +123,7 @@ def make_item(client: HubClient, role: str, hub: HubRef, revision: str = "main")
         ModelUnavailable: it is not on the hub, or the hub does not answer.
         UsageError: ambiguous.
     """
-    from specllama.models.hub import select
+    from specllama.models.hub_client import select
 
     listing = client.listing(hub.repo, revision)
     model = select(listing, hub)

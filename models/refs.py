@@ -18,8 +18,8 @@ from specllama import paths
 from specllama.errors import ModelUnavailable, UsageError
 from specllama.models import catalog, library
 from specllama.models.catalog import HubRef
+from specllama.models.companions import kind_of_name
 from specllama.models.gguf_format import no_file, part_names
-from specllama.models.heads import kind_of_name
 from specllama.text import did_you_mean
 
 DEFAULT_QUANTS = ("Q4_K_M", "Q4_0", "IQ4_NL", "Q4_K_S", "UD-Q4_K_XL", "MXFP4", "Q8_0")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specllama.models.nextn import lacks_trunk, trunk_blocks
+from specllama.models.nextn_blocks import lacks_trunk, trunk_blocks
 from specllama.text import size
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from specllama import paths
 from specllama.errors import SpecllamaError
 from specllama.files import DAMAGE, read_json
 from specllama.models import library
+from specllama.models.companions import kind_of, kind_of_name
 from specllama.models.gguf import GgufHeader, read_header
-from specllama.models.heads import kind_of, kind_of_name
 from specllama.models.loadable import check_loadable
 from specllama.models.pairing import active_params
 

@@ -6,8 +6,8 @@
     session.undo()
 
 Editing, retrying and continuing are all the same thing: go back to some message and generate from
-there. What followed it stays, as another version (store/tree.py). Whatever part of a reply arrived
-is kept, even if the generator is closed, the engine fails or the process is killed.
+there. What followed it stays, as another version (store/message_tree.py). Whatever part of a reply
+arrived is kept, even if the generator is closed, the engine fails or the process is killed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from specllama.events import Event, Finished, Notice
 from specllama.interface import EngineLike, Message
 from specllama.settings.params import SEED_LIMIT, GenerateParams
 from specllama.store.codec import changed, with_changes
+from specllama.store.message_tree import START, StoredMessage, Tree
 from specllama.store.open_session import OpenSession
 from specllama.store.rounds import Logged, RoundLog
 from specllama.store.sessions import SessionStore
-from specllama.store.tree import START, StoredMessage, Tree
 from specllama.told import Told
 
 FLUSH_S = 0.25

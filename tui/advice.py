@@ -6,7 +6,7 @@ import re
 
 from specllama.errors import SpecllamaError
 from specllama.interface import EngineInfo
-from specllama.models.heads import HEADS
+from specllama.models.companions import HEADS
 
 NO_GUESSES = (
     "This model has no draft model; only text that repeats itself is guessed. F6 chooses one"
@@ -35,7 +35,7 @@ def hint(error: SpecllamaError, *, server: bool = False) -> str:
     if not error.hint:
         return ""
     from specllama.settings.schema import SCHEMA
-    from specllama.tui.screens.settings import FIELDS
+    from specllama.tui.screens.settings_screen import FIELDS
 
     settings = {name: one for one in SCHEMA for name in (*one.flags, f"--{one.name}")}
 

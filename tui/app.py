@@ -23,7 +23,7 @@ from textual.actions import parse
 from textual.binding import Binding, BindingType
 from textual.command import Provider
 
-from specllama.bench.demo import WHAT
+from specllama.bench.scaled_pair import WHAT
 from specllama.engine.host import EngineFactory, EngineHost, HostLike, InlineHost, LoadEngine
 from specllama.errors import SpecllamaError
 from specllama.events import Event
@@ -50,8 +50,8 @@ from specllama.tui.messages import (
     EngineReady,
 )
 from specllama.tui.pages import PagedApp
-from specllama.tui.screens.base import Page
-from specllama.tui.screens.chat import ChatScreen
+from specllama.tui.screens.chat_screen import ChatScreen
+from specllama.tui.screens.page import Page
 from specllama.tui.widgets.above_prompt import DownloadLine
 
 QUIT_WITHIN_S = 1.5
@@ -166,8 +166,8 @@ class SpecllamaApp(PagedApp):
             gc.freeze()  # looking through it again and again is a tenth of what a reply costs
             gc.enable()
         if self._server is not None:
-            from specllama.remote.engine import watched
-            from specllama.tui.screens.top import LaneWatch
+            from specllama.remote.remote_engine import watched
+            from specllama.tui.screens.top_screen import LaneWatch
 
             self.lanes = LaneWatch(self._server.name, partial(watched, self._server))
         if self.loader.possible:
@@ -387,7 +387,7 @@ class SpecllamaApp(PagedApp):
 
 
 def _connected(server: Address, progress: Callable[[Event], None], /) -> EngineLike:
-    from specllama.remote.engine import open_remote
+    from specllama.remote.remote_engine import open_remote
 
     return open_remote(server)
 

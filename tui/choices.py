@@ -18,7 +18,7 @@ from specllama.errors import SpecllamaError
 from specllama.models import catalog, judgement, library, memory, pull, refs
 from specllama.models.catalog import HubRef
 from specllama.models.gguf import read_header
-from specllama.models.hub import Listing, SearchHit, select
+from specllama.models.hub_client import Listing, SearchHit, select
 from specllama.models.judgement import Judgement, Machine, figure, judge, without_name
 from specllama.models.library import LocalModel
 from specllama.models.loadable import check_loadable

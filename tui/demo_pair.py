@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from textual.message import Message
 
-from specllama.bench import demo
+from specllama.bench import scaled_pair
 from specllama.errors import Cancelled, SpecllamaError
 
 JOIN_S = 5.0
@@ -39,13 +39,13 @@ class DemoPair:
     def begun(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def begin(self) -> demo.WeightKind:
+    def begin(self) -> scaled_pair.WeightKind:
         """Write the pair; the first kind that there is room for is returned.
 
         Raises:
             SpecllamaError: there is no room.
         """
-        kind = demo.affordable()[0]
+        kind = scaled_pair.affordable()[0]
         self._over = threading.Event()
         self._thread = threading.Thread(
             target=self._make, args=(kind, self._over), name="specllama-demo", daemon=True
@@ -60,14 +60,14 @@ class DemoPair:
             self._thread.join(JOIN_S)
         self.pair = None
 
-    def _make(self, kind: demo.WeightKind, over: threading.Event) -> None:
+    def _make(self, kind: scaled_pair.WeightKind, over: threading.Event) -> None:
         def written(name: str, share: float) -> None:
             if over.is_set():
                 raise Cancelled("the demonstration was left")
 
         try:
-            with demo.workshop() as own:
-                target, draft = demo.make(kind, own, written)
+            with scaled_pair.workshop() as own:
+                target, draft = scaled_pair.make(kind, own, written)
                 self.pair = str(target), str(draft)
                 self._post(DemoTold(self.pair))
                 over.wait()

@@ -194,7 +194,7 @@ class Downloads:
     def _pull(self, download: Download) -> None:
         from specllama.models import pull
         from specllama.models.gguf import read_header
-        from specllama.models.hub import HubClient
+        from specllama.models.hub_client import HubClient
         from specllama.models.loadable import check_loadable
 
         self._check(download)

@@ -23,7 +23,7 @@ from specllama.store.document import (
 from specllama.store.rounds import circumstances
 from specllama.store.run_document import provenance, reply_parts, settings
 from specllama.text import rate
-from specllama.tui.race import Advice
+from specllama.tui.race_runner import Advice
 from specllama.tui.record import Record, fate_of
 from specllama.tui.themes import UNICODE
 from specllama.tui.widgets import walk

@@ -22,7 +22,7 @@ from specllama.settings.duration import told
 from specllama.told import news
 from specllama.tui.bridge import Clock, monotonic
 from specllama.tui.record import ReadAhead
-from specllama.tui.screens.turn import TurnScreen
+from specllama.tui.screens.turn_screen import TurnScreen
 
 PAUSE_S = 0.4  # without a key
 PASTED = 40  # characters that come at once

@@ -10,7 +10,7 @@ from textual.theme import Theme
 from specllama.tui import themes
 from specllama.tui.messages import InkChanged, StorageFailed
 from specllama.tui.state import DEFAULT_THEME, Preferences
-from specllama.tui.widgets.base import InkedApp
+from specllama.tui.widgets.inked import InkedApp
 
 
 class ThemedApp(InkedApp):

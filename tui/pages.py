@@ -22,13 +22,13 @@ from specllama.text import sanitize_line
 from specllama.tui.loader import Pair
 from specllama.tui.looks import ThemedApp
 from specllama.tui.record import Record
-from specllama.tui.screens.base import Page
-from specllama.tui.screens.chat import ChatScreen
+from specllama.tui.screens.chat_screen import ChatScreen
+from specllama.tui.screens.page import Page
 from specllama.tui.widgets.sidebar import Sidebar
 
 if TYPE_CHECKING:
-    from specllama.tui.screens.settings import SheetValues
-    from specllama.tui.screens.top import LaneWatch
+    from specllama.tui.screens.settings_screen import SheetValues
+    from specllama.tui.screens.top_screen import LaneWatch
 
 
 class PagedApp(ThemedApp):
@@ -108,7 +108,7 @@ class PagedApp(ThemedApp):
         self.push_screen(screen, then)
 
     def show_help(self) -> None:
-        from specllama.tui.screens.help import HelpScreen
+        from specllama.tui.screens.help_screen import HelpScreen
 
         here, focus = self.screen, self.focused
         if isinstance(here, HelpScreen):
@@ -129,7 +129,7 @@ class PagedApp(ThemedApp):
         """Open the rounds of a reply: of the given one, else of the one being written, else of the
         last."""
         from specllama.tui.exports import Circumstances
-        from specllama.tui.screens.inspector import InspectorScreen
+        from specllama.tui.screens.inspector_screen import InspectorScreen
 
         chat = self.chat
         if self._tells_no_rounds():
@@ -150,7 +150,7 @@ class PagedApp(ThemedApp):
     def show_race(self, index: int | None = None, *, tab: str = "race") -> None:
         """Open the page that shows whether drafting pays, on the question at or before message
         ``index``."""
-        from specllama.tui.screens.race import RaceScreen
+        from specllama.tui.screens.race_screen import RaceScreen
 
         chat, session = self.chat, self.chat.session
         if isinstance(self.screen, RaceScreen):
@@ -188,7 +188,7 @@ class PagedApp(ThemedApp):
         self.show_race(tab="methods")
 
     def show_models(self) -> None:
-        from specllama.tui.screens.models import ModelsScreen
+        from specllama.tui.screens.models_screen import ModelsScreen
 
         loader = self.chat.loader
         if loader.server:  # it was started with its pair
@@ -199,7 +199,7 @@ class PagedApp(ThemedApp):
         self.open(screen, self.switch_model)
 
     def show_top(self) -> None:
-        from specllama.tui.screens.top import TopScreen
+        from specllama.tui.screens.top_screen import TopScreen
 
         if self.lanes is None:
             self.notify("Lanes are a server's: specllama chat --remote URL shows them")
@@ -207,7 +207,7 @@ class PagedApp(ThemedApp):
             self.open(TopScreen(self.lanes))
 
     def show_sessions(self) -> None:
-        from specllama.tui.screens.sessions import SessionsScreen
+        from specllama.tui.screens.sessions_screen import SessionsScreen
 
         store, session = self.chat.store, self.chat.session
         sidebar = self.chat.query_one(Sidebar)
@@ -224,7 +224,7 @@ class PagedApp(ThemedApp):
         self.open(SessionsScreen(store, session.id), chosen)
 
     def show_settings(self) -> None:
-        from specllama.tui.screens.settings import SettingsScreen
+        from specllama.tui.screens.settings_screen import SettingsScreen
 
         chat, loader = self.chat, self.chat.loader
         loaded = None if loader.info is None else loader.info.target
@@ -258,7 +258,7 @@ class PagedApp(ThemedApp):
     def show_export(self) -> None:
         """Save the screen's content, as documents and as a picture."""
         from specllama.tui.exports import Export
-        from specllama.tui.screens.export import ExportScreen
+        from specllama.tui.screens.export_screen import ExportScreen
 
         screen = self.screen
         if isinstance(screen, ExportScreen):

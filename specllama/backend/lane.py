@@ -24,10 +24,10 @@ from specllama.backend.batch import Shape
 from specllama.backend.cells import Cells, Places
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.kernels import TILE, ZONE, Kernels, Read
-from specllama.backend.layout import Layout
+from specllama.backend.tree_layout import Layout
 from specllama.errors import EngineError, PoolFull
-from specllama.history import History, common_prefix
 from specllama.settings.params import DRAFT_MAX
+from specllama.text_history import History, common_prefix
 
 if TYPE_CHECKING:
     from specllama.backend.llama_cache import LlamaCache

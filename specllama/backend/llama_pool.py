@@ -20,7 +20,7 @@ from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_cache import CacheSettings, LlamaCache
 from specllama.backend.pool import CellPool
-from specllama.backend.running import ForgettingPool, RunningPool
+from specllama.backend.recurrent_pool import ForgettingPool, RunningPool
 from specllama.backend.threads import ThreadChoice
 from specllama.backend.watch import Watch
 from specllama.errors import UsageError

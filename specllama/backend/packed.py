@@ -13,7 +13,7 @@ from specllama.backend.base import Blob
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.kernels import Read
 from specllama.backend.lane import Parked
-from specllama.backend.running import Checkpoint, Checkpoints, ParkedWhole
+from specllama.backend.recurrent_pool import Checkpoint, Checkpoints, ParkedWhole
 
 Bytes = bytes | bytearray | memoryview
 

@@ -14,7 +14,7 @@ from specllama.backend.batch import Batch
 from specllama.backend.cells import Places
 from specllama.backend.kernels import GROUP, LACKING
 from specllama.backend.lane import CachedTree, CellLane
-from specllama.backend.layout import Layout
+from specllama.backend.tree_layout import Layout
 from specllama.errors import EngineError
 
 if TYPE_CHECKING:

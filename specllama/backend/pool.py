@@ -30,7 +30,7 @@ from specllama.backend.kernels import TILE, Kernels
 from specllama.backend.lane import CellLane, LaneBooks, Parked
 from specllama.backend.parts import PassPart, lay, pick, require_tokens
 from specllama.errors import Cancelled, ContextFull, EngineError
-from specllama.history import Mark
+from specllama.text_history import Mark
 
 if TYPE_CHECKING:
     from specllama.backend.llama_cache import LlamaCache

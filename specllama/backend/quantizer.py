@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from specllama.models.gguf import read_header
-from specllama.models.quantize import read_imatrix
+from specllama.models.quantization import read_imatrix
 
 # the names people type, and llama.cpp's file types
 FILE_TYPES = {
@@ -32,7 +32,7 @@ _PROGRESS = re.compile(r"^\[\s*(\d+)/\s*(\d+)\]")
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    """Quantize as asked; keys as in ``specllama.models.quantize.request``."""
+    """Quantize as asked; keys as in ``specllama.models.quantization.request``."""
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     import llama_cpp
 

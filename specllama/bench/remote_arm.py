@@ -15,8 +15,8 @@ from specllama.bench.experiment import RunFigures, Task
 from specllama.bench.processes import command_of
 from specllama.errors import UsageError
 from specllama.remote.address import Address
-from specllama.remote.engine import open_remote
 from specllama.remote.foreign import ForeignEngine
+from specllama.remote.remote_engine import open_remote
 from specllama.settings.params import PROPOSERS, GenerateParams
 
 LONG = 24  # tokens of a reply whose pace tells something: an event may hold a whole round

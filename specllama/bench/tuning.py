@@ -24,7 +24,7 @@ from specllama.bench.report import Comparison
 from specllama.engine.engine import Engine
 from specllama.fixed_gain import LONGEST, fixed_speeds
 from specllama.interface import ModelInfo
-from specllama.models.quantize import FLOATS
+from specllama.models.quantization import FLOATS
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.policy.costs import Costs

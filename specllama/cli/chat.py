@@ -20,7 +20,7 @@ from specllama.cli.options import (
     settings_options,
 )
 from specllama.errors import UsageError
-from specllama.settings.config import Settings
+from specllama.settings.config_file import Settings
 from specllama.settings.duration import seconds
 from specllama.store.sessions import SessionStore
 

@@ -12,7 +12,7 @@ from specllama.cli import completion, diagnostics, output
 from specllama.cli.listing import json_option, show_path
 from specllama.errors import UsageError
 from specllama.paths import config_file
-from specllama.settings.config import (
+from specllama.settings.config_file import (
     PROJECT_FILE,
     Settings,
     check,

@@ -38,9 +38,9 @@ Examples:
 def command(checkpoint: Path, destination: Path, target: str, kind: str, as_json: bool) -> None:
     """Turn the published draft head in CHECKPOINT into the file DESTINATION."""
     from specllama.cli.listing import note
-    from specllama.models.convert import convert
+    from specllama.models.companions import HEADS, SIDECARS, kind_of
+    from specllama.models.conversion import convert
     from specllama.models.gguf import read_header
-    from specllama.models.heads import HEADS, SIDECARS, kind_of
     from specllama.models.refs import resolve
 
     convert(checkpoint, destination, read_header(resolve(target)), kind)

@@ -16,8 +16,8 @@ from specllama.cli.progress import shares
 from specllama.text import size
 
 if TYPE_CHECKING:
-    from specllama.bench.demo import WeightKind
     from specllama.bench.outcome import RaceBoard, Way
+    from specllama.bench.scaled_pair import WeightKind
     from specllama.engine.engine import Engine
     from specllama.settings.params import EngineOptions
 
@@ -46,21 +46,21 @@ def command(keep: bool, as_json: bool, **flags: Any) -> None:
     nothing and take as long as real ones. It shows what drafting gains here with a model of that
     size, not how well such a model writes.
     """
-    from specllama.bench import demo
+    from specllama.bench import scaled_pair
     from specllama.settings.params import EngineOptions
 
     settings = resolve(flags)
     options = EngineOptions(
         n_ctx=2048, threads=settings["threads"], gpu_layers=settings["gpu-layers"]
     )
-    kinds = demo.affordable()
-    with demo.workshop() as own:
-        signals.leaving(lambda: demo.discard(own))
-        _say(as_json, f"{demo.WHAT}: {size(kinds[0].bytes)} in {own}")
+    kinds = scaled_pair.affordable()
+    with scaled_pair.workshop() as own:
+        signals.leaving(lambda: scaled_pair.discard(own))
+        _say(as_json, f"{scaled_pair.WHAT}: {size(kinds[0].bytes)} in {own}")
         way, why, kind, pair = _shown(kinds, own, options, quiet=as_json)
         if keep:
-            demo.keep(own)
-        report = demo.report(way, why, kind, pair if keep else None)
+            scaled_pair.keep(own)
+        report = scaled_pair.report(way, why, kind, pair if keep else None)
     if as_json:
         output.document(report)
         return
@@ -82,12 +82,14 @@ def _shown(
 ) -> tuple[Way, str, WeightKind, tuple[Path, Path]]:
     """Race the kinds until one should pay here, else keep the last; return its race, why it went
     so, its kind and files."""
-    from specllama.bench import demo
+    from specllama.bench import scaled_pair
     from specllama.bench.outcome import RaceBoard
 
     for kind in kinds:
         with shares(shown=not quiet) as writing:
-            pair = demo.make(kind, own, lambda name, share: writing(f"writing {name}", share))
+            pair = scaled_pair.make(
+                kind, own, lambda name, share: writing(f"writing {name}", share)
+            )
         progress = loading.LoadingLine(shown=sys.stderr.isatty(), quiet=quiet)
         try:
             engine = loading.load(*pair, options, on_progress=progress)
@@ -98,10 +100,10 @@ def _shown(
             engine.windows.profile.path = None  # what is learnt of it is of no use later
             board = RaceBoard()
             with signals.stopping() as cancel:
-                promising = demo.promises(demo.trial(engine, board, cancel))
+                promising = scaled_pair.promises(scaled_pair.trial(engine, board, cancel))
             if promising or kind is kinds[-1]:
                 way = _raced(engine, board, quiet=quiet)
-                return way, demo.why(board, way), kind, pair
+                return way, scaled_pair.why(board, way), kind, pair
         _say(quiet, f"{kind.name} weights: a guess would cost more than it saves here")
         for path in pair:
             path.unlink()
@@ -109,7 +111,7 @@ def _shown(
 
 
 def _raced(engine: Engine, board: RaceBoard, *, quiet: bool) -> Way:
-    from specllama.bench import demo
+    from specllama.bench import scaled_pair
     from specllama.bench.experiment import question
     from specllama.errors import SpecllamaError
     from specllama.text import rate
@@ -123,7 +125,7 @@ def _raced(engine: Engine, board: RaceBoard, *, quiet: bool) -> Way:
         _say(quiet, f"{way.pairs:>5} {speeds}  {asked[:48]}")
 
     with signals.stopping() as cancel:
-        way = demo.race(engine, board, cancel, told)
+        way = scaled_pair.race(engine, board, cancel, told)
     if way is None:
         raise SpecllamaError("no pair of runs came to its end", "specllama demo tries again")
     return way
@@ -131,8 +133,8 @@ def _raced(engine: Engine, board: RaceBoard, *, quiet: bool) -> Way:
 
 def _show(way: Way, why: str) -> None:
     from specllama.bench import outcome
-    from specllama.bench.demo import WHAT
     from specllama.bench.outcome import ratio_words
+    from specllama.bench.scaled_pair import WHAT
     from specllama.cli.charts import bar
     from specllama.text import number_of, rate
 

@@ -18,7 +18,7 @@ from specllama.cli.options import (
     settings_options,
 )
 from specllama.paths import pip_install
-from specllama.settings.config import Settings
+from specllama.settings.config_file import Settings
 from specllama.settings.params import EngineOptions
 from specllama.text import size
 
@@ -198,10 +198,10 @@ def _network() -> list[DoctorLine]:
     import os
     from urllib.parse import urlsplit
 
-    from specllama.models import hub
+    from specllama.models import hub_client
 
-    endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or hub.PUBLIC)
-    state = "switched off" if hub.offline() else "used only by hub search, info and pull"
+    endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or hub_client.PUBLIC)
+    state = "switched off" if hub_client.offline() else "used only by hub search, info and pull"
     token = "with a token" if os.environ.get("HF_TOKEN") else "without a token from HF_TOKEN"
     return [info("network", f"{state}; {endpoint.hostname}, {token}")]
 

@@ -28,7 +28,7 @@ from specllama.text import count, did_you_mean, size
 
 if TYPE_CHECKING:
     from specllama.models.catalog import CatalogPair
-    from specllama.models.hub import RemoteModel
+    from specllama.models.hub_client import RemoteModel
     from specllama.models.library import LocalModel
 
 CONFIRM_BYTES = 1_000_000_000
@@ -57,7 +57,7 @@ insecure_option = click.option(
 
 
 def _client(insecure: bool) -> Any:
-    from specllama.models.hub import HubClient
+    from specllama.models.hub_client import HubClient
 
     return HubClient(insecure=insecure, waiting=note)
 
@@ -108,7 +108,7 @@ def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
     its header says.
     """
     from specllama.models import pull
-    from specllama.models.heads import SIDECARS
+    from specllama.models.companions import SIDECARS
     from specllama.models.library import same_quant
 
     if (path := _on_disk(ref)) is not None:
@@ -203,10 +203,10 @@ def pull_command(
 ) -> None:
     """Download models. Run the same command again to resume an interrupted download."""
     from specllama.cli.hub_views import check_headers, fetch, say_next_step
-    from specllama.models import hub, pull
+    from specllama.models import hub_client, pull
 
     wanted = [found for ref in refs for found in pull.expand(ref, with_draft=not no_draft)]
-    if offline or hub.offline():
+    if offline or hub_client.offline():
         here = []
         for role, hub_ref in wanted:
             model = pull.local(hub_ref)

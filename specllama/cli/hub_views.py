@@ -19,7 +19,7 @@ from specllama.text import count, size
 if TYPE_CHECKING:
     from specllama.models.catalog import CatalogPair
     from specllama.models.gguf import GgufHeader
-    from specllama.models.hub import HubClient
+    from specllama.models.hub_client import HubClient
     from specllama.models.judgement import Judgement, Listed
     from specllama.models.pull import PullItem
     from specllama.models.summaries import FileSummary
@@ -65,8 +65,8 @@ def _first_draft(one: Listed) -> str:
 
 def show_header(header: GgufHeader, summary: FileSummary) -> None:
     """Show the header of one file on disk."""
-    from specllama.models.heads import HEADS, SIDECARS
-    from specllama.models.nextn import nextn_blocks
+    from specllama.models.companions import HEADS, SIDECARS
+    from specllama.models.nextn_blocks import nextn_blocks
 
     kind = summary.sidecar
     facts = {
@@ -92,7 +92,7 @@ def show_header(header: GgufHeader, summary: FileSummary) -> None:
 
 def show_sidecars(listed: Sequence[Listed]) -> None:
     """Show heads, projectors and the like, and the use of each."""
-    from specllama.models.heads import HEADS, SIDECARS
+    from specllama.models.companions import HEADS, SIDECARS
     from specllama.models.library import from_home
 
     if not listed:
@@ -190,8 +190,8 @@ def fetch(client: HubClient, item: PullItem) -> None:
 def check_headers(items: list[PullItem]) -> None:
     """Read the headers of pulled files: one that cannot run is known now, not at the first chat."""
     from specllama.errors import SpecllamaError
+    from specllama.models.companions import SIDECARS, advice, kind_of
     from specllama.models.gguf import read_header
-    from specllama.models.heads import SIDECARS, advice, kind_of
     from specllama.models.loadable import check_loadable
 
     for item in items:
@@ -215,7 +215,7 @@ def check_headers(items: list[PullItem]) -> None:
 def say_next_step(refs: Sequence[str], items: list[PullItem]) -> None:
     """Show the command that uses the pulled files."""
     from specllama.models import catalog
-    from specllama.models.heads import HEADS, SIDECARS
+    from specllama.models.companions import HEADS, SIDECARS
 
     offered = {
         f"{other.sidecar} {item.listing.repo}": (item, other)

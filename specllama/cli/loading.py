@@ -14,7 +14,7 @@ from specllama import signals
 from specllama.cli import diagnostics
 from specllama.cli.progress import Redrawn
 from specllama.events import Event, Measuring
-from specllama.settings.config import Settings
+from specllama.settings.config_file import Settings
 from specllama.settings.params import EngineOptions
 from specllama.text import sanitize_line
 from specllama.told import news
@@ -65,7 +65,7 @@ def opened(
 ) -> AbstractContextManager[Engine | ForeignEngine]:
     """Open the engine of a server if one is given, else that of ``open_engine``."""
     if server is not None:
-        from specllama.remote.engine import open_remote
+        from specllama.remote.remote_engine import open_remote
 
         return open_remote(server)
     return open_engine(settings, quiet=quiet, measured=measured)

@@ -20,7 +20,7 @@ import click
 from specllama.cli import completion, diagnostics
 from specllama.errors import UsageError
 from specllama.files import read_file
-from specllama.settings.config import (
+from specllama.settings.config_file import (
     PROJECT_FILE,
     Settings,
     find,

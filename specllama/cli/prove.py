@@ -25,14 +25,14 @@ from specllama.cli.options import (
     temperatures_option,
 )
 from specllama.errors import UsageError
-from specllama.settings.methods import names
+from specllama.settings.method_list import names
 from specllama.settings.params import WINDOWS, GenerateParams, WindowKind
 from specllama.speculative.drafting.method import methods
 
 if TYPE_CHECKING:
     from specllama.bench.prompts import BenchPrompt
     from specllama.engine.engine import Engine
-    from specllama.settings.config import Settings
+    from specllama.settings.config_file import Settings
 
 ALL = names()
 

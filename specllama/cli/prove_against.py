@@ -28,13 +28,13 @@ from specllama.cli.listing import Column, show_table
 from specllama.cli.options import server_address
 from specllama.cli.progress import Redrawn
 from specllama.errors import EngineDied, SpecllamaError, UsageError
-from specllama.remote.engine import open_remote
 from specllama.remote.foreign import ForeignEngine
+from specllama.remote.remote_engine import open_remote
 from specllama.settings.params import GenerateParams
 
 if TYPE_CHECKING:
     from specllama.engine.engine import Engine
-    from specllama.settings.config import Settings
+    from specllama.settings.config_file import Settings
 
 _QUIET = ("ollama",)  # engines that do not draft while they list tokens
 _LLAMA = ("specllama", "llama-server", "lmstudio", "ollama")  # those that llama.cpp computes for

@@ -82,7 +82,7 @@ def command(
     from specllama.backend import trial
     from specllama.cli.listing import note
     from specllama.cli.progress import Bar
-    from specllama.models import quantize, refs
+    from specllama.models import quantization, refs
 
     trial.require()
     if likely_in and draft_tokens is None:
@@ -99,10 +99,10 @@ def command(
         note(f"{destination}: {size(header.file_bytes)}, {header.vocab_size:,} tokens")
         note(f'next: specllama run -m {source} --head {destination} "Hello"')
         return
-    job = quantize.prepare(file, destination, **asked)
+    job = quantization.prepare(file, destination, **asked)
     note(f"{file.name}: {size(job.header.file_bytes)} → about {size(job.expected)}")
     with Bar(destination.name, job.header.n_tensors, transfer=False) as bar:
-        header = quantize.run(job, lambda done, of: bar.advanced(done))
+        header = quantization.run(job, lambda done, of: bar.advanced(done))
     if as_json:
         output.document({**header.to_dict(), "source": source})
     note(f"{destination}: {size(header.file_bytes)}, {header.quantization}")
@@ -114,10 +114,10 @@ def command(
 def _write_head(source: Path, destination: Path, n: int, texts: tuple[str, ...]) -> GgufHeader:
     """Write the NextN layers of a model as a head of ``n`` tokens; the header of the head."""
     from specllama.cli.listing import note
-    from specllama.models import nextn_file, quantize
+    from specllama.models import nextn_file, quantization
     from specllama.models.gguf import read_header
 
-    quantize.check_destination(destination)
+    quantization.check_destination(destination)
     target = read_header(source)
     nextn_file.check_source(target)
     counts: dict[int, int] = {}

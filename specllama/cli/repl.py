@@ -23,7 +23,7 @@ from specllama.events import Event
 from specllama.interface import EngineLike, Stepped
 from specllama.replies import attach
 from specllama.session import Session
-from specllama.settings.config import apply_text
+from specllama.settings.config_file import apply_text
 from specllama.store.sessions import SessionStore
 
 COMMANDS: dict[str, tuple[str, str]] = {

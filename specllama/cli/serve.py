@@ -151,8 +151,8 @@ def command(
     _require_installed()
     from specllama.cli.served_models import served_models
     from specllama.server.guard import Access, hosts_of
-    from specllama.server.log import ServerLog
-    from specllama.server.running import bind, run, url_of
+    from specllama.server.server_log import ServerLog
+    from specllama.server.server_process import bind, run, url_of
     from specllama.server.service import Service
 
     one = {"model": [*model, None][0], "draft_model": [*draft_model, None][0]}

@@ -13,7 +13,7 @@ from specllama.errors import UsageError
 from specllama.models import library
 from specllama.models.refs import NO_DRAFT, existing, parse_hub
 from specllama.models.summaries import loadable
-from specllama.server.models import Models
+from specllama.server.loaded_models import Models
 from specllama.server.request_queue import RequestQueue
 from specllama.server.served import ServedModel
 from specllama.settings.params import EngineOptions, GenerateParams

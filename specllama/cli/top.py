@@ -40,7 +40,7 @@ Examples:
     help="Print the events as they come, one JSON object per line.",
 )
 def command(url: str, api_key_file: Path | None, as_json: bool) -> int:
-    from specllama.remote.engine import watched
+    from specllama.remote.remote_engine import watched
 
     shown, drawn, live = 0, 0.0, output.is_terminal()
     board, events = watched(server_address(url, key_file=api_key_file))

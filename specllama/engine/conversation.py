@@ -16,8 +16,8 @@ from specllama.arrays import Row, Rows
 from specllama.backend.base import Out, Outputs
 from specllama.backend.kernels import TILE
 from specllama.cancel import Cancel
-from specllama.engine.loading import Loaded
 from specllama.engine.pace import part
+from specllama.engine.pair_loading import Loaded
 from specllama.engine.prompting import Prepared
 from specllama.engine.reply import ReplyBuilder
 from specllama.engine.seating import Seat, Seats
@@ -35,7 +35,6 @@ from specllama.events import (
     Timings,
 )
 from specllama.figures import SpecStats, speed
-from specllama.history import History, common_prefix
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import booked
@@ -44,6 +43,7 @@ from specllama.speculative.round import Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.window import Window
+from specllama.text_history import History, common_prefix
 
 _AS_STARTED = ("seed", "prompt_n", "cached_n", "n_ctx", "proposer", "verify", "exactness")
 _SAID_AGAIN = 8  # reading fewer tokens again than this is not worth a word

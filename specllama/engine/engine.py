@@ -24,8 +24,8 @@ from specllama.cancel import Cancel
 from specllama.engine.bounds import require_room, require_size, require_text
 from specllama.engine.conversation import Clock, Conversation, Ready
 from specllama.engine.infilling import infilled
-from specllama.engine.loading import Loaded
 from specllama.engine.opening import OpeningPair
+from specllama.engine.pair_loading import Loaded
 from specllama.engine.profiles import Windows
 from specllama.engine.pulse import patience
 from specllama.engine.scheduler import Running, Scheduler
@@ -101,7 +101,7 @@ class Engine:
     @classmethod
     def of(cls, opening: OpeningPair) -> Engine:
         """Load as ``load`` does, for callers that opened the files before this import."""
-        from specllama.engine.loading import load
+        from specllama.engine.pair_loading import load
 
         return cls(load(opening))
 

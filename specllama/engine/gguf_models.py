@@ -24,7 +24,7 @@ from specllama.events import LoadProgress, Report
 from specllama.interface import ModelInfo
 from specllama.models.gguf import GgufHeader
 from specllama.models.memory import kv_bytes
-from specllama.models.nextn import why_not
+from specllama.models.nextn_blocks import why_not
 from specllama.replies.card import read_card
 from specllama.settings.hardware import Adapter
 from specllama.settings.params import EngineOptions
@@ -78,7 +78,7 @@ def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
                 _choose_threads(one)
 
         def own() -> Own:
-            from specllama.engine.heads import open_own
+            from specllama.engine.head_drafters import open_own
 
             return open_own(target, options.heads)
 

@@ -3,8 +3,9 @@
 One JSON file per pair and settings (device, layers on the GPU, threads, KV types) under
 ``profiles_dir()``: the cost tables, what the draft window learnt per rule and temperature band, the
 ledger of the pair, and the latest advice of ``specllama tune``. Several processes may share it: see
-``store/profiles.py``. A file that is missing or of another version is passed over, a damaged one
-begun anew with a word about it; a folder that cannot be written to only means that nothing is kept.
+``store/profile_file.py``. A file that is missing or of another version is passed over, a damaged
+one begun anew with a word about it; a folder that cannot be written to only means that nothing is
+kept.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import msgspec
 
 from specllama.fixed_gain import cannot_gain
 from specllama.interface import EngineInfo, ModelInfo
-from specllama.settings import methods
+from specllama.settings import method_list
 from specllama.settings.params import GenerateParams
 from specllama.speculative.policy.baseline import Baseline, PlainSteps
 from specllama.speculative.policy.costs import Costs
@@ -29,7 +30,7 @@ from specllama.speculative.policy.policy import Policy
 from specllama.speculative.rules import rule_of
 from specllama.speculative.types import Booking
 from specllama.speculative.window import Window
-from specllama.store import profiles as store
+from specllama.store import profile_file as store
 
 _T = TypeVar("_T")
 
@@ -180,7 +181,7 @@ class Profile:
         # in place: conversations that go on hold these tables
         for name in ("target", "draft"):
             _become(getattr(self.costs, name), getattr(costs, name))
-        known = {name: table for name, table in costs.own.items() if name in methods.names()}
+        known = {name: table for name, table in costs.own.items() if name in method_list.names()}
         _all_become(self.costs.own, known)
         for name, theirs in bands.items():
             band = self.learned(name)

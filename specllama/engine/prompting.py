@@ -36,14 +36,14 @@ from specllama.backend.base import SpecialToken, Verdict, Vocab, partition
 from specllama.cancel import Cancel
 from specllama.engine.bounds import require_size
 from specllama.errors import UsageError
-from specllama.history import common_prefix
 from specllama.interface import Message, Prompt, ToolSyntax
-from specllama.replies.chat import Rendered, Segment, render
 from specllama.replies.marks import Marks, derive, switch
+from specllama.replies.segments import Rendered, Segment, render
 from specllama.replies.thoughts import Reader, Spelling, reader
 from specllama.replies.tool_calls import syntax_of
 from specllama.settings.params import GenerateParams, template_arguments
 from specllama.speculative.noise import reply_position
+from specllama.text_history import common_prefix
 
 _LIKE_CONTROL = re.compile(r"<[|｜].*[|｜]>")
 _LONGEST = 4  # bytes of a character

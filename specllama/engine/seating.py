@@ -30,14 +30,14 @@ from specllama.arrays import Row
 from specllama.backend.base import Context, Lane
 from specllama.backend.kernels import TILE, Kernels
 from specllama.cancel import Cancel
-from specllama.engine.loading import Loaded
 from specllama.engine.pace import CHUNK, Pace, part
+from specllama.engine.pair_loading import Loaded
 from specllama.engine.slot import ParkedText, Slot
 from specllama.errors import EngineError, PoolFull, SpecllamaError, StoreError
-from specllama.history import History, common_prefix
 from specllama.models.memory import SPARE, available_memory
 from specllama.settings.params import SERVER, GenerateParams
 from specllama.speculative.drafting.drafter import Drafter
+from specllama.text_history import History, common_prefix
 
 _WORTH = 16  # fewer tokens are as soon read as found
 _AGAIN = "the saved state of this conversation cannot be used, so it is read again"

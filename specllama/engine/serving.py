@@ -18,8 +18,8 @@ from typing import Any, Literal, Protocol, cast
 
 from specllama.backend.cores import crowded
 from specllama.cancel import Cancel
+from specllama.engine.fair_queue import Turns
 from specllama.engine.pulse import PARTS, Pulse
-from specllama.engine.turns import Turns
 from specllama.errors import Cancelled, EngineError, SpecllamaError
 from specllama.events import Event, Finished, Measuring, Started
 from specllama.interface import EngineInfo, EngineLike, Stepped

@@ -23,10 +23,10 @@ from specllama.backend.base import Blob, Pool
 from specllama.engine.slot import HeldText, ParkedText
 from specllama.errors import StoreError
 from specllama.files import DAMAGE
-from specllama.history import common_prefix
 from specllama.settings.params import SERVER
 from specllama.store import states
 from specllama.store.states import Bytes, StateFile, States
+from specllama.text_history import common_prefix
 
 logger = logging.getLogger("specllama.engine.shelf")
 

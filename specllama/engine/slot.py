@@ -11,13 +11,13 @@ from specllama.arrays import Row
 from specllama.backend.base import Blob, Context, Lane, Pool
 from specllama.backend.kernels import TILE
 from specllama.errors import EngineError, PairIncompatible, SpecllamaError, UsageError
-from specllama.history import History
 from specllama.interface import EngineInfo
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.drafter import Drafter, Held
 from specllama.speculative.drafting.method import HINTS, Facts, find, methods
 from specllama.speculative.rules import rule_of
 from specllama.text import number_of
+from specllama.text_history import History
 
 
 @dataclass(frozen=True, slots=True)

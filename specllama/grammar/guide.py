@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from specllama.arrays import IntArray
 from specllama.errors import UsageError
-from specllama.grammar.layout import WHITE, Habits, JsonLayout
+from specllama.grammar.json_layout import WHITE, Habits, JsonLayout
 from specllama.grammar.source import Kind, Source, source_of
 from specllama.paths import pip_install
 

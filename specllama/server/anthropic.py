@@ -11,12 +11,12 @@ import msgspec
 from specllama.interface import Message
 from specllama.replies.tool_calls import Call, call_text, result_text
 from specllama.server.chat_completions import think_of
+from specllama.server.chat_messages import log_left_out, parts_of
 from specllama.server.dialect import Dialect, Frame, Job, OpenBlocks, Piece, Reply
 from specllama.server.refusals import Refusal, not_offered, wrong
-from specllama.server.sampling import Asked, Format, schema_text
+from specllama.server.sampling_fields import Asked, Format, schema_text
 from specllama.server.service import Row, Service
 from specllama.server.tools import Tool, ToolChoice, ToolUse, tool_use
-from specllama.server.turns import log_left_out, parts_of
 from specllama.server.usage import costs
 from specllama.settings.params import GenerateParams
 

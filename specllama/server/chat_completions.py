@@ -12,6 +12,7 @@ import msgspec
 from specllama.events import Chances
 from specllama.interface import Prompt
 from specllama.replies.tool_calls import Call
+from specllama.server.chat_messages import ToolSpec, Turn, messages_of, tools_of
 from specllama.server.dialect import (
     FINGERPRINT,
     NEVER,
@@ -26,9 +27,8 @@ from specllama.server.dialect import (
     spelling,
 )
 from specllama.server.refusals import not_offered, wrong
-from specllama.server.sampling import Asked, most_chances, schema_text
+from specllama.server.sampling_fields import Asked, most_chances, schema_text
 from specllama.server.tools import ToolChoice
-from specllama.server.turns import ToolSpec, Turn, messages_of, tools_of
 from specllama.server.usage import costs, finish_reason, so_far, usage, usage_so_far
 from specllama.settings.params import GenerateParams
 

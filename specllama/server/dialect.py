@@ -17,7 +17,7 @@ from specllama.events import Chance, Chances, Event, Finished, RoundDone
 from specllama.interface import Prompt
 from specllama.replies.tool_calls import Call
 from specllama.server.refusals import Refusal, spelled
-from specllama.server.sampling import Asked, params_of
+from specllama.server.sampling_fields import Asked, params_of
 from specllama.server.tools import ToolReader, ToolUse
 from specllama.settings.params import GenerateParams
 from specllama.told import News, Told

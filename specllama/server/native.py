@@ -12,13 +12,13 @@ from starlette.responses import Response
 from specllama import __version__
 from specllama.events import Chances
 from specllama.server.chat_completions import Given, limit_of, n_of, prompts_of
+from specllama.server.chat_messages import ToolSpec, Turn, messages_of, steadied, tools_of
 from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply, chances_of, in_chat
 from specllama.server.exchange import Json
 from specllama.server.refusals import not_offered, wrong
-from specllama.server.sampling import ORDER, SAMPLERS, Asked, most_chances
+from specllama.server.sampling_fields import ORDER, SAMPLERS, Asked, most_chances
 from specllama.server.served import ServedModel
 from specllama.server.service import Row, Service
-from specllama.server.turns import ToolSpec, Turn, messages_of, steadied, tools_of
 from specllama.server.usage import costs, so_far
 from specllama.settings.params import GenerateParams
 

@@ -11,12 +11,12 @@ import msgspec
 from specllama.interface import Message
 from specllama.replies.tool_calls import Call, call_text
 from specllama.server.chat_completions import think_of
+from specllama.server.chat_messages import ContentPart, add_result, log_left_out, parts_of, text_of
 from specllama.server.dialect import Dialect, Frame, Job, OpenBlocks, Piece, Reply, now
 from specllama.server.refusals import Refusal, not_offered, wrong
-from specllama.server.sampling import Asked, Format, schema_text
+from specllama.server.sampling_fields import Asked, Format, schema_text
 from specllama.server.served import ServedModel
 from specllama.server.tools import Tool, ToolChoice, ToolUse, full_name, tool_use
-from specllama.server.turns import ContentPart, add_result, log_left_out, parts_of, text_of
 from specllama.server.usage import costs, so_far
 from specllama.settings.params import GenerateParams
 

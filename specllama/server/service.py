@@ -13,16 +13,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from specllama.interface import Message
+from specllama.server.chat_messages import steadied
 from specllama.server.dialect import Dialect, Job, now
 from specllama.server.exchange import Aside, Json, answer
 from specllama.server.guard import Access, Traffic, read_body
 from specllama.server.known import Naming, naming_of, refuse_known
-from specllama.server.models import Models
+from specllama.server.loaded_models import Models
 from specllama.server.prometheus import Metrics
 from specllama.server.refusals import Refusal, malformed, not_offered
-from specllama.server.sampling import Sampling, numbered, words_of
+from specllama.server.sampling_fields import Sampling, numbered, words_of
 from specllama.server.served import ServedModel
-from specllama.server.turns import steadied
 from specllama.settings.params import GenerateParams
 
 # values of a body beside one for each token that can be read: no thread runs while they are made

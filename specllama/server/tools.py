@@ -32,7 +32,7 @@ from specllama.replies.tool_calls import (
     respelled,
 )
 from specllama.server.refusals import wrong
-from specllama.server.sampling import schema_text
+from specllama.server.sampling_fields import schema_text
 from specllama.settings.params import GenerateParams
 
 _TOOLS = 1024  # of one request

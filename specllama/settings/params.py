@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from specllama.errors import UsageError
-from specllama.settings import methods
+from specllama.settings import method_list
 from specllama.settings.hardware import Adapter, PlaceOptions, endpoints
 from specllama.settings.setting import (
     MOST,
@@ -44,7 +44,7 @@ VERIFY_RULES: dict[VerifyRule, str] = {
     "block": "specllama.speculative.rules:BLOCK",
 }
 WINDOWS: tuple[WindowKind, ...] = ("auto", "fixed")
-PROPOSERS = ("auto", *methods.names(), "none")
+PROPOSERS = ("auto", *method_list.names(), "none")
 KV_TYPES = ("auto", "f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 # Types of K and V on CPUs where they must differ. On x86 a bf16 K costs less than f16 (a step at
 # 600 tokens: 0.97), a bf16 V more (1.11); other processors have no vector code for a bf16 K.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from specllama.arrays import IntArray
-from specllama.history import Follower, History, Places
+from specllama.text_history import Follower, History, Places
 
 _FEW = 4  # places compared one by one, each at the speed of memory
 _DEEP = 64  # a longer match says nothing more, but for the few that are left

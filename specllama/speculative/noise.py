@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.arrays import FloatArray, IntArray
-from specllama.history import Places
 from specllama.speculative.types import Law
+from specllama.text_history import Places
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

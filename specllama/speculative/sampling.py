@@ -23,13 +23,13 @@ import numpy.typing as npt
 
 from specllama.arrays import FloatArray, IntArray, Row
 from specllama.errors import EngineError, UsageError
-from specllama.history import History, Places
 from specllama.settings.params import SamplingParams
 from specllama.speculative.cuts import REACH, RowCut, slack
 from specllama.speculative.matches import agreement
 from specllama.speculative.noise import coin
 from specllama.speculative.selection import Numbers, Peaks, every, smallest
 from specllama.speculative.types import CERTAIN, Law
+from specllama.text_history import History, Places
 
 # Tokens this far (in logits) below the best are looked at only when the nearer ones do not settle
 # the truncation: a threshold scan is some 20 times cheaper than a partition of the vocabulary.

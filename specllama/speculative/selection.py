@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.arrays import FloatArray, IntArray, Row
-from specllama.history import Places
+from specllama.text_history import Places
 
 Numbers = npt.NDArray[np.floating]
 

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from specllama.arrays import FloatArray, IntArray
-from specllama.history import Places
 from specllama.speculative.selection import Numbers, Peaks
+from specllama.text_history import Places
 
 CERTAIN: FloatArray = np.ones(1)
 CERTAIN.flags.writeable = False

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specllama.errors import StoreError
 from specllama.paths import private_file, private_folder
-from specllama.store.tree import START
+from specllama.store.message_tree import START
 
 _CHECK_BYTES = 32 * 2**20
 _BESIDE = ("-wal", "-shm")

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from specllama.settings.params import GenerateParams
 from specllama.store.codec import changed, params_from_dict, params_to_dict
+from specllama.store.message_tree import START, StoredMessage, Tree
 from specllama.store.sessions import UNTITLED, ContinuedElsewhere, SessionStore, StoredSession
-from specllama.store.tree import START, StoredMessage, Tree
 
 
 class OpenSession:

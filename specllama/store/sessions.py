@@ -33,7 +33,7 @@ from specllama.files import DAMAGE
 from specllama.paths import sessions_file
 from specllama.replies import attach
 from specllama.store import database, search, states
-from specllama.store.tree import StoredMessage, Tree
+from specllama.store.message_tree import StoredMessage, Tree
 
 logger = logging.getLogger("specllama.store")
 

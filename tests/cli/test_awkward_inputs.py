@@ -21,9 +21,9 @@ from specllama.models import library, refs
 from specllama.models.gguf import read_header
 from specllama.models.receipts import read_receipt
 from specllama.store import database
+from specllama.store.message_tree import StoredMessage
 from specllama.store.rounds import read_run
 from specllama.store.sessions import SessionStore
-from specllama.store.tree import StoredMessage
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="POSIX devices and links")
 

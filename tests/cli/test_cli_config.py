@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from specllama.errors import ConfigError, UsageError
 from specllama.paths import config_file
-from specllama.settings.config import load_settings, write_setting
+from specllama.settings.config_file import load_settings, write_setting
 from specllama.settings.hardware import PlaceOptions
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.settings.schema import BY_NAME, GONE, SCHEMA

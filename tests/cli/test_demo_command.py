@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fakes import Reply, ScriptedEngine
 
-from specllama.bench import demo
+from specllama.bench import scaled_pair
 from specllama.cli import invoke, loading
 from specllama.models import memory
 
@@ -34,19 +34,19 @@ class ClosedEngine(ScriptedEngine):
 def engine(monkeypatch: pytest.MonkeyPatch) -> ClosedEngine:
     found = ClosedEngine([Reply("one two three " * 20)] * 60)
 
-    def make(kind: demo.WeightKind, own: Path, progress: Any) -> tuple[Path, Path]:
+    def make(kind: scaled_pair.WeightKind, own: Path, progress: Any) -> tuple[Path, Path]:
         for name in ("t.gguf", "d.gguf"):
             (own / name).write_bytes(b"weights")
         return own / "t.gguf", own / "d.gguf"
 
-    monkeypatch.setattr(demo, "make", make)
+    monkeypatch.setattr(scaled_pair, "make", make)
     monkeypatch.setattr(loading, "load", lambda *args, **more: found)
     monkeypatch.setattr(memory, "available_memory", lambda: int(20e9))
     return found
 
 
 def files() -> list[Path]:
-    return list(demo.folder().rglob("*.gguf"))
+    return list(scaled_pair.folder().rglob("*.gguf"))
 
 
 def test_it_answers_and_leaves_nothing(
@@ -56,10 +56,10 @@ def test_it_answers_and_leaves_nothing(
     told = capsys.readouterr()
     first = told.out.splitlines()[0]
     assert first.startswith(("YES: ", "NO: ", "CANNOT TELL YET: "))
-    assert demo.WHAT in first
+    assert scaled_pair.WHAT in first
     assert "tokens identical" in told.out
     assert "deleted" in told.out
-    assert f"{demo.WHAT}: 1.1 GB" in told.err
+    assert f"{scaled_pair.WHAT}: 1.1 GB" in told.err
     assert not files()
     assert engine.windows.profile.path is None  # nothing learnt of it is kept
 
@@ -72,9 +72,9 @@ def test_for_machines_it_is_one_object(
     assert not told.err
     report = json.loads(told.out)
     assert report["answer"] in ("YES", "NO", "CANNOT TELL YET")
-    assert report["what"] == demo.WHAT
+    assert report["what"] == scaled_pair.WHAT
     assert report["same_tokens"] == report["tokens"] > 0
-    assert report["pairs"] >= demo.LEAST
+    assert report["pairs"] >= scaled_pair.LEAST
     assert report["files"] == []
 
 
@@ -87,9 +87,9 @@ def test_what_is_kept_is_named(engine: ClosedEngine, capsys: pytest.CaptureFixtu
 def test_other_weights_are_tried_where_the_first_would_lose(
     engine: ClosedEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "promises", lambda costs: False)
+    monkeypatch.setattr(scaled_pair, "promises", lambda costs: False)
     assert invoke(["demo", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["type"] == demo.KINDS[-1].name
+    assert json.loads(capsys.readouterr().out)["type"] == scaled_pair.KINDS[-1].name
 
 
 def test_without_room_it_says_what_it_takes(

@@ -9,8 +9,8 @@ import click
 from specllama.cli import completion
 from specllama.cli.lines import history_file
 from specllama.paths import rounds_dir, sessions_file
+from specllama.store.message_tree import StoredMessage
 from specllama.store.sessions import SessionStore
-from specllama.store.tree import StoredMessage
 
 
 def test_an_unstored_chat_leaves_nothing(cli, home: Path) -> None:

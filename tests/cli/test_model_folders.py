@@ -84,7 +84,7 @@ def test_what_loads_a_pair(
         asked.extend([target, draft])
         raise ModelUnavailable("far enough")
 
-    monkeypatch.setattr("specllama.server.running.run", serve)
+    monkeypatch.setattr("specllama.server.server_process.run", serve)
     monkeypatch.setattr("specllama.engine.opening.open_gguf", open_pair)
     assert invoke([*command, *PAIR]) == 3
     assert asked == [shelf / "maker/some-GGUF/some-Q4_0.gguf", shelf / DRAFT]
@@ -109,7 +109,7 @@ def test_what_reads_a_pair(
 
 @pytest.mark.usefixtures("told")
 def test_convert(shelf: Path, asked: list[Any], stop: Any) -> None:
-    stop("specllama.models.convert.convert")
+    stop("specllama.models.conversion.convert")
     assert invoke(["convert", "checkpoint", "out.gguf", "--target", TARGET]) == 3
     assert asked[2].path == shelf / "maker/some-GGUF/some-Q4_0.gguf"
 

@@ -32,7 +32,7 @@ def test_what_is_missing_is_one_line(
 def test_what_a_load_measures_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from specllama.server import running
+    from specllama.server import server_process
 
     def run(service: Any, listening: socket.socket, **more: Any) -> None:
         listening.close()
@@ -40,7 +40,7 @@ def test_what_a_load_measures_is_said(
         if hear is not None:
             hear(Notice("measuring whether passes are exact", topic="exactness"))
 
-    monkeypatch.setattr(running, "run", run)
+    monkeypatch.setattr(server_process, "run", run)
     assert invoke(["serve", "--port", "0"]) == 0
     assert "measuring whether passes are exact" in capsys.readouterr().err
     assert invoke(["serve", "--port", "0", "-q"]) == 0

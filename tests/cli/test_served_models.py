@@ -14,7 +14,7 @@ from servers import served, several
 
 from specllama import paths
 from specllama.cli import invoke
-from specllama.server.models import Models
+from specllama.server.loaded_models import Models
 from specllama.server.service import Service
 
 pytestmark = pytest.mark.usefixtures("nobody_else")
@@ -33,7 +33,7 @@ def shelf(tmp_path: Path) -> Path:
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Models, bool]]:
     """What a server would have begun with, and whether it loads the first at once."""
-    from specllama.server import running
+    from specllama.server import server_process
 
     seen: list[tuple[Models, bool]] = []
 
@@ -41,7 +41,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Models, bool]]:
         listening.close()
         seen.append((service.models, load))
 
-    monkeypatch.setattr(running, "run", run)
+    monkeypatch.setattr(server_process, "run", run)
     return seen
 
 

@@ -9,7 +9,7 @@ import pytest
 from eagle_files import NumpyHead
 from head_lanes import begin_at, encode, feed
 
-from specllama.backend.heads.pool import HeadLane
+from specllama.backend.heads.head_pool import HeadLane
 from specllama.backend.lane import CellLane
 from specllama.bench.prompts import load_prompts
 from specllama.engine.engine import Engine

@@ -18,7 +18,7 @@ from specllama.bench.rounding import probe_rows
 from specllama.engine.engine import Engine
 from specllama.errors import UsageError
 from specllama.events import Finished, Notice
-from specllama.models.quantize import prepare, run
+from specllama.models.quantization import prepare, run
 from specllama.models.refs import bundled
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 

@@ -16,7 +16,7 @@ from specllama.backend import devices, probe
 from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
 from specllama.events import Event
-from specllama.models.quantize import prepare, run
+from specllama.models.quantization import prepare, run
 from specllama.models.refs import bundled
 from specllama.settings.params import EngineOptions, GenerateParams
 

@@ -16,7 +16,7 @@ from ggufs_nextn import write_nextn
 from specllama.backend.pool import CellPool
 from specllama.engine.engine import Engine
 from specllama.events import Finished
-from specllama.models.quantize import prepare, run
+from specllama.models.quantization import prepare, run
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 pytestmark = pytest.mark.e2e

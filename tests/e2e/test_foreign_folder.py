@@ -20,7 +20,7 @@ if __name__ == "__main__":
 """
 QUANTIZE = """
 from pathlib import Path
-from specllama.models.quantize import prepare, run
+from specllama.models.quantization import prepare, run
 from specllama.models.refs import bundled
 run(prepare(bundled("tiny-draft"), Path("small.gguf"), "q4_0", requantize=True))
 print(Path("small.gguf").exists())

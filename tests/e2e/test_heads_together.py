@@ -17,8 +17,8 @@ from ggufs_nextn import write_nextn
 from head_lanes import begin_at
 
 from specllama.backend.base import Out, Part
-from specllama.backend.heads.medusa import GgmlHeads
-from specllama.backend.heads.pool import HeadPool
+from specllama.backend.heads.head_pool import HeadPool
+from specllama.backend.heads.medusa_head import GgmlHeads
 from specllama.engine.engine import Engine
 from specllama.events import Finished
 from specllama.models.refs import resolve

@@ -13,7 +13,7 @@ from engines import measured
 from ggufs import write_llama, write_mamba
 from ggufs_nextn import write_nextn
 
-from specllama.backend.running import TAIL, RunningPool
+from specllama.backend.recurrent_pool import TAIL, RunningPool
 from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import prove
 from specllama.engine.engine import Engine

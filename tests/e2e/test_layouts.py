@@ -10,7 +10,7 @@ import pytest
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import pair_key
 from specllama.events import Finished
-from specllama.models.quantize import prepare, run
+from specllama.models.quantization import prepare, run
 from specllama.models.refs import bundled
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 

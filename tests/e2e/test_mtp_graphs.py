@@ -18,11 +18,11 @@ from head_lanes import begin_at, feed, grow
 from nextn_numpy import reference
 
 from specllama.engine.engine import Engine
-from specllama.engine.heads import survey
+from specllama.engine.head_drafters import survey
 from specllama.events import Finished, RoundDone
 from specllama.models.gguf import read_header
 from specllama.models.memory import estimate_head, estimate_model
-from specllama.models.nextn import GRAPHS
+from specllama.models.nextn_blocks import GRAPHS
 from specllama.models.nextn_file import likeliest, write_head
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.speculative.drafting.mtp import MtpDrafter

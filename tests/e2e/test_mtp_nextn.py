@@ -19,7 +19,7 @@ from specllama.engine.engine import Engine
 from specllama.events import Finished
 from specllama.models.gguf import read_header
 from specllama.models.memory import estimate_model
-from specllama.models.nextn import trunk_blocks, why_not
+from specllama.models.nextn_blocks import trunk_blocks, why_not
 from specllama.models.recipe.nextn import build, own_texts
 from specllama.models.recipe.shape import TARGET_FILE
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams

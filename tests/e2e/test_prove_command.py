@@ -27,10 +27,10 @@ from specllama.engine.engine import Engine
 from specllama.engine.seating import Seats
 from specllama.engine.slot import Slot
 from specllama.errors import CannotLoad, UsageError
-from specllama.history import common_prefix
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.window import Plan, Window
+from specllama.text_history import common_prefix
 
 pytestmark = pytest.mark.e2e
 

@@ -21,7 +21,7 @@ from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
 from specllama.errors import CannotLoad
 from specllama.events import Finished, PrefillProgress
-from specllama.models.quantize import prepare, run
+from specllama.models.quantization import prepare, run
 from specllama.models.refs import bundled
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 

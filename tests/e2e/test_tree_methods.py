@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from specllama.backend.lane import CellLane
-from specllama.backend.layout import Layout
 from specllama.backend.llama_pool import open_pool
+from specllama.backend.tree_layout import Layout
 from specllama.bench.prompts import BenchPrompt
 from specllama.engine.engine import Engine
 from specllama.settings.params import EngineOptions

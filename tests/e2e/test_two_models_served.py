@@ -18,7 +18,7 @@ from specllama.cli.served_models import served_models
 from specllama.engine.engine import Engine
 from specllama.interface import Message
 from specllama.models import memory
-from specllama.server.models import Models
+from specllama.server.loaded_models import Models
 from specllama.server.service import Service
 from specllama.settings.duration import seconds
 from specllama.settings.params import EngineOptions, GenerateParams

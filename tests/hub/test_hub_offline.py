@@ -13,7 +13,7 @@ import pytest
 from fakehub import FakeHub, Fault
 
 from specllama.errors import ModelUnavailable
-from specllama.models.hub import HubClient
+from specllama.models.hub_client import HubClient
 
 REPO = "maker/small-GGUF"
 NAME = "small-Q4_0.gguf"

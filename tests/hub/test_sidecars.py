@@ -14,10 +14,10 @@ from ggufs_nextn import write_nextn
 
 from specllama import paths
 from specllama.cli import invoke
-from specllama.engine.heads import survey
+from specllama.engine.head_drafters import survey
 from specllama.errors import PairIncompatible, UnsupportedModel, UsageError
+from specllama.models.companions import kind_of, kind_of_name
 from specllama.models.gguf import read_header
-from specllama.models.heads import kind_of, kind_of_name
 from specllama.models.loadable import check_loadable
 from specllama.models.refs import bundled, resolve
 

@@ -29,8 +29,8 @@ from specllama.engine.engine import Engine
 from specllama.errors import SpecllamaError
 from specllama.events import Finished
 from specllama.models.refs import resolve_pair
-from specllama.remote.engine import open_remote
 from specllama.remote.foreign import ForeignEngine
+from specllama.remote.remote_engine import open_remote
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.told import Told
 

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from specllama.errors import SpecllamaError
 from specllama.interface import Message
-from specllama.remote.engine import open_remote
+from specllama.remote.remote_engine import open_remote
 from specllama.settings.params import GenerateParams, SamplingParams
 
 ANSWER_S = 60.0

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from specllama.bench import demo
+from specllama.bench import scaled_pair
 from specllama.engine.engine import Engine
 from specllama.interface import Message
 from specllama.settings.params import EngineOptions, GenerateParams
@@ -35,10 +35,10 @@ def slim(value: object) -> object:
 
 
 def main(kind_name: str) -> None:
-    kind = next(one for one in demo.KINDS if one.name == kind_name)
+    kind = next(one for one in scaled_pair.KINDS if one.name == kind_name)
     params = GenerateParams(seed=7, max_tokens=96, proposer="draft")
-    with demo.workshop() as own, tempfile.TemporaryDirectory() as logs:
-        target, draft = demo.make(kind, own)
+    with scaled_pair.workshop() as own, tempfile.TemporaryDirectory() as logs:
+        target, draft = scaled_pair.make(kind, own)
         found = []
         with Engine.load(target, draft, EngineOptions(n_ctx=2048)) as engine:
             engine.windows.profile.path = None
@@ -64,7 +64,7 @@ def main(kind_name: str) -> None:
         for line in lines:
             told = json.loads(line)
             if told["type"] == "run":
-                told |= {"question": QUESTION, "what": demo.WHAT, "kind": kind.name}
+                told |= {"question": QUESTION, "what": scaled_pair.WHAT, "kind": kind.name}
                 for model in (told["target"], told["draft"]):
                     model["path"] = Path(model["path"]).name
             file.write(json.dumps(slim(told), ensure_ascii=False, separators=(",", ":")) + "\n")

@@ -19,12 +19,12 @@ import numpy as np
 from specllama.arrays import FloatArray
 from specllama.bench.prompts import half, load_prompts
 from specllama.engine.engine import Engine
-from specllama.history import common_prefix
 from specllama.settings.params import EngineOptions, SamplingParams
 from specllama.speculative.noise import draw
 from specllama.speculative.rules import RandomCoins
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Law
+from specllama.text_history import common_prefix
 
 LENGTHS = (4, 8)
 APART = 4  # tokens between two places

@@ -37,8 +37,8 @@ from typing import Any
 from specllama.bench.prompts import load_prompts
 from specllama.engine.engine import Engine
 from specllama.events import Finished, Started
-from specllama.history import common_prefix
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.text_history import common_prefix
 
 
 @dataclass(frozen=True, eq=False)

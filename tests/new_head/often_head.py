@@ -1,6 +1,6 @@
 """A new kind of head, whole: a file that knows how often the target says each token.
 
-Its line in ``models/heads.py``: "often": HeadKind("a list of frequent tokens", "medusa",
+Its line in ``models/companions.py``: "often": HeadKind("a list of frequent tokens", "medusa",
 "often_head"). It drafts as Medusa heads do, so it needs no method of its own.
 """
 
@@ -13,10 +13,10 @@ import gguf
 import numpy as np
 
 from specllama.arrays import Row, Rows
-from specllama.backend.heads.medusa import MedusaPool
+from specllama.backend.heads.medusa_head import MedusaPool
 from specllama.errors import PairIncompatible
+from specllama.models.companions import Head
 from specllama.models.gguf import GgufHeader
-from specllama.models.heads import Head
 from specllama.models.memory import ModelMemory
 from specllama.models.tensors import read_tensor
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specllama.settings import methods as registry
+from specllama.settings import method_list as registry
 from specllama.speculative import drafting
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
@@ -35,8 +35,8 @@ from specllama.speculative.drafting.method import Kit, menu  # noqa: E402
 from specllama.speculative.drafting.mixed import MixedDrafter  # noqa: E402
 from specllama.store.rounds import RoundLog  # noqa: E402
 from specllama.tui.themes import UNICODE  # noqa: E402
-from specllama.tui.widgets.base import InkedApp  # noqa: E402
-from specllama.tui.widgets.methods import MethodList  # noqa: E402
+from specllama.tui.widgets.inked import InkedApp  # noqa: E402
+from specllama.tui.widgets.methods_table import MethodList  # noqa: E402
 
 PROMPT = "eta"
 ALPHABET = "etaoin \ns"

@@ -22,7 +22,7 @@ from servers import Serving, serving, table, until
 
 from specllama.errors import UsageError
 from specllama.server.guard import Access
-from specllama.server.running import _beside, bind
+from specllama.server.server_process import _beside, bind
 
 TABLE_CLI = Path(__file__).parents[1] / "support" / "table_cli.py"
 CHAT = "/v1/chat/completions"

@@ -12,8 +12,8 @@ import pytest
 from fakes import Reply, ScriptedRecipe
 from servers import Serving, serving
 
+from specllama.server.chat_messages import Turn, messages_of
 from specllama.server.tools import Tool, ToolReader, ToolUse
-from specllama.server.turns import Turn, messages_of
 
 PATH = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 LIST = {

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from servers import Serving, served, several, until
 
-from specllama.server.models import Models
+from specllama.server.loaded_models import Models
 from specllama.server.service import Service
 
 TURNS = [{"role": "user", "content": "the rain"}]

@@ -17,7 +17,7 @@ import httpx2
 import pytest
 from servers import Serving, serving, table, until
 
-from specllama.server import running, service
+from specllama.server import server_process, service
 from specllama.server.guard import IN_ALL, Access
 from specllama.server.request_queue import QueuedReply
 
@@ -78,7 +78,7 @@ REFUSED = [
 def test_a_request_that_was_answered_before_its_body_came_costs_no_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "LINGER_S", 0.2)
+    monkeypatch.setattr(server_process, "LINGER_S", 0.2)
     access = Access(keys=("first",), connections=len(REFUSED))
     with serving(table(tmp_path), access=access) as server, contextlib.ExitStack() as lines:
         for status, sent in REFUSED:

@@ -14,11 +14,11 @@ pytest.importorskip("uvicorn")
 
 from servers import Serving
 
-from specllama.server import anthropic, chat_completions, native, ollama, responses
+from specllama.server import anthropic, chat_completions, native, ollama_api, responses
 from specllama.server.dialect import Job
 from specllama.server.known import REFUSED
 from specllama.server.refusals import Refusal
-from specllama.server.sampling import Sampling, Structured, params_of
+from specllama.server.sampling_fields import Sampling, Structured, params_of
 from specllama.settings.params import GenerateParams, SamplingParams
 
 TURNS = [{"role": "user", "content": "the rain"}]
@@ -34,8 +34,8 @@ FAMILIES: dict[str, tuple[dict[str, Any], type]] = {
     ),
     "/v1/messages": ({"messages": TURNS, "max_tokens": 2}, anthropic.MessagesRequest),
     "/completion": ({"prompt": "the rain", "n_predict": 2}, native.NativeCompletion),
-    "/api/chat": ({"messages": TURNS, "stream": False}, ollama.OllamaChat),
-    "/api/generate": ({"prompt": "the rain", "stream": False}, ollama.GenerateRequest),
+    "/api/chat": ({"messages": TURNS, "stream": False}, ollama_api.OllamaChat),
+    "/api/generate": ({"prompt": "the rain", "stream": False}, ollama_api.GenerateRequest),
 }
 # what asks for something, and values that ask for nothing
 ASKS: dict[str, tuple[Any, tuple[Any, ...]]] = {

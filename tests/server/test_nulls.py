@@ -13,7 +13,7 @@ pytest.importorskip("uvicorn")
 
 from servers import Serving
 
-from specllama.server import anthropic, chat_completions, native, ollama, responses
+from specllama.server import anthropic, chat_completions, native, ollama_api, responses
 
 REQUESTS = (
     anthropic.MessagesRequest,
@@ -24,9 +24,9 @@ REQUESTS = (
     native.TokenizeRequest,
     native.DetokenizeRequest,
     native.TemplateRequest,
-    ollama.OllamaChat,
-    ollama.GenerateRequest,
-    ollama.ShowRequest,
+    ollama_api.OllamaChat,
+    ollama_api.GenerateRequest,
+    ollama_api.ShowRequest,
     responses.ResponsesRequest,
 )
 

@@ -16,7 +16,7 @@ import pytest
 from scripted_server import Rule, Rules
 from servers import Serving, served, serving, several
 
-from specllama.server.models import Models
+from specllama.server.loaded_models import Models
 from specllama.server.service import Service
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"town": "Ulm"}}</tool_call>'

@@ -17,7 +17,7 @@ from specllama.errors import EngineError, PromptTooLong, UsageError
 from specllama.events import Event, Finished, PrefillProgress, RoundDone, Started, Timings
 from specllama.interface import Message
 from specllama.remote.address import Address
-from specllama.remote.engine import RemoteEngine, open_remote
+from specllama.remote.remote_engine import RemoteEngine, open_remote
 from specllama.server.guard import Access
 from specllama.settings.params import GenerateParams, SamplingParams
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from specllama.events import Finished, ReasoningDelta, RoundDone, TextDelta
 from specllama.server.dialect import Reply
-from specllama.server.ollama import OllamaDialect
+from specllama.server.ollama_api import OllamaDialect
 from specllama.server.usage import usage
 
 ROUND = RoundDone(

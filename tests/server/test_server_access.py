@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from specllama.errors import EngineDied
 from specllama.remote.address import events_of
 from specllama.remote.board import Board
-from specllama.server import guard, running
+from specllama.server import guard, server_process
 from specllama.server.guard import Access
 from specllama.server.prometheus import SLICES
 from specllama.settings.hardware import is_loopback
@@ -395,7 +395,7 @@ def _line(server: Serving) -> socket.socket:
 def test_whoever_dawdles_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(running, "HEAD_S", 1.0)  # more than a busy machine makes others wait
+    monkeypatch.setattr(server_process, "HEAD_S", 1.0)  # more than a busy machine makes others wait
     monkeypatch.setattr(guard, "BODY_S", 1.0)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
     with serving(table(tmp_path)) as server:

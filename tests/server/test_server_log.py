@@ -15,10 +15,10 @@ from servers import serving, table
 
 from specllama.cli import invoke
 from specllama.errors import ConfigError, UsageError
-from specllama.server import log as server_log
+from specllama.server import server_log as server_log
 from specllama.server.guard import is_told
-from specllama.server.log import ServerLog
-from specllama.settings.config import load_settings
+from specllama.server.server_log import ServerLog
+from specllama.settings.config_file import load_settings
 
 LOGGER = logging.getLogger("specllama.server")
 HELLO = {"messages": [{"role": "user", "content": "the rain"}], "max_tokens": 4}

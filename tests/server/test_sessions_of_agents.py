@@ -9,8 +9,8 @@ import pytest
 from servers import Serving, serving, table
 
 from specllama.interface import Message
+from specllama.server.chat_messages import steadied
 from specllama.server.dialect import Job
-from specllama.server.turns import steadied
 from specllama.settings.params import GenerateParams
 
 HEAD = "x-anthropic-billing-header: cc_version=2.1.{0}.3a3; cc_entrypoint=cli; cch={0:05x};"

@@ -22,8 +22,8 @@ from specllama.engine.engine import Engine
 from specllama.engine.host import EngineHost
 from specllama.errors import DoesNotFit
 from specllama.interface import Message, Stepped
-from specllama.server import app
-from specllama.server.models import Models
+from specllama.server import routes
+from specllama.server.loaded_models import Models
 from specllama.server.request_queue import RequestQueue
 from specllama.server.served import ServedModel
 from specllama.server.service import Service
@@ -400,7 +400,7 @@ def test_nothing_is_loaded_at_the_start(home: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/specllama/generate"])
 def test_a_stream_tells_of_the_load(home: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.setattr(app, "HEAD_S", 0.05)
+    monkeypatch.setattr(routes, "HEAD_S", 0.05)
     gate = home / "gate"
     models = [made(home, "first", seed=1), made(home, "second", seed=2, gate=str(gate))]
     turns = [{"role": "user", "content": "the rain"}]
@@ -412,7 +412,7 @@ def test_a_stream_tells_of_the_load(home: Path, monkeypatch: pytest.MonkeyPatch,
             first = next(lines)
             gate.touch()
             said = "\n".join([first, *lines])
-        if path == app.OWN:
+        if path == routes.OWN:
             assert '"load_progress"' in first
             assert '"finish"' in said
         else:
@@ -422,7 +422,7 @@ def test_a_stream_tells_of_the_load(home: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_load_that_fails_in_a_stream(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "HEAD_S", 0.05)
+    monkeypatch.setattr(routes, "HEAD_S", 0.05)
     gate = home / "gate"
     models = [made(home, "first", seed=1), made(home, "huge", seed=2, gate=str(gate))]
     turns = [{"role": "user", "content": "the rain"}]

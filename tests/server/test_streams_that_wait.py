@@ -22,7 +22,7 @@ from specllama.server.chat_completions import (
 )
 from specllama.server.dialect import Dialect, Job, Reply
 from specllama.server.native import NativeCompletion, NativeDialect
-from specllama.server.ollama import OllamaDialect
+from specllama.server.ollama_api import OllamaDialect
 from specllama.server.responses import ResponsesDialect, ResponsesRequest
 from specllama.server.tools import Tool, ToolReader, ToolUse
 from specllama.settings.params import GenerateParams

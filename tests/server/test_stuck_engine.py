@@ -17,8 +17,8 @@ import pytest
 from fakes import ScriptedEngine, engine_info
 from servers import Serving, serving, until
 
+from specllama.engine.fair_queue import Turns
 from specllama.engine.host import EngineHost
-from specllama.engine.turns import Turns
 from specllama.errors import EngineDied, EngineError, EngineStuck
 from specllama.events import Event, TextDelta
 from specllama.interface import Message, Prompt

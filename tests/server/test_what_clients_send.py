@@ -14,8 +14,8 @@ from servers import Serving, serving
 
 from specllama.events import Finished
 from specllama.remote.address import Address, events_of
-from specllama.remote.engine import RemoteEngine
-from specllama.server.ollama import _about
+from specllama.remote.remote_engine import RemoteEngine
+from specllama.server.ollama_api import _about
 from specllama.server.usage import short
 from specllama.settings.params import GenerateParams
 

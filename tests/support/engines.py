@@ -13,8 +13,8 @@ from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import prove
 from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
-from specllama.engine.loading import Loaded
 from specllama.engine.pace import Pace
+from specllama.engine.pair_loading import Loaded
 from specllama.engine.profiles import Profile, Windows
 from specllama.engine.prompting import Prompting
 from specllama.engine.sampler_chains import ConstraintMaker, SamplerChains

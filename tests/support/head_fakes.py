@@ -14,7 +14,7 @@ from table_model import FakeTable
 from toys import LAYERS, WIDTH, V
 
 from specllama.arrays import IntArray, Row, Rows
-from specllama.backend.heads.medusa import MedusaPool
+from specllama.backend.heads.medusa_head import MedusaPool
 from specllama.errors import ContextFull
 from specllama.speculative.drafting.dflash import DflashDrafter, Markov, Places
 from specllama.speculative.drafting.drafter import Drafter

@@ -23,7 +23,7 @@ from ggufs_nextn import (
 from numpy.typing import NDArray
 
 from specllama.models.gguf import read_header
-from specllama.models.nextn import trunk_blocks
+from specllama.models.nextn_blocks import trunk_blocks
 
 Floats = NDArray[np.float32]
 

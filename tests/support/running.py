@@ -11,7 +11,7 @@ from table_model import FakeCache, FakeTable
 from specllama.arrays import Row
 from specllama.backend.batch import Shape
 from specllama.backend.kernels import Kernels
-from specllama.backend.running import RunningPool
+from specllama.backend.recurrent_pool import RunningPool
 from specllama.cancel import Cancel
 
 

@@ -34,9 +34,9 @@ from specllama.errors import EngineError
 from specllama.events import Event, LoadProgress
 from specllama.interface import Message as Turn
 from specllama.interface import Prompt
-from specllama.server import running
+from specllama.server import server_process
 from specllama.server.guard import Access
-from specllama.server.models import Models
+from specllama.server.loaded_models import Models
 from specllama.server.request_queue import RequestQueue
 from specllama.server.served import ServedModel
 from specllama.server.service import Service
@@ -166,12 +166,14 @@ def main() -> None:
         Access(keys=tuple(given.key)),
     )
     if given.record is not None:
-        record, plain = given.record, running.make_app
-        running.make_app = lambda service: Recorder(plain(service), record)  # type: ignore
-    listening = running.bind("127.0.0.1", given.port)
-    print(f"{given.alias} is served at {running.url_of(listening)}", flush=True)
+        record, plain = given.record, server_process.make_app
+        server_process.make_app = lambda service: Recorder(plain(service), record)  # type: ignore
+    listening = server_process.bind("127.0.0.1", given.port)
+    print(f"{given.alias} is served at {server_process.url_of(listening)}", flush=True)
     try:
-        running.run(service, listening, stop=threading.Event(), ready=lambda: None, drain_s=1.0)
+        server_process.run(
+            service, listening, stop=threading.Event(), ready=lambda: None, drain_s=1.0
+        )
     except KeyboardInterrupt:
         pass
 

@@ -16,10 +16,10 @@ from table_model import LoadTable
 
 from specllama.engine.host import EngineFactory, EngineHost, LoadEngine
 from specllama.server.guard import Access
-from specllama.server.models import Models
+from specllama.server.loaded_models import Models
 from specllama.server.request_queue import RequestQueue
-from specllama.server.running import bind, run, url_of
 from specllama.server.served import ServedModel
+from specllama.server.server_process import bind, run, url_of
 from specllama.server.service import Service
 from specllama.settings.params import EngineOptions, GenerateParams
 

@@ -14,8 +14,8 @@ from functools import partial
 
 from specllama.backend.base import SpecialToken
 from specllama.interface import Message
-from specllama.replies.chat import Rendered, render
 from specllama.replies.marks import Marks, Variables, derive
+from specllama.replies.segments import Rendered, render
 from specllama.replies.thoughts import Reader, Spelling, reader
 
 _MARK = re.compile(r"<[^<>\s]+>|\[/?[A-Z]+\]")

@@ -14,7 +14,7 @@ from oracle import Tokens, Toy
 from table_model import FakeTable
 
 from specllama.arrays import IntArray
-from specllama.backend.layout import Layout
+from specllama.backend.tree_layout import Layout
 from specllama.errors import EngineError
 from specllama.events import RoundDone
 from specllama.settings.params import SamplingParams, VerifyRule

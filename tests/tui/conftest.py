@@ -18,7 +18,7 @@ from specllama.models import memory
 from specllama.tui import clipboard, days
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import FlushPace
-from specllama.tui.screens import sessions
+from specllama.tui.screens import sessions_screen
 from specllama.tui.state import Preferences
 from specllama.tui.widgets import first_look, sidebar
 
@@ -84,6 +84,6 @@ def one_machine(monkeypatch: pytest.MonkeyPatch, nobody_else: Path) -> None:
     monkeypatch.setattr(memory, "repacked_types", lambda: frozenset({"Q4_0"}))
     for place in (days, sidebar):
         monkeypatch.setattr(place, "age", lambda seconds: "just now")
-    monkeypatch.setattr(sessions, "date", lambda when_s: "12 November 2026, 09:30")
+    monkeypatch.setattr(sessions_screen, "date", lambda when_s: "12 November 2026, 09:30")
     monkeypatch.setattr(first_look, "FRAMES", 1 / 3600)
     monkeypatch.setattr(clipboard, "here", lambda: Path("/"))

@@ -15,8 +15,8 @@ from specllama.errors import PromptTooLong
 from specllama.events import Event, Notice
 from specllama.interface import Message
 from specllama.settings.params import GenerateParams
+from specllama.store.message_tree import StoredMessage
 from specllama.store.sessions import SessionStore
-from specllama.store.tree import StoredMessage
 from specllama.tui.state import Preferences
 from specllama.tui.widgets.message import AssistantMessage, UserMessage
 from specllama.tui.widgets.stats_strip import MEASURE, StatsStrip

@@ -11,9 +11,9 @@ from app_driver import Driver, Recipe
 from fakes import ScriptedEngine
 from textual.widgets import Input, OptionList, Static
 
+from specllama.store.message_tree import StoredMessage
 from specllama.store.sessions import SessionStore
-from specllama.store.tree import StoredMessage
-from specllama.tui.screens.sessions import Preview, SessionsScreen
+from specllama.tui.screens.sessions_screen import Preview, SessionsScreen
 
 DAY = 86400.0
 

@@ -17,9 +17,9 @@ from specllama.settings.params import GenerateParams
 from specllama.tui.exports import Circumstances, reply, round_
 from specllama.tui.pages import self_contained
 from specllama.tui.record import Record
-from specllama.tui.screens.export import ExportScreen
-from specllama.tui.screens.inspector import InspectorScreen
-from specllama.tui.screens.race import RaceScreen
+from specllama.tui.screens.export_screen import ExportScreen
+from specllama.tui.screens.inspector_screen import InspectorScreen
+from specllama.tui.screens.race_screen import RaceScreen
 
 LONG = " ".join(f"word{i}" for i in range(80))
 EVIL = 'A reply with <script>alert("x")</script> & ``` fences, @someone and | pipes.'

@@ -14,15 +14,15 @@ from fakes import Reply, ScriptedEngine, engine_info, model_info
 from specllama.models import catalog, memory
 from specllama.models.judgement import FAST_ENOUGH, Machine
 from specllama.settings.params import GenerateParams
+from specllama.store.message_tree import StoredMessage
 from specllama.store.sessions import SessionStore
-from specllama.store.tree import StoredMessage
 from specllama.text import size
 from specllama.tui import demo_pair
-from specllama.tui.screens.race import RaceScreen
+from specllama.tui.screens.race_screen import RaceScreen
 from specllama.tui.state import Preferences
 from specllama.tui.widgets import first_look
 from specllama.tui.widgets.first_look import FirstLook, recording
-from specllama.tui.widgets.rounds import RoundsRow
+from specllama.tui.widgets.rounds_row import RoundsRow
 from specllama.tui.widgets.welcome import BUNDLED_EXAMPLES, EXAMPLES, Welcome, difference
 
 FIVE = ("F1", "F2", "F3", "F4", "F6")

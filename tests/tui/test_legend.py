@@ -10,7 +10,7 @@ from demo_engine import DemoEngine
 from fakes import Reply
 
 from specllama.settings.params import GenerateParams
-from specllama.tui.screens.help import HelpScreen
+from specllama.tui.screens.help_screen import HelpScreen
 from specllama.tui.widgets.message import AssistantMessage
 
 

@@ -29,7 +29,7 @@ from specllama.engine.host import EngineHost, LoadEngine
 from specllama.errors import BadGguf
 from specllama.events import Event, LoadProgress, Notice
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.tui.screens.models import ModelsScreen
+from specllama.tui.screens.models_screen import ModelsScreen
 from specllama.tui.state import Preferences
 
 ASSERTION = "GGML_ASSERT(n > 0) failed"

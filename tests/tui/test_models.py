@@ -25,7 +25,7 @@ from specllama.text import size
 from specllama.tui import choices
 from specllama.tui.choices import ChoiceRow, completions
 from specllama.tui.downloads import Download, figures
-from specllama.tui.screens.models import ModelsScreen
+from specllama.tui.screens.models_screen import ModelsScreen
 from specllama.tui.state import Preferences
 
 REPO, NAME = "maker/small-GGUF", "small-Q4_0.gguf"

@@ -22,7 +22,7 @@ from specllama.settings.params import GenerateParams
 from specllama.store.rounds import RoundLog
 from specllama.tui import exports
 from specllama.tui.record import LAG, Record
-from specllama.tui.screens.inspector import read_log
+from specllama.tui.screens.inspector_screen import read_log
 from specllama.tui.themes import DARK, UNICODE, ink_for
 from specllama.tui.widgets import walk
 from specllama.tui.widgets.panel import Drawing

@@ -26,8 +26,8 @@ from specllama.interface import Message
 from specllama.remote.address import Address
 from specllama.remote.board import Board
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.tui.screens.settings import SettingsScreen
-from specllama.tui.screens.top import LaneWatch, TopScreen
+from specllama.tui.screens.settings_screen import SettingsScreen
+from specllama.tui.screens.top_screen import LaneWatch, TopScreen
 from specllama.tui.state import Preferences
 
 PARAMS = GenerateParams(seed=4, max_tokens=40, sampling=SamplingParams(temperature=0.7))

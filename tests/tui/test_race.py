@@ -19,15 +19,15 @@ from specllama.events import Event
 from specllama.interface import Message
 from specllama.paths import rounds_dir
 from specllama.settings.params import GenerateParams
-from specllama.tui.race import (
+from specllama.tui.race_runner import (
     Advice,
     RaceEnded,
     Racing,
     advise,
     advise_among,
 )
-from specllama.tui.screens.race import RaceScreen
-from specllama.tui.widgets.methods import MethodList
+from specllama.tui.screens.race_screen import RaceScreen
+from specllama.tui.widgets.methods_table import MethodList
 from specllama.tui.widgets.playground import Playground, Slider, SpeedChart
 
 LONG = " ".join(f"word{i}" for i in range(80))

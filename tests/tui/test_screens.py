@@ -13,17 +13,17 @@ from specllama.errors import DoesNotFit
 from specllama.events import Notice
 from specllama.interface import MethodInfo
 from specllama.settings.params import EngineOptions, GenerateParams
+from specllama.store.message_tree import StoredMessage
 from specllama.store.rounds import list_runs
-from specllama.store.tree import StoredMessage
 from specllama.tui.keymap import ACTIONS
-from specllama.tui.screens import inspector
-from specllama.tui.screens.help import HelpScreen
-from specllama.tui.screens.inspector import InspectorScreen, RunPicker, read_log
-from specllama.tui.screens.race import RaceScreen
-from specllama.tui.screens.sessions import SessionsScreen
-from specllama.tui.screens.settings import FIELDS, SettingsScreen
+from specllama.tui.screens import inspector_screen
+from specllama.tui.screens.help_screen import HelpScreen
+from specllama.tui.screens.inspector_screen import InspectorScreen, RunPicker, read_log
+from specllama.tui.screens.race_screen import RaceScreen
+from specllama.tui.screens.sessions_screen import SessionsScreen
+from specllama.tui.screens.settings_screen import FIELDS, SettingsScreen
 from specllama.tui.state import Preferences
-from specllama.tui.widgets.methods import MethodList
+from specllama.tui.widgets.methods_table import MethodList
 
 
 async def opened(d: Driver, key: str, screen: type) -> Any:
@@ -61,7 +61,7 @@ async def test_the_inspector_walks_through_draft_verify_commit(start: Any) -> No
 async def test_the_inspector_plays_and_stops_at_the_end(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inspector, "STAGE_S", 0.01)
+    monkeypatch.setattr(inspector_screen, "STAGE_S", 0.01)
     async with start("One two three four.") as d:
         await d.say("q")
         screen = await opened(d, "f3", InspectorScreen)

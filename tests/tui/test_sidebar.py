@@ -9,10 +9,10 @@ from app_driver import Driver
 from textual.widgets import OptionList
 from textual.widgets._footer import FooterKey
 
+from specllama.store.message_tree import StoredMessage
 from specllama.store.sessions import SessionStore
-from specllama.store.tree import StoredMessage
-from specllama.tui.screens.sessions import SessionsScreen
-from specllama.tui.screens.settings import SettingsScreen, Toggle
+from specllama.tui.screens.sessions_screen import SessionsScreen
+from specllama.tui.screens.settings_screen import SettingsScreen, Toggle
 from specllama.tui.widgets.sidebar import Sidebar
 
 WIDE = (160, 50)

@@ -12,7 +12,7 @@ from specllama.figures import depths
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.method import Facts, menu
 from specllama.tui.record import Record, fate_of, glyph_run
-from specllama.tui.screens import inspector
+from specllama.tui.screens import inspector_screen
 from specllama.tui.themes import DARK, UNICODE, ink_for
 from specllama.tui.widgets import walk
 
@@ -132,16 +132,16 @@ def test_what_nobody_knows_has_no_column() -> None:
 
 def test_trees_are_drawn_among_the_rows() -> None:
     tree = rounds(Reply("One two three four five six", accept=(2,), tree=True))[1]
-    assert inspector.tree_lines(tree, UNICODE) == ["├■■□·", "│││└·", "││└□", "│└□", "└□"]
+    assert inspector_screen.tree_lines(tree, UNICODE) == ["├■■□·", "│││└·", "││└□", "│└□", "└□"]
     chain = rounds(Reply("One two three four five six", accept=(2,)))[1]
-    assert inspector.tree_lines(chain, UNICODE) == []
-    drawn = inspector.rounds_rows([chain, tree, chain], 1, UNICODE, INK, 28, 20).plain
+    assert inspector_screen.tree_lines(chain, UNICODE) == []
+    drawn = inspector_screen.rounds_rows([chain, tree, chain], 1, UNICODE, INK, 28, 20).plain
     lines = drawn.splitlines()
     assert [line.split()[0] for line in lines if "█" in line] == ["1", "▶", "3"]
     assert lines[0] == "round  time, tokens"
     assert lines[3].strip() == "├■■□·"
     for height in range(1, 9):
-        shown = inspector.rounds_rows([tree] * 5, 2, UNICODE, INK, 28, height).plain
+        shown = inspector_screen.rounds_rows([tree] * 5, 2, UNICODE, INK, 28, height).plain
         assert len(shown.splitlines()) <= height
         assert "▶" in shown
 
@@ -159,7 +159,7 @@ def test_what_a_round_cost_in_words() -> None:
 def test_rounds_as_rows_are_as_long_as_they_took() -> None:
     done = rounds(Reply("One two three four five six", accept=(1,)))[1]
     some = [dataclasses.replace(done, verify_ms=float(ms)) for ms in range(1, 41)]
-    drawn = inspector.rounds_rows(some, 20, UNICODE, INK, 30, 12).plain.splitlines()
+    drawn = inspector_screen.rounds_rows(some, 20, UNICODE, INK, 30, 12).plain.splitlines()
     assert len(drawn) == 12
     assert next(line for line in drawn if "▶" in line).split()[1] == "21"
     lengths = [line.count("█") + line.count("▒") for line in drawn]
@@ -169,7 +169,7 @@ def test_rounds_as_rows_are_as_long_as_they_took() -> None:
     assert True in shaded
     assert False in shaded
     assert max(map(len, drawn)) <= 30
-    assert inspector.rounds_rows([], 0, UNICODE, INK, 30, 12).plain == ""
+    assert inspector_screen.rounds_rows([], 0, UNICODE, INK, 30, 12).plain == ""
 
 
 def test_fates_of_a_chain_and_of_a_cut_round() -> None:

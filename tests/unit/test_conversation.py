@@ -16,9 +16,9 @@ from specllama.paths import sessions_file
 from specllama.session import Session
 from specllama.settings.params import GenerateParams
 from specllama.store.codec import params_to_dict
+from specllama.store.message_tree import StoredMessage
 from specllama.store.rounds import list_runs, read_run
 from specllama.store.sessions import SessionStore
-from specllama.store.tree import StoredMessage
 
 LONG = "The target reads all the guesses in a single pass and keeps those it agrees with. " * 4
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama import history as module
-from specllama.history import Follower, History, common_prefix
+from specllama import text_history as module
 from specllama.speculative import matches as matching
 from specllama.speculative.matches import Matches, common_suffix
+from specllama.text_history import Follower, History, common_prefix
 
 Change = tuple[int, list[int], bool]  # tokens kept, tokens that follow, whether the follower looks
 TEXTS = st.lists(st.integers(0, 3), max_size=12)

@@ -12,7 +12,7 @@ from specllama.text import sanitize_line
 from specllama.tui.downloads import Downloads, figures
 from specllama.tui.messages import StorageFailed
 from specllama.tui.state import DraftFile
-from specllama.tui.widgets.base import Inked
+from specllama.tui.widgets.inked import Inked
 
 SHOWN = 60
 METER = 14

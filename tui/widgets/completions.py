@@ -12,7 +12,7 @@ from textual.widgets import Static
 
 from specllama.text import sanitize_line
 from specllama.tui.completing import Candidate, Completion
-from specllama.tui.widgets.base import Inked
+from specllama.tui.widgets.inked import Inked
 
 ROWS, ROWS_SHORT = 8, 4
 LABEL_COLUMNS = 34

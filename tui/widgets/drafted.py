@@ -15,7 +15,7 @@ from textual.widgets import Static
 from specllama.events import RoundDone
 from specllama.text import sanitize
 from specllama.tui.record import fate_of, is_special
-from specllama.tui.widgets.base import Inked
+from specllama.tui.widgets.inked import Inked
 
 BLOCK_ROUNDS = 24
 FADE = (2, 5, 9)  # ages in rounds at which a ghost gets fainter, fainter still, and goes

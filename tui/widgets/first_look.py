@@ -23,8 +23,8 @@ from specllama.events import Finished, RoundDone, Started
 from specllama.store.rounds import read_run
 from specllama.tui.loader import EngineLoader
 from specllama.tui.record import Record
-from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.drafted import DraftedView
+from specllama.tui.widgets.inked import Inked
 from specllama.tui.widgets.welcome import Welcome, keys, legend
 from specllama.verdict import lead
 

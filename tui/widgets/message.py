@@ -19,8 +19,8 @@ from specllama.text import WordCount, number_of, sanitize, sanitize_line
 from specllama.tui.messages import ActionAsked
 from specllama.tui.reading import PlainGuard, parser
 from specllama.tui.record import Record
-from specllama.tui.widgets.base import Inked
 from specllama.tui.widgets.drafted import DraftedView
+from specllama.tui.widgets.inked import Inked
 
 FOLD_CHARS = 3000
 CHUNK_CHARS = 4000

@@ -17,7 +17,7 @@ from specllama.errors import UsageError
 from specllama.models import refs
 from specllama.text import sanitize_line
 from specllama.tui.choices import ChoiceRow, completions, is_path
-from specllama.tui.widgets.base import Inked
+from specllama.tui.widgets.inked import Inked
 
 Lines = list[tuple[str, ChoiceRow | None]]
 """What is listed: (name, row), or (heading, None)."""

@@ -21,7 +21,7 @@ from specllama.text import sanitize_line, size
 from specllama.tui.bridge import Clock, monotonic
 from specllama.tui.record import Record, fate_of
 from specllama.tui.themes import Glyphs, Ink
-from specllama.tui.widgets.base import Inked
+from specllama.tui.widgets.inked import Inked
 from specllama.tui.widgets.stats_strip import StripState, duration
 from specllama.tui.widgets.walk import best_path, token_text
 

@@ -18,7 +18,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from specllama.bench.speed_model import MAX_K, SpeedModel
-from specllama.tui.widgets.base import Inked
+from specllama.tui.widgets.inked import Inked
 
 
 class Slider(Inked, Widget, can_focus=True):

@@ -18,7 +18,7 @@ from specllama.errors import SpecllamaError
 from specllama.store.sessions import SessionStore, SessionSummary
 from specllama.text import sanitize_line
 from specllama.tui.days import age
-from specllama.tui.widgets.base import Inked
+from specllama.tui.widgets.inked import Inked
 
 LISTED = 60
 COLUMNS = 32

@@ -15,7 +15,7 @@ from specllama.figures import Figures
 from specllama.text import percent, rate, sanitize_line
 from specllama.tui.advice import NO_GUESSES
 from specllama.tui.record import Record
-from specllama.tui.widgets.base import Inked
+from specllama.tui.widgets.inked import Inked
 from specllama.verdict import brief
 
 MEASURE = "F4 measures it"

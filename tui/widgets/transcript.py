@@ -15,7 +15,7 @@ from specllama.errors import SpecllamaError
 from specllama.text import sanitize
 from specllama.tui import advice
 from specllama.tui.messages import Scrolled
-from specllama.tui.widgets.base import Inked
+from specllama.tui.widgets.inked import Inked
 from specllama.tui.widgets.message import AssistantMessage, MessageView
 
 WINDOW = 20

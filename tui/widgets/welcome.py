@@ -9,12 +9,12 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
-from specllama.bench.demo import KINDS
+from specllama.bench.scaled_pair import KINDS
 from specllama.models.refs import NO_DRAFT
 from specllama.text import sanitize_line, size
 from specllama.tui.advice import guesses
 from specllama.tui.loader import EngineLoader, loading_words
-from specllama.tui.widgets.base import Inked
+from specllama.tui.widgets.inked import Inked
 
 SHORT = 24  # rows below which the least is said
 ROOMY = 30  # and from which there are empty lines

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from specllama.history import Follower, History
 from specllama.speculative.matches import Matches
+from specllama.text_history import Follower, History
 
 Keys = npt.NDArray[np.int64]
 

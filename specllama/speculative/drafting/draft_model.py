@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from specllama.arrays import Row
 from specllama.backend.base import Out
 from specllama.errors import ContextFull
-from specllama.history import Follower, common_prefix
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, with_draft
 from specllama.speculative.drafting.stepping import Stepping
 from specllama.speculative.effects import LaneView, Pass, Steps
 from specllama.speculative.tree import Path
 from specllama.speculative.types import Room
+from specllama.text_history import Follower, common_prefix
 
 
 class ChainDrafter(Stepping):

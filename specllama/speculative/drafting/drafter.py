@@ -9,11 +9,11 @@ from typing import Any
 import numpy.typing as npt
 
 from specllama.arrays import HiddenNeed, Row
-from specllama.history import History
 from specllama.speculative.effects import LaneView, Steps
 from specllama.speculative.rules import Coins, Rule
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
+from specllama.text_history import History
 
 Held = Mapping[str, npt.NDArray[Any]]  # what a drafter knows of a text, by name
 

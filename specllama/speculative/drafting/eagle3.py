@@ -16,12 +16,12 @@ import numpy as np
 
 from specllama.arrays import Row
 from specllama.backend.base import HiddenRows, Out
-from specllama.history import Follower
 from specllama.speculative.drafting.drafter import Drafter, Held
 from specllama.speculative.drafting.head_drafter import Stated, StateDrafter
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.effects import HeadPlace, Pass, Steps
 from specllama.speculative.types import Room
+from specllama.text_history import Follower
 
 
 class EagleDrafter(StateDrafter):

@@ -15,7 +15,6 @@ import numpy as np
 from specllama.arrays import Row, Rows
 from specllama.backend.base import Out
 from specllama.errors import ContextFull, EngineError
-from specllama.history import Follower
 from specllama.speculative.drafting.draft_tree import grow
 from specllama.speculative.drafting.drafter import Held
 from specllama.speculative.drafting.stepping import Stepping
@@ -23,6 +22,7 @@ from specllama.speculative.effects import HeadPlace, Keep, LaneView, Pass, Steps
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import ROOT, Path
 from specllama.speculative.types import Draft, Room
+from specllama.text_history import Follower
 
 if TYPE_CHECKING:
     from specllama.backend.base import HiddenRows

@@ -21,13 +21,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from specllama.arrays import Row
-from specllama.history import Follower
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Method, with_trees
 from specllama.speculative.effects import Steps
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import TreeBuilder
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Verdict
+from specllama.text_history import Follower
 
 MIN_ROWS = 5  # below this a pass has no place for a window of two columns and one guess
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.history import common_prefix
 from specllama.speculative.drafting.draft_tree import TreeDrafter, grow, why_no_tree
 from specllama.speculative.drafting.drafter import Drafter, Joined, Request, written
 from specllama.speculative.drafting.method import Kit, Method
@@ -17,6 +16,7 @@ from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.effects import Steps
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Room, Verdict
+from specllama.text_history import common_prefix
 
 
 class MergedDrafter(Joined):

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from specllama.interface import MethodInfo
-from specllama.settings import methods as registry
+from specllama.settings import method_list as registry
 from specllama.speculative.drafting.copying import TextFollower
 from specllama.speculative.drafting.drafter import Drafter
-from specllama.speculative.drafting.library import Library
+from specllama.speculative.drafting.text_library import Library
 from specllama.speculative.types import Booking
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.history import History
 from specllama.speculative.drafting.drafter import Copier, Request, written
 from specllama.speculative.drafting.method import Method
 from specllama.speculative.matches import Matches
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Guess, Verdict
+from specllama.text_history import History
 
 _WORD = 8  # tokens of a match that the caller's word is worth, before anything was written
 _SURE = 16  # tokens in a row that agree, from which on no other place is looked for

@@ -17,16 +17,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specllama.history import Follower, History
 from specllama.speculative.drafting.copying import TextFollower
 from specllama.speculative.drafting.drafter import Copier, Request
-from specllama.speculative.drafting.library import BREAK, Library
 from specllama.speculative.drafting.method import Method
+from specllama.speculative.drafting.text_library import BREAK, Library
 from specllama.speculative.effects import Steps, run_alone
 from specllama.speculative.matches import Matches
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import ROOT, BestFirst
 from specllama.speculative.types import EMPTY_DRAFT, Draft, DraftJudge, Guess, Room, Verdict
+from specllama.text_history import Follower, History
 
 PAST = "suffix-past"  # guesses that continue as an earlier text did
 BESIDE = "suffix-beside"  # and those that continue as one that is being written

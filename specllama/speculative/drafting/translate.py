@@ -22,13 +22,13 @@ import numpy as np
 from specllama.arrays import IntArray, Rows
 from specllama.backend.base import Context, Out, Outputs, Part, Vocab
 from specllama.errors import ContextFull, EngineError, PairIncompatible
-from specllama.history import Follower, History
 from specllama.settings.params import SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.effects import LaneView, Steps
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Room
+from specllama.text_history import Follower, History
 
 SHARED_MIN = 0.9  # of the draft's tokens, for the first way
 _LOOK_BACK = 32  # bytes before the end that are cut into draft tokens again

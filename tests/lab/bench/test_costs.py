@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from specllama.history import History
 from specllama.settings.params import SamplingParams
 from specllama.speculative.drafting.copying import TextFollower
 from specllama.speculative.drafting.drafter import Copier, Request
@@ -22,6 +21,7 @@ from specllama.speculative.drafting.suffix import SuffixDrafter
 from specllama.speculative.noise import draw
 from specllama.speculative.rules import MATCH, RandomCoins
 from specllama.speculative.sampling import SamplerChain
+from specllama.text_history import History
 
 V = 152_064
 OFF: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}

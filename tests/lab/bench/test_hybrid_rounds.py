@@ -22,7 +22,7 @@ import pytest
 
 from specllama.engine.engine import Engine
 from specllama.events import Finished
-from specllama.models.quantize import prepare, run
+from specllama.models.quantization import prepare, run
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 THREADS = int(os.environ.get("SPECLLAMA_BENCH_THREADS", "2"))

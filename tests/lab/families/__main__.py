@@ -41,8 +41,8 @@ from specllama.backend.llama_vocab import LlamaVocab
 from specllama.engine.prompting import Prompting
 from specllama.interface import Message
 from specllama.models.gguf import read_header
-from specllama.replies.chat import render
 from specllama.replies.marks import derive, switch
+from specllama.replies.segments import render
 
 
 @dataclass

@@ -45,7 +45,7 @@ from specllama.errors import SpecllamaError
 from specllama.events import Finished, Notice, RoundDone
 from specllama.models.gguf import read_header
 from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
-from specllama.models.quantize import prepare, run
+from specllama.models.quantization import prepare, run
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 OTHER = "llama-dense"  # drafts for the others

@@ -32,7 +32,7 @@ from specllama.cli import diagnostics, output
 from specllama.cli.options import LOADING, GroupedCommand, grouped, resolve, settings_options
 from specllama.errors import SpecllamaError
 from specllama.models.refs import resolve_pair
-from specllama.settings.config import Settings
+from specllama.settings.config_file import Settings
 from specllama.store.rounds import package_versions
 
 GROUP = "GPU check"

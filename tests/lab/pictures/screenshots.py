@@ -125,7 +125,7 @@ async def _inspector(app: SpecllamaApp, pilot: Pilot[int]) -> None:
 
 
 async def _race(app: SpecllamaApp, pilot: Pilot[int]) -> None:
-    from specllama.tui.screens.race import RaceScreen
+    from specllama.tui.screens.race_screen import RaceScreen
 
     await ask(app, pilot)
     await pilot.press("f4")

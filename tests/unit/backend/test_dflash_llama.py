@@ -20,8 +20,8 @@ from head_lanes import VOCAB, begin_at, read, refused, same, texts
 
 from specllama.arrays import Rows
 from specllama.backend.base import Part
-from specllama.backend.heads.dflash import DflashPool, MarkovRows
-from specllama.backend.heads.pool import HeadLane
+from specllama.backend.heads.dflash_head import DflashPool, MarkovRows
+from specllama.backend.heads.head_pool import HeadLane
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.engine.engine import Engine

@@ -18,8 +18,8 @@ from head_lanes import VOCAB, begin_at, encode, feed, grow, refused, same, texts
 
 from specllama.arrays import HiddenNeed, Rows
 from specllama.backend import capture
-from specllama.backend.heads.eagle3 import eagle_pool
-from specllama.backend.heads.pool import HeadLane, HeadPool
+from specllama.backend.heads.eagle3_head import eagle_pool
+from specllama.backend.heads.head_pool import HeadLane, HeadPool
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.engine.engine import Engine

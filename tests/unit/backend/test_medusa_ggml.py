@@ -11,7 +11,7 @@ from ggufs import write_llama
 from medusa_numpy import load_heads
 
 from specllama.backend.devices import handles
-from specllama.backend.heads.medusa import GgmlHeads
+from specllama.backend.heads.medusa_head import GgmlHeads
 from specllama.errors import CannotLoad
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.medusa_file import STATES, read_facts, vocabulary_digest, write_heads

@@ -13,10 +13,10 @@ from table_model import FakeTable
 from specllama.backend.base import Blob, Outputs, Part
 from specllama.backend.lane import CellLane
 from specllama.backend.parts import PassPart
-from specllama.backend.running import SPREAD, TAIL, Checkpoint, Checkpoints, RunningPool
+from specllama.backend.recurrent_pool import SPREAD, TAIL, Checkpoint, Checkpoints, RunningPool
 from specllama.errors import Cancelled, EngineError
-from specllama.history import common_prefix
 from specllama.models import running_state
+from specllama.text_history import common_prefix
 
 TABLE = FakeTable(64, order=6)
 

@@ -18,9 +18,9 @@ from ggufs import write_llama, write_mamba
 
 from specllama.backend.base import Part
 from specllama.backend.lane import CellLane
-from specllama.backend.layout import Layout
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_pool import open_pool
+from specllama.backend.tree_layout import Layout
 from specllama.errors import Cancelled, ContextFull, EngineError
 from specllama.settings.params import EngineOptions
 

@@ -26,7 +26,7 @@ from specllama.backend.exactness import Exactness, Group
 from specllama.backend.probe import CELLS, WIDTHS, common, probe
 from specllama.cli.options import GroupedCommand, resolve, settings_options
 from specllama.errors import ContextFull, EngineError, UsageError
-from specllama.settings.config import check
+from specllama.settings.config_file import check
 from specllama.settings.params import EngineOptions
 
 V = 24

@@ -21,7 +21,7 @@ from specllama.speculative.policy.costs import CostTable
 from specllama.speculative.policy.learned import Mean
 from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.window import Outcome
-from specllama.store import profiles as store
+from specllama.store import profile_file as store
 
 REPLIES = 25
 LOSS = 0.125

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specllama.engine.turns import Turns
+from specllama.engine.fair_queue import Turns
 
 
 def turns_of(*waiting: tuple[str, int]) -> Turns[int]:

@@ -13,7 +13,7 @@ import pytest
 
 from specllama.errors import UsageError
 from specllama.grammar.guide import END, Guide, Guides
-from specllama.grammar.layout import Habits, JsonLayout
+from specllama.grammar.json_layout import Habits, JsonLayout
 from specllama.grammar.source import Kind, source_of
 
 WORDS = [b'{"', b'":', b' "', b'",', b"name", b"na", b"me", b'"}', b"\n  ", b" [", b"true", b"}"]

@@ -7,10 +7,10 @@ import datetime
 import pytest
 
 from specllama.errors import UsageError
-from specllama.models import catalog, heads, refs
+from specllama.models import catalog, companions, refs
 from specllama.models.catalog import BYTES_PER_PARAM
 from specllama.models.judgement import Machine
-from specllama.settings import methods as registry
+from specllama.settings import method_list as registry
 
 
 def test_every_entry_is_complete() -> None:
@@ -61,14 +61,14 @@ def test_every_method_is_one_that_runs_the_target_here() -> None:
     assert {pair.method for pair in pairs.values()} == {"draft", "mtp", "eagle3", "ngram"}
     for name in ("gpt-oss-20b", "gpt-oss-120b"):
         assert pairs[name].method == "eagle3"
-        assert heads.kind_of_name(pairs[name].head) == "eagle3"
+        assert companions.kind_of_name(pairs[name].head) == "eagle3"
         assert pairs[name].head.startswith(pairs[name].target.repo + "/")
     assert {pairs[name].family for name in pairs if pairs[name].method == "mtp"} == {
         "Nemotron 3.5", "Qwen3.5", "Qwen3.6", "Qwen3.8", "Gemma 4",
     }  # fmt: skip
     for pair in pairs.values():
         if pair.method == "mtp" and pair.family == "Gemma 4":
-            assert heads.kind_of_name(pair.head) == "gemma4-assistant"
+            assert companions.kind_of_name(pair.head) == "gemma4-assistant"
             assert pair.head.startswith(pair.target.repo + "/")
     # whatever has a drafter that nobody here can run says so; a second one that runs is named
     assert pairs["granite4-h-tiny"].cannot

@@ -19,7 +19,7 @@ from published_heads import write_repository
 from specllama.engine.engine import Engine
 from specllama.errors import CannotLoad, PairIncompatible
 from specllama.events import Finished
-from specllama.models.convert import convert
+from specllama.models.conversion import convert
 from specllama.models.dflash_file import IN_LAYER, TOP, read_facts
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.layer_inputs import read_draft_ids

@@ -21,12 +21,12 @@ from published_heads import (
     write_repository,
 )
 
-from specllama.backend.heads.eagle3 import eagle_pool
+from specllama.backend.heads.eagle3_head import eagle_pool
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_pool import open_pool
 from specllama.errors import CannotLoad, ModelUnavailable, PairIncompatible
-from specllama.models.convert import convert, published_kind
+from specllama.models.conversion import convert, published_kind
 from specllama.models.eagle3_file import read_facts
 from specllama.models.gguf import read_header
 from specllama.models.layer_inputs import read_draft_ids

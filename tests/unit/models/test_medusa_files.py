@@ -23,7 +23,7 @@ from specllama.errors import (
     UsageError,
 )
 from specllama.models.checkpoint import read_safetensors
-from specllama.models.convert import convert
+from specllama.models.conversion import convert
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.gguf_writer import write_gguf
 from specllama.models.medusa_file import read_checkpoint, read_facts, vocabulary_digest, write_heads

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from specllama.engine.engine import Engine
-from specllama.engine.heads import survey
+from specllama.engine.head_drafters import survey
 from specllama.errors import PairIncompatible
 from specllama.events import Finished
-from specllama.models import heads
+from specllama.models import companions
+from specllama.models.companions import HEADS, HeadKind
 from specllama.models.gguf import read_header
-from specllama.models.heads import HEADS, HeadKind
 from specllama.models.refs import resolve
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
@@ -32,7 +32,7 @@ def often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_drafts_and_the_text_stays(often: Path) -> None:
-    assert heads.kind_of(read_header(often)) == "often"
+    assert companions.kind_of(read_header(often)) == "often"
     texts = []
     with Engine.load("tiny-target", None, EngineOptions(threads=1, heads=(str(often),))) as engine:
         for proposer in ("none", "medusa"):

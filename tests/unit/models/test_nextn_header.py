@@ -13,7 +13,7 @@ from ggufs_nextn import ARCHITECTURES, CHAINED, write_nextn
 from specllama.errors import PairIncompatible
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.gguf_format import TensorInfo
-from specllama.models.nextn import GRAPHS, nextn_blocks, trunk_blocks, why_not
+from specllama.models.nextn_blocks import GRAPHS, nextn_blocks, trunk_blocks, why_not
 from specllama.models.nextn_file import check_target
 
 

@@ -12,8 +12,8 @@ from ggufs_nextn import ARCHITECTURES, CHAINED, write_nextn
 
 from specllama.arrays import IntArray
 from specllama.errors import BadGguf, PairIncompatible, UnsupportedModel, UsageError
+from specllama.models.companions import kind_of
 from specllama.models.gguf import GgufHeader, read_header
-from specllama.models.heads import kind_of
 from specllama.models.nextn_file import READS, SAYS, check_target, likeliest, read_words, write_head
 from specllama.models.tensors import read_bytes
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import ggufs
 import pytest
 
-from specllama.models import pruned, quantize
+from specllama.models import pruned, quantization
 from specllama.models.gguf import read_header
 
 
@@ -16,7 +16,7 @@ from specllama.models.gguf import read_header
 )
 def test_layer_lists_read_back(layers: tuple[int, ...], text: str) -> None:
     assert pruned.layer_list(layers) == text
-    assert quantize.parse_layers(text, 9) == layers
+    assert quantization.parse_layers(text, 9) == layers
 
 
 def test_runs_of_neighbours() -> None:

@@ -13,10 +13,10 @@ import pytest
 from gguf_surgery import with_tensor
 
 from specllama.errors import BadGguf, SpecllamaError, UnsupportedModel, UsageError
-from specllama.models import quantize
+from specllama.models import quantization
 from specllama.models.gguf import read_header
 from specllama.models.loadable import check_loadable
-from specllama.models.quantize import read_imatrix
+from specllama.models.quantization import read_imatrix
 from specllama.models.tensors import Floats, read_tensor
 
 
@@ -28,7 +28,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", ["fp8", "FP8", "f8", "e4m3", "fp8-e4m3"])
 def test_there_is_no_fp8(name: str) -> None:
     with pytest.raises(UsageError, match="GGUF has no FP8 tensor type") as caught:
-        quantize.check_type(name)
+        quantization.check_type(name)
     assert caught.value.hint == "use --type q8_0"
     assert "16-bit scale for each 32 weights" in caught.value.message
 
@@ -38,27 +38,27 @@ def test_there_is_no_fp8(name: str) -> None:
 )
 def test_loose_names_are_answered(name: str, instead: str) -> None:
     with pytest.raises(UsageError) as caught:
-        quantize.check_type(name)
+        quantization.check_type(name)
     assert instead in (caught.value.hint or "")
 
 
 def test_real_names_in_any_case() -> None:
-    assert quantize.check_type("Q4_K_M") == "q4_k_m"
+    assert quantization.check_type("Q4_K_M") == "q4_k_m"
     with pytest.raises(UsageError, match="unknown quantization"):
-        quantize.check_type("zebra")
+        quantization.check_type("zebra")
 
 
 @pytest.mark.parametrize(
     ("text", "layers"), [("1", (1,)), ("0-2", (0, 1, 2)), ("3,1", (1, 3)), (" 0 , 2-3 ", (0, 2, 3))]
 )
 def test_layer_lists(text: str, layers: tuple[int, ...]) -> None:
-    assert quantize.parse_layers(text, 8) == layers
+    assert quantization.parse_layers(text, 8) == layers
 
 
 @pytest.mark.parametrize("text", ["", "x", "1-", "3-1", "8", "0-7", "-1"])
 def test_layer_lists_that_make_no_sense(text: str) -> None:
     with pytest.raises(UsageError):
-        quantize.parse_layers(text, 8)
+        quantization.parse_layers(text, 8)
 
 
 @pytest.mark.e2e
@@ -66,8 +66,8 @@ def test_layer_lists_that_make_no_sense(text: str) -> None:
 def test_a_result_of_the_type_asked_for(source: Path, tmp_path: Path, kind: str) -> None:
     target = tmp_path / "out.gguf"
     seen: list[tuple[int, int]] = []
-    job = quantize.prepare(source, target, kind, threads=1)
-    header = quantize.run(job, lambda done, of: seen.append((done, of)))
+    job = quantization.prepare(source, target, kind, threads=1)
+    header = quantization.run(job, lambda done, of: seen.append((done, of)))
     assert header.quantization == kind.upper()
     assert next(iter(header.tensor_types)) == kind.upper()
     assert job.expected == pytest.approx(target.stat().st_size, rel=0.15)
@@ -89,8 +89,8 @@ def test_the_estimate_knows_the_types_that_the_quantizer_takes(
         tokens=words, merges=["w 1"],
     )  # fmt: skip
     target = tmp_path / "out.gguf"
-    job = quantize.prepare(source, target, kind, threads=1)
-    quantize.run(job)
+    job = quantization.prepare(source, target, kind, threads=1)
+    quantization.run(job)
     assert job.expected == pytest.approx(target.stat().st_size, rel=0.06)
 
 
@@ -122,7 +122,7 @@ def test_what_an_importance_matrix_calls_important_loses_less(source: Path, tmp_
 
     def lost(imatrix: Path | None) -> float:
         target = tmp_path / f"{imatrix is None}.gguf"
-        quantize.run(quantize.prepare(source, target, "q4_0", threads=1, imatrix=imatrix))
+        quantization.run(quantization.prepare(source, target, "q4_0", threads=1, imatrix=imatrix))
         error = read_tensor(read_header(target), name) - read_tensor(model, name)
         return float(np.abs(error[:, ::8]).mean())
 
@@ -141,13 +141,13 @@ def test_what_is_no_importance_matrix_of_this_model_is_refused(
         (write_imatrix(tmp_path / "b.gguf", {name: np.ones((1, 7))}, one), "of another model"),
     )):  # fmt: skip
         with pytest.raises(UsageError, match=why):
-            quantize.prepare(source, tmp_path / f"{at}.gguf", "q4_0", imatrix=file)
+            quantization.prepare(source, tmp_path / f"{at}.gguf", "q4_0", imatrix=file)
 
 
 @pytest.mark.e2e
 def test_dropping_layers(source: Path, tmp_path: Path) -> None:
-    job = quantize.prepare(source, tmp_path / "half.gguf", None, prune="1,3", threads=1)
-    header = quantize.run(job)
+    job = quantization.prepare(source, tmp_path / "half.gguf", None, prune="1,3", threads=1)
+    header = quantization.run(job)
     assert header.block_count == 2
     assert header.quantization == "F32"
     whole = read_header(source)
@@ -161,36 +161,38 @@ def test_nothing_is_overwritten(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.gguf"
     target.write_text("precious")
     with pytest.raises(UsageError, match="never overwritten"):
-        quantize.prepare(source, target, "q8_0")
+        quantization.prepare(source, target, "q8_0")
     assert target.read_text() == "precious"
     with pytest.raises(UsageError, match="is a folder"):
-        quantize.prepare(source, tmp_path, "q8_0")
+        quantization.prepare(source, tmp_path, "q8_0")
     with pytest.raises(UsageError, match="there is no folder"):
-        quantize.prepare(source, tmp_path / "no" / "x.gguf", "q8_0")
+        quantization.prepare(source, tmp_path / "no" / "x.gguf", "q8_0")
 
 
 def test_nothing_to_do(source: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is nothing to do"):
-        quantize.prepare(source, tmp_path / "x.gguf", None)
+        quantization.prepare(source, tmp_path / "x.gguf", None)
 
 
 def test_a_quantized_source_needs_consent(tmp_path: Path) -> None:
     source = ggufs.write_llama(tmp_path / "m.gguf", quant="Q4_0")
     with pytest.raises(UsageError, match="quantized already"):
-        quantize.prepare(source, tmp_path / "x.gguf", "q8_0")
-    assert quantize.prepare(source, tmp_path / "x.gguf", "q8_0", requantize=True).request[
+        quantization.prepare(source, tmp_path / "x.gguf", "q8_0")
+    assert quantization.prepare(source, tmp_path / "x.gguf", "q8_0", requantize=True).request[
         "requantize"
     ]
-    assert quantize.prepare(source, tmp_path / "x.gguf", None, prune="0").request["type"] == "copy"
+    assert (
+        quantization.prepare(source, tmp_path / "x.gguf", None, prune="0").request["type"] == "copy"
+    )
 
 
 def test_layers_are_dropped_only_where_it_works(tmp_path: Path) -> None:
     mamba = ggufs.write_mamba(tmp_path / "m.gguf")
     with pytest.raises(UnsupportedModel, match="mamba"):
-        quantize.prepare(mamba, tmp_path / "x.gguf", None, prune="0")
+        quantization.prepare(mamba, tmp_path / "x.gguf", None, prune="0")
     arrays = ggufs.write_llama(tmp_path / "a.gguf", keys={"llama.attention.head_count": [2, 2]})
     with pytest.raises(UnsupportedModel, match="values per layer"):
-        quantize.prepare(arrays, tmp_path / "x.gguf", None, prune="0")
+        quantization.prepare(arrays, tmp_path / "x.gguf", None, prune="0")
 
 
 def test_the_sections_of_a_rotation_are_not_values_per_layer(tmp_path: Path) -> None:
@@ -210,7 +212,7 @@ NORMS = "blk.0.ple_norm_key.weight"  # as in qwen4exp: a norm of several rows
 @pytest.mark.parametrize("kind", ["q4_0", "q8_0"])
 def test_norms_of_several_rows_stay_as_they_are(source: Path, tmp_path: Path, kind: str) -> None:
     file = with_tensor(source, tmp_path / "n.gguf", NORMS)
-    header = quantize.run(quantize.prepare(file, tmp_path / "out.gguf", kind, threads=1))
+    header = quantization.run(quantization.prepare(file, tmp_path / "out.gguf", kind, threads=1))
     assert header.by_name[NORMS].type == "F32"
     assert header.by_name["blk.0.attn_q.weight"].type == kind.upper()
 
@@ -218,7 +220,7 @@ def test_norms_of_several_rows_stay_as_they_are(source: Path, tmp_path: Path, ki
 def test_types_that_llama_cpp_would_give_to_norms_are_refused(source: Path, tmp_path: Path) -> None:
     file = with_tensor(source, tmp_path / "n.gguf", NORMS)
     with pytest.raises(UnsupportedModel, match=r"f16 of blk\.0\.ple_norm_key"):
-        quantize.prepare(file, tmp_path / "out.gguf", "f16")
+        quantization.prepare(file, tmp_path / "out.gguf", "f16")
     for kind in ("F16", "Q8_0"):
         bad = read_header(with_tensor(source, tmp_path / f"{kind}.gguf", NORMS, kind))
         with pytest.raises(BadGguf, match=f"ple_norm_key.weight' has the type {kind}"):
@@ -231,14 +233,14 @@ def test_free_space_is_checked_first(
     usage = shutil.disk_usage("/")
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(SpecllamaError, match="are free there"):
-        quantize.prepare(source, tmp_path / "x.gguf", "q8_0")
+        quantization.prepare(source, tmp_path / "x.gguf", "q8_0")
 
 
 def test_a_quantizer_that_dies_leaves_nothing(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = quantize.prepare(source, tmp_path / "x.gguf", "q8_0")
+    job = quantization.prepare(source, tmp_path / "x.gguf", "q8_0")
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(SpecllamaError, match="the quantizer stopped"):
-        quantize.run(job)
+        quantization.run(job)
     assert list(tmp_path.iterdir()) == []

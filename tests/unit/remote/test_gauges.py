@@ -12,7 +12,7 @@ from specllama.remote import board
 from specllama.remote.address import Address
 from specllama.remote.answers import Counters
 from specllama.remote.board import Gauges, event_of
-from specllama.remote.engine import watched
+from specllama.remote.remote_engine import watched
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from specllama.figures import Figures
 from specllama.interface import Message
 from specllama.remote.address import Address
 from specllama.remote.answers import Counters
-from specllama.remote.engine import KINDS, open_remote
 from specllama.remote.foreign import ForeignEngine
+from specllama.remote.remote_engine import KINDS, open_remote
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.told import Told
 

@@ -20,7 +20,7 @@ from specllama.interface import EngineInfo
 from specllama.models.gguf import read_header
 from specllama.replies.card import read_card
 from specllama.session import Session
-from specllama.settings.config import CARD, apply_text, load_settings
+from specllama.settings.config_file import CARD, apply_text, load_settings
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.store.codec import params_from_dict, params_to_dict
 from specllama.store.rounds import Logged, iter_lines

@@ -14,7 +14,7 @@ from specllama.backend.base import SpecialToken
 from specllama.engine.prompting import Prompting
 from specllama.errors import UsageError
 from specllama.interface import Message
-from specllama.replies.chat import Segment, render
+from specllama.replies.segments import Segment, render
 from specllama.replies.template import TemplateFailed, render_template
 from specllama.settings.params import GenerateParams
 

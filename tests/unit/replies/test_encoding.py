@@ -15,7 +15,7 @@ from specllama.backend.base import SpecialToken, Verdict, Vocab, partition
 from specllama.backend.llama import LlamaModel
 from specllama.engine.engine import Engine
 from specllama.interface import Message
-from specllama.replies.chat import render
+from specllama.replies.segments import render
 
 CONTROL, USER_DEFINED = ggufs.CONTROL, ggufs.USER_DEFINED
 LLAMA_2 = (

@@ -21,8 +21,8 @@ from specllama.engine.reply import ReplyBuilder
 from specllama.errors import UsageError
 from specllama.events import Event, Finished, ReasoningDelta, RoundDone, TextDelta
 from specllama.interface import Message
-from specllama.replies.chat import render
 from specllama.replies.marks import USUAL, derive, switch
+from specllama.replies.segments import render
 from specllama.replies.thoughts import Messages, Spelling, reader
 from specllama.settings.params import GenerateParams, SamplingParams, template_arguments
 from specllama.speculative.drafting.draft_model import ChainDrafter

@@ -12,8 +12,8 @@ from engines import FakeContext
 from table_model import FakeTable
 
 from specllama.models import catalog
-from specllama.models.heads import HEADS
-from specllama.settings import methods as registry
+from specllama.models.companions import HEADS
+from specllama.settings import method_list as registry
 from specllama.settings.params import PROPOSERS
 from specllama.speculative import drafting
 from specllama.speculative.drafting.draft_tree import OTHER_WORDS

@@ -16,7 +16,7 @@ from specllama.backend.exactness import SCHEMA, Exactness, Group
 from specllama.errors import SpecllamaError
 from specllama.models.receipts import Receipt, read_receipt, receipt_path, write_receipt
 from specllama.models.summaries import Summaries
-from specllama.store import profiles
+from specllama.store import profile_file
 from specllama.store.rounds import read_run
 from specllama.tui.state import DraftFile, Preferences, PromptHistory
 
@@ -69,8 +69,8 @@ def in_file(
 def profile(folder: Path) -> tuple[Path, Callable[[], object]]:
     def read(path: Path) -> None:
         try:
-            profiles.read(path)
-        except profiles.DAMAGE:
+            profile_file.read(path)
+        except profile_file.DAMAGE:
             pass
 
     return in_file(folder / "p.json", bytes_of("ä pair"), read)

@@ -14,9 +14,9 @@ from fakes import engine_info
 from specllama import paths
 from specllama.events import Started
 from specllama.settings.params import GenerateParams
+from specllama.store.message_tree import StoredMessage
 from specllama.store.rounds import RoundLog
 from specllama.store.sessions import SessionStore
-from specllama.store.tree import StoredMessage
 from specllama.tui.state import write_atomically
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from specllama.store import database, search
+from specllama.store.message_tree import START, StoredMessage
 from specllama.store.sessions import SessionStore
-from specllama.store.tree import START, StoredMessage
 
 WORDS = ["Draft", "draftée", "model", "k=4", "100%", "a_b", 'so "quoted"', "模型很好", "x", "Ärger"]
 ASKED = ["dra", "DRAFT model", "model draft", "100%", "_b", "%", "型很好", "x", '"k=4 model"']

@@ -17,9 +17,9 @@ from specllama.errors import StoreError, UsageError
 from specllama.paths import sessions_file
 from specllama.replies import attach
 from specllama.store import database, sessions
+from specllama.store.message_tree import START, StoredMessage
 from specllama.store.open_session import to_json, to_markdown
 from specllama.store.sessions import UNTITLED, ContinuedElsewhere, SessionStore
-from specllama.store.tree import START, StoredMessage
 
 
 def user(text: str) -> StoredMessage:
@@ -384,7 +384,7 @@ def test_threads_and_two_stores_share_a_file() -> None:
 def test_a_killed_process_loses_nothing_it_stored() -> None:
     program = textwrap.dedent("""
         from specllama.store.sessions import SessionStore
-        from specllama.store.tree import StoredMessage
+        from specllama.store.message_tree import StoredMessage
         store = SessionStore.open()
         session = store.create()
         store.put(session, 0, StoredMessage("user", "Count"))

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.history import History
 from specllama.speculative.drafting import copying
 from specllama.speculative.drafting.copying import Backoff
+from specllama.text_history import History
 
 
 def of(text: list[int]) -> Backoff:

@@ -14,7 +14,6 @@ from table_model import FakeTable
 from windows import Answers
 
 from specllama.arrays import HiddenNeed
-from specllama.history import History, common_prefix
 from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Drafter, Request
@@ -27,6 +26,7 @@ from specllama.speculative.noise import draw
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
+from specllama.text_history import History, common_prefix
 
 V = 20
 FREE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

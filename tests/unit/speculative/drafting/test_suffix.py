@@ -13,18 +13,18 @@ from toys import FULL, SAMPLERS, Leaves, Setup, is_eog
 from windows import Answers
 
 from specllama.events import RoundDone
-from specllama.history import History
 from specllama.settings.params import VerifyRule
 from specllama.speculative.drafting.copying import Backoff
 from specllama.speculative.drafting.drafter import Request
-from specllama.speculative.drafting.library import BREAK, Library
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import PAST, State, SuffixDrafter
+from specllama.speculative.drafting.text_library import BREAK, Library
 from specllama.speculative.effects import run_alone
 from specllama.speculative.round import Rounds
 from specllama.speculative.rules import MATCH, RandomCoins, Rule, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Guess, Room, Verdict
+from specllama.text_history import History
 
 
 def occurrences(text: Sequence[int], part: Sequence[int]) -> list[int]:

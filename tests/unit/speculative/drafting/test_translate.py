@@ -17,7 +17,6 @@ from toys import FULL, LETTERS, OURS, SAMPLERS, ChainToy, Setup, V, Words, is_eo
 from specllama.engine.engine import Engine
 from specllama.errors import ContextFull, EngineError, PairIncompatible
 from specllama.events import Finished, RoundDone
-from specllama.history import History
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams, VerifyRule
 from specllama.speculative.drafting import translate
 from specllama.speculative.drafting.draft_model import ChainDrafter
@@ -35,6 +34,7 @@ from specllama.speculative.rules import MATCH, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Room
 from specllama.speculative.window import Window
+from specllama.text_history import History
 
 ASCII = [chr(c) for c in (10, *range(32, 127))]
 # the same letters in another order, and two tokens that the target does not have

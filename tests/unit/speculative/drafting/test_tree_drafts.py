@@ -28,7 +28,7 @@ from toys import (
 from windows import Answers
 
 from specllama.backend.base import Lane
-from specllama.backend.layout import Layout
+from specllama.backend.tree_layout import Layout
 from specllama.cancel import Cancel
 from specllama.engine.scheduler import Running, Scheduler
 from specllama.errors import EngineError

@@ -27,13 +27,13 @@ from specllama.tui import advice, choices
 from specllama.tui.choices import ChoiceRow, Does
 from specllama.tui.downloads import Downloads, DownloadTold
 from specllama.tui.loader import Pair
-from specllama.tui.screens.base import Page
+from specllama.tui.screens.page import Page
 from specllama.tui.state import Preferences
 from specllama.tui.widgets.keys import Keys
 from specllama.tui.widgets.model_picker import ModelColumn
 
 if TYPE_CHECKING:
-    from specllama.models.hub import HubClient
+    from specllama.models.hub_client import HubClient
 
 SIDE_BY_SIDE = 90
 SETTLED_S = 0.12  # a highlight that stays for so long is looked into
@@ -386,7 +386,7 @@ class ModelsScreen(Page):
         does: Does,
         rows: Callable[[HubClient], list[ChoiceRow]],
     ) -> None:
-        from specllama.models.hub import HubClient
+        from specllama.models.hub_client import HubClient
 
         self._on_screen(partial(column.show, found=[], asked=text, note="asking the hub"))
         try:

@@ -25,8 +25,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specllama.errors import UsageError
-from specllama.server.app import make_app
 from specllama.server.guard import IN_ALL
+from specllama.server.routes import make_app
 from specllama.server.service import Service
 
 DRAIN_S = 30.0

@@ -15,7 +15,7 @@ from textual.widget import Widget
 from specllama.events import RoundDone
 from specllama.tui.record import glyph_run
 from specllama.tui.themes import Glyphs, Ink
-from specllama.tui.widgets.base import Inked
+from specllama.tui.widgets.inked import Inked
 
 KEEP = 256
 RECENT = 32  # rounds whose letters are explained

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
 from specllama.models import download, library
 from specllama.models.catalog import HubRef
+from specllama.models.companions import SIDECARS, kind_of_name
 from specllama.models.download import (
     LONGEST_WAIT_S,
     MAX_ATTEMPTS,
@@ -31,7 +32,6 @@ from specllama.models.download import (
     retry_after,
 )
 from specllama.models.gguf_format import is_later_part, part_names
-from specllama.models.heads import SIDECARS, kind_of_name
 from specllama.models.refs import DEFAULT_QUANTS
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from specllama.errors import UsageError
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.settings.setting import declared
 from specllama.text import sanitize_line
-from specllama.tui.screens.base import Page
+from specllama.tui.screens.page import Page
 from specllama.tui.state import VIEWS, Preferences
-from specllama.tui.widgets.base import Inked
+from specllama.tui.widgets.inked import Inked
 from specllama.tui.widgets.keys import Keys
 
 

@@ -24,12 +24,12 @@ from specllama.arrays import IntArray, Rows
 from specllama.backend.base import Out, Part
 from specllama.backend.batch import Batch
 from specllama.backend.kernels import Kernels
-from specllama.backend.layout import Layout
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_cache import decode_error, native, set_state, state_of, stop_on
 from specllama.backend.llama_log import last_words, recent
 from specllama.backend.symbols import function
 from specllama.backend.symbols import rows as view
+from specllama.backend.tree_layout import Layout
 from specllama.errors import CannotLoad, ContextFull, EngineError
 from specllama.models.memory import HEAD_BATCH, estimate_head, require_fit
 

@@ -12,7 +12,7 @@ from textual.widgets import Footer, Input, Static
 
 from specllama.text import sanitize_line
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady, InkChanged
-from specllama.tui.widgets.base import Inked
+from specllama.tui.widgets.inked import Inked
 
 
 class Page(Inked, Screen[Any]):

@@ -24,7 +24,7 @@ from specllama.text import sanitize_line
 from specllama.tui.advice import NO_GUESSES, guesses
 from specllama.tui.exports import Circumstances, Export, of_document, race
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
-from specllama.tui.race import (
+from specllama.tui.race_runner import (
     Advice,
     RaceEnded,
     RaceMoved,
@@ -33,10 +33,10 @@ from specllama.tui.race import (
     advise,
     advise_among,
 )
-from specllama.tui.screens.base import Page
+from specllama.tui.screens.page import Page
 from specllama.tui.widgets import race_tables
 from specllama.tui.widgets.keys import Keys
-from specllama.tui.widgets.methods import PLAIN, MethodList, choices, raced
+from specllama.tui.widgets.methods_table import PLAIN, MethodList, choices, raced
 from specllama.tui.widgets.playground import Playground
 
 TABS = {"race": "Race", "methods": "Methods", "theory": "Theory"}

@@ -36,7 +36,7 @@ from specllama.models.tensors import read_bytes
 if TYPE_CHECKING:
     from specllama.backend.llama_pool import LoadedModel
 
-logger = logging.getLogger("specllama.backend.heads.medusa")
+logger = logging.getLogger("specllama.backend.heads.medusa_head")
 
 _F32 = 0
 # what is multiplied with float32 activations

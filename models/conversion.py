@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from specllama.errors import CannotLoad, ModelUnavailable, PairIncompatible, SpecllamaError
 from specllama.models.checkpoint import CONFIG, read_config, read_folder
+from specllama.models.companions import HEADS, find
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.gguf_writer import Tensor, Value, stored, write_gguf
-from specllama.models.heads import HEADS, find
 from specllama.models.loadable import MAX_LAYERS
 from specllama.models.medusa_file import NAMES, convert_medusa
-from specllama.models.quantize import check_destination
+from specllama.models.quantization import check_destination
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]

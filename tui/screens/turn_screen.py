@@ -19,7 +19,7 @@ from specllama.events import Event, Started
 from specllama.replies import attach
 from specllama.session import Session
 from specllama.settings.params import GenerateParams
-from specllama.store.tree import StoredMessage
+from specllama.store.message_tree import StoredMessage
 from specllama.text import number_of
 from specllama.tui import advice
 from specllama.tui.bridge import Drained, FlushPace, Rest, RunningTurn, processor
@@ -33,12 +33,12 @@ from specllama.tui.messages import (
     TurnWoke,
 )
 from specllama.tui.record import Record
-from specllama.tui.screens.base import Page
-from specllama.tui.widgets.base import Inked
+from specllama.tui.screens.page import Page
+from specllama.tui.widgets.inked import Inked
 from specllama.tui.widgets.message import AssistantMessage, UserMessage
 from specllama.tui.widgets.panel import LivePanel
 from specllama.tui.widgets.prompt import Prompt
-from specllama.tui.widgets.rounds import RoundsRow
+from specllama.tui.widgets.rounds_row import RoundsRow
 from specllama.tui.widgets.stats_strip import StatsStrip, StripState
 from specllama.tui.widgets.transcript import Transcript
 from specllama.tui.widgets.welcome import TopBar

@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from specllama.errors import SpecllamaError
 from specllama.events import LoadProgress
-from specllama.server import anthropic, direct, native, ollama, openai
+from specllama.server import anthropic, direct, native, ollama_api, openai_api
 from specllama.server.dialect import Frame
 from specllama.server.exchange import HEAD_S, Json, Open, encode
 from specllama.server.guard import Guard
@@ -58,7 +58,7 @@ def make_app(service: Service) -> Starlette:
         ("GET /metrics", metrics),
         *(
             row
-            for family in (openai, anthropic, native, ollama, direct)
+            for family in (openai_api, anthropic, native, ollama_api, direct)
             for row in family.rows(service)
         ),
     ]

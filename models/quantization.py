@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from specllama.errors import SpecllamaError, UnsupportedModel, UsageError
+from specllama.models.companions import kind_of
 from specllama.models.download import disk_error
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.gguf_format import TensorInfo
-from specllama.models.heads import kind_of
 from specllama.models.loadable import check_loadable, elementwise
 from specllama.models.tensors import Floats, read_tensor
 from specllama.text import did_you_mean, size

@@ -12,7 +12,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from specllama.tui.keymap import ACTIONS, Action
-from specllama.tui.screens.base import Page
+from specllama.tui.screens.page import Page
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.keys import Keys
 

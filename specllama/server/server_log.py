@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from specllama.errors import UsageError
-from specllama.replies.chat import NO_TEMPLATE
+from specllama.replies.segments import NO_TEMPLATE
 from specllama.server.served import ServedModel
-from specllama.settings.config import Settings
+from specllama.settings.config_file import Settings
 
 _MOST = 1000  # lines that were not written yet; further ones are dropped, and counted
 _EACH_S = 5.0  # between two lines of one load

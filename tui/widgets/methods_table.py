@@ -17,7 +17,7 @@ from specllama.bench.outcome import RaceBoard
 from specllama.interface import EngineInfo, MethodInfo
 from specllama.text import sanitize_line
 from specllama.tui.track_record import TrackRecord, track_record
-from specllama.tui.widgets.base import Inked
+from specllama.tui.widgets.inked import Inked
 
 AUTOMATIC = MethodInfo(
     "auto",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import llama_cpp as ll
 
-from specllama.backend.heads.pool import HeadGraph, HeadPool, load_head
-from specllama.models.nextn import GRAPHS, nextn_blocks
+from specllama.backend.heads.head_pool import HeadGraph, HeadPool, load_head
+from specllama.models.nextn_blocks import GRAPHS, nextn_blocks
 
 if TYPE_CHECKING:
     from specllama.backend.llama_pool import LoadedModel

@@ -16,12 +16,12 @@ from textual.widgets.option_list import Option
 
 from specllama.errors import SpecllamaError
 from specllama.store import search
+from specllama.store.message_tree import StoredMessage
 from specllama.store.sessions import SessionStore, SessionSummary, StoredSession
-from specllama.store.tree import StoredMessage
 from specllama.text import number_of, sanitize, sanitize_line
 from specllama.tui.days import date, heading, moment
-from specllama.tui.screens.base import Page
-from specllama.tui.widgets.base import Inked
+from specllama.tui.screens.page import Page
+from specllama.tui.widgets.inked import Inked
 from specllama.tui.widgets.keys import Keys
 
 _CHARS = 6000  # of the last messages

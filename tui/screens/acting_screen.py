@@ -12,7 +12,7 @@ from textual.widgets import Static
 from specllama.errors import UsageError
 from specllama.events import Event
 from specllama.tui.reading import code_blocks
-from specllama.tui.screens.turn import EDITED, TurnScreen
+from specllama.tui.screens.turn_screen import EDITED, TurnScreen
 from specllama.tui.widgets.above_prompt import Waiting
 from specllama.tui.widgets.message import AssistantMessage, MessageView, UserMessage
 

@@ -17,7 +17,7 @@ from specllama import paths
 from specllama.text import encodable, sanitize_line
 from specllama.tui import clipboard
 from specllama.tui.exports import Export
-from specllama.tui.screens.base import Page
+from specllama.tui.screens.page import Page
 from specllama.tui.widgets.keys import Keys
 
 WORDS = {

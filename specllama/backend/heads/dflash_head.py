@@ -16,7 +16,7 @@ import llama_cpp as ll
 import numpy as np
 
 from specllama.arrays import IntArray, Row
-from specllama.backend.heads.pool import HeadGraph, HeadPool, head_params, load_head
+from specllama.backend.heads.head_pool import HeadGraph, HeadPool, head_params, load_head
 from specllama.errors import UnsupportedModel
 from specllama.models.layer_inputs import read_draft_ids
 from specllama.models.tensors import TensorRows, read_tensor
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from specllama.models.dflash_file import DflashFacts
     from specllama.models.gguf import GgufHeader
 
-logger = logging.getLogger("specllama.backend.heads.dflash")
+logger = logging.getLogger("specllama.backend.heads.dflash_head")
 
 
 class DflashPool(HeadPool):

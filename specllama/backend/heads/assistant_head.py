@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import llama_cpp as ll
 
-from specllama.backend.heads.pool import HeadGraph, HeadLane, HeadPart, HeadPool, load_head
-from specllama.backend.layout import Layout
+from specllama.backend.heads.head_pool import HeadGraph, HeadLane, HeadPart, HeadPool, load_head
 from specllama.backend.llama import LlamaModel
+from specllama.backend.tree_layout import Layout
 from specllama.errors import EngineError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specllama.backend.heads.pool import HeadGraph, HeadPool, head_params, load_head
+from specllama.backend.heads.head_pool import HeadGraph, HeadPool, head_params, load_head
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel

@@ -28,15 +28,15 @@ from specllama.tui.loader import EngineLoader, files_of, loading_words
 from specllama.tui.looks import ThemedApp
 from specllama.tui.messages import ActionAsked, EngineFailed, InkChanged, PromptSubmitted
 from specllama.tui.record import Record
-from specllama.tui.screens.actions import ActingScreen
-from specllama.tui.screens.turn import UNNAMED, unfinished
+from specllama.tui.screens.acting_screen import ActingScreen
+from specllama.tui.screens.turn_screen import UNNAMED, unfinished
 from specllama.tui.state import VIEWS, DraftFile, Preferences, PromptHistory
 from specllama.tui.widgets.above_prompt import DownloadLine, Waiting
 from specllama.tui.widgets.keys import Keys
 from specllama.tui.widgets.message import AssistantMessage, MessageView, UserMessage
 from specllama.tui.widgets.panel import LivePanel, PanelTabs
 from specllama.tui.widgets.prompt import Prompt
-from specllama.tui.widgets.rounds import RoundsRow
+from specllama.tui.widgets.rounds_row import RoundsRow
 from specllama.tui.widgets.sidebar import Sidebar
 from specllama.tui.widgets.stats_strip import StatsStrip
 from specllama.tui.widgets.transcript import Transcript

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from specllama.backend.base import Own
 from specllama.errors import PairIncompatible, SpecllamaError
 from specllama.models import memory, pruned
-from specllama.models.heads import HEADS, find, function, kind_of, require_head
+from specllama.models.companions import HEADS, find, function, kind_of, require_head
 from specllama.speculative.drafting.method import NO_HEAD, Facts, menu
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
     from specllama.models.library import LocalModel
 
-logger = logging.getLogger("specllama.engine.heads")
+logger = logging.getLogger("specllama.engine.head_drafters")
 
 MUCH = 0.5  # of a target step; a draft that costs more hardly ever pays
 
@@ -147,7 +147,7 @@ def fitting(target: GgufHeader, models: Iterable[LocalModel]) -> dict[str, str]:
 def _no_layers(target: GgufHeader) -> str:
     """Explain why the target's own file has no layers for ``mtp``, "" if it has."""
     from specllama.models.assistant_file import TARGET
-    from specllama.models.nextn import why_not
+    from specllama.models.nextn_blocks import why_not
 
     return NO_HEAD if target.architecture == TARGET else why_not(target)
 

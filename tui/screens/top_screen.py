@@ -14,7 +14,7 @@ from textual.widgets import Static
 
 from specllama.errors import EngineDied, SpecllamaError
 from specllama.remote.board import LEGEND, BoardLine, ServerWatch
-from specllama.tui.screens.base import Page
+from specllama.tui.screens.page import Page
 from specllama.tui.widgets.keys import Keys
 
 DRAW_S = 0.25

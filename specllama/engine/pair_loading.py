@@ -22,7 +22,7 @@ from specllama.interface import EngineInfo
 from specllama.settings.params import disk_bytes
 from specllama.speculative.drafting import method
 from specllama.speculative.drafting.drafter import Drafter
-from specllama.speculative.drafting.library import Library
+from specllama.speculative.drafting.text_library import Library
 from specllama.speculative.drafting.translate import join_vocabularies
 from specllama.speculative.effects import LaneView
 from specllama.store.sessions import is_stored

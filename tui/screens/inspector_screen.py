@@ -21,7 +21,7 @@ from specllama.text import sanitize_line
 from specllama.tui.exports import Circumstances, Export, of_document, round_
 from specllama.tui.messages import ActionAsked, RecordGrew
 from specllama.tui.record import Record, fate_of, glyph_run
-from specllama.tui.screens.base import Page
+from specllama.tui.screens.page import Page
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets import walk
 from specllama.tui.widgets.keys import Keys
