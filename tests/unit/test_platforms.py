@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import pytest
 
 from specllama import paths
-from specllama.cli.doctor import _machine
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *, pip: bool, active: bool) -> str:
@@ -31,8 +29,3 @@ def test_a_package_goes_into_the_environment_that_runs(
     monkeypatch: pytest.MonkeyPatch, pip: bool, active: bool, command: str
 ) -> None:
     assert install(monkeypatch, pip=pip, active=active) == command
-
-
-def test_doctor_does_without_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "getloadavg")
-    assert [check.name for check in _machine()] == ["CPU", "RAM"]
