@@ -313,7 +313,7 @@ class Weighing(DraftJudge):
             length = 0
             self._why = "the draft model promises more than a copy"
         elif not length:
-            self._why = f"the best copy is only {max(c.survival[0] for c in copies):.0%} likely"
+            self._why = f"a copy {max(c.survival[0] for c in copies):.0%} likely pays for no row"
         if not length:
             return which, 0
         self._sending = copy = copies[which]
