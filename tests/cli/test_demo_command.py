@@ -107,7 +107,7 @@ def test_a_signal_deletes_the_files(at: str) -> None:
     """While they are written, and while they are loaded, where the process ends at once."""
     script = f"""
 import sys, time
-from specllama.bench import demo
+from specllama.bench import scaled_pair
 from specllama.cli import invoke, loading
 from specllama import signals
 from specllama.models import memory
@@ -124,7 +124,7 @@ def make(kind, own, progress):
 def load(*args, **more):
     with signals.stop_loading():
         wait()
-demo.make, loading.load = make, load
+scaled_pair.make, loading.load = make, load
 sys.exit(invoke(["demo"]))
 """
     command = [sys.executable, "-c", script]

@@ -174,7 +174,7 @@ async def test_the_pair_of_the_demonstration_is_raced_and_deleted_with_the_next_
             (own / name).write_bytes(b"weights")
         return own / "t.gguf", own / "d.gguf"
 
-    monkeypatch.setattr(demo_pair.demo, "make", make)
+    monkeypatch.setattr(demo_pair.scaled_pair, "make", make)
     async with start(*["one two three"] * 40, target="tiny") as d:
         await d.press(*"/demo", "enter", until=lambda: isinstance(d.app.screen, RaceScreen))
         assert d.app.loader.wanted == (str(made[0] / "t.gguf"), str(made[0] / "d.gguf"))
@@ -197,7 +197,7 @@ async def test_leaving_deletes_the_pair_of_the_demonstration(
         made.append(own)
         return own / "t.gguf", own / "d.gguf"
 
-    monkeypatch.setattr(demo_pair.demo, "make", make)
+    monkeypatch.setattr(demo_pair.scaled_pair, "make", make)
     async with start(*["one two three"] * 40, target="tiny") as d:
         d.app.action_demo()
         await d.until(lambda: made and d.app.demo.pair is not None)
@@ -207,7 +207,7 @@ async def test_leaving_deletes_the_pair_of_the_demonstration(
 async def test_without_room_there_is_no_demonstration_and_why(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo_pair.demo.memory, "available_memory", lambda: 1)
+    monkeypatch.setattr(demo_pair.scaled_pair.memory, "available_memory", lambda: 1)
     async with start(target="tiny") as d:
         told: list[str] = []
         monkeypatch.setattr(d.app, "notify", lambda words, **more: told.append(words))
