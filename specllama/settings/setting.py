@@ -23,6 +23,7 @@ Group = Literal[
     "Sampling",
     "Length",
     "Thoughts and template",
+    "Server",
     "Output",
 ]
 MOST = 2**31 - 1  # of a whole number that llama.cpp takes
