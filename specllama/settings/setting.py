@@ -71,11 +71,6 @@ class Setting:
     flag: bool = True
     unset: int | None = None
 
-    @property
-    def variable(self) -> str:
-        """The name of its environment variable."""
-        return variable_of(self.name)
-
     def check(self, value: Any) -> None:
         """Raise UsageError for a value that is not accepted; the message names those that are."""
         if value is None and self.default is None:
