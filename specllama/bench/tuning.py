@@ -217,7 +217,7 @@ def tune(
     lessons = tasks_of(others, temperatures, max_tokens) if checks else []
     replies = len(lessons) + (max(checks, 1) * len(tasks) + 1) * len(arms)
     minutes = max(replies * max_tokens * costs.target[1] / 60e3, 0.1)
-    say(f"step 2 of 2: {replies} replies in {len(arms)} ways, about {minutes:.1f} min")
+    say(f"step 2 of 2: {replies} replies, about {minutes:.1f} min")
     with profile.practice():  # nothing written within is booked on the pair's balance
         for done, task in enumerate(lessons, 1):  # written whatever they cost
             window.run(task, 0)

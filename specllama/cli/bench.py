@@ -81,7 +81,11 @@ def command() -> None:
 command.add_command(bench_load.command, "load")
 
 
-@command.command("run", cls=GroupedCommand, epilog=RUN_EPILOG)
+USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts", "count",
+         "max_tokens", "repetitions", "temperatures", "urls", "out", "as_json", "set")  # fmt: skip
+
+
+@command.command("run", cls=GroupedCommand, epilog=RUN_EPILOG, usual=USUAL)
 @prompts_option
 @click.option(
     "--slice",

@@ -117,10 +117,9 @@ def set_(key: str, value: str, project: bool) -> None:
 @project_option
 def unset(key: str, project: bool) -> None:
     """Remove KEY, so that its default applies again."""
-    name = find(key).name
-    path = _file(project)
-    if name not in read_file(path):
-        raise UsageError(f"{name} is not set in {path}")
+    name, path = key.replace("_", "-").lower(), _file(project)
+    if name not in read_file(path):  # one that is gone may be, and has to leave
+        raise UsageError(f"{find(name).name} is not set in {path}")
     write_setting(path, name, None)
     diagnostics.note(f"{name} is no longer set in {path}")
 

@@ -40,8 +40,6 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 _TYPES: dict[str, Any] = {"int": int, "float": float, "text": str, "texts": str}
 _METAVARS = {"int": "N", "float": "X", "text": "TEXT", "texts": "TEXT"}
 _SENTENCE = re.compile(r"\.(?: |$)|  \[")  # where the first sentence of a help text ends
-BY_KEY: dict[str, Setting] = {one.name.replace("-", "_"): one for one in SCHEMA}
-"""The settings by the names of a command's arguments."""
 _BIAS = re.compile(r"^\s*(\d+)\s*=?\s*([+-]?(?:inf|\d+\.?\d*(?:e[+-]?\d+)?|\.\d+))\s*$", re.I)
 
 
@@ -70,27 +68,18 @@ class GroupedOption(click.Option):
         self.group = group
 
 
-MANY = 40  # options; of a command that has more, -h shows the usual ones, and --help all
-COMMON = (
-    "model", "draft_model", "ctx_size", "gpu_layers", "threads", "temperature", "seed",
-    "max_tokens", "system", "think", "speculate",
-)  # fmt: skip
-
-
 class GroupedCommand(click.Command):
-    """A command whose ``--help`` shows its options under headings; of very many, ``-h`` shows the
-    usual ones on one screen.
+    """A command whose ``--help`` shows its options under headings.
 
     Args:
-        usual: names of options for ``-h``, in order; by default the common ones and its own.
+        usual: of a command with many options, the names of those that ``-h`` shows, on one screen.
     """
 
     def __init__(self, *args: Any, usual: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if len(self.params) <= MANY:
+        self._usual = usual
+        if not usual:
             return
-        own = (one.name for one in self.params if one.name not in {*BY_KEY, *_CONSTRAINTS, "set"})
-        self._usual = tuple(usual or dict.fromkeys((*COMMON, *filter(None, own))))
         self.context_settings["help_option_names"] = ["--help"]
         self.params.append(
             click.Option(
@@ -104,7 +93,7 @@ class GroupedCommand(click.Command):
         if not value or ctx.resilient_parsing:
             return
         by_name = {one.name: one for one in self.get_params(ctx)}
-        records = [by_name[name].get_help_record(ctx) for name in self._usual if name in by_name]
+        records = [by_name[name].get_help_record(ctx) for name in self._usual]
         lines = [(flags, _SENTENCE.split(text)[0]) for flags, text in filter(None, records)]
         page = ctx.make_formatter()
         self.format_usage(ctx, page)
@@ -179,9 +168,6 @@ def _instead(error: click.NoSuchOption, ctx: click.Context) -> click.UsageError:
                 ctx,
             )
     return error
-
-
-_CONSTRAINTS = {"grammar", "grammar_file", "logit_bias"}
 
 
 def grouped(*names: str, group: str, **kwargs: Any) -> Callable[[Decorated], Decorated]:
@@ -407,8 +393,8 @@ def resolve(flags: dict[str, Any], *, quiet: bool = True) -> Settings:
     """
     typed = {
         setting.name: flags[key]
-        for key, setting in BY_KEY.items()
-        if flags.get(key) not in (None, ())
+        for setting in SCHEMA
+        if flags.get(key := setting.name.replace("-", "_")) not in (None, ())
     }
     for item in flags.get("set") or ():
         name, equals, text = item.partition("=")

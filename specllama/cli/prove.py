@@ -85,7 +85,11 @@ def _server_options(function: Decorated) -> Decorated:
     return function
 
 
-@click.command("prove", cls=GroupedCommand, epilog=EPILOG)
+USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts", "count",
+         "max_tokens", "temperatures", "parallel", "against", "as_json", "set")  # fmt: skip
+
+
+@click.command("prove", cls=GroupedCommand, epilog=EPILOG, usual=USUAL)
 @prompts_option
 @click.option("-n", "--count", default=20, show_default=True, help="Number of prompts.")
 @click.option("--skip", default=0, help="Skip the first SKIP prompts, to continue an earlier run.")

@@ -1,4 +1,4 @@
-"""Views of ``specllama prove``: progress on stderr, the table and the verdict on stdout."""
+"""A proof as ``specllama prove`` runs it: progress on stderr, the table and verdict on stdout."""
 
 from __future__ import annotations
 

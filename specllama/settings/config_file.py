@@ -141,9 +141,10 @@ def load_settings(
         if (variable := variable_of(name)) in given:
             raise ConfigError(f"{variable}: the setting {name} is gone", GONE[name])
     for setting in SCHEMA:
-        if (text := given.get(setting.variable)) is not None:
-            value = _checked(setting.name, parse_text(setting, text), setting.variable)
-            values[setting.name] = Value(value, setting.variable)
+        variable = variable_of(setting.name)
+        if (text := given.get(variable)) is not None:
+            value = _checked(setting.name, parse_text(setting, text), variable)
+            values[setting.name] = Value(value, variable)
     return Settings(values)
 
 
@@ -151,7 +152,7 @@ def read_file(path: Path) -> dict[str, Any]:
     """Read the keys of a settings file, in kebab case; empty if there is no file.
 
     Raises:
-        ConfigError: it cannot be read, is not TOML, or has a key that is not a setting.
+        ConfigError: it cannot be read, is not TOML, or has a key that never was a setting.
     """
     try:
         with path.open("rb") as file:
@@ -168,8 +169,9 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     out: dict[str, Any] = {}
     for key, value in table.items():
+        name = key.replace("_", "-").lower()
         try:
-            out[find(key).name] = value
+            out[name if name in GONE else find(key).name] = value
         except ConfigError as error:
             raise ConfigError(f"{path}: {error.message}", error.hint) from None
     return out
@@ -191,9 +193,9 @@ def check(name: str, value: Any) -> Any:
     """Convert the value to its proper type.
 
     Raises:
-        UsageError: wrong type, not one of the choices, or out of range.
+        UsageError: gone, wrong type, not one of the choices, or out of range.
     """
-    setting = BY_NAME[name]
+    setting = find(name)
     value = _typed(setting, value)
     room, _, field = setting.field.partition(".")
     dataclasses.replace(DEFAULTS[room], **{field: value})

@@ -509,6 +509,7 @@ class EngineOptions:
         None,
         "In serve, memory for idle conversations whose cells others need, in MiB. Unset: as much "
         "as model and context take, at most 1024.",
+        "Server",
         within=(0, 2**24),
         flag=False,
     )

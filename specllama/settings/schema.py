@@ -60,6 +60,7 @@ class AppOptions:
         64,
         "Requests of one client that may wait in serve; further ones get 429. All clients "
         "together may have four times as many waiting.",
+        "Server",
         within=(0, MOST),
         flag=False,
     )
@@ -67,12 +68,14 @@ class AppOptions:
         True,
         "Log each request to serve on one line: time, route, status, seconds, client, id; never "
         "its text.",
+        "Output",
         flag=False,
     )
     log_file: str | None = setting(
         None,
         "Write serve's log to this file instead of stderr; with its four predecessors it stays "
         "below 50 MB.",
+        "Output",
         metavar="FILE",
         flag=False,
     )

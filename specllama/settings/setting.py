@@ -23,6 +23,7 @@ Group = Literal[
     "Sampling",
     "Length",
     "Thoughts and template",
+    "Server",
     "Output",
 ]
 MOST = 2**31 - 1  # of a whole number that llama.cpp takes
@@ -69,11 +70,6 @@ class Setting:
     metavar: str = ""
     flag: bool = True
     unset: int | None = None
-
-    @property
-    def variable(self) -> str:
-        """The name of its environment variable."""
-        return variable_of(self.name)
 
     def check(self, value: Any) -> None:
         """Raise UsageError for a value that is not accepted; the message names those that are."""

@@ -139,7 +139,7 @@ def test_files_that_are_not_text() -> None:
     ],
 )
 def test_environment(name: str, text: str, value: object) -> None:
-    assert load_settings(environ={BY_NAME[name].variable: text})[name] == value
+    assert load_settings(environ={variable_of(name): text})[name] == value
 
 
 @pytest.mark.parametrize("name", GONE)
@@ -153,10 +153,20 @@ def test_settings_that_are_gone(name: str) -> None:
     )
 
 
+def test_what_is_gone_can_be_taken_out(cli) -> None:
+    write(config_file(), 'numa = "distribute"\nyarn_ext_factor = 1\nseed = 3\n')
+    refused = cli("config", "show")
+    assert (refused.code, "the setting numa is gone; take it out" in refused.err) == (2, True)
+    assert cli("config", "unset", "numa").code == 0
+    assert cli("config", "unset", "yarn-ext-factor").code == 0
+    assert cli("config", "show").out == "seed = 3\n"
+    assert "the setting numa is gone" in cli("config", "unset", "numa").err
+
+
 @pytest.mark.parametrize(("name", "text"), [("seed", "x"), ("speculate", "maybe"), ("top-p", "2")])
 def test_wrong_environment(name: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=BY_NAME[name].variable):
-        load_settings(environ={BY_NAME[name].variable: text})
+    with pytest.raises(ConfigError, match=variable_of(name)):
+        load_settings(environ={variable_of(name): text})
 
 
 def test_set_keeps_comments_and_other_lines(tmp_path: Path) -> None:

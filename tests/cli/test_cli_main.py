@@ -76,6 +76,14 @@ def test_no_summary_of_a_command_is_cut(cli, line: tuple[str, ...]) -> None:
     assert "..." not in cli(*line).out.partition("Commands:")[2].partition("Examples:")[0]
 
 
+@pytest.mark.parametrize("line", ["run", "chat", "serve", "prove", "bench run"])
+def test_the_usual_options_fit_on_one_screen(cli, monkeypatch, line: str) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = cli(*line.split(), "-h").out
+    assert f"specllama {line} --help\n" in shown
+    assert len(shown.splitlines()) < 24
+
+
 def test_help_names_the_proposer_in_a_word(cli) -> None:
     shown = cli("run", "--help").out
     assert "--proposer METHOD" in shown

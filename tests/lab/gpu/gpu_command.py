@@ -33,6 +33,7 @@ from specllama.cli.options import LOADING, GroupedCommand, grouped, resolve, set
 from specllama.errors import SpecllamaError
 from specllama.models.refs import resolve_pair
 from specllama.settings.config_file import Settings
+from specllama.settings.setting import variable_of
 from specllama.store.rounds import package_versions
 
 GROUP = "GPU check"
@@ -129,7 +130,7 @@ def _environment(settings: Settings, folder: Path) -> dict[str, str]:
     for setting, value in settings:
         if value.origin != "default" and setting.name not in ("model", "draft-model"):
             given = value.value
-            environment[setting.variable] = (
+            environment[variable_of(setting.name)] = (
                 json.dumps(given) if setting.kind == "texts" else _text(given)
             )
     return environment
