@@ -85,8 +85,11 @@ def matches(key: str, asked: str, text: str) -> bool:
         return True
     matcher = fresh.deep_copy()
     written = [*json.dumps(text, ensure_ascii=False).encode("utf-8", "replace")]
-    fits = matcher.validate_tokens(written) == len(written) and matcher.consume_tokens(written)
-    return bool(fits and matcher.is_accepting()) or matcher.is_error()
+    n = matcher.validate_tokens(written)
+    if not matcher.consume_tokens(written[: n or 1]):  # too large to be told, also later ones
+        _judge.cache_clear()
+        return True
+    return n == len(written) and bool(matcher.is_accepting())
 
 
 def _library() -> Any:

@@ -300,7 +300,7 @@ def posted(
             yield {}
             yield from objects(title, answer.iter_bytes())
     except (httpx2.InvalidURL, httpx2.UnsupportedProtocol, UnicodeError):
-        raise UsageError(f"{address.url!r} is no address of a server") from None
+        raise _no_address(address.url) from None
     except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
         if not cancel.is_set():
             raise nobody(address, error) from None

@@ -1,1 +1,1 @@
-"""The parts of a reply: prompts and templates, thoughts, switches, attached files, figures."""
+"""The parts of a reply: chat templates, thoughts, calls of tools, attached files."""

@@ -15,6 +15,7 @@ from specllama.server.chat_messages import log_left_out, parts_of
 from specllama.server.dialect import Dialect, Frame, Job, OpenBlocks, Piece, Reply
 from specllama.server.refusals import Refusal, not_offered, wrong
 from specllama.server.sampling_fields import Asked, Format, schema_text
+from specllama.server.served import ServedModel
 from specllama.server.service import Row, Service
 from specllama.server.tools import Tool, ToolChoice, ToolUse, tool_use
 from specllama.server.usage import costs
@@ -282,10 +283,9 @@ def _frame(name: str, **fields: Any) -> Frame:
 
 
 def _usage(reply: Reply) -> dict[str, int]:
-    finished = reply.finished
-    if finished is None:
+    if (end := reply.finished) is None:
         return _used(0, 0, 0)
-    return _used(finished.prompt_n, finished.cached_n, len(finished.token_ids))
+    return _used(end.prompt_n, end.cached_n, len(end.token_ids))
 
 
 def _used(prompt: int, cached: int, written: int) -> dict[str, int]:
@@ -302,12 +302,10 @@ def rows(service: Service) -> list[Row]:
         body.max_tokens = 1  # it may be left out here
         return parse(body, base)
 
+    def spelled(body: MessagesRequest, job: Job, model: ServedModel) -> MessagesDialect:
+        return MessagesDialect(model.name)
+
     return [
-        (
-            "POST /v1/messages",
-            service.writes(
-                MessagesRequest, parse, lambda body, job, model: MessagesDialect(model.name)
-            ),
-        ),
+        ("POST /v1/messages", service.writes(MessagesRequest, parse, spelled)),
         ("POST /v1/messages/count_tokens", service.counts(MessagesRequest, counted)),
     ]

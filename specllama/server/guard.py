@@ -49,7 +49,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::\d{1,5})?")
 
 @dataclass(slots=True)
 class Access:
-    """The rules for letting a request in. Keys may change while a server runs.
+    """The rules for letting a request in.
 
     Attributes:
         hosts: names besides loopback that requests may use for this server.

@@ -1,7 +1,7 @@
 """llama-server of llama.cpp, and our own server as other clients ask it.
 
-Both report acceptance per reply in ``timings``. llama-server runs alone or as a router; to our own
-``remote.engine`` speaks its own language.
+Both report acceptance per reply in ``timings``. llama-server runs alone or as a router; with our
+own, ``remote_engine`` speaks our own language.
 """
 
 from __future__ import annotations

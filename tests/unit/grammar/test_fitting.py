@@ -77,6 +77,14 @@ def test_what_is_malformed_says_nothing() -> None:
     assert fits("b", {"format": "of nobody"})
 
 
+def test_a_text_that_is_too_much_for_a_pattern_says_nothing_and_spoils_nothing() -> None:
+    counts = {"pattern": "^(a{1,50}){1,50}$"}
+    assert fits("a" * 100, counts)
+    assert fits("a" * 1000, counts)  # llguidance gives up
+    assert fits("a" * 100, counts)
+    assert not fits("b", counts)
+
+
 def test_no_schema_keeps_it_busy() -> None:
     deep: Any = {"type": "integer"}
     for _ in range(72):
