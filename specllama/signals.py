@@ -1,11 +1,11 @@
-"""Ctrl-C and SIGTERM in the command line, at any moment of the process.
+"""Ctrl-C, SIGTERM and a closed terminal in the command line, at any moment of the process.
 
 Python runs signal handlers between two bytecodes of the main thread. While llama.cpp computes, that
 is late, and an exception raised inside a callback from C is printed and lost. So there are two
 halves. A thread learns of a signal at once and stops what is running: a request, a load, a pass.
 The handler in the main thread raises, unless a block has taken over signals (``stop_on_signals``).
 
-Exit codes are 128 + the signal's number: 130 and 143. Light to import.
+Exit codes are 128 + the signal's number: 130, 143 and 129. Light to import.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 from specllama.cancel import Cancel
 from specllama.errors import Cancelled
 
-_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOAD_S = 0.3  # the process ends if a load has not stopped by then
 _CATCH_UP_S = 0.1  # within which thread and handler both learn of one signal
 _AGAIN_S = 0.02  # after which a lost exception is raised once more
@@ -81,7 +81,7 @@ def end_at_once() -> None:
     For imports, which turn an exception into a traceback or swallow it, and for the exit.
     """
     if threading.current_thread() is threading.main_thread():
-        for number in _NUMBERS:
+        for number in _heard():
             signal.signal(number, _on_leave)
 
 
@@ -108,7 +108,7 @@ def leaving(clean: Callable[[], object]) -> None:
 def stop_on_signals(
     cancel: threading.Event, patience_s: float | None = None
 ) -> Iterator[list[int]]:
-    """Set ``cancel`` at the first Ctrl-C or SIGTERM, end the process at once at the second.
+    """Set ``cancel`` at the first of these signals, end the process at once at the second.
 
     Yields a list that receives the exit code of the signal, empty while there was none. With
     ``patience_s`` the process ends if the block has not by then. Outside the main thread signals
@@ -120,14 +120,14 @@ def stop_on_signals(
         return
     _listen()
     before, scope = _scope, _Scope(cancel, patience_s)
-    former = [signal.signal(number, _on_scope) for number in _NUMBERS]
+    former = {number: signal.signal(number, _on_scope) for number in _heard()}
     _scope = scope
     try:
         yield scope.received
     finally:
         scope.end()
         _scope = before
-        for number, handler in zip(_NUMBERS, former, strict=True):
+        for number, handler in former.items():
             signal.signal(number, handler)
 
 
@@ -152,6 +152,11 @@ def stopping(patience_s: float | None = None) -> Iterator[Cancel]:
 def stop_loading() -> AbstractContextManager[Cancel]:
     """Run the loading of a model, which has nothing to save; the cancel is for the loader."""
     return stopping(_LOAD_S)
+
+
+def _heard() -> list[signal.Signals]:
+    """List the signals that end the work: not those that the process ignores (nohup)."""
+    return [one for one in _NUMBERS if signal.getsignal(one) is not signal.SIG_IGN]
 
 
 def has_terminal() -> bool:

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+ALL = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 
 # A call that no signal interrupts and that lets other threads run, as a pass of llama.cpp does.
 LONG = "hashlib.pbkdf2_hmac('sha256', b'', b'', 2_000_000_000)"
@@ -106,7 +107,7 @@ def test_a_running_pass_is_stopped_so_that_the_main_thread_can_raise(number: int
     assert ended(command(body), number)[:2] == (7, "stopped\n")
 
 
-@BOTH
+@ALL
 def test_a_request_hears_of_a_signal_while_the_main_thread_computes(number: int) -> None:
     body = (
         "from specllama.cancel import Cancel\n"
@@ -136,7 +137,7 @@ def test_a_signal_during_the_imports_ends_the_process(number: int) -> None:
     assert ended(program, number, cli=False) == (128 + number, "", "")
 
 
-@BOTH
+@ALL
 def test_a_signal_before_a_block_ends_is_not_lost(number: int) -> None:
     """The thread may hear of it too late: the handler counts as well, and one signal is one."""
     body = (
@@ -148,3 +149,14 @@ def test_a_signal_before_a_block_ends_is_not_lost(number: int) -> None:
     )
     code, out, _ = ended(command(body), number)
     assert (code, out) == (0, "all heard\n")
+
+
+def test_what_ignores_a_closed_terminal_goes_on() -> None:
+    body = (
+        "import signal\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"  # as nohup leaves it
+        "with signals.stop_on_signals(threading.Event()) as received:\n"
+        "    now()\n"
+        "print(received)"
+    )
+    assert ended(command(body), signal.SIGHUP)[:2] == (0, "[]\n")

@@ -33,7 +33,9 @@ def used(pid: int) -> float:
 
 
 def slow(speed: float, times: int) -> str:
-    return DEMO.replace("speed=1.0", f"__import__('demo_engine').DEMO_REPLY * {times}, speed={speed}, n_ctx=65536")
+    return DEMO.replace(
+        "speed=1.0", f"__import__('demo_engine').DEMO_REPLY * {times}, speed={speed}, n_ctx=65536"
+    )
 
 
 def spread(values: list[float]) -> str:
