@@ -9,6 +9,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 _CPUS = Path("/sys/devices/system/cpu")
@@ -33,7 +34,14 @@ def physical_cores() -> int:
 def crowded() -> bool:
     """True if more programs want to compute than there are processors: a timing taken then says
     little about the machine."""
-    return os.getloadavg()[0] > (os.cpu_count() or 1) + _SLACK
+    return system_load() > (os.cpu_count() or 1) + _SLACK
+
+
+def system_load() -> float:
+    """Return how many programs want to compute; 0 where the system does not say."""
+    with suppress(OSError):  # in a sandbox without /proc
+        return os.getloadavg()[0]
+    return 0.0
 
 
 def linux_cores(cpus: Iterable[int], siblings: Callable[[int], str | None]) -> int | None:

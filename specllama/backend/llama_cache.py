@@ -285,7 +285,7 @@ class LlamaCache:
                 return False
         return True
 
-    # -- a running state, see ``running`` --
+    # -- a running state, see ``recurrent_pool`` --
 
     def save_running(self, sequence: int, into: Any = None) -> Any:
         """Copy a sequence's running state, into the buffer ``into`` if it fits; empty if the

@@ -1,6 +1,6 @@
 """Pools of llama.cpp: several conversations over one model.
 
-Models with attention take lanes that share cells, those with a running state (see ``running``)
+Models with attention take lanes that share cells, those with a running state (``recurrent_pool``)
 lanes with cells of their own, and those of which only the windows are kept one lane.
 """
 

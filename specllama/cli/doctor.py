@@ -158,13 +158,11 @@ def _recommended() -> DoctorLine:
 
 
 def _machine() -> list[DoctorLine]:
-    import os
-
-    from specllama.backend.cores import physical_cores
+    from specllama.backend.cores import physical_cores, system_load
     from specllama.backend.devices import cpu_name
     from specllama.models import memory
 
-    cores, load = physical_cores(), os.getloadavg()[0]
+    cores, load = physical_cores(), system_load()
     ram = f"{size(memory.available_memory())} free of {size(memory.total_memory())}"
     checks = [ok("CPU", f"{cpu_name()}, {cores} cores for llama.cpp (-t {cores})"), ok("RAM", ram)]
     if load > cores * 0.75:

@@ -141,7 +141,6 @@ class Conversation:
         self._target = slot.target
         self._ahead = ready.stable is not None
         self._tokens = History() if self._ahead else slot.history
-        self._piece = loaded.prompting.vocab.piece
         self._ready = ready
         self._params = ready.params
         self._cancel = cancel
@@ -295,7 +294,7 @@ class Conversation:
             is_stop=self._reply.is_stop,
             pass_rows=self._target.max_rows,
             accept=self._accept,
-            piece=partial(self._piece, special=True),
+            piece=partial(self._loaded.prompting.vocab.piece, special=True),
             chances=params.chances,
             inexact=self._inexact,
             baseline=windows.baseline,

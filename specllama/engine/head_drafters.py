@@ -1,6 +1,6 @@
 """Heads that draft for one target only: head files that belong to it, and layers of its own file.
 
-Each kind of head says what it recognises, checks and opens (``models.heads``). Heads that ship
+Each kind of head says what it recognises, checks and opens (``models.companions``). Heads that ship
 beside the bundled target are found by themselves; one that does not fit is left out with the
 reason.
 """

@@ -126,11 +126,6 @@ class TextStream:
             self._shown = ["".join(self._shown)]
         return self._shown[0] if self._shown else ""
 
-    @property
-    def held(self) -> str:
-        """Complete characters that are held back because a stop string may begin there."""
-        return self._held
-
     def feed(self, piece: bytes) -> str:
         """Take the bytes of one token; return the text that may be shown now ('' if held back).
 

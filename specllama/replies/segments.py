@@ -2,9 +2,9 @@
 
 What people and models wrote must never become control tokens: ``<|im_end|>`` typed by a user is
 ordinary text, not the end of a turn. So the rendered prompt is a list of segments: template text
-with ``special=True`` and contents with ``special=False``; ``encoding.py`` makes tokens of them. The
-text is always the template's own rendering. Which part of it is content is found by rendering a
-second time, with fences around the contents or with their characters disguised.
+with ``special=True`` and contents with ``special=False``; ``engine/prompting.py`` makes tokens of
+them. The text is always the template's own rendering. Which part of it is content is found by
+rendering a second time, with fences around the contents or with their characters disguised.
 """
 
 from __future__ import annotations

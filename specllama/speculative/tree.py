@@ -1,6 +1,6 @@
 """Token trees: the builder of all of them, and best-first growth for those that weigh nodes.
 
-How a pass takes a tree is decided in ``backend.layout``.
+How a pass takes a tree is decided in ``backend.tree_layout``.
 """
 
 from __future__ import annotations

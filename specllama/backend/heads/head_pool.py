@@ -6,8 +6,8 @@ Positions are those of the text. NextN blocks and EAGLE-3 heads read pairs:
     what comes out        logits of token p + 1, and a state that stands in for the target's own
 
 A pass is over text, which stays, or over drafted nodes after it (``Part.parents``), which go with
-the next decision. Nodes of a tree have a sequence for each leaf (``layout``). What differs between
-llama.cpp's graphs is data: ``HeadGraph``.
+the next decision. Nodes of a tree have a sequence for each leaf (``tree_layout``). What differs
+between llama.cpp's graphs is data: ``HeadGraph``.
 """
 
 from __future__ import annotations

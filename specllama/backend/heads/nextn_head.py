@@ -23,7 +23,7 @@ def open_nextn(header: GgufHeader, target: LoadedModel, words: HeadWords | None 
 
     ``words``: its tokens, where it knows only some of the target's.
 
-    ``nextn.why_not`` has nothing against the header, or llama.cpp ends the process.
+    ``nextn_blocks.why_not`` has nothing against the header, or llama.cpp ends the process.
 
     Raises:
         BadGguf, UnsupportedModel, CannotLoad: damaged, or refused by llama.cpp.

@@ -200,11 +200,12 @@ class Weighing(DraftJudge):
         What reading leaves of a balance has to pay for a guess: the others' gains fill it up.
         """
         draft, one, depth, n = self._draft, self.one, self._text.depth, self._n
-        rest, full = self._v[n + 2] - one, BEHIND * one
+        rest, full, row = self._v[n + 2] - one, BEHIND * one, self._v[n + 2] - self._v[n + 1]
         gained, rounds = self._promise(source, draft.within(lag, full - rest, depth), full)
         if gained <= 0.0:
-            if n or -rounds * gained > self._ledger.balance(self._booking.payer) * one:
-                cost = (self._step + self._v[n + 2] - self._v[n + 1]) * self._rate
+            blind = 0.0 if self._peek else row  # see ``take``
+            if n or blind - rounds * gained > self._ledger.balance(self._booking.payer) * one:
+                cost = (self._step + row) * self._rate
                 earned = f"{source.mean:.2f} tokens expected for {cost:.2f} steps of time"
                 self._why = f"drafting would not pay: {earned}"
                 return 0
@@ -234,11 +235,13 @@ class Weighing(DraftJudge):
             return True  # a drafter that did not ask to begin
         features = draft_features(confidence, lead if self._peek else None)
         a = trial.state.predict(features)
-        trial.state.look(features)
+        trial.state.look(features, lesson=token is not None)
         need = 1.0  # acceptance from which on it goes
         if self._fits(self._n + 1):
             slopes, prices = self._lines(trial.state.mean, self._spent, self._stake)
             need = min((p / s for s, p in zip(slopes, prices, strict=True) if s > 0.0), default=1.0)
+            if self._exploring and token is None and not self._n:
+                need = 0.0  # what may not be looked at teaches nothing unless it is sent
         if wanted := a > need:
             self._reached.append(self._reached[-1] * a)
             self._expected += self._reached[-1]

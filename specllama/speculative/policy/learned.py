@@ -103,10 +103,12 @@ class Acceptance:
         x, y = features
         return sigmoid(bias + a * x + b * y)
 
-    def look(self, features: Features) -> None:
-        """Record the features of a seen guess (they count from the next lesson on)."""
+    def look(self, features: Features, *, lesson: bool = True) -> None:
+        """Record the features of a seen guess. They count from the next lesson on; at once where
+        there is no lesson unless the guess is sent."""
         self._looks.append(features)
         del self._looks[:-RECENT]
+        self._spread = self._spread if lesson else None
 
     def forget_looks(self) -> None:
         """Begin a new text, which may be like any other."""

@@ -132,7 +132,8 @@ class Policy(Window):
             # a prompt is read in the same pass, as it would be without any draft
             verify = expected - target.ms(without, depth) + one
         text.learned.wrote(outcome.emitted, (outcome.draft_ms + verify) / one)
-        self._ledger.earn(outcome.emitted, self._booking.payer)
+        payer = self._booking.payer
+        self._ledger.earn(outcome.emitted, payer)
         if n:
             self._plain_steps.drafted(outcome.round_ms / one)
         longest = min(verify, OUTLIER * most)
@@ -145,18 +146,13 @@ class Policy(Window):
             # without a draft the pass was a plain step, however long it took
             drafting = min(outcome.draft_ms, OUTLIER * (weighing.due or one))
             foreseen = drafting + (longest if n else one)
-            overrun = (outcome.draft_ms + (verify if n else one) - foreseen) / one
+            # a pass that takes much longer than drafting may ever lose is not a draft's doing: the
+            # machine slept, or the program was stopped
+            overrun = min((outcome.draft_ms + (verify if n else one) - foreseen) / one, BEHIND)
             gain = outcome.emitted - foreseen / one
             if weighing.drafting is None:
                 text.learned.gained(self._booking.method).add(gain)
-            # a pass that takes much longer than drafting may ever lose is not a draft's doing: the
-            # machine slept, or the program was stopped
-            self._ledger.book(
-                self._booking.payer,
-                gain - waited,
-                exploring=weighing.explores,
-                overrun=min(overrun, BEHIND),
-            )
+            self._ledger.book(payer, gain - waited, exploring=weighing.explores, overrun=overrun)
         elif waited:
-            self._ledger.book(self._booking.payer, -waited)
+            self._ledger.book(payer, -waited)
         return told

@@ -51,3 +51,15 @@ def test_each_system_is_asked_its_own_way(
 
 def test_this_machine_says_something() -> None:
     assert 1 <= cores.physical_cores() <= (os.cpu_count() or 1)
+
+
+def test_a_system_that_does_not_tell_its_load_is_not_crowded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown() -> tuple[float, float, float]:
+        raise OSError("Load averages are unobtainable")
+
+    monkeypatch.setattr(os, "getloadavg", unknown)
+    assert not cores.crowded()
+    monkeypatch.setattr(os, "getloadavg", lambda: (999.0, 0.0, 0.0))
+    assert cores.crowded()

@@ -10,7 +10,7 @@ import pytest
 from engines import fake_info
 from fakes import round_done
 from replay import Spot, VirtualClock, trace_of_rounds
-from traces import GPU, trace
+from traces import CLIFF, CPU, GPU, trace
 from windows import Pair, play
 
 from specllama.settings.params import GenerateParams
@@ -25,6 +25,19 @@ def test_a_new_text_is_looked_at_however_bad_the_last_one_was() -> None:
         speeds.append(play(spots, GPU, 0.1, pair=pair, prompt=20, draft_max=6).speed)
     assert speeds[0] > 0.97
     assert speeds[1] > 2.0
+
+
+@pytest.mark.parametrize("verify", [CPU, CLIFF])
+def test_a_draft_that_may_not_be_looked_at_is_tried_again(verify: list[float]) -> None:
+    """Where tokens are sampled, only what is sent tells how good the guesses are."""
+    rng = random.Random(2)
+    pair = Pair()
+    speeds = []
+    for rate in (0.02, 0.9):
+        spots = [Spot(rng.random() < rate, 0.95, 4.0) for _ in range(1500)]
+        speeds.append(play(spots, verify, 0.1, pair=pair, peek=False).speed)
+    assert speeds[0] > 0.97
+    assert speeds[1] > 1.08
 
 
 @pytest.mark.parametrize("slow", [3.0, 10.0, 30.0, 5000.0])
