@@ -29,7 +29,7 @@ from windows import Answers
 
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
-from specllama.errors import ContextFull, EngineError
+from specllama.errors import Cancelled, ContextFull, EngineError
 from specllama.events import RoundDone
 from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.drafting.draft_model import ChainDrafter
@@ -37,7 +37,7 @@ from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.forced import ForcedDrafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
-from specllama.speculative.effects import Steps, run_alone
+from specllama.speculative.effects import Effect, Keep, Steps, perform, run_alone
 from specllama.speculative.round import Rounds
 from specllama.speculative.rules import MATCH, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
@@ -416,6 +416,21 @@ def test_what_comes_behind_a_stop_is_never_committed(kept: int, tree: bool) -> N
     assert (done.accepted, done.cut) == (kept, 1)
     assert loop.tokens == known[: len(PROMPT) + kept]
     assert loop.target.tokens == loop.tokens[:-1]
+
+
+def test_a_cancel_while_a_state_is_read_again_takes_no_text_back() -> None:
+    """What was accepted is in the reply: a cut that is not finished must not part the two."""
+    known = truth(30)
+    loop = a_loop(Cheat(known))
+    loop.accept = lambda tokens: 1
+
+    def answer(effect: Effect) -> object:
+        if isinstance(effect, Keep):
+            raise Cancelled("while a running state is read again")
+        return perform(effect)
+
+    done = run_alone(loop.round(), answer)
+    assert loop.tokens == known[: len(PROMPT) + 1] == [*PROMPT, *done.emitted]
 
 
 @pytest.mark.parametrize("tree", [False, True])
