@@ -69,8 +69,8 @@ class Head:
             The caller closes it.
         memory: the ``ModelMemory`` that it takes on top of its target, at a context length.
         recognise: whether a file is of this kind.
-        convert: writes the file from a published checkpoint, see ``models.convert``; None where
-            none is converted here.
+        convert: writes the file from a published checkpoint, see ``conversion.convert``; None
+            where none is converted here.
         published: what such checkpoints call themselves.
     """
 

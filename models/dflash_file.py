@@ -162,7 +162,7 @@ def _check_types(header: GgufHeader) -> None:
 
 
 def check(head: GgufHeader, target: GgufHeader) -> DflashFacts:
-    """Check that a head belongs to a target, see ``models.heads.Head``."""
+    """Check that a head belongs to a target, see ``companions.Head``."""
     facts = read_facts(head)
     check_target(facts, head, target)
     return facts

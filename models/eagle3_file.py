@@ -47,7 +47,7 @@ def read_facts(header: GgufHeader) -> HeadFacts:
 
 
 def check(head: GgufHeader, target: GgufHeader) -> HeadFacts:
-    """Check that a head belongs to a target, see ``models.heads.Head``."""
+    """Check that a head belongs to a target, see ``companions.Head``."""
     facts = read_facts(head)
     check_target(facts, head, target)
     return facts

@@ -81,7 +81,7 @@ class RemoteModel:
 
     @property
     def sidecar(self) -> str:
-        """The kind of sidecar by its name (``heads.SIDECARS``), "" for a model."""
+        """The kind of sidecar by its name (``companions.SIDECARS``), "" for a model."""
         return kind_of_name(self.name)
 
 

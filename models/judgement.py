@@ -53,8 +53,8 @@ class Weights:
         return Weights(header.tensor_bytes, active_params(header) / max(header.n_params, 1))
 
     def read(self, rows: int = 1) -> float:
-        """Return the bytes that a pass reads; each row picks its own experts."""
-        return self.bytes * (1.0 - (1.0 - self.used) ** rows)
+        """Return the bytes that a pass reads, at least one; each row picks its own experts."""
+        return max(self.bytes * (1.0 - (1.0 - self.used) ** rows), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ def judge(
         free=free,
         plain=plain,
         drafted=drafted,
-        pays_above=None if its is None else pays_above(max(its.read(), 1), max(ours.read(), 1)),
+        pays_above=None if its is None else pays_above(its.read(), ours.read()),
         draft=draft,
         report=report,
         memory=whole,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import msgspec
 
 from specllama import paths
 from specllama.errors import SpecllamaError
-from specllama.files import DAMAGE, read_json
+from specllama.files import DAMAGE
 from specllama.models import library
 from specllama.models.companions import kind_of, kind_of_name
 from specllama.models.gguf import GgufHeader, read_header
@@ -34,7 +35,7 @@ class FileSummary:
     Attributes:
         reason: why it cannot be run, "" if it can.
         fingerprint: equal for files with identical token lists.
-        sidecar: which kind of sidecar it is (``heads.SIDECARS``), "" for a model.
+        sidecar: which kind of sidecar it is (``companions.SIDECARS``), "" for a model.
     """
 
     name: str
@@ -102,7 +103,7 @@ class Summaries:
         self._known: dict[str, dict[str, Any]] = {}
         self._changed = False
         with contextlib.suppress(OSError, *DAMAGE):
-            data = read_json(self._file)
+            data = json.loads(self._file.read_bytes())
             self._known = dict(data["files"]) if data.get("schema") == SCHEMA else {}
 
     def get(self, path: Path) -> FileSummary:
@@ -123,9 +124,10 @@ class Summaries:
     def save(self) -> None:
         """Write the cache; a failure does no harm."""
         if self._changed:
-            data = {"schema": SCHEMA, "files": self._known}
+            # names of files need not be UTF-8, which msgspec's writer insists on
+            data = json.dumps({"schema": SCHEMA, "files": self._known}).encode()
             with contextlib.suppress(OSError):
-                paths.replace_file(self._file, msgspec.json.encode(data))
+                paths.replace_file(self._file, data)
 
 
 def loadable(found: Iterable[library.LocalModel]) -> list[library.LocalModel]:

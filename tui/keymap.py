@@ -26,7 +26,7 @@ class Action:
     id: str
     keys: str
     action: str
-    """What the app, its chat or a controller of the chat does; ``show('NAME')`` opens a page."""
+    """An action of the app or of its chat; ``show('NAME')`` opens a page."""
     label: str
     help: str
     slash: str = ""

@@ -62,7 +62,7 @@ class RecordGrew(Message, bubble=False):
 
 @dataclass
 class ActionAsked(Message):
-    """A slash command or a choice in the palette, to be run wherever that action lives."""
+    """A slash command, a choice in the palette or a key on a message: run by the app or chat."""
 
     action: str
 

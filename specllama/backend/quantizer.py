@@ -32,7 +32,7 @@ _PROGRESS = re.compile(r"^\[\s*(\d+)/\s*(\d+)\]")
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    """Quantize as asked; keys as in ``specllama.models.quantization.request``."""
+    """Quantize as asked; keys as in ``QuantizeJob.request``, and a destination."""
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     import llama_cpp
 

@@ -155,7 +155,7 @@ class InspectorScreen(Page):
         Binding("end", "edge(1)", "Last round", show=False, id="inspector.last"),
         Binding("t", "likeliest", "Top three", show=False, id="inspector.likeliest"),
         Binding("o", "open", "Open", id="inspector.open"),
-        Binding("ctrl+s", "app.export", "Save", id="app.export"),
+        Binding("ctrl+s", "app.show('export')", "Save", id="app.export"),
     ]
 
     def __init__(

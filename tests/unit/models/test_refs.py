@@ -332,6 +332,11 @@ def test_summaries_are_cached_and_follow_the_file(model: Path, tmp_path: Path) -
     (paths.cache_dir() / "headers.json").write_text("{broken")
     assert Summaries().get(model).reason
 
+    odd = model.rename(tmp_path / os.fsdecode(b"no UTF-8 \xff.gguf"))
+    (other := Summaries()).get(odd)
+    other.save()
+    assert str(odd) in Summaries()._known
+
     big = ggufs.write_llama(tmp_path / "lib/big.gguf".replace("lib/", ""), width=256, blocks=4)
     small = ggufs.write_llama(tmp_path / "small.gguf")
     listed = {
