@@ -350,7 +350,8 @@ def convert(source: Path, destination: Path, target: GgufHeader, kind: str) -> N
         SpecllamaError: the file cannot be written.
     """
     check_destination(destination)
-    medusa = source if source.is_file() else _first(source, NAMES)
+    files = (source, *(source / name for name in NAMES))
+    medusa = next((file for file in files if file.is_file()), None)
     if medusa is not None:
         convert_medusa(medusa, destination, target, kind)
         return
@@ -394,7 +395,3 @@ def published_kind(config: dict[str, Any]) -> str:
     # some EAGLE-3 heads call themselves LlamaForCausalLM
     small = "draft_vocab_size" in config and config.get("num_hidden_layers") == 1
     return "eagle3" if small else ""
-
-
-def _first(folder: Path, names: tuple[str, ...]) -> Path | None:
-    return next((folder / name for name in names if (folder / name).is_file()), None)

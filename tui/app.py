@@ -331,9 +331,8 @@ class SpecllamaApp(PagedApp):
         if over is None or (over.error is None and over.state != "done"):
             return
         if over.error is not None:
-            self.notify(
-                advice.said(over.error, "\n"), title=over.ref, severity="error", markup=False
-            )
+            words = advice.said(over.error, "\n")
+            self.notify(words, title=over.ref, severity="error", markup=False)
         elif over.target is not None:
             self.notify("Ctrl+L loads it", title=f"{over.ref} is here", markup=False)
 

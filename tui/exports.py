@@ -45,10 +45,6 @@ class Export:
     forms: dict[str, Callable[[], str]]
 
 
-def of_document(label: str, stem: str, make: Callable[[], str]) -> Export:
-    return Export(label, stem, {"md": make})
-
-
 @dataclass(frozen=True, slots=True)
 class Circumstances:
     """The pair and settings of all measurements on the screen; without a pair they are left out."""
@@ -105,7 +101,8 @@ def of_conversation(
         record = records.get(last, Record())
         question, text = messages[last - 1].content if last else "", messages[last].content
         stem = f"{session.title} reply"
-        found.append(of_document("The reply", stem, lambda: reply(record, question, text, under)))
+        forms = {"md": lambda: reply(record, question, text, under)}
+        found.append(Export("The reply", stem, forms))
     return found
 
 

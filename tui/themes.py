@@ -162,13 +162,6 @@ class Glyphs:
     rejected: str = "□"
     target: str = "+"
     untested: str = "·"
-    full: str = "█"
-    line: str = "━"
-    track: str = "─"
-    dot: str = "·"
-    bullet: str = "●"
-    ring: str = "○"
-    ellipsis: str = "…"
     methods: tuple[MethodInfo, ...] = ()
 
     def label(self, source: str) -> str:
@@ -186,7 +179,7 @@ class Glyphs:
         """Return the done and the open part of a thin bar; anything above zero shows one cell."""
         filled = round(min(1.0, max(0.0, fraction)) * width)
         filled = max(filled, 1) if fraction > 0 else 0
-        return self.line * filled, self.track * (width - filled)
+        return "━" * filled, "─" * (width - filled)
 
 
 UNICODE = Glyphs()

@@ -50,7 +50,6 @@ ON_A_MESSAGE = (
 def signs(glyphs: Glyphs, ink: Ink) -> list[tuple[str, str, str]]:
     """List sign, style and meaning: of the row of rounds, of replies as drafted, and the colors of
     the verdict, below replies, in the strip, the race and the inspector."""
-    times = "×"
     return [
         (glyphs.accepted, ink.source("draft"), "a guess that was kept, in its source's color"),
         (glyphs.rejected, ink.rejected, "a guess that was refused"),
@@ -59,9 +58,9 @@ def signs(glyphs: Glyphs, ink: Ink) -> list[tuple[str, str, str]]:
         ("word", f"underline {ink.source('draft')}", "F2: guessed and kept"),
         ("word", ink.target, "F2: the target's own"),
         ("word", ink.ghosts[0], "F2: guessed and refused"),
-        (f"1.3{times}", ink.verdict("faster"), "surely faster than plain; a round that won time"),
-        (f"0.8{times}", ink.verdict("slower"), "surely slower than plain; a round that lost time"),
-        (f"1.0{times}", ink.verdict("unsure"), "not sure yet, or drafting is off"),
+        ("1.3×", ink.verdict("faster"), "surely faster than plain; a round that won time"),
+        ("0.8×", ink.verdict("slower"), "surely slower than plain; a round that lost time"),
+        ("1.0×", ink.verdict("unsure"), "not sure yet, or drafting is off"),
         ("80%", ink.warn, "the context is nearly full"),
     ]
 

@@ -18,8 +18,8 @@ from textual.widgets import OptionList, Static
 from specllama.errors import SpecllamaError
 from specllama.events import RoundDone
 from specllama.text import sanitize_line
-from specllama.tui.exports import Circumstances, Export, of_document, round_
-from specllama.tui.messages import ActionAsked, RecordGrew
+from specllama.tui.exports import Circumstances, Export, round_
+from specllama.tui.messages import RecordGrew
 from specllama.tui.record import Record, fate_of, glyph_run
 from specllama.tui.screens.page import Page
 from specllama.tui.themes import Glyphs, Ink
@@ -153,7 +153,9 @@ class InspectorScreen(Page):
         Binding("minus", "speed(-1)", "Slower", show=False, id="inspector.slower"),
         Binding("home", "edge(0)", "First round", show=False, id="inspector.first"),
         Binding("end", "edge(1)", "Last round", show=False, id="inspector.last"),
-        Binding("t", "likeliest", "Top three", show=False, id="inspector.likeliest"),
+        Binding(
+            "t", "app.ask('record_likeliest')", "Top three", show=False, id="inspector.likeliest"
+        ),
         Binding("o", "open", "Open", id="inspector.open"),
         Binding("ctrl+s", "app.show('export')", "Save", id="app.export"),
     ]
@@ -343,12 +345,9 @@ class InspectorScreen(Page):
             return []
         record, at, under = self.record, self.at, self.under
         name = f"round {at + 1}"
-        return [of_document(name.capitalize(), name, lambda: round_(record, at, under))]
+        return [Export(name.capitalize(), name, {"md": lambda: round_(record, at, under)})]
 
     # ------------------------------------------------------------------ opening
-
-    def action_likeliest(self) -> None:
-        self.post_message(ActionAsked("record_likeliest"))
 
     def action_open(self) -> None:
         self._stop()

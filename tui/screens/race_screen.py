@@ -22,7 +22,7 @@ from specllama.interface import EngineInfo, EngineLike, MethodInfo, Prompt
 from specllama.settings.params import GenerateParams
 from specllama.text import sanitize_line
 from specllama.tui.advice import NO_GUESSES, guesses
-from specllama.tui.exports import Circumstances, Export, of_document, race
+from specllama.tui.exports import Circumstances, Export, race
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
 from specllama.tui.race_runner import (
     Advice,
@@ -316,9 +316,8 @@ class RaceScreen(Page):
         under = Circumstances(self.info, self.params)
         plain = self.board.plain("race")
         prompt = self.setup.prompt if plain is None else plain.prompt
-        board = self.board
         advice = None if self._race is None else advise(self.params, self._race.verdict)
-        return [of_document("The race", "race", lambda: race(board, prompt, advice, under))]
+        return [Export("The race", "race", {"md": lambda: race(self.board, prompt, advice, under)})]
 
     # ------------------------------------------------------------------ drawing
 
@@ -347,7 +346,7 @@ class RaceScreen(Page):
 
     def _answer(self) -> list[Content]:
         """Draw the question and the results so far: the answer first, once it is there."""
-        ink, glyphs, width = self.ink, self.glyphs, self.size.width - 4
+        ink, width = self.ink, self.size.width - 4
         way, plain = self._race, self.board.plain("race")
         tall = self.size.height >= 24
         lines: list[Content] = []
@@ -363,10 +362,10 @@ class RaceScreen(Page):
         if plain is not None:
             pairs = 0 if way is None else way.pairs
             asked = question(plain.prompt)
-            lines.append(race_tables.question(plain, asked, pairs, glyphs, ink, width))
+            lines.append(race_tables.question(plain, asked, pairs, ink, width))
         if way is not None:
-            lines += race_tables.bars(way, glyphs, ink, width)
-            lines.append(race_tables.proof(way, glyphs, ink, width))
+            lines += race_tables.bars(way, ink, width)
+            lines.append(race_tables.proof(way, ink, width))
             if not self._raced and (words := outcome.why(self.board, way)):
                 lines += Content.assemble((words, ink.muted)).wrap(width)
         return lines

@@ -221,11 +221,9 @@ class SessionsScreen(Page):
 
     def _nothing(self) -> Content:
         """Return the text in place of an empty list."""
-        said = (
-            "No conversation holds all of these words."
-            if self._wanted
-            else "No conversation is stored yet: Esc, and ask something."
-        )
+        said = "No conversation is stored yet: Esc, and ask something."
+        if self._wanted:
+            said = "No conversation holds all of these words."
         return Content.styled(said, self.ink.muted)
 
     def _row(self, summary: SessionSummary, now_s: float, wanted: list[str]) -> Content:
@@ -251,8 +249,7 @@ class SessionsScreen(Page):
         if self.has_class("-narrow"):
             self.query_one("#glimpse", Static).update(self._glimpse(chosen, wanted))
         else:
-            preview = self.query_one(Preview)
-            preview.show(None if chosen is None else chosen.id, wanted)
+            self.query_one(Preview).show(None if chosen is None else chosen.id, wanted)
 
     def _glimpse(self, chosen: SessionSummary | None, wanted: list[str]) -> str:
         """Return the end of a conversation, in one line."""

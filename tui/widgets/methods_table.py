@@ -103,13 +103,12 @@ class MethodList(Inked, OptionList):
             self.replace_option_prompt_at_index(i, self._row(method))
 
     def _row(self, method: MethodInfo) -> Content:
-        ink, glyphs = self.ink, self.glyphs
-        name = sanitize_line(method.label)
+        ink, name = self.ink, sanitize_line(method.label)
         mine = method.name == self.current
         style = "" if method.available else ink.muted
         width = max(30, self.app.size.width - 9)
         parts: list[tuple[str, str]] = [
-            (f"{glyphs.bullet if mine else glyphs.ring} ", ink.accent if mine else ink.muted),
+            ("● " if mine else "○ ", ink.accent if mine else ink.muted),
             (name, f"bold {style}".strip()),
         ]
         if mine:

@@ -113,7 +113,7 @@ class Drawing:
             styles = (chip[fate], mark[fate], ink.good if c < kept else ink.target)
             for row, text, style in zip(rows, cells[c], styles, strict=True):
                 row += [(text, style), (" " * (widths[c] - len(text)), "")]
-        before = g.ellipsis if first else ""
+        before = "…" if first else ""
         beside = len(done.drafted) - len(path)
         more = f"+{columns - last}" if last < columns else ""
         lines = [
@@ -132,7 +132,7 @@ class Drawing:
 
     def _chip(self, text: str) -> str:
         shown = token_text(text)
-        return shown if len(shown) <= CHIP else shown[: CHIP - 1] + self.g.ellipsis[:1]
+        return shown if len(shown) <= CHIP else shown[: CHIP - 1] + "…"
 
     # ---- what the reply has shown so far
 
@@ -185,14 +185,14 @@ class Drawing:
             return
         if found is None or (took := found.first) is None:
             return
-        g, ink = self.g, self.ink
+        ink = self.ink
         parts = [
             (name, ms, style, cell)
             for name, ms, style, cell in (
-                ("tokenize", took.tokenize, ink.muted, g.track),
-                ("queue", took.queue, ink.warn, g.track),
-                ("prefill", took.prefill, ink.accent, g.line),
-                ("step", took.step, ink.good, g.track),
+                ("tokenize", took.tokenize, ink.muted, "─"),
+                ("queue", took.queue, ink.warn, "─"),
+                ("prefill", took.prefill, ink.accent, "━"),
+                ("step", took.step, ink.good, "─"),
             )
             if ms >= 0.05
         ]

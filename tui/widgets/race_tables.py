@@ -8,7 +8,7 @@ from specllama.bench import outcome
 from specllama.bench.experiment import PLAIN, Run
 from specllama.bench.outcome import Way, ratio_words
 from specllama.text import rate, sanitize_line
-from specllama.tui.themes import Glyphs, Ink
+from specllama.tui.themes import Ink
 from specllama.tui.widgets.stats_strip import duration
 from specllama.verdict import details
 
@@ -51,7 +51,7 @@ def answer(way: Way, ink: Ink, width: int, *, tall: bool) -> list[Content]:
     return [lines[0], Content.assemble(lines[1], "   ", explained), lines[2]]
 
 
-def question(run: Run, asked: str, pairs: int, glyphs: Glyphs, ink: Ink, width: int) -> Content:
+def question(run: Run, asked: str, pairs: int, ink: Ink, width: int) -> Content:
     """Describe the race: the prompt, the tokens it got, the number of runs."""
     tokens = len(run.tokens)
     told = f"  {tokens} tokens" if tokens else ""
@@ -61,11 +61,11 @@ def question(run: Run, asked: str, pairs: int, glyphs: Glyphs, ink: Ink, width: 
     line = sanitize_line(asked)
     room = max(width - len(told) - 2, 10)
     if len(line) > room:
-        line = line[: room - len(glyphs.ellipsis)] + glyphs.ellipsis
+        line = line[: room - 1] + "…"
     return Content.assemble(f'"{line}"', (told, ink.muted))
 
 
-def bars(way: Way, glyphs: Glyphs, ink: Ink, width: int) -> list[Content]:
+def bars(way: Way, ink: Ink, width: int) -> list[Content]:
     """Draw plain and drafted for comparison by eye: tokens a second, and the time of one run."""
     if not way.plain or not way.speed:
         return []
@@ -89,7 +89,7 @@ def bars(way: Way, glyphs: Glyphs, ink: Ink, width: int) -> list[Content]:
         lines.append(
             Content.assemble(
                 (f"{name:<{NAME}}", "bold"),
-                (glyphs.full * cells, style),
+                ("█" * cells, style),
                 " " * (room - cells),
                 figure,
                 (more, ink.verdict(way.verdict.answer)),
@@ -98,7 +98,7 @@ def bars(way: Way, glyphs: Glyphs, ink: Ink, width: int) -> list[Content]:
     return lines if beside else [*lines, Content.assemble(" " * NAME, (told, ink.muted))]
 
 
-def proof(way: Way, glyphs: Glyphs, ink: Ink, width: int) -> Content:
+def proof(way: Way, ink: Ink, width: int) -> Content:
     """Draw whether the text is the same; a rule that keeps only the law is no failure. More follows
     as far as it fits the line."""
     if way.same == way.of:
@@ -107,6 +107,6 @@ def proof(way: Way, glyphs: Glyphs, ink: Ink, width: int) -> Content:
         style = ink.warn if way.run.params.verify == "match" else ink.muted
         line = Content.assemble((f"✗ {way.proof}", style))
     for part in reversed(details(way.verdict, both=True)):
-        longer = Content.assemble(line, (f" {glyphs.dot} {part}", ink.muted))
+        longer = Content.assemble(line, (f" · {part}", ink.muted))
         line = longer if longer.cell_length <= width else line
     return line

@@ -86,7 +86,7 @@ class StatsStrip(Inked, Widget):
         fit = [one for one in self._notices() if one.cell_length <= width] or [Content("")]
         notice = next((one for one in fit if one.cell_length + least <= width), fit[-1])
         room = width - notice.cell_length - 3 if notice.plain else width
-        gap = ("  ", "") if width < 100 else (f" {self.glyphs.dot} ", self.ink.muted)
+        gap = ("  ", "") if width < 100 else (" · ", self.ink.muted)
         line = Content("")
         after = sum(n + len(gap[0]) for n in shortest[1:])
         for forms in cells:
