@@ -379,7 +379,6 @@ class Finished(Event):
 Said = TextDelta | ReasoningDelta
 Report = Callable[[Event], object] | None  # hears of events, where somebody does
 Loading = LoadProgress | Measuring
-AnyEvent = Loading | Notice | Started | PrefillProgress | Said | RoundDone | Finished
 EVENT_TYPES: dict[str, type[Event]] = {
     cls.type: cls
     for cls in (

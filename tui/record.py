@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from specllama.events import Event, Finished, RoundDone, Started, event_from_dict
+from specllama.events import Finished, RoundDone, Started, event_from_dict
 from specllama.figures import Figures, SpecStats, depths
 from specllama.files import DAMAGE
 from specllama.store.rounds import LoggedTurn
@@ -129,13 +129,6 @@ class Record:
         """Return the rule that judged round ``index``; "match" if unknown."""
         rules = [started.verify for first, started in self.starts if first <= index]
         return rules[-1] if rules else "match"
-
-    @staticmethod
-    def of(title: str, events: Iterable[Event]) -> Record:
-        record = Record(title)
-        for event in events:
-            record.take(news(event))
-        return record
 
     def text_before(self, index: int) -> str:
         return "".join("".join(r.emitted_text) for r in self.rounds[:index])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,9 @@ from textual.pilot import Pilot
 from specllama.events import Event, RoundDone
 from specllama.interface import Message
 from specllama.settings.params import GenerateParams
+from specllama.told import news
 from specllama.tui.app import SpecllamaApp
+from specllama.tui.record import Record
 from specllama.tui.widgets.message import AssistantMessage
 from specllama.tui.widgets.transcript import Note
 
@@ -146,3 +148,11 @@ def screen_text(app: SpecllamaApp) -> str:
     visible_screen_stack.set(app._background_screens)
     lines = app.screen._compositor.render_strips()
     return "\n".join("".join(s.text for s in line)[:width] for line in lines[:height])
+
+
+def record_of(title: str, events: Iterable[Event]) -> Record:
+    """Take the events of a reply into a record of the app."""
+    record = Record(title)
+    for event in events:
+        record.take(news(event))
+    return record

@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from app_driver import Driver, Recipe
+from app_driver import Driver, Recipe, record_of
 from fakes import Reply, ScriptedEngine, engine_info, model_info
 from textual.widgets import Input, OptionList, Static
 
@@ -222,7 +222,7 @@ async def test_hostile_names_are_nothing_but_text(start: Any) -> None:
 
 def test_a_record_without_anything_is_still_a_document() -> None:
     assert reply(Record(), "", "", Circumstances()).startswith("# A reply")
-    record = Record.of("t", ScriptedEngine([LONG]).generate("q", PARAMS))
+    record = record_of("t", ScriptedEngine([LONG]).generate("q", PARAMS))
     for at in range(len(record.rounds)):
         assert round_(record, at, Circumstances()).startswith("# A round")
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from app_driver import Driver
+from app_driver import Driver, record_of
 from fakes import Reply, engine_info
 from script import Move, ScriptedGuess, ScriptedReading, play
 
@@ -164,9 +164,9 @@ def test_a_reply_has_one_set_of_figures(seed: int, cli: Any, capsysbinary: Any) 
     want = wanted(finish)
     speed = {"tok_per_s": r"([\d.]+) tok/s"} if want["tokens"] > 1 else {}
 
-    whole = Record.of("here", events)
+    whole = record_of("here", events)
     check_screens("written", whole, want)
-    live = Record.of("live", [one for one in events if not isinstance(one, Finished)])
+    live = record_of("live", [one for one in events if not isinstance(one, Finished)])
     live.live = True
     check_screens("being written", live, want)
     unstored = ("text", "reasoning", "seams", "token_ids")
@@ -197,7 +197,7 @@ def test_a_reply_has_one_set_of_figures(seed: int, cli: Any, capsysbinary: Any) 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_round_takes_what_went_by_until_it_was_over(seed: int, cli: Any) -> None:
     """Its parts, on every place that shows them, are all of the time between two rounds."""
-    record = Record.of("t", written(seed))
+    record = record_of("t", written(seed))
     before = None
     for at, done in enumerate(record.rounds):
         if before is not None:
@@ -212,7 +212,7 @@ def test_a_round_takes_what_went_by_until_it_was_over(seed: int, cli: Any) -> No
 
 
 def test_rounds_are_counted_from_one_by_people() -> None:
-    record = Record.of("t", written(0))
+    record = record_of("t", written(0))
     last = len(record.rounds)
     head = walk.headline(record.rounds[-1], last - 1, last, UNICODE, INK).plain
     assert head.startswith(f"Round {last} of {last}")
@@ -226,7 +226,7 @@ def test_a_plain_reply_is_beside_no_other_plain_step() -> None:
         events = written(seed)
         assert isinstance(events[0], Started)
         drafted = any(isinstance(one, RoundDone) and one.drafted for one in events)
-        assert ("\nplain" in panel(Record.of("t", events))) == drafted
+        assert ("\nplain" in panel(record_of("t", events))) == drafted
 
 
 def test_the_figures_of_a_log_of_several_replies_are_those_of_the_one_shown(cli: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from app_driver import Driver, GatedEngine, Recipe
+from app_driver import Driver, GatedEngine, Recipe, record_of
 from fakes import Reply, ScriptedEngine, engine_info
 
 from specllama.events import Finished, PrefillProgress, RoundDone, Started
@@ -25,7 +25,7 @@ TITLES = ("Round ", "Kept by depth", "Time for a token", "First token after", "C
 
 def record(reply: Reply, **params: Any) -> Record:
     asked = GenerateParams(seed=1, draft_max=4, **params)
-    return Record.of("t", ScriptedEngine([reply]).generate("x y z", asked))
+    return record_of("t", ScriptedEngine([reply]).generate("x y z", asked))
 
 
 def text(sections: list[Section], width: int = 42) -> str:

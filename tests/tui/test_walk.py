@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from app_driver import record_of
 from demo_engine import DemoEngine
 from fakes import Reply, ScriptedEngine
 from textual.theme import BUILTIN_THEMES
@@ -23,7 +24,7 @@ NAMING = dataclasses.replace(UNICODE, methods=METHODS)
 
 def rounds(reply: Reply) -> list[RoundDone]:
     events = ScriptedEngine([reply]).generate("x", GenerateParams(seed=1, draft_max=4))
-    return Record.of("t", events).rounds
+    return record_of("t", events).rounds
 
 
 def test_a_tree_is_drawn_as_a_tree() -> None:
@@ -102,7 +103,7 @@ def test_a_refused_sibling_is_told_what_was_drawn_in_its_place() -> None:
 
 def test_the_likeliest_stand_beside_the_guesses_where_there_is_room() -> None:
     events = list(DemoEngine().generate("x", GenerateParams(seed=1, draft_max=4, chances=3)))
-    some = Record.of("t", events).rounds
+    some = record_of("t", events).rounds
     done = next(one for one in some if 0 < one.accepted < len(one.drafted))
     wide = walk.table(done, 2, UNICODE, INK, 110).plain.splitlines()
     assert wide[0].endswith("target's likeliest")
@@ -206,7 +207,7 @@ def test_the_passage_keeps_the_place_where_it_happens() -> None:
 
 
 def test_every_round_of_a_record_has_a_sentence() -> None:
-    for done in Record.of("t", DemoEngine().generate("x", GenerateParams())).rounds:
+    for done in record_of("t", DemoEngine().generate("x", GenerateParams())).rounds:
         for stage in range(3):
             assert walk.caption(done, stage, UNICODE).endswith(".")
 

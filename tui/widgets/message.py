@@ -20,6 +20,7 @@ from specllama.tui.messages import ActionAsked
 from specllama.tui.reading import PlainGuard, parser
 from specllama.tui.record import Record
 from specllama.tui.widgets.drafted import DraftedView
+from specllama.tui.widgets.growing import GrowingMarkdown
 from specllama.tui.widgets.inked import Inked
 
 FOLD_CHARS = 3000
@@ -249,7 +250,7 @@ class AssistantMessage(MessageView):
         self._thought = self._box = None
         # Markdown must start empty: a widget made with text and then appended to garbles an
         # open code fence.
-        self._markdown = Markdown(parser_factory=parser, open_links=False)
+        self._markdown = GrowingMarkdown(parser_factory=parser, open_links=False)
         await body.mount(self._markdown)
         await self._think(self.reasoning)
         await self._put(self.text)

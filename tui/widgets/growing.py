@@ -1,0 +1,73 @@
+"""Lists of Markdown that grow at their end: Textual sets a list up anew for each added piece."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import cast
+
+from textual.widget import Widget
+from textual.widgets import Markdown
+from textual.widgets._markdown import (
+    MarkdownBlock,
+    MarkdownBulletList,
+    MarkdownListItem,
+    MarkdownOrderedList,
+    MarkdownParagraph,
+)
+
+
+class GrowingBullets(MarkdownBulletList):
+    async def _update_from_block(self, block: MarkdownBlock) -> None:
+        if not await grown(self, block):
+            await super()._update_from_block(block)
+
+
+class GrowingNumbers(MarkdownOrderedList):
+    async def _update_from_block(self, block: MarkdownBlock) -> None:
+        if not await grown(self, block):
+            await super()._update_from_block(block)
+
+
+class GrowingMarkdown(Markdown):
+    """A widget that is made empty and then appended to."""
+
+    BLOCKS: dict[str, type[MarkdownBlock]] = {  # noqa: RUF012
+        **Markdown.BLOCKS,
+        "bullet_list_open": GrowingBullets,
+        "ordered_list_open": GrowingNumbers,
+    }
+
+
+async def grown(shown: MarkdownBlock, block: MarkdownBlock) -> bool:
+    """Show the items of ``block`` in a list that has all but the last of them; return whether that
+    was possible without setting it up anew."""
+    items = [item for item in block._blocks if isinstance(item, MarkdownListItem)]
+    rows = list(shown.children)
+    if type(block) is not type(shown) or not rows or len(items) < len(rows):
+        return False
+    first = items[0].bullet
+    if first.isdecimal():  # the room for numbers is that of the longest
+        last = [int(first) + n - 1 for n in (len(rows), len(items))]
+        if len(str(last[0])) < len(str(last[1])):
+            return False
+    read = items[len(rows) - 1]._blocks
+    body = rows[-1].children[-1]  # behind the bullet
+    known = [child for child in body.children if isinstance(child, MarkdownBlock)]
+    if len(read) < len(known):
+        return False
+    if known:
+        await follow(known[-1], read[len(known) - 1])
+    new = list(islice(block.compose(), len(rows), None))
+    await body.mount_all(read[len(known) :])
+    await shown.mount_all(new)
+    shown._copy_context(block)
+    return True
+
+
+async def follow(shown: MarkdownBlock, block: MarkdownBlock) -> None:
+    """Show the content of ``block`` in a block of an item, or put it in its place."""
+    if isinstance(shown, MarkdownParagraph) and isinstance(block, MarkdownParagraph):
+        await shown._update_from_block(block)
+    elif not await grown(shown, block):
+        await cast(Widget, shown.parent).mount(block, after=shown)
+        await shown.remove()
