@@ -58,7 +58,7 @@ def command(
     Only headers are read. Without DRAFTS, every model on this machine and the catalog's draft are
     considered. A folder stands for the files below it.
     """
-    from specllama.engine.head_drafters import read_heads, survey
+    from specllama.engine.target_heads import read_heads, survey
     from specllama.models import judgement, memory, refs
     from specllama.models.gguf import read_header
     from specllama.models.loadable import check_loadable
@@ -109,7 +109,7 @@ def _with_heads_here(
     """Return the methods, with the head files on this machine that belong to the target."""
     import dataclasses
 
-    from specllama.engine.head_drafters import fitting
+    from specllama.engine.target_heads import fitting
     from specllama.models import library, refs
 
     missing = {way.name for way in ways if not way.available}

@@ -78,7 +78,7 @@ def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
                 _choose_threads(one)
 
         def own() -> Own:
-            from specllama.engine.head_drafters import open_own
+            from specllama.engine.target_heads import open_own
 
             return open_own(target, options.heads)
 

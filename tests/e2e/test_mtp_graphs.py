@@ -18,7 +18,7 @@ from head_lanes import begin_at, feed, grow
 from nextn_numpy import reference
 
 from specllama.engine.engine import Engine
-from specllama.engine.head_drafters import survey
+from specllama.engine.target_heads import survey
 from specllama.events import Finished, RoundDone
 from specllama.models.gguf import read_header
 from specllama.models.memory import estimate_head, estimate_model

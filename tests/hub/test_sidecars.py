@@ -14,7 +14,7 @@ from ggufs_nextn import write_nextn
 
 from specllama import paths
 from specllama.cli import invoke
-from specllama.engine.head_drafters import survey
+from specllama.engine.target_heads import survey
 from specllama.errors import PairIncompatible, UnsupportedModel, UsageError
 from specllama.models.companions import kind_of, kind_of_name
 from specllama.models.gguf import read_header

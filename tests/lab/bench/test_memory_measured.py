@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from specllama.engine.head_drafters import bundled_heads
+from specllama.engine.target_heads import bundled_heads
 from specllama.models.gguf import read_header
 from specllama.models.judgement import pair_memory
 from specllama.models.memory import MIB, PairMemory

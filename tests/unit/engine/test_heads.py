@@ -10,7 +10,7 @@ import pytest
 from eagle_files import write_eagle3
 from ggufs import write_llama, write_mamba
 
-from specllama.engine.head_drafters import bundled_heads, survey
+from specllama.engine.target_heads import bundled_heads, survey
 from specllama.errors import PairIncompatible
 from specllama.models import layer_inputs
 from specllama.models.gguf import read_header
@@ -65,7 +65,7 @@ def test_looking_loads_no_llama_cpp(tmp_path: Path) -> None:
     path = write_llama(tmp_path / "target.gguf", blocks=4)
     head = write_eagle3(tmp_path / "head.gguf")
     code = (
-        "import sys; from specllama.engine.head_drafters import survey; "
+        "import sys; from specllama.engine.target_heads import survey; "
         "from specllama.models.gguf import read_header; "
         f"survey(read_header({str(path)!r}), [{str(head)!r}]); "
         "sys.exit('llama_cpp' in sys.modules)"

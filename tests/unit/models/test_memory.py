@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ggufs_nextn import GROUPS, HEAD, STATE, TIME_RANK, write_nextn
 
-from specllama.engine.head_drafters import bundled_heads
+from specllama.engine.target_heads import bundled_heads
 from specllama.errors import DoesNotFit, UsageError
 from specllama.models import memory, running_state
 from specllama.models.gguf import GgufHeader, read_header

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specllama.engine.engine import Engine
-from specllama.engine.head_drafters import survey
+from specllama.engine.target_heads import survey
 from specllama.errors import PairIncompatible
 from specllama.events import Finished
 from specllama.models import companions

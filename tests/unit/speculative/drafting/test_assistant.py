@@ -17,7 +17,7 @@ from table_model import FakeTable, FakeVocab
 
 from specllama.arrays import Row, Rows
 from specllama.engine.engine import Engine
-from specllama.engine.head_drafters import fitting, survey
+from specllama.engine.target_heads import fitting, survey
 from specllama.errors import BadGguf, ContextFull, PairIncompatible
 from specllama.events import Finished
 from specllama.models.assistant_file import check_target

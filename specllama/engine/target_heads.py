@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
     from specllama.models.library import LocalModel
 
-logger = logging.getLogger("specllama.engine.head_drafters")
+logger = logging.getLogger("specllama.engine.target_heads")
 
 MUCH = 0.5  # of a target step; a draft that costs more hardly ever pays
 
