@@ -114,7 +114,10 @@ def test_our_own_server_is_switched_by_the_request(
     prove: Prove, asked: list[str], tmp_path: Path
 ) -> None:
     with serving(table(tmp_path, n_ctx=512)) as server:
-        result = prove("--against", server.url, *asked, "-n", "2", "--tokens", "20")
+        for _ in range(2):  # its replies are drawn without a seed: 1 in 100 may be a false alarm
+            result = prove("--against", server.url, *asked, "-n", "2", "--tokens", "20")
+            if result.exit_code == 0:
+                break
     assert result.exit_code == 0, result.output
     assert "the same server, asked not to speculate" in result.output
     assert "2 of 2 texts at temperature 1 with the same seed equal the plain ones" in result.output

@@ -28,7 +28,8 @@ def sort(body):
 def ended(program: str, number: int, *, cli: bool = True) -> tuple[int, str, str]:
     """Run a program as a command; it signals itself with ``soon()``, in 0.2 s from a thread."""
     whole = (
-        "import ctypes, hashlib, os, sys, threading, time\n"
+        "import ctypes, hashlib, os, signal, sys, threading, time\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # the tests may run under nohup
         f"def now(): os.kill(os.getpid(), {int(number)})\n"
         "def soon(): threading.Timer(0.2, now).start()\n"
     )
