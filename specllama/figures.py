@@ -145,7 +145,7 @@ class SpecStats(GuessShares):
             self.accepted_at[i] += 1
 
 
-def by_source(rounds: Iterable[RoundDone]) -> dict[str, SpecStats]:
+def stats_by_source(rounds: Iterable[RoundDone]) -> dict[str, SpecStats]:
     """Count per drafting source, in order of appearance; "none" are plain rounds."""
     out: dict[str, SpecStats] = {}
     for done in rounds:

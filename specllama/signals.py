@@ -76,17 +76,17 @@ _mouth: int | None = None  # where the C handler writes; it is open for good
 
 
 def end_at_once() -> None:
-    """Let both signals end the process at once from here on: there is nothing to lose.
+    """Let every signal end the process at once from here on: there is nothing to lose.
 
     For imports, which turn an exception into a traceback or swallow it, and for the exit.
     """
     if threading.current_thread() is threading.main_thread():
-        for number in _heard():
+        for number in _ending():
             signal.signal(number, _on_leave)
 
 
 def install() -> None:
-    """Let both signals raise in the main thread, after they stop a running pass."""
+    """Let Ctrl-C and SIGTERM raise in the main thread, after they stop a running pass."""
     if threading.current_thread() is not threading.main_thread():
         return
     _listen()
@@ -120,7 +120,7 @@ def stop_on_signals(
         return
     _listen()
     before, scope = _scope, _Scope(cancel, patience_s)
-    former = {number: signal.signal(number, _on_scope) for number in _heard()}
+    former = {number: signal.signal(number, _on_scope) for number in _ending()}
     _scope = scope
     try:
         yield scope.received
@@ -154,7 +154,7 @@ def stop_loading() -> AbstractContextManager[Cancel]:
     return stopping(_LOAD_S)
 
 
-def _heard() -> list[signal.Signals]:
+def _ending() -> list[signal.Signals]:
     """List the signals that end the work: not those that the process ignores (nohup)."""
     return [one for one in _NUMBERS if signal.getsignal(one) is not signal.SIG_IGN]
 

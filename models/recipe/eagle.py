@@ -26,7 +26,7 @@ import argparse
 import json
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gguf
@@ -40,7 +40,12 @@ from torch import Tensor
 
 from specllama.models.recipe.eagle_head import EagleHead, Lesson, layers_read, lesson
 from specllama.models.recipe.eagle_seed import seed_head
-from specllama.models.recipe.export import AUTHOR, add_tokenizer, load_checkpoint
+from specllama.models.recipe.export import (
+    AUTHOR,
+    add_hyperparameters,
+    add_tokenizer,
+    load_checkpoint,
+)
 from specllama.models.recipe.model import Linear, Tiny, fake_q4_0
 from specllama.models.recipe.tokenizer import load_tokenizer
 from specllama.models.recipe.train import Muon, Packer
@@ -188,18 +193,7 @@ def export(head: EagleHead, tokenizer: Path, out: Path, name: str) -> None:
     w.add_description("An EAGLE-3 head for the bundled tiny target")
     w.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    w.add_context_length(s.context)
-    w.add_embedding_length(s.width)
-    w.add_block_count(1)
-    w.add_feed_forward_length(head.hidden)
-    w.add_head_count(s.heads)
-    w.add_head_count_kv(s.kv_heads)
-    w.add_key_length(s.head_size)
-    w.add_value_length(s.head_size)
-    w.add_rope_dimension_count(s.head_size)
-    w.add_rope_freq_base(s.rope_base)
-    w.add_layer_norm_rms_eps(s.eps)
-    w.add_vocab_size(s.vocab)
+    add_hyperparameters(w, replace(s, layers=1, hidden=head.hidden))
     w.add_array("eagle3.target_layers", list(layers_read(s)))
     w.add_uint32("eagle3.target_hidden_size", s.width)
     add_tokenizer(w, tokenizer)

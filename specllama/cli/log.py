@@ -26,8 +26,7 @@ from specllama.cli.listing import (
 from specllama.cli.printer import MEASURE, round_glyphs, statistics_line
 from specllama.errors import StoreError, UsageError
 from specllama.events import Payoff, RoundDone
-from specllama.figures import SpecStats, share
-from specllama.figures import by_source as stats_by_source
+from specllama.figures import SpecStats, share, stats_by_source
 from specllama.paths import rounds_dir
 from specllama.store import summary
 from specllama.store.rounds import (

@@ -27,7 +27,6 @@ from specllama.events import (
 )
 
 number = st.floats(allow_nan=False, allow_infinity=False)
-ints = st.lists(st.integers(0, 2**31), max_size=5).map(tuple)
 
 
 def strategy_for(hint: Any) -> st.SearchStrategy[Any]:
