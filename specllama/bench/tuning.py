@@ -31,6 +31,7 @@ from specllama.speculative.policy.costs import Costs
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
 READS = (1, 2, 4, 8, 16, 32, 64, 128)
+SETTLED = 2  # passes of a shape in a row, behind which a further one takes what most will
 TEXT = 256  # tokens of the text behind which passes are timed
 _WIDE_BITS = 7.0  # bits a weight; below, there is little to save
 WORTH = 1.03  # less is noise: leave speculation to the window, promise nothing
@@ -121,8 +122,9 @@ def time_passes(
     """Return the median milliseconds of each size of pass after ``tokens``, to which the cache is
     cut.
 
-    Each size takes turns with the first one, its reference: only neighbours in time compare. The
-    first pass of a size (graphs, buffers) does not count.
+    Each size takes turns with the first one, its reference: only neighbours in time compare. Of
+    passes in a row only those behind the first few count: llama.cpp reuses a graph from the second
+    pass of a shape on, and CUDA captures it in the second and replays it from the third on.
     """
     past = len(tokens)
     context.rollback(0)
@@ -131,14 +133,14 @@ def time_passes(
     times: dict[int, list[float]] = {n: [] for n in sizes}
     filler = [tokens[i % past] for i in range(max(sizes))]
     turns = [sizes[0], *(n for size in sizes[1:] for n in (size, sizes[0]))]
-    for repetition in range(repetitions + 1):
+    for _ in range(repetitions):
         for n in turns:
-            for again in range(2):  # the second pass of a shape in a row reuses its graph
+            for again in range(2 * SETTLED):
                 begin = perf_counter()
                 context.forward(filler[:n], outputs=outputs)
                 elapsed = (perf_counter() - begin) * 1e3
                 context.rollback(past)
-                if repetition and again:
+                if again >= SETTLED:
                     times[n].append(elapsed)
         progress()
     context.rollback(0)
@@ -174,7 +176,7 @@ def tune(
     temperatures: Sequence[float] = (0.0, 0.7, 1.0),
     per_slice: int = 3,
     max_tokens: int = 64,
-    repetitions: int = 5,
+    repetitions: int = 3,
     checks: int = 1,
     progress: Callable[[float], object] = lambda share: None,
     say: Callable[[str], object] = lambda words: None,
@@ -196,13 +198,13 @@ def tune(
     source, longest = "draft" if draft else "ngram", min(LONGEST, engine.target.max_rows - 1)
 
     say("step 1 of 2: what passes of 1 to 16 rows take")
-    timed = iter(range(1, 2 * (repetitions + 1) + 1))
+    timed = iter(range(1, 2 * repetitions + 1))
     costs = pass_costs(
         engine.target,
         draft,
         text[: min(TEXT, engine.target.n_ctx // 2)],
         repetitions=repetitions,
-        progress=lambda: progress(0.2 * next(timed) / (2 * (repetitions + 1))),
+        progress=lambda: progress(0.2 * next(timed) / (2 * repetitions)),
     )
     costs.store(profile.costs)
     v = profile.costs.target.upto(longest + 1, costs.context)

@@ -131,7 +131,7 @@ def command(
             temperatures=temperatures or ((0.0, 0.7, 1.0) if usual is None else (usual,)),
             per_slice=1 if quick else per_slice,
             max_tokens=max_tokens,
-            repetitions=3 if quick else 5,
+            repetitions=2 if quick else 3,
             checks=0 if quick else repetitions,
             progress=lambda share: meter.at(int(share * 1000), 1000),
             say=lambda words: None if as_json else meter.say(words),
