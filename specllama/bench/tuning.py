@@ -31,7 +31,6 @@ from specllama.speculative.policy.costs import Costs
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
 READS = (1, 2, 4, 8, 16, 32, 64, 128)
-SETTLED = 2  # passes of a shape in a row, behind which a further one takes what most will
 TEXT = 256  # tokens of the text behind which passes are timed
 _WIDE_BITS = 7.0  # bits a weight; below, there is little to save
 WORTH = 1.03  # less is noise: leave speculation to the window, promise nothing
@@ -123,7 +122,7 @@ def time_passes(
     cut.
 
     Each size takes turns with the first one, its reference: only neighbours in time compare. Of
-    passes in a row only those behind the first few count: llama.cpp reuses a graph from the second
+    passes in a row only those behind the second count: llama.cpp reuses a graph from the second
     pass of a shape on, and CUDA captures it in the second and replays it from the third on.
     """
     past = len(tokens)
@@ -135,12 +134,12 @@ def time_passes(
     turns = [sizes[0], *(n for size in sizes[1:] for n in (size, sizes[0]))]
     for _ in range(repetitions):
         for n in turns:
-            for again in range(2 * SETTLED):
+            for again in range(4):
                 begin = perf_counter()
                 context.forward(filler[:n], outputs=outputs)
                 elapsed = (perf_counter() - begin) * 1e3
                 context.rollback(past)
-                if again >= SETTLED:
+                if again > 1:
                     times[n].append(elapsed)
         progress()
     context.rollback(0)
