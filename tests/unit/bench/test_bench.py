@@ -14,6 +14,7 @@ from engines import FakeContext, fake_info, loaded
 from speed_table import read_report
 from table_model import FakeTable, FakeVocab
 
+from specllama.bench import tuning
 from specllama.bench.experiment import (
     EngineArm,
     Expected,
@@ -269,11 +270,33 @@ def test_costs_are_measured_and_the_caches_left_empty(engine: Engine) -> None:
     assert set(costs.ratios) == set(costs.target)
     assert costs.ratios[1] == 1.0
     assert engine.target.n_past == draft.n_past == 0
-    assert len(ticks) == 6
+    assert len(ticks) == 4
     kept = Costs()
     costs.store(kept)
     assert kept.target.ms(4) == pytest.approx(costs.target[4], rel=1e-6)
     assert kept.draft.ms(1) == pytest.approx(costs.draft[1], rel=1e-6)
+
+
+def test_a_pass_is_timed_once_a_device_replays_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Device:
+        """A context that captures the graph of a pass when the second one like it comes."""
+
+        now, last, row = 0.0, 0, 0
+
+        def forward(self, tokens: list[int], outputs: str) -> None:
+            self.row = self.row + 1 if len(tokens) == self.last else 1
+            self.last = len(tokens)
+            self.now += (0.003, 0.005, 0.001)[min(self.row, 3) - 1] * len(tokens)
+
+        def rollback(self, n: int) -> None:
+            pass
+
+    device: Any = Device()
+    monkeypatch.setattr(tuning, "perf_counter", lambda: device.now)
+    found = tuning.time_passes(
+        device, [1, 2, 3], (1, 2, 4), outputs="all", repetitions=2, progress=lambda: None
+    )
+    assert found == pytest.approx({1: 1.0, 2: 2.0, 4: 4.0})
 
 
 @pytest.mark.parametrize(
