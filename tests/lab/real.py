@@ -11,7 +11,6 @@ explained, a part died, or something did not work. Speeds alone never fail it.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import statistics
@@ -20,13 +19,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
-from real_models import MODELS, put_together
+from peer_server import PeerServer, server_command
+from real_models import MODELS, ROOT, put_together, sources
 from real_tools import battery
 from replayed import replayed
 from servers import serving
@@ -39,7 +39,6 @@ from specllama.interface import Message
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.told import Told
 
-ROOT = Path(__file__).resolve().parents[2]
 SUBJECTS = ("T", "G", "S")
 READ = "The river runs through the old town, past the mill and the market. "
 CODE = '''def area(width, height):
@@ -384,35 +383,15 @@ def _llama_server(on: Ground, name: str, prompt: str, n: int) -> tuple[list[str]
     for way, more in (("plain", []), ("drafting", ["-md", str(draft)])):
         if way == "drafting" and draft is None:
             continue
-        with _running(program, on, name, more) as url:
+        command = [*server_command(Path(program), on.file(name), on.threads, 2048), *more]
+        server = PeerServer(way, command, lambda task: (), GREEDY.sampling)
+        with closing(server):
+            server.start()
             body = {"prompt": prompt, "n_predict": n, "temperature": 0, "ignore_eos": True}
-            took = httpx2.post(f"{url}/completion", json=body, timeout=300).json()["timings"]
+            took = httpx2.post(f"{server.url}/completion", json=body, timeout=300).json()["timings"]
             figures[f"llama-server {way}"] = took["predicted_per_second"]
             words.append(f"llama-server {way} {took['predicted_per_second']:.1f}")
     return words, figures
-
-
-@contextmanager
-def _running(program: str, on: Ground, name: str, more: Sequence[str]) -> Iterator[str]:
-    port = 18_000 + os.getpid() % 2_000
-    command = [program, "-m", on.file(name), "-t", str(on.threads), "-c", "2048", "-np", "1"]
-    command += ["--port", str(port), "--no-webui", *more]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    url, end = f"http://127.0.0.1:{port}", time.monotonic() + 120
-    try:
-        while True:
-            try:
-                if httpx2.get(f"{url}/health", timeout=5).status_code == 200:
-                    break
-            except httpx2.HTTPError:
-                pass
-            if process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"{program} does not answer")
-            time.sleep(0.2)
-        yield url
-    finally:
-        process.kill()
-        process.wait()
 
 
 # -- the run --
@@ -431,15 +410,6 @@ PARTS: dict[str, Callable[[Ground, str], Any]] = {
     "calls": calls,
 }
 WHOLE_ONLY = ("repacked q8_0",)
-
-
-def sources() -> str:
-    """Of everything that a result may depend on but for the files and the machine."""
-    sum_ = hashlib.sha256()
-    for folder in ("specllama", "models", "tests/lab"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            sum_.update(path.read_bytes())
-    return sum_.hexdigest()[:16]
 
 
 def in_process(on: Ground, name: str, part: str) -> list[Row]:
@@ -483,7 +453,8 @@ def main() -> int:
     out.parent.mkdir(parents=True, exist_ok=True)
     os.environ["SPECLLAMA_HOME"] = str(out.parent / "real-home")  # a file is measured once
     kept: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
-    key = f"{sources()} {'quick' if on.quick else 'whole'} {on.threads} threads"
+    code = sources("specllama", "models", "tests/lab")
+    key = f"{code} {'quick' if on.quick else 'whole'} {on.threads} threads"
     done: dict[str, list[dict[str, Any]]] = kept.setdefault(key, {})
     begin = time.monotonic()
     for name in asked.only:

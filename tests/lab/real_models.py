@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 _DATA = re.compile(r"\.(bin|gguf(\.part\d+)?)$")
 _BLOCK = 1 << 20
 
@@ -125,6 +126,16 @@ def put_together(
             raise ValueError(f"{model.file}: its SHA-256 is {found}, not {model.sha256}")
         whole.rename(path)
     return path
+
+
+def sources(*folders: str) -> str:
+    """Of everything that a result may depend on but for the files and the machine."""
+    sum_ = hashlib.sha256()
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".jsonl"):
+                sum_.update(path.read_bytes())
+    return sum_.hexdigest()[:16]
 
 
 def main() -> None:

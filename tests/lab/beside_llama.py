@@ -1,0 +1,598 @@
+"""Ours beside llama.cpp's server on real files: every mode, in turn, on the same prompts.
+
+    python tests/lab/beside_llama.py MODELS --llama-server PROGRAM [--pair T+D] [--quick]
+
+Arms: plain, ``auto``, ``auto --repack on``, and llama-server plain and in each of its modes; one
+process each, of which one computes at a time. ``--serve`` asks ``serve`` and llama-server by
+several clients instead. What is measured is kept in build/beside.json at once, for the same
+sources and settings, so a run that was stopped goes on. It prints a table by prompt, or with
+``--markdown`` README's; both from what is kept, with ``--show`` without measuring.
+
+The *best fixed length* is arithmetic: what the target's passes and the draft's steps cost here,
+timed before, and how many of eight guesses in a row were kept in each prompt, tell the speed of
+every length; the best of them, or none, is the oracle's. It knows each prompt, and switches never.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from peer_server import PeerServer, server_command
+from real_models import MODELS, ROOT, put_together, sources
+
+from specllama.backend.devices import cpu_name
+from specllama.bench.experiment import EngineArm, RunFigures, Task, tasks_of
+from specllama.bench.load import ClientLoad
+from specllama.bench.outcome import Compared, as_one, between, pairs
+from specllama.bench.processes import cpu_seconds
+from specllama.bench.prompts import BenchPrompt, load_prompts
+from specllama.bench.remote_arm import load_arm
+from specllama.bench.report import Comparison
+from specllama.engine.host import EngineHost, LoadEngine
+from specllama.models.memory import available_memory
+from specllama.settings.params import EngineOptions, GenerateParams
+from specllama.store import document
+from specllama.store.rounds import package_versions
+from specllama.verdict import TimedRound
+
+PROMPTS = Path(__file__).parent / "beside_prompts"
+SETS = ("known", "unseen")  # nobody tuned on the second
+TOKENS, N_CTX, LONGEST = 128, 2048, 8
+PLAIN, AUTO, REPACKED, EIGHT, THEIRS = "plain", "auto", "repacked", "eight", "llama.cpp"
+SPEC = "--spec-type"
+MODES = {
+    **{f"draft {n}": (SPEC, "draft-simple", "--spec-draft-n-max", str(n)) for n in (2, 3, 4)},
+    **{name: (SPEC, name) for name in ("ngram-simple", "ngram-mod", "ngram-map-k")},
+}
+ARMS = (PLAIN, AUTO, REPACKED, EIGHT, THEIRS, *MODES)
+CLIENTS, SERVED_TOKENS = (1, 2, 4, 8), 64
+SPARE = 2 << 30  # bytes that stay free
+EMPTY = GenerateParams(max_tokens=1, speculate=False, proposer="none", seed=1)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What is measured, and how."""
+
+    pair: str
+    target: Path
+    draft: Path | None
+    chats: bool
+    temperature: float
+    quick: bool
+    threads: int
+    llama_server: Path | None
+    build: Path
+
+    @property
+    def repetitions(self) -> int:
+        return 1 if self.quick else 3
+
+    def options(self, layout: str) -> EngineOptions:
+        return EngineOptions(n_ctx=N_CTX, threads=self.threads, kv_disk="off", repack=layout)
+
+    def load(self, layout: str) -> LoadEngine:
+        return LoadEngine(str(self.target), str(self.draft or "none"), self.options(layout))
+
+    def prompts(self) -> list[BenchPrompt]:
+        """The prompts, as text for a model that does not chat."""
+        found = [one for name in SETS for one in load_prompts(PROMPTS / f"{name}.jsonl")]
+        if self.quick:
+            found = [one for one in found if one.id in ("edit", "json")]
+        if not self.chats:
+            found = [replace(p, messages=(), text=p.messages[-1].content) for p in found]
+        return found
+
+    def tasks(self) -> list[Task]:
+        return tasks_of(self.prompts(), [self.temperature], TOKENS, ignore_eos=not self.chats)
+
+    def peer(self, name: str) -> list[str]:
+        """List the words that start llama-server in a mode."""
+        assert self.llama_server is not None
+        words = server_command(self.llama_server, self.target, self.threads, N_CTX)
+        drafts = ["-md", str(self.draft)] if name.startswith("draft") else []
+        return [*words, *drafts, *MODES.get(name, ())]
+
+    def about(self) -> dict[str, Any]:
+        """What the figures depend on, for people."""
+        return {
+            "target": self.target.name,
+            "draft": self.draft and self.draft.name,
+            "processor": cpu_name(),
+            "threads": self.threads,
+            "versions": package_versions(),
+            "llama-server": self.llama_server and version(self.llama_server),
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        }
+
+
+def version(program: Path) -> str:
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    lines = (done.stderr + done.stdout).strip().splitlines()
+    return next((line for line in lines if "version" in line), "?").removeprefix("version: ")
+
+
+class Kept:
+    """Results in a file, which is written anew with each."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        self._path = path
+        self._all: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self.found: dict[str, Any] = self._all.setdefault(key, {})
+
+    def of(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what is kept under a name; if nothing is, make it first."""
+        if name not in self.found:
+            self.found[name] = make()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            new = self._path.with_suffix(".new")
+            new.write_text(json.dumps(self._all))
+            new.replace(self._path)
+        return self.found[name]
+
+
+class Residents:
+    """What is loaded; where memory runs out, what was used longest ago is closed."""
+
+    def __init__(self) -> None:
+        self._loaded: list[Callable[[], object]] = []
+
+    def use(self, close: Callable[[], object], n_bytes: int, *, loaded: bool) -> None:
+        """Make room for what is about to be loaded, unless it is."""
+        if loaded:
+            self._loaded.remove(close)
+        while not loaded and self._loaded and available_memory() < n_bytes + SPARE:
+            self._loaded.pop(0)()
+        self._loaded.append(close)
+
+
+@dataclass
+class KeptArm:
+    """An arm whose answers are kept, and not asked for again.
+
+    Args:
+        ready: has it loaded. once: one answer stands for all repetitions.
+    """
+
+    arm: Any
+    kept: Kept
+    ready: Callable[[], object]
+    once: bool = False
+
+    @property
+    def name(self) -> str:
+        return str(self.arm.name)
+
+    def key(self, task: Task, repetition: int) -> str:
+        number = 0 if self.once else repetition
+        return f"{self.name} | {task.prompt.id} | T={task.temperature:g} | {number}"
+
+    def run(self, task: Task, repetition: int) -> RunFigures:
+        def made() -> dict[str, Any]:
+            self.ready()
+            run = self.arm.run(task, repetition)
+            return run.to_dict(texts=True) | {"passes": run.passes}
+
+        return figures(self.kept.of(self.key(task, repetition), made), repetition)
+
+    def close(self) -> None:
+        self.arm.close()
+
+
+def figures(told: dict[str, Any], repetition: int) -> RunFigures:
+    passes = [TimedRound(*one) for one in told["passes"]]
+    ids = tuple(told["token_ids"])
+    return RunFigures(**told | {"passes": passes, "token_ids": ids, "repetition": repetition})
+
+
+# -- the arms --
+
+
+def arms_of(on: Ground, kept: Kept, only: Sequence[str], over: ExitStack) -> list[KeptArm]:
+    """All arms that were asked for, and plain decoding, which the others are compared with."""
+    residents, arms = Residents(), list[KeptArm]()
+    ids, wanted = kept.found["costs auto"]["ids"], {PLAIN, *(only or ARMS)}
+    hosts = {layout: over.enter_context(EngineHost(on.load(layout))) for layout in ("auto", "on")}
+    base = GenerateParams()
+    fixed = base.replace(proposer="draft", window="fixed", draft_max=LONGEST)
+    ways = {PLAIN: base.replace(speculate=False), AUTO: base, REPACKED: base, EIGHT: fixed}
+
+    def opened(host: EngineHost) -> None:
+        residents.use(host.unload, size(on.target, on.draft), loaded=host.ready)
+        if not host.ready:
+            host.start()
+            host.skip()  # nothing computes while another arm does
+        for _ in host.generate(".", EMPTY):
+            pass  # nothing of the prompt is left in the cache
+
+    for name, params in ways.items():
+        if name not in wanted or (name == EIGHT and on.draft is None):
+            continue
+        host = hosts["on" if name == REPACKED else "auto"]
+        arm = EngineArm(name, host, params, logs=on.build / "beside-rounds" / on.pair / name)
+        arms.append(KeptArm(arm, kept, lambda host=host: opened(host), name == EIGHT))
+    for name in (THEIRS, *MODES) if on.llama_server else ():
+        if name not in wanted or (name.startswith("draft") and on.draft is None):
+            continue
+        drafts = on.draft if name.startswith("draft") else None
+        peer = PeerServer(name, on.peer(name), lambda t: ids[t.prompt.id], base.sampling)
+
+        def started(peer: PeerServer = peer, n: int = size(on.target, drafts)) -> None:
+            residents.use(peer.close, n, loaded=peer.open)
+            peer.start()
+
+        arms.append(KeptArm(peer, kept, started))
+    return arms
+
+
+def size(*files: Path | None) -> int:
+    return sum(file.stat().st_size for file in files if file is not None)
+
+
+def costs(on: Ground, layout: str) -> dict[str, Any]:
+    """Time the passes of a pair in a layout, after all that is measured at rest: whoever opens it
+    later has nothing to measure. Tokens of the prompts come along."""
+    from specllama.bench.tuning import TEXT, pass_costs
+    from specllama.engine.engine import Engine
+    from specllama.speculative.drafting.draft_model import ChainDrafter
+
+    with Engine.load(on.target, on.draft or "none", on.options(layout)) as engine:
+        engine.measure()
+        ids = {p.id: [*map(int, engine.encode(p.content)[0])] for p in on.prompts()}
+        drafter = engine.drafter("draft") if "draft" in engine.drafters else None
+        lane: Any = drafter.lane if isinstance(drafter, ChainDrafter) else None
+        text = [token for some in ids.values() for token in some][:TEXT]
+        found = pass_costs(engine.target, lane, text, repetitions=1 if on.quick else 2)
+        about = {"exactness": engine.info.exactness, "repacked": engine.info.target.repacked}
+        return {"ids": ids, **about, **found.to_dict()}
+
+
+def best_fixed(kept: Kept, layout: str, runs: Sequence[RunFigures]) -> tuple[int, float] | None:
+    """The best draft length for a prompt, and its speed over plain steps of the layout.
+
+    Args:
+        runs: of eight guesses in every round.
+    """
+    from specllama.bench.tuning import group_of
+
+    told = kept.found.get(f"costs {layout}")
+    if told is None or not runs or not told["draft_ms"]:
+        return None
+    known = {int(n): ms for n, ms in told["target_ms"].items()}
+    v = [0.0, *(known[n] for n in range(1, LONGEST + 2))]
+    step, two = told["draft_ms"]["1"], told["draft_ms"]["2"]
+    first = runs[0]
+    group = group_of(first.slice, first.temperature, runs, v, step, min(two - step, step), None)
+    return group.best, group.best_speed
+
+
+# -- several clients --
+
+
+def served(on: Ground, kept: Kept, mode: str) -> Iterator[list[Any]]:
+    """Rows of ``serve``, plain and ``auto``, and of llama-server, plain and in its best mode."""
+    lanes = max(CLIENTS)
+    todo = [n for n in CLIENTS[:: 2 if on.quick else 1] if f"serve {mode} | {n}" not in kept.found]
+    if todo:
+        assert on.llama_server is not None
+        words = ["-c", str(lanes * 1024), "-t", str(on.threads), "--kv-disk", "off"]
+        ours = [sys.executable, "-m", "specllama", "serve", "-m", str(on.target), *words]
+        ours += ["-d", str(on.draft or "none"), "--parallel", str(lanes)]
+        theirs = [on.peer(name) for name in (THEIRS, mode)]
+        for command in theirs:
+            command[command.index("-c") + 1] = str(lanes * 1024)
+            command[command.index("-np") + 1] = str(lanes)
+        servers = [
+            PeerServer(name, command, lambda task: (), GenerateParams().sampling)
+            for name, command in zip(("serve", THEIRS, mode), (ours, *theirs), strict=True)
+        ]
+        params = GenerateParams()
+        with ExitStack() as over:
+            for server in servers:
+                over.callback(server.close)
+                server.start()
+            quiet(os.getpid())
+            urls = {f"{PLAIN} 1": f"{servers[0].url}#none", AUTO: f"{servers[0].url}#auto"}
+            urls |= {server.name: server.url for server in servers[1:]}
+            arms = [replace(load_arm(url, params), name=name) for name, url in urls.items()]
+            for arm in arms:
+                over.callback(arm.close)
+            tasks = [replace(task, max_tokens=SERVED_TOKENS) for task in on.tasks()]
+            for n in todo:
+                load = ClientLoad(arms, tasks, max(4, 2 * n))
+                rows = load.rows([n], on.repetitions)
+                kept.of(f"serve {mode} | {n}", lambda rows=rows: [row.to_dict() for row in rows])
+    for n in CLIENTS:
+        if f"serve {mode} | {n}" in kept.found:
+            yield kept.found[f"serve {mode} | {n}"]
+
+
+def quiet(pid: int, patience_s: float = 180.0) -> None:
+    """Wait until a process and its children compute nothing for longer than what is measured at
+    rest waits for."""
+    end, still = time.monotonic() + patience_s, time.monotonic()
+    before = cpu_seconds(pid)
+    while time.monotonic() - still < 4.0 and time.monotonic() < end:
+        time.sleep(0.5)
+        now = cpu_seconds(pid)
+        still, before = (still if now - before < 0.05 else time.monotonic()), now
+
+
+# -- tables --
+
+
+class Beside:
+    """What was measured at one temperature, in tables."""
+
+    def __init__(self, on: Ground, kept: Kept, runs: Sequence[RunFigures]) -> None:
+        self.on, self.kept, self.runs = on, kept, runs
+        self.arms = list(dict.fromkeys(run.arm for run in runs))
+        self.prompts = list(dict.fromkeys(run.prompt for run in runs))
+
+    def of(self, arm: str, prompts: Sequence[str]) -> list[RunFigures]:
+        return [run for run in self.runs if run.arm == arm and run.prompt in prompts]
+
+    def rate(self, arm: str, prompts: Sequence[str]) -> float:
+        """Tokens a second, in the geometric mean; 0 where replies were too short for a speed."""
+        speeds = [run.speed for run in self.of(arm, prompts) if run.speed]
+        return geometric_mean(speeds) if speeds else 0.0
+
+    def ratio(self, arm: str, prompts: Sequence[str], base: str = PLAIN) -> Compared | None:
+        plain = {run.task: run for run in self.of(base, prompts)}
+        beside = [[(plain[run.task], run) for run in self.of(arm, [p])] for p in prompts]
+        return as_one([pairs(row, lambda run: run.speed) for row in beside])
+
+    def ratios(self, arm: str) -> dict[str, float]:
+        """An arm over plain decoding, by prompt."""
+        found = {p: self.ratio(arm, [p]) for p in self.prompts}
+        return {p: one.ratio for p, one in found.items() if one}
+
+    def best(self, prompt: str, start: str = "") -> str:
+        """The fastest of llama.cpp's modes on a prompt, "" without any."""
+        theirs = [arm for arm in self.arms if arm in (THEIRS, *MODES) and arm.startswith(start)]
+        return max(theirs, key=lambda arm: self.rate(arm, [prompt]), default="")
+
+    def mode(self) -> str:
+        """llama.cpp's best way to draft on all prompts."""
+        modes = [arm for arm in self.arms if arm in MODES]
+        usual = "ngram-simple" if self.on.draft is None else "draft 3"
+        return max(modes, key=lambda arm: self.rate(arm, self.prompts), default=usual)
+
+    def oracle(self, prompt: str) -> tuple[int, float] | None:
+        return best_fixed(self.kept, "auto", self.of(EIGHT, [prompt])[:1])
+
+    def over_best(self, arm: str) -> dict[str, float]:
+        """An arm over the best of llama.cpp's modes, by prompt."""
+        found = {p: self.ratio(arm, [p], self.best(p)) for p in self.prompts}
+        return {p: one.ratio for p, one in found.items() if one}
+
+    def whole(self) -> list[str]:
+        """By prompt: plain in tokens a second, the others over it."""
+        others = [arm for arm in self.arms if arm != PLAIN]
+        over = {arm: found for arm in (AUTO, REPACKED) if (found := self.over_best(arm))}
+        oracles = {p: found for p in self.prompts if (found := self.oracle(p))}
+        columns: dict[str, dict[str, float]] = {arm: self.ratios(arm) for arm in others}
+        columns["oracle"] = {p: speed for p, (_, speed) in oracles.items()}
+        columns |= {f"{arm} ÷ best": found for arm, found in over.items()}
+        rows = [
+            [p, f"{self.rate(PLAIN, [p]):.1f}", *(cell(found.get(p)) for found in columns.values())]
+            for p in self.prompts
+        ]
+        means = [geometric_mean(found.values()) if found else None for found in columns.values()]
+        rows.append(["all", f"{self.rate(PLAIN, self.prompts):.1f}", *map(cell, means)])
+        return table([f"T = {self.on.temperature:g}", PLAIN, *columns], rows)
+
+    def readme(self) -> list[str]:
+        """The rows of README's table: the known prompts, the others together, all."""
+        known = [p.id for p in load_prompts(PROMPTS / "known.jsonl") if p.id in self.prompts]
+        groups = {name: [name] for name in known}
+        if unseen := [name for name in self.prompts if name not in known]:
+            groups[f"{len(unseen)} others"] = unseen
+        groups["all"] = self.prompts
+
+        def row(title: str, found: dict[str, float]) -> list[str]:
+            some = [[found[p] for p in group if p in found] for group in groups.values()]
+            return [title, *(cell(geometric_mean(one) if one else None) for one in some)]
+
+        def best_of(start: str) -> dict[str, float]:
+            """The best way of each prompt."""
+            bests = {p: self.ratio(self.best(p, start), [p]) for p in self.prompts}
+            return {p: one.ratio for p, one in bests.items() if one}
+
+        plain = [f"{self.rate(PLAIN, group):.1f}" for group in groups.values()]
+        rows = [[f"T = {self.on.temperature:g}: plain, tok/s", *plain]]
+        named = {AUTO: "`auto`", REPACKED: "`auto --repack on`", THEIRS: THEIRS}
+        for arm, title in named.items():
+            rows.append(row(title, self.ratios(arm)))
+            if whole := self.ratio(arm, self.prompts):
+                rows[-1][-1] = words(whole)
+        rows += [
+            row("its draft, best length", best_of("draft")),
+            row("its n-grams, best way", best_of("ngram")),
+            *(row(f"{named[arm]} ÷ its best", self.over_best(arm)) for arm in (AUTO, REPACKED)),
+        ]
+        return table(["", *groups], [row for row in rows if set(row[1:]) != {"–"}])
+
+    def sentences(self) -> Iterator[str]:
+        """What ran where, and the extremes."""
+        about = self.kept.found["about"]
+        files = " with ".join(f"`{about[name]}`" for name in ("target", "draft") if about[name])
+        versions = {**about["versions"], "llama-server": about["llama-server"]}
+        builds = ", ".join(f"{name} {v}" for name, v in versions.items())
+        yield (
+            f"{files}; {about['processor']}, {about['threads']} threads, {about['date']}; "
+            f"{builds}. {len(self.prompts)} prompts, whole replies of up to {TOKENS} tokens, "
+            f"{self.on.repetitions} rounds, arms in turn."
+        )
+        if auto := self.ratios(AUTO):
+            worst = min(auto, key=auto.__getitem__)
+            plain = {run.task: run for run in self.of(PLAIN, self.prompts)}
+            same = [plain[run.task].same(run) for run in self.of(AUTO, self.prompts)]
+            yield f"Worst of `auto`: {worst}, {auto[worst]:.2f} of plain."
+            yield f"Texts of `auto` that are plain's: {sum(map(bool, same))} of {len(same)}."
+        for arm in (AUTO, REPACKED):
+            if over := self.over_best(arm):
+                least = min(over, key=over.__getitem__)
+                yield (
+                    f"{arm} over llama.cpp's best mode of each prompt: "
+                    f"{geometric_mean(over.values()):.2f}; least {least}, {over[least]:.2f} of "
+                    f"{self.best(least)}."
+                )
+
+
+def cell(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def words(one: Compared) -> str:
+    """A ratio with its interval, where one is known."""
+    interval = between(one.low, one.high)
+    return f"{one.ratio:.2f}" + (f" ({interval})" if interval else "")
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return document.table(heads, rows).splitlines()
+
+
+def load_table(on: Ground, rows: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
+    """Tokens a second of all clients together, and ours over the better of theirs."""
+    cells = []
+    for some in rows:
+        rates = {row["arm"]: row["tok_per_s"] for row in some}
+        plain, auto, *theirs = rates.values()
+        cells.append([str(some[0]["clients"]), f"{plain:.1f}"])
+        cells[-1] += [f"{rate / plain:.2f}" for rate in (auto, *theirs)]
+        cells[-1].append(f"{auto / max(theirs):.2f}")
+    arms = [row["arm"] for row in rows[0]] if rows else [PLAIN, AUTO]
+    heads = ["clients", "serve plain, tok/s", *arms[1:], "auto ÷ better"]
+    return table(heads, cells)
+
+
+# -- the run --
+
+
+def estimate(on: Ground, arms: Sequence[KeptArm], tasks: Sequence[Task]) -> float:
+    """Seconds that the answers will take that are not kept."""
+    n = 0
+    for arm in arms:
+        numbers = range(1 if arm.once else on.repetitions)
+        n += sum(arm.key(task, i) not in arm.kept.found for task in tasks for i in numbers)
+    took = [one["total_s"] for key, one in arms[0].kept.found.items() if " | T=" in key]
+    # without any: weights are read at 30 GB/s for each token; a prompt is read like 40 tokens
+    one = sum(took) / len(took) if took else (TOKENS + 40) * size(on.target) / 30e9 + 0.3
+    return n * one
+
+
+def measured(on: Ground, kept: Kept, only: Sequence[str], *, show: bool) -> list[RunFigures]:
+    """Run what is not kept; return the runs of all that is."""
+    tasks = on.tasks()
+    with ExitStack() as over:
+        arms = arms_of(on, kept, only, over)
+        for arm in arms:
+            over.callback(arm.close)
+        if not show:
+            left = estimate(on, arms, tasks)
+            say(f"{len(arms)} arms, {len(tasks)} prompts: about {left / 60:.1f} min and loading")
+            begin = time.monotonic()
+
+            def moved(done: int, of: int) -> None:
+                took = time.monotonic() - begin
+                say(f"{done} of {of}, {took / 60:.1f} min", end="\r" if done < of else "\n")
+
+            Comparison.of(arms, tasks, repetitions=on.repetitions, warm_up=0, progress=moved)
+        return [
+            figures(told, number)
+            for number in range(on.repetitions)
+            for task in tasks
+            for arm in arms
+            if (told := kept.found.get(arm.key(task, number)))
+        ]
+
+
+def say(text: str, end: str = "\n") -> None:
+    print(f"{text:70}", end=end, file=sys.stderr, flush=True)
+
+
+def in_process(asked: Sequence[str], layout: str) -> dict[str, Any]:
+    """The costs of a layout, by a process of its own: nothing of the pair stays."""
+    say(f"costs of passes, --repack {layout}")
+    command = [sys.executable, __file__, *asked, "--costs", layout]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def ground(asked: argparse.Namespace, temperature: float) -> Ground:
+    """Read what was asked: one of the known pairs, or TARGET[,DRAFT]."""
+    chats, files = True, [Path(name) for name in asked.pair.split(",")]
+    names = asked.pair.split("+")
+    if all(name in MODELS for name in names):
+        chats = MODELS[names[0]].chats
+        files = [put_together(MODELS[name], asked.models) for name in names]
+    draft = files[1] if len(files) > 1 else None
+    peer = asked.llama_server
+    return Ground(
+        asked.pair, files[0], draft, chats, temperature, asked.quick, asked.threads, peer,
+        asked.out.parent,
+    )  # fmt: skip
+
+
+def parsed(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("models", type=Path, help="a folder of real files, or one for them")
+    peer = os.environ.get("LLAMA_SERVER")
+    parser.add_argument("--llama-server", type=Path, default=peer and Path(peer))
+    parser.add_argument("--pair", default="T+D", help="T+D, S, G, or TARGET[,DRAFT] as files")
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0])
+    parser.add_argument("--quick", action="store_true", help="two prompts, one round")
+    parser.add_argument("--only", nargs="+", default=[], metavar="ARM",
+                        choices=ARMS)  # fmt: skip
+    parser.add_argument("--serve", action="store_true", help="by several clients, too")
+    parser.add_argument("--markdown", action="store_true", help="README's table")
+    parser.add_argument("--show", action="store_true", help="measure nothing")
+    parser.add_argument("--threads", type=int, default=min(os.cpu_count() or 1, 8))
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "beside.json")
+    parser.add_argument("--costs", choices=("auto", "on"), help=argparse.SUPPRESS)
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str]) -> int:
+    asked = parsed(words)
+    home = asked.out.parent / "beside-home"  # a file is measured once
+    os.environ["SPECLLAMA_HOME"] = str(home)
+    for temperature in asked.temperature:
+        on = ground(asked, temperature)
+        if asked.costs:
+            print(json.dumps(costs(on, asked.costs)))
+            return 0
+        kind = "quick" if on.quick else "whole"
+        code = sources("specllama", "models", "tests/lab/beside_prompts")
+        kept = Kept(asked.out, f"{on.pair} {kind} {on.threads} threads {code}")
+        if not kept.found and not asked.show:
+            shutil.rmtree(home, ignore_errors=True)  # nothing is known of the pair
+        kept.of("about", on.about)
+        for layout in ("auto", "on") if not asked.show else ():
+            kept.of(f"costs {layout}", lambda layout=layout: in_process(words, layout))
+        beside = Beside(on, kept, measured(on, kept, asked.only, show=asked.show))
+        print(*(beside.readme() if asked.markdown else beside.whole()), "", sep="\n")
+        print(*beside.sentences(), "", sep="\n")
+        if asked.serve:
+            print(*load_table(on, list(served(on, kept, beside.mode()))), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
