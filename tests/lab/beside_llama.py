@@ -27,16 +27,29 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
 
+from beside_tables import (
+    ARMS,
+    AUTO,
+    EIGHT,
+    LONGEST,
+    MODES,
+    PLAIN,
+    PROMPTS,
+    REPACKED,
+    SETS,
+    THEIRS,
+    Beside,
+    load_table,
+)
 from peer_server import PeerServer, server_command
 from real_models import MODELS, ROOT, put_together, sources
 
+from specllama.backend.cores import crowded
 from specllama.backend.devices import cpu_name
 from specllama.bench.experiment import EngineArm, RunFigures, Task, tasks_of
 from specllama.bench.load import ClientLoad
-from specllama.bench.outcome import Compared, as_one, between, pairs
 from specllama.bench.processes import cpu_seconds
 from specllama.bench.prompts import BenchPrompt, load_prompts
 from specllama.bench.remote_arm import load_arm
@@ -44,20 +57,10 @@ from specllama.bench.report import Comparison
 from specllama.engine.host import EngineHost, LoadEngine
 from specllama.models.memory import available_memory
 from specllama.settings.params import EngineOptions, GenerateParams
-from specllama.store import document
 from specllama.store.rounds import package_versions
 from specllama.verdict import TimedRound
 
-PROMPTS = Path(__file__).parent / "beside_prompts"
-SETS = ("known", "unseen")  # nobody tuned on the second
-TOKENS, N_CTX, LONGEST = 128, 2048, 8
-PLAIN, AUTO, REPACKED, EIGHT, THEIRS = "plain", "auto", "repacked", "eight", "llama.cpp"
-SPEC = "--spec-type"
-MODES = {
-    **{f"draft {n}": (SPEC, "draft-simple", "--spec-draft-n-max", str(n)) for n in (2, 3, 4)},
-    **{name: (SPEC, name) for name in ("ngram-simple", "ngram-mod", "ngram-map-k")},
-}
-ARMS = (PLAIN, AUTO, REPACKED, EIGHT, THEIRS, *MODES)
+TOKENS, N_CTX = 128, 2048
 CLIENTS, SERVED_TOKENS = (1, 2, 4, 8), 64
 SPARE = 2 << 30  # bytes that stay free
 EMPTY = GenerateParams(max_tokens=1, speculate=False, proposer="none", seed=1)
@@ -113,6 +116,7 @@ class Ground:
             "draft": self.draft and self.draft.name,
             "processor": cpu_name(),
             "threads": self.threads,
+            "tokens": TOKENS,
             "versions": package_versions(),
             "llama-server": self.llama_server and version(self.llama_server),
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
@@ -184,7 +188,7 @@ class KeptArm:
         def made() -> dict[str, Any]:
             self.ready()
             run = self.arm.run(task, repetition)
-            return run.to_dict(texts=True) | {"passes": run.passes}
+            return run.to_dict(texts=True) | {"passes": run.passes, "crowded": crowded()}
 
         return figures(self.kept.of(self.key(task, repetition), made), repetition)
 
@@ -193,9 +197,10 @@ class KeptArm:
 
 
 def figures(told: dict[str, Any], repetition: int) -> RunFigures:
-    passes = [TimedRound(*one) for one in told["passes"]]
-    ids = tuple(told["token_ids"])
-    return RunFigures(**told | {"passes": passes, "token_ids": ids, "repetition": repetition})
+    told = {name: value for name, value in told.items() if name != "crowded"}
+    told["passes"] = [TimedRound(*one) for one in told["passes"]]
+    told["token_ids"] = tuple(told["token_ids"])
+    return RunFigures(**told | {"repetition": repetition})
 
 
 # -- the arms --
@@ -260,25 +265,6 @@ def costs(on: Ground, layout: str) -> dict[str, Any]:
         return {"ids": ids, **about, **found.to_dict()}
 
 
-def best_fixed(kept: Kept, layout: str, runs: Sequence[RunFigures]) -> tuple[int, float] | None:
-    """The best draft length for a prompt, and its speed over plain steps of the layout.
-
-    Args:
-        runs: of eight guesses in every round.
-    """
-    from specllama.bench.tuning import group_of
-
-    told = kept.found.get(f"costs {layout}")
-    if told is None or not runs or not told["draft_ms"]:
-        return None
-    known = {int(n): ms for n, ms in told["target_ms"].items()}
-    v = [0.0, *(known[n] for n in range(1, LONGEST + 2))]
-    step, two = told["draft_ms"]["1"], told["draft_ms"]["2"]
-    first = runs[0]
-    group = group_of(first.slice, first.temperature, runs, v, step, min(two - step, step), None)
-    return group.best, group.best_speed
-
-
 # -- several clients --
 
 
@@ -329,156 +315,6 @@ def quiet(pid: int, patience_s: float = 180.0) -> None:
         time.sleep(0.5)
         now = cpu_seconds(pid)
         still, before = (still if now - before < 0.05 else time.monotonic()), now
-
-
-# -- tables --
-
-
-class Beside:
-    """What was measured at one temperature, in tables."""
-
-    def __init__(self, on: Ground, kept: Kept, runs: Sequence[RunFigures]) -> None:
-        self.on, self.kept, self.runs = on, kept, runs
-        self.arms = list(dict.fromkeys(run.arm for run in runs))
-        self.prompts = list(dict.fromkeys(run.prompt for run in runs))
-
-    def of(self, arm: str, prompts: Sequence[str]) -> list[RunFigures]:
-        return [run for run in self.runs if run.arm == arm and run.prompt in prompts]
-
-    def rate(self, arm: str, prompts: Sequence[str]) -> float:
-        """Tokens a second, in the geometric mean; 0 where replies were too short for a speed."""
-        speeds = [run.speed for run in self.of(arm, prompts) if run.speed]
-        return geometric_mean(speeds) if speeds else 0.0
-
-    def ratio(self, arm: str, prompts: Sequence[str], base: str = PLAIN) -> Compared | None:
-        plain = {run.task: run for run in self.of(base, prompts)}
-        beside = [[(plain[run.task], run) for run in self.of(arm, [p])] for p in prompts]
-        return as_one([pairs(row, lambda run: run.speed) for row in beside])
-
-    def ratios(self, arm: str) -> dict[str, float]:
-        """An arm over plain decoding, by prompt."""
-        found = {p: self.ratio(arm, [p]) for p in self.prompts}
-        return {p: one.ratio for p, one in found.items() if one}
-
-    def best(self, prompt: str, start: str = "") -> str:
-        """The fastest of llama.cpp's modes on a prompt, "" without any."""
-        theirs = [arm for arm in self.arms if arm in (THEIRS, *MODES) and arm.startswith(start)]
-        return max(theirs, key=lambda arm: self.rate(arm, [prompt]), default="")
-
-    def mode(self) -> str:
-        """llama.cpp's best way to draft on all prompts."""
-        modes = [arm for arm in self.arms if arm in MODES]
-        usual = "ngram-simple" if self.on.draft is None else "draft 3"
-        return max(modes, key=lambda arm: self.rate(arm, self.prompts), default=usual)
-
-    def oracle(self, prompt: str) -> tuple[int, float] | None:
-        return best_fixed(self.kept, "auto", self.of(EIGHT, [prompt])[:1])
-
-    def over_best(self, arm: str) -> dict[str, float]:
-        """An arm over the best of llama.cpp's modes, by prompt."""
-        found = {p: self.ratio(arm, [p], self.best(p)) for p in self.prompts}
-        return {p: one.ratio for p, one in found.items() if one}
-
-    def whole(self) -> list[str]:
-        """By prompt: plain in tokens a second, the others over it."""
-        others = [arm for arm in self.arms if arm != PLAIN]
-        over = {arm: found for arm in (AUTO, REPACKED) if (found := self.over_best(arm))}
-        oracles = {p: found for p in self.prompts if (found := self.oracle(p))}
-        columns: dict[str, dict[str, float]] = {arm: self.ratios(arm) for arm in others}
-        columns["oracle"] = {p: speed for p, (_, speed) in oracles.items()}
-        columns |= {f"{arm} ÷ best": found for arm, found in over.items()}
-        rows = [
-            [p, f"{self.rate(PLAIN, [p]):.1f}", *(cell(found.get(p)) for found in columns.values())]
-            for p in self.prompts
-        ]
-        means = [geometric_mean(found.values()) if found else None for found in columns.values()]
-        rows.append(["all", f"{self.rate(PLAIN, self.prompts):.1f}", *map(cell, means)])
-        return table([f"T = {self.on.temperature:g}", PLAIN, *columns], rows)
-
-    def readme(self) -> list[str]:
-        """The rows of README's table: the known prompts, the others together, all."""
-        known = [p.id for p in load_prompts(PROMPTS / "known.jsonl") if p.id in self.prompts]
-        groups = {name: [name] for name in known}
-        if unseen := [name for name in self.prompts if name not in known]:
-            groups[f"{len(unseen)} others"] = unseen
-        groups["all"] = self.prompts
-
-        def row(title: str, found: dict[str, float]) -> list[str]:
-            some = [[found[p] for p in group if p in found] for group in groups.values()]
-            return [title, *(cell(geometric_mean(one) if one else None) for one in some)]
-
-        def best_of(start: str) -> dict[str, float]:
-            """The best way of each prompt."""
-            bests = {p: self.ratio(self.best(p, start), [p]) for p in self.prompts}
-            return {p: one.ratio for p, one in bests.items() if one}
-
-        plain = [f"{self.rate(PLAIN, group):.1f}" for group in groups.values()]
-        rows = [[f"T = {self.on.temperature:g}: plain, tok/s", *plain]]
-        named = {AUTO: "`auto`", REPACKED: "`auto --repack on`", THEIRS: THEIRS}
-        for arm, title in named.items():
-            rows.append(row(title, self.ratios(arm)))
-            if whole := self.ratio(arm, self.prompts):
-                rows[-1][-1] = words(whole)
-        rows += [
-            row("its draft, best length", best_of("draft")),
-            row("its n-grams, best way", best_of("ngram")),
-            *(row(f"{named[arm]} ÷ its best", self.over_best(arm)) for arm in (AUTO, REPACKED)),
-        ]
-        return table(["", *groups], [row for row in rows if set(row[1:]) != {"–"}])
-
-    def sentences(self) -> Iterator[str]:
-        """What ran where, and the extremes."""
-        about = self.kept.found["about"]
-        files = " with ".join(f"`{about[name]}`" for name in ("target", "draft") if about[name])
-        versions = {**about["versions"], "llama-server": about["llama-server"]}
-        builds = ", ".join(f"{name} {v}" for name, v in versions.items())
-        yield (
-            f"{files}; {about['processor']}, {about['threads']} threads, {about['date']}; "
-            f"{builds}. {len(self.prompts)} prompts, whole replies of up to {TOKENS} tokens, "
-            f"{self.on.repetitions} rounds, arms in turn."
-        )
-        if auto := self.ratios(AUTO):
-            worst = min(auto, key=auto.__getitem__)
-            plain = {run.task: run for run in self.of(PLAIN, self.prompts)}
-            same = [plain[run.task].same(run) for run in self.of(AUTO, self.prompts)]
-            yield f"Worst of `auto`: {worst}, {auto[worst]:.2f} of plain."
-            yield f"Texts of `auto` that are plain's: {sum(map(bool, same))} of {len(same)}."
-        for arm in (AUTO, REPACKED):
-            if over := self.over_best(arm):
-                least = min(over, key=over.__getitem__)
-                yield (
-                    f"{arm} over llama.cpp's best mode of each prompt: "
-                    f"{geometric_mean(over.values()):.2f}; least {least}, {over[least]:.2f} of "
-                    f"{self.best(least)}."
-                )
-
-
-def cell(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
-
-
-def words(one: Compared) -> str:
-    """A ratio with its interval, where one is known."""
-    interval = between(one.low, one.high)
-    return f"{one.ratio:.2f}" + (f" ({interval})" if interval else "")
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return document.table(heads, rows).splitlines()
-
-
-def load_table(on: Ground, rows: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
-    """Tokens a second of all clients together, and ours over the better of theirs."""
-    cells = []
-    for some in rows:
-        rates = {row["arm"]: row["tok_per_s"] for row in some}
-        plain, auto, *theirs = rates.values()
-        cells.append([str(some[0]["clients"]), f"{plain:.1f}"])
-        cells[-1] += [f"{rate / plain:.2f}" for rate in (auto, *theirs)]
-        cells[-1].append(f"{auto / max(theirs):.2f}")
-    arms = [row["arm"] for row in rows[0]] if rows else [PLAIN, AUTO]
-    heads = ["clients", "serve plain, tok/s", *arms[1:], "auto ÷ better"]
-    return table(heads, cells)
 
 
 # -- the run --
@@ -562,6 +398,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
                         choices=ARMS)  # fmt: skip
     parser.add_argument("--serve", action="store_true", help="by several clients, too")
     parser.add_argument("--markdown", action="store_true", help="README's table")
+    parser.add_argument("--why", action="store_true", help="where the time of ours went, too")
     parser.add_argument("--show", action="store_true", help="measure nothing")
     parser.add_argument("--threads", type=int, default=min(os.cpu_count() or 1, 8))
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "beside.json")
@@ -586,11 +423,13 @@ def main(words: Sequence[str]) -> int:
         kept.of("about", on.about)
         for layout in ("auto", "on") if not asked.show else ():
             kept.of(f"costs {layout}", lambda layout=layout: in_process(words, layout))
-        beside = Beside(on, kept, measured(on, kept, asked.only, show=asked.show))
+        beside = Beside(measured(on, kept, asked.only, show=asked.show), kept.found)
         print(*(beside.readme() if asked.markdown else beside.whole()), "", sep="\n")
         print(*beside.sentences(), "", sep="\n")
+        for arm in (AUTO, REPACKED, EIGHT) if asked.why else ():
+            print(*beside.why(arm), "", sep="\n")
         if asked.serve:
-            print(*load_table(on, list(served(on, kept, beside.mode()))), sep="\n")
+            print(*load_table(list(served(on, kept, beside.mode()))), sep="\n")
     return 0
 
 

@@ -9,7 +9,8 @@ from urllib.request import urlopen
 
 import beside_llama
 import pytest
-from beside_llama import AUTO, EIGHT, PLAIN, REPACKED, THEIRS, Beside, Ground, Kept, load_table
+from beside_llama import Ground
+from beside_tables import AUTO, EIGHT, PLAIN, REPACKED, THEIRS, Beside, load_table
 from peer_server import PeerServer
 from servers import table
 
@@ -99,15 +100,15 @@ def test_what_is_kept_is_not_asked_for_again(
     assert "llama-server 7" in first
     assert beside_llama.main([*words, "--show"]) == 0
     assert capsys.readouterr().out == first
+    assert beside_llama.main([*words, "--show", "--why"]) == 0
+    assert "| auto, T = 0 | speed |" in capsys.readouterr().out
     assert beside_llama.main([*words, "--only", THEIRS, REPACKED]) == 0
     assert len(asked(program)) == n
     assert beside_llama.main([*words, "--show", "--markdown"]) == 0
     assert "| `auto --repack on` |" in capsys.readouterr().out
 
 
-def test_the_tables_follow_from_the_runs(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "kept.json", "key")
-    on = Ground("S", Path("s.gguf"), None, True, 0.0, False, 2, None, tmp_path)
+def test_the_tables_follow_from_the_runs() -> None:
     speeds = {PLAIN: 10, AUTO: 12, THEIRS: 8, "ngram-mod": 15}
     runs = [
         RunFigures(arm, prompt, "known", 0.0, n, 101, 100 / (rate * more), 20.0, 1.0)
@@ -115,7 +116,7 @@ def test_the_tables_follow_from_the_runs(tmp_path: Path) -> None:
         for prompt, more in (("edit", 1), ("tests", 2))
         for arm, rate in speeds.items()
     ]
-    beside = Beside(on, kept, runs)
+    beside = Beside(runs, {"about": {"draft": None}, "costs auto": {"draft_ms": {}}})
     assert beside.best("edit") == beside.mode() == "ngram-mod"
     assert beside.over_best(AUTO) == {p: pytest.approx(0.8) for p in ("edit", "tests")}
     assert beside.rate(PLAIN, ["edit", "tests"]) == pytest.approx(200**0.5)
@@ -124,11 +125,10 @@ def test_the_tables_follow_from_the_runs(tmp_path: Path) -> None:
     assert [cell.strip() for cell in rows["its n-grams, best way"]][:2] == ["1.50", "1.50"]
 
 
-def test_clients_together_are_compared_with_the_better_of_theirs(tmp_path: Path) -> None:
-    on = Ground("S", Path("s.gguf"), None, True, 0.0, False, 2, None, tmp_path)
+def test_clients_together_are_compared_with_the_better_of_theirs() -> None:
     rates = {PLAIN: 10.0, AUTO: 12.0, THEIRS: 8.0, "draft 3": 16.0}
     rows = [{"arm": arm, "clients": 4, "tok_per_s": rate} for arm, rate in rates.items()]
-    [*_, line] = load_table(on, [rows])
+    [*_, line] = load_table([rows])
     assert [cell.strip() for cell in line.split("|")[1:-1]] == [
         "4", "10.0", "1.20", "0.80", "1.60", "0.75",
     ]  # fmt: skip

@@ -1,0 +1,225 @@
+"""The tables of ``beside_llama.py``: by prompt, README's, of several clients, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from specllama.bench.experiment import RunFigures
+from specllama.bench.outcome import Compared, as_one, between, pairs
+from specllama.bench.prompts import load_prompts
+from specllama.store import document
+
+PROMPTS = Path(__file__).parent / "beside_prompts"
+SETS = ("known", "unseen")  # nobody tuned on the second
+LONGEST = 8
+PLAIN, AUTO, REPACKED, EIGHT, THEIRS = "plain", "auto", "repacked", "eight", "llama.cpp"
+SPEC = "--spec-type"
+MODES = {
+    **{f"draft {n}": (SPEC, "draft-simple", "--spec-draft-n-max", str(n)) for n in (2, 3, 4)},
+    **{name: (SPEC, name) for name in ("ngram-simple", "ngram-mod", "ngram-map-k")},
+}
+ARMS = (PLAIN, AUTO, REPACKED, EIGHT, THEIRS, *MODES)
+
+
+class Beside:
+    """What was measured at one temperature.
+
+    Args:
+        found: what is kept besides the runs.
+    """
+
+    def __init__(self, runs: Sequence[RunFigures], found: dict[str, Any]) -> None:
+        self.runs, self.found = runs, found
+        self.temperature = f"T = {runs[0].temperature:g}"
+        self.arms = list(dict.fromkeys(run.arm for run in runs))
+        self.prompts = list(dict.fromkeys(run.prompt for run in runs))
+
+    def of(self, arm: str, prompts: Sequence[str]) -> list[RunFigures]:
+        return [run for run in self.runs if run.arm == arm and run.prompt in prompts]
+
+    def rate(self, arm: str, prompts: Sequence[str]) -> float:
+        """Tokens a second, in the geometric mean; 0 where replies were too short for a speed."""
+        speeds = [run.speed for run in self.of(arm, prompts) if run.speed]
+        return geometric_mean(speeds) if speeds else 0.0
+
+    def ratio(self, arm: str, prompts: Sequence[str], base: str = PLAIN) -> Compared | None:
+        plain = {run.task: run for run in self.of(base, prompts)}
+        beside = [[(plain[run.task], run) for run in self.of(arm, [p])] for p in prompts]
+        return as_one([pairs(row, lambda run: run.speed) for row in beside])
+
+    def ratios(self, arm: str) -> dict[str, float]:
+        """An arm over plain decoding, by prompt."""
+        found = {p: self.ratio(arm, [p]) for p in self.prompts}
+        return {p: one.ratio for p, one in found.items() if one}
+
+    def best(self, prompt: str, start: str = "") -> str:
+        """The fastest of llama.cpp's modes on a prompt, "" without any."""
+        theirs = [arm for arm in self.arms if arm in (THEIRS, *MODES) and arm.startswith(start)]
+        return max(theirs, key=lambda arm: self.rate(arm, [prompt]), default="")
+
+    def mode(self) -> str:
+        """llama.cpp's best way to draft on all prompts."""
+        modes = [arm for arm in self.arms if arm in MODES]
+        usual = "ngram-simple" if self.found["about"]["draft"] is None else "draft 3"
+        return max(modes, key=lambda arm: self.rate(arm, self.prompts), default=usual)
+
+    def oracle(self, prompt: str) -> tuple[int, float] | None:
+        return best_fixed(self.found["costs auto"], self.of(EIGHT, [prompt])[:1])
+
+    def over_best(self, arm: str) -> dict[str, float]:
+        """An arm over the best of llama.cpp's modes, by prompt."""
+        found = {p: self.ratio(arm, [p], self.best(p)) for p in self.prompts}
+        return {p: one.ratio for p, one in found.items() if one}
+
+    def whole(self) -> list[str]:
+        """By prompt: plain in tokens a second, the others over it."""
+        others = [arm for arm in self.arms if arm != PLAIN]
+        over = {arm: found for arm in (AUTO, REPACKED) if (found := self.over_best(arm))}
+        oracles = {p: found for p in self.prompts if (found := self.oracle(p))}
+        columns: dict[str, dict[str, float]] = {arm: self.ratios(arm) for arm in others}
+        columns["oracle"] = {p: speed for p, (_, speed) in oracles.items()}
+        columns |= {f"{arm} ÷ best": found for arm, found in over.items()}
+        rows = [
+            [p, f"{self.rate(PLAIN, [p]):.1f}", *(cell(found.get(p)) for found in columns.values())]
+            for p in self.prompts
+        ]
+        means = [geometric_mean(found.values()) if found else None for found in columns.values()]
+        rows.append(["all", f"{self.rate(PLAIN, self.prompts):.1f}", *map(cell, means)])
+        return table([self.temperature, PLAIN, *columns], rows)
+
+    def readme(self) -> list[str]:
+        """The rows of README's table: the known prompts, the others together, all."""
+        known = [p.id for p in load_prompts(PROMPTS / "known.jsonl") if p.id in self.prompts]
+        groups = {name: [name] for name in known}
+        if unseen := [name for name in self.prompts if name not in known]:
+            groups[f"{len(unseen)} others"] = unseen
+        groups["all"] = self.prompts
+
+        def row(title: str, found: dict[str, float]) -> list[str]:
+            some = [[found[p] for p in group if p in found] for group in groups.values()]
+            return [title, *(cell(geometric_mean(one) if one else None) for one in some)]
+
+        def best_of(start: str) -> dict[str, float]:
+            """The best way of each prompt."""
+            bests = {p: self.ratio(self.best(p, start), [p]) for p in self.prompts}
+            return {p: one.ratio for p, one in bests.items() if one}
+
+        plain = [f"{self.rate(PLAIN, group):.1f}" for group in groups.values()]
+        rows = [[f"{self.temperature}: plain, tok/s", *plain]]
+        named = {AUTO: "`auto`", REPACKED: "`auto --repack on`", THEIRS: THEIRS}
+        for arm, title in named.items():
+            rows.append(row(title, self.ratios(arm)))
+            if whole := self.ratio(arm, self.prompts):
+                rows[-1][-1] = words(whole)
+        rows += [
+            row("its draft, best length", best_of("draft")),
+            row("its n-grams, best way", best_of("ngram")),
+            *(row(f"{named[arm]} ÷ its best", self.over_best(arm)) for arm in (AUTO, REPACKED)),
+        ]
+        return table(["", *groups], [row for row in rows if set(row[1:]) != {"–"}])
+
+    def why(self, arm: str) -> list[str]:
+        """Where an arm's time went, in that of plain decoding of the same tokens, by prompt."""
+        rows = []
+        for prompt in self.prompts:
+            runs, plain = self.of(arm, [prompt]), self.rate(PLAIN, [prompt])
+            tokens, drafted = (
+                sum(getattr(r, name) or 0 for r in runs) for name in ("tokens", "drafted")
+            )
+            if not tokens or not plain:
+                continue
+            shares = [
+                sum(getattr(r, f"{name}_s") for r in runs) for name in ("draft", "verify", "other")
+            ]
+            passes = [one for run in runs for one in run.passes]
+            rows.append(
+                [
+                    prompt,
+                    cell(self.ratios(arm).get(prompt)),
+                    cell(tokens / sum(run.rounds for run in runs)),
+                    f"{sum(run.accepted or 0 for run in runs)} of {drafted}",
+                    *(cell(seconds * plain / tokens) for seconds in shares),
+                    f"{sum(one.declined for one in passes)} of {len(passes)}",
+                    ", ".join(sorted({one.source for one in passes if one.drafted})),
+                ]
+            )
+        heads = ("speed", "tokens a pass", "kept", "draft", "passes", "own", "declined", "sources")
+        return table([f"{arm}, {self.temperature}", *heads], rows)
+
+    def sentences(self) -> Iterator[str]:
+        """What ran where, and the extremes."""
+        about = self.found["about"]
+        files = " with ".join(f"`{about[name]}`" for name in ("target", "draft") if about[name])
+        versions = {**about["versions"], "llama-server": about["llama-server"]}
+        builds = ", ".join(f"{name} {v}" for name, v in versions.items())
+        yield (
+            f"{files}; {about['processor']}, {about['threads']} threads, {about['date']}; "
+            f"{builds}. {len(self.prompts)} prompts, replies of up to {about['tokens']} tokens, "
+            f"{1 + max(run.repetition for run in self.runs)} rounds, arms in turn."
+        )
+        told = [one for name, one in self.found.items() if " | T=" in name]
+        if crowded := sum(one["crowded"] for one in told):
+            yield f"{crowded} of {len(told)} answers came from a crowded machine."
+        if auto := self.ratios(AUTO):
+            worst = min(auto, key=auto.__getitem__)
+            plain = {run.task: run for run in self.of(PLAIN, self.prompts)}
+            same = [plain[run.task].same(run) for run in self.of(AUTO, self.prompts)]
+            yield f"Worst of `auto`: {worst}, {auto[worst]:.2f} of plain."
+            yield f"Texts of `auto` that are plain's: {sum(map(bool, same))} of {len(same)}."
+        for arm in (AUTO, REPACKED):
+            if over := self.over_best(arm):
+                least = min(over, key=over.__getitem__)
+                yield (
+                    f"{arm} over llama.cpp's best mode of each prompt: "
+                    f"{geometric_mean(over.values()):.2f}; least {least}, {over[least]:.2f} of "
+                    f"{self.best(least)}."
+                )
+
+
+def cell(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def words(one: Compared) -> str:
+    """A ratio with its interval, where one is known."""
+    interval = between(one.low, one.high)
+    return f"{one.ratio:.2f}" + (f" ({interval})" if interval else "")
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return document.table(heads, rows).splitlines()
+
+
+def load_table(rows: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
+    """Tokens a second of all clients together, and ours over the better of theirs."""
+    cells = []
+    for some in rows:
+        rates = {row["arm"]: row["tok_per_s"] for row in some}
+        plain, auto, *theirs = rates.values()
+        cells.append([str(some[0]["clients"]), f"{plain:.1f}"])
+        cells[-1] += [f"{rate / plain:.2f}" for rate in (auto, *theirs)]
+        cells[-1].append(f"{auto / max(theirs):.2f}")
+    arms = [row["arm"] for row in rows[0]] if rows else [PLAIN, AUTO]
+    heads = ["clients", "serve plain, tok/s", *arms[1:], "auto ÷ better"]
+    return table(heads, cells)
+
+
+def best_fixed(costs: dict[str, Any], runs: Sequence[RunFigures]) -> tuple[int, float] | None:
+    """The best draft length for a prompt, and its speed over plain steps.
+
+    Args:
+        runs: of eight guesses in every round.
+    """
+    from specllama.bench.tuning import group_of
+
+    if not runs or not costs["draft_ms"]:
+        return None
+    known = {int(n): ms for n, ms in costs["target_ms"].items()}
+    v = [0.0, *(known[n] for n in range(1, LONGEST + 2))]
+    step, two = costs["draft_ms"]["1"], costs["draft_ms"]["2"]
+    first = runs[0]
+    group = group_of(first.slice, first.temperature, runs, v, step, min(two - step, step), None)
+    return group.best, group.best_speed
