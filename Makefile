@@ -4,6 +4,7 @@
 #   make families LLAMA_CPP=FOLDER   compare chat prompts with llama.cpp's own (its source there)
 #   make archs MODELS=FOLDER         draft every architecture (models by its test-llama-archs -o)
 #   make real MODELS=FOLDER           a battery on real files, which it fetches (2 GB)
+#   make beside MODELS=FOLDER LLAMA_SERVER=PROGRAM   README's speeds beside llama.cpp, real files
 #   make engines VLLM=VENV …          start other engines that are installed, ask and prove them
 #   make gpu-check                   build for the GPU that is here, measure it, write a report
 #   make gpu-pack OUT=DIR            what gpu-check needs, for a machine without a network
@@ -31,7 +32,7 @@ ARGS    ?=
 PYVER   ?= 3.12
 export OUT
 
-.PHONY: gpu-check gpu-pack chat test share dist schemas families archs real devices engines lint types check pictures screenshots gallery walk clean
+.PHONY: gpu-check gpu-pack chat test share dist schemas families archs real beside devices engines lint types check pictures screenshots gallery walk clean
 
 chat: $(STAMP)
 	$(BIN)/specllama chat
@@ -50,6 +51,10 @@ archs: $(VENV)/.installed-test
 # where it was stopped. LLAMA_SERVER=PROGRAM LLAMA_BENCH=PROGRAM time llama.cpp as well
 real: $(VENV)/.installed-test
 	PYTHONPATH=tests/support:tests/lab $(BIN)/python tests/lab/real.py $(MODELS) $(ARGS)
+
+# ours beside llama-server's modes; goes on where it was stopped. ARGS=--quick: 5 minutes
+beside: $(VENV)/.installed-test
+	$(BIN)/python tests/lab/beside_llama.py $(MODELS) --markdown $(ARGS)
 
 # needs cmake and the GPU's toolkit, too; goes on where it was stopped. .github/gpu.md says more
 gpu-check:

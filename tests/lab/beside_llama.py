@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -76,13 +77,10 @@ class Ground:
     chats: bool
     temperature: float
     quick: bool
+    rounds: int
     threads: int
     llama_server: Path | None
     build: Path
-
-    @property
-    def repetitions(self) -> int:
-        return 1 if self.quick else 3
 
     def options(self, layout: str) -> EngineOptions:
         return EngineOptions(n_ctx=N_CTX, threads=self.threads, kv_disk="off", repack=layout)
@@ -93,14 +91,13 @@ class Ground:
     def prompts(self) -> list[BenchPrompt]:
         """The prompts, as text for a model that does not chat."""
         found = [one for name in SETS for one in load_prompts(PROMPTS / f"{name}.jsonl")]
-        if self.quick:
-            found = [one for one in found if one.id in ("edit", "json")]
         if not self.chats:
             found = [replace(p, messages=(), text=p.messages[-1].content) for p in found]
         return found
 
     def tasks(self) -> list[Task]:
-        return tasks_of(self.prompts(), [self.temperature], TOKENS, ignore_eos=not self.chats)
+        some = tasks_of(self.prompts(), [self.temperature], TOKENS, ignore_eos=not self.chats)
+        return [task for task in some if not self.quick or task.prompt.id in ("edit", "json")]
 
     def peer(self, name: str) -> list[str]:
         """List the words that start llama-server in a mode."""
@@ -260,7 +257,7 @@ def costs(on: Ground, layout: str) -> dict[str, Any]:
         drafter = engine.drafter("draft") if "draft" in engine.drafters else None
         lane: Any = drafter.lane if isinstance(drafter, ChainDrafter) else None
         text = [token for some in ids.values() for token in some][:TEXT]
-        found = pass_costs(engine.target, lane, text, repetitions=1 if on.quick else 2)
+        found = pass_costs(engine.target, lane, text, repetitions=2)
         about = {"exactness": engine.info.exactness, "repacked": engine.info.target.repacked}
         return {"ids": ids, **about, **found.to_dict()}
 
@@ -299,7 +296,7 @@ def served(on: Ground, kept: Kept, mode: str) -> Iterator[list[Any]]:
             tasks = [replace(task, max_tokens=SERVED_TOKENS) for task in on.tasks()]
             for n in todo:
                 load = ClientLoad(arms, tasks, max(4, 2 * n))
-                rows = load.rows([n], on.repetitions)
+                rows = load.rows([n], on.rounds)
                 kept.of(f"serve {mode} | {n}", lambda rows=rows: [row.to_dict() for row in rows])
     for n in CLIENTS:
         if f"serve {mode} | {n}" in kept.found:
@@ -324,7 +321,7 @@ def estimate(on: Ground, arms: Sequence[KeptArm], tasks: Sequence[Task]) -> floa
     """Seconds that the answers will take that are not kept."""
     n = 0
     for arm in arms:
-        numbers = range(1 if arm.once else on.repetitions)
+        numbers = range(1 if arm.once else on.rounds)
         n += sum(arm.key(task, i) not in arm.kept.found for task in tasks for i in numbers)
     took = [one["total_s"] for key, one in arms[0].kept.found.items() if " | T=" in key]
     # without any: weights are read at 30 GB/s for each token; a prompt is read like 40 tokens
@@ -348,10 +345,10 @@ def measured(on: Ground, kept: Kept, only: Sequence[str], *, show: bool) -> list
                 took = time.monotonic() - begin
                 say(f"{done} of {of}, {took / 60:.1f} min", end="\r" if done < of else "\n")
 
-            Comparison.of(arms, tasks, repetitions=on.repetitions, warm_up=0, progress=moved)
+            Comparison.of(arms, tasks, repetitions=on.rounds, warm_up=0, progress=moved)
         return [
             figures(told, number)
-            for number in range(on.repetitions)
+            for number in range(on.rounds)
             for task in tasks
             for arm in arms
             if (told := kept.found.get(arm.key(task, number)))
@@ -381,8 +378,8 @@ def ground(asked: argparse.Namespace, temperature: float) -> Ground:
     draft = files[1] if len(files) > 1 else None
     peer = asked.llama_server
     return Ground(
-        asked.pair, files[0], draft, chats, temperature, asked.quick, asked.threads, peer,
-        asked.out.parent,
+        asked.pair, files[0], draft, chats, temperature, asked.quick,
+        1 if asked.quick else asked.rounds, asked.threads, peer, asked.out.parent,
     )  # fmt: skip
 
 
@@ -394,6 +391,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--pair", default="T+D", help="T+D, S, G, or TARGET[,DRAFT] as files")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0])
     parser.add_argument("--quick", action="store_true", help="two prompts, one round")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", default=[], metavar="ARM",
                         choices=ARMS)  # fmt: skip
     parser.add_argument("--serve", action="store_true", help="by several clients, too")
@@ -415,9 +413,8 @@ def main(words: Sequence[str]) -> int:
         if asked.costs:
             print(json.dumps(costs(on, asked.costs)))
             return 0
-        kind = "quick" if on.quick else "whole"
         code = sources("specllama", "models", "tests/lab/beside_prompts")
-        kept = Kept(asked.out, f"{on.pair} {kind} {on.threads} threads {code}")
+        kept = Kept(asked.out, f"{on.pair} {on.threads} threads {code}")
         if not kept.found and not asked.show:
             shutil.rmtree(home, ignore_errors=True)  # nothing is known of the pair
         kept.of("about", on.about)
@@ -434,4 +431,5 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers end, too
     sys.exit(main(sys.argv[1:]))
