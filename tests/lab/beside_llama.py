@@ -44,7 +44,7 @@ from beside_tables import (
     Beside,
     load_table,
 )
-from peer_server import PeerServer, server_command
+from peer_server import LlamaServer, PeerServer, server_command
 from real_models import MODELS, ROOT, put_together, sources
 
 from specllama.backend.cores import crowded
@@ -279,7 +279,7 @@ def served(on: Ground, kept: Kept, mode: str) -> Iterator[list[Any]]:
             command[command.index("-c") + 1] = str(lanes * 1024)
             command[command.index("-np") + 1] = str(lanes)
         servers = [
-            PeerServer(name, command, lambda task: (), GenerateParams().sampling)
+            LlamaServer(name, command)
             for name, command in zip(("serve", THEIRS, mode), (ours, *theirs), strict=True)
         ]
         params = GenerateParams()

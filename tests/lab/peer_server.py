@@ -9,10 +9,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from specllama.bench.experiment import RunFigures, Task
@@ -23,16 +24,93 @@ TIMEOUT_S = 600.0
 _STOP_S = 10.0
 
 
-def server_command(program: Path, target: Path, threads: int, n_ctx: int, lanes: int = 1) -> list:
+def server_command(program: Path, target: Path, threads: int, n_ctx: int) -> list[str]:
     """List the words that start llama-server on a file, undrafted, without its port."""
     return [
-        *(str(program), "-m", str(target), "-c", str(n_ctx), "-np", str(lanes)),
+        *(str(program), "-m", str(target), "-c", str(n_ctx), "-np", "1"),
         *("-t", str(threads), "-tb", str(threads), "--no-webui"),
     ]
 
 
-class PeerServer:
-    """A llama-server, started at first use and again after ``close``.
+class LlamaServer:
+    """A server like llama-server, started at first use and again after ``close``."""
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self.name = name
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self._command = [*command, "--host", "127.0.0.1", "--port", str(port)]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def open(self) -> bool:
+        return self._process is not None
+
+    def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Post a question.
+
+        Raises:
+            EngineError: it cannot be started, or did not answer; with what it says.
+        """
+        self.start()
+        kind = {"Content-Type": "application/json"}
+        request = Request(self.url + path, json.dumps(body).encode(), kind)
+        try:
+            with urlopen(request, timeout=TIMEOUT_S) as response:
+                answer: dict[str, Any] = json.loads(response.read())
+        except HTTPError as error:
+            text = error.read().decode("utf-8", "replace")
+            with suppress(ValueError, KeyError, TypeError):
+                text = json.loads(text)["error"]["message"]
+            raise EngineError(" ".join(text.split())[:200]) from None
+        except (OSError, ValueError) as error:
+            raise EngineError(f"no usable answer from {self.name}: {error}") from None
+        return answer
+
+    def start(self) -> None:
+        """Start it, unless it runs, and wait until it has loaded.
+
+        Raises:
+            EngineError: it cannot be run, or ended; with its last words.
+        """
+        if self._process is not None:
+            return
+        with tempfile.TemporaryFile() as log:
+            try:
+                process = self._process = subprocess.Popen(
+                    self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
+            except OSError as error:
+                raise EngineError(f"{self._command[0]} could not be run: {error}") from None
+            deadline = time.monotonic() + TIMEOUT_S
+            while process.poll() is None:
+                with suppress(OSError), urlopen(f"{self.url}/health", timeout=5.0):
+                    return
+                if time.monotonic() > deadline:  # not listening yet, or still loading
+                    self.close()
+                    raise EngineError(f"{self.name} did not become ready in time")
+                time.sleep(0.1)
+            self._process = None
+            log.seek(0)
+            lines = log.read().decode("utf-8", "replace").strip().splitlines()
+            said = [line for line in lines if "error" in line.lower()] or lines or ["no output"]
+            raise EngineError(f"{self.name} ended at once: {said[-1][:200]}")
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+class PeerServer(LlamaServer):
+    """A llama-server as an arm.
 
     Args:
         ids: the tokens of a prompt.
@@ -45,22 +123,10 @@ class PeerServer:
         ids: Callable[[Task], Sequence[int]],
         sampling: SamplingParams,
     ) -> None:
-        self.name = name
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        self._command = [*command, "--host", "127.0.0.1", "--port", str(port)]
-        self._ids = ids
-        self._sampling = sampling
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def open(self) -> bool:
-        return self._process is not None
+        super().__init__(name, command)
+        self._ids, self._sampling = ids, sampling
 
     def run(self, task: Task, repetition: int) -> RunFigures:
-        self.start()
         s = self._sampling
         body: dict[str, Any] = {
             "prompt": list(self._ids(task)),
@@ -75,8 +141,9 @@ class PeerServer:
             "cache_prompt": False,
             "return_tokens": True,
         }
+        self.start()
         begin = perf_counter()
-        answer = self._post("/completion", body)
+        answer = self.ask("/completion", body)
         total = perf_counter() - begin
         t = answer.get("timings", {})
         return RunFigures.told(
@@ -93,56 +160,3 @@ class PeerServer:
             token_ids=tuple(int(i) for i in answer.get("tokens", ())),
             text=str(answer.get("content", "")),
         )
-
-    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        request = Request(
-            self.url + path,
-            data=json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        try:
-            with urlopen(request, timeout=TIMEOUT_S) as response:
-                answer: dict[str, Any] = json.loads(response.read())
-        except (URLError, OSError, ValueError) as error:
-            raise EngineError(f"no usable answer from {self.name}: {error}") from None
-        return answer
-
-    def close(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.terminate()
-            try:
-                process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-    def start(self) -> None:
-        """Start it, unless it runs, and wait until it has loaded.
-
-        Raises:
-            EngineError: it cannot be run, or ended; with its last line.
-        """
-        if self._process is not None:
-            return
-        with tempfile.TemporaryFile() as log:
-            try:
-                process = self._process = subprocess.Popen(
-                    self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-                )
-            except OSError as error:
-                raise EngineError(f"{self._command[0]} could not be run: {error}") from None
-            deadline = time.monotonic() + TIMEOUT_S
-            while process.poll() is None:
-                try:
-                    with urlopen(f"{self.url}/health", timeout=5.0):
-                        return
-                except (URLError, OSError):  # not listening yet, or still loading
-                    if time.monotonic() > deadline:
-                        self.close()
-                        raise EngineError(f"{self.name} did not become ready in time") from None
-                    time.sleep(0.1)
-            self._process = None
-            log.seek(0)
-            lines = log.read().decode("utf-8", "replace").strip().splitlines()
-            raise EngineError(f"{self.name} ended at once: {lines[-1] if lines else 'no output'}")

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from peer_server import PeerServer, server_command
+from peer_server import LlamaServer, server_command
 from real_models import MODELS, ROOT, put_together, sources
 from real_tools import battery
 from replayed import replayed
@@ -384,11 +384,9 @@ def _llama_server(on: Ground, name: str, prompt: str, n: int) -> tuple[list[str]
         if way == "drafting" and draft is None:
             continue
         command = [*server_command(Path(program), on.file(name), on.threads, 2048), *more]
-        server = PeerServer(way, command, lambda task: (), GREEDY.sampling)
-        with closing(server):
-            server.start()
+        with closing(LlamaServer(way, command)) as server:
             body = {"prompt": prompt, "n_predict": n, "temperature": 0, "ignore_eos": True}
-            took = httpx2.post(f"{server.url}/completion", json=body, timeout=300).json()["timings"]
+            took = server.ask("/completion", body)["timings"]
             figures[f"llama-server {way}"] = took["predicted_per_second"]
             words.append(f"llama-server {way} {took['predicted_per_second']:.1f}")
     return words, figures

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import subprocess
-import tempfile
-import time
-import urllib.error
-import urllib.request
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from peer_server import LlamaServer
+
+from specllama.errors import EngineError
 from specllama.interface import Message
 
 
@@ -37,41 +36,13 @@ class TemplateServer:
     """
 
     def __init__(self, server: Path, model: Path, template: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-        port = self._url.rpartition(":")[2]
-        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
-        options = ["--host", "127.0.0.1", "--port", port, "--jinja", "--no-warmup"]
-        self._process = subprocess.Popen(
-            [
-                server,
-                "-m",
-                model,
-                "--chat-template-file",
-                template,
-                "-c",
-                "512",
-                "-t",
-                "1",
-                *options,
-            ],
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-        )
-        for _ in range(600):
-            if self._process.poll() is not None:
-                self._log.seek(0)
-                lines = self._log.read().strip().splitlines()
-                told = [line for line in lines if "error" in line.lower()]
-                raise Refused((told or lines or ["no word"])[-1][:200])
-            try:
-                if self._ask("/health") is not None:
-                    return
-            except (OSError, Refused):
-                time.sleep(0.05)
-        self.close()
-        raise Refused("the server did not become ready")
+        command = [str(server), "-m", str(model), "--chat-template-file", str(template)]
+        command += ["-c", "512", "-t", "1", "--jinja", "--no-warmup"]
+        self._server = LlamaServer("llama-server", command)
+        try:
+            self._server.start()
+        except EngineError as error:
+            raise Refused(str(error)) from None
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt of a chat.
@@ -79,34 +50,17 @@ class TemplateServer:
         Raises:
             Refused: the template raised.
         """
-        answer = self._ask("/apply-template", {"messages": [m.to_dict() for m in messages]})
-        return str(answer["prompt"])
+        body = {"messages": [m.to_dict() for m in messages]}
+        try:
+            return str(self._server.ask("/apply-template", body)["prompt"])
+        except EngineError as error:
+            raise Refused(str(error)) from None
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._log.close()
+        self._server.close()
 
     def __enter__(self) -> TemplateServer:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _ask(self, path: str, body: object = None) -> dict[str, object]:
-        request = urllib.request.Request(
-            self._url + path,
-            None if body is None else json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=30) as reply:
-                answer: dict[str, object] = json.load(reply)
-                return answer
-        except urllib.error.HTTPError as error:
-            text = error.read().decode("utf-8", "replace")
-            try:
-                text = json.loads(text)["error"]["message"]
-            except (ValueError, KeyError, TypeError):
-                pass
-            raise Refused(" ".join(text.split())[:200]) from None
