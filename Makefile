@@ -141,7 +141,7 @@ pictures: $(VENV)/.installed-dev
 	  $(PAIR) --temperature 0 --seed 7
 	PYTHONPATH=tests/lab:tests/support $(BIN)/python -m pictures.screenshots $(PICTURES) $(PAIR)
 
-# measures anew how fast whole replies are, for README and benchmarks.md (an hour, on an idle
+# measures anew how fast whole replies are, for benchmarks.md (an hour, on an idle
 # machine), and prints the table:
 #   make speed PAIR="-m target.gguf -d draft.gguf"
 WHOLE   := --max-tokens 96 --no-ignore-eos -n 20

@@ -40,6 +40,7 @@ from beside_tables import (
     PROMPTS,
     REPACKED,
     SETS,
+    STORED,
     THEIRS,
     Beside,
     load_table,
@@ -104,7 +105,7 @@ class Ground:
         assert self.llama_server is not None
         words = server_command(self.llama_server, self.target, self.threads, N_CTX)
         drafts = ["-md", str(self.draft)] if name.startswith("draft") else []
-        return [*words, *drafts, *MODES.get(name, ())]
+        return [*words, *drafts, *MODES.get(name, ["--no-repack"] if name == STORED else ())]
 
     def about(self) -> dict[str, Any]:
         """What the figures depend on, for people."""
@@ -206,7 +207,7 @@ def figures(told: dict[str, Any], repetition: int) -> RunFigures:
 def arms_of(on: Ground, kept: Kept, only: Sequence[str], over: ExitStack) -> list[KeptArm]:
     """All arms that were asked for, and plain decoding, which the others are compared with."""
     residents, arms = Residents(), list[KeptArm]()
-    ids, wanted = kept.found["costs auto"]["ids"], {PLAIN, *(only or ARMS)}
+    ids, wanted = kept.found.get("costs auto", {}).get("ids", {}), {PLAIN, *(only or ARMS)}
     hosts = {layout: over.enter_context(EngineHost(on.load(layout))) for layout in ("auto", "on")}
     base = GenerateParams()
     fixed = base.replace(proposer="draft", window="fixed", draft_max=LONGEST)
@@ -224,9 +225,9 @@ def arms_of(on: Ground, kept: Kept, only: Sequence[str], over: ExitStack) -> lis
         if name not in wanted or (name == EIGHT and on.draft is None):
             continue
         host = hosts["on" if name == REPACKED else "auto"]
-        arm = EngineArm(name, host, params, logs=on.build / "beside-rounds" / on.pair / name)
+        arm = EngineArm(name, host, params, logs=on.build / "beside-rounds" / on.target.stem / name)
         arms.append(KeptArm(arm, kept, lambda host=host: opened(host), name == EIGHT))
-    for name in (THEIRS, *MODES) if on.llama_server else ():
+    for name in (THEIRS, STORED, *MODES) if on.llama_server else ():
         if name not in wanted or (name.startswith("draft") and on.draft is None):
             continue
         drafts = on.draft if name.startswith("draft") else None
@@ -267,8 +268,12 @@ def costs(on: Ground, layout: str) -> dict[str, Any]:
 
 def served(on: Ground, kept: Kept, mode: str) -> Iterator[list[Any]]:
     """Rows of ``serve``, plain and ``auto``, and of llama-server, plain and in its best mode."""
+
+    def key(n: int) -> str:
+        return f"serve {mode}, {n} clients, T={on.temperature:g}"
+
     lanes = max(CLIENTS)
-    todo = [n for n in CLIENTS[:: 2 if on.quick else 1] if f"serve {mode} | {n}" not in kept.found]
+    todo = [n for n in CLIENTS[:: 2 if on.quick else 1] if key(n) not in kept.found]
     if todo:
         assert on.llama_server is not None
         words = ["-c", str(lanes * 1024), "-t", str(on.threads), "--kv-disk", "off"]
@@ -297,10 +302,10 @@ def served(on: Ground, kept: Kept, mode: str) -> Iterator[list[Any]]:
             for n in todo:
                 load = ClientLoad(arms, tasks, max(4, 2 * n))
                 rows = load.rows([n], on.rounds)
-                kept.of(f"serve {mode} | {n}", lambda rows=rows: [row.to_dict() for row in rows])
+                kept.of(key(n), lambda rows=rows: [row.to_dict() for row in rows])
     for n in CLIENTS:
-        if f"serve {mode} | {n}" in kept.found:
-            yield kept.found[f"serve {mode} | {n}"]
+        if key(n) in kept.found:
+            yield kept.found[key(n)]
 
 
 def quiet(pid: int, patience_s: float = 180.0) -> None:
@@ -406,21 +411,26 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
 
 def main(words: Sequence[str]) -> int:
     asked = parsed(words)
-    home = asked.out.parent / "beside-home"  # a file is measured once
-    os.environ["SPECLLAMA_HOME"] = str(home)
     for temperature in asked.temperature:
         on = ground(asked, temperature)
+        code = sources("specllama", "models", "tests/lab/beside_prompts")
+        home = on.build / "beside-home" / f"{on.target.stem} {code}"  # a file is measured once
+        os.environ["SPECLLAMA_HOME"] = str(home)
         if asked.costs:
             print(json.dumps(costs(on, asked.costs)))
             return 0
-        code = sources("specllama", "models", "tests/lab/beside_prompts")
         kept = Kept(asked.out, f"{on.pair} {on.threads} threads {code}")
         if not kept.found and not asked.show:
             shutil.rmtree(home, ignore_errors=True)  # nothing is known of the pair
-        kept.of("about", on.about)
+        if not asked.show:
+            kept.of("about", on.about)
         for layout in ("auto", "on") if not asked.show else ():
             kept.of(f"costs {layout}", lambda layout=layout: in_process(words, layout))
-        beside = Beside(measured(on, kept, asked.only, show=asked.show), kept.found)
+        runs = measured(on, kept, asked.only, show=asked.show)
+        if not runs:
+            say("nothing is kept of that")
+            return 1
+        beside = Beside(runs, kept.found)
         print(*(beside.readme() if asked.markdown else beside.whole()), "", sep="\n")
         print(*beside.sentences(), "", sep="\n")
         for arm in (AUTO, REPACKED, EIGHT) if asked.why else ():

@@ -16,12 +16,16 @@ PROMPTS = Path(__file__).parent / "beside_prompts"
 SETS = ("known", "unseen")  # nobody tuned on the second
 LONGEST = 8
 PLAIN, AUTO, REPACKED, EIGHT, THEIRS = "plain", "auto", "repacked", "eight", "llama.cpp"
+STORED = "as stored"  # llama.cpp in the layout of plain, where it does not repack
 SPEC = "--spec-type"
 MODES = {
     **{f"draft {n}": (SPEC, "draft-simple", "--spec-draft-n-max", str(n)) for n in (2, 3, 4)},
     **{name: (SPEC, name) for name in ("ngram-simple", "ngram-mod", "ngram-map-k")},
 }
-ARMS = (PLAIN, AUTO, REPACKED, EIGHT, THEIRS, *MODES)
+ARMS = (PLAIN, AUTO, REPACKED, EIGHT, THEIRS, STORED, *MODES)
+NAMED = {AUTO: "`auto`", REPACKED: "`--repack on`", THEIRS: THEIRS, STORED: "as stored"}
+Groups = dict[str, list[str]]
+"""Prompts by the title of their column."""
 
 
 class Beside:
@@ -74,52 +78,59 @@ class Beside:
         found = {p: self.ratio(arm, [p], self.best(p)) for p in self.prompts}
         return {p: one.ratio for p, one in found.items() if one}
 
-    def whole(self) -> list[str]:
-        """By prompt: plain in tokens a second, the others over it."""
-        others = [arm for arm in self.arms if arm != PLAIN]
-        over = {arm: found for arm in (AUTO, REPACKED) if (found := self.over_best(arm))}
-        oracles = {p: found for p in self.prompts if (found := self.oracle(p))}
-        columns: dict[str, dict[str, float]] = {arm: self.ratios(arm) for arm in others}
-        columns["oracle"] = {p: speed for p, (_, speed) in oracles.items()}
-        columns |= {f"{arm} ÷ best": found for arm, found in over.items()}
-        rows = [
-            [p, f"{self.rate(PLAIN, [p]):.1f}", *(cell(found.get(p)) for found in columns.values())]
-            for p in self.prompts
-        ]
-        means = [geometric_mean(found.values()) if found else None for found in columns.values()]
-        rows.append(["all", f"{self.rate(PLAIN, self.prompts):.1f}", *map(cell, means)])
-        return table([self.temperature, PLAIN, *columns], rows)
+    def whole(self) -> Iterator[str]:
+        """By prompt, in a table of the known and one of the others: plain in tokens a second, all
+        else over it; the oracle's length in brackets."""
+        for group in self.sets():
+            groups = {**{p: [p] for p in group}, "all": group}
+            oracles = {p: found for p in group if (found := self.oracle(p))}
+            rows = [self.plain(groups)]
+            rows += [self.row(groups, arm, self.ratios(arm)) for arm in self.arms if arm != PLAIN]
+            rows.append(self.row(groups, "oracle", {p: speed for p, (_, speed) in oracles.items()}))
+            for at, prompt in enumerate(group, 1):
+                rows[-1][at] += f" ({oracles[prompt][0]})" if prompt in oracles else ""
+            for arm in (AUTO, REPACKED):
+                rows.append(self.row(groups, f"{arm} ÷ best", self.over_best(arm)))
+            yield from [*table(["", *groups], rows), ""]
 
-    def readme(self) -> list[str]:
-        """The rows of README's table: the known prompts, the others together, all."""
-        known = [p.id for p in load_prompts(PROMPTS / "known.jsonl") if p.id in self.prompts]
-        groups = {name: [name] for name in known}
-        if unseen := [name for name in self.prompts if name not in known]:
-            groups[f"{len(unseen)} others"] = unseen
+    def readme(self) -> Iterator[str]:
+        """README's table: the known prompts, the others together, all."""
+        known, *others = self.sets()
+        groups = {p: [p] for p in known} | {f"{len(some)} others": some for some in others}
         groups["all"] = self.prompts
-
-        def row(title: str, found: dict[str, float]) -> list[str]:
-            some = [[found[p] for p in group if p in found] for group in groups.values()]
-            return [title, *(cell(geometric_mean(one) if one else None) for one in some)]
 
         def best_of(start: str) -> dict[str, float]:
             """The best way of each prompt."""
             bests = {p: self.ratio(self.best(p, start), [p]) for p in self.prompts}
             return {p: one.ratio for p, one in bests.items() if one}
 
-        plain = [f"{self.rate(PLAIN, group):.1f}" for group in groups.values()]
-        rows = [[f"{self.temperature}: plain, tok/s", *plain]]
-        named = {AUTO: "`auto`", REPACKED: "`auto --repack on`", THEIRS: THEIRS}
-        for arm, title in named.items():
-            rows.append(row(title, self.ratios(arm)))
+        rows = [self.plain(groups)]
+        for arm, title in NAMED.items():
+            rows.append(self.row(groups, title, self.ratios(arm)))
             if whole := self.ratio(arm, self.prompts):
                 rows[-1][-1] = words(whole)
         rows += [
-            row("its draft, best length", best_of("draft")),
-            row("its n-grams, best way", best_of("ngram")),
-            *(row(f"{named[arm]} ÷ its best", self.over_best(arm)) for arm in (AUTO, REPACKED)),
+            self.row(groups, "its draft, best length", best_of("draft")),
+            self.row(groups, "its n-grams, best way", best_of("ngram")),
         ]
-        return table(["", *groups], [row for row in rows if set(row[1:]) != {"–"}])
+        for arm in (AUTO, REPACKED):
+            rows.append(self.row(groups, f"{NAMED[arm]} ÷ its best", self.over_best(arm)))
+        yield from table(["", *groups], [row for row in rows if set(row[1:]) != {"–"}])
+
+    def sets(self) -> list[list[str]]:
+        """The prompts that were known, and those that nobody tuned on, as far as they ran."""
+        known = [p.id for p in load_prompts(PROMPTS / "known.jsonl")]
+        parts = [[p for p in self.prompts if (p in known) == first] for first in (True, False)]
+        return [part for part in parts if part]
+
+    def plain(self, groups: Groups) -> list[str]:
+        rates = (f"{self.rate(PLAIN, group):.1f}" for group in groups.values())
+        return [f"{self.temperature}: plain, tok/s", *rates]
+
+    def row(self, groups: Groups, title: str, found: dict[str, float]) -> list[str]:
+        """A row of geometric means."""
+        some = [[found[p] for p in group if p in found] for group in groups.values()]
+        return [title, *(cell(geometric_mean(one) if one else None) for one in some)]
 
     def why(self, arm: str) -> list[str]:
         """Where an arm's time went, in that of plain decoding of the same tokens, by prompt."""

@@ -1,4 +1,4 @@
-"""The table of README and benchmarks.md, as Markdown: the speed of every method by kind of text.
+"""The table of benchmarks.md, as Markdown: the speed of every method by kind of text.
 
     python tests/lab/speed_table.py REPORT.json… [--temperature T]
 

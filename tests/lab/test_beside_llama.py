@@ -102,10 +102,11 @@ def test_what_is_kept_is_not_asked_for_again(
     assert capsys.readouterr().out == first
     assert beside_llama.main([*words, "--show", "--why"]) == 0
     assert "| auto, T = 0 | speed |" in capsys.readouterr().out
+    assert beside_llama.main([*words, "--temperature", "1", "--show"]) == 1
     assert beside_llama.main([*words, "--only", THEIRS, REPACKED]) == 0
     assert len(asked(program)) == n
     assert beside_llama.main([*words, "--show", "--markdown"]) == 0
-    assert "| `auto --repack on` |" in capsys.readouterr().out
+    assert "| `--repack on` |" in capsys.readouterr().out
 
 
 def test_the_tables_follow_from_the_runs() -> None:
