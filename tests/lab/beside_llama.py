@@ -50,7 +50,7 @@ from real_models import MODELS, ROOT, put_together, sources
 
 from specllama.backend.cores import crowded
 from specllama.backend.devices import cpu_name
-from specllama.bench.experiment import EngineArm, RunFigures, Task, tasks_of
+from specllama.bench.experiment import EngineArm, RunFigures, Task, compare, tasks_of
 from specllama.bench.load import ClientLoad
 from specllama.bench.processes import cpu_seconds
 from specllama.bench.prompts import BenchPrompt, load_prompts
@@ -88,6 +88,9 @@ class Ground:
 
     def load(self, layout: str) -> LoadEngine:
         return LoadEngine(str(self.target), str(self.draft or "none"), self.options(layout))
+
+    def logs(self, arm: str) -> Path:
+        return self.build / "beside-rounds" / self.target.stem / arm
 
     def prompts(self) -> list[BenchPrompt]:
         """The prompts, as text for a model that does not chat."""
@@ -166,39 +169,39 @@ class KeptArm:
     """An arm whose answers are kept, and not asked for again.
 
     Args:
-        ready: has it loaded. once: one answer stands for all repetitions.
+        ready: has it loaded.
     """
 
     arm: Any
     kept: Kept
     ready: Callable[[], object]
-    once: bool = False
 
     @property
     def name(self) -> str:
         return str(self.arm.name)
 
     def key(self, task: Task, repetition: int) -> str:
-        number = 0 if self.once else repetition
-        return f"{self.name} | {task.prompt.id} | T={task.temperature:g} | {number}"
+        return f"{self.name} | {task.prompt.id} | T={task.temperature:g} | {repetition}"
 
     def run(self, task: Task, repetition: int) -> RunFigures:
         def made() -> dict[str, Any]:
             self.ready()
-            run = self.arm.run(task, repetition)
-            return run.to_dict(texts=True) | {"passes": run.passes, "crowded": crowded()}
+            return told(self.arm.run(task, repetition))
 
-        return figures(self.kept.of(self.key(task, repetition), made), repetition)
+        return figures(self.kept.of(self.key(task, repetition), made))
 
     def close(self) -> None:
         self.arm.close()
 
 
-def figures(told: dict[str, Any], repetition: int) -> RunFigures:
+def told(run: RunFigures) -> dict[str, Any]:
+    return run.to_dict(texts=True) | {"passes": run.passes, "crowded": crowded()}
+
+
+def figures(told: dict[str, Any]) -> RunFigures:
     told = {name: value for name, value in told.items() if name != "crowded"}
     told["passes"] = [TimedRound(*one) for one in told["passes"]]
-    told["token_ids"] = tuple(told["token_ids"])
-    return RunFigures(**told | {"repetition": repetition})
+    return RunFigures(**told | {"token_ids": tuple(told["token_ids"])})
 
 
 # -- the arms --
@@ -210,8 +213,7 @@ def arms_of(on: Ground, kept: Kept, only: Sequence[str], over: ExitStack) -> lis
     ids, wanted = kept.found.get("costs auto", {}).get("ids", {}), {PLAIN, *(only or ARMS)}
     hosts = {layout: over.enter_context(EngineHost(on.load(layout))) for layout in ("auto", "on")}
     base = GenerateParams()
-    fixed = base.replace(proposer="draft", window="fixed", draft_max=LONGEST)
-    ways = {PLAIN: base.replace(speculate=False), AUTO: base, REPACKED: base, EIGHT: fixed}
+    ways = {PLAIN: base.replace(speculate=False), AUTO: base, REPACKED: base}
 
     def opened(host: EngineHost) -> None:
         residents.use(host.unload, size(on.target, on.draft), loaded=host.ready)
@@ -222,11 +224,10 @@ def arms_of(on: Ground, kept: Kept, only: Sequence[str], over: ExitStack) -> lis
             pass  # nothing of the prompt is left in the cache
 
     for name, params in ways.items():
-        if name not in wanted or (name == EIGHT and on.draft is None):
-            continue
-        host = hosts["on" if name == REPACKED else "auto"]
-        arm = EngineArm(name, host, params, logs=on.build / "beside-rounds" / on.target.stem / name)
-        arms.append(KeptArm(arm, kept, lambda host=host: opened(host), name == EIGHT))
+        if name in wanted:
+            host = hosts["on" if name == REPACKED else "auto"]
+            arm = EngineArm(name, host, params, logs=on.logs(name))
+            arms.append(KeptArm(arm, kept, lambda host=host: opened(host)))
     for name in (THEIRS, STORED, *MODES) if on.llama_server else ():
         if name not in wanted or (name.startswith("draft") and on.draft is None):
             continue
@@ -261,6 +262,18 @@ def costs(on: Ground, layout: str) -> dict[str, Any]:
         found = pass_costs(engine.target, lane, text, repetitions=2)
         about = {"exactness": engine.info.exactness, "repacked": engine.info.target.repacked}
         return {"ids": ids, **about, **found.to_dict()}
+
+
+def eight(on: Ground) -> list[dict[str, Any]]:
+    """Draft so many guesses in every round of each reply; the pair learns nothing from them."""
+    from specllama.engine.engine import Engine
+    from specllama.engine.profiles import Profile
+
+    params = GenerateParams(proposer="draft", window="fixed", draft_max=LONGEST)
+    with Engine.load(on.target, on.draft, on.options("auto")) as engine:
+        key = engine.windows.profile.key
+        arm = EngineArm(EIGHT, engine, params, lambda: Profile(key=key), on.logs(EIGHT))
+        return [told(run) for run in compare([arm], on.tasks(), repetitions=1, warm_up=0)]
 
 
 # -- several clients --
@@ -326,8 +339,8 @@ def estimate(on: Ground, arms: Sequence[KeptArm], tasks: Sequence[Task]) -> floa
     """Seconds that the answers will take that are not kept."""
     n = 0
     for arm in arms:
-        numbers = range(1 if arm.once else on.rounds)
-        n += sum(arm.key(task, i) not in arm.kept.found for task in tasks for i in numbers)
+        keys = [arm.key(task, i) for task in tasks for i in range(on.rounds)]
+        n += sum(key not in arm.kept.found for key in keys)
     took = [one["total_s"] for key, one in arms[0].kept.found.items() if " | T=" in key]
     # without any: weights are read at 30 GB/s for each token; a prompt is read like 40 tokens
     one = sum(took) / len(took) if took else (TOKENS + 40) * size(on.target) / 30e9 + 0.3
@@ -352,7 +365,7 @@ def measured(on: Ground, kept: Kept, only: Sequence[str], *, show: bool) -> list
 
             Comparison.of(arms, tasks, repetitions=on.rounds, warm_up=0, progress=moved)
         return [
-            figures(told, number)
+            figures(told)
             for number in range(on.rounds)
             for task in tasks
             for arm in arms
@@ -364,13 +377,12 @@ def say(text: str, end: str = "\n") -> None:
     print(f"{text:70}", end=end, file=sys.stderr, flush=True)
 
 
-def in_process(asked: Sequence[str], layout: str) -> dict[str, Any]:
-    """The costs of a layout, by a process of its own: nothing of the pair stays."""
-    say(f"costs of passes, --repack {layout}")
-    command = [sys.executable, __file__, *asked, "--costs", layout]
+def in_process(asked: Sequence[str], what: str) -> Any:
+    """What a process of its own finds out: nothing of the pair stays."""
+    say(what)
+    command = [sys.executable, __file__, *asked, "--child", what]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def ground(asked: argparse.Namespace, temperature: float) -> Ground:
@@ -405,7 +417,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--show", action="store_true", help="measure nothing")
     parser.add_argument("--threads", type=int, default=min(os.cpu_count() or 1, 8))
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "beside.json")
-    parser.add_argument("--costs", choices=("auto", "on"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
 
@@ -416,17 +428,24 @@ def main(words: Sequence[str]) -> int:
         code = sources("specllama", "models", "tests/lab/beside_prompts")
         home = on.build / "beside-home" / f"{on.target.stem} {code}"  # a file is measured once
         os.environ["SPECLLAMA_HOME"] = str(home)
-        if asked.costs:
-            print(json.dumps(costs(on, asked.costs)))
+        if asked.child:
+            which, layout, *_ = f"{asked.child} ".split(" ")
+            print(json.dumps(costs(on, layout) if which == "costs" else eight(on)))
             return 0
         kept = Kept(asked.out, f"{on.pair} {on.threads} threads {code}")
         if not kept.found and not asked.show:
             shutil.rmtree(home, ignore_errors=True)  # nothing is known of the pair
         if not asked.show:
             kept.of("about", on.about)
-        for layout in ("auto", "on") if not asked.show else ():
-            kept.of(f"costs {layout}", lambda layout=layout: in_process(words, layout))
+        guesses = f"{EIGHT}{' quick' if on.quick else ''}, T={temperature:g}"
+        for what in ("costs auto", "costs on") if not asked.show else ():
+            kept.of(what, lambda what=what: in_process(words, what))
         runs = measured(on, kept, asked.only, show=asked.show)
+        if on.draft and not asked.show and (not asked.only or EIGHT in asked.only):
+            kept.of(
+                guesses, lambda t=temperature: in_process([*words, "--temperature", str(t)], EIGHT)
+            )
+        runs += map(figures, kept.found.get(guesses, ()))
         if not runs:
             say("nothing is kept of that")
             return 1

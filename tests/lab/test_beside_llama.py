@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from urllib.request import urlopen
@@ -89,7 +90,12 @@ def test_what_is_kept_is_not_asked_for_again(
     monkeypatch.setattr(beside_llama, "TOKENS", 24)
     ms = {"target_ms": {n: 1.0 for n in range(1, 17)}, "draft_ms": {1: 0.1, 2: 0.1}}
     costs = {"ids": {"edit": [1, 2], "json": [3]}, **json.loads(json.dumps(ms))}
-    monkeypatch.setattr(beside_llama, "in_process", lambda words, layout: costs)
+
+    def here(words: list[str], what: str) -> object:
+        drafts = beside_llama.ground(beside_llama.parsed(words), 0.0)
+        return beside_llama.eight(drafts) if what == EIGHT else costs
+
+    monkeypatch.setattr(beside_llama, "in_process", here)
     words = [str(tmp_path), "--llama-server", str(program), "--quick", "--out"]
     words += [str(tmp_path / "out.json"), "--pair", f"{load.target},{load.draft}"]
     only = [PLAIN, AUTO, EIGHT, THEIRS, "draft 4"]
@@ -98,6 +104,7 @@ def test_what_is_kept_is_not_asked_for_again(
     assert n == 4  # two prompts, plainly and drafted
     assert "`auto` that are plain's: 2 of 2" in first
     assert "llama-server 7" in first
+    assert re.search(r"^\| eight \| \d", first, re.M)
     assert beside_llama.main([*words, "--show"]) == 0
     assert capsys.readouterr().out == first
     assert beside_llama.main([*words, "--show", "--why"]) == 0
