@@ -185,10 +185,12 @@ TEXTS = [
     f'[{A}, {{"name": "nothing"}}]',
     f'[\n{{"name": "read_file", "arguments": {{"path": 5}}}},\n{A}\n]',
     f"{A}\n{{\"rain\": 1}}",
-    "<tool_call>[]</tool_call>",
+    *("<tool_call>[]</tool_call>", "<tool_call>not JSON</tool_call>", "No call here."),
+    "<tool_call>\n<function=nothing>\n</function>\n</tool_call>",
+    *(f'{{"name": "read_file", "arguments": {odd}}}' for odd in ("5", '"{"')),
     # and anything else
     *("{", "[", "<", "```", "``", "read_file", "[1] and [2]\n[3]: x", "{1, 2} is a set"),
-    "<b>x</b> [TOOL",
+    *("<b>x</b> [TOOL", "a < b and <tool"),
     "```json\n{\"a\": [1, 2]}\n```\n",
     "| a | b |\n|---|---|\n",
     "{" * 3000,
@@ -260,11 +262,12 @@ def test_where_a_text_is_cut_into_pieces_changes_nothing(seed: int) -> None:
 
 
 ROUTES = {
-    "/v1/chat/completions": '"tool_calls"',
-    "/v1/messages": '"tool_use"',
-    "/api/chat": '"tool_calls"',
-    "/v1/responses": '"function_call"',
+    "/v1/chat/completions": ('"tool_calls"', '"finish_reason":"length"'),
+    "/v1/messages": ('"tool_use"', '"stop_reason":"max_tokens"'),
+    "/api/chat": ('"tool_calls"', '"done_reason":"length"'),
+    "/v1/responses": ('"function_call"', '"status":"incomplete"'),
 }
+CUT = "<tool_call>\n<function=read_file>\n<parameter=path>\nhello wor"
 
 
 def asked(path: str, stream: bool) -> dict[str, Any]:
@@ -284,23 +287,25 @@ def asked(path: str, stream: bool) -> dict[str, Any]:
     }
 
 
-def answers(server: Serving) -> list[str]:
-    return [
-        server.post(path, asked(path, stream)).text for path in ROUTES for stream in (False, True)
-    ]
-
-
-def test_every_dialect_delivers_what_stands_in_a_fence() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_dialect_delivers_what_stands_in_a_fence(stream: bool) -> None:
     with serving(ScriptedRecipe((Reply(f"So:\n```json\n{A}\n```"),))) as server:
-        for mark, text in zip(
-            (m for m in ROUTES.values() for _ in "12"), answers(server), strict=True
-        ):
+        for path, (mark, _) in ROUTES.items():
+            text = server.post(path, asked(path, stream)).text
             assert mark in text
             assert "```" not in text
-    with serving(ScriptedRecipe((Reply(f"```json\n{A[:-9]}", reason="length"),))) as server:
-        for text in answers(server):
-            assert "```" not in text
-            assert not any(mark in text for mark in ROUTES.values())
+
+
+@pytest.mark.parametrize("text", [f"```json\n{A[:-9]}", CUT], ids=["fence", "tags"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_dialect_delivers_a_call_that_was_cut(stream: bool, text: str) -> None:
+    with serving(ScriptedRecipe((Reply(text, reason="length"),))) as server:
+        for path, (mark, end) in ROUTES.items():
+            answer = server.post(path, asked(path, stream))
+            assert answer.status_code == 200, answer.text
+            assert end in answer.text
+            for hidden in ("```", "hello wor", "a.txt", mark):
+                assert hidden not in answer.text
 
 
 def odd(**tool: Any) -> list[dict[str, Any]]:

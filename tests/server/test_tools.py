@@ -75,17 +75,6 @@ CALLS = {
     # Granite 3
     f"<|tool_call|>[{CALL}]": ("", 1),
 }
-NO_CALLS = (
-    "No call here.",
-    "a < b and <tool",
-    '{"name": "nothing", "arguments": {}}',
-    '{"name": "weather", "arguments": 5}',
-    '{"name": "weather", "arguments": "{"}',
-    "{1, 2} is a set",
-    "<tool_call>not JSON</tool_call>",
-    "<tool_call>\n<function=nothing>\n</function>\n</tool_call>",
-    "Text, then " + CALL,
-)
 
 
 def read(text: str, rng: random.Random) -> tuple[str, list[dict[str, Any]]]:
@@ -104,12 +93,6 @@ def test_calls_are_found_wherever_the_text_is_cut(text: str) -> None:
     shown, n = CALLS[text]
     for seed in range(20):
         assert read(text, random.Random(seed)) == (shown, [{"town": "Ulm"}] * n)
-
-
-@pytest.mark.parametrize("text", NO_CALLS)
-def test_what_is_no_call_is_text(text: str) -> None:
-    for seed in range(20):
-        assert read(text, random.Random(seed)) == (text, [])
 
 
 def test_what_the_model_is_told() -> None:
@@ -408,46 +391,6 @@ def test_one_call_where_only_one_is_wanted() -> None:
     reader = ToolReader(ToolUse(USE.tools, parallel=False))
     assert reader.feed(f"{HERMES}\n{FUNCTION_CALL}\n{HERMES}") + reader.finish() == ""
     assert len(reader.calls) == 1
-
-
-@pytest.fixture(scope="module")
-def cutting() -> Iterator[Serving]:
-    text = f"{PATH_ONLY['xml']}{CONTENT['xml']}"
-    with serving(ScriptedRecipe((Reply(text, reason="length"),))) as running:
-        yield running
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_cut_call_in_the_words_of_each_family(cutting: Serving, stream: bool) -> None:
-    turns = [{"role": "user", "content": "Go on"}]
-    schema = WRITE.schema
-    function = {"type": "function", "function": {"name": "write_file", "parameters": schema}}
-    asked: dict[str, dict[str, Any]] = {
-        "/v1/chat/completions": {"messages": turns, "tools": [function]},
-        "/v1/messages": {
-            "messages": turns,
-            "max_tokens": 500,
-            "tools": [{"name": "write_file", "input_schema": schema}],
-        },
-        "/api/chat": {"messages": turns, "tools": [function]},
-        "/v1/responses": {
-            "input": "Go on",
-            "tools": [{"type": "function", "name": "write_file", "parameters": schema}],
-        },
-    }
-    ends = {
-        "/v1/chat/completions": '"finish_reason":"length"',
-        "/v1/messages": '"stop_reason":"max_tokens"',
-        "/api/chat": '"done_reason":"length"',
-        "/v1/responses": '"status":"incomplete"',
-    }
-    for path, body in asked.items():
-        answer = cutting.post(path, {**body, "stream": stream})
-        assert answer.status_code == 200, answer.text
-        assert ends[path] in answer.text
-        assert "hello wor" not in answer.text
-        for called in ('"tool_calls"', '"tool_use"', '"function_call"'):
-            assert called not in answer.text
 
 
 def test_only_one_call_is_made_where_the_client_says_so() -> None:
