@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from urllib.request import urlopen
 
+import beside_arms
 import beside_llama
 import pytest
-from beside_llama import Ground
 from beside_tables import AUTO, EIGHT, PLAIN, REPACKED, THEIRS, Beside, load_table
 from peer_server import PeerServer
 from servers import table
@@ -79,6 +79,14 @@ def test_a_server_is_started_at_first_use_and_ended(program: Path) -> None:
         broken.run(TASK, 0)
 
 
+KNOWS_TABLES = """
+import sys
+sys.path[:0] = [LAB, SUPPORT]
+import beside_llama, table_model
+sys.exit(beside_llama.main(sys.argv[1:]))
+"""
+
+
 def test_what_is_kept_is_not_asked_for_again(
     program: Path,
     tmp_path: Path,
@@ -86,18 +94,12 @@ def test_what_is_kept_is_not_asked_for_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     load = table(tmp_path, parallel=1)
-    monkeypatch.setattr(Ground, "load", lambda on, layout: load)
-    monkeypatch.setattr(beside_llama, "TOKENS", 24)
-    ms = {"target_ms": {n: 1.0 for n in range(1, 17)}, "draft_ms": {1: 0.1, 2: 0.1}}
-    costs = {"ids": {"edit": [1, 2], "json": [3]}, **json.loads(json.dumps(ms))}
-
-    def here(words: list[str], what: str) -> object:
-        drafts = beside_llama.ground(beside_llama.parsed(words), 0.0)
-        return beside_llama.eight(drafts) if what == EIGHT else costs
-
-    monkeypatch.setattr(beside_llama, "in_process", here)
+    script = tmp_path / "self.py"
+    lab = Path(beside_llama.__file__).parent
+    script.write_text(f"LAB, SUPPORT = {str(lab)!r}, {str(lab.parent / 'support')!r}{KNOWS_TABLES}")
+    monkeypatch.setattr(beside_arms, "SELF", [sys.executable, str(script)])
     words = [str(tmp_path), "--llama-server", str(program), "--quick", "--out"]
-    words += [str(tmp_path / "out.json"), "--pair", f"{load.target},{load.draft}"]
+    words += [str(tmp_path / "out.json"), "--tokens", "24", "--pair", f"{load.target},{load.draft}"]
     only = [PLAIN, AUTO, EIGHT, THEIRS, "draft 4"]
     assert beside_llama.main([*words, "--only", *only]) == 0
     first, n = capsys.readouterr().out, len(asked(program))
