@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -15,6 +15,7 @@ from specllama.store import document
 PROMPTS = Path(__file__).parent / "beside_prompts"
 SETS = ("known", "unseen")  # nobody tuned on the second
 LONGEST = 8
+UNKNOWN = "–"
 PLAIN, AUTO, REPACKED, EIGHT, THEIRS = "plain", "auto", "repacked", "eight", "llama.cpp"
 STORED = "as stored"  # llama.cpp in the layout of plain, where it does not repack
 SPEC = "--spec-type"
@@ -91,7 +92,7 @@ class Beside:
                 rows[-1][at] += f" ({oracles[prompt][0]})" if prompt in oracles else ""
             for arm in (AUTO, REPACKED):
                 rows.append(self.row(groups, f"{arm} ÷ best", self.over_best(arm)))
-            yield from [*table(["", *groups], rows), ""]
+            yield from [*table(groups, rows), ""]
 
     def readme(self) -> Iterator[str]:
         """README's table: the known prompts, the others together, all."""
@@ -115,7 +116,7 @@ class Beside:
         ]
         for arm in (AUTO, REPACKED):
             rows.append(self.row(groups, f"{NAMED[arm]} ÷ its best", self.over_best(arm)))
-        yield from table(["", *groups], [row for row in rows if set(row[1:]) != {"–"}])
+        yield from table(groups, rows)
 
     def sets(self) -> list[list[str]]:
         """The prompts that were known, and those that nobody tuned on, as far as they ran."""
@@ -158,7 +159,7 @@ class Beside:
                 ]
             )
         heads = ("speed", "tokens a pass", "kept", "draft", "passes", "own", "declined", "sources")
-        return table([f"{arm}, {self.temperature}", *heads], rows)
+        return [f"{arm}, {self.temperature}", "", *table(heads, rows)]
 
     def sentences(self) -> Iterator[str]:
         """What ran where, and the extremes."""
@@ -191,7 +192,7 @@ class Beside:
 
 
 def cell(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+    return UNKNOWN if value is None else f"{value:.2f}"
 
 
 def words(one: Compared) -> str:
@@ -200,8 +201,10 @@ def words(one: Compared) -> str:
     return f"{one.ratio:.2f}" + (f" ({interval})" if interval else "")
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return document.table(heads, rows).splitlines()
+def table(heads: Iterable[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table, but for rows without a figure."""
+    some = [row for row in rows if set(row[1:]) != {UNKNOWN}]
+    return document.table(["", *heads], some).splitlines()
 
 
 def load_table(rows: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
@@ -210,12 +213,11 @@ def load_table(rows: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
     for some in rows:
         rates = {row["arm"]: row["tok_per_s"] for row in some}
         plain, auto, *theirs = rates.values()
-        cells.append([str(some[0]["clients"]), f"{plain:.1f}"])
+        cells.append([f"{some[0]['clients']} clients", f"{plain:.1f}"])
         cells[-1] += [f"{rate / plain:.2f}" for rate in (auto, *theirs)]
         cells[-1].append(f"{auto / max(theirs):.2f}")
     arms = [row["arm"] for row in rows[0]] if rows else [PLAIN, AUTO]
-    heads = ["clients", "serve plain, tok/s", *arms[1:], "auto ÷ better"]
-    return table(heads, cells)
+    return table(["serve plain, tok/s", *arms[1:], "auto ÷ better"], cells)
 
 
 def best_fixed(costs: dict[str, Any], runs: Sequence[RunFigures]) -> tuple[int, float] | None:

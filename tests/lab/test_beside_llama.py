@@ -110,7 +110,7 @@ def test_what_is_kept_is_not_asked_for_again(
     assert beside_llama.main([*words, "--show"]) == 0
     assert capsys.readouterr().out == first
     assert beside_llama.main([*words, "--show", "--why"]) == 0
-    assert "| auto, T = 0 | speed |" in capsys.readouterr().out
+    assert "auto, T = 0\n\n|  | speed |" in capsys.readouterr().out
     assert beside_llama.main([*words, "--temperature", "1", "--show"]) == 1
     assert beside_llama.main([*words, "--only", THEIRS, REPACKED]) == 0
     assert len(asked(program)) == n
@@ -140,5 +140,5 @@ def test_clients_together_are_compared_with_the_better_of_theirs() -> None:
     rows = [{"arm": arm, "clients": 4, "tok_per_s": rate} for arm, rate in rates.items()]
     [*_, line] = load_table([rows])
     assert [cell.strip() for cell in line.split("|")[1:-1]] == [
-        "4", "10.0", "1.20", "0.80", "1.60", "0.75",
+        "4 clients", "10.0", "1.20", "0.80", "1.60", "0.75",
     ]  # fmt: skip
