@@ -20,13 +20,14 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from beside_arms import (
     Ground,
@@ -53,13 +54,7 @@ from peer_server import LlamaServer
 from real_models import MODELS, ROOT, put_together, sources
 
 from specllama.bench.experiment import RunFigures, Task, compare
-from specllama.bench.load import ClientLoad
-from specllama.bench.processes import cpu_seconds
-from specllama.bench.remote_arm import load_arm
-from specllama.settings.params import GenerateParams
-
-if TYPE_CHECKING:
-    pass
+from specllama.bench.prompts import BenchPrompt
 
 CLIENTS, SERVED_TOKENS = (1, 2, 4, 8), 64
 
@@ -88,36 +83,53 @@ def served(on: Ground, kept: Kept, mode: str) -> Iterator[list[Any]]:
             LlamaServer(name, command)
             for name, command in zip(("serve", THEIRS, mode), (ours, *theirs), strict=True)
         ]
-        params = GenerateParams()
         with ExitStack() as over:
             for server in servers:
                 over.callback(server.close)
                 server.start()
-            quiet(os.getpid())
-            urls = {f"{PLAIN} 1": f"{servers[0].url}#none", AUTO: f"{servers[0].url}#auto"}
-            urls |= {server.name: server.url for server in servers[1:]}
-            arms = [replace(load_arm(url, params), name=name) for name, url in urls.items()]
-            for arm in arms:
-                over.callback(arm.close)
-            tasks = [replace(task, max_tokens=SERVED_TOKENS) for task in on.tasks()]
+            quiet()
+            urls = {f"{servers[0].url}#none": PLAIN, f"{servers[0].url}#auto": AUTO}
+            urls |= {server.url: server.name for server in servers[1:]}
             for n in todo:
-                load = ClientLoad(arms, tasks, max(4, 2 * n))
-                rows = load.rows([n], on.rounds)
-                kept.of(key(n), lambda rows=rows: [row.to_dict() for row in rows])
+                kept.of(key(n), lambda n=n: loaded(on, urls, n))
     for n in CLIENTS:
         if key(n) in kept.found:
             yield kept.found[key(n)]
 
 
-def quiet(pid: int, patience_s: float = 180.0) -> None:
-    """Wait until a process and its children compute nothing for longer than what is measured at
-    rest waits for."""
-    end, still = time.monotonic() + patience_s, time.monotonic()
-    before = cpu_seconds(pid)
-    while time.monotonic() - still < 4.0 and time.monotonic() < end:
+def loaded(on: Ground, urls: dict[str, str], clients: int) -> list[dict[str, Any]]:
+    """The rows of ``bench load`` for so many clients, each with the name of its arm."""
+    with tempfile.TemporaryDirectory() as folder:
+        prompts = Path(folder, "prompts.jsonl")
+        lines = [json.dumps(request(task.prompt)) for task in on.tasks()]
+        prompts.write_text("\n".join(lines), "utf-8")
+        command = [sys.executable, "-m", "specllama", "bench", "load", *urls, "--json"]
+        command += ["--clients", str(clients), "-n", str(max(4, 2 * clients)), "--alone", "0"]
+        command += ["-r", str(on.rounds), "--max-tokens", str(min(SERVED_TOKENS, on.tokens))]
+        command += ["--temperature", str(on.temperature), "--prompts", str(prompts)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return [{**row, "arm": urls[row["arm"]]} for row in json.loads(done.stdout)["rows"]]
+
+
+def request(prompt: BenchPrompt) -> dict[str, Any]:
+    turns = [{"role": turn.role, "content": turn.content} for turn in prompt.messages]
+    return {"messages": turns} if turns else {"prompt": prompt.text}
+
+
+def quiet(patience_s: float = 60.0) -> None:
+    """Wait until the machine rests for longer than what is measured at rest waits for."""
+    begin = still = time.monotonic()
+    seen = busy_ticks()
+    while time.monotonic() - still < 4.0 and time.monotonic() - begin < patience_s:
         time.sleep(0.5)
-        now = cpu_seconds(pid)
-        still, before = (still if now - before < 0.05 else time.monotonic()), now
+        now = busy_ticks()
+        still, seen = (still if now - seen < 5 else time.monotonic()), now
+
+
+def busy_ticks() -> int:
+    """Hundredths of seconds that all processors have computed."""
+    user, nice, system, *_ = map(int, Path("/proc/stat").read_text().split()[1:8])
+    return user + nice + system
 
 
 # -- the run --

@@ -11,6 +11,7 @@ from specllama.bench.experiment import RunFigures
 from specllama.bench.outcome import Compared, as_one, between, pairs
 from specllama.bench.prompts import load_prompts
 from specllama.store import document
+from specllama.text import number_of
 
 PROMPTS = Path(__file__).parent / "beside_prompts"
 SETS = ("known", "unseen")  # nobody tuned on the second
@@ -170,7 +171,7 @@ class Beside:
         yield (
             f"{files}; {about['processor']}, {about['threads']} threads, {about['date']}; "
             f"{builds}. {len(self.prompts)} prompts, replies of up to {about['tokens']} tokens, "
-            f"{1 + max(run.repetition for run in self.runs)} rounds, arms in turn."
+            f"{number_of(1 + max(run.repetition for run in self.runs), 'round')}, arms in turn."
         )
         told = [one for name, one in self.found.items() if " | T=" in name]
         if crowded := sum(one["crowded"] for one in told):
@@ -213,7 +214,7 @@ def load_table(rows: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
     for some in rows:
         rates = {row["arm"]: row["tok_per_s"] for row in some}
         plain, auto, *theirs = rates.values()
-        cells.append([f"{some[0]['clients']} clients", f"{plain:.1f}"])
+        cells.append([number_of(some[0]["clients"], "client"), f"{plain:.1f}"])
         cells[-1] += [f"{rate / plain:.2f}" for rate in (auto, *theirs)]
         cells[-1].append(f"{auto / max(theirs):.2f}")
     arms = [row["arm"] for row in rows[0]] if rows else [PLAIN, AUTO]
