@@ -159,7 +159,16 @@ class KeptArm:
     def key(self, task: Task, repetition: int) -> str:
         return f"{self.name} | {task.prompt.id} | T={task.temperature:g} | {repetition}"
 
+    def lacks(self, tasks: Sequence[Task], rounds: int) -> int:
+        """Count the answers that are not kept."""
+        keys = {self.key(task, number) for task in tasks for number in range(rounds)}
+        return len(keys - self.kept.found.keys())
+
     def run(self, task: Task, repetition: int) -> RunFigures:
+        if repetition < 0:  # warms up what has just been loaded
+            self.ready()
+            return self.arm.run(replace(task, max_tokens=8), 0)
+
         def made() -> dict[str, Any]:
             self.ready()
             return told(self.arm.run(task, repetition))
@@ -246,9 +255,9 @@ def answers(on: Ground, layout: str) -> Iterator[Any]:
             if name == "costs":
                 yield costs(on, engine)
                 continue
-            prompt, temperature = which
-            tasks = replace(on, temperature=temperature).tasks()
-            yield told(arms[name].run(next(t for t in tasks if t.prompt.id == prompt), 0))
+            prompt, temperature, most = which
+            tasks = {t.prompt.id: t for t in replace(on, temperature=temperature).tasks()}
+            yield told(arms[name].run(replace(tasks[prompt], max_tokens=most), 0))
 
 
 @dataclass
@@ -259,7 +268,7 @@ class OwnArm:
     child: Child
 
     def run(self, task: Task, repetition: int) -> RunFigures:
-        told = self.child.ask(self.name, task.prompt.id, task.temperature)
+        told = self.child.ask(self.name, task.prompt.id, task.temperature, task.max_tokens)
         return replace(figures(told), repetition=repetition)
 
     def close(self) -> None:

@@ -53,8 +53,9 @@ from beside_tables import (
 from peer_server import LlamaServer
 from real_models import MODELS, ROOT, put_together, sources
 
-from specllama.bench.experiment import RunFigures, Task, compare
+from specllama.bench.experiment import RunFigures
 from specllama.bench.prompts import BenchPrompt
+from specllama.bench.report import Comparison
 
 CLIENTS, SERVED_TOKENS = (1, 2, 4, 8), 64
 
@@ -135,39 +136,36 @@ def busy_ticks() -> int:
 # -- the run --
 
 
-def estimate(on: Ground, arms: Sequence[KeptArm], tasks: Sequence[Task]) -> float:
-    """Seconds that the answers will take that are not kept."""
-    n = 0
-    for arm in arms:
-        keys = [arm.key(task, i) for task in tasks for i in range(on.rounds)]
-        n += sum(key not in arm.kept.found for key in keys)
-    took = [one["total_s"] for key, one in arms[0].kept.found.items() if " | T=" in key]
-    # without any: weights are read at 30 GB/s for each token; a prompt is read like 40 tokens
-    one = sum(took) / len(took) if took else (on.tokens + 40) * size(on.target) / 30e9 + 0.3
-    return n * one
-
-
 def measured(on: Ground, arms: Sequence[KeptArm], *, show: bool) -> list[RunFigures]:
     """Run what is not kept; return the runs of all that is. Eight guesses are drafted once."""
-    tasks = on.tasks()
-    turns = [arm for arm in arms if arm.name != EIGHT]
-    once = [arm for arm in arms if arm.name == EIGHT]
+    tasks, rounds = on.tasks(), {arm.name: 1 if arm.name == EIGHT else on.rounds for arm in arms}
+    todo = [arm for arm in arms if not show and arm.lacks(tasks, rounds[arm.name])]
     with ExitStack() as over:
         for arm in arms:
             over.callback(arm.close)
-        if not show:
-            left = estimate(on, arms, tasks)
-            say(f"{len(arms)} arms, {len(tasks)} prompts: about {left / 60:.1f} min and loading")
+        if todo:
+            n = sum(arm.lacks(tasks, rounds[arm.name]) for arm in todo)
+            left = n * one_answer(on, todo[0].kept)
+            say(f"{n} answers of {len(todo)} arms: about {left / 60:.1f} min and loading")
             begin = time.monotonic()
 
             def moved(done: int, of: int) -> None:
                 took = time.monotonic() - begin
                 say(f"{done} of {of}, {took / 60:.1f} min", end="\r" if done < of else "\n")
 
-            for some, rounds in ((turns, on.rounds), (once, 1 if once else 0)):
-                compare(some, tasks, repetitions=rounds, warm_up=0, progress=moved)
+            for eights in (False, True):
+                if some := [arm for arm in todo if (arm.name == EIGHT) == eights]:
+                    n = rounds[some[0].name]
+                    Comparison.of(some, tasks, repetitions=n, progress=moved)
     found = [arm.key(task, n) for n in range(on.rounds) for task in tasks for arm in arms]
     return [figures(told) for key in found if (told := arms[0].kept.found.get(key))]
+
+
+def one_answer(on: Ground, kept: Kept) -> float:
+    """Seconds, as those took that are kept; without any, weights are read at 30 GB/s for each
+    token, and a prompt like 40 tokens."""
+    took = [one["total_s"] for key, one in kept.found.items() if " | T=" in key]
+    return sum(took) / len(took) if took else (on.tokens + 40) * size(on.target) / 30e9 + 0.3
 
 
 def ground(asked: argparse.Namespace, temperature: float) -> Ground:

@@ -103,7 +103,7 @@ def test_what_is_kept_is_not_asked_for_again(
     only = [PLAIN, AUTO, EIGHT, THEIRS, "draft 4"]
     assert beside_llama.main([*words, "--only", *only]) == 0
     first, n = capsys.readouterr().out, len(asked(program))
-    assert n == 4  # two prompts, plainly and drafted
+    assert n == 6  # two prompts and a shorter one, plainly and drafted
     assert "`auto` that are plain's: 2 of 2" in first
     assert "llama-server 7" in first
     assert re.search(r"^\| eight \| \d", first, re.M)
