@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from specllama.bench.experiment import RunFigures
 from specllama.bench.outcome import Compared, as_one, between, pairs
@@ -75,6 +78,16 @@ class Beside:
     def oracle(self, prompt: str) -> tuple[int, float] | None:
         return best_fixed(self.found["costs auto"], self.of(EIGHT, [prompt])[:1])
 
+    def copies(self, prompts: Sequence[str]) -> dict[str, float]:
+        """What copies can gain, by prompt."""
+        costs = self.found["costs auto"]
+        texts = {p: self.of(PLAIN, [p])[0].token_ids for p in prompts if p in costs["ids"]}
+        return {
+            p: best_copies(costs, costs["ids"][p], text)
+            for p, text in texts.items()
+            if len(text) > 2
+        }
+
     def over_best(self, arm: str) -> dict[str, float]:
         """An arm over the best of llama.cpp's modes, by prompt."""
         found = {p: self.ratio(arm, [p], self.best(p)) for p in self.prompts}
@@ -91,6 +104,7 @@ class Beside:
             rows.append(self.row(groups, "oracle", {p: speed for p, (_, speed) in oracles.items()}))
             for at, prompt in enumerate(group, 1):
                 rows[-1][at] += f" ({oracles[prompt][0]})" if prompt in oracles else ""
+            rows.append(self.row(groups, "oracle, copies", self.copies(group)))
             for arm in (AUTO, REPACKED):
                 rows.append(self.row(groups, f"{arm} ÷ best", self.over_best(arm)))
             yield from [*table(groups, rows), ""]
@@ -221,6 +235,21 @@ def load_table(rows: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
     return table(["serve plain, tok/s", *arms[1:], "auto ÷ better"], cells)
 
 
+def in_steps(costs: dict[str, Any]) -> tuple[list[float], float, float]:
+    """What passes of 0, 1, … rows take, in plain steps; then a step of the draft, and two tokens
+    that it reads."""
+    from specllama.bench.tuning import PassCosts
+    from specllama.speculative.policy.costs import Costs
+
+    target, draft = (
+        {int(n): ms for n, ms in costs[name].items()} for name in ("target_ms", "draft_ms")
+    )
+    known = Costs()
+    PassCosts(0, target, draft).store(known)
+    v = [ms / target[1] for ms in known.target.upto(max(target))]
+    return v, *(draft.get(n, 0.0) / target[1] for n in (1, 2))
+
+
 def best_fixed(costs: dict[str, Any], runs: Sequence[RunFigures]) -> tuple[int, float] | None:
     """The best draft length for a prompt, and its speed over plain steps.
 
@@ -231,9 +260,21 @@ def best_fixed(costs: dict[str, Any], runs: Sequence[RunFigures]) -> tuple[int, 
 
     if not runs or not costs["draft_ms"]:
         return None
-    known = {int(n): ms for n, ms in costs["target_ms"].items()}
-    v = [0.0, *(known[n] for n in range(1, LONGEST + 2))]
-    step, two = costs["draft_ms"]["1"], costs["draft_ms"]["2"]
-    first = runs[0]
-    group = group_of(first.slice, first.temperature, runs, v, step, min(two - step, step), None)
+    v, step, two = in_steps(costs)
+    first, late = runs[0], min(max(two - step, 0.0), step)
+    group = group_of(first.slice, first.temperature, runs, v[: LONGEST + 2], step, late, None)
     return group.best, group.best_speed
+
+
+def best_copies(costs: dict[str, Any], prompt: Sequence[int], reply: Sequence[int]) -> float:
+    """The speed of a reply, over plain steps, by a window that knows what passes cost and how often
+    copies of this text are right, and drafts nothing else."""
+    from best_window import Known, Text, best
+    from replay import Spot
+    from window_figures import copiers
+
+    v, *_ = in_steps(costs)
+    spots = [Spot(False, 0.5, truth=token, guess=int(not token)) for token in reply]
+    text = Text(prompt, spots)
+    known = Known.of([text], peek=True, copiers=copiers)
+    return max(best([text], known, v, 1.0, copiers=copiers).speed, 1.0)

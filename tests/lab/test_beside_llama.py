@@ -126,7 +126,7 @@ def test_the_tables_follow_from_the_runs() -> None:
         for prompt, more in (("edit", 1), ("tests", 2))
         for arm, rate in speeds.items()
     ]
-    beside = Beside(runs, {"about": {"draft": None}, "costs auto": {"draft_ms": {}}})
+    beside = Beside(runs, {"about": {"draft": None}, "costs auto": {"draft_ms": {}, "ids": {}}})
     assert beside.best("edit") == beside.mode() == "ngram-mod"
     assert beside.over_best(AUTO) == {p: pytest.approx(0.8) for p in ("edit", "tests")}
     assert beside.rate(PLAIN, ["edit", "tests"]) == pytest.approx(200**0.5)
