@@ -2,15 +2,16 @@
 
     python tests/lab/beside_llama.py MODELS --llama-server PROGRAM [--pair T+D] [--quick]
 
-Arms: plain, ``auto``, ``auto --repack on``, and llama-server plain and in each of its modes; one
-process each, of which one computes at a time. ``--serve`` asks ``serve`` and llama-server by
-several clients instead. What is measured is kept in build/beside.json at once, for the same
-sources and settings, so a run that was stopped goes on. It prints a table by prompt, or with
-``--markdown`` README's; both from what is kept, with ``--show`` without measuring.
+Arms: plain, ``auto``, ``auto --repack on``, and llama-server plain, as stored, and in each of its
+modes; one process each, of which one computes at a time. ``--serve`` has several clients ask
+``serve`` and llama-server as well. What is measured is kept in build/beside.json at once, for the
+same sources and settings, so a run that was stopped goes on. It prints a table by prompt, or with
+``--markdown`` README's; with ``--show`` from what is kept, without measuring.
 
-The *best fixed length* is arithmetic: what the target's passes and the draft's steps cost here,
-timed before, and how many of eight guesses in a row were kept in each prompt, tell the speed of
-every length; the best of them, or none, is the oracle's. It knows each prompt, and switches never.
+The *oracle* is arithmetic: what the target's passes and the draft's steps cost, timed before, and
+how many of eight guesses in a row were kept in each prompt, tell the speed of every draft length.
+The best of them, or none, is the oracle's; it knows each prompt, and switches never. That of copies
+knows how often they are right in the very text.
 """
 
 from __future__ import annotations
@@ -63,15 +64,15 @@ CLIENTS, SERVED_TOKENS = (1, 2, 4, 8), 64
 # -- several clients --
 
 
-def served(on: Ground, kept: Kept, mode: str) -> Iterator[list[Any]]:
+def served(on: Ground, kept: Kept, mode: str, *, show: bool) -> Iterator[list[Any]]:
     """Rows of ``serve``, plain and ``auto``, and of llama-server, plain and in its best mode."""
 
     def key(n: int) -> str:
-        return f"serve {mode}, {n} clients, T={on.temperature:g}"
+        return f"serve {mode}, {n} clients, T={on.temperature:g}, {on.rounds} rounds"
 
     lanes = max(CLIENTS)
     todo = [n for n in CLIENTS[:: 2 if on.quick else 1] if key(n) not in kept.found]
-    if todo:
+    if todo and not show:
         assert on.llama_server is not None
         words = ["-c", str(lanes * 1024), "-t", str(on.threads), "--kv-disk", "off"]
         ours = [sys.executable, "-m", "specllama", "serve", "-m", str(on.target), *words]
@@ -233,7 +234,7 @@ def main(words: Sequence[str]) -> int:
         for arm in (AUTO, REPACKED, EIGHT) if asked.why else ():
             print(*beside.why(arm), "", sep="\n")
         if asked.serve:
-            print(*load_table(list(served(on, kept, beside.mode()))), sep="\n")
+            print(*load_table(list(served(on, kept, beside.mode(), show=asked.show))), sep="\n")
     return 0
 
 
