@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +27,11 @@ from typing import Any
 from gpu_parts import Part
 from gpu_report import to_markdown
 
+from specllama.errors import EngineError
 from specllama.paths import replace_file
+
+sys.path.append(str(Path(__file__).parents[1]))
+from peer_server import LlamaServer  # of the laboratory, which lies above
 
 SCHEMA = "specllama.gpu-check.v1"
 NAME = "gpu-check"
@@ -122,7 +126,15 @@ class Check:
                 if done.status != 0:
                     return self._found(part, done, making=argv)
         argv = (part.tool, *part.argv) if part.tool else specllama(part.argv)
-        with Lowest(self.free) as lowest:
+        with Lowest(self.free) as lowest, ExitStack() as opened:
+            if part.peer:
+                server = LlamaServer(Path(part.peer[0]).name, part.peer)
+                opened.callback(server.close)
+                try:
+                    server.start()
+                except EngineError as error:
+                    return self._found(part, Done(1, time.monotonic() - begin, errors=str(error)))
+                argv = (*argv, "--against", server.url)
             done = self.run(argv, max(seconds - (time.monotonic() - begin), 1.0))
         return {**self._found(part, done), "taken": lowest.taken}
 

@@ -6,9 +6,8 @@ all others, as long as there is time.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specllama.bench.prompts import load_prompts
@@ -18,6 +17,7 @@ from specllama.paths import bundled_dir
 SIZES = {"300m": "20m", "1b": "60m", "3b": "180m", "7b": "400m"}  # of a target: of its draft
 KINDS = ("q4_k_m", "q8_0")
 LENGTHS = (2, 4, 8)
+DRAFTING = ("--spec-type", "draft-simple", "--spec-draft-n-max", "4")  # of llama-server
 CONTEXT = ("-c", "4096")
 PROMPT = "Write a Python function that adds the numbers of a list, and explain it."
 READ = (512, 2048)
@@ -53,6 +53,7 @@ class Part:
 
     Attributes:
         argv: arguments of specllama, or those of a program of llama.cpp, ``tool``.
+        peer: starts a server; specllama gets its address, too.
         more: it runs behind the parts of all steps, if there is time.
     """
 
@@ -61,6 +62,7 @@ class Part:
     pair: Pair
     argv: tuple[str, ...]
     tool: str = ""
+    peer: tuple[str, ...] = ()
     more: bool = False
 
 
@@ -139,22 +141,25 @@ def parts(
                 argv = ("prove", *pair.flags, *flags, "-n", "4", "--json")
                 yield Part("bench", f"prove, {pair.name}{way}", pair, argv, more=more)
         base = ("bench", "run", *pair.flags, "-n", n, "-r", "2", "--max-tokens", "96", "--json")
-        peers = _server(tools, devices)
         lengths = tuple(word for k in LENGTHS for word in ("--length", str(k)))
-        own = ("--proposer", "draft", *lengths, *peers)
-        yield Part("bench", f"draft model, {pair.name}", pair, (*base, *own), more=more)
+        argv, peer = (*base, "--proposer", "draft", *lengths), _server(pair, tools, devices)
+        yield Part("bench", f"draft model, {pair.name}", pair, argv, peer=peer, more=more)
         methods = ("auto", "draft", "tree", "ngram", "suffix", "mixed", "lookahead")
         argv = (*base, *(word for name in methods for word in ("--proposer", name)))
         yield Part("bench", f"methods, {pair.name}", pair, argv, more=pair is not first)
 
 
-def _server(tools: dict[str, Path], devices: str | None) -> tuple[str, ...]:
-    """llama-server as a peer of ``bench run``, on the same devices; nothing if it is not here."""
+def _server(pair: Pair, tools: dict[str, Path], devices: str | None) -> tuple[str, ...]:
+    """The command of llama-server for a pair, on the same devices; nothing if it is not here."""
     if "llama-server" not in tools:
         return ()
     layers = "0" if devices == "none" else "999"
-    peer = f"llama-server {shlex.quote(str(tools['llama-server']))} -ngl {layers} -ngld {layers}"
-    return ("--against", peer if devices is None else f"{peer} -dev {devices} -devd {devices}")
+    draft, chosen = ("-md", pair.draft or "", "-ngld", layers), ("-devd", devices or "")
+    drafting = (*draft, *DRAFTING, *(chosen if devices else ())) if pair.draft else ()
+    return (
+        *(str(tools["llama-server"]), "-m", pair.target, *CONTEXT, "-np", "1", "--no-webui"),
+        *("-fa", "on", "-ngl", layers, *(("-dev", devices) if devices else ()), *drafting),
+    )
 
 
 def _costs(
@@ -162,7 +167,7 @@ def _costs(
 ) -> Iterator[Part]:
     """Reading a prompt, plain decoding behind it, and passes of several rows: ours and theirs."""
     alone = ("-m", pair.target, "-d", "none", *CONTEXT)
-    bench, server = tools.get("llama-bench"), _server(tools, devices)
+    bench, server = tools.get("llama-bench"), _server(replace(pair, draft=None), tools, devices)
     costs = ("tune", *pair.flags, "--quick", "--no-save", "--json", "--temperature", "0")
     yield Part("costs", "v(n), specllama", pair, costs)
     chosen = () if devices is None else ("-dev", devices.replace(",", "/"))
@@ -183,7 +188,7 @@ def _costs(
             run = ("bench", "run", "--prompts", str(texts[n]), *alone, "-n", "1", "-r", "5")
             rest = ("--max-tokens", "64", "--temperature", "0", "--json", "--proposer", "ngram")
             name = f"prompt of {n}, llama-server in turns"
-            yield Part("costs", name, pair, (*run, *rest, *server))
+            yield Part("costs", name, pair, (*run, *rest), peer=server)
 
 
 def write_texts(folder: Path) -> dict[int, Path]:

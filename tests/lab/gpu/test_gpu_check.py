@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.request import urlopen
 
 import gpu_check
 import gpu_command as command
@@ -277,7 +278,7 @@ def test_the_parts_keep_the_order_of_the_steps_and_have_names_of_their_own(tmp_p
 
 
 def test_without_llama_cpps_programs_nothing_asks_for_them(tmp_path: Path) -> None:
-    assert not [part for part in plan(tmp_path, {}) if part.tool or "--against" in part.argv]
+    assert not [part for part in plan(tmp_path, {}) if part.tool or part.peer]
 
 
 def test_peers_compute_where_we_do(tmp_path: Path) -> None:
@@ -285,11 +286,42 @@ def test_peers_compute_where_we_do(tmp_path: Path) -> None:
     for devices, layers in {None: "999", "none": "0", "GPU0,GPU1": "999"}.items():
         parts = plan(tmp_path, tools, devices)
         benches = [" ".join(part.argv) + " " for part in parts if part.tool]
-        argvs = [part.argv for part in parts if "--against" in part.argv]
-        servers = [argv[argv.index("--against") + 1] for argv in argvs]
+        servers = [" ".join(part.peer) + " " for part in parts if part.peer]
+        drafting = [words for words in servers if "-md " in words]
         assert len(benches) > 3
-        assert len(servers) > 3
-        chosen = "" if devices is None else f"-dev {devices.replace(',', '/')} "
-        assert all(f"-ngl {layers} " in argv and chosen in argv for argv in benches)
-        chosen = "" if devices is None else f" -dev {devices} -devd {devices}"
-        assert all(argv.endswith(f"-ngl {layers} -ngld {layers}{chosen}") for argv in servers)
+        assert 0 < len(drafting) < len(servers) > 3
+        for device, commands in (
+            (devices and devices.replace(",", "/"), benches),
+            (devices, servers),
+        ):
+            chosen = f"-dev {device} " if device else ""
+            assert all(f"-ngl {layers} " in words and chosen in words for words in commands)
+        chosen = f"-devd {devices} " if devices else ""
+        assert all(f"-ngld {layers} " in words and chosen in words for words in drafting)
+
+
+def test_a_server_is_asked_at_its_address_and_ended(tmp_path: Path) -> None:
+    program = tmp_path / "server"
+    program.write_text(
+        f"#!{sys.executable}\nimport http.server, sys\n"
+        "http.server.HTTPServer(('127.0.0.1', int(sys.argv[-1])), type('Ok', (http.server."
+        "BaseHTTPRequestHandler,), {'do_GET': lambda s: (s.send_response(200), s.end_headers())})"
+        ").serve_forever()\n"
+    )
+    program.chmod(0o755)
+    asked: list[str] = []
+
+    def run(argv: Sequence[str], seconds: float) -> Done:
+        asked.extend(argv[-2:])
+        with urlopen(f"{argv[-1]}/health") as answer:
+            return Done(0 if answer.status == 200 else 1, 1.0, "{}")
+
+    beside = part("beside", peer=(str(program),))
+    broken = part("broken", peer=("/no/such",))
+    work = Check([tmp_path], FACTS, run=run, say=lambda text: None)
+    assert work.go([beside, broken], time.monotonic() + 1e3)
+    assert work.state["parts"]["own: beside"]["ok"]
+    assert asked[0] == "--against"
+    with pytest.raises(OSError, match="refused"):
+        urlopen(f"{asked[1]}/health")
+    assert "could not be run" in work.state["parts"]["own: broken"]["said"][-1]
