@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specllama.errors import SpecllamaError
-from specllama.fixed_gain import fixed_speeds, pays_above, steady
 from specllama.models import catalog, context, library, memory, refs
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.loadable import VocabularyOnly, check_loadable
 from specllama.models.pairing import PairReport, active_params, compare
 from specllama.models.summaries import FileSummary, Summaries
+from specllama.rates import fixed_speeds, pays_above, steady
 from specllama.settings.params import EngineOptions
 from specllama.text import size
 

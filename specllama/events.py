@@ -14,9 +14,10 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from specllama.rates import Payoff
+
 FinishReason = Literal["stop_token", "stop_string", "length", "context", "cancelled", "error"]
 TargetKind = Literal["recovered", "bonus", "plain"]
-Answer = Literal["faster", "slower", "unsure", "off", "unknown"]
 
 NO_GUESS = "no guess"  # the reason of a round for which no source had one
 
@@ -261,45 +262,6 @@ class Timings:
     deliver_ms: float = 0.0
     pipe_ms: float = 0.0
     tok_per_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Payoff:
-    """The verdict on drafting (see ``verdict``): over plain decoding, the true speed lies in
-    ``low``..``high`` in 9 of 10 cases or more: the interval is computed for 19 of 20 and was tried
-    at length.
-
-    ``tokens`` came from ``passes`` of the target behind the first token. Of ``drafted`` guesses the
-    target came to judge ``judged`` and kept ``accepted``. ``lost_ms`` is what drafting lost per
-    token where it was tried, or what a guess is expected to lose. ``plain_age_s`` is how long ago,
-    at worst, the newest plain step was when a round was compared with it; None where plain steps
-    were measured for the verdict, or that is unknown. Where it is too long, no answer is sure.
-    """
-
-    answer: Answer
-    ratio: float | None
-    low: float | None
-    high: float | None
-    tokens: int
-    passes: int
-    drafted: int
-    accepted: int
-    judged: int
-    lost_ms: float | None = None
-    plain_age_s: float | None = None
-
-    @property
-    def kept(self) -> float:
-        """The share of guesses that were kept; 0 where there were none."""
-        return self.accepted / max(self.drafted, 1)
-
-    @property
-    def per_pass(self) -> float:
-        """The tokens of a pass of the target; 0 where there was none."""
-        return self.tokens / max(self.passes, 1)
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

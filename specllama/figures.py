@@ -13,85 +13,18 @@ pipes, for other conversations, and for what is done beside the models.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
 
-from specllama.events import Finished, Payoff, RoundDone, Started
+from specllama.events import Finished, RoundDone, Started
+from specllama.rates import GuessShares, Payoff, share, speed, total
 from specllama.verdict import SINGLES, TimedRound, judge, passes_of, singles_of
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 NEWEST = 64  # rounds among which the cost of a plain step is looked for
-
-
-def share(part: float | None, whole: float | None) -> float | None:
-    """Return a part of a whole; None if either is unknown, or there is no whole."""
-    return None if part is None or not whole else part / whole
-
-
-def total(counts: Collection[int | None]) -> int | None:
-    """Add counts; return None if one of them is not known."""
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
-
-
-def speed(tokens: int | None, seconds: float, replies: int = 1) -> float | None:
-    """Return tokens a second after the first of each reply, which comes with its prompt."""
-    more = (tokens or 0) - replies
-    return more / seconds if more > 0 and seconds > 0 else None
-
-
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """Guesses at one depth, from 1 on: how many were sent to the target and how many accepted, in
-    how many rounds, including those that drafted less far."""
-
-    depth: int
-    rounds: int | None
-    drafted: int
-    accepted: int
-
-    @property
-    def of_rounds(self) -> float | None:
-        return share(self.accepted, self.rounds)
-
-    @property
-    def of_drafted(self) -> float | None:
-        return share(self.accepted, self.drafted)
-
-
-class GuessShares:
-    """Shares of guesses that were kept, from counts that may be unknown."""
-
-    __slots__ = ()
-    drafted: int | None
-    accepted: int | None
-    rounds: int | None
-    drafted_at: Sequence[int]
-    accepted_at: Sequence[int]
-
-    @property
-    def by_depth(self) -> list[Depth]:
-        pairs = zip(self.drafted_at, self.accepted_at, strict=False)
-        return [Depth(at, self.rounds, *pair) for at, pair in enumerate(pairs, 1)]
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """accepted / drafted."""
-        return share(self.accepted, self.drafted)
-
-    @property
-    def mean_acceptance_length(self) -> float | None:
-        """1 + accepted / rounds."""
-        kept = share(self.accepted, self.rounds)
-        return None if kept is None else 1 + kept
-
-    @property
-    def rejected(self) -> int | None:
-        known = self.drafted is not None and self.accepted is not None
-        return self.drafted - self.accepted if known else None  # type: ignore[operator]
 
 
 @dataclass(slots=True)

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import NamedTuple
 
-from specllama.events import NO_GUESS, Answer, Payoff, RoundDone
+from specllama.events import NO_GUESS, RoundDone
+from specllama.rates import Answer, Payoff, share
 
 OUTLIER = 1.35  # times the usual; the cost tables believe no more of a pass either
 NEIGHBOURS = 15  # passes about as wide, whose median is the usual
@@ -65,6 +66,11 @@ class TimedRound(NamedTuple):
     @property
     def took_ms(self) -> float:
         return self.draft_ms + self.pass_ms
+
+    @property
+    def guess_ms(self) -> float | None:
+        """Milliseconds to make a guess."""
+        return share(self.draft_ms, self.drafted)
 
     @staticmethod
     def of(done: RoundDone) -> TimedRound:
@@ -203,16 +209,16 @@ def _speed(passes: Sequence[TimedRound], singles: Sequence[float]) -> _Speed | N
     drafts = [one.draft_ms / ms for one, ms in zip(drafted, plain, strict=True)]
     usual, mean = _usual(drafted, costs, drafts)
     believed = [min(cost, OUTLIER * u) for cost, u in zip(costs, usual, strict=True)]
-    share = sum(believed) / sum(costs)
+    part = sum(believed) / sum(costs)
     step_ms = fmean(plain)
     looking = sum(one.draft_ms for one in passes if not one.drafted) / step_ms
-    took = sum(believed) + share * sum(drafts)
+    took = sum(believed) + part * sum(drafts)
     tokens = sum(one.tokens for one in drafted)
-    lost_ms = (took - tokens) / tokens * step_ms
+    lost_ms = (share(took - tokens, tokens) or 0.0) * step_ms
     rest = len(passes) - len(drafted)
-    ratio = (tokens + rest) / (took + rest + share * looking)
+    ratio = (tokens + rest) / (took + rest + part * looking)
     errors = [
-        b - u + share * (d - m) for b, u, d, m in zip(believed, usual, drafts, mean, strict=True)
+        b - u + part * (d - m) for b, u, d, m in zip(believed, usual, drafts, mean, strict=True)
     ]
     noise = fmean((b / u - 1.0) ** 2 for b, u in zip(believed, usual, strict=True))
     seconds = sum(one.took_ms for one in drafted) / 1e3
@@ -246,7 +252,8 @@ def _plain(
     if forecasts < FORECASTS:
         return None
     variance = fmean((one.plain_spread or 0.0) ** 2 for one in told)
-    return _Plain(each, forecasts, variance / _renewed(drafted))
+    times = _renewed(drafted)
+    return _Plain(each, forecasts, variance / times)
 
 
 def _renewed(drafted: Sequence[TimedRound]) -> int:
@@ -366,9 +373,9 @@ def details(verdict: Payoff, *, both: bool = False) -> list[str]:
     that were judged, and the age of the plain steps."""
     if verdict.answer == "off" or not verdict.drafted:
         return []
-    kept = f"{verdict.kept:.0%} of guesses kept"
+    kept = f"{verdict.acceptance_rate:.0%} of guesses kept"
     if both and verdict.judged:
-        kept += f", {verdict.accepted / verdict.judged:.0%} of those checked"
+        kept += f", {verdict.checked:.0%} of those checked"
     found = [f"{verdict.per_pass:.1f} tokens a pass", kept]
     if both and verdict.plain_age_s is not None and not is_stale(verdict):
         found.append(f"plain measured within {_ago(math.ceil(verdict.plain_age_s))}")

@@ -106,7 +106,8 @@ FORBIDDEN = {
     },
 }
 FIRST_PARTY_LIGHT = {
-    "specllama.events": set(),
+    "specllama.rates": set(),
+    "specllama.events": {"specllama.rates"},
     "specllama.settings.params": {
         "specllama.errors",
         "specllama.settings.hardware",
@@ -114,7 +115,7 @@ FIRST_PARTY_LIGHT = {
         "specllama.settings.setting",
     },
     "specllama.paths": {"specllama.errors"},
-    "specllama.figures": {"specllama.events", "specllama.verdict"},
+    "specllama.figures": {"specllama.events", "specllama.rates", "specllama.verdict"},
     "specllama.text": set(),
 }
 

@@ -35,12 +35,11 @@ from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.signals import has_terminal
 from specllama.store.sessions import SessionStore
 from specllama.text import size
-from specllama.tui import advice, clipboard, keymap, pasting
+from specllama.tui import advice, clipboard, keymap
 from specllama.tui.bridge import Clock, FlushPace, monotonic
 from specllama.tui.commands import Palette
 from specllama.tui.demo_pair import DemoPair, DemoTold
 from specllama.tui.downloads import Downloads, DownloadTold
-from specllama.tui.editor import edit
 from specllama.tui.loader import EngineLoader, Pair, lasting_pair
 from specllama.tui.messages import (
     ActionAsked,
@@ -378,7 +377,7 @@ class SpecllamaApp(PagedApp):
         prompt = self.chat.prompt
         try:
             with self.suspend():
-                text = edit(command, prompt.full_text)
+                text = clipboard.edit(command, prompt.full_text)
         except (OSError, ValueError) as error:
             self.notify(f"{command}: {error}", severity="error", markup=False)
             return
@@ -401,7 +400,7 @@ def _begun(host: EngineHost, factory: EngineFactory) -> EngineHost:
 
 def run(app: SpecllamaApp) -> int:
     """Run the app in this terminal; returns the exit code, non-zero when it crashed."""
-    pasting.install()
+    clipboard.install_pasting()
     app.leave_on_signals = True
     try:
         code = app.run()

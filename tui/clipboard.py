@@ -1,18 +1,31 @@
-"""Copies that work over SSH and inside tmux, with a file as the last resort.
+"""Text to and from other programs: copies, pastes, the user's own editor.
+
+Copies work over SSH and inside tmux, with a file as the last resort.
 
 A terminal does not report when it ignores a copy request, so the means are tried from the surest to
 the least sure: tmux's own buffer, the desktop's tool, then the terminal escape (OSC 52). Text that
 is too long for a terminal goes to a file.
+
+Pasted text is kept as text whatever it contains: Textual reads an ESC within a paste as the
+beginning of a key, so that what follows it would be typed: the focus would move, and letters would
+act. Most terminals take ESC out of what they paste; for the others ``PasteParser`` does, before
+Textual reads it.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from textual._xterm_parser import XTermParser
+from textual.drivers import linux_driver
+from textual.message import Message
 
 from specllama import paths
 from specllama.text import encodable
@@ -88,3 +101,59 @@ def export_path(title: str, suffix: str, folder: Path | None = None) -> Path:
         path = folder / f"{stem}-{number}.{suffix}"
         number += 1
     return path
+
+
+def edit(command: str, text: str) -> str:
+    """Edit a text and return it; meanwhile the editor has the terminal.
+
+    Raises:
+        OSError: the command cannot be run, or its file not be read.
+        ValueError: the command's quotes do not match.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "prompt.md"
+        path.write_text(text, "utf-8", errors="replace")
+        subprocess.run([*shlex.split(command), str(path)], check=False)
+        return path.read_text("utf-8", errors="replace")
+
+
+START, END = "\x1b[200~", "\x1b[201~"
+
+
+class PasteParser(XTermParser):
+    """Textual's parser, with pastes that hold no ESC."""
+
+    def __init__(self, debug: bool = False) -> None:
+        super().__init__(debug)
+        self._inside = False
+        self._passed = ""  # the last of what was typed: a start may be cut by the end of a read
+        self._held = ""  # of a paste: what may be its end
+
+    def feed(self, data: str) -> Iterable[Message]:
+        passed = self._plain(data)
+        # nothing at all is the end of the input
+        return super().feed(passed) if passed or not data else ()
+
+    def _plain(self, data: str) -> str:
+        out, rest, self._held = "", self._held + data, ""
+        while rest:
+            if not self._inside:
+                window = self._passed + rest
+                self._inside = START in window
+                end = window.find(START) + len(START) if self._inside else len(window)
+                end -= len(self._passed)
+                out, self._passed, rest = out + rest[:end], window[1 - len(START) :], rest[end:]
+                continue
+            text, ended, rest = rest.partition(END)
+            if ended:
+                self._inside, self._passed = False, ""
+            else:
+                n = next((n for n in range(len(END) - 1, 0, -1) if text.endswith(END[:n])), 0)
+                text, self._held = text[: len(text) - n], text[len(text) - n :]
+            out += text.replace("\x1b", "") + ended
+        return out
+
+
+def install_pasting() -> None:
+    """Let every app of this process read its terminal through ``PasteParser``."""
+    linux_driver.XTermParser = PasteParser  # type: ignore[attr-defined]

@@ -51,7 +51,7 @@ class Palette(Provider):
                 yield f"{one.label}: {word}", self._asked(f"{one.action}('{word}')"), one.help
 
     def _methods(self) -> Iterator[Found]:
-        from specllama.tui.widgets.methods_table import choices
+        from specllama.tui.widgets.race_tables import choices
 
         for method in choices(self._app.chat.loader.info):
             if method.available:

@@ -21,7 +21,7 @@ from specllama.store.document import (
     table,
 )
 from specllama.store.rounds import circumstances
-from specllama.store.run_document import provenance, reply_parts, settings
+from specllama.store.summary import provenance, reply_parts, settings
 from specllama.text import rate
 from specllama.tui.race_runner import Advice
 from specllama.tui.record import Record, fate_of

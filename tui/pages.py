@@ -20,10 +20,10 @@ from specllama.interface import Message
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.text import sanitize_line
 from specllama.tui.loader import Pair
-from specllama.tui.looks import ThemedApp
 from specllama.tui.record import Record
 from specllama.tui.screens.chat_screen import ChatScreen
 from specllama.tui.screens.page import Page
+from specllama.tui.widgets.inked import ThemedApp
 from specllama.tui.widgets.sidebar import Sidebar
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from specllama.bench.outcome import RaceBoard
 from specllama.bench.prompts import load_prompts
 from specllama.cancel import Cancel
 from specllama.errors import EngineError, SpecllamaError
-from specllama.events import Payoff
 from specllama.interface import EngineLike, MethodInfo, Prompt
 from specllama.interface import Message as Turn
+from specllama.rates import Payoff
 from specllama.settings.params import GenerateParams
 
 

@@ -21,12 +21,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from itertools import cycle, product
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Literal
 
+from specllama.bench.experiment import compare
 from specllama.bench.law import ALARM, LawTest
-from specllama.bench.plain_law import STRAY, PlainLaw, ReadAs, spelt, written
+from specllama.bench.plain_law import STRAY, PlainLaw, ReadAs, ReplyReading, spelt, written
 from specllama.bench.prompts import BenchPrompt
 from specllama.errors import EngineDied, SpecllamaError
 from specllama.settings.params import GenerateParams, SamplingParams
@@ -34,6 +34,8 @@ from specllama.settings.params import GenerateParams, SamplingParams
 if TYPE_CHECKING:
     from specllama.remote.answers import Likely
     from specllama.remote.kinds.kind import Heard
+
+    Tried = Heard | SpecllamaError
 
 Way = Literal["first", "again", "beside"]
 WAYS: dict[Way, str] = {
@@ -49,6 +51,7 @@ _SHOWN = 40  # characters on both sides of a difference
 _SURE = math.log(1000.0)
 _PATIENCE = 8  # replies in a row that cannot be used
 
+Asked = tuple[BenchPrompt, GenerateParams]
 Outcome = Literal["equal", "white space", "near-tie", "different", "failed"]
 
 
@@ -67,10 +70,10 @@ class Side:
     ask: Callable[[BenchPrompt, GenerateParams], Heard]
     own: bool = False
 
-    def tried(self, prompt: BenchPrompt, params: GenerateParams) -> Heard | SpecllamaError:
+    def tried(self, asked: Asked, repetition: int = 0) -> Heard | SpecllamaError:
         """Send a request; return its answer or error. Raise EngineDied if nothing answers."""
         try:
-            return self.ask(prompt, params)
+            return self.ask(*asked)
         except EngineDied:
             raise
         except SpecllamaError as error:
@@ -116,6 +119,16 @@ class TextCase:
     drafted: int | None = None
     accepted: int | None = None
 
+    @staticmethod
+    def of(arm: str, way: Way, prompt: BenchPrompt, params: GenerateParams, got: Tried) -> TextCase:
+        """Return the case of an answer that equals the plain one, or of one that failed."""
+        case = TextCase(prompt.id, prompt.slice, params.sampling.temperature, arm, way, "equal")
+        if isinstance(got, SpecllamaError):
+            return replace(case, outcome="failed", note=got.message)
+        if (draft := got.draft) is not None:
+            case = replace(case, drafted=draft.drafted, accepted=draft.accepted)
+        return replace(case, tokens=got.tokens)
+
     @property
     def same(self) -> bool:
         return self.outcome == "equal"
@@ -159,57 +172,52 @@ def compare_texts(
     Raises:
         EngineDied: a server is gone; everything that was yielded stands.
     """
-    texts: dict[tuple[int, int], Heard] = {}
+    asked: list[Asked] = [
+        (prompt, wish if wish.seed is None else wish.replace(seed=wish.seed + n))
+        for n, prompt in enumerate(prompts)
+        for wish in wishes
+    ]
+    greedy = [one for one in asked if not one[1].sampling.temperature]
+    drawn = [one for one in asked if one[1].sampling.temperature]
+    again: list[tuple[Side, Way]] = [(speculative, "again")]
+    again += [] if plain.own else [(plain, "again")]
+    known: list[tuple[Asked, Heard]] = []
 
-    def request(w: int, n: int) -> tuple[BenchPrompt, GenerateParams]:
-        wish = wishes[w]
-        return prompts[n], wish if wish.seed is None else wish.replace(seed=wish.seed + n)
-
-    def asked(arm: Side, w: int, n: int) -> Heard | SpecllamaError:
-        return arm.tried(*request(w, n))
-
-    def judged(arm: Side, way: Way, w: int, n: int, answer: Heard | SpecllamaError) -> TextCase:
-        prompt, params = request(w, n)
-        temperature = params.sampling.temperature
-        case = TextCase(prompt.id, prompt.slice, temperature, arm.name, way, "failed")
-        if isinstance(answer, SpecllamaError):
-            return replace(case, note=answer.message)
-        if (draft := answer.draft) is not None:
-            case = replace(case, drafted=draft.drafted, accepted=draft.accepted)
-        case = replace(case, outcome="equal", tokens=answer.tokens)
-        a, b = written(texts[w, n]), written(answer)
+    def judged(side: Side, way: Way, one: Asked, answer: Tried, text: Tried) -> TextCase:
+        case = TextCase.of(side.name, way, *one, answer)
+        if isinstance(answer, SpecllamaError) or isinstance(text, SpecllamaError):
+            return case
+        a, b = written(text), written(answer)
         if (at := parted(a, b)) is None:
             return case
         outcome: Outcome = "white space"
         gap, by = None, ""
         if a.strip() != b.strip():
-            gap, by = _gap(plain, prompt, params, texts[w, n], (a[:at], a[at:], b[at:]), score)
+            gap, by = _gap(plain, *one, text, (a[:at], a[at:], b[at:]), score)
             outcome = "near-tie" if gap is not None and gap <= _TIE else "different"
         around = slice(at, at + _SHOWN)
         case = replace(case, before=a[max(at - _SHOWN, 0) : at], plain=a[around], other=b[around])
         return replace(case, outcome=outcome, at=at, gap=gap, gap_by=by)
 
-    drawn = [bool(wish.sampling.temperature) for wish in wishes]
-    for n, w in product(range(len(prompts)), range(len(wishes))):
-        ways: tuple[Way, ...] = ("first",) if drawn[w] else ("first", "again")
-        tried = [asked(speculative, w, n) for _ in ways]
-        first = asked(plain, w, n)
-        if isinstance(first, SpecllamaError):
-            yield judged(plain, "first", w, n, first)
-            continue
-        texts[w, n] = first
-        for way, answer in zip(ways, tried, strict=True):
-            yield judged(speculative, way, w, n, answer)
-        if not plain.own and "again" in ways:
-            yield judged(plain, "again", w, n, asked(plain, w, n))
-    for w, arm in product(range(len(wishes)), (speculative, plain)):
-        known = [n for n in range(len(prompts)) if (w, n) in texts]
-        if at_once < 2 or drawn[w] or arm.own:
+    for some, more in ((greedy, again), (drawn, [])):
+        ways = [(speculative, "first"), *more[:1], (plain, "first"), *more[1:]]
+        rows = compare([side.tried for side, _ in ways], some, in_turn=False)
+        for one, row in zip(some, rows, strict=True):
+            text = row.pop(ways.index((plain, "first")))
+            if isinstance(text, SpecllamaError):
+                yield judged(plain, "first", one, text, text)
+                continue
+            known += [(one, text)] if more else []
+            others = (way for way in ways if way != (plain, "first"))
+            for (side, way), answer in zip(others, row, strict=True):
+                yield judged(side, way, one, answer, text)
+    for side in (speculative, plain):
+        if at_once < 2 or side.own:
             continue
         with ThreadPoolExecutor(at_once) as pool:
-            answers = pool.map(partial(asked, arm, w), known)
-        for n, answer in zip(known, answers, strict=True):
-            yield judged(arm, "beside", w, n, answer)
+            answers = pool.map(side.tried, [one for one, _ in known])
+        for (one, text), answer in zip(known, answers, strict=True):
+            yield judged(side, "beside", one, answer, text)
 
 
 def _gap(
@@ -229,7 +237,7 @@ def _gap(
     if params.sampling.temperature:
         return None, ""
     if not plain.own and not first.reasoning:
-        asked = plain.tried(prompt, params.replace(chances=_TOP))
+        asked = plain.tried((prompt, params.replace(chances=_TOP)))
         told: Sequence[Likely] = ()
         if not isinstance(asked, SpecllamaError) and asked.text == first.text:
             told = asked.logprobs or ()
@@ -334,17 +342,22 @@ def follow_law(
     case = LawCase(arm.name, temperature, law.what, "tokens", slack=law.slack / temperature)
     test, repeats = LawTest(slack=case.slack, seed=seed), _Repeats()
     idle = 0
-    for prompt in cycle(prompts):
+
+    def heard(asked: Asked, repetition: int) -> tuple[str, ReplyReading]:
         try:
-            answer = arm.ask(prompt, params)
-            reading = law.read(prompt, answer, temperature)
-            why = reading.why or ("" if reading.spots else "the reply is empty")
-            if not why and repeats.see(prompt.id, answer.text, reading.nats):
-                why = "the server writes the same reply again, as from a fixed seed"
+            answer = arm.ask(*asked)
+            return answer.text, law.read(asked[0], answer, temperature)
         except EngineDied:
             raise
         except SpecllamaError as error:
-            why = error.message
+            return "", ReplyReading(why=error.message)
+
+    asked = [(prompt, params) for prompt in prompts]
+    rounds = compare([heard], asked, repetitions=2 * most)  # which is more than it takes
+    for prompt, ((text, reading),) in zip(cycle(prompts), rounds, strict=False):
+        why = reading.why or ("" if reading.spots else "the reply is empty")
+        if not why and repeats.see(prompt.id, text, reading.nats):
+            why = "the server writes the same reply again, as from a fixed seed"
         if why:
             idle += 1
             case = replace(case, skipped=case.skipped + 1, note=why)

@@ -3,27 +3,23 @@
 Runs go one after the other. Each begins with an empty cache, and all have one seed and one length,
 so they differ in nothing but how they draft. The order alternates, so that a machine that gets
 slower or faster meanwhile favours none. Times are the engine's own. Light to import.
-
-A small model cannot rewrite a file that it is given. So what a caller predicts of a reply is what
-the model writes by itself, and the old text is that reply with a word changed: the measure of how
-an edit is followed, not of a model that edits.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import accumulate, count, product, takewhile
+from itertools import count, product, takewhile
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
 
 from specllama.bench.prompts import BenchPrompt
 from specllama.cancel import Cancel
-from specllama.figures import speed
 from specllama.interface import EngineLike, Message, Prompt
+from specllama.rates import speed
 from specllama.settings.params import GenerateParams
 from specllama.store.rounds import Logged
 from specllama.told import Told
@@ -37,9 +33,8 @@ PLAIN, DRAFTED = "plain", "drafted"
 TOKENS = 128  # of a race, unless the settings say fewer
 LAPS = 2  # of a table: each way once in either order
 
-Timeline = tuple[tuple[int, float], ...]
-"""(tokens so far, seconds so far) after every round."""
-Expected = Literal["edited", "wrong"]
+T = TypeVar("T")
+R = TypeVar("R")
 Progress = Callable[[int, int], object]
 """Called with what is done, and of how much."""
 
@@ -138,14 +133,12 @@ class RunFigures:
     token_ids: tuple[int, ...] = ()
     text: str = ""
     window: dict[str, int] = field(default_factory=dict)  # drafted tokens per round -> rounds
-    timeline: Timeline = ()
     passes: Sequence[TimedRound] = ()
 
     @staticmethod
     def of(run: Run, task: Task, repetition: int, total_s: float) -> RunFigures:
         """Return the figures of a whole answer of ours."""
         end, rounds = run.end, run.rounds
-        written = accumulate(len(done.emitted) for done in rounds)
         parts = ("decode", "ttft", "draft", "verify", "other", "deliver")
         return RunFigures.told(
             run.name,
@@ -160,7 +153,6 @@ class RunFigures:
             token_ids=end.token_ids,
             text=end.text,
             window=dict(Counter(str(len(done.drafted)) for done in rounds)),
-            timeline=tuple(zip(written, (done.t_s for done in rounds), strict=True)),
             passes=run.passes,
             **{f"{part}_s": getattr(end.timings, f"{part}_ms") / 1e3 for part in parts},
         )
@@ -191,7 +183,7 @@ class RunFigures:
         return self.prompt, self.temperature, self.repetition
 
     def to_dict(self, *, texts: bool = False) -> dict[str, Any]:
-        hidden = {"timeline", "passes", *(() if texts else ("token_ids", "text"))}
+        hidden = {"passes", *(() if texts else ("token_ids", "text"))}
         data = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: value for name, value in data.items() if name not in hidden}
 
@@ -220,7 +212,6 @@ class EngineArm:
         begin: the profile that each repetition starts from; what is learnt lasts for that
             repetition only. None learns into the engine's own profile.
         logs: a folder for round logs like those of a user's replies; None writes none.
-        expects: what each task's reply is predicted to be.
     """
 
     name: str
@@ -228,7 +219,6 @@ class EngineArm:
     params: GenerateParams
     begin: Callable[[], Profile] | None = None
     logs: Path | None = None
-    expects: Callable[[Task], str] | None = None
     _logged: Logged | None = None
     _lessons: tuple[int, Profile] | None = None  # of the repetition
 
@@ -247,14 +237,13 @@ class EngineArm:
     def run(self, task: Task, repetition: int) -> RunFigures:
         from specllama.engine.engine import Engine
 
-        prediction = self.expects(task) if self.expects else ""
         if isinstance(self.engine, Engine):
             self.engine.reset()
             self._know(self.engine, repetition)
-        run = self.answer(task, prediction)
+        run = self.answer(task)
         return RunFigures.of(run, task, repetition, perf_counter() - run.began_s)
 
-    def answer(self, task: Task, prediction: str = "") -> Run:
+    def answer(self, task: Task) -> Run:
         """Answer with the cache and the lessons as they are."""
         params = task.prompt.bound(self.params).choose("temperature", task.temperature)
         params = params.replace(
@@ -262,7 +251,6 @@ class EngineArm:
             seed=task.seed,
             ignore_eos=task.ignore_eos,
             min_speculative_tokens=0,
-            prediction=prediction,
         )
         run = Run(self.name, task.prompt.content, params)
         ask(self._logged or self.engine, run)
@@ -346,35 +334,37 @@ def question(prompt: Prompt | None) -> str:
 
 
 def compare(
-    arms: Sequence[Arm],
-    tasks: Iterable[Task],
+    ways: Sequence[Callable[[T, int], R]],
+    tasks: Iterable[T],
     *,
-    repetitions: int,
-    warm_up: int = 1,
+    repetitions: int = 1,
+    warm_up: int = 0,
+    in_turn: bool = True,
     progress: Progress = lambda done, total: None,
-) -> list[RunFigures]:
-    """Run all arms over all tasks.
+) -> Iterator[list[R]]:
+    """Answer every task in all ways, called with it and the repetition; yield a task's answers.
 
     Args:
-        warm_up: tasks that every arm answers once before anything counts.
+        warm_up: tasks that are answered in every way once before anything counts.
+        in_turn: begin with another way each time, so that none always runs after the same one.
     """
-    work = list(tasks)
-    runs: list[RunFigures] = []
-    total = repetitions * len(work) * len(arms) + min(warm_up, len(work)) * len(arms)
-    done = count(1)
+    work, done = list(tasks), count(1)
+    total = (repetitions * len(work) + min(warm_up, len(work))) * len(ways)
 
-    def one(arm: Arm, task: Task, repetition: int) -> RunFigures:
-        run = arm.run(task, repetition)
+    def answer(at: int, task: T, repetition: int) -> R:
+        found = ways[at](task, repetition)
         progress(next(done), total)
-        return run
+        return found
 
-    for task, arm in product(work[:warm_up], arms):
-        one(arm, task, -1)
-    for repetition, (i, task) in product(range(repetitions), enumerate(work)):
-        # rotate, so that no arm always runs after the same one
-        at = (i + repetition) % len(arms)
-        runs += [one(arm, task, repetition) for arm in (*arms[at:], *arms[:at])]
-    return runs
+    places = range(len(ways))
+    for task, at in product(work[:warm_up], places):
+        answer(at, task, -1)
+    for repetition in range(repetitions):
+        for i, task in enumerate(work):
+            first = (i + repetition) % len(ways) if in_turn else 0
+            order = (*places[first:], *places[:first])
+            found = {at: answer(at, task, repetition) for at in order}
+            yield [found[at] for at in places]
 
 
 def edited(text: str, every: int = 16) -> str:
@@ -383,45 +373,3 @@ def edited(text: str, every: int = 16) -> str:
     for at in range(min(every, len(words)) // 2, len(words), every):
         words[at] = "otherwise"
     return " ".join(words)
-
-
-def expecting(what: Expected, plain: EngineArm, tasks: Sequence[Task]) -> Callable[[Task], str]:
-    """Return a predictor of each task's reply: the text of ``plain`` with one word changed, or the
-    reply to the next prompt. Each text is written once, when it is first needed."""
-    texts: dict[tuple[str, float], str] = {}
-
-    def written(task: Task) -> str:
-        key = task.prompt.id, task.temperature
-        if key not in texts:
-            texts[key] = plain.answer(task).end.text
-        return texts[key]
-
-    def found(task: Task) -> str:
-        if what == "edited":
-            text = written(task)
-            return edited(text, len(text) + 1)
-        alike = [one for one in tasks if one.temperature == task.temperature]
-        return written(alike[(alike.index(task) + 1) % len(alike)])
-
-    return found
-
-
-def make_useless(engine: Engine) -> None:
-    """Turn every guess of the draft model into a wrong one at unchanged cost and confidence.
-
-    The worst case of a comparison: the scores of each pass are shifted by one token id.
-    """
-    import numpy as np
-
-    from specllama.speculative.drafting.draft_model import ChainDrafter
-
-    for name in engine.drafters:
-        drafter = engine.drafter(name)
-        if isinstance(drafter, ChainDrafter) and drafter.lanes:  # own layers may not be open yet
-            lane: Any = drafter.lane
-            forward = lane.forward
-
-            def shifted(tokens: Sequence[int], *, forward: Any = forward, **kwargs: Any) -> Any:
-                return np.roll(forward(tokens, **kwargs), 1, axis=1)
-
-            lane.forward = shifted

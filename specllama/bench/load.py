@@ -19,9 +19,8 @@ import numpy as np
 
 from specllama.bench.experiment import RunFigures, Task
 from specllama.bench.outcome import as_one, pairs, ratio_words
-from specllama.bench.processes import cpu_seconds, server_of
-from specllama.bench.remote_arm import LONG, RemoteArm
-from specllama.figures import share, total
+from specllama.bench.remote_arm import LONG, RemoteArm, cpu_seconds, server_of
+from specllama.rates import share, total
 from specllama.remote.answers import Drafted
 
 SETTLES_S = 0.3  # counters that lag behind the replies
@@ -29,7 +28,6 @@ Alone = Mapping[tuple[str, float], str]
 """What an arm writes when it is asked nothing else, by prompt and temperature."""
 
 
-LOADED = "Several clients at once"
 UNKNOWN = "–"
 
 

@@ -4,21 +4,102 @@ Runs come in pairs that differ in nothing but the way. The ratio is the geometri
 ratios of their speeds, and the speeds that are shown are geometric means of the same runs: what two
 columns say is what the verdict says. How sure it is follows from how much the pairs of a row
 differ, pooled over the rows of a table (Student's t on logarithms).
+
+``SpeedModel`` is the textbook's, for the sliders; a pair's own figures can be put into it.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist, fmean, geometric_mean
+from statistics import NormalDist, fmean, geometric_mean, median
 from typing import TypeVar
 
 from specllama.bench.experiment import PLAIN, Run
-from specllama.bench.speed_model import SpeedModel
-from specllama.events import Payoff
+from specllama.rates import Payoff, fixed_speeds, pays_above, steady
 from specllama.text import number_of
-from specllama.verdict import Interval, is_wide, lead, payoff
+from specllama.verdict import Interval, TimedRound, is_wide, lead, payoff
+
+MAX_K = 16
+ENOUGH = 3  # passes of a width before their cost counts as measured
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedModel:
+    """Speculation with independent acceptance (Leviathan et al. 2023), extended by β.
+
+    ``alpha``: a drafted token is accepted. ``c``: one draft step, in target steps. ``beta``: each
+    further row of a target pass, in target steps, so a pass of n rows costs 1 + β(n - 1).
+    """
+
+    alpha: float
+    c: float
+    beta: float = 0.0
+
+    def speedups(self, limit: int = MAX_K) -> list[float]:
+        """Return the speed-up of every k from 0, which is plain decoding."""
+        passes = [1.0 + self.beta * (n - 1) for n in range(limit + 2)]
+        return [1.0, *fixed_speeds(steady(self.alpha, limit), self.c, passes).values()]
+
+    def cost(self, k: int) -> float:
+        return 1.0 + k * self.c + k * self.beta
+
+    def best(self, limit: int = MAX_K) -> tuple[int, float]:
+        """Return the k with the highest speed-up; 0 (plain decoding) if nothing beats it."""
+        speedups = self.speedups(limit)
+        return speedups.index(max(speedups)), max(speedups)
+
+    def collapse(self, limit: int = 64) -> int | None:
+        """Return the first k that is slower than plain decoding, None if none is within
+        ``limit``."""
+        return next((k for k, one in enumerate(self.speedups(limit)) if one < 1.0), None)
+
+    @property
+    def pays(self) -> bool:
+        """True if some k beats plain decoding: exactly if α > c + β."""
+        return self.alpha > pays_above(self.c, 1.0, self.beta)
+
+    @property
+    def bound(self) -> float:
+        """The limit, 1 / (c + β), of the speed-up at any acceptance."""
+        total = self.c + self.beta
+        return 1.0 / total if total > 0 else math.inf
+
+    @staticmethod
+    def of(passes: Sequence[TimedRound], singles: Sequence[float] = ()) -> SpeedModel | None:
+        """Return the pair's own figures; None until some rounds drafted and a plain step is known.
+
+        α is a property of guesses that the target judged. Costs are medians: typical, no totals.
+
+        Args:
+            passes: of drafted runs. singles: steps of plain runs, in milliseconds.
+        """
+        drafted = [one for one in passes if one.drafted]
+        step = median(singles) if singles else None
+        units = [(one, one.plain_ms or step) for one in drafted]
+        known = [(one, ms) for one, ms in units if ms]
+        alpha = payoff(drafted, None).checked
+        if len(known) < ENOUGH or alpha is None:
+            return None
+        by_rows: dict[int, list[float]] = defaultdict(list)
+        for one, ms in known:
+            by_rows[one.drafted].append(one.pass_ms / ms)
+        # A pass that seems to cost less than a single one was timed on a quieter machine.
+        wider = [
+            (n, max(0.0, median(costs) - 1.0))
+            for n, costs in by_rows.items()
+            if len(costs) >= ENOUGH
+        ]
+        return SpeedModel(
+            alpha=alpha,
+            c=median((one.guess_ms or 0.0) / ms for one, ms in known),
+            beta=sum(n * cost for n, cost in wider) / sum(n * n for n, _ in wider)
+            if wider
+            else 0.0,
+        )
+
 
 LEVEL = 0.05  # 1 in 20 intervals misses the truth
 # After every pair of a race the interval is looked at: eight looks at this level miss as seldom.
@@ -303,7 +384,7 @@ def why(board: RaceBoard, way: Way) -> str:
     """Explain in a sentence the cost of a guess and how many are kept, if that explains the answer;
     else the yield of a pass and its time."""
     pair, one = model(board), way.verdict
-    if one.ratio is None or not one.passes:
+    if not one.ratio or not one.per_pass:
         return ""
     if pair is None or pair.pays != (one.ratio > 1.0):
         took = one.per_pass / one.ratio

@@ -14,25 +14,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import msgspec
 
 from specllama.backend.devices import cpu_name
-from specllama.bench import load
-from specllama.bench.experiment import Arm, RunFigures, Task, Timeline, compare
+from specllama.bench.experiment import Arm, RunFigures, Task, compare
+from specllama.bench.load import percentile
 from specllama.bench.outcome import Pairs, as_one, between, pairs
 from specllama.errors import ModelUnavailable
-from specllama.figures import GuessShares, share, total
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.models.receipts import sha256_of
+from specllama.rates import GuessShares, share, total
 from specllama.store.document import fact_list, heading, page, table
 from specllama.store.rounds import package_versions
-from specllama.verdict import TimedRound, judge
-
-STRETCH = 500  # tokens; the slowest stretch of this length is shown
-_ENOUGH = 16  # passes whose mean is a plain step
+from specllama.verdict import judge
 
 Beside = Sequence[tuple[RunFigures, RunFigures]]
 """Runs of the baseline, each with the arm's of the same task in the same repetition."""
@@ -61,20 +57,17 @@ class Summary(GuessShares):
         self.ratio = speed.ratio if speed else None
         self.low = speed.low if speed else None
         self.high = speed.high if speed else None
-        self.latency_p50_s = load.percentile([r.total_s for r in runs], 0.5)
-        self.latency_p95_s = load.percentile([r.total_s for r in runs], 0.95)
-        self.ttft_p50_s = load.percentile([r.ttft_s for r in runs if r.ttft_s > 0], 0.5)
+        self.latency_p50_s = percentile([r.total_s for r in runs], 0.5)
+        self.latency_p95_s = percentile([r.total_s for r in runs], 0.95)
+        self.ttft_p50_s = percentile([r.ttft_s for r in runs if r.ttft_s > 0], 0.5)
         self.ttft_ratio = waiting.ratio if waiting else None
         self.drafted = total([r.drafted for r in runs])
         self.accepted = total([r.accepted for r in runs])
         self.rounds = sum(r.rounds for r in runs)
         self.draft_share = share(sum(r.draft_s for r in runs), busy)
         self.other_share = share(sum(r.other_s for r in runs), busy)
-        # the lowest speed over any 500 tokens, over the baseline's mean there
-        self.slowest_500 = _slowest(beside)
-        # the speed over the plain passes of the same run, and its lowest over any 500 tokens
+        # the speed over the plain passes of the same run
         self.in_run = judge([one for run in runs for one in run.passes]).ratio
-        self.in_run_500 = _slowest_in_run(runs)
         # runs that wrote the baseline's tokens, None if that is not promised
         self.equal = sum(same) if same else None
         self.compared = len(same)
@@ -91,12 +84,12 @@ class Comparison:
     baseline: str
     runs: list[RunFigures] = field(default_factory=list)
     provenance: dict[str, Any] = field(default_factory=dict)
-    load: list[load.LoadRow] = field(default_factory=list)  # servers under several clients
 
     @classmethod
     def of(cls, arms: Sequence[Arm], tasks: Iterable[Task], **how: Any) -> Comparison:
         """Compare arms over tasks, see ``compare``; the first arm is the baseline."""
-        return cls(arms[0].name, compare(arms, tasks, **how))
+        rows = compare([arm.run for arm in arms], tasks, warm_up=1, **how)
+        return cls(arms[0].name, [run for row in rows for run in row])
 
     @property
     def slices(self) -> list[str]:
@@ -145,54 +138,6 @@ def _rows(beside: Beside, figure: Callable[[RunFigures], float | None]) -> list[
     return [pairs(row, figure) for row in rows.values()]
 
 
-def _slowest(beside: Beside) -> float | None:
-    """Return the worst 500 tokens of any run, against the baseline's run of the same task."""
-    stretches = [(plain.speed, slowest_stretch(run.timeline, STRETCH)) for plain, run in beside]
-    return min((slow / plain for plain, slow in stretches if plain and slow), default=None)
-
-
-def _slowest_in_run(runs: Sequence[RunFigures]) -> float | None:
-    """Return the worst 500 tokens of any run with the cost of drafting alone."""
-    found = []
-    for run in runs:
-        plain_s, drafting = what_drafting_took(run.passes)
-        if plain_s and (slow := slowest_stretch(drafting, STRETCH)):
-            found.append(plain_s * slow)
-    return min(found, default=None)
-
-
-def what_drafting_took(rounds: Sequence[TimedRound]) -> tuple[float | None, Timeline]:
-    """Return the seconds of a plain pass, and the timeline at that pace, of one run.
-
-    On a busy machine, passes differ by more than drafting may cost. So every pass that verified
-    nothing counts as their mean; drafting and the passes that verified something count as they
-    were. (None, ()) if hardly any pass was plain.
-    """
-    plain = [one.pass_ms / 1e3 for one in rounds if not one.drafted]
-    if len(plain) < _ENOUGH:
-        return None, ()
-    mean_s = fmean(plain)
-    points = [(0, 0.0)]
-    for one in rounds:
-        tokens, seconds = points[-1]
-        pass_s = one.pass_ms / 1e3 if one.drafted else mean_s
-        points.append((tokens + one.tokens, seconds + one.draft_ms / 1e3 + pass_s))
-    return mean_s, tuple(points)
-
-
-def slowest_stretch(points: Timeline, tokens: int) -> float | None:
-    """Return the lowest tokens per second over ``tokens`` or more; None for a shorter run."""
-    slowest: float | None = None
-    start = 0
-    for n, seconds in points:
-        while start + 1 < len(points) and n - points[start + 1][0] >= tokens:
-            start += 1
-        count, elapsed = n - points[start][0], seconds - points[start][1]
-        if count >= tokens and elapsed > 0:
-            slowest = count / elapsed if slowest is None else min(slowest, count / elapsed)
-    return slowest
-
-
 SCHEMA = "specllama.bench.v2"
 
 
@@ -219,9 +164,7 @@ COLUMNS: dict[str, Callable[[Summary], str]] = {
     "rounds": lambda s: str(s.rounds or ""),
     "same text": lambda s: "" if s.equal is None else f"{s.equal}/{s.compared}",
     "own time": lambda s: _show(s.other_share, ".1%"),
-    "slowest 500": lambda s: _show(s.slowest_500, ".2f", "×"),
     "in run": lambda s: _show(s.in_run, ".2f", "×"),
-    "in run, slowest 500": lambda s: _show(s.in_run_500, ".2f", "×"),
 }
 """The columns of a report; an empty cell is a figure that was not measured."""
 
@@ -238,7 +181,6 @@ def to_json(comparison: Comparison, *, texts: bool = False) -> dict[str, Any]:
         "provenance": comparison.provenance,
         "baseline": comparison.baseline,
         "summaries": [s.to_dict() for s in comparison.summaries()],
-        "load": [row.to_dict() for row in comparison.load],
         "runs": [run.to_dict(texts=texts) for run in comparison.runs],
     }
 
@@ -335,9 +277,6 @@ def report_document(comparison: Comparison) -> str:
     """Return the table of all summaries, with the circumstances of the measurement."""
     summaries = comparison.summaries()
     parts: list[str] = [table(tuple(COLUMNS), list(map(cells, summaries)))]
-    if comparison.load:
-        rows = [[cell(row) for cell in load.COLUMNS.values()] for row in comparison.load]
-        parts += [heading(load.LOADED), table(tuple(load.COLUMNS), rows)]
     facts = [[line] for line in provenance_lines(comparison.provenance)]
     parts += [heading("How this was measured"), fact_list(facts)]
     return page("specllama bench", parts)

@@ -18,9 +18,8 @@ from filelock import FileLock, Timeout
 
 from specllama.bench import outcome
 from specllama.bench.experiment import DRAFTED, Run, ask_all, drafted, plain_and
-from specllama.bench.outcome import LEAST, MOST, RaceBoard, Way
+from specllama.bench.outcome import LEAST, MOST, RaceBoard, SpeedModel, Way
 from specllama.bench.prompts import half, load_prompts
-from specllama.bench.speed_model import SpeedModel
 from specllama.cancel import Cancel
 from specllama.errors import SpecllamaError
 from specllama.interface import EngineLike, Prompt

@@ -18,13 +18,13 @@ from time import perf_counter
 from typing import Any
 
 from specllama.backend.base import Context, Outputs
-from specllama.bench.experiment import EngineArm, RunFigures, tasks_of
+from specllama.bench.experiment import EngineArm, RunFigures, compare, tasks_of
 from specllama.bench.prompts import BenchPrompt
 from specllama.bench.report import Comparison
 from specllama.engine.engine import Engine
-from specllama.fixed_gain import LONGEST, fixed_speeds
 from specllama.interface import ModelInfo
 from specllama.models.quantization import FLOATS
+from specllama.rates import LONGEST, fixed_speeds
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.policy.costs import Costs
@@ -220,10 +220,10 @@ def tune(
     minutes = max(replies * max_tokens * costs.target[1] / 60e3, 0.1)
     say(f"step 2 of 2: {replies} replies, about {minutes:.1f} min")
     with profile.practice():  # nothing written within is booked on the pair's balance
-        for done, task in enumerate(lessons, 1):  # written whatever they cost
-            window.run(task, 0)
-            profile.forgive()
-            progress(0.2 + 0.8 * done / replies)
+        for _ in compare(
+            [window.run], lessons, progress=lambda done, _: progress(0.2 + 0.8 * done / replies)
+        ):
+            profile.forgive()  # written whatever they cost
         compared = Comparison.of(
             arms,
             tasks,

@@ -43,7 +43,7 @@ SUMMARIES = {
     "completion": "Print the completion script for a shell.",
 }
 
-_BESIDE = {"stop": "ps"}  # commands in the module of another
+_BESIDE = {"stop": "ps", "top": "ps"}  # commands in the module of another
 
 # What people used to other tools type, and what it is called here.
 SHORT = {

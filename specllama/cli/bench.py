@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli import bench_load, diagnostics, loading, output
-from specllama.cli.listing import Column, json_option, show_table
+from specllama.cli import diagnostics, loading, output
+from specllama.cli.listing import Column, json_option, listing, show_table
 from specllama.cli.options import (
     LENGTH,
     LOADING,
@@ -31,10 +33,11 @@ from specllama.cli.options import (
 from specllama.cli.progress import Meter, shares
 from specllama.errors import UsageError
 from specllama.paths import barred
+from specllama.remote.address import KEY_VARIABLE
 from specllama.settings.params import PROPOSERS
 
 if TYPE_CHECKING:
-    from specllama.bench.experiment import Arm, Expected, Task
+    from specllama.bench.experiment import Arm
     from specllama.bench.prompts import BenchPrompt
     from specllama.bench.remote_arm import RemoteArm
     from specllama.bench.report import Comparison
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from specllama.settings.params import GenerateParams
 
     Start = dict[str, Callable[[], Profile] | None]
+
 
 EPILOG = """\b
 Examples:
@@ -66,19 +70,15 @@ Examples:
 # Columns of a report by name, those with titles of their own here, and the width below which a
 # terminal has no room for one.
 SHOWN = ("arm", "group", "tok/s", "ratio", "range", "p50 s", "p95 s", "TTFT ms", "TTFT ratio",
-         "accepted", "same text", "own time", "slowest 500", "in run, slowest 500")  # fmt: skip
-TITLES = {"TTFT ms": "TTFT", "TTFT ratio": "TTFT×", "slowest 500": "worst 500",
-          "in run, slowest 500": "500 in run"}  # fmt: skip
+         "accepted", "same text", "own time", "in run")  # fmt: skip
+TITLES = {"TTFT ms": "TTFT", "TTFT ratio": "TTFT×"}
 DROPPED = {"range": 118, "p50 s": 126, "p95 s": 141, "TTFT ms": 133, "TTFT ratio": 96,
-           "own time": 89, "slowest 500": 106}  # fmt: skip
+           "own time": 89}  # fmt: skip
 
 
 @click.group("bench", epilog=EPILOG)
 def command() -> None:
     """Measure speed with and without speculation."""
-
-
-command.add_command(bench_load.command, "load")
 
 
 USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts", "count",
@@ -126,14 +126,6 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts",
     help="Add a fixed window of this length; repeatable.",
 )
 @click.option(
-    "--prediction",
-    "predictions",
-    multiple=True,
-    type=click.Choice(["edited", "wrong"]),
-    help="Add an arm that is told what to expect: the reply with one word changed, or the reply to "
-    "another prompt; repeatable.",
-)
-@click.option(
     "--against",
     "urls",
     multiple=True,
@@ -141,20 +133,8 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts",
     help="A running server beside plain decoding (vLLM, SGLang, llama-server, mlx-lm, ...); "
     "repeatable.",
 )
-@click.option(
-    "--clients",
-    multiple=True,
-    type=click.IntRange(1, 256),
-    metavar="N",
-    help="Also ask every server given with --against by N clients at the same time; repeatable.",
-)
 @settings_options(only=(*LOADING, "verify", "window", "draft-max"))
 @server_option
-@click.option(
-    "--useless-draft",
-    is_flag=True,
-    help="Make every guess of the draft model wrong, at the same cost: the worst case.",
-)
 @click.option("--out", type=click.Path(path_type=Path), help="Write OUT.json and OUT.md.")
 @json_option
 def run(
@@ -168,10 +148,7 @@ def run(
     ignore_eos: bool,
     proposers: tuple[str, ...],
     lengths: tuple[int, ...],
-    predictions: tuple[Expected, ...],
     urls: tuple[str, ...],
-    clients: tuple[int, ...],
-    useless_draft: bool,
     out: Path | None,
     as_json: bool,
     server: str | None,
@@ -187,8 +164,7 @@ def run(
     range        holds the ratio 19 of 20 times, from how much repetitions of a prompt differ
     same text    replies that equal plain decoding, token by token
     own time     the share of the time that neither model took, events and round log included
-    worst 500    the slowest 500 tokens, over plain decoding
-    500 in run   the same over the plain passes of that very run: the cost of drafting alone,
+    in run       the speed over the plain passes of that very run: the cost of drafting alone,
                  without what other programs took
 
     With --window auto each method has two arms. "cold" begins every repetition knowing nothing of
@@ -202,7 +178,6 @@ def run(
     With --server the arms run there: each method has one arm, and the server goes on learning.
     """
     from specllama.bench.experiment import tasks_of
-    from specllama.bench.load import ClientLoad
     from specllama.bench.report import Comparison, provenance
 
     if count < 1 or repetitions < 1:
@@ -212,44 +187,25 @@ def run(
     base, usual = settings.generate_params(speculate=True), settings.given("temperature")
     temperatures = temperatures or ((0.0, 1.0) if usual is None else (usual,))
     proposers = proposers or (settings["proposer"],)
-    _refuse(urls, clients, out, local=useless_draft and server is not None)
+    if out is not None and (why := barred(out.parent)):
+        raise UsageError(f"cannot write to {out.parent}: {why}", "name another place with --out")
     say_settings(settings)
     with contextlib.ExitStack() as stack:
         ours = None if server is None else server_address(server, "specllama")
         engine = stack.enter_context(loading.opened(settings, ours, quiet=as_json, measured=True))
-        start, facts = _start(engine, base.window, useless_draft=useless_draft)
+        start, facts = _start(engine, base.window)
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specllama-bench-")))
         tasks = tasks_of(chosen, temperatures, max_tokens, seed, ignore_eos=ignore_eos)
         remote = _remote(urls, engine, base, ignore_eos=ignore_eos)
-        arms = _arms(engine, base, proposers, lengths, remote, predictions, start, logs, tasks)
+        arms = _arms(engine, base, proposers, lengths, remote, start, logs)
         for arm in arms:
             stack.callback(arm.close)
         _tell_apart(arms)
         with Meter("comparing") as bar:
             result = Comparison.of(arms, tasks, repetitions=repetitions, progress=bar.at)
-        if clients:
-            # prompts that a server has read alone are in its cache by then
-            load = ClientLoad(remote, tasks, max(len(tasks), *clients))
-            alone = len(tasks) * all(not task.temperature for task in tasks)
-            with Meter("clients") as bar:
-                result.load = load.rows(clients, repetitions, alone=alone, heard=bar.at)
         facts |= {"prompts": [p.id for p in chosen], "against": [arm.to_dict() for arm in remote]}
         result.provenance = provenance(engine.info) | facts
     _show(result, out, as_json)
-
-
-def _refuse(urls: Sequence[str], clients: Sequence[int], out: Path | None, *, local: bool) -> None:
-    """Refuse what cannot be measured or written, before anything is loaded.
-
-    Args:
-        local: the engine is a server's, and what was asked for needs one of ours.
-    """
-    if clients and not urls:
-        raise click.UsageError("--clients ask servers: name one with --against URL")
-    if out is not None and (why := barred(out.parent)):
-        raise UsageError(f"cannot write to {out.parent}: {why}", "name another place with --out")
-    if local:
-        raise UsageError("--useless-draft needs a model that is loaded here, no --server")
 
 
 def _arms(
@@ -258,18 +214,14 @@ def _arms(
     proposers: Sequence[str],
     lengths: Sequence[int],
     remote: Sequence[RemoteArm],
-    predictions: Sequence[Expected],
     start: Start,
     logs: Path,
-    tasks: Sequence[Task],
 ) -> list[Arm]:
-    """List plain decoding, our own ways to draft and other servers; the first of the proposers is
-    also given expected replies."""
-    from specllama.bench.experiment import EngineArm, expecting
+    """List plain decoding, our own ways to draft and other servers."""
+    from specllama.bench.experiment import EngineArm
 
     arm = partial(EngineArm, engine=engine, logs=logs)
-    plain = base.replace(speculate=False)
-    arms: list[Arm] = [arm("plain", params=plain)]
+    arms: list[Arm] = [arm("plain", params=base.replace(speculate=False))]
     for proposer in proposers:
         own = base.replace(proposer=proposer)
         named = f"{proposer} " if len(proposers) > 1 else ""
@@ -278,14 +230,7 @@ def _arms(
         for k in lengths:
             fixed = own.replace(window="fixed", draft_max=k)
             arms.append(arm(f"{named}fixed {k}", params=fixed))
-    arms += remote
-    first = base.replace(proposer=proposers[0])
-    for what in predictions:
-        expects = expecting(what, EngineArm("plain", engine, plain), tasks)
-        for state, begin in start.items():
-            name = f"{what} {state}".strip()
-            arms.append(arm(name, params=first, begin=begin, expects=expects))
-    return arms
+    return [*arms, *remote]
 
 
 @command.command("scale")
@@ -339,20 +284,13 @@ def _remote(
     ]
 
 
-def _start(
-    engine: Engine | ForeignEngine, window: str, *, useless_draft: bool
-) -> tuple[Start, dict[str, object]]:
+def _start(engine: Engine | ForeignEngine, window: str) -> tuple[Start, dict[str, object]]:
     """Return the state that the arms of a method start from, empty or the pair's profile, and its
     description for a report."""
-    from specllama.bench.experiment import make_useless
     from specllama.engine.engine import Engine
     from specllama.engine.profiles import Profile
 
-    if not isinstance(engine, Engine):
-        return {"": None}, {}
-    if useless_draft:
-        make_useless(engine)
-    if window != "auto":
+    if not isinstance(engine, Engine) or window != "auto":
         return {"": None}, {}
     known = engine.windows.profile
     start: Start = {"cold": lambda: Profile(key=known.key)}
@@ -390,7 +328,7 @@ def _chosen(path: Path | None, slices: tuple[str, ...], count: int) -> list[Benc
 
 
 def _show(result: Comparison, out: Path | None, as_json: bool) -> None:
-    from specllama.bench import load, report
+    from specllama.bench import report
 
     written: list[Path] = []
     if out is not None:
@@ -412,11 +350,87 @@ def _show(result: Comparison, out: Path | None, as_json: bool) -> None:
         "ratio: speed over plain · same text: replies that equal plain decoding · own time: share "
         "that neither model took · the others: specllama bench run --help"
     )
-    if result.load:
-        output.line(f"\n{load.LOADED}:")
-        show_table(result.load, bench_load.columns())
     output.line()
     for line in report.provenance_lines(result.provenance):
         output.line(line)
     for path in written:
         diagnostics.say(f"wrote {path}")
+
+
+LOAD_EPILOG = """\b
+Examples:
+  specllama bench load http://127.0.0.1:8484                   one and four clients
+  specllama bench load http://127.0.0.1:8484#none http://127.0.0.1:8484
+                                               with and without drafting
+  specllama bench load http://127.0.0.1:8484 http://127.0.0.1:8080 --clients 8
+                                               beside another server (llama-server, vLLM, ...)
+"""
+
+
+@command.command("load", cls=GroupedCommand, epilog=LOAD_EPILOG)
+@click.argument("servers", nargs=-1, required=True, metavar="URL[#METHOD]…")
+@click.option(
+    "--clients", multiple=True, type=click.IntRange(1, 256), metavar="N",
+    help="Number of clients at the same time; repeatable. Default: 1 and 4.",
+)  # fmt: skip
+@prompts_option
+@click.option("-n", "--count", default=16, show_default=True, help="Number of requests in a wave.")
+@length_option(64, least=2)
+@click.option("-r", "--repetitions", type=click.IntRange(1), default=3, show_default=True,
+              help="Number of times that each wave is measured.")  # fmt: skip
+@click.option("--alone", type=click.IntRange(0), default=8, show_default=True, metavar="N",
+              help="Number of requests that the first server gets again, one by one.")  # fmt: skip
+@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True,
+              help="Sampling temperature of the replies.")  # fmt: skip
+@seed_option
+@json_option
+def load_command(
+    servers: tuple[str, ...],
+    clients: tuple[int, ...],
+    prompts: Path | None,
+    count: int,
+    max_tokens: int,
+    repetitions: int,
+    alone: int,
+    temperature: float,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Time running servers while several clients ask at once.
+
+    The servers get the same requests, in turns, and each wave gets other requests while there are
+    some. specllama recognises the engine. If a request can switch drafting, #none and #auto do so.
+
+    \b
+    ratio        tokens per second over those of the first server, with as many clients, and an
+                 interval that holds the ratio 19 of 20 times, from how much repetitions differ
+    CPU          processor time of a token, and how many times less than the first server's (only
+                 servers on this machine, Linux)
+    first token  time to the first token, for half and for 95 % of the requests; reply: to the end
+    accepted     share of the drafted tokens, if the server reports it in its replies, or counts it
+                 while it has no other requests
+    pace         speed of the reply that fell furthest behind the first server's same reply
+    same text    replies that equal what the first server writes for one client alone (--alone)
+    """
+    from specllama.bench.experiment import tasks_of
+    from specllama.bench.load import COLUMNS, ClientLoad, LoadRow, Wave
+    from specllama.bench.prompts import load_prompts
+    from specllama.bench.remote_arm import load_arm
+    from specllama.settings.params import GenerateParams
+
+    def ended(wave: Wave) -> None:
+        if not as_json:
+            speed = f"{wave.tok_per_s:.1f}" if wave.tok_per_s else "–"
+            diagnostics.note(f"{wave.arm}, {wave.clients} clients: {speed} tok/s")
+
+    tasks = tasks_of(load_prompts(prompts), (temperature,), max_tokens, seed)
+    with ExitStack() as stack:
+        arms = []
+        for text in servers:
+            arms.append(load_arm(text, GenerateParams(), os.environ.get(KEY_VARIABLE, "")))
+            stack.callback(arms[-1].close)
+        found = ClientLoad(arms, tasks, count).rows(
+            clients or (1, 4), repetitions, alone=alone, wave_ended=ended
+        )
+    columns = [Column(head, cell, right=i > 0) for i, (head, cell) in enumerate(COLUMNS.items())]
+    listing(as_json, "rows", found, columns, to_dict=LoadRow.to_dict)

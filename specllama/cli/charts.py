@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specllama.errors import UsageError
-from specllama.figures import Depth
 from specllama.paths import pip_install
+from specllama.rates import Depth
 from specllama.store.summary import Slice
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"

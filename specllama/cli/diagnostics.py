@@ -14,7 +14,7 @@ from enum import IntEnum
 import click
 
 from specllama.cli import output
-from specllama.cli.wrapping import wrapped
+from specllama.cli.output import wrapped
 from specllama.errors import SpecllamaError, UsageError
 from specllama.signals import Interrupted
 from specllama.text import sanitize, sanitize_line

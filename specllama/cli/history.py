@@ -38,7 +38,6 @@ Examples:
   specllama chat --unstored              keep nothing in the first place
 """
 
-_INDEX_S = 2.0  # for what has changed since the last search
 _EXCERPT = 70
 
 
@@ -76,8 +75,6 @@ def ls(words: tuple[str, ...], limit: int, as_json: bool) -> None:
     """
     query = " ".join(f'"{word}"' if " " in word else word for word in words)
     with stored() as store:
-        if query:
-            store.index(_INDEX_S)
         found = store.summaries(query=query, limit=limit)
     columns = [
         Column("id", "id"),

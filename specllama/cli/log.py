@@ -25,9 +25,10 @@ from specllama.cli.listing import (
 )
 from specllama.cli.printer import MEASURE, round_glyphs, statistics_line
 from specllama.errors import StoreError, UsageError
-from specllama.events import Payoff, RoundDone
-from specllama.figures import SpecStats, share, stats_by_source
+from specllama.events import RoundDone
+from specllama.figures import SpecStats, stats_by_source
 from specllama.paths import rounds_dir
+from specllama.rates import Payoff, share
 from specllama.store import summary
 from specllama.store.rounds import (
     LoggedTurn,
@@ -312,7 +313,7 @@ def export(run: str, form: str, target: Path | None) -> None:
         raw = encode(summary.run_json(record)) + b"\n"
     else:
         from specllama.speculative.drafting.method import methods
-        from specllama.store.run_document import run_document
+        from specllama.store.summary import run_document
 
         raw = run_document(record, {one.name: one.short for one in methods()}).encode(
             "utf-8", "replace"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from specllama.cli import diagnostics, output
-from specllama.cli.wrapping import WordWrap
+from specllama.cli.output import WordWrap
 from specllama.events import Event, Finished, RoundDone
 from specllama.figures import Figures
 from specllama.store.codec import encode_event

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from specllama.cli import diagnostics, output
 from specllama.cli.listing import Column, number, show_table
 from specllama.cli.progress import Redrawn
-from specllama.figures import share
+from specllama.rates import share
 from specllama.text import number_of, percent, sanitize_line
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from specllama import signals
 from specllama.cancel import Cancel
 from specllama.cli import diagnostics
 from specllama.cli.lines import Lines, open_lines
+from specllama.cli.output import wrapped
 from specllama.cli.printer import Printer
-from specllama.cli.wrapping import wrapped
 from specllama.errors import SpecllamaError, UsageError
 from specllama.events import Event
 from specllama.interface import EngineLike, Stepped

@@ -34,7 +34,8 @@ from specllama.events import (
     TextDelta,
     Timings,
 )
-from specllama.figures import SpecStats, speed
+from specllama.figures import SpecStats
+from specllama.rates import speed
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import booked

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from specllama.fixed_gain import cannot_gain
 from specllama.interface import EngineInfo, ModelInfo
+from specllama.rates import cannot_gain
 from specllama.settings import method_list
 from specllama.settings.params import GenerateParams
 from specllama.speculative.policy.baseline import Baseline, PlainSteps

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from specllama.figures import share
+from specllama.rates import share
 
 Json = dict[str, Any]
 

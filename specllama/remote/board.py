@@ -10,7 +10,7 @@ from itertools import pairwise
 from time import monotonic
 from typing import Any, ClassVar, Literal
 
-from specllama.figures import share
+from specllama.rates import share
 from specllama.remote.answers import Counters
 from specllama.text import sanitize_line, size
 

@@ -23,8 +23,8 @@ from specllama.events import (
     TextDelta,
     Timings,
 )
-from specllama.figures import share, speed
 from specllama.interface import EngineInfo, Message, ModelInfo, Prompt
+from specllama.rates import share, speed
 from specllama.remote.address import SILENCE_S, Address, Look, posted
 from specllama.remote.answers import Counters, Drafted
 from specllama.remote.board import EVERY_S, Gauges, ServerWatch, event_of

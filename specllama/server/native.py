@@ -43,7 +43,7 @@ _OFF = {
 
 class NativeCompletion(Asked, kw_only=True):
     prompt: Given
-    model: Any = None  # of any type here: ``known.naming_of`` judges it
+    model: Any = None  # of any type here: ``service.naming_of`` judges it
     n_predict: int | None = None
     max_tokens: int | None = None
     n_cmpl: int | None = None

@@ -26,7 +26,6 @@ from specllama.server.chat_completions import think_of
 from specllama.server.chat_messages import ToolSpec, Turn, messages_of, tools_of
 from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply, Wire, chances_of, in_chat
 from specllama.server.exchange import Json
-from specllama.server.known import Naming
 from specllama.server.refusals import not_offered, wrong
 from specllama.server.sampling_fields import (
     FIELDS,
@@ -38,7 +37,7 @@ from specllama.server.sampling_fields import (
     schema_text,
 )
 from specllama.server.served import ServedModel
-from specllama.server.service import Parse, Row, Service, refuses
+from specllama.server.service import Naming, Parse, Row, Service, refuses
 from specllama.server.tools import ToolUse
 from specllama.server.usage import costs, short
 from specllama.settings.params import GenerateParams

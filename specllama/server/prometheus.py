@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
 
 from specllama.events import Event, Finished, RoundDone
-from specllama.figures import SECONDS, Histogram, share, speed
+from specllama.figures import SECONDS, Histogram
 from specllama.interface import EngineFigures
+from specllama.rates import share, speed
 from specllama.server.request_queue import QueuedReply, RequestQueue
 from specllama.told import Told
 

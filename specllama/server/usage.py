@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from specllama.figures import SpecStats, share, speed
+from specllama.figures import SpecStats
+from specllama.rates import share, speed
 from specllama.server.dialect import Reply
 
 

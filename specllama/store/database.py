@@ -69,7 +69,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             (SELECT max(seq) FROM messages WHERE session_id = id), {START})""",
     ),
     (
-        # which words stand where is known of a session as it was then (store/search.py)
+        # which words stand where was known of a session as it was then
         "ALTER TABLE sessions ADD COLUMN indexed_s REAL",
         """CREATE TABLE indexed (
             number INTEGER PRIMARY KEY,
@@ -78,6 +78,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             UNIQUE (session_id, seq)
         )""",
     ),
+    ("DROP TABLE indexed",),
 )
 
 
@@ -148,6 +149,8 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
         _prepare(connection)
+        with suppress(sqlite3.Error):  # words of an index that there was; SQLite may lack FTS5
+            connection.execute("DROP TABLE IF EXISTS found")
     except BaseException:
         connection.close()
         raise

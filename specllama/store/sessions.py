@@ -44,7 +44,6 @@ _TITLE_CHARS = 60
 _PUT = "INSERT INTO messages"
 _PATIENCE_MS = 5000  # how long a write waits for another process, unless one waits already
 _HURRY_MS = 100
-_STEP_S = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +94,7 @@ class SessionStore:
         self._waiting: list[_Write] = []
         self._locked = False  # by another process, at the last try
         self._lost = ""  # why earlier conversations are missing
-        self._index = search.Index(connection)
-        self._told_lacking = False
+        connection.create_function("lowered", 1, str.lower, deterministic=True)
 
     @classmethod
     def open(cls, path: Path | None = None) -> SessionStore:
@@ -276,7 +274,6 @@ class SessionStore:
         self._write(("UPDATE sessions SET deleted_s = ? WHERE id = ?", time.time(), session))
         if self.keeps:
             states.forget(session)
-            self._unindex(wipe=False)
 
     def undelete(self, session: str | None = None) -> str | None:
         """Bring back a deleted session, by default the one deleted last; return its id."""
@@ -297,13 +294,6 @@ class SessionStore:
         if not self._rows("SELECT 1 FROM sessions WHERE deleted_s < ? LIMIT 1", (before,)):
             return
         self._write(("DELETE FROM sessions WHERE deleted_s < ?", before))
-        self._unindex(wipe=True)
-
-    def _unindex(self, *, wipe: bool) -> None:
-        """Forget the words of deleted sessions."""
-        with self._lock:
-            if self.keeps and not self._waiting:
-                self._index.forget_gone(wipe=wipe)
 
     def summaries(self, *, query: str = "", limit: int = 100) -> list[SessionSummary]:
         """List sessions with at least one message, newest first. Messages are counted on the chosen
@@ -314,7 +304,7 @@ class SessionStore:
         """
         wanted = search.terms(query)
         with self._lock:
-            condition, values = self._index.condition(wanted)
+            condition, values = search.condition(wanted)
             rows = self._rows(
                 "SELECT id, title, created_s, updated_s, "
                 "  (WITH RECURSIVE path(n) AS (SELECT leaf UNION SELECT parent FROM messages, path "
@@ -333,29 +323,6 @@ class SessionStore:
             return ""
         texts = "SELECT content, reasoning FROM messages WHERE session_id = ? ORDER BY seq"
         return search.best(chain.from_iterable(self._rows(texts, (session,))), wanted)
-
-    def index(self, for_s: float = _STEP_S) -> bool:
-        """Index words for about ``for_s`` seconds; return whether all are indexed then. A search
-        finds the same without the index, but takes longer. It waits for no other writer."""
-        with self._lock:
-            if not self.keeps or self._waiting:
-                return True
-            try:
-                self._db.execute("PRAGMA busy_timeout = 0")
-                done = self._index.update(for_s)
-            except sqlite3.Error as error:
-                logger.info("conversations are not indexed: %s", error)
-                done = True
-            finally:
-                with suppress(sqlite3.Error):  # closed meanwhile
-                    self._db.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")
-            if self._index.lacking and not self._told_lacking:
-                self._told_lacking = True
-                self.notices.append(
-                    f"SQLite has no full-text search here ({self._index.lacking}): "
-                    "conversations are searched one by one, which takes longer"
-                )
-        return done
 
     def title(self, session: str) -> str:
         """Return the title alone; empty if there is no such session or it cannot be read."""

@@ -146,7 +146,6 @@ def test_not_a_number(args: tuple[str, ...], capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("args", "word"),
     [
-        (("bench", "run", "--clients", "2"), "--against URL"),
         (("bench", "run", "--length", "900"), "--length"),
         (("bench", "run", "--seed", "-4"), "--seed"),
         (("prove", "--max-tokens", "0"), "--max-tokens"),

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specllama.cli import diagnostics, output
+from specllama.cli.output import WordWrap, columns, wrapped
 from specllama.cli.printer import Printer
-from specllama.cli.wrapping import WordWrap, columns, wrapped
 from specllama.events import Event, Finished, Notice
 from specllama.interface import Message
 from specllama.settings.params import GenerateParams

@@ -36,7 +36,7 @@ from specllama.speculative.drafting.mixed import MixedDrafter  # noqa: E402
 from specllama.store.rounds import RoundLog  # noqa: E402
 from specllama.tui.themes import UNICODE  # noqa: E402
 from specllama.tui.widgets.inked import InkedApp  # noqa: E402
-from specllama.tui.widgets.methods_table import MethodList  # noqa: E402
+from specllama.tui.widgets.race_tables import MethodList  # noqa: E402
 
 PROMPT = "eta"
 ALPHABET = "etaoin \ns"

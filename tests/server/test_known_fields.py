@@ -16,9 +16,9 @@ from servers import Serving
 
 from specllama.server import anthropic, chat_completions, native, ollama_api, responses
 from specllama.server.dialect import Job
-from specllama.server.known import REFUSED
 from specllama.server.refusals import Refusal
 from specllama.server.sampling_fields import Sampling, Structured, params_of
+from specllama.server.service import REFUSED
 from specllama.settings.params import GenerateParams, SamplingParams
 
 TURNS = [{"role": "user", "content": "the rain"}]

@@ -15,7 +15,7 @@ from textual import _wait
 from specllama import paths
 from specllama.engine.host import InlineHost
 from specllama.models import memory
-from specllama.tui import clipboard, days
+from specllama.tui import clipboard
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import FlushPace
 from specllama.tui.screens import sessions_screen
@@ -82,8 +82,7 @@ def one_machine(monkeypatch: pytest.MonkeyPatch, nobody_else: Path) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda: int(6e9))
     monkeypatch.setattr(memory, "total_memory", lambda: int(16e9))
     monkeypatch.setattr(memory, "repacked_types", lambda: frozenset({"Q4_0"}))
-    for place in (days, sidebar):
-        monkeypatch.setattr(place, "age", lambda seconds: "just now")
+    monkeypatch.setattr(sidebar, "age", lambda seconds: "just now")
     monkeypatch.setattr(sessions_screen, "date", lambda when_s: "12 November 2026, 09:30")
     monkeypatch.setattr(first_look, "FRAMES", 1 / 3600)
     monkeypatch.setattr(clipboard, "here", lambda: Path("/"))

@@ -98,14 +98,6 @@ async def test_where_there_is_no_room_one_line_says_how_it_ended(
         assert "says it" in rows(screen)[1]
 
 
-async def test_the_index_is_made_beside_the_list(start: Any) -> None:
-    fill(**{f"talk{i}": i * DAY for i in range(30)})
-    async with start("Ok.") as d:
-        await opened(d)
-        stale = "SELECT count(*) FROM sessions WHERE indexed_s IS NOT updated_s"
-        await d.until(lambda: d.app.store._rows(stale) == [(0,)])
-
-
 async def test_an_empty_list_says_what_to_do(start: Any) -> None:
     async with start("Ok.") as d:
         screen = await opened(d)

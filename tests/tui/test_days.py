@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from specllama.tui.days import age, date, heading, moment
+from specllama.tui.widgets.sidebar import age, date, heading, moment
 
 NOW = datetime(2026, 11, 25, 9, 30).timestamp()  # a Wednesday
 

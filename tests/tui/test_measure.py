@@ -6,7 +6,7 @@ import math
 import pytest
 from fakes import Reply, ScriptedEngine
 
-from specllama.bench.speed_model import SpeedModel
+from specllama.bench.outcome import SpeedModel
 from specllama.events import RoundDone
 from specllama.settings.params import GenerateParams
 from specllama.tui.record import Record

@@ -8,7 +8,7 @@ import pytest
 from terminals import terminal
 from textual import events
 
-from specllama.tui.pasting import END, START, PasteParser
+from specllama.tui.clipboard import END, START, PasteParser
 
 PASTED = "red \x1b[31mtext\x1b[0m\tand \x1bOP, \x1b\x1b[201 e"
 CLEAN = "red [31mtext[0m\tand OP, [201 e"

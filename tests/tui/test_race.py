@@ -27,8 +27,8 @@ from specllama.tui.race_runner import (
     advise_among,
 )
 from specllama.tui.screens.race_screen import RaceScreen
-from specllama.tui.widgets.methods_table import MethodList
 from specllama.tui.widgets.playground import Playground, Slider, SpeedChart
+from specllama.tui.widgets.race_tables import MethodList
 
 LONG = " ".join(f"word{i}" for i in range(80))
 PARAMS = GenerateParams(seed=5, draft_max=4)

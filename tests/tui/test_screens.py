@@ -23,7 +23,7 @@ from specllama.tui.screens.race_screen import RaceScreen
 from specllama.tui.screens.sessions_screen import SessionsScreen
 from specllama.tui.screens.settings_screen import FIELDS, SettingsScreen
 from specllama.tui.state import Preferences
-from specllama.tui.widgets.methods_table import MethodList
+from specllama.tui.widgets.race_tables import MethodList
 
 
 async def opened(d: Driver, key: str, screen: type) -> Any:

@@ -23,11 +23,11 @@ from specllama.events import Event, LoadProgress
 from specllama.settings.params import GenerateParams
 from specllama.store.message_tree import StoredMessage
 from specllama.store.sessions import SessionStore
-from specllama.tui import days
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import FlushPace
 from specllama.tui.screens import sessions_screen
 from specllama.tui.screens.models_screen import ModelsScreen
+from specllama.tui.widgets import sidebar
 
 Steps = Callable[[Pilot[int]], Awaitable[None]]
 WIDE, MIDDLE, USUAL, SMALL = (120, 36), (100, 30), (80, 24), (60, 16)
@@ -159,7 +159,9 @@ def test_sessions(
     now_s = 1_800_014_400.0  # noon, so that it is the same day everywhere
     monkeypatch.setattr("specllama.store.sessions.time.time", lambda: now_s)
     monkeypatch.setattr(sessions_screen, "date", lambda when_s: "14 January 2027, 12:00")
-    monkeypatch.setattr(sessions_screen, "moment", lambda when_s, now_s: days.age(now_s - when_s))
+    monkeypatch.setattr(
+        sessions_screen, "moment", lambda when_s, now_s: sidebar.age(now_s - when_s)
+    )
     if look == "mono":
         monkeypatch.setenv("NO_COLOR", "1")
     said = "A fox praised a crow: what a voice! The crow sang, and the cheese fell."

@@ -15,8 +15,7 @@ from specllama.paths import rounds_dir
 from specllama.settings.params import GenerateParams
 from specllama.store.rounds import Logged
 from specllama.tui.screens.race_screen import RaceScreen
-from specllama.tui.track_record import track_record
-from specllama.tui.widgets.methods_table import raced
+from specllama.tui.widgets.race_tables import raced, track_record
 from specllama.verdict import words
 
 LONG = " ".join(f"word{i}" for i in range(150))

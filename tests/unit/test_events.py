@@ -18,13 +18,13 @@ from specllama.events import (
     Event,
     Finished,
     Notice,
-    Payoff,
     RoundDone,
     Started,
     TextDelta,
     Timings,
     event_from_dict,
 )
+from specllama.rates import Payoff
 
 number = st.floats(allow_nan=False, allow_infinity=False)
 

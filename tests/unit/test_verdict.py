@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import pytest
 from fakes import DRAFT_MS, OTHER_MS, VERIFY_MS, Reply, ScriptedEngine
 
-from specllama.events import NO_GUESS, Answer, Finished, Payoff, RoundDone
+from specllama.events import NO_GUESS, Finished, RoundDone
+from specllama.rates import Answer, Payoff
 from specllama.settings.params import GenerateParams
 from specllama.speculative.policy.costs import CostTable
 from specllama.verdict import (

@@ -25,13 +25,13 @@ from specllama.tui.bridge import FlushPace, monotonic
 from specllama.tui.downloads import Downloads
 from specllama.tui.idle import ReadingAhead, Resting
 from specllama.tui.loader import EngineLoader, files_of, loading_words
-from specllama.tui.looks import ThemedApp
 from specllama.tui.messages import ActionAsked, EngineFailed, InkChanged, PromptSubmitted
 from specllama.tui.record import Record
 from specllama.tui.screens.acting_screen import ActingScreen
 from specllama.tui.screens.turn_screen import UNNAMED, unfinished
 from specllama.tui.state import VIEWS, DraftFile, Preferences, PromptHistory
 from specllama.tui.widgets.above_prompt import DownloadLine, Waiting
+from specllama.tui.widgets.inked import ThemedApp
 from specllama.tui.widgets.keys import Keys
 from specllama.tui.widgets.message import AssistantMessage, MessageView, UserMessage
 from specllama.tui.widgets.panel import LivePanel, PanelTabs

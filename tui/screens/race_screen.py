@@ -36,8 +36,8 @@ from specllama.tui.race_runner import (
 from specllama.tui.screens.page import Page
 from specllama.tui.widgets import race_tables
 from specllama.tui.widgets.keys import Keys
-from specllama.tui.widgets.methods_table import PLAIN, MethodList, choices, raced
 from specllama.tui.widgets.playground import Playground
+from specllama.tui.widgets.race_tables import PLAINLY, MethodList, choices, raced
 
 TABS = {"race": "Race", "methods": "Methods", "theory": "Theory"}
 
@@ -100,7 +100,7 @@ class RaceScreen(Page):
             with Vertical(id="race"):
                 yield Static(id="race-answer", markup=False)
                 yield Input(id="race-ask", placeholder="a prompt to race; empty takes one of ours")
-            now = self.params.proposer if self.params.speculate else PLAIN.name
+            now = self.params.proposer if self.params.speculate else PLAINLY.name
             yield MethodList(self.info, now, id="methods")
             yield Playground(id="theory")
         yield Static(id="race-verdict", markup=False)
@@ -131,7 +131,7 @@ class RaceScreen(Page):
         if not self._idle():
             return
         if self.tab == "methods":
-            self._race_methods([m for m in choices(self.info) if m.available and m is not PLAIN])
+            self._race_methods([m for m in choices(self.info) if m.available and m is not PLAINLY])
             return
         way, laps = self._race, self.board.free_lap("race")
         self._early = way is None or not outcome.decided(way)
@@ -150,7 +150,7 @@ class RaceScreen(Page):
         method = self.query_one(MethodList).chosen
         if method is None or not self._usable(method) or not self._idle():
             return
-        if method is PLAIN:
+        if method is PLAINLY:
             self.notify("Every race has plain decoding in it")
             return
         self._race_methods([method])

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import ClassVar
 
-from textual import events, on, work
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
@@ -19,10 +19,10 @@ from specllama.store import search
 from specllama.store.message_tree import StoredMessage
 from specllama.store.sessions import SessionStore, SessionSummary, StoredSession
 from specllama.text import number_of, sanitize, sanitize_line
-from specllama.tui.days import date, heading, moment
 from specllama.tui.screens.page import Page
 from specllama.tui.widgets.inked import Inked
 from specllama.tui.widgets.keys import Keys
+from specllama.tui.widgets.sidebar import date, heading, moment
 
 _CHARS = 6000  # of the last messages
 _EXCERPT = 300
@@ -166,13 +166,6 @@ class SessionsScreen(Page):
         super().on_mount()
         self.query_one("#filter").focus()
         self._list()
-        self._index()
-
-    @work(thread=True, exit_on_error=False)
-    def _index(self) -> None:
-        """Index the stored words, so that searches are quick."""
-        while self.is_running and not self.store.index():
-            pass
 
     @on(events.Resize)
     def _resized(self) -> None:

@@ -1,14 +1,20 @@
-"""Typed access to the inks and glyphs that the app gives every widget."""
+"""The app's look: the theme and motion of the user, and typed access to inks and glyphs."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import cast
 
+from textual import on
 from textual.app import App
 from textual.dom import DOMNode
+from textual.theme import Theme
 
 from specllama.interface import MethodInfo
+from specllama.tui import themes
+from specllama.tui.messages import InkChanged, StorageFailed
+from specllama.tui.state import DEFAULT_THEME, Preferences
 from specllama.tui.themes import UNICODE, Glyphs, Ink, ink_for
 
 
@@ -44,3 +50,63 @@ class Inked:
     @property
     def ink(self) -> Ink:
         return cast(InkedApp, cast(DOMNode, self).app).ink
+
+
+class ThemedApp(InkedApp):
+    """An app in the theme and the motion that the user has chosen."""
+
+    def __init__(self) -> None:
+        self.prefs = Preferences.load()
+        super().__init__()
+        self._told: set[str] = set()
+        self._given = ""  # a theme that the terminal asks for, not the user
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        theme = self.get_theme(self.theme) if self.theme else None
+        return themes.variable_defaults(theme)
+
+    def get_css_variables(self) -> dict[str, str]:
+        variables = super().get_css_variables()
+        if not self.current_theme.ansi:
+            variables = self.theme_variables = themes.readable(variables)
+        return variables
+
+    def choose_looks(self) -> None:
+        for theme in themes.THEMES:
+            self.register_theme(theme)
+        known = self.prefs.theme in self.available_themes
+        self.theme = self.prefs.theme if known else DEFAULT_THEME
+        few = self.console.color_system == "standard" and not self.is_headless
+        if few and self.theme == DEFAULT_THEME:  # ours would be rounded to white
+            self.theme = self._given = themes.FEW_COLOURS
+        self.theme_changed_signal.subscribe(self, self._theme_changed)
+        # Over SSH every animated frame is traffic.
+        if self.prefs.animation == "none" or (
+            self.prefs.animation == "auto" and os.environ.get("SSH_CONNECTION")
+        ):
+            self.animation_level = "none"
+
+    def _theme_changed(self, theme: Theme) -> None:
+        if theme.name not in (self.prefs.theme, self._given):
+            self.prefs.theme = theme.name
+            self.save_prefs()
+        self.redraw()
+
+    def redraw(self) -> None:
+        for screen in self.screen_stack:
+            screen.post_message(InkChanged())
+
+    def save_prefs(self) -> None:
+        if not self.prefs.save():
+            self.post_message(StorageFailed("settings of the app", str(Preferences.path())))
+
+    @on(StorageFailed)
+    def _storage_failed(self, event: StorageFailed) -> None:
+        if event.what not in self._told:
+            self._told.add(event.what)
+            self.notify(
+                f"The {event.what} cannot be written to {event.reason}; it is kept in memory.",
+                title="Disk",
+                severity="warning",
+                markup=False,
+            )

@@ -17,7 +17,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 from textual.widgets import Static
 
-from specllama.bench.speed_model import MAX_K, SpeedModel
+from specllama.bench.outcome import MAX_K, SpeedModel
 from specllama.tui.widgets.inked import Inked
 
 

@@ -19,10 +19,9 @@ from textual.widgets import TextArea
 
 from specllama.errors import PromptTooLong, SpecllamaError, UsageError
 from specllama.replies import attach
-from specllama.tui.completing import complete
 from specllama.tui.messages import ActionAsked, PromptSubmitted, StorageFailed
 from specllama.tui.state import DraftFile, PromptHistory
-from specllama.tui.widgets.completions import Attached, Completions
+from specllama.tui.widgets.completions import Attached, Completions, complete
 
 # The editor wraps and draws all of its text; with a megabyte, every key would be slow.
 FOLD_PASTE_CHARS, FOLD_PASTE_LINES = 6000, 40

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from textual.content import Content
 from textual.widget import Widget
 
-from specllama.events import Payoff, PrefillProgress
+from specllama.events import PrefillProgress
 from specllama.figures import Figures
+from specllama.rates import Payoff
 from specllama.text import percent, rate, sanitize_line
 from specllama.tui.advice import NO_GUESSES
 from specllama.tui.record import Record
@@ -117,7 +118,7 @@ class StatsStrip(Inked, Widget):
         if figures is not None and figures.engine:
             cells.append([Content(f"kept {figures.kept_words}")])
         elif verdict is not None and verdict.drafted:
-            cells.append([Content(f"{percent(verdict.kept)} kept")])
+            cells.append([Content(f"{percent(verdict.acceptance_rate)} kept")])
         if s.filled:
             cells.append([Content.assemble(("context ", ink.muted), percent(s.filled))])
         return cells

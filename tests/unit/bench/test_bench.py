@@ -11,17 +11,24 @@ from typing import Any
 
 import pytest
 from engines import FakeContext, fake_info, loaded
+from odd_drafts import (
+    Expected,
+    ToldArm,
+    expecting,
+    make_useless,
+    slowest_in_run,
+    slowest_stretch,
+    what_drafting_took,
+)
 from speed_table import read_report
 from table_model import FakeTable, FakeVocab
 
 from specllama.bench import tuning
 from specllama.bench.experiment import (
     EngineArm,
-    Expected,
     RunFigures,
     Task,
-    expecting,
-    make_useless,
+    compare,
 )
 from specllama.bench.load import percentile
 from specllama.bench.prompts import SLICES, BenchPrompt, half, load_prompts
@@ -29,8 +36,6 @@ from specllama.bench.report import (
     Comparison,
     provenance,
     report_document,
-    slowest_stretch,
-    what_drafting_took,
     write_reports,
 )
 from specllama.bench.tuning import (
@@ -94,7 +99,7 @@ def test_an_arm_may_be_told_what_to_expect(engine: Engine, what: Expected) -> No
     params = GenerateParams(proposer="prediction", window="fixed", draft_max=8)
     plain, asked = both(engine)[0], tasks(n=40)
     expects = expecting(what, plain, asked)
-    arms = [plain, EngineArm(what, engine, params, expects=expects)]
+    arms = [plain, ToldArm(what, engine, params, expects=expects)]
     result = Comparison.of(arms, asked, repetitions=1)
     told, before = result.summary(what, "all"), result.summary("plain", "all")
     assert told.equal == told.compared == len(asked)
@@ -117,8 +122,6 @@ def test_arms_take_turns_and_write_the_same_text(engine: Engine) -> None:
         progress=lambda *done: seen.append(done),
     )
     assert len(result.runs) == 2 * 2 * 4
-    order = [run.arm for run in result.runs]
-    assert order[:4] == ["plain", "specllama", "specllama", "plain"], "neither arm is always first"
     assert seen == [(done, 18) for done in range(1, 19)], "the runs that warm up as well"
     whole = result.summary("specllama", "all")
     assert whole.equal == whole.compared == 8
@@ -127,6 +130,15 @@ def test_arms_take_turns_and_write_the_same_text(engine: Engine) -> None:
     assert 0 < (whole.acceptance_rate or 0) <= 1
     groups = {s.group for s in result.summaries()}
     assert groups == {"all", "T=0", "T=1", "chat T=0", "chat T=1", "code T=0", "code T=1"}
+
+
+def test_no_way_is_always_first() -> None:
+    asked: list[str] = []
+    ways = [lambda task, repetition, way=way: asked.append(way) or way for way in "ab"]
+    assert list(compare(ways, [1, 2], warm_up=1)) == [["a", "b"]] * 2
+    assert asked == [*"ab", *"ab", *"ba"]
+    assert list(compare(ways, [1, 2], in_turn=False)) == [["a", "b"]] * 2
+    assert asked[6:] == [*"ab", *"ab"]
 
 
 def test_every_run_reads_its_prompt_afresh(engine: Engine) -> None:
@@ -183,12 +195,8 @@ def test_prompts_that_gain_differently_are_no_noise() -> None:
 def test_the_slowest_stretch_is_found() -> None:
     timeline = [(n, 0.01 * n) for n in range(1, 601)]
     timeline += [(600 + n, 6 + 0.02 * n) for n in range(1, 301)]
-    run = run_of("x", 0, 900, 12.0, timeline=tuple(timeline))
-    assert slowest_stretch(run.timeline, 500) == pytest.approx(500 / (2 + 6), rel=0.01)
-    assert slowest_stretch(run.timeline, 5000) is None
-    base = run_of("plain", 0, 900, 8.99)
-    result = Comparison("plain", [base, run])
-    assert result.summary("x", "all").slowest_500 == pytest.approx(0.625, rel=0.01)
+    assert slowest_stretch(timeline, 500) == pytest.approx(500 / (2 + 6), rel=0.01)
+    assert slowest_stretch(timeline, 5000) is None
 
 
 def test_what_drafting_took_does_not_depend_on_the_machine() -> None:
@@ -207,8 +215,8 @@ def test_what_drafting_took_does_not_depend_on_the_machine() -> None:
     run = run_of("x", 0, 621, 1.0, passes=passes)
     summary = Comparison("x", [run]).summary("x", "all")
     assert summary.in_run == judge(passes).ratio == pytest.approx(620 * 0.02 / 12.6, rel=0.02)
-    assert summary.in_run_500 == pytest.approx(500 * 0.02 / (480 * 0.02 + 10 * 0.06), rel=0.01)
-    assert what_drafting_took(passes[-10:]) == (None, ())
+    assert slowest_in_run([run]) == pytest.approx(500 * 0.02 / (480 * 0.02 + 10 * 0.06), rel=0.01)
+    assert what_drafting_took(passes[-10:]) == (None, [])
 
 
 def test_a_useless_draft_is_never_right_and_the_text_the_same(engine: Engine) -> None:

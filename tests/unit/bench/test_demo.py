@@ -10,8 +10,7 @@ import pytest
 from fakes import Reply, ScriptedEngine
 
 from specllama.bench import scaled_pair
-from specllama.bench.outcome import RaceBoard
-from specllama.bench.speed_model import SpeedModel
+from specllama.bench.outcome import RaceBoard, SpeedModel
 from specllama.cancel import Cancel
 from specllama.errors import SpecllamaError
 from specllama.models import memory

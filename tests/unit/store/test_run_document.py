@@ -11,7 +11,7 @@ from specllama.interface import Message
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.store.document import page
 from specllama.store.rounds import LoggedTurn, circumstances
-from specllama.store.run_document import ROUNDS, provenance, reply_parts, settings
+from specllama.store.summary import ROUNDS, provenance, reply_parts, settings
 from specllama.verdict import lead
 
 LONG = " ".join(f"word{i}" for i in range(60))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.fixed_gain import cannot_gain, fixed_speeds, pays_above, steady
+from specllama.rates import cannot_gain, fixed_speeds, pays_above, steady
 
 
 def test_the_best_length_against_the_closed_form() -> None:
