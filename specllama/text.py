@@ -130,9 +130,14 @@ def did_you_mean(word: str, names: Iterable[str], otherwise: str, cutoff: float 
     return f"did you mean {' or '.join(close)}?" if close else otherwise
 
 
+def figure(value: float | None, form: str = "", unit: str = "", *, unknown: str = "–") -> str:
+    """Format a figure; ``unknown`` if there is none."""
+    return unknown if value is None else f"{value:{form}}{unit}"
+
+
 def percent(part: float | None) -> str:
     """Format a part in 0..1 as a percentage; "–" if unknown."""
-    return "–" if part is None else f"{part:.0%}"
+    return figure(part, ".0%")
 
 
 def rate(speed: float | None) -> str:

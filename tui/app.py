@@ -38,7 +38,6 @@ from specllama.text import size
 from specllama.tui import advice, clipboard, keymap
 from specllama.tui.bridge import Clock, FlushPace, monotonic
 from specllama.tui.commands import Palette
-from specllama.tui.demo_pair import DemoPair, DemoTold
 from specllama.tui.downloads import Downloads, DownloadTold
 from specllama.tui.loader import EngineLoader, Pair, lasting_pair
 from specllama.tui.messages import (
@@ -49,6 +48,7 @@ from specllama.tui.messages import (
     EngineReady,
 )
 from specllama.tui.pages import PagedApp
+from specllama.tui.race_runner import DemoPair, DemoTold
 from specllama.tui.screens.chat_screen import ChatScreen
 from specllama.tui.screens.page import Page
 from specllama.tui.widgets.above_prompt import DownloadLine

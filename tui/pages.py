@@ -128,7 +128,7 @@ class PagedApp(ThemedApp):
     def show_inspector(self, record: Record | None = None) -> None:
         """Open the rounds of a reply: of the given one, else of the one being written, else of the
         last."""
-        from specllama.tui.exports import Circumstances
+        from specllama.tui.screens.export_screen import Circumstances
         from specllama.tui.screens.inspector_screen import InspectorScreen
 
         chat = self.chat
@@ -257,8 +257,7 @@ class PagedApp(ThemedApp):
 
     def show_export(self) -> None:
         """Save the screen's content, as documents and as a picture."""
-        from specllama.tui.exports import Export
-        from specllama.tui.screens.export_screen import ExportScreen
+        from specllama.tui.screens.export_screen import Export, ExportScreen
 
         screen = self.screen
         if isinstance(screen, ExportScreen):

@@ -22,13 +22,18 @@ def physical_cores() -> int:
     On Apple silicon, only the performance cores. If the system does not say, what
     Python counts, hyper-threads included.
     """
-    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    count = len(usable) or os.cpu_count() or 1
+    usable, count = usable_cores()
     if sys.platform == "darwin":
         found = macos_cores(_sysctl)
     else:
         found = linux_cores(usable, _siblings)
     return max(1, min(count, found or count))
+
+
+def usable_cores() -> tuple[list[int], int]:
+    """Return the processors that this process may use, where the system says, and how many."""
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return usable, len(usable) or os.cpu_count() or 1
 
 
 def crowded() -> bool:

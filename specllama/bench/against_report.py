@@ -20,6 +20,7 @@ from specllama.bench.against import (
 )
 from specllama.bench.law import RIVALS
 from specllama.store.document import Raw, fact_list, heading, page, paragraph, table
+from specllama.text import figure
 
 SCHEMA = "specllama.against.v1"
 
@@ -248,7 +249,7 @@ def _differences(cases: Sequence[TextCase], most: int = 40) -> list[str]:
             Raw(case.before),
             Raw(case.plain),
             Raw(case.other),
-            "–" if case.gap is None else f"{case.gap:.2f}",
+            figure(case.gap, ".2f"),
             case.outcome,
         ]
         for case in cases[:most]

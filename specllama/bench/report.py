@@ -6,18 +6,19 @@ and only neighbours in time compare. ``outcome`` says what the pairs of a group 
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from specllama.backend.cores import usable_cores
 from specllama.backend.devices import cpu_name
 from specllama.bench.experiment import Arm, RunFigures, Task, compare
 from specllama.bench.load import percentile
@@ -28,6 +29,7 @@ from specllama.models.receipts import sha256_of
 from specllama.rates import GuessShares, share, total
 from specllama.store.document import fact_list, heading, page, table
 from specllama.store.rounds import package_versions
+from specllama.text import figure
 from specllama.verdict import judge
 
 Beside = Sequence[tuple[RunFigures, RunFigures]]
@@ -141,8 +143,7 @@ def _rows(beside: Beside, figure: Callable[[RunFigures], float | None]) -> list[
 SCHEMA = "specllama.bench.v2"
 
 
-def _show(value: float | None, form: str, unit: str = "") -> str:
-    return "" if value is None else format(value, form) + unit
+_show = partial(figure, unknown="")
 
 
 def _accepted(s: Summary) -> str:
@@ -198,7 +199,7 @@ def provenance(
         "machine": {
             "system": f"{platform.system()} {platform.release()}",
             "cpu": cpu_name(),
-            "cores": _cores(),
+            "cores": usable_cores()[1],
         },
         "engine": {
             "device": info.device,
@@ -230,13 +231,6 @@ def _hash(path: Path) -> str | None:
         return sha256_of(path)
     except ModelUnavailable:  # replaced or deleted since it was loaded
         return None
-
-
-def _cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
 
 
 def provenance_lines(data: dict[str, Any]) -> list[str]:

@@ -21,6 +21,7 @@ from specllama.cli.options import (
     LOADING,
     GroupedCommand,
     length_option,
+    number_option,
     prompts_option,
     resolve,
     say_settings,
@@ -38,8 +39,8 @@ from specllama.settings.params import PROPOSERS
 
 if TYPE_CHECKING:
     from specllama.bench.experiment import Arm
+    from specllama.bench.load import RemoteArm
     from specllama.bench.prompts import BenchPrompt
-    from specllama.bench.remote_arm import RemoteArm
     from specllama.bench.report import Comparison
     from specllama.engine.engine import Engine
     from specllama.engine.profiles import Profile
@@ -94,14 +95,10 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts",
     help="Only prompts of these kinds: chat, code, rag, json; or schema: replies that have to fit "
     "a JSON schema.",
 )
-@click.option("-n", "--count", default=8, show_default=True, help="Number of prompts.")
+@number_option("-n", "--count", default=8, help="Number of prompts.")
 @length_option(128, least=2)
-@click.option(
-    "-r",
-    "--repetitions",
-    default=3,
-    show_default=True,
-    help="Number of times that each prompt is measured.",
+@number_option(
+    "-r", "--repetitions", default=3, help="Number of times that each prompt is measured."
 )
 @temperatures_option("0 and 1")
 @seed_option
@@ -180,8 +177,6 @@ def run(
     from specllama.bench.experiment import tasks_of
     from specllama.bench.report import Comparison, provenance
 
-    if count < 1 or repetitions < 1:
-        raise click.UsageError("give at least 1 prompt, 1 repetition and 2 tokens")
     chosen = _chosen(prompts, slices, count)
     settings = resolve(flags)
     base, usual = settings.generate_params(speculate=True), settings.given("temperature")
@@ -263,7 +258,7 @@ def scale(
     except ValueError as error:
         raise UsageError(str(error)) from None
     if as_json:
-        output.document({"target": str(written[0]), "draft": str(written[1])})
+        output.json_line({"target": str(written[0]), "draft": str(written[1])})
         return
     for path in written:
         output.line(str(path))
@@ -272,7 +267,7 @@ def scale(
 def _remote(
     urls: Sequence[str], engine: Engine | ForeignEngine, base: GenerateParams, *, ignore_eos: bool
 ) -> list[RemoteArm]:
-    from specllama.bench.remote_arm import remote_arms
+    from specllama.bench.load import remote_arms
     from specllama.engine.engine import Engine
 
     count = engine.count_tokens if isinstance(engine, Engine) else None
@@ -337,7 +332,7 @@ def _show(result: Comparison, out: Path | None, as_json: bool) -> None:
         except OSError as error:
             raise UsageError(f"cannot write {out}: {error.strerror or error}") from None
     if as_json:
-        output.document(report.to_json(result))
+        output.json_line(report.to_json(result))
         return
     summaries = result.summaries()
     columns = [
@@ -374,12 +369,11 @@ Examples:
     help="Number of clients at the same time; repeatable. Default: 1 and 4.",
 )  # fmt: skip
 @prompts_option
-@click.option("-n", "--count", default=16, show_default=True, help="Number of requests in a wave.")
+@number_option("-n", "--count", default=16, help="Number of requests in a wave.")
 @length_option(64, least=2)
-@click.option("-r", "--repetitions", type=click.IntRange(1), default=3, show_default=True,
-              help="Number of times that each wave is measured.")  # fmt: skip
-@click.option("--alone", type=click.IntRange(0), default=8, show_default=True, metavar="N",
-              help="Number of requests that the first server gets again, one by one.")  # fmt: skip
+@number_option("-r", "--repetitions", default=3, help="Number of times that each wave is measured.")
+@number_option("--alone", default=8, least=0, metavar="N",
+               help="Number of requests that the first server gets again, one by one.")  # fmt: skip
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True,
               help="Sampling temperature of the replies.")  # fmt: skip
 @seed_option
@@ -413,9 +407,8 @@ def load_command(
     same text    replies that equal what the first server writes for one client alone (--alone)
     """
     from specllama.bench.experiment import tasks_of
-    from specllama.bench.load import COLUMNS, ClientLoad, LoadRow, Wave
+    from specllama.bench.load import COLUMNS, ClientLoad, LoadRow, Wave, load_arm
     from specllama.bench.prompts import load_prompts
-    from specllama.bench.remote_arm import load_arm
     from specllama.settings.params import GenerateParams
 
     def ended(wave: Wave) -> None:

@@ -83,7 +83,7 @@ def show(key: str | None, show_all: bool, origin: bool, model: str | None, as_js
             {"name": one.name, "value": value.value, "origin": value.origin, "default": one.default}
             for one, value in shown
         ]
-        output.document({"settings": listed})
+        output.json_line({"settings": listed})
         return
     for setting, value in shown:
         if show_all:

@@ -47,7 +47,7 @@ def command(checkpoint: Path, destination: Path, target: str, kind: str, as_json
     header = read_header(destination)
     held = kind_of(header)
     if as_json:
-        output.document({**header.to_dict(), "head": held, "source": str(checkpoint)})
+        output.json_line({**header.to_dict(), "head": held, "source": str(checkpoint)})
     note(f"{destination}: {SIDECARS[held]}, {size(header.file_bytes)}, {header.quantization}")
     method = HEADS[held].method
     note(f'next: specllama run -m {target} --head {destination} --proposer {method} "Hello"')

@@ -62,7 +62,7 @@ def command(keep: bool, as_json: bool, **flags: Any) -> None:
             scaled_pair.keep(own)
         report = scaled_pair.report(way, why, kind, pair if keep else None)
     if as_json:
-        output.document(report)
+        output.json_line(report)
         return
     _show(way, why)
     if keep:

@@ -149,7 +149,7 @@ def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
         for name in there.refused:
             note(f"refused, because its name is not safe or it has no digest: {name!r}")
     if as_json:
-        output.document({"repositories": offered})
+        output.json_line({"repositories": offered})
 
 
 def _is_here(folder: Path, model: RemoteModel) -> str:
@@ -175,7 +175,7 @@ def _show_file(path: Path, as_json: bool) -> None:
     header, summary = read_header(path), summarize(path)
     if as_json:
         told = picked(summary, "sidecar reason")
-        output.document({"file": {**header.to_dict(), **told}})
+        output.json_line({"file": {**header.to_dict(), **told}})
     else:
         show_header(header, summary)
 
@@ -213,7 +213,7 @@ def pull_command(
             note(f"{hub_ref} is here: {model.path}")
             here.append(_pulled(str(hub_ref), role, model.path, model.bytes, None))
         if as_json:
-            output.document({"models": here})
+            output.json_line({"models": here})
         return
     client = _client(insecure)
     items = [pull.make_item(client, role, hub_ref, revision) for role, hub_ref in wanted]
@@ -235,7 +235,7 @@ def pull_command(
             _pulled(item.ref, item.role, item.path, item.model.bytes, item.listing.commit)
             for item in items
         ]
-        output.document({"models": models})
+        output.json_line({"models": models})
     say_next_step(refs, items)
 
 
@@ -267,7 +267,7 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
         told = [
             picked(item.model, names, drafts=item.drafts) | asdict(item.summary) for item in listed
         ]
-        output.document({"models": told})
+        output.json_line({"models": told})
         return
     show_usable([item for item in listed if item.summary.usable])
     show_sidecars([item for item in listed if item.summary.sidecar])
@@ -394,7 +394,7 @@ def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json
             | {"fits": one.fits, "tok_per_s": one.plain, "drafted_tok_per_s": one.drafted}
             for pair, one in entries
         ]
-        output.document({"pairs": found})
+        output.json_line({"pairs": found})
         return
     if not entries:
         note(f"no pair of the catalog fits {size(machine.memory)}; the bundled pair does: -m tiny")

@@ -104,7 +104,7 @@ def listing(
         empty: shown on stderr in place of an empty table.
     """
     if as_json:
-        output.document({name: [to_dict(item) for item in items]})
+        output.json_line({name: [to_dict(item) for item in items]})
     elif items:
         show_table(items, columns)
     else:
@@ -176,7 +176,7 @@ def _cut(text: str, room: int) -> str:
 def show_path(as_json: bool, path: object) -> None:
     """Print the whole answer of a command that shows a path."""
     if as_json:
-        output.document({"path": str(path)})
+        output.json_line({"path": str(path)})
     else:
         output.line(str(path))
 

@@ -39,7 +39,7 @@ from specllama.store.rounds import (
     list_runs,
     read_run,
 )
-from specllama.text import number_of, percent, rate, sanitize_line, size
+from specllama.text import figure, number_of, percent, rate, sanitize_line, size
 from specllama.verdict import by_source, details, judge, lead, passes_of, words
 
 EPILOG = """\b
@@ -195,7 +195,7 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
     # Time has one axis per run: slices of several runs would mix them.
     in_time = summary.by_time(records[0], slices) if len(records) == 1 else []
     if as_json:
-        output.document(
+        output.json_line(
             {
                 "runs": [record.run for record in records],
                 "generation_s": wrote.decode_ms / 1e3,
@@ -233,9 +233,7 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
     if in_time:
         slices_ = {f"{s.begin_s:.2f}–{s.end_s:.2f}": s for s in in_time}
         groups = {name: s.stats for name, s in slices_.items()}
-        _show_groups(
-            "by time", "seconds", groups, "tok/s", lambda name: _number(slices_[name].tok_per_s)
-        )
+        _show_groups("by time", "seconds", groups, "tok/s", lambda n: rate(slices_[n].tok_per_s))
     for record in records:
         _say_skipped(record)
 
@@ -257,7 +255,7 @@ def plot(run: str, png: Path | None, as_json: bool) -> None:
     slices = summary.by_time(record, min(width, len(record.rounds)))
     positions = SpecStats.of(record.rounds).by_depth
     if as_json:
-        output.document(
+        output.json_line(
             {
                 "run": record.run,
                 "over_time": [[(s.begin_s + s.end_s) / 2, s.stats.acceptance_rate] for s in slices],
@@ -427,9 +425,9 @@ def _show_groups(
         number("guesses", lambda item: item[1].drafted),
         number("kept", lambda item: item[1].accepted),
         number("of all", lambda item: percent(item[1].acceptance_rate)),
-        number("length", lambda item: _number(item[1].mean_acceptance_length, 2)),
-        number("draft", lambda item: _number(share(item[1].draft_ms, item[1].rounds) or 0.0, 2)),
-        number("verify", lambda item: _number(share(item[1].verify_ms, item[1].rounds) or 0.0, 2)),
+        number("length", lambda item: figure(item[1].mean_acceptance_length, ".2f")),
+        number("draft", lambda item: f"{share(item[1].draft_ms, item[1].rounds) or 0.0:.2f}"),
+        number("verify", lambda item: f"{share(item[1].verify_ms, item[1].rounds) or 0.0:.2f}"),
         number(last, lambda item: told(item[0])),
     ]
     show_table(groups.items(), columns)
@@ -437,10 +435,6 @@ def _show_groups(
 
 def _speed(verdict: Payoff | None) -> str:
     return f"{verdict.ratio:.2f}×" if verdict is not None and verdict.ratio else "–"
-
-
-def _number(value: float | None, digits: int = 1) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def _say_skipped(record: RunRecord) -> None:

@@ -370,15 +370,18 @@ def temperatures_option(usual: str) -> Callable[[Decorated], Decorated]:
     )
 
 
+def number_option(
+    *names: str, default: int, help: str, least: int = 1, **more: Any
+) -> Callable[[Decorated], Decorated]:
+    """Make an option of a whole number."""
+    kind = click.IntRange(least)
+    return click.option(*names, type=kind, default=default, show_default=True, help=help, **more)
+
+
 def length_option(default: int, *, least: int = 1) -> Callable[[Decorated], Decorated]:
     """Make ``--max-tokens`` of a measurement."""
-    return click.option(
-        "--max-tokens",
-        type=click.IntRange(least),
-        default=default,
-        show_default=True,
-        help="Longest reply, in tokens.",
-    )
+    words = "Longest reply, in tokens."
+    return number_option("--max-tokens", default=default, least=least, help=words)
 
 
 def resolve(flags: dict[str, Any], *, quiet: bool = True) -> Settings:

@@ -13,7 +13,6 @@ import codecs
 import io
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any, TextIO
 
 from specllama.text import encodable, sanitize
@@ -102,14 +101,9 @@ def write_bytes(raw: bytes) -> None:
         buffer.flush()
 
 
-def document(value: Mapping[str, Any]) -> None:
-    """Print the whole answer of a command as one JSON object on one line; lists stand under a
-    name."""
-    json_line(value)
-
-
 def json_line(value: Any) -> None:
-    """Print one line of a JSON Lines stream."""
+    """Print a value on one line: one of a JSON Lines stream, or the whole answer of a command, an
+    object whose lists stand under a name."""
     from specllama.store.codec import encode
 
     write_bytes(encode(value) + b"\n")

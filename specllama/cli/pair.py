@@ -78,7 +78,7 @@ def command(
     ways = survey(header, options.heads, draft=fits)
     ways = _with_heads_here(ways, header, path, drafts)
     if as_json:
-        output.document(
+        output.json_line(
             {
                 "target": header.to_dict(),
                 "memory_available": memory.available_memory(),

@@ -17,6 +17,7 @@ from specllama.cli.options import (
     GroupedCommand,
     grouped,
     length_option,
+    number_option,
     prompts_option,
     resolve,
     say_settings,
@@ -91,7 +92,7 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts",
 
 @click.command("prove", cls=GroupedCommand, epilog=EPILOG, usual=USUAL)
 @prompts_option
-@click.option("-n", "--count", default=20, show_default=True, help="Number of prompts.")
+@number_option("-n", "--count", default=20, help="Number of prompts.")
 @click.option("--skip", default=0, help="Skip the first SKIP prompts, to continue an earlier run.")
 @length_option(64)
 @temperatures_option("0, 0.7 and 1")

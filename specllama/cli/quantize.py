@@ -95,7 +95,7 @@ def command(
             raise UsageError("--draft-tokens copies weights as they are", "give it without --type")
         header = _write_head(file, destination, draft_tokens, likely_in)
         if as_json:
-            output.document({**header.to_dict(), "source": source})
+            output.json_line({**header.to_dict(), "source": source})
         note(f"{destination}: {size(header.file_bytes)}, {header.vocab_size:,} tokens")
         note(f'next: specllama run -m {source} --head {destination} "Hello"')
         return
@@ -104,7 +104,7 @@ def command(
     with Bar(destination.name, job.header.n_tensors, transfer=False) as bar:
         header = quantization.run(job, lambda done, of: bar.advanced(done))
     if as_json:
-        output.document({**header.to_dict(), "source": source})
+        output.json_line({**header.to_dict(), "source": source})
     note(f"{destination}: {size(header.file_bytes)}, {header.quantization}")
     if (more := header.file_bytes - job.header.file_bytes) > 0:
         note(f"that is {size(more)} more than {file.name}, and no better: it holds what that held")

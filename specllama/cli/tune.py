@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from specllama.cli.options import (
     LOADING,
     GroupedCommand,
     length_option,
+    number_option,
     resolve,
     say_settings,
     settings_options,
@@ -24,6 +26,7 @@ from specllama.cli.progress import Meter
 from specllama.errors import Cancelled
 from specllama.settings.params import GenerateParams
 from specllama.signals import Interrupted
+from specllama.text import figure
 
 if TYPE_CHECKING:
     from specllama.bench.tuning import Tuning
@@ -41,23 +44,11 @@ Examples:
 @click.command("tune", cls=GroupedCommand, epilog=EPILOG)
 @click.argument("pair", required=False, shell_complete=completion.models)
 @temperatures_option("0, 0.7 and 1")
-@click.option(
-    "-n",
-    "--per-slice",
-    type=click.IntRange(1),
-    default=3,
-    show_default=True,
-    help="Number of prompts of each kind: chat, code, rag, json.",
+@number_option(
+    "-n", "--per-slice", default=3, help="Number of prompts of each kind: chat, code, rag, json."
 )
 @length_option(64)
-@click.option(
-    "-r",
-    "--repetitions",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Number of times that the window is checked.",
-)
+@number_option("-r", "--repetitions", default=1, help="Number of times that the window is checked.")
 @click.option(
     "--quick", is_flag=True, help="Use one prompt of each kind and do not check the window."
 )
@@ -141,7 +132,7 @@ def command(
     further = {"when": facts["when"], "crowded": crowd}
     where = _saved(profile, result, further) if save else None
     if as_json:
-        output.document({**result.to_dict(), "provenance": facts, "profile": where and str(where)})
+        output.json_line({**result.to_dict(), "provenance": facts, "profile": where and str(where)})
         return
     for line in [*describe(result, charts=not quick), f"weights: {info.target.layout}"]:
         output.line(line)
@@ -174,8 +165,7 @@ def _kept(engine: Engine, save: bool) -> Iterator[None]:
         raise
 
 
-def _times(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:.2f}×"
+_times = partial(figure, form=".2f", unit="×", unknown="")
 
 
 def describe(result: Tuning, *, charts: bool = True) -> list[str]:

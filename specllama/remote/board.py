@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from specllama.rates import share
 from specllama.remote.answers import Counters
-from specllama.text import sanitize_line, size
+from specllama.text import figure, sanitize_line, size
 
 _LANES = """
 A lane writes one reply. "rows" counts the rows of its last pass: the next token and the guesses
@@ -61,16 +61,12 @@ class WatchedLane:
             str(id),
             f"{self.proposer} {self.slice}".strip(),
             str(self.tokens),
-            _cell(share(self.tokens, self.seconds), ".1f"),
-            _cell(share(self.accepted, self.drafted), ".0%"),
+            figure(share(self.tokens, self.seconds), ".1f", unknown="-"),
+            figure(share(self.accepted, self.drafted), ".0%", unknown="-"),
             "-" if self.over else str(self.rows),
-            _cell(self.balance, ".1f"),
+            figure(self.balance, ".1f", unknown="-"),
             "done" if self.over else self.why,
         )
-
-
-def _cell(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +217,7 @@ class Gauges(ServerWatch):
         at, now = self._looks[-1]
         then_at, then = next(look for look in self._looks if look[0] >= at - _RECENT_S)
         speed = _grown(then.generated, now.generated)
-        head = f"{_shown(now.running)} running, {_shown(now.waiting)} waiting"
+        head = f"{figure(now.running)} running, {figure(now.waiting)} waiting"
         if speed is not None and at > then_at:
             head += f", {speed / (at - then_at):.0f} tok/s"
         whole = f"{self.title}: {head}"
@@ -301,10 +297,6 @@ def _kept(accepted: int | None, drafted: int | None) -> str:
         return "kept –"
     kept = share(accepted, drafted)
     return "no guesses" if kept is None else f"kept {kept:.0%} ({accepted} of {drafted})"
-
-
-def _shown(count: int | None) -> str:
-    return "–" if count is None else str(count)
 
 
 def _spark(values: Sequence[float | None], top: float) -> str:

@@ -6,7 +6,7 @@
 
     Summarise @notes.md
 
-So a file can be read while the rest is typed. Messages of earlier versions have it below.
+So a file can be read while the rest is typed.
 A name may begin with ``~``, and is quoted if it has spaces: ``@"my notes.md"``. ``@@`` is an @ that
 names no file.
 """
@@ -146,20 +146,6 @@ def split(message: str) -> tuple[str, dict[str, str]]:
         names = {_label(mention.name) for mention in mentions(rests[n])}
         if names.issuperset(list(files)[:n]):
             return rests[n], dict(list(files.items())[:n])
-    return _split_below(message)
-
-
-def _split_below(message: str) -> tuple[str, dict[str, str]]:
-    """Split a message of earlier versions, whose files follow the text."""
-    for m in _BLOCK.finditer(message):
-        typed, rest = message[: m.start()], message[m.start() :]
-        names = {_label(mention.name) for mention in mentions(typed)}
-        files: dict[str, str] = {}
-        while rest and (block := _BLOCK.match(rest)) and block[2] in names:
-            files[block[2]] = block[3]
-            rest = rest[block.end() :].removeprefix("\n\n")
-        if files and not rest and typed.endswith("\n\n"):
-            return typed[:-2], files
     return message, {}
 
 

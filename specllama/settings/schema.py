@@ -91,30 +91,29 @@ class AppOptions:
             raise UsageError(f"idle-unload: {error.message}", error.hint) from None
 
 
-_FILE = "the model's file says it; to stretch the context: rope-scale"
 GONE: dict[str, str] = {
-    **dict.fromkeys(
-        ("numa", "cpu-mask", "cpu-range", "cpu-strict"),
-        "the system's own tools do it: taskset -c 0-7 specllama …, or numactl",
-    ),
-    "prio": "the system's own tool does it: nice specllama …",
-    "poll": "llama.cpp decides how its threads wait",
-    **dict.fromkeys(("rope-scaling", "rope-freq-base", "rope-freq-scale"), _FILE),
-    **dict.fromkeys(("yarn-orig-ctx", "yarn-ext-factor", "yarn-attn-factor"), _FILE),
-    **dict.fromkeys(("yarn-beta-fast", "yarn-beta-slow"), _FILE),
-    "swa-full": "it follows from what fits in memory",
-    "ubatch-size": "batch-size alone says how much of a prompt is computed at once",
-    "threads-batch": "threads is the number for prompts, too",
-    "split-mode": "devices take whole layers; device names the only one to use",
-    "main-gpu": "device names the only one to use",
-    **dict.fromkeys(
-        ("draft-cpu-moe", "draft-n-cpu-moe", "draft-override-tensor"),
-        "a draft model goes to its target's devices, or to draft-device",
-    ),
-    "max-leaves": "token trees have up to 16 branches; proposer draft writes chains only",
-    "draft-min": "the draft window decides what is worth a round",
-    "min-speculative-tokens": "replies of fewer than 8 tokens are decoded plainly",
-}
+    name: instead
+    for names, instead in (
+        ("numa cpu-mask cpu-range cpu-strict",
+         "the system's own tools do it: taskset -c 0-7 specllama …, or numactl"),
+        ("prio", "the system's own tool does it: nice specllama …"),
+        ("poll", "llama.cpp decides how its threads wait"),
+        ("rope-scaling rope-freq-base rope-freq-scale yarn-orig-ctx yarn-ext-factor "
+         "yarn-attn-factor yarn-beta-fast yarn-beta-slow",
+         "the model's file says it; to stretch the context: rope-scale"),
+        ("swa-full", "it follows from what fits in memory"),
+        ("ubatch-size", "batch-size alone says how much of a prompt is computed at once"),
+        ("threads-batch", "threads is the number for prompts, too"),
+        ("split-mode", "devices take whole layers; device names the only one to use"),
+        ("main-gpu", "device names the only one to use"),
+        ("draft-cpu-moe draft-n-cpu-moe draft-override-tensor",
+         "a draft model goes to its target's devices, or to draft-device"),
+        ("max-leaves", "token trees have up to 16 branches; proposer draft writes chains only"),
+        ("draft-min", "the draft window decides what is worth a round"),
+        ("min-speculative-tokens", "replies of fewer than 8 tokens are decoded plainly"),
+    )
+    for name in names.split()
+}  # fmt: skip
 """The settings of earlier versions, and what does it now."""
 DEFAULTS: dict[str, Any] = {
     "app": AppOptions(),

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from servers import Serving
 
-from specllama.bench import remote_arm
+from specllama.bench import load
 from specllama.bench.experiment import RunFigures, Task
-from specllama.bench.load import COLUMNS, ClientLoad, Wave, rows
+from specllama.bench.load import COLUMNS, ClientLoad, Wave, cpu_seconds, load_arm, rows, server_of
 from specllama.bench.prompts import BenchPrompt
-from specllama.bench.remote_arm import cpu_seconds, load_arm, server_of
 from specllama.cli import invoke
 from specllama.errors import UsageError
 from specllama.remote.answers import Drafted
@@ -113,13 +112,13 @@ def test_how_a_server_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
              '{"model": "/home/me/draft"}']  # fmt: skip
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "cmdline").write_bytes("\0".join([*words, ""]).encode())
-    monkeypatch.setattr(remote_arm, "_PROC", tmp_path)
-    monkeypatch.setattr(remote_arm, "server_of", lambda url: 7 if "127" in url else None)
-    assert remote_arm.command_of("http://127.0.0.1:9") == (
+    monkeypatch.setattr(load, "_PROC", tmp_path)
+    monkeypatch.setattr(load, "server_of", lambda url: 7 if "127" in url else None)
+    assert load.command_of("http://127.0.0.1:9") == (
         "python -m vllm --model target --api-key … --hf-token=… --max-num-batched-tokens 64 "
         """--tokenizer a/b --speculative-config '{"model": "draft"}'"""
     )
-    assert remote_arm.command_of("http://elsewhere:9") == ""
+    assert load.command_of("http://elsewhere:9") == ""
 
 
 def test_a_child_with_a_smaller_number_counts(
@@ -129,7 +128,7 @@ def test_a_child_with_a_smaller_number_counts(
         (tmp_path / str(pid)).mkdir()
         line = f"{pid} (a b) S {parent} " + "0 " * 9 + f"{ticks} {ticks} 0"
         (tmp_path / str(pid) / "stat").write_text(line)
-    monkeypatch.setattr(remote_arm, "_PROC", tmp_path)
+    monkeypatch.setattr(load, "_PROC", tmp_path)
     assert cpu_seconds(900) == pytest.approx(246 / os.sysconf("SC_CLK_TCK"))
 
 

@@ -14,10 +14,9 @@ from fakes import Reply, ScriptedEngine, engine_info, model_info
 from textual.widgets import Input, OptionList, Static
 
 from specllama.settings.params import GenerateParams
-from specllama.tui.exports import Circumstances, reply, round_
 from specllama.tui.pages import self_contained
 from specllama.tui.record import Record
-from specllama.tui.screens.export_screen import ExportScreen
+from specllama.tui.screens.export_screen import Circumstances, ExportScreen, reply, round_
 from specllama.tui.screens.inspector_screen import InspectorScreen
 from specllama.tui.screens.race_screen import RaceScreen
 

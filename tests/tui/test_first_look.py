@@ -17,12 +17,12 @@ from specllama.settings.params import GenerateParams
 from specllama.store.message_tree import StoredMessage
 from specllama.store.sessions import SessionStore
 from specllama.text import size
-from specllama.tui import demo_pair
+from specllama.tui import race_runner
 from specllama.tui.screens.race_screen import RaceScreen
 from specllama.tui.state import Preferences
 from specllama.tui.widgets import first_look
+from specllama.tui.widgets.drafted import RoundsRow
 from specllama.tui.widgets.first_look import FirstLook, recording
-from specllama.tui.widgets.rounds_row import RoundsRow
 from specllama.tui.widgets.welcome import BUNDLED_EXAMPLES, EXAMPLES, Welcome, difference
 
 FIVE = ("F1", "F2", "F3", "F4", "F6")
@@ -174,7 +174,7 @@ async def test_the_pair_of_the_demonstration_is_raced_and_deleted_with_the_next_
             (own / name).write_bytes(b"weights")
         return own / "t.gguf", own / "d.gguf"
 
-    monkeypatch.setattr(demo_pair.scaled_pair, "make", make)
+    monkeypatch.setattr(race_runner.scaled_pair, "make", make)
     async with start(*["one two three"] * 40, target="tiny") as d:
         await d.press(*"/demo", "enter", until=lambda: isinstance(d.app.screen, RaceScreen))
         assert d.app.loader.wanted == (str(made[0] / "t.gguf"), str(made[0] / "d.gguf"))
@@ -197,7 +197,7 @@ async def test_leaving_deletes_the_pair_of_the_demonstration(
         made.append(own)
         return own / "t.gguf", own / "d.gguf"
 
-    monkeypatch.setattr(demo_pair.scaled_pair, "make", make)
+    monkeypatch.setattr(race_runner.scaled_pair, "make", make)
     async with start(*["one two three"] * 40, target="tiny") as d:
         d.app.action_demo()
         await d.until(lambda: made and d.app.demo.pair is not None)
@@ -207,7 +207,7 @@ async def test_leaving_deletes_the_pair_of_the_demonstration(
 async def test_without_room_there_is_no_demonstration_and_why(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo_pair.scaled_pair.memory, "available_memory", lambda: 1)
+    monkeypatch.setattr(race_runner.scaled_pair.memory, "available_memory", lambda: 1)
     async with start(target="tiny") as d:
         told: list[str] = []
         monkeypatch.setattr(d.app, "notify", lambda words, **more: told.append(words))

@@ -13,7 +13,7 @@ from textual.app import App, ComposeResult
 from textual.widgets import Collapsible, Markdown
 
 from specllama.text import sanitize
-from specllama.tui.reading import parser
+from specllama.tui.widgets.growing import parser
 from specllama.tui.widgets.message import AssistantMessage, PlainText
 
 BLOCKS = (

@@ -20,8 +20,8 @@ from specllama.events import Event, Finished, RoundDone, Started
 from specllama.figures import Figures
 from specllama.settings.params import GenerateParams
 from specllama.store.rounds import RoundLog
-from specllama.tui import exports
 from specllama.tui.record import LAG, Record
+from specllama.tui.screens.export_screen import Circumstances, reply, round_
 from specllama.tui.screens.inspector_screen import read_log
 from specllama.tui.themes import DARK, UNICODE, ink_for
 from specllama.tui.widgets import walk
@@ -186,7 +186,7 @@ def test_a_reply_has_one_set_of_figures(seed: int, cli: Any, capsysbinary: Any) 
     said |= {"all_waiting": r"waiting (\d+) ms", "first": r"first token after (\d+) ms"}
     said |= {"tok_per_s": r"([\d.]+) tokens a second"} if speed else {}
     agree("log export --md", cli("log", "export", "--md").out, want, said)
-    page = exports.reply(whole, "q", "a", exports.Circumstances())
+    page = reply(whole, "q", "a", Circumstances())
     agree("saved reply", page, want, said)
     totals = cli("log", "export", "--json").json[0]
     assert totals["generation_s"] == pytest.approx(want["decode_s"])
@@ -206,7 +206,7 @@ def test_a_round_takes_what_went_by_until_it_was_over(seed: int, cli: Any) -> No
         want = {"draft": done.draft_ms, "verify": done.verify_ms, "waiting": done.waiting_ms}
         stages = walk.stage_bar(done, 0, INK, 200).plain
         agree("inspector", stages, want, {name: rf"{name} {TIME}" for name in want})
-        page = exports.round_(record, at, exports.Circumstances())
+        page = round_(record, at, Circumstances())
         named = {"draft": "draft", "verify": "target", "waiting": "waiting"}
         agree("saved round", page, want, {k: rf"{v} ([\d.]+) ms" for k, v in named.items()})
 
@@ -218,7 +218,7 @@ def test_rounds_are_counted_from_one_by_people() -> None:
     assert head.startswith(f"Round {last} of {last}")
     drawn = Drawing(UNICODE, INK, 60).all(record, StripState(), None, 0, True)
     assert drawn[0].title == f"Round {last}"
-    assert f"round {last} of {last}" in exports.round_(record, last - 1, exports.Circumstances())
+    assert f"round {last} of {last}" in round_(record, last - 1, Circumstances())
 
 
 def test_a_plain_reply_is_beside_no_other_plain_step() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from specllama.tui.reading import PlainGuard, code_blocks
+from specllama.tui.widgets.growing import PlainGuard, code_blocks
 
 
 def test_what_would_choke_markdown_is_told_apart() -> None:

@@ -556,8 +556,8 @@ def test_store_trouble_shows_once_in_the_stream() -> None:
     list(session.send("One"))
     (pages,) = store._db.execute("PRAGMA page_count").fetchone()
     store._db.execute(f"PRAGMA max_page_count = {pages}")
-    events = list(session.send("much text " * 100))
-    events += list(session.send("much text " * 100))
+    events = list(session.send("much text " * 400))
+    events += list(session.send("much text " * 400))
     assert len([e for e in events if isinstance(e, Notice) and e.topic == "store"]) == 1
     assert len(session.messages) == 6
 

@@ -11,9 +11,9 @@ from textual.widgets import Static
 
 from specllama.errors import UsageError
 from specllama.events import Event
-from specllama.tui.reading import code_blocks
 from specllama.tui.screens.turn_screen import EDITED, TurnScreen
 from specllama.tui.widgets.above_prompt import Waiting
+from specllama.tui.widgets.growing import code_blocks
 from specllama.tui.widgets.message import AssistantMessage, MessageView, UserMessage
 
 USUAL_DRAFTING = {"speculate": True, "proposer": "auto", "window": "auto", "draft_max": None}

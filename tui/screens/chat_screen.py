@@ -31,19 +31,18 @@ from specllama.tui.screens.acting_screen import ActingScreen
 from specllama.tui.screens.turn_screen import UNNAMED, unfinished
 from specllama.tui.state import VIEWS, DraftFile, Preferences, PromptHistory
 from specllama.tui.widgets.above_prompt import DownloadLine, Waiting
-from specllama.tui.widgets.inked import ThemedApp
-from specllama.tui.widgets.keys import Keys
+from specllama.tui.widgets.drafted import RoundsRow
+from specllama.tui.widgets.inked import Keys, ThemedApp
 from specllama.tui.widgets.message import AssistantMessage, MessageView, UserMessage
 from specllama.tui.widgets.panel import LivePanel, PanelTabs
 from specllama.tui.widgets.prompt import Prompt
-from specllama.tui.widgets.rounds_row import RoundsRow
 from specllama.tui.widgets.sidebar import Sidebar
 from specllama.tui.widgets.stats_strip import StatsStrip
 from specllama.tui.widgets.transcript import Transcript
 from specllama.tui.widgets.welcome import TopBar, Welcome, next_example
 
 if TYPE_CHECKING:
-    from specllama.tui.exports import Export
+    from specllama.tui.screens.export_screen import Export
 
 TWICE_S = 1.5  # within which a key is pressed twice
 FLAT = 20  # rows below which the conversation needs that of the rounds
@@ -331,11 +330,11 @@ class ChatScreen(ActingScreen):
 
     def exports(self) -> list[Export]:
         """List the conversation, and the reply in focus or the last one."""
-        from specllama.tui import exports
+        from specllama.tui.screens.export_screen import Circumstances, of_conversation
 
         at = self.focused.index if isinstance(self.focused, MessageView) else None
-        under = exports.Circumstances(self.loader.info, self.session.params)
-        return exports.of_conversation(self.session, self.records, at, under)
+        under = Circumstances(self.loader.info, self.session.params)
+        return of_conversation(self.session, self.records, at, under)
 
     # ------------------------------------------------------------------ the engine
 

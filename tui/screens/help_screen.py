@@ -14,7 +14,7 @@ from textual.widgets import Static
 from specllama.tui.keymap import ACTIONS, Action
 from specllama.tui.screens.page import Page
 from specllama.tui.themes import Glyphs, Ink
-from specllama.tui.widgets.keys import Keys
+from specllama.tui.widgets.inked import Keys
 
 WORDS = """
 kept: a guess that the target would have written too; files and JSON say accepted

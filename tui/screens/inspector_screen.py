@@ -18,13 +18,13 @@ from textual.widgets import OptionList, Static
 from specllama.errors import SpecllamaError
 from specllama.events import RoundDone
 from specllama.text import sanitize_line
-from specllama.tui.exports import Circumstances, Export, round_
 from specllama.tui.messages import RecordGrew
 from specllama.tui.record import Record, fate_of, glyph_run
+from specllama.tui.screens.export_screen import Circumstances, Export, round_
 from specllama.tui.screens.page import Page
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets import walk
-from specllama.tui.widgets.keys import Keys
+from specllama.tui.widgets.inked import Keys
 from specllama.tui.widgets.panel import LivePanel
 from specllama.tui.widgets.stats_strip import StripState
 from specllama.tui.widgets.walk import children_of

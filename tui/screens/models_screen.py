@@ -29,7 +29,7 @@ from specllama.tui.downloads import Downloads, DownloadTold
 from specllama.tui.loader import Pair
 from specllama.tui.screens.page import Page
 from specllama.tui.state import Preferences
-from specllama.tui.widgets.keys import Keys
+from specllama.tui.widgets.inked import Keys
 from specllama.tui.widgets.model_picker import ModelColumn
 
 if TYPE_CHECKING:

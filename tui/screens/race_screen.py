@@ -22,7 +22,6 @@ from specllama.interface import EngineInfo, EngineLike, MethodInfo, Prompt
 from specllama.settings.params import GenerateParams
 from specllama.text import sanitize_line
 from specllama.tui.advice import NO_GUESSES, guesses
-from specllama.tui.exports import Circumstances, Export, race
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
 from specllama.tui.race_runner import (
     Advice,
@@ -33,9 +32,10 @@ from specllama.tui.race_runner import (
     advise,
     advise_among,
 )
+from specllama.tui.screens.export_screen import Circumstances, Export, race
 from specllama.tui.screens.page import Page
 from specllama.tui.widgets import race_tables
-from specllama.tui.widgets.keys import Keys
+from specllama.tui.widgets.inked import Keys
 from specllama.tui.widgets.playground import Playground
 from specllama.tui.widgets.race_tables import PLAINLY, MethodList, choices, raced
 

@@ -20,8 +20,7 @@ from specllama.store.message_tree import StoredMessage
 from specllama.store.sessions import SessionStore, SessionSummary, StoredSession
 from specllama.text import number_of, sanitize, sanitize_line
 from specllama.tui.screens.page import Page
-from specllama.tui.widgets.inked import Inked
-from specllama.tui.widgets.keys import Keys
+from specllama.tui.widgets.inked import Inked, Keys
 from specllama.tui.widgets.sidebar import date, heading, moment
 
 _CHARS = 6000  # of the last messages

@@ -20,8 +20,7 @@ from specllama.settings.setting import declared
 from specllama.text import sanitize_line
 from specllama.tui.screens.page import Page
 from specllama.tui.state import VIEWS, Preferences
-from specllama.tui.widgets.inked import Inked
-from specllama.tui.widgets.keys import Keys
+from specllama.tui.widgets.inked import Inked, Keys
 
 
 class Toggle(Inked, Switch):

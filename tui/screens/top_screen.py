@@ -15,7 +15,7 @@ from textual.widgets import Static
 from specllama.errors import EngineDied, SpecllamaError
 from specllama.remote.board import LEGEND, BoardLine, ServerWatch
 from specllama.tui.screens.page import Page
-from specllama.tui.widgets.keys import Keys
+from specllama.tui.widgets.inked import Keys
 
 DRAW_S = 0.25
 AGAIN_S = 2.0  # between two attempts to reach a server

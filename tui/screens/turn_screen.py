@@ -34,11 +34,11 @@ from specllama.tui.messages import (
 )
 from specllama.tui.record import Record
 from specllama.tui.screens.page import Page
+from specllama.tui.widgets.drafted import RoundsRow
 from specllama.tui.widgets.inked import Inked
 from specllama.tui.widgets.message import AssistantMessage, UserMessage
 from specllama.tui.widgets.panel import LivePanel
 from specllama.tui.widgets.prompt import Prompt
-from specllama.tui.widgets.rounds_row import RoundsRow
 from specllama.tui.widgets.stats_strip import StatsStrip, StripState
 from specllama.tui.widgets.transcript import Transcript
 from specllama.tui.widgets.welcome import TopBar

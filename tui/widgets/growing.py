@@ -1,10 +1,15 @@
-"""Lists of Markdown that grow at their end: Textual sets a list up anew for each added piece."""
+"""Markdown of a reply as it arrives: text unfit for it, blocks of code, and lists that grow.
+
+Textual sets a list up anew for each added piece.
+"""
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import islice
 from typing import cast
 
+from markdown_it import MarkdownIt
 from textual.widget import Widget
 from textual.widgets import Markdown
 from textual.widgets._markdown import (
@@ -14,6 +19,45 @@ from textual.widgets._markdown import (
     MarkdownOrderedList,
     MarkdownParagraph,
 )
+
+NESTING = 12
+PLAIN_CHARS = 120_000
+PLAIN_LINE = 20_000
+PLAIN_PIPES = 900
+DEEP_INDENT = " " * 40
+DEEP_WEIGHT = 20  # a line indented this deeply costs about as much as this many table cells
+
+
+@cache
+def parser() -> MarkdownIt:
+    """Return a parser of Markdown as Textual reads it, made safe against bombs: shallow nesting,
+    HTML as text."""
+    return MarkdownIt("gfm-like", {"maxNesting": NESTING, "html": False})
+
+
+class PlainGuard:
+    """The test for replies to show as plain text: each table cell becomes a widget, and a long list
+    or a text of megabytes would be parsed again and again."""
+
+    def __init__(self) -> None:
+        self._chars = self._pipes = self._line = 0
+
+    def feed(self, piece: str) -> bool:
+        self._chars += len(piece)
+        self._pipes += piece.count("|") + DEEP_WEIGHT * piece.count(DEEP_INDENT)
+        head, newline, tail = piece.rpartition("\n")
+        if newline:
+            longest = max(map(len, head.split("\n")), default=0)
+            self._line = max(self._line + longest if longest else 0, len(tail))
+        else:
+            self._line += len(tail)
+        return self._chars > PLAIN_CHARS or self._line > PLAIN_LINE or self._pipes > PLAIN_PIPES
+
+
+def code_blocks(text: str) -> list[str]:
+    """Return the contents of the fenced blocks, last one first; an open fence counts to the end."""
+    blocks = [token.content.rstrip("\n") for token in parser().parse(text) if token.type == "fence"]
+    return blocks[::-1]
 
 
 class GrowingBullets(MarkdownBulletList):

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections.abc import Iterable
 from typing import cast
 
 from textual import on
-from textual.app import App
+from textual.app import App, ComposeResult
 from textual.dom import DOMNode
 from textual.theme import Theme
+from textual.widgets import Footer
+from textual.widgets._footer import FooterKey
 
 from specllama.interface import MethodInfo
 from specllama.tui import themes
 from specllama.tui.messages import InkChanged, StorageFailed
 from specllama.tui.state import DEFAULT_THEME, Preferences
-from specllama.tui.themes import UNICODE, Glyphs, Ink, ink_for
+from specllama.tui.themes import Glyphs, Ink, ink_for
 
 
 class InkedApp(App[int]):
     """An app whose widgets draw with inks and glyphs. Any app may host the widgets (tests do)."""
-
-    _glyphs = UNICODE
 
     @property
     def methods(self) -> tuple[MethodInfo, ...]:
@@ -30,9 +30,7 @@ class InkedApp(App[int]):
 
     @property
     def glyphs(self) -> Glyphs:
-        if self._glyphs.methods is not self.methods:  # every line asks
-            self._glyphs = replace(UNICODE, methods=self.methods)
-        return self._glyphs
+        return Glyphs(methods=self.methods)
 
     @property
     def ink(self) -> Ink:
@@ -110,3 +108,28 @@ class ThemedApp(InkedApp):
                 severity="warning",
                 markup=False,
             )
+
+
+class Keys(Footer):
+    """A footer that leaves out keys that do not fit, where Textual's clips them."""
+
+    def compose(self) -> ComposeResult:
+        keys = [key for key in super().compose() if isinstance(key, FooterKey)]
+        self._fit(keys)
+        yield from keys
+
+    def on_resize(self) -> None:
+        self._fit(self.query(FooterKey))
+
+    def _fit(self, keys: Iterable[FooterKey]) -> None:
+        room = self.app.size.width
+        for key in sorted(keys, key=lambda key: not key.has_class("-command-palette")):
+            needs = self._width(key)
+            key.display = needs <= room
+            room -= needs if key.display else 0
+
+    def _width(self, key: FooterKey) -> int:
+        words = len(key.key_display) + len(key.description)
+        if key.has_class("-command-palette"):
+            return words + 5  # its line and padding
+        return words + (2 if self.compact else 3)

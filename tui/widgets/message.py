@@ -17,10 +17,9 @@ from specllama.events import Finished, RoundDone
 from specllama.replies import attach
 from specllama.text import WordCount, number_of, sanitize, sanitize_line
 from specllama.tui.messages import ActionAsked
-from specllama.tui.reading import PlainGuard, parser
 from specllama.tui.record import Record
 from specllama.tui.widgets.drafted import DraftedView
-from specllama.tui.widgets.growing import GrowingMarkdown
+from specllama.tui.widgets.growing import GrowingMarkdown, PlainGuard, parser
 from specllama.tui.widgets.inked import Inked
 
 FOLD_CHARS = 3000

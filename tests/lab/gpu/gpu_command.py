@@ -95,7 +95,7 @@ def check(
         written = work.write()
     failed = [name for name, found in work.state["parts"].items() if not found["ok"]]
     if as_json:
-        output.document(work.state)
+        output.json_line(work.state)
     else:
         output.write(written[1].read_text("utf-8"))
     for path in written:

@@ -52,11 +52,6 @@ def test_a_message_keeps_the_text_exactly_and_can_be_taken_apart(text: str) -> N
     assert again["notes.md"].removesuffix("\n") == text.removesuffix("\n")
 
 
-def test_a_message_of_an_earlier_version_has_its_files_below() -> None:
-    message = "Compare @a.md\nand @b.md\n\n```a.md\nx\n```\n\n```b.md\ny\n```"
-    assert attach.split(message) == ("Compare @a.md\nand @b.md", {"a.md": "x\n", "b.md": "y\n"})
-
-
 def test_a_block_that_was_typed_first_is_no_file() -> None:
     typed = "```sh\nls\n```\n\nWhat does @a.md say?"
     message = attach.attach(typed, {"a.md": "x"})
