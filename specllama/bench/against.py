@@ -203,20 +203,20 @@ def compare_texts(
         ways = [(speculative, "first"), *more[:1], (plain, "first"), *more[1:]]
         rows = compare([side.tried for side, _ in ways], some, in_turn=False)
         for one, row in zip(some, rows, strict=True):
-            text = row.pop(ways.index((plain, "first")))
+            answers = dict(zip(ways, row, strict=True))
+            text = answers.pop((plain, "first"))
             if isinstance(text, SpecllamaError):
                 yield judged(plain, "first", one, text, text)
                 continue
             known += [(one, text)] if more else []
-            others = (way for way in ways if way != (plain, "first"))
-            for (side, way), answer in zip(others, row, strict=True):
+            for (side, way), answer in answers.items():
                 yield judged(side, way, one, answer, text)
     for side in (speculative, plain):
         if at_once < 2 or side.own:
             continue
         with ThreadPoolExecutor(at_once) as pool:
-            answers = pool.map(side.tried, [one for one, _ in known])
-        for (one, text), answer in zip(known, answers, strict=True):
+            answered = pool.map(side.tried, [one for one, _ in known])
+        for (one, text), answer in zip(known, answered, strict=True):
             yield judged(side, "beside", one, answer, text)
 
 

@@ -23,7 +23,7 @@ from specllama.rates import speed
 from specllama.settings.params import GenerateParams
 from specllama.store.rounds import Logged
 from specllama.told import Told
-from specllama.verdict import TimedRound, passes_of, singles_of
+from specllama.verdict import TimedRound, passes_of
 
 if TYPE_CHECKING:
     from specllama.engine.engine import Engine
@@ -96,10 +96,6 @@ class Run(Told):
     @property
     def passes(self) -> list[TimedRound]:
         return passes_of(self.rounds)
-
-    @property
-    def singles(self) -> list[float]:
-        return singles_of(self.passes)
 
     def same(self, plain: Run) -> tuple[int, int]:
         """Count the first tokens that equal plain decoding, and those of the longer run."""

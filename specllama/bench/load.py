@@ -321,69 +321,47 @@ COLUMNS: dict[str, Callable[[LoadRow], str]] = {
 }
 
 
-class ClientLoad:
-    """Clients of some servers.
+def waves(
+    arms: Sequence[RemoteArm],
+    tasks: Sequence[Task],
+    count: int,
+    clients: Sequence[int],
+    repetitions: int,
+) -> Iterator[Wave]:
+    """Send the same questions to every server, with N clients at a time; each wave takes the next
+    ``count``.
 
-    Args:
-        tasks: of which every wave takes the next ``count``.
-
-    Its methods raise SpecllamaError where a server does not answer, or with an error.
+    Raises:
+        SpecllamaError: a server does not answer, or with an error.
     """
+    questions = cycle(tasks)
+    processes = {arm.name: server_of(arm.engine.address.url) for arm in arms}
+    for repetition, n in product(range(repetitions), clients):
+        asked = list(islice(questions, count))
+        for arm in arms:
+            yield _wave(arm, processes[arm.name], n, repetition, asked)
 
-    def __init__(self, arms: Sequence[RemoteArm], tasks: Sequence[Task], count: int) -> None:
-        self._arms, self._tasks, self._count = arms, tasks, count
-        self._processes = {arm.name: server_of(arm.engine.address.url) for arm in arms}
 
-    def rows(
-        self,
-        clients: Sequence[int],
-        repetitions: int,
-        *,
-        alone: int = 0,
-        heard: Callable[[int, int], object] = lambda done, total: None,
-        wave_ended: Callable[[Wave], object] = lambda wave: None,
-    ) -> list[LoadRow]:
-        """Measure every arm with each number of clients.
-
-        Args:
-            alone: questions that the first server gets again, one after another.
-            heard: called with how many waves there were, and of how many.
-        """
-        waves, n = [], len(clients) * repetitions * len(self._arms)
-        for wave in self.waves(clients, repetitions):
-            waves.append(wave)
-            heard(len(waves), n)
-            wave_ended(wave)
-        answers = [self._arms[0].answer(task, 0) for task in self._tasks[:alone]]
-        return rows(waves, {(one.prompt, one.temperature): one.text for one in answers})
-
-    def waves(self, clients: Sequence[int], repetitions: int) -> Iterator[Wave]:
-        """Send the same questions to every server, with N clients at a time."""
-        count, questions = self._count, cycle(self._tasks)
-        for repetition, n in product(range(repetitions), clients):
-            asked = list(islice(questions, count))
-            for arm in self._arms:
-                yield self._wave(arm, n, repetition, asked)
-
-    def _wave(self, arm: RemoteArm, clients: int, repetition: int, asked: Sequence[Task]) -> Wave:
-        process = self._processes[arm.name]
-        spent = None if process is None else cpu_seconds(process)
-        before, begin = arm.engine.counters(), perf_counter()
-        with ThreadPoolExecutor(clients) as pool:
-            answers = list(pool.map(lambda task: arm.answer(task, repetition), asked))
-        took = perf_counter() - begin
-        if process is not None and spent is not None:
-            spent = cpu_seconds(process) - spent
-        wave = Wave(arm.name, clients, repetition, took, answers, spent)
-        drafted = total([answer.drafted for answer in answers])
-        accepted = total([answer.accepted for answer in answers])
-        if drafted is not None and accepted is not None:
-            wave.draft = Drafted(drafted, accepted)
-        elif before is not None:
-            sleep(SETTLES_S)
-            if now := arm.engine.counters():
-                wave.draft = now.since(before, wave.tokens)
-        return wave
+def _wave(
+    arm: RemoteArm, process: int | None, clients: int, repetition: int, asked: Sequence[Task]
+) -> Wave:
+    spent = None if process is None else cpu_seconds(process)
+    before, begin = arm.engine.counters(), perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        answers = list(pool.map(lambda task: arm.answer(task, repetition), asked))
+    took = perf_counter() - begin
+    if process is not None and spent is not None:
+        spent = cpu_seconds(process) - spent
+    wave = Wave(arm.name, clients, repetition, took, answers, spent)
+    drafted = total([answer.drafted for answer in answers])
+    accepted = total([answer.accepted for answer in answers])
+    if drafted is not None and accepted is not None:
+        wave.draft = Drafted(drafted, accepted)
+    elif before is not None:
+        sleep(SETTLES_S)
+        if now := arm.engine.counters():
+            wave.draft = now.since(before, wave.tokens)
+    return wave
 
 
 def rows(waves: Sequence[Wave], alone: Alone) -> list[LoadRow]:

@@ -20,7 +20,7 @@ from typing import TypeVar
 from specllama.bench.experiment import PLAIN, Run
 from specllama.rates import Payoff, fixed_speeds, pays_above, steady
 from specllama.text import number_of
-from specllama.verdict import Interval, TimedRound, is_wide, lead, payoff
+from specllama.verdict import Interval, TimedRound, is_wide, lead, payoff, singles_of
 
 MAX_K = 16
 ENOUGH = 3  # passes of a width before their cost counts as measured
@@ -313,7 +313,7 @@ def model(board: RaceBoard) -> SpeedModel | None:
     """Return the speed model with the pair's own figures from races."""
     laps = [lap for tab in ("race", "sweep") for lap in board.laps(tab).values()]
     runs = [run for lap in laps for run in lap.values()]
-    singles = [ms for run in runs if run.name == PLAIN for ms in run.singles]
+    singles = singles_of(p for run in runs if run.name == PLAIN for p in run.passes)
     return SpeedModel.of([p for run in runs if run.name != PLAIN for p in run.passes], singles)
 
 

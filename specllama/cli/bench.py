@@ -36,6 +36,7 @@ from specllama.errors import UsageError
 from specllama.paths import barred
 from specllama.remote.address import KEY_VARIABLE
 from specllama.settings.params import PROPOSERS
+from specllama.text import figure
 
 if TYPE_CHECKING:
     from specllama.bench.experiment import Arm
@@ -372,7 +373,7 @@ Examples:
 @number_option("-n", "--count", default=16, help="Number of requests in a wave.")
 @length_option(64, least=2)
 @number_option("-r", "--repetitions", default=3, help="Number of times that each wave is measured.")
-@number_option("--alone", default=8, least=0, metavar="N",
+@number_option("--alone", default=8, least=0,
                help="Number of requests that the first server gets again, one by one.")  # fmt: skip
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True,
               help="Sampling temperature of the replies.")  # fmt: skip
@@ -407,14 +408,9 @@ def load_command(
     same text    replies that equal what the first server writes for one client alone (--alone)
     """
     from specllama.bench.experiment import tasks_of
-    from specllama.bench.load import COLUMNS, ClientLoad, LoadRow, Wave, load_arm
+    from specllama.bench.load import COLUMNS, LoadRow, load_arm, rows, waves
     from specllama.bench.prompts import load_prompts
     from specllama.settings.params import GenerateParams
-
-    def ended(wave: Wave) -> None:
-        if not as_json:
-            speed = f"{wave.tok_per_s:.1f}" if wave.tok_per_s else "–"
-            diagnostics.note(f"{wave.arm}, {wave.clients} clients: {speed} tok/s")
 
     tasks = tasks_of(load_prompts(prompts), (temperature,), max_tokens, seed)
     with ExitStack() as stack:
@@ -422,8 +418,13 @@ def load_command(
         for text in servers:
             arms.append(load_arm(text, GenerateParams(), os.environ.get(KEY_VARIABLE, "")))
             stack.callback(arms[-1].close)
-        found = ClientLoad(arms, tasks, count).rows(
-            clients or (1, 4), repetitions, alone=alone, wave_ended=ended
-        )
+        told = []
+        for wave in waves(arms, tasks, count, clients or (1, 4), repetitions):
+            told.append(wave)
+            if not as_json:
+                speed = figure(wave.tok_per_s, ".1f")
+                diagnostics.note(f"{wave.arm}, {wave.clients} clients: {speed} tok/s")
+        answers = [arms[0].answer(task, 0) for task in tasks[:alone]]
+        found = rows(told, {(one.prompt, one.temperature): one.text for one in answers})
     columns = [Column(head, cell, right=i > 0) for i, (head, cell) in enumerate(COLUMNS.items())]
     listing(as_json, "rows", found, columns, to_dict=LoadRow.to_dict)

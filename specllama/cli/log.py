@@ -23,6 +23,7 @@ from specllama.cli.listing import (
     show_path,
     show_table,
 )
+from specllama.cli.options import number_option
 from specllama.cli.printer import MEASURE, round_glyphs, statistics_line
 from specllama.errors import StoreError, UsageError
 from specllama.events import RoundDone
@@ -167,13 +168,8 @@ def show(run: str, turn: int | None, limit: int | None, as_json: bool) -> None:
 @command.command("stats")
 @click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=completion.runs)
 @click.option("--all", "every", is_flag=True, help="Add up all runs.")
-@click.option(
-    "--slices",
-    default=5,
-    show_default=True,
-    type=click.IntRange(1, 1000),
-    help="Number of parts into which the time of a run is divided.",
-)
+@number_option("--slices", default=5, most=1000,
+               help="Number of parts into which the time of a run is divided.")  # fmt: skip
 @json_option
 def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> None:
     """Totals, and acceptance by position, by source and over time."""

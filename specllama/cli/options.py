@@ -371,11 +371,12 @@ def temperatures_option(usual: str) -> Callable[[Decorated], Decorated]:
 
 
 def number_option(
-    *names: str, default: int, help: str, least: int = 1, **more: Any
+    *names: str, default: int, help: str, least: int = 1, most: int | None = None
 ) -> Callable[[Decorated], Decorated]:
     """Make an option of a whole number."""
-    kind = click.IntRange(least)
-    return click.option(*names, type=kind, default=default, show_default=True, help=help, **more)
+    kind = click.IntRange(least, most)
+    more: dict[str, Any] = {"default": default, "show_default": True, "help": help}
+    return click.option(*names, type=kind, metavar="N", **more)
 
 
 def length_option(default: int, *, least: int = 1) -> Callable[[Decorated], Decorated]:
@@ -445,8 +446,8 @@ def request_params(settings: Settings, flags: dict[str, Any]) -> GenerateParams:
             raise UsageError("give --grammar or --grammar-file, not both")
         grammar = read_text(flags["grammar_file"], "the grammar file")
     schema = flags.get("json_schema")
-    if schema is not None:
-        schema = _json_schema(schema)
+    if schema is not None and schema.startswith("@"):
+        schema = read_text(Path(schema[1:]), "the schema file")
     params = settings.generate_params(grammar=grammar, json_schema=schema)
     if params.constrained:  # refuse it before a model is loaded
         from specllama.grammar.guide import require
@@ -471,10 +472,6 @@ def read_text(path: Path, what: str) -> str:
             f"{what} {path} is not UTF-8 text",
             f"save it as UTF-8, or convert it: iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))}",
         ) from None
-
-
-def _json_schema(value: str) -> str:
-    return read_text(Path(value[1:]), "the schema file") if value.startswith("@") else value
 
 
 def _logit_bias(items: Sequence[str]) -> dict[int, float]:

@@ -125,14 +125,8 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts",
     metavar="MS",
     help="Make passes and drafts take up to MS milliseconds longer, at random.",
 )
-@click.option(
-    "--parallel",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Write N replies at the same time, with random arrivals and cancels.",
-)
+@number_option("--parallel", default=1, most=64,
+               help="Write N replies at once, with random arrivals and cancels.")  # fmt: skip
 @seed_option
 @settings_options(only=LOADING)
 @_server_options

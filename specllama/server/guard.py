@@ -143,12 +143,8 @@ class Access:
         """
         if self.keys:
             key = self._key(Headers(scope=scope))
-            return "" if key is None else f"key {_fingerprint(key)}"
+            return f"key {hashlib.blake2b(key.encode(), digest_size=4).hexdigest()}" if key else ""
         return scope["client"][0] if scope.get("client") else ""
-
-
-def _fingerprint(key: str) -> str:
-    return hashlib.blake2b(key.encode(), digest_size=4).hexdigest()
 
 
 def _spellings(key: str) -> set[bytes]:

@@ -203,7 +203,7 @@ def test_bench_reports_cold_beside_warm_and_keeps_nothing(
     ("flags", "status", "words"),
     [
         (["--slice", "poetry"], 2, "no prompts of slice"),
-        (["-n", "0"], 2, "at least 1"),
+        (["-n", "0"], 2, "not in the range"),
         (["--against", "magic 8ball"], 2, "is no address"),
         (["--prompts", "/no/such/file.txt"], 2, "cannot read"),
     ],

@@ -12,7 +12,7 @@ from servers import Serving
 
 from specllama.bench import load
 from specllama.bench.experiment import RunFigures, Task
-from specllama.bench.load import COLUMNS, ClientLoad, Wave, cpu_seconds, load_arm, rows, server_of
+from specllama.bench.load import COLUMNS, Wave, cpu_seconds, load_arm, rows, server_of, waves
 from specllama.bench.prompts import BenchPrompt
 from specllama.cli import invoke
 from specllama.errors import UsageError
@@ -136,9 +136,9 @@ def test_every_wave_has_prompts_of_its_own(server: Serving) -> None:
     tasks = [Task(BenchPrompt(str(i), "chat", text=str(i)), 0.0, 4, i) for i in range(5)]
     arm = load_arm(server.url, GenerateParams())
     try:
-        waves = list(ClientLoad([arm], tasks, 2).waves((1, 2), 2))
+        found = list(waves([arm], tasks, 2, (1, 2), 2))
     finally:
         arm.close()
-    assert [(wave.clients, wave.repetition) for wave in waves] == [(1, 0), (2, 0), (1, 1), (2, 1)]
-    asked = [[answer.prompt for answer in wave.answers] for wave in waves]
+    assert [(wave.clients, wave.repetition) for wave in found] == [(1, 0), (2, 0), (1, 1), (2, 1)]
+    asked = [[answer.prompt for answer in wave.answers] for wave in found]
     assert asked == [["0", "1"], ["2", "3"], ["4", "0"], ["1", "2"]]
