@@ -1,7 +1,5 @@
 """Medusa head files: what is written, read, refused, and converted from published layouts."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any
@@ -114,8 +112,7 @@ def test_eight_bit_packing_is_the_reference_packing() -> None:
 
 def test_what_is_written_the_gguf_package_reads(tmp_path: Path, target: GgufHeader) -> None:
     path = write(tmp_path / "h.gguf", target)
-    reader = gguf.GGUFReader(path)
-    for tensor in reader.tensors:
+    for tensor in gguf.GGUFReader(path).tensors:
         kind = tensor.tensor_type
         assert kind.name == ("F32" if "bias" in tensor.name else "Q8_0")
         values = gguf.quants.dequantize(tensor.data, kind)

@@ -1,7 +1,5 @@
 """Whether llama.cpp can run a file's NextN blocks, told from the header before it would abort."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
