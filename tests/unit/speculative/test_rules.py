@@ -1,7 +1,5 @@
 """The verification rules are exact: every path enumerated, every biased variant caught."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import math
@@ -135,10 +133,7 @@ def toys(v: int, kind: str, seed: int, eos: int | None = None) -> tuple[Toy, Toy
     """(target, draft) of a kind: dense, or with impossible tokens on either side."""
     zero_p = 0.4 if kind in ("sparse p", "sparse both") else 0.0
     zero_q = 0.4 if kind in ("sparse q", "sparse both") else 0.0
-    return (
-        Toy(v, seed, zero=zero_p, eos=eos),
-        Toy(v, 1000 + seed, zero=zero_q, eos=eos),
-    )
+    return (Toy(v, seed, zero=zero_p, eos=eos), Toy(v, 1000 + seed, zero=zero_q, eos=eos))
 
 
 KINDS = ("dense", "sparse p", "sparse q", "sparse both")
@@ -160,8 +155,7 @@ def test_chain_is_exact(rule: str, drafter: str, kind: str) -> None:
 @pytest.mark.parametrize(("v", "k"), [(3, 4), (4, 3), (4, 4)])
 def test_long_chain_is_exact(rule: str, v: int, k: int) -> None:
     target, draft = toys(v, "sparse both", 7)
-    program = one_round(RULES[rule], target, draft, sampled, k)
-    assert bias(program, target, k + 1).tv < EXACT
+    assert bias(one_round(RULES[rule], target, draft, sampled, k), target, k + 1).tv < EXACT
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -174,8 +168,7 @@ def test_stop_token_inside_a_draft_absorbs(rule: str, drafter: str, stops: bool)
         if not stops:
             draft.eos = None
         program = one_round(RULES[rule], target, draft, DRAFTERS[drafter], 3)
-        result = bias(program, target, 4)
-        assert result.tv < EXACT
+        assert bias(program, target, 4).tv < EXACT
         for _, tokens in outcomes(program):
             assert 0 not in tokens[:-1], "nothing is emitted behind a stop token"
 
@@ -208,8 +201,7 @@ def test_equal_laws_accept_everything(rule: str) -> None:
     for noise in (0.0, 1e-16, 1e-13, 1e-9):
         target = Toy(3, 11)
         near = Jittered(3, 11, noise=noise)
-        program = one_round(RULES[rule], target, near, sampled, 3)
-        result = bias(program, target, 4)
+        result = bias(one_round(RULES[rule], target, near, sampled, 3), target, 4)
         assert result.tv < max(EXACT, 10 * noise)
         if rule != "match":
             assert result.mean_length == pytest.approx(4.0, abs=1e-6)
@@ -233,8 +225,7 @@ class Jittered(Toy):
 def test_disjoint_laws_reject_everything(rule: str) -> None:
     target = Toy(4, 0, fixed=(0.25, 0.75, 0.0, 0.0))
     draft = Toy(4, 0, fixed=(0.0, 0.0, 0.5, 0.5))
-    program = one_round(RULES[rule], target, draft, sampled, 3)
-    result = bias(program, target, 4)
+    result = bias(one_round(RULES[rule], target, draft, sampled, 3), target, 4)
     assert result.tv < EXACT
     assert result.mean_length == 1.0
 
@@ -242,8 +233,7 @@ def test_disjoint_laws_reject_everything(rule: str) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_empty_draft_is_a_plain_step(rule: str) -> None:
     target = Toy(3, 2)
-    program = one_round(RULES[rule], target, target, sampled, 0)
-    assert bias(program, target, 1).tv < EXACT
+    assert bias(one_round(RULES[rule], target, target, sampled, 0), target, 1).tv < EXACT
     verdict = RULES[rule](Draft(), ToyWalk(target, Draft(), ()), Oracle(), lambda t: False)
     assert (verdict.path, verdict.kind, verdict.p) == ((), "plain", ())
 
@@ -346,11 +336,7 @@ def test_sampled_child_first_accepts_more_than_fixed_first() -> None:
     for seed in range(6):
         target, draft = toys(4, "dense", seed)
         first, last = (
-            bias(
-                one_round(RULES["rejection"], target, draft, tree_of(m, 2), 1),
-                target,
-                2,
-            )
+            bias(one_round(RULES["rejection"], target, draft, tree_of(m, 2), 1), target, 2)
             for m in ("sampled, then fixed", "fixed, then sampled")
         )
         gain += first.mean_length - last.mean_length

@@ -1,7 +1,5 @@
 """The round loop over the fake backend: caches, groups, and one text per seed whatever drafts."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -9,22 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 from engines import FakeContext
+from head_fakes import knowing, medusa_of, state_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import Oracle, Tokens, bias
 from table_model import FakeTable
-from toys import (
-    FULL,
-    LENGTH,
-    PROMPT,
-    SAMPLERS,
-    ChainToy,
-    NotTwice,
-    Setup,
-    V,
-    into_dead_ends,
-    is_eog,
-)
+from toys import EXACT, FULL, LENGTH, PROMPT, SAMPLERS, Leaves, Setup, V, grower, into_dead_ends
 from windows import Answers
 
 from specllama.arrays import Rows
@@ -33,13 +20,15 @@ from specllama.errors import Cancelled, ContextFull, EngineError
 from specllama.events import RoundDone
 from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.drafting.draft_model import ChainDrafter
-from specllama.speculative.drafting.drafter import Drafter, Request
+from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.forced import ForcedDrafter
+from specllama.speculative.drafting.merged import MergedDrafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
+from specllama.speculative.drafting.suffix import SuffixDrafter
 from specllama.speculative.effects import Effect, Keep, Steps, perform, run_alone
 from specllama.speculative.round import Rounds
-from specllama.speculative.rules import MATCH, RandomCoins, rule_of
+from specllama.speculative.rules import RandomCoins
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room
 from specllama.speculative.window import Outcome, Plan, Window
@@ -111,11 +100,7 @@ class Fork(Cheat):
         wrong = (line.tokens[0] + 1) % V
         n = len(line) + 1
         return Draft(
-            (*line.tokens, wrong),
-            (*line.parents, -1),
-            (None,) * n,
-            (None,) * n,
-            (self.name,) * n,
+            (*line.tokens, wrong), (*line.parents, -1), (None,) * n, (None,) * n, (self.name,) * n
         )
 
 
@@ -150,6 +135,14 @@ PROPOSERS: dict[str, Callable[[Setup, list[int]], Drafter]] = {
     "forced and others": lambda s, truth: MixedDrafter(
         [ForcedDrafter(), NgramDrafter(n_min=2), draft_model(s, 0.7)]
     ),
+    "tree": lambda s, truth: Leaves(grower(s, 0.5), 3),
+    "tree same": lambda s, truth: Leaves(grower(s, 1.0), 16),
+    "pairs": lambda s, truth: Leaves(grower(s, 0.6, siblings=2)),
+    "merged": lambda s, truth: Leaves(MergedDrafter(NgramDrafter(n_min=1), grower(s, 0.6))),
+    "suffix": lambda s, truth: Leaves(SuffixDrafter(), 1),
+    "suffix tree": lambda s, truth: Leaves(SuffixDrafter(), 6),
+    "medusa chain": lambda s, truth: Leaves(medusa_of(knowing(s.table), state_of), 1),
+    "medusa": lambda s, truth: Leaves(medusa_of(knowing(s.table, noise=2.0), state_of), 8),
     "random tree": lambda s, truth: RandomTree(truth),
     "always right": lambda s, truth: Cheat(truth),
     "always wrong": lambda s, truth: Cheat(truth, shift=1),
@@ -195,7 +188,6 @@ def test_narrow_passes_change_nothing(name: str, exact_rows: int) -> None:
         widths: list[int] = []
 
         def look(loop: Rounds, done: RoundDone, widths: list[int] = widths) -> None:
-            assert isinstance(loop.target, FakeContext)
             widths.extend(loop.target.passes[1:])
             loop.target.passes[1:] = []
 
@@ -273,46 +265,21 @@ def test_the_texts_differ_between_seeds_and_drafts_are_really_accepted() -> None
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("grammar", [False, True])
-@pytest.mark.parametrize("case", ["plain", "truncated", "penalties"])
+@pytest.mark.parametrize("case", EXACT)
 @pytest.mark.parametrize("beside", [[], [ForcedDrafter]])
 def test_the_whole_loop_is_exact(
     rule: VerifyRule, grammar: bool, case: str, beside: list[Callable[[], Drafter]]
 ) -> None:
     """Draft model, loop and sampler chain together, over all outcomes of their coins."""
-    sampling = {
-        "plain": FULL,
-        "truncated": dataclasses.replace(FULL, top_k=2, temperature=0.8),
-        "penalties": dataclasses.replace(FULL, repeat_penalty=1.5, presence_penalty=0.5),
-    }[case]
-    prompt, length = [1, 2], 3
-    setup = Setup(sampling=sampling, rule=rule, grammar=grammar)
     table = FakeTable(3, seed=2, sharpness=1.0)
     other = FakeTable(3, seed=3, sharpness=1.0, of=table, agreement=0.4)
 
-    def program(oracle: Oracle) -> Tokens:
-        tokens = list(prompt)
-        target = FakeContext(table, n_ctx=16)
-        target.forward(tokens[:-1], outputs="none")
+    def make(target: FakeContext) -> Drafter:
         model = ChainDrafter(FakeContext(other, n_ctx=16), n_vocab=3)
-        proposer = MixedDrafter([*(make() for make in beside), model]) if beside else model
-        proposer.start(Request(seed=0, rule=rule_of(rule), coins=oracle, is_eog=is_eog))
-        loop = Rounds(
-            target=target,
-            drafter=proposer,
-            tokens=tokens,
-            chain=SamplerChain(sampling, tokens=tokens, constraint=NotTwice() if grammar else None),
-            window=Window(2),
-            rule=rule_of(rule),
-            seed=0,
-            coins=oracle,
-            is_stop=is_eog,
-            pass_rows=16,
-        )
-        while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-            run_alone(loop.round())
-        return tuple(tokens[len(prompt) :])
+        return MixedDrafter([*(make() for make in beside), model]) if beside else model
 
-    assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
+    setup = Setup(sampling=EXACT[case], seed=0, rule=rule, grammar=grammar, draft_max=2)
+    assert setup.off_by(make, table, [1, 2], 3) < 1e-9
 
 
 # -- the loop's own rules -------------------------------------------------------------------------
@@ -326,24 +293,10 @@ def a_loop(
     draft_max: int = 8,
     tokens: list[int] | None = None,
 ) -> Rounds:
-    tokens = tokens if tokens is not None else list(PROMPT)
     table = FakeTable(V, seed=5, sharpness=1.5, eog_bias=-9.0)
     target = FakeContext(table, n_ctx=n_ctx, max_rows=max_rows)
-    if len(tokens) > 1:
-        target.forward(tokens[:-1], outputs="none")
-    proposer.start(Request(seed=1, rule=MATCH, coins=RandomCoins(1), is_eog=is_eog))
-    return Rounds(
-        target=target,
-        drafter=proposer,
-        tokens=tokens,
-        chain=SamplerChain(FULL, seed=1, tokens=tokens),
-        window=Window(draft_max),
-        rule=MATCH,
-        seed=1,
-        coins=RandomCoins(1),
-        is_stop=is_eog,
-        pass_rows=target.max_rows,
-    )
+    tokens, coins = tokens if tokens is not None else list(PROMPT), RandomCoins(1)
+    return Setup(draft_max=draft_max).loop(proposer, target, tokens, coins=coins, rows=max_rows)
 
 
 def truth(n: int) -> list[int]:
@@ -355,8 +308,7 @@ def truth(n: int) -> list[int]:
 
 def test_a_draft_never_overshoots_what_is_wanted() -> None:
     for wanted in (1, 2, 3, 5, 9, 20):
-        loop = a_loop(Cheat(truth(40)))
-        done = run_alone(loop.round(wanted))
+        done = run_alone(a_loop(Cheat(truth(40))).round(wanted))
         assert len(done.emitted) == min(wanted, 9)
         assert done.draft_max == min(wanted - 1, 8)
     assert run_alone(a_loop(Cheat(truth(40))).round(1)).window_reason == "last token"
@@ -372,8 +324,7 @@ def test_a_draft_never_overshoots_the_context_or_the_rows() -> None:
     with pytest.raises(ContextFull):
         run_alone(loop.round())
     assert loop.target.tokens == known[:20]
-    narrow = a_loop(Cheat(known), max_rows=3)
-    assert len(run_alone(narrow.round()).emitted) == 3
+    assert len(run_alone(a_loop(Cheat(known), max_rows=3).round()).emitted) == 3
 
 
 def test_a_prompt_of_one_token_works() -> None:
@@ -443,11 +394,7 @@ def test_a_failure_inside_a_round_leaves_the_caches_as_they_were(tree: bool, at:
         poison = False
 
         def forward(
-            self,
-            tokens: Sequence[int],
-            *,
-            outputs: Outputs,
-            parents: Sequence[int] | None = None,
+            self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
         ) -> Rows:
             self.countdown -= 1
             rows = super().forward(tokens, outputs=outputs, parents=parents)
