@@ -1,7 +1,5 @@
 """Workers of llama.cpp: what is said of addresses and of whoever listens there."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import subprocess
@@ -51,8 +49,7 @@ def version(*numbers: int) -> Callable[[socket.socket], None]:
     """A worker that speaks this version."""
 
     def answer(connection: socket.socket) -> None:
-        asked = connection.recv(1024)
-        assert asked == struct.pack("<BQ", 14, 24) + bytes(24)
+        assert connection.recv(1024) == struct.pack("<BQ", 14, 24) + bytes(24)
         connection.sendall(struct.pack("<QBBBx", 28, *numbers) + bytes(24))
 
     return answer

@@ -1,7 +1,5 @@
 """Which ways to draft a target has, told from headers; nothing is loaded."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which layout of the weights is loaded: told by the file and the processor, never by a time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
