@@ -1,7 +1,5 @@
 """The registry of methods: one line and one file each, and everything that names them derives."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +27,6 @@ from specllama.speculative.drafting.method import (
     menu,
 )
 from specllama.speculative.drafting.method import methods as entries
-from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.policy.costs import Costs
 
 
@@ -104,7 +101,6 @@ def test_auto_drafts_with_copies_and_the_best_paying_source(
     target = FakeContext(FakeTable())
     made = {name: Named(name) for name in parts}
     mixed = Kit(target, made=dict(made)).drafter("mixed")
-    assert isinstance(mixed, MixedDrafter)
     assert [source.name for source in mixed.sources] == [
         "forced",
         "suffix",

@@ -1,7 +1,5 @@
 """A conversation keeps what was said, whatever happens while it is said."""
 
-from __future__ import annotations
-
 import json
 import threading
 
@@ -60,7 +58,6 @@ def test_send_keeps_and_stores_both_turns(store: SessionStore) -> None:
     stored = store.get(session.id or "")
     assert [m.message for m in stored.messages] == session.messages
     assert stored.title == "One?"
-    assert stored.messages[1].stats is not None
     assert stored.messages[1].stats["reason"] == "stop_token"
     assert session.last is not None
     session.close()
@@ -241,8 +238,7 @@ def test_an_answer_that_is_never_begun_changes_nothing(store: SessionStore) -> N
 
 
 def test_retry_after_a_failure_asks_again(store: SessionStore) -> None:
-    engine = ScriptedEngine([Reply(LONG, raise_at_round=0), "fine"])
-    session = Session(engine, store)
+    session = Session(ScriptedEngine([Reply(LONG, raise_at_round=0), "fine"]), store)
     with pytest.raises(EngineError):
         list(session.send("Go"))
     assert session.messages == [Message("user", "Go")]
@@ -258,7 +254,6 @@ def test_an_empty_reply_is_a_reply(store: SessionStore) -> None:
     assert cut_short(session) is False
     stored = store.get(session.id or "").messages
     assert (stored[1].content, stored[1].state) == ("", "done")
-    assert stored[1].stats is not None
     assert stored[1].stats["reason"] == "stop_token"
 
     other = Session(engine, store)
@@ -323,8 +318,7 @@ def test_a_refused_question_is_taken_back(store: SessionStore) -> None:
 
 
 def test_undo_and_edit(store: SessionStore) -> None:
-    engine = ScriptedEngine(["a", "b", "edited answer"])
-    session = Session(engine, store)
+    session = Session(ScriptedEngine(["a", "b", "edited answer"]), store)
     list(session.send("One"))
     list(session.send("Two"))
     assert session.undo() == "Two"
@@ -536,14 +530,12 @@ def test_a_card_is_taken_again_where_it_was_chosen_again(store: SessionStore) ->
     list(session.send("Really?"))
     other = Session(ScriptedEngine([]), store, params=GenerateParams().choose("temperature", 0.9))
     other.load(session.id or "")
-    card = {"temperature": 0.6, "min_p": 0.0}
-    sampling = other.params.on_card(card).sampling
+    sampling = other.params.on_card({"temperature": 0.6, "min_p": 0.0}).sampling
     assert (sampling.temperature, sampling.min_p) == (0.6, 0.2)
 
 
 def test_settings_of_an_earlier_version_count_as_set(store: SessionStore) -> None:
-    whole = params_to_dict(GenerateParams(draft_max=4))
-    old = store.create(settings={"params": whole})
+    old = store.create(settings={"params": params_to_dict(GenerateParams(draft_max=4))})
     store.put(old, 0, StoredMessage("user", "Hello"))
     session = Session(ScriptedEngine([]), store, params=GenerateParams(seed=3))
     session.load(old)
@@ -573,14 +565,12 @@ def test_another_engine_begins_another_log(store: SessionStore) -> None:
 
 
 def test_old_turns_are_left_out_only_if_asked(store: SessionStore) -> None:
-    info = engine_info(target=model_info(n_ctx=200))
-    engine = ScriptedEngine(["word " * 40], info=info)
+    engine = ScriptedEngine(["word " * 40], info=engine_info(target=model_info(n_ctx=200)))
     session = Session(engine, store, params=GenerateParams(on_full="shift", max_tokens=40))
     for n in range(6):
         events = list(session.send(f"Question {n} " + "and more " * 10))
         assert isinstance(events[-1], Finished)
-    notices = [e for e in events if isinstance(e, Notice)]
-    assert "no longer fit" in notices[0].message
+    assert "no longer fit" in next(e for e in events if isinstance(e, Notice)).message
     assert isinstance(events[1], Started)
     assert len(session.messages) == 12
     assert engine.requests[-1].prompt[0].role == "user"

@@ -1,7 +1,5 @@
 """What a hostile chat template may build and how long it may take: little, whatever it does."""
 
-from __future__ import annotations
-
 import os
 import random
 import tracemalloc
@@ -161,8 +159,7 @@ def test_what_templates_do_still_works() -> None:
         "{{ 'a'.join(['x', 'y']) }} {% for i in [1] %}{{ 'aa'.replace('a', 'b', i) }}"
         "{{ '-'.join(['u', 'v']) }}{% endfor %}"
     )
-    out = render_template(template, {"messages": [{"role": "user"}]}, max_chars=10_000)
-    assert out == (
+    assert render_template(template, {"messages": [{"role": "user"}]}, max_chars=10_000) == (
         "[1, {'a': 2}] [1, 2, 3] 3 5 2.57 3.0 -3.0 7 "
         '{\n "a": null,\n "b": [\n  1\n ]\n} a=3 IN A BLOCK <Namespace>1 True 12 a+b xay bau-v'
     )

@@ -1,14 +1,14 @@
 """The round log: what is written can be read, whatever happens to the process, disk or file."""
 
-from __future__ import annotations
-
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import fakes
@@ -18,18 +18,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specllama.errors import StoreError, UsageError
-from specllama.events import Event, Finished, Notice, RoundDone, Started
+from specllama.events import (
+    Chance,
+    Chances,
+    Event,
+    Finished,
+    Notice,
+    ReasoningDelta,
+    RoundDone,
+    Started,
+    TextDelta,
+)
 from specllama.paths import rounds_dir
 from specllama.settings.params import GenerateParams, SamplingParams
-from specllama.store.codec import encode, params_from_dict, params_to_dict
-from specllama.store.rounds import (
-    SCHEMA,
-    Logged,
-    RoundLog,
-    find_run,
-    list_runs,
-    read_run,
-)
+from specllama.store import texts
+from specllama.store.codec import encode, encode_event, params_from_dict, params_to_dict
+from specllama.store.rounds import SCHEMA, Logged, RoundLog, find_run, list_runs, read_run
+from specllama.store.texts import read_texts
 
 TEXT = "The target checks all guesses of a round in one pass, and keeps what agrees. " * 3
 
@@ -40,7 +45,6 @@ def write_run(reply: Reply | str = TEXT, turns: int = 1, **changes: object) -> t
     events = [event for _ in range(turns) for event in engine.generate("Hello", params)]
     log = engine.log
     engine.close()
-    assert log is not None
     return log.path, events
 
 
@@ -218,7 +222,6 @@ def test_a_killed_writer_loses_nothing_it_acknowledged(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert child.stdout is not None
     path = Path(child.stdout.readline().strip())
     seen = 0
     while seen < 25:
@@ -274,3 +277,76 @@ def test_params_survive_and_bad_ones_are_left_out() -> None:
     assert read.sampling.logit_bias == params.sampling.logit_bias
     assert params_from_dict(None) == GenerateParams()
     assert encode({"x": "\ud800"}) == b'{"x":"?"}'
+
+
+# -- the quick way to write an event is the slow way's, byte for byte --
+
+
+SAID = 'She said "é\n🦙" to the fox, and the fox \\ said nothing. ' * 3
+EVENTS = [
+    *ScriptedEngine([Reply(SAID, tree=True)]).generate("Hello", GenerateParams(seed=3)),
+    TextDelta('a "b"\t\x00\x1b'),
+    ReasoningDelta("\ud800 alone"),
+]
+ROUND = next(event for event in EVENTS if isinstance(event, RoundDone) and event.drafted)
+ODD = [
+    replace(ROUND, balance=math.inf),
+    replace(ROUND, plain_ms=math.nan),
+    replace(ROUND, q=(math.nan, *ROUND.q[1:])),
+    replace(ROUND, p=(0.0, *ROUND.p[1:]), target_text="\ud83e"),
+    replace(ROUND, chances=(Chances(1, -math.inf, (97,), (Chance(2, -0.5, (98,)),)),)),
+]
+
+
+@pytest.mark.parametrize("event", [*EVENTS, *ODD], ids=lambda event: event.type)
+def test_a_line_is_that_of_the_events_fields(event: Event) -> None:
+    assert encode_event(event) == encode(event.to_dict())
+    line = encode_event(event, "round", turn=7)
+    assert line == encode({**event.to_dict(), "type": "round", "turn": 7})
+    assert b"\n" not in line
+    assert json.loads(line)["turn"] == 7
+
+
+# -- the texts that a user names to draft from: which are read, and what is --
+
+
+def write(path: Path, data: bytes, age: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    os.utime(path, (1e9 - age, 1e9 - age))
+    return path
+
+
+def test_a_folder_is_read_oldest_first(tmp_path: Path) -> None:
+    write(tmp_path / "a.py", b"newest")
+    write(tmp_path / "below" / "b.md", "älter".encode(), age=2)
+    write(tmp_path / "below" / "c.txt", b"between", age=1)
+    assert read_texts([str(tmp_path)]) == (["älter", "between", "newest"], "")
+    assert read_texts([str(tmp_path / "a.py")]) == (["newest"], "")
+    assert read_texts([str(tmp_path), str(tmp_path / "a.py")])[0].count("newest") == 1
+
+
+def test_what_is_no_text_is_left_out_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "MOST_FILE", 100)
+    monkeypatch.setattr(texts, "MOST_BYTES", 150)
+    write(tmp_path / "image.png", b"\x89PNG\0\0")
+    write(tmp_path / "latin", b"\xe4")
+    write(tmp_path / "data.csv", b"1" * 101)
+    write(tmp_path / "new", b"n" * 90)
+    write(tmp_path / "old", b"o" * 90, age=9)
+    write(tmp_path / "small", b"s" * 20, age=10)
+    for hidden in (".git/config", ".env", "node_modules/x.js", "__pycache__/x.py"):
+        write(tmp_path / hidden, b"secret")
+    found, without = read_texts([str(tmp_path)])
+    assert found == ["s" * 20, "n" * 90]
+    assert sorted(without.split(", ")) == [
+        "1 beyond 8 MiB of newer ones", "1 larger than 1 MiB", "2 no text",
+    ]  # fmt: skip
+
+
+def test_a_name_of_nothing_is_refused() -> None:
+    for name in ("/there/is/none", "~nobodyx9/none"):
+        with pytest.raises(UsageError, match="no such file or folder"):
+            read_texts([name])

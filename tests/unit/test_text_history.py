@@ -1,7 +1,5 @@
 """A text that is appended and cut, its followers, and where its end stands elsewhere."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

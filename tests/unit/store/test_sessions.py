@@ -1,7 +1,5 @@
 """Stored conversations: every change survives, and no disk trouble stops a conversation."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sqlite3
@@ -278,8 +276,7 @@ def test_no_folder_means_memory(home: Path) -> None:
     (home / "data").write_text("in the way")
     with SessionStore.open() as store:
         assert "kept in memory" in store.notices[0]
-        session = fill(store, "Hello")
-        assert len(store.get(session).messages) == 2
+        assert len(store.get(fill(store, "Hello")).messages) == 2
 
 
 def test_a_full_disk_is_said_once() -> None:
@@ -344,8 +341,7 @@ def test_thoughts_are_kept_apart() -> None:
         store.put(session, 1, reply)
         assert store.get(session).messages[1] == reply
         assert [s.id for s in store.summaries(query="Hm é")] == [session]
-        text = to_markdown(store.get(session))
-        assert "Hm é.\n\n</details>\n\nYes." in text
+        assert "Hm é.\n\n</details>\n\nYes." in to_markdown(store.get(session))
         assert json.loads(to_json(store.get(session)))["messages"][1]["reasoning"] == "Hm é."
 
 
@@ -393,7 +389,6 @@ def test_a_killed_process_loses_nothing_it_stored() -> None:
             print(n, flush=True)
     """)
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
     while int(child.stdout.readline()) < 30:
         pass
     child.send_signal(signal.SIGKILL)
@@ -444,8 +439,7 @@ def test_what_waits_is_written_when_the_store_is_closed(
         store = SessionStore.open(path)
         store._db.execute("PRAGMA busy_timeout = 1")
         other = held(path)
-        session = store.create(title="kept" if let_go else "lost")
-        store.put(session, 0, StoredMessage("user", "Hi"))
+        store.put(store.create(title="kept" if let_go else "lost"), 0, StoredMessage("user", "Hi"))
         if let_go:
             other.execute("ROLLBACK")
         store.close()

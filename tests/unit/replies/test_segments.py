@@ -1,7 +1,5 @@
 """Chat templates: what is template and what is content, and what a hostile template can do."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence
@@ -112,8 +110,7 @@ def test_a_template_that_drops_thinking() -> None:
 def test_any_content_keeps_the_borders(template: str, content: str) -> None:
     messages = [Message("user", content), Message("assistant", content), Message("user", "end")]
     segments = shape(template, messages)
-    own = "".join(s.text for s in segments if not s.special)
-    assert own.endswith("end")
+    assert "".join(s.text for s in segments if not s.special).endswith("end")
     special = "".join(s.text for s in segments if s.special)
     reference = shape(
         template, [Message("user", "x"), Message("assistant", "x"), Message("user", "end")]
@@ -329,8 +326,7 @@ TOLD = (
     ],
 )
 def test_how_a_template_tells_of_calls(shape: str, syntax: str) -> None:
-    prompting = Prompting(FakeVocab(64), TOLD.replace("SHAPE", shape))
-    assert prompting.tool_syntax() == syntax
+    assert Prompting(FakeVocab(64), TOLD.replace("SHAPE", shape)).tool_syntax() == syntax
     assert Prompting(FakeVocab(64), HERE + shape).tool_syntax() == ""
     assert Prompting(FakeVocab(64)).tool_syntax() == ""
 
