@@ -279,7 +279,7 @@ def test_completion_answers(home: Path, words: str, expected: str) -> None:
     assert expected in done.stdout, done.stderr
 
 
-# -- ``config show -m model`` names what comes from the model's card; ``run --
+# -- what comes from a model's card --
 
 
 def test_config_show_names_the_card(cli, tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ def test_sigterm_unwinds(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-# -- ctrl-c and sigterm at awkward moments: in callbacks from c, in long ca --
+# -- Ctrl-C and SIGTERM at awkward moments --
 
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -357,7 +357,7 @@ def test_info_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert invoke(["hub", "info", str(tmp_path / "none.gguf")]) == 3
 
 
-# -- where systems differ: what this one cannot try is at least named, and  --
+# -- where systems differ --
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *, pip: bool, active: bool) -> str:

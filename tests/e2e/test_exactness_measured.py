@@ -140,7 +140,7 @@ def test_a_failed_measurement_claims_nothing_and_loads(monkeypatch: pytest.Monke
     assert "no passes today" in found.measured
 
 
-# -- where passes round by their widths, a drafted reply owes its bits to t --
+# -- where passes round by their widths --
 
 
 PROMPT = [20 + (i * i) % 7 for i in range(90)]  # longer than its windows, and full of copies
@@ -193,7 +193,7 @@ def test_a_cell_of_another_token_is_found_out(
     assert any(a != b for a, b in replayed(windows, PROMPT, told))
 
 
-# -- models whose k and v lie in one cache (deepseek, kimi, glm-4.7-flash,  --
+# -- models whose K and V lie in one cache --
 
 
 @pytest.mark.parametrize("times", [1, 40])
@@ -232,7 +232,7 @@ def test_two_types_for_one_cache_are_refused_by_name(tmp_path: Path) -> None:
         assert engine.info.flash_attn
 
 
-# -- the first answer of a model in an empty home: nothing is measured befo --
+# -- the first answer of a model in an empty home --
 
 
 LONG = "The river is wide and the boats are slow. " * 12  # is read in tiles

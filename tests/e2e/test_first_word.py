@@ -65,7 +65,7 @@ print(llama_cpp.Llama.__name__, llama_cpp.__version__, llama_cpp.llama_decode is
     assert done.stdout == f"False {version}\nLlama {version} True\n", done.stderr
 
 
-# -- a folder with modules named like python's own must not stand in for th --
+# -- a folder with modules named like Python's own --
 
 
 NAMES = ("threading", "random", "json", "nt", "queue", "signal", "tempfile", "types")

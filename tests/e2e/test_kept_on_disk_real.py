@@ -90,7 +90,7 @@ def test_a_conversation_reopens_as_if_it_had_gone_on(
             assert (said.drafted > 0) is (one[0] != "none") or not on[one].drafted, one
 
 
-# -- a conversation that is read while it is typed, with the bundled pair:  --
+# -- a conversation that is read while it is typed --
 
 
 WORDS = (Path(__file__).parents[2] / "README.md").read_text("utf-8").split()

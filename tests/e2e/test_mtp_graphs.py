@@ -226,7 +226,7 @@ def test_a_head_of_few_tokens_computes_what_the_whole_one_does(arch: str, tmp_pa
     assert np.isneginf(np.delete(cut, says)).all()
 
 
-# -- nextn layers in llama.cpp, on models that the recipe and the tests bui --
+# -- NextN layers of a model that the recipe builds --
 
 
 @pytest.fixture(scope="module")

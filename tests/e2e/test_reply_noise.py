@@ -90,7 +90,7 @@ def test_an_unchanged_law_is_drawn_alike_whatever_was_asked(tiny: Engine) -> Non
     assert same > 1.3 * other
 
 
-# -- a race's runs write one text again and again; none may copy it from an --
+# -- runs of a race, none of which copies from another --
 
 
 def test_no_run_copies_what_another_wrote(own_tiny: Engine) -> None:

@@ -178,7 +178,7 @@ def test_references_of_one_name_in_two_places_and_odd_names(llama: LlamaModel) -
         assert not lets_through(llama, grammar, json.dumps({**good, key: value}))
 
 
-# -- json schemas over the tokens of a model: models write json that satisf --
+# -- JSON schemas over the tokens of a model --
 
 
 CARD = {
@@ -226,7 +226,7 @@ def test_the_bundled_target_writes_what_the_schema_says(tiny: Engine) -> None:
         assert card["note"] is None or len(card["note"]) <= 40
 
 
-# -- gbnf grammars as llama.cpp reads them: the same tokens are allowed, at --
+# -- GBNF grammars as llama.cpp reads them --
 
 
 _DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])

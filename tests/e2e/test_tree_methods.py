@@ -104,7 +104,7 @@ def _path(rng: random.Random, parents: list[int]) -> list[int]:
     return path[::-1]
 
 
-# -- conversations beside each other on the bundled target: each row is tha --
+# -- conversations beside each other on the bundled target --
 
 
 RUNS = int(os.environ.get("SPECLLAMA_POOL_RUNS", "3"))

@@ -158,7 +158,7 @@ def test_what_head_does_not_take_is_named(tmp_path: Path) -> None:
         survey(target, [str(projector)])
 
 
-# -- after a pull the network may be gone: sockets are blocked, everything  --
+# -- after a pull the network may be gone --
 
 
 NAME = "small-Q4_0.gguf"

@@ -92,7 +92,7 @@ def test_further_replies_go_on_from_where_the_first_has_read(server: Serving) ->
     assert one["choices"][0]["text"] == three["choices"][0]["text"]
 
 
-# -- what is known of a reply from its events --
+# -- a reply, known from its events --
 
 
 ROUND = RoundDone(

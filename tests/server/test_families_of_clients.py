@@ -193,7 +193,7 @@ def test_vllms_way_to_ask_for_life(server: Serving) -> None:
     assert server.http.get("/ping").status_code == server.http.post("/ping").status_code == 200
 
 
-# -- clients that choose between two models of one server, as they are set  --
+# -- clients that choose between two models of one server --
 
 
 @pytest.fixture

@@ -245,7 +245,7 @@ def test_a_response_tells_what_was_asked(server: Serving) -> None:
     assert created.data["response"]["text"] == text
 
 
-# -- clients in go write null for a field that was not given: that is what  --
+# -- clients in Go write null for a field that was not given --
 
 
 REQUESTS = (

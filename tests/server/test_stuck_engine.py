@@ -316,7 +316,7 @@ def test_a_server_that_is_stopped_while_it_loads_says_nothing_of_it(
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
-# -- a stream is never silent for long, whatever the engine does; the clock --
+# -- streams, never silent for long --
 
 
 TOOLS = ToolUse((Tool("look", "", {"type": "object"}),))

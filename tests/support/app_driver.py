@@ -153,7 +153,7 @@ def record_of(title: str, events: Iterable[Event]) -> Record:
     return record
 
 
-# -- screens as text in several sizes, as they are kept in files: what is w --
+# -- screens as text in several sizes, as they are kept in files --
 
 
 PAGE = re.compile(r"^== (\S+)\n(.*?)\n(?=== |\Z)", re.MULTILINE | re.DOTALL)

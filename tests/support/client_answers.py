@@ -175,7 +175,7 @@ READERS = {
 }
 
 
-# -- sessions of real clients, as `tests/lab/client_transcript.py` kept the --
+# -- recorded sessions of real clients --
 
 
 FOLDER = Path(__file__).parents[1] / "data" / "clients"

@@ -386,7 +386,7 @@ def write_vocab_only(path: Path, tokens: Sequence[str], **keys: Any) -> Path:
     return path
 
 
-# -- a bundled model with its tokens renumbered and some renamed; the weigh --
+# -- a bundled model with other tokens --
 
 
 _IDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "padding"))
@@ -462,7 +462,7 @@ def _copy(source: Path, out: Path, changed: Mapping[str, Any] = MappingProxyType
     return w
 
 
-# -- a random model with multi-head latent attention, whose k and v lie in  --
+# -- a random model with multi-head latent attention --
 
 
 def write_latent(path: Path, *, width: int = 64, blocks: int = 2, quant: str = "F32") -> Path:

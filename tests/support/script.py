@@ -309,7 +309,7 @@ def _round(move: Move, index: int, n_past: int, todo: Sequence[str], t_s: float)
     )
 
 
-# -- engines that only generate, as a host process drives them: request by  --
+# -- engines that only generate, as a host process drives them --
 
 
 class OneAtATime:

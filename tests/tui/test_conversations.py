@@ -135,7 +135,7 @@ def assert_opened(gate: threading.Event) -> None:
     assert gate.wait(30)
 
 
-# -- the list of conversations beside the present one, and the keys in the  --
+# -- the list of conversations beside the present one, and keys in the footer --
 
 
 WIDE = (160, 50)

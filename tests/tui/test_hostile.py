@@ -202,7 +202,7 @@ async def test_model_names_cannot_act_either(start: Any) -> None:
         assert "[/x] evil" in d.shown
 
 
-# -- lists that grow while a reply is written: what stands stays, and the e --
+# -- lists that grow while a reply is written --
 
 
 REPLY = """\

@@ -166,9 +166,6 @@ def test_an_error_that_nobody_foresaw_is_a_failure_too() -> None:
     assert failed.error.message == "ValueError: odd"
 
 
-# --  --
-
-
 def test_a_batch_with_nothing_but_the_end_is_not_empty() -> None:
     # the drain may fall between the last event and the end of the thread
     last = list(ScriptedEngine(["Hi."]).generate("x", GenerateParams(seed=1)))[-1]
@@ -219,7 +216,7 @@ def test_figures_rest_but_the_last_ones_are_drawn() -> None:
     assert not rest.over(False)
 
 
-# -- a model at rest is unloaded; the conversation stays, and the next mess --
+# -- a model at rest is unloaded; the conversation stays --
 
 
 IDLE_S = 3600.0  # tests do not wait: they say when it is over

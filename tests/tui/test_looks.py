@@ -61,7 +61,7 @@ async def test_damaged_settings_are_said_and_kept_aside(start: Any) -> None:
     assert Preferences.load().notice == ""
 
 
-# -- when a conversation was, in words: the same for whoever reads them an  --
+# -- the age of a conversation in words --
 
 
 NOW = datetime(2026, 11, 25, 9, 30).timestamp()  # a Wednesday
@@ -96,7 +96,7 @@ def test_a_date_is_whole() -> None:
     assert date(NOW) == "25 November 2026, 09:30"
 
 
-# -- every letter and colour is explained: on the help page, and beside the --
+# -- every letter and colour is explained --
 
 
 async def test_the_help_page_explains_every_sign_and_letter(start: Any) -> None:
@@ -153,9 +153,6 @@ async def test_the_rows_of_the_inspector_say_what_they_are(start: Any) -> None:
         await d.press("f3", until=lambda: "round  time, tokens" in d.shown)
 
 
-# --  --
-
-
 def test_what_would_choke_markdown_is_told_apart() -> None:
     assert not PlainGuard().feed("An ordinary reply.\n" * 500)
     assert PlainGuard().feed("|a" * 1000)
@@ -170,7 +167,7 @@ def test_code_blocks_newest_first_and_open_ones_too() -> None:
     assert code_blocks("none") == []
 
 
-# -- what an error advises is said in keys of the app --
+# -- an error's advice in keys of the app --
 
 
 @pytest.mark.parametrize(

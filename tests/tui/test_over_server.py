@@ -206,7 +206,7 @@ async def test_the_bundled_pair_over_a_server(
             assert first[:20] == text[:20]
 
 
-# -- the app over another engine: what it tells is shown, what it does not  --
+# -- the app over another engine --
 
 
 TEXT = script("vllm-0.32.0-draft")["tells"]["text"]

@@ -184,7 +184,7 @@ def test_every_screen(
     assert snap_compare(app, run_before=steps, terminal_size=MIDDLE)
 
 
-# -- every screen in every size, as text: what is where. the colours are in --
+# -- every screen in every size, as text --
 
 
 KEPT = Path(__file__).parent / "__snapshots__" / "scenes"

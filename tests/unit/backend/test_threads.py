@@ -163,7 +163,7 @@ def test_counts_worth_trying() -> None:
     assert ladder(64)[:4] == (64, 63, 62, 46)
 
 
-# -- physical cores on systems that are not here: by what those systems say --
+# -- physical cores on systems that are not here --
 
 
 def test_hyper_threads_of_one_core_count_once() -> None:

@@ -320,7 +320,7 @@ def test_two_replies_are_written_at_once() -> None:
     assert texts == {seed: alone(prompts[seed], asked[seed]) for seed in prompts}
 
 
-# -- a child's end of the pipe: what waits for whom, and who writes --
+# -- a child's end of the pipe --
 
 
 def test_constrained_requests_wait_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,7 +216,7 @@ def test_when_time_is_up_the_reply_ends_with_its_line() -> None:
     assert (taken.kept, taken.reason, r.text) == (2, "length", "a:\n  aa:\n  ")
 
 
-# -- a reply that ends inside a character ends before it, however it ends;  --
+# -- a reply that ends inside a character --
 
 
 V = 48
@@ -286,7 +286,7 @@ def test_that_a_short_reply_is_not_drafted_is_told_where_it_could_be(has_draft: 
     assert told == (["no drafting for 2 tokens: it starts to pay at 8"] if has_draft else [])
 
 
-# -- how likely each token was: told where it was asked for, of drafts as o --
+# -- the chance of each token --
 
 
 PROMPT = "the rain in spain, the rain in "
@@ -365,7 +365,7 @@ def test_a_round_log_keeps_them_and_older_logs_are_read() -> None:
     assert read_run(path).rounds == older
 
 
-# -- a drawn seed survives every json reader --
+# -- a drawn seed survives every JSON reader --
 
 
 def test_drawn_seeds_are_exact_in_a_double() -> None:
@@ -379,7 +379,7 @@ def test_drawn_seeds_are_exact_in_a_double() -> None:
     assert len(set(seeds)) == len(seeds)
 
 
-# -- the texts that a user names: read in the target's tokens, once, up to  --
+# -- texts that a user names, in the target's tokens --
 
 
 def test_they_are_read_up_to_the_bound_and_said(

@@ -235,7 +235,7 @@ Conversations.TestCase.settings = settings(max_examples=40, stateful_step_count=
 test_no_text_depends_on_its_neighbours = Conversations.TestCase
 
 
-# -- requests wait in one order: clients take turns, and what is taken back --
+# -- requests wait in one order --
 
 
 def turns_of(*waiting: tuple[str, int]) -> Turns[int]:
@@ -267,7 +267,7 @@ def test_what_is_taken_back_costs_its_client_no_turn() -> None:
     assert not turns
 
 
-# -- how much of a prompt is read while others wait --
+# -- the pace of a prompt while others wait --
 
 
 @pytest.mark.parametrize(

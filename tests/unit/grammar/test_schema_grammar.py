@@ -234,7 +234,7 @@ def test_broken_schemas_are_usage_errors_or_are_followed() -> None:
     assert refused > 40
 
 
-# -- whether a value fits a schema: as jsonschema says, and never for long --
+# -- fits: what jsonschema says, and never for long --
 
 
 VALUES: list[Any] = [
@@ -325,7 +325,7 @@ def test_no_schema_keeps_it_busy() -> None:
     assert time.process_time() - begin < 5
 
 
-# -- regular expressions as constraints: the whole text matches, whatever t --
+# -- regular expressions as constraints --
 
 
 PIECES = [bytes([i]) for i in range(256)]

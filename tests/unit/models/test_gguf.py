@@ -406,7 +406,7 @@ def test_split_number_of_another_type(tmp_path: Path) -> None:
     assert U16
 
 
-# -- lists of strings, looked through at a glance: what walking them one by --
+# -- lists of strings, looked through at a glance --
 
 
 def packed(texts: list[bytes]) -> bytes:

@@ -520,7 +520,7 @@ def test_events_come_in_the_order_of_every_engine() -> None:
     assert [event.ends for event in events] == [False] * (len(events) - 1) + [True]
 
 
-# -- a server by its counters: live, by depth, over time --
+# -- a server by its counters --
 
 
 @pytest.fixture

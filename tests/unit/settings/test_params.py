@@ -225,7 +225,7 @@ def test_for_people(left: float, words: str) -> None:
     assert told(left) == words
 
 
-# -- what can be asked of the machine is checked before llama.cpp sees it --
+# -- the machine's part of the options, checked before llama.cpp sees it --
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,7 @@ def test_params_survive_and_bad_ones_are_left_out() -> None:
     assert encode({"x": "\ud800"}) == b'{"x":"?"}'
 
 
-# -- the quick way to write an event is the slow way's, byte for byte --
+# -- the quick way to write an event, byte for byte that of the slow one --
 
 
 SAID = 'She said "é\n🦙" to the fox, and the fox \\ said nothing. ' * 3
@@ -307,7 +307,7 @@ def test_a_line_is_that_of_the_events_fields(event: Event) -> None:
     assert json.loads(line)["turn"] == 7
 
 
-# -- the texts that a user names to draft from: which are read, and what is --
+# -- texts that a user names to draft from --
 
 
 def write(path: Path, data: bytes, age: int = 0) -> Path:

@@ -96,7 +96,7 @@ def test_what_it_ran_on_names_files_without_their_folder() -> None:
     assert settings("damaged") == ""
 
 
-# -- documents: markdown that holds whatever was written, as text and nothi --
+# -- documents --
 
 
 HOSTILE = (

@@ -164,7 +164,7 @@ def test_a_kill_loses_nothing_and_leaves_nothing_wrong() -> None:
     assert " 0 in the middle" not in done.stdout, "none of them came while it wrote"
 
 
-# -- whatever has become of a kept file, its readers go on: any byte may ha --
+# -- kept files of which any byte may have changed --
 
 
 MODEL = paths.bundled_dir() / "tiny-target-q4_0.gguf"

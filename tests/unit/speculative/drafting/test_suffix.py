@@ -291,7 +291,7 @@ def test_drafts_are_really_accepted() -> None:
     assert accepted > 50  # a greedy text runs in circles
 
 
-# -- what the text's own habits say about a copied token --
+# -- the text's own habits and a copied token --
 
 
 def of(text: list[int]) -> Backoff:
