@@ -343,3 +343,5 @@ def test_a_call_from_before_there_were_tools_stays_in_the_prompt() -> None:
     for call in ({"function_call": function}, {"tool_calls": [{"function": function}]}):
         [turn] = messages_of(msgspec.convert([{"role": "assistant", **call}], list[Turn]))
         assert turn.content == f"<tool_call>\n{A}\n</tool_call>"
+    results = [Turn("user", "a"), Turn("tool", "b"), Turn("function", "c")]
+    assert [turn.content.count("<tool_response>") for turn in messages_of(results)] == [0, 2]
