@@ -115,7 +115,7 @@ types: $(VENV)/.installed-dev
 
 # JSON schemas against the published test suite: SUITE is its folder tests/ (the one with draft7/)
 schemas: $(VENV)/.installed-test
-	SPECLLAMA_SCHEMA_SUITE="$(abspath $(SUITE))" $(BIN)/python -m pytest -s tests/unit/grammar/test_schema_grammar.py
+	SPECLLAMA_SCHEMA_SUITE="$(abspath $(SUITE))" $(BIN)/python -m pytest -s tests/lab/test_schema_suite.py
 
 # the README's pictures: of the app on real runs of PAIR (none: its demo engine), of commands from
 # recordings of real runs:   make screenshots PAIR="-m target.gguf -d draft.gguf"

@@ -1,7 +1,5 @@
 """Shared fixtures: a private SPECLLAMA_HOME for every test, and the command line in process."""
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import io
@@ -135,9 +133,7 @@ class Cli:
 
 @pytest.fixture
 def cli(
-    monkeypatch: pytest.MonkeyPatch,
-    capsysbinary: pytest.CaptureFixture[bytes],
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
 ) -> Cli:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(specllama.signals, "install", lambda: None)

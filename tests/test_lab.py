@@ -3,8 +3,6 @@
 Their own tests run by name: ``pytest tests/lab/gpu``.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import runpy
@@ -45,8 +43,7 @@ def test_a_picture_has_every_line_and_is_the_same_each_time(tmp_path: Path) -> N
     [drawn] = draw_recordings(tmp_path)
     svg = drawn.read_text("utf-8")
     assert svg == picture(recording)
-    texts = " ".join(re.findall(r"<text [^>]*>(.*?)</text>", svg, re.S))
-    assert "good" in texts
+    assert "good" in " ".join(re.findall(r"<text [^>]*>(.*?)</text>", svg, re.S))
     assert "\x1b" not in svg
 
 

@@ -1,7 +1,5 @@
 """What ships: a package that is forgotten in pyproject.toml works here and fails in the wheel."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

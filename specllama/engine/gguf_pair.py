@@ -23,7 +23,8 @@ from specllama.text import size
 logger = logging.getLogger("specllama.engine.gguf_pair")
 
 # In wide passes their rows differ from single steps where they are repacked (x86, llama-cpp-python
-# 0.3.36: the table in exactness.md, which tests/e2e/test_layouts.py compares with the kernels).
+# 0.3.36: the table in exactness.md, which tests/e2e/test_exactness_measured.py
+# compares with the kernels).
 # IQ4_NL differs as stored instead, all others in neither.
 ROUNDS_REPACKED = frozenset({"Q4_K", "Q2_K"})
 _SHORT = 512  # the shortest context that is worth a word

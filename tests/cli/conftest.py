@@ -1,14 +1,12 @@
 """Fixtures of commands that measure: a fake pair behind ``Engine.load``, and two prompts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import FakeContext, fake_info, loaded
-from table_model import FakeTable, FakeVocab
+from engines import FakeContext, engine_over, fake_info
+from table_model import FakeTable
 
 from specllama.cli import loading
 from specllama.engine.engine import Engine
@@ -29,14 +27,11 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
         model = FakeContext(FakeTable(seed=9, order=1, of=table, agreement=0.8), n_ctx=2048)
         info = fake_info(2048)
         drafts = ChainDrafter(model, n_vocab=64)
-        return Engine(
-            loaded(
-                target=FakeContext(table, n_ctx=2048),
-                vocab=FakeVocab(),
-                info=info,
-                drafters={"draft": drafts, "mixed": MixedDrafter([NgramDrafter(), drafts])},
-                make_window=Windows(open_profile(info), info),
-            )
+        return engine_over(
+            FakeContext(table, n_ctx=2048),
+            info=info,
+            drafters={"draft": drafts, "mixed": MixedDrafter([NgramDrafter(), drafts])},
+            make_window=Windows(open_profile(info), info),
         )
 
     monkeypatch.setattr(loading, "load", load)

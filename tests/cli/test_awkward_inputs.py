@@ -1,8 +1,6 @@
 """Inputs without an end, pipes for models, closed streams, links that lead to themselves, stores
 that cannot be read or written: one clear line each, before anything is loaded."""
 
-from __future__ import annotations
-
 import io
 import os
 import sqlite3
@@ -39,8 +37,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def said(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
     capsys.readouterr()
-    code = invoke(args)
-    return code, capsys.readouterr().err
+    return invoke(args), capsys.readouterr().err
 
 
 @POSIX

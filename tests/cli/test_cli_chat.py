@@ -1,7 +1,5 @@
 """The plain chat: turns, commands, interruptions, and what is stored."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select
@@ -9,15 +7,26 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
-from fakes import Reply
+from fakes import Reply, ScriptedEngine
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from specllama.cli import lines
+from specllama.cli import completion, diagnostics, lines, output
+from specllama.cli.lines import history_file
+from specllama.cli.output import WordWrap, columns, wrapped
+from specllama.cli.printer import Printer
 from specllama.cli.repl import COMMANDS, Repl, handler_name
 from specllama.errors import EngineError
+from specllama.events import Event, Finished, Notice
 from specllama.interface import Message
+from specllama.paths import rounds_dir, sessions_file
+from specllama.settings.params import GenerateParams
+from specllama.store.message_tree import StoredMessage
 from specllama.store.rounds import list_runs, read_run
 from specllama.store.sessions import SessionStore
 
@@ -156,8 +165,6 @@ def test_a_damaged_store_is_a_warning(cli, home: Path) -> None:
 def test_a_killed_chat_is_there_on_the_next_start(driver) -> None:
     command = driver([{"text": LONG * 200, "delay_s": 0.02}], "chat", "-q")
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-    assert child.stdin is not None
-    assert child.stdout is not None
     child.stdin.write(b"Tell me\n")
     shown = b""
     while len(shown) < 300:
@@ -299,3 +306,159 @@ def test_a_file_goes_with_the_next_message(cli, tmp_path: Path) -> None:
     assert "my notes.md: 14 bytes, about 3 tokens; it goes with your next message" in result.err
     said = '```my notes.md\nDrafts guess.\n```\n\n@"my notes.md" Sum up'
     assert questions(cli) == [said, "And again"]
+
+
+# -- chatting without a trace, and deleting what was kept --
+
+
+def test_an_unstored_chat_leaves_nothing(cli, home: Path) -> None:
+    result = cli("chat", "--unstored", stdin=b"a secret\n/sessions\n")
+    assert result.code == 0
+    assert result.out
+    assert not sessions_file().exists()
+    assert not list(rounds_dir().glob("*"))
+    assert not any(b"a secret" in path.read_bytes() for path in home.rglob("*") if path.is_file())
+    assert cli("chat", "--unstored", "--resume").code == 2
+
+
+def test_conversations_are_listed_and_deleted_for_good(cli, home: Path) -> None:
+    for text in (b"the first words\n", b"second thoughts\n"):
+        assert cli("chat", "--plain", "--no-log", stdin=text).code == 0
+    (listed,) = cli("history", "ls", "--json").json
+    titles = [one["title"] for one in listed["conversations"]]
+    assert sorted(titles) == ["second thoughts", "the first words"]
+    assert "second thoughts" in cli("history", "ls").out
+    (found,) = cli("history", "ls", "first", "--json").json
+    assert [one["title"] for one in found["conversations"]] == ["the first words"]
+    assert cli("history", "rm").code == 2
+    assert cli("history", "rm", "last").code == 2, "there is no terminal to ask on"
+    assert "[second]" in cli("history", "ls", "second").out  # there is an index now
+    assert cli("history", "rm", "-y", found["conversations"][0]["id"]).code == 0
+    (left,) = cli("history", "ls", "--json").json
+    assert [one["title"] for one in left["conversations"]] == ["second thoughts"]
+    history_file().write_text("typed\n")
+    assert cli("history", "rm", "--all", "--typed", "-y").code == 0
+    assert cli("history", "ls").err.startswith("no conversation is stored")
+    assert not history_file().exists()
+    kept = [path for path in home.rglob("*") if path.is_file()]
+    assert sessions_file() in kept
+    for part in (b"thoughts", b"thought", b"houghts"):
+        assert not any(part in path.read_bytes() for path in kept), "for good"
+    assert not any(b"tho" in path.read_bytes() for path in kept if path.name == "sessions.db")
+
+
+def test_words_are_found_and_marked(cli, home: Path) -> None:
+    with SessionStore.open() as store:
+        for question, reply in (("About apples", "They are Red."), ("Pears", "Red, at times.")):
+            session = store.create()
+            store.put(session, 0, StoredMessage("user", question))
+            store.put(session, 1, StoredMessage("assistant", reply))
+    (found,) = cli("history", "ls", "red", "appl", "--json").json
+    assert [one["title"] for one in found["conversations"]] == ["About apples"]
+    assert found["conversations"][0]["found"] in ("About apples", "They are Red.")
+    assert "[Red], at times." in cli("history", "ls", "red").out
+    assert "They [are Red]." in cli("history", "ls", "are red").out
+    assert cli("history", "ls", "red are").out == ""
+    assert cli("history", "ls", "zebra").err.startswith("no conversation holds")
+
+
+def test_every_command_names_a_damaged_file(cli, home: Path) -> None:
+    for args in (("history", "ls"), ("history", "rm", "--all", "-y"), ("chat", "--plain")):
+        sessions_file().parent.mkdir(parents=True, exist_ok=True)
+        sessions_file().write_bytes(b"no database at all" * 400)
+        result = cli(*args, stdin=b"Hi\n")
+        assert result.code == 0
+        assert "the sessions file was damaged; it was moved to" in result.err, args
+
+
+def test_completing_leaves_a_damaged_file_where_it_is(home: Path) -> None:
+    sessions_file().parent.mkdir(parents=True)
+    sessions_file().write_bytes(b"no database at all" * 400)
+    completion.conversations(click.Context(click.Command("x")), click.Argument(["id"]), "")
+    assert sessions_file().read_bytes().startswith(b"no database")
+    assert len(list(sessions_file().parent.iterdir())) == 1
+
+
+# -- lines of a plain chat end between words, and its figures take one line --
+
+
+PROSE = "The blue light is absorbed by water, and so the sea looks blue to us."
+
+
+def test_no_word_is_broken() -> None:
+    assert wrapped(PROSE, 24).split("\n") == [
+        "The blue light is",
+        "absorbed by water, and",
+        "so the sea looks blue to",
+        "us.",
+    ]
+    assert wrapped("a " + "b" * 30 + " c", 10) == "a\n" + "b" * 30 + "\nc"
+    assert wrapped("  indented  text\n\n- item", 80) == "  indented  text\n\n- item"
+
+
+def test_signs_of_two_columns_end_a_line_between_them() -> None:
+    assert wrapped("漢字漢字漢字", 8) == "漢字漢字\n漢字"
+    family = "👨\u200d👩\u200d👧"
+    assert family in wrapped(f"{family}{family}", 3)
+    assert columns("cafe\u0301") == 4
+
+
+def test_code_keeps_its_lines() -> None:
+    code = "```python\nprint('a line that is longer than the screen is wide')\n```\n"
+    assert wrapped(code + PROSE, 24) == code + wrapped(PROSE, 24)
+
+
+@example(text="\u200d` ``", cuts=[1], width=2)
+@given(
+    text=st.text("ab \n`漢\u200d", max_size=60),
+    cuts=st.lists(st.integers(1, 5), min_size=1, max_size=60),
+    width=st.integers(2, 20),
+)
+def test_pieces_do_not_matter(text: str, cuts: list[int], width: int) -> None:
+    wrap, out, at = WordWrap(width), "", 0
+    for n in cuts:
+        out += wrap.feed(text[at : at + n])
+        at += n
+    out += wrap.feed(text[at:]) + wrap.finish()
+    assert out == wrapped(text, width)
+    assert "".join(out.split()) == "".join(text.split())
+    if "```" not in text:
+        assert all(columns(line) <= width or " " not in line.strip() for line in out.split("\n"))
+
+
+def events(text: str) -> list[Event]:
+    engine = ScriptedEngine([Reply(text)])
+    return list(engine.generate([Message("user", "Hi")], GenerateParams(seed=1)))
+
+
+def test_a_chat_on_a_terminal_wraps_the_stream_and_says_things_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda stream=None: True)
+    monkeypatch.setattr(output, "width", lambda: 24)
+    monkeypatch.setattr(diagnostics, "width", lambda: 24)
+    known: set[str] = set()
+    told = [Notice("one thing to know of this conversation"), *events(PROSE)]
+    for _ in range(2):
+        Printer(known=known).show(iter(told))
+    out, err = capsys.readouterr()
+    assert out == (wrapped(PROSE, 24) + "\n") * 2
+    assert err.count("one thing to know of") == 1
+    assert all(len(line) <= 24 for line in err.splitlines())
+    assert "seed" not in err
+    assert "rounds" not in err
+
+
+@pytest.mark.parametrize("known", [None, set()])
+def test_an_ending_before_the_first_token_has_no_figures_of_one(
+    capsys: pytest.CaptureFixture[str], known: set[str] | None
+) -> None:
+    end = events(PROSE)[-1]
+    assert isinstance(end, Finished)
+    none = replace(end, text="", token_ids=(), rounds=0, reason="cancelled", verdict=None)
+    Printer(known=known).show(iter([none]))
+    Printer(known=known).show(iter([replace(none, token_ids=(0,), reason="stop_token")]))
+    stopped, empty = capsys.readouterr().err.splitlines()
+    assert "first token" not in stopped
+    assert stopped.endswith("stopped")
+    assert empty.endswith("the model ended at once")

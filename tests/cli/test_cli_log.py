@@ -1,23 +1,24 @@
 """``specllama log``: every view of a run, and logs that are not as they should be."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 from fakes import Reply
 
 from specllama.cli.log import _visible
+from specllama.errors import StoreError
 from specllama.events import RoundDone
 from specllama.figures import SpecStats
 from specllama.paths import rounds_dir
 from specllama.store import summary
-from specllama.store.rounds import LoggedTurn, RunRecord, list_runs, read_run
+from specllama.store.rounds import LoggedTurn, RunRecord, delete_run, list_runs, read_run
 
 LONG = "The target reads all the guesses in a single pass and keeps those it agrees with. " * 3
 
@@ -43,8 +44,7 @@ def test_an_empty_log_is_said(cli) -> None:
 
 
 def test_ls(logged) -> None:
-    result = logged("log", "ls")
-    head, row = result.out.splitlines()
+    head, row = logged("log", "ls").out.splitlines()
     assert head.split()[:3] == ["run", "command", "target"]
     assert "scripted target Q4_0" in row
     (run,) = logged("log", "ls", "--json").json[0]["runs"]
@@ -171,8 +171,7 @@ def test_path(logged) -> None:
 
 def test_damage_and_the_future_never_break_it(logged) -> None:
     path = list_runs()[0]
-    good = path.read_bytes()
-    lines = good.splitlines(keepends=True)
+    lines = path.read_bytes().splitlines(keepends=True)
     lines[3] = b'{"type": "round", "drafted": "no"}\n'
     lines.insert(2, b'{"type": "from the future", "x": 1}\n')
     path.write_bytes(b"".join(lines) + b'{"type": "round", "torn')
@@ -235,3 +234,108 @@ def test_positions_of_trees_and_cuts() -> None:
     positions = stats.by_depth
     assert [(p.drafted, p.accepted, p.rounds) for p in positions] == [(2, 2, 2), (2, 1, 2)]
     assert positions[1].of_rounds == 0.5
+
+
+# -- ``specllama log rm``: nothing goes without being asked for --
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, said: bool) -> list[str]:
+    """Somebody is there to answer; returns what they are asked."""
+    asked: list[str] = []
+
+    def reply(question: str, **options: object) -> None:
+        asked.append(question)
+        assert options["default"] is False  # Enter deletes nothing
+        if not said:
+            raise click.Abort
+
+    monkeypatch.setattr("specllama.cli.log.confirm", reply)
+    return asked
+
+
+@pytest.fixture
+def three(cli):
+    for _ in range(3):
+        assert cli("run", "x", "--seed", "1").code == 0
+    assert len(list_runs()) == 3
+    return cli
+
+
+def test_rm_deletes_what_was_named(three) -> None:
+    newest, middle, oldest = list_runs()
+    result = three("log", "rm", "last", newest.stem, oldest.stem, "--yes")
+    assert (result.code, result.out) == (0, "")
+    assert "deleted 2 round logs" in result.err
+    assert list_runs() == [middle]
+    assert three("log", "rm", "--all", "-y").code == 0
+    assert list_runs() == []
+    assert "no round log to delete" in three("log", "rm", "--all").err
+
+
+def test_rm_asks_first(three, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = three("log", "rm", "--all")
+    assert result.code == 2
+    assert "there is no terminal to ask on" in result.err
+    asked = answer(monkeypatch, False)
+    assert three("log", "rm", "last").code != 0
+    assert list_runs()[0].stem in asked[0]
+    assert len(list_runs()) == 3
+    answer(monkeypatch, True)
+    assert three("log", "rm", "last").code == 0
+    assert len(list_runs()) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ((), 2, "give the runs to delete"),
+        (("last", "--all"), 2, "give the runs to delete"),
+        (("nobody", "-y"), 1, "no round log is named"),
+        (("mine.jsonl", "-y"), 2, "not in the log folder"),
+    ],
+)
+def test_rm_refuses(three, tmp_path: Path, arguments, code: int, words: str) -> None:
+    (tmp_path / "mine.jsonl").write_text("{}")
+    result = three("log", "rm", *arguments)
+    assert (result.code, result.out) == (code, "")
+    assert words in result.err
+    assert len(list_runs()) == 3
+    assert (tmp_path / "mine.jsonl").exists()
+
+
+def test_a_log_that_is_gone_or_cannot_go(tmp_path: Path) -> None:
+    assert delete_run(tmp_path / "gone.jsonl") == 0
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(StoreError, match="cannot delete"):
+        delete_run(tmp_path / "folder.jsonl")
+
+
+# -- the speed that the log says of a reply --
+
+
+def test_run_and_log_state_one_speed(cli: Any) -> None:
+    done = cli("run", "--json", "Hi")
+    finish = [line for line in map(json.loads, done.out.splitlines()) if line["type"] == "finish"]
+    speed = finish[0]["timings"]["tok_per_s"]
+    timings, n = finish[0]["timings"], len(finish[0]["token_ids"])
+    (run,) = cli("log", "ls", "--json").json[0]["runs"]
+    stats = json.loads(cli("log", "stats", "--json").out)
+    assert (
+        run["tok_per_s"]
+        == stats["tok_per_s"]
+        == pytest.approx(1000 * (n - 1) / timings["decode_ms"])
+    )
+    assert speed is not None
+
+
+def test_the_speed_of_a_reply_that_never_finished(cli: Any, tmp_path: Path) -> None:
+    from specllama import paths
+
+    cli("run", "Hi")
+    (log,) = paths.rounds_dir().glob("*.jsonl")
+    lines = log.read_text().splitlines()
+    log.write_text("\n".join(line for line in lines if '"finish"' not in line) + "\n")
+    rounds = [one for one in map(json.loads, lines) if one["type"] == "round"]
+    (run,) = cli("log", "ls", "--json").json[0]["runs"]
+    tokens = sum(len(one["emitted"]) for one in rounds[1:])
+    assert run["tok_per_s"] == pytest.approx(tokens / (rounds[-1]["t_s"] - rounds[0]["t_s"]))

@@ -1,8 +1,5 @@
 """The command line on real model files: what is wrong with a file, and runs of the bundled pair."""
 
-from __future__ import annotations
-
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -110,25 +107,6 @@ def test_prompts_that_do_not_fit(target: Path, capsys) -> None:
     assert megabyte.returncode == 2
     assert megabyte.stderr.startswith(b"error: ")
     assert b"Traceback" not in megabyte.stderr
-
-
-def finish(*args: str) -> dict:
-    done = run("run", "--json", "--seed", "11", "-n", "48", *args)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_the_bundled_pair_is_lossless_from_the_command_line() -> None:
-    prompt = "What is a draft model?"
-    plain, auto = finish("--no-spec", prompt), finish(prompt)
-    fixed = finish("--window", "fixed", prompt)  # auto may find that nothing pays here just now
-    for end in (auto, fixed):
-        assert end["token_ids"] == plain["token_ids"]
-        assert end["text"] == plain["text"]
-    assert plain["draft_n"] == 0
-    assert fixed["draft_n_accepted"] > 0
-    for end in (plain, auto, fixed):
-        assert len(end["token_ids"]) == end["draft_n_accepted"] + end["rounds"] - end["cut"]
 
 
 def test_the_default_model_is_named_once(capsys) -> None:

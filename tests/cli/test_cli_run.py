@@ -1,7 +1,5 @@
 """``specllama run``: prompts in, text or events out, and every way to get it wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -70,8 +68,7 @@ def test_prompts_from_stdin(cli) -> None:
     cli("run", "-", stdin=b"from a pipe\n")
     cli("run", stdin=b"two\nlines\n\n")
     cli("run", "--raw", "-", stdin=b"as it is\n")
-    prompts = [request.prompt for request in cli.engine.requests]
-    assert prompts == [
+    assert [request.prompt for request in cli.engine.requests] == [
         [Message("user", "from a pipe")],
         [Message("user", "two\nlines\n")],
         "as it is\n",
@@ -169,10 +166,8 @@ def test_flags_reach_the_engine(cli, tmp_path: Path) -> None:
 
 
 def test_quiet_says_nothing_but_warnings(cli) -> None:
-    notices = (Notice("by the way"), Notice("careful", "warning"))
-    cli.reply(Reply("Hi.", notices=notices))
-    result = cli("run", "-q", "x")
-    assert result.err == "warning: careful\n"
+    cli.reply(Reply("Hi.", notices=(Notice("by the way"), Notice("careful", "warning"))))
+    assert cli("run", "-q", "x").err == "warning: careful\n"
     assert "by the way" in cli("run", "x").err
 
 
@@ -225,8 +220,6 @@ def test_raw_output_is_exact_in_a_pipe(cli) -> None:
 def test_a_closed_pipe_ends_quietly(driver) -> None:
     command = driver([{"text": LONG * 50, "delay_s": 0.002}], "run", "x")
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert child.stdout is not None
-    assert child.stderr is not None
     assert child.stdout.read(10) == LONG[:10].encode()
     child.stdout.close()
     errors = child.stderr.read().decode()
@@ -240,7 +233,6 @@ def test_a_signal_stops_within_a_round_and_keeps_the_text(driver, number: int, c
     command = driver([{"text": LONG * 300, "delay_s": 0.02}], "run", "x")
     # Unbuffered: nothing may wait in a reader's buffer while communicate() collects the rest.
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
-    assert child.stdout is not None
     first = child.stdout.read(10)
     started = time.monotonic()
     child.send_signal(number)
@@ -252,9 +244,7 @@ def test_a_signal_stops_within_a_round_and_keeps_the_text(driver, number: int, c
     assert "stopped" in err
     assert "first token" in err
     assert "Traceback" not in err
-    turn = read_run(list_runs()[0]).turns[0]
-    assert turn.finished is not None
-    assert turn.finished.reason == "cancelled"
+    assert read_run(list_runs()[0]).turns[0].finished.reason == "cancelled"
 
 
 def on_a_terminal(command: list[str], keys: bytes = b"") -> tuple[int, bytes]:
@@ -296,8 +286,7 @@ THOUGHTFUL = "<think>\nLet me see.\n</think>\n\nParis."
 
 
 @pytest.mark.parametrize(
-    ("how", "shown"),
-    [("show", "Let me see.\n\n"), ("fold", "thought: 3 words\n"), ("hide", "")],
+    ("how", "shown"), [("show", "Let me see.\n\n"), ("fold", "thought: 3 words\n"), ("hide", "")]
 )
 def test_thoughts_go_to_stderr_or_nowhere(cli, how: str, shown: str) -> None:
     cli.reply(THOUGHTFUL)
@@ -317,8 +306,7 @@ def test_the_last_line_says_whether_drafting_paid(cli) -> None:
     ), verdict
     cli.reply(Reply(LONG * 10, accept=(0,)))
     assert "× slower (" in cli("run", "x").err.splitlines()[-1]
-    plain = cli("run", "x", "--no-spec").err.splitlines()
-    assert len(plain) == 1
+    assert len(cli("run", "x", "--no-spec").err.splitlines()) == 1
 
 
 def test_a_reply_without_an_answer_says_so(cli) -> None:

@@ -1,7 +1,5 @@
 """``specllama convert`` from the command line."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

@@ -129,7 +129,6 @@ sys.exit(invoke(["demo"]))
 """
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "there\n"
         assert files()
         process.send_signal(signal.SIGINT)

@@ -1,7 +1,5 @@
 """``specllama hub`` on what is on disk; pulling is tested in tests/hub."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -34,8 +32,7 @@ def pulled(tmp_path: Path) -> Path:
 
 def test_ls_lists_what_is_here(pulled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["hub", "ls"]) == 0
-    out = capsys.readouterr().out
-    lines = out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:2] == ["model", "params"]
     assert any("maker/some-GGUF:Q4_0" in line and "specllama" in line for line in lines)
     assert any(line.startswith("tiny-target") and "tiny-draft" in line for line in lines)
@@ -137,8 +134,7 @@ def test_rm_deletes_ours_and_only_ours(
 
 def test_rm_does_not_follow_a_link_out_of_our_folder(pulled: Path, tmp_path: Path) -> None:
     outside = ggufs.write_llama(tmp_path / "outside-Q8_0.gguf")
-    link = pulled.with_name("leak-Q8_0.gguf")
-    link.symlink_to(outside)
+    pulled.with_name("leak-Q8_0.gguf").symlink_to(outside)
     assert invoke(["hub", "rm", "-y", "maker/some-GGUF:Q8_0"]) == 3  # it is not listed at all
     assert outside.exists()
 

@@ -1,7 +1,5 @@
 """``--json``: one object on one line, streams as JSON Lines, every field on the page about it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -77,5 +75,4 @@ def test_log_stats_fits_eighty_columns(cli) -> None:
     cli("run", "Hello")
     cli("run", "Hello again")
     for arguments in ((), ("--all",)):
-        out = cli("log", "stats", *arguments).out
-        assert max(map(len, out.splitlines())) <= 80
+        assert max(map(len, cli("log", "stats", *arguments).out.splitlines())) <= 80

@@ -1,7 +1,5 @@
 """Every command finds the models of the setting ``model-dirs``, wherever that is set."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

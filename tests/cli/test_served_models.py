@@ -1,8 +1,8 @@
 """Which models ``serve`` answers with, what ``ps`` lists and ``stop`` unloads."""
 
-from __future__ import annotations
-
+import importlib.util
 import json
+import re
 import shutil
 import socket
 import time
@@ -14,6 +14,7 @@ from servers import served, several
 
 from specllama import paths
 from specllama.cli import invoke
+from specllama.events import Notice
 from specllama.server.loaded_models import Models
 from specllama.server.service import Service
 
@@ -77,7 +78,6 @@ async def test_every_model_that_is_here(
     assert {"tiny", "large", "small"} <= names
     assert "other" not in names
     model = await models.named("small")
-    assert model.recipe is not None
     assert Path(model.recipe.target).name == "small.gguf"
     assert model.target.architecture == "llama"
 
@@ -125,3 +125,82 @@ def test_what_is_loaded_and_unloaded(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert invoke(["ps", server.url]) == 0
         assert "no model is loaded" in capsys.readouterr().err
     assert invoke(["ps", "http://127.0.0.1:9"]) == 1
+
+
+# -- ``specllama serve`` before it listens --
+
+
+def test_what_is_missing_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = importlib.util.find_spec
+
+    def found(name: str, *more: Any) -> Any:
+        return None if name == "uvicorn" else real(name, *more)
+
+    monkeypatch.setattr(importlib.util, "find_spec", found)
+    assert invoke(["serve"]) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert "uvicorn" in error
+    assert re.search(r'pip install "starlette[^"]*" "uvicorn[^"]*"$', hint)
+
+
+def test_what_a_load_measures_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from specllama.server import server_process
+
+    def run(service: Any, listening: socket.socket, **more: Any) -> None:
+        listening.close()
+        hear = service.models.first.queue.host.on_event
+        if hear is not None:
+            hear(Notice("measuring whether passes are exact", topic="exactness"))
+
+    monkeypatch.setattr(server_process, "run", run)
+    assert invoke(["serve", "--port", "0"]) == 0
+    assert "measuring whether passes are exact" in capsys.readouterr().err
+    assert invoke(["serve", "--port", "0", "-q"]) == 0
+    assert "measuring" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--host", "0.0.0.0"], "--api-key-file"),
+        (["--experiment", "auto=50"], "add up to 100"),
+        (["--experiment", "often=100"], "cannot read the experiment"),
+        (["--api-key-file", "KEYS"], "holds no key"),
+    ],
+)
+def test_what_serve_refuses(
+    flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# none\n\n", "utf-8")
+    flags = [str(keys) if flag == "KEYS" else flag for flag in flags]
+    assert invoke(["serve", "--port", "0", *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+# -- ``--rpc`` and ``specllama rpc-worker``: what is warned of, and refused --
+
+
+def test_a_worker_on_another_machine_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "-m", "no-such-file.gguf", "Hi"]
+    assert invoke([*command, "--rpc", "10.0.0.7:50052"]) == 3
+    assert "without a password" in capsys.readouterr().err
+    assert invoke([*command, "--rpc", "localhost:50052"]) == 3
+    assert "without a password" not in capsys.readouterr().err
+
+
+def test_a_worker_listens_to_this_machine_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["rpc-worker", "--host", "10.0.0.7"]) == 2
+    assert "SSH tunnel" in capsys.readouterr().err
+
+
+def test_doctor_says_which_worker_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    assert invoke(["doctor", "--rpc", f"127.0.0.1:{port}", "-m", "tiny", "--json"]) == 1
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    assert [check["name"] for check in checks if check["status"] == "bad"] == ["workers"]

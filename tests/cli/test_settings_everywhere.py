@@ -1,12 +1,10 @@
 """Every command that loads a pair takes it from the same settings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import loaded
+from engines import engine_over
 
 from specllama.cli import invoke, loading
 from specllama.engine.engine import Engine
@@ -80,8 +78,8 @@ def test_a_wrong_setting_is_refused_before_anything_is_loaded(
 
 
 def test_prove_draws_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engines import FakeContext, fake_info
-    from table_model import FakeTable, FakeVocab
+    from engines import FakeContext
+    from table_model import FakeTable
 
     from specllama.bench import proof, rounding
 
@@ -93,9 +91,7 @@ def test_prove_draws_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def load(target: Any, draft: Any, options: Any, **more: Any) -> Engine:
         table = FakeTable(seed=3, order=1)
-        return Engine(
-            loaded(target=FakeContext(table, n_ctx=2048), vocab=FakeVocab(), info=fake_info(2048))
-        )
+        return engine_over(FakeContext(table, n_ctx=2048))
 
     monkeypatch.setattr(loading, "load", load)
     monkeypatch.setattr(proof, "prove", prove)

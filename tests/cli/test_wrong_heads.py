@@ -3,8 +3,6 @@
 A check that is missing would not raise: llama.cpp would end the process of the tests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,8 +75,7 @@ Run = Callable[..., tuple[int, str, str]]
 def run(capfd: pytest.CaptureFixture[str]) -> Run:
     def run(*args: str) -> tuple[int, str, str]:
         more = ("--threads", "1", "--max-tokens", "16", "--seed", "1", "Hi there")
-        code = invoke(["run", *args, *more])
-        return code, *capfd.readouterr()
+        return invoke(["run", *args, *more]), *capfd.readouterr()
 
     return run
 
@@ -90,10 +87,7 @@ WRONG: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
         "this file has 2",
         lambda p: ["-m", str(write_nextn(p / "two.gguf", nextn=2)), "--proposer", "mtp"],
     ),
-    "eagle3, width": (
-        "another target",
-        lambda p: eagle(write_eagle(p / "head.gguf", width=128)),
-    ),
+    "eagle3, width": ("another target", lambda p: eagle(write_eagle(p / "head.gguf", width=128))),
     "eagle3, layers": (
         "another target",
         lambda p: eagle(write_eagle(p / "head.gguf", layers=(2, 8, 60))),
@@ -128,10 +122,7 @@ WRONG: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
         "hidden states of width 96",
         lambda p: gemma(p, {"gemma4-assistant.embedding_length_out": 96}),
     ),
-    "a head that is a model": (
-        "no drafting head",
-        lambda p: medusa(resolve("tiny-draft")),
-    ),
+    "a head that is a model": ("no drafting head", lambda p: medusa(resolve("tiny-draft"))),
     "draft, 80 % of the vocabulary": (
         "of 4,096 ids mean another text",
         lambda p: ["-m", "tiny-target", "-d", str(write_draft(p / "draft.gguf", SHARED))],

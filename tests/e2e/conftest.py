@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +11,10 @@ from specllama.backend.llama import LlamaModel
 from specllama.bench.prompts import BenchPrompt, load_prompts
 from specllama.engine.engine import Engine
 from specllama.settings.params import EngineOptions
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker("e2e")
 
 
 @contextmanager

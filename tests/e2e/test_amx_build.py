@@ -1,7 +1,5 @@
 """How ``make`` builds llama.cpp for a processor with AMX: tried with the compiler that is here."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 import subprocess
@@ -28,8 +26,7 @@ def stores(folder: Path, *command: str) -> bool:
     source.parent.mkdir(parents=True, exist_ok=True)
     source.write_text(PROBE, "utf-8")
     words = [*command, "-O3", "-mamx-tile", "-S", str(source), "-o", "-"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    return "$119" in done.stdout
+    return "$119" in subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
 def test_the_file_of_tiles_keeps_its_stores_and_no_other_is_touched(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Gemma 4 assistants in llama.cpp, on random pairs that agree now and then."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,6 @@ from specllama.engine.engine import Engine
 from specllama.errors import EngineError
 from specllama.events import Finished
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-
-pytestmark = pytest.mark.e2e
 
 SHARED = {"pattern": (True, False, True, False, True, False), "shared": 2}
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {  # target, options, tolerance

@@ -1,7 +1,5 @@
 """llama.cpp behind the Context protocol: caches, limits, grammars, text, and nothing on stderr."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys
@@ -93,8 +91,7 @@ def test_a_pass_is_as_many_single_steps(llama: LlamaModel, opener: Opener) -> No
     rows = [row.copy() for i in (0, 7) for row in wide.forward(TEXT[i : i + 7], outputs="all")]
     np.testing.assert_array_equal(rows, expected)
     check_cache(wide, TEXT[:14])
-    last = wide.forward([3, 4], outputs="last")
-    assert last.shape == (1, llama.vocab.n_tokens)
+    assert wide.forward([3, 4], outputs="last").shape == (1, llama.vocab.n_tokens)
     assert wide.forward([3, 4], outputs="none").shape == (0, llama.vocab.n_tokens)
 
 
@@ -120,8 +117,7 @@ def test_rows_after_a_rollback_are_those_of_a_fresh_context(
     used.forward(draft, outputs="all")
     used.rollback(10 + accepted)
     check_cache(used, TEXT[: 10 + accepted])
-    rest = TEXT[10 + accepted :]
-    np.testing.assert_array_equal(feed(used, rest), feed(fresh, TEXT))
+    np.testing.assert_array_equal(feed(used, TEXT[10 + accepted :]), feed(fresh, TEXT))
 
 
 def test_random_walks_of_passes_and_rollbacks(llama: LlamaModel, opener: Opener) -> None:
@@ -248,8 +244,7 @@ def test_recurrent_rollback(mamba: LlamaModel, opener: Opener, accepted: int) ->
     used.forward(draft, outputs="all")
     used.rollback(10 + accepted)
     check_cache(used, TEXT[: 10 + accepted])
-    row = feed(used, TEXT[10 + accepted :])
-    np.testing.assert_allclose(row, feed(fresh, TEXT), atol=1e-4)
+    np.testing.assert_allclose(feed(used, TEXT[10 + accepted :]), feed(fresh, TEXT), atol=1e-4)
 
 
 def test_a_recurrent_checkpoint_of_another_text_is_never_restored(
@@ -264,8 +259,7 @@ def test_a_recurrent_checkpoint_of_another_text_is_never_restored(
     feed(used, other[4:])
     used.rollback(12)
     check_cache(used, other[:12])
-    row = feed(used, [50])
-    np.testing.assert_allclose(row, feed(opener(mamba), [*other[:12], 50]), atol=1e-4)
+    np.testing.assert_allclose(feed(used, [50]), feed(opener(mamba), [*other[:12], 50]), atol=1e-4)
 
 
 def test_a_recurrent_checkpoint_does_not_survive_a_failed_replay(
@@ -282,8 +276,7 @@ def test_a_recurrent_checkpoint_does_not_survive_a_failed_replay(
     other = list(range(90, 104))
     feed(used, other)
     used.rollback(12)
-    row = feed(used, [50])
-    np.testing.assert_allclose(row, feed(opener(mamba), [*other[:12], 50]), atol=1e-4)
+    np.testing.assert_allclose(feed(used, [50]), feed(opener(mamba), [*other[:12], 50]), atol=1e-4)
 
 
 def test_random_walks_of_a_recurrent_model(mamba: LlamaModel, opener: Opener) -> None:
@@ -469,10 +462,7 @@ def test_the_runner_of_the_recipe_leaves_the_log_where_it_is(
     start()
     with Runner(llama_file, context=64):
         pass
-    with (
-        caplog.at_level(logging.DEBUG, "specllama.llama"),
-        pytest.raises(CannotLoad),
-    ):
+    with caplog.at_level(logging.DEBUG, "specllama.llama"), pytest.raises(CannotLoad):
         LlamaModel(tmp_path / "missing.gguf")
     assert caplog.records
 
@@ -505,7 +495,6 @@ def run(engine: Engine, prompt: Any, **changes: Any) -> Finished:
     engine.reset()
     events = list(engine.generate(prompt, params))
     finished = events[-1]
-    assert isinstance(finished, Finished)
     emitted = tuple(t for e in events if isinstance(e, RoundDone) for t in e.emitted)
     assert finished.token_ids == emitted
     assert len(emitted) == finished.draft_n_accepted + finished.rounds - finished.cut

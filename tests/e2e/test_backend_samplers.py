@@ -17,8 +17,6 @@ Where the two differ on purpose:
   the number.
 """
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """Stopping real passes: whenever it comes, the caches agree with the text and the next reply is
 the one that would have been written anyway."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time
@@ -12,14 +10,15 @@ from pathlib import Path
 import pytest
 from ggufs import write_llama, write_mamba
 from ggufs_nextn import write_nextn
+from requests_made import asked
 
 from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
 from specllama.errors import Cancelled
-from specllama.events import Event, Finished, LoadProgress
-from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.events import Event, Finished
+from specllama.settings.params import EngineOptions
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("nothing_on_stderr")]
+pytestmark = pytest.mark.usefixtures("nothing_on_stderr")
 TEXT = "Once upon a time there was a little dog who liked to read. "
 
 
@@ -38,16 +37,9 @@ def hybrid(folder: Path) -> Engine:
 
 
 def finish(engine: Engine, prompt: str, proposer: str, cancel: Cancel | None = None) -> Finished:
-    params = GenerateParams(
-        seed=5,
-        max_tokens=24,
-        proposer=proposer,
-        sampling=SamplingParams(temperature=0.8),
-        ignore_eos=True,
-    )
-    events: list[Event] = list(engine.generate(prompt, params, cancel=cancel))
-    assert isinstance(events[-1], Finished)
-    return events[-1]
+    params = asked(proposer, 0.8, seed=5, window="auto", draft_max=None)
+    *_, last = engine.generate(prompt, params, cancel=cancel)
+    return last
 
 
 @pytest.mark.parametrize(
@@ -88,7 +80,6 @@ def test_loading_stops_on_request(tmp_path: Path) -> None:
     seen: list[float] = []
 
     def progress(event: Event) -> None:
-        assert isinstance(event, LoadProgress)
         seen.append(event.fraction)
         cancel.set()
 

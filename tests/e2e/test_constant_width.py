@@ -1,7 +1,5 @@
 """The same bits at a constant width, on a file whose kernels change at a few rows."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +9,7 @@ import ggufs
 import pytest
 from engines import measured
 from ggufs_nextn import write_nextn
+from requests_made import asked, finish
 
 from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import available, prove
@@ -21,8 +20,6 @@ from specllama.events import Finished, Notice
 from specllama.models.quantization import prepare, run
 from specllama.models.refs import bundled
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-
-pytestmark = pytest.mark.e2e
 
 METHODS = ("draft", "ngram", "tree", "merged", "eagle3", "medusa", "auto")
 
@@ -136,17 +133,8 @@ def test_where_every_width_is_alike_nothing_changes() -> None:
 
 
 def reply(engine: Engine, prompt: list[int], proposer: str, **more: object) -> Finished:
-    params = GenerateParams(
-        proposer=proposer,
-        window="fixed",
-        draft_max=7,
-        seed=5,
-        ignore_eos=True,
-        sampling=SamplingParams(temperature=0.7),
-    ).replace(**more)
-    *_, last = engine.generate(prompt, params)
-    assert isinstance(last, Finished)
-    return last
+    params = asked(proposer, 0.7, draft_max=7, seed=5, max_tokens=None)
+    return finish(engine, prompt, params.replace(**more))
 
 
 SHIFTING = GenerateParams(
@@ -171,7 +159,6 @@ def test_conversations_that_go_on_stay_equal(file: Path, prompts: list[BenchProm
             said.append(reply(engine, edited, proposer, max_tokens=24).token_ids)
             *events, last = engine.generate(ids[1], SHIFTING.replace(proposer=proposer))
             assert any(isinstance(event, Notice) and "dropped" in event.message for event in events)
-            assert isinstance(last, Finished)
             said.append(last.token_ids)
     assert texts["none"] == texts["draft"] == texts["tree"]
 
@@ -202,7 +189,6 @@ def test_conversations_beside_each_other_stay_equal(file: Path, prompts: list[Be
         for i, _, tokens in said:
             alone.reset()
             *_, last = alone.generate(ids[i], params.replace(proposer="none", seed=i))
-            assert isinstance(last, Finished)
             assert tokens == last.token_ids
 
 
@@ -215,10 +201,8 @@ def test_running_states_take_pads_as_far_as_they_can_go_back(tmp_path: Path, arc
         write_nextn(path, arch)
     options = EngineOptions(n_ctx=512, threads=1, exact="on")
     with Engine.load(path, None, options) as engine:
-        widths = engine.info.widths
-        assert max(widths) <= (7 if arch == "qwen35" else 1)
+        assert max(engine.info.widths) <= (7 if arch == "qwen35" else 1)
         prompt = [(7 * i) % 50 + 5 for i in range(40)]
         plain = reply(engine, prompt, "none", max_tokens=40)
         engine.reset()
-        drafted = reply(engine, prompt, "ngram", max_tokens=40)
-        assert drafted.token_ids == plain.token_ids
+        assert reply(engine, prompt, "ngram", max_tokens=40).token_ids == plain.token_ids

@@ -3,8 +3,6 @@
 The faults are those of ``dying_llama``; on a processor with AMX, the installed build is tried too.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -18,8 +16,6 @@ import pytest
 from specllama.backend import devices, trial, verdicts
 from specllama.engine import process
 from specllama.models.refs import bundled
-
-pytestmark = pytest.mark.e2e
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 MEND = "pip install --force-reinstall"
@@ -213,8 +209,7 @@ def amx() -> bool:
 
 def test_the_installed_build_lives_in_both_layouts() -> None:
     """With AMX, too: the build of ``make`` keeps the stores that tiles need."""
-    found = trial._tried()
-    assert found == trial.Ended()
+    assert trial._tried() == trial.Ended()
     if amx():
         assert "AMX_INT8" in devices.build_info().features
 

@@ -1,13 +1,12 @@
 """Forced text on the bundled pair: drafted from what constrains a reply, and the text the same."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from engines import measured
+from requests_made import finish
 
 from specllama.bench.prompts import schema_prompts
 from specllama.bench.proof import prove
@@ -16,8 +15,6 @@ from specllama.events import Finished
 from specllama.interface import Message
 from specllama.server.tools import Tool, ToolUse, bound
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-
-pytestmark = pytest.mark.e2e
 
 GBNF = r"""root ::= "{" ws "\"animal\"" ws ":" ws ("\"cat\"" | "\"dog\"") ws "}"
 ws ::= [ \n]*"""
@@ -73,9 +70,7 @@ BOUND = (
 
 def reply(engine: Engine, it: Bound, params: GenerateParams) -> Finished:
     engine.reset()
-    end = list(engine.generate([Message("user", it.question)], params))[-1]
-    assert isinstance(end, Finished)
-    return end
+    return finish(engine, [Message("user", it.question)], params)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
@@ -95,8 +90,7 @@ def test_the_text_is_that_of_plain_decoding(tiny: Engine, it: Bound, temperature
 @pytest.mark.parametrize("verify", ["rejection", "block"])
 def test_other_rules_take_forced_text(tiny: Engine, verify: str) -> None:
     it = BOUND[0]
-    drafted = reply(tiny, it, it.params("forced", 1.0, verify=verify))
-    assert drafted.draft_n_accepted > 0
+    assert reply(tiny, it, it.params("forced", 1.0, verify=verify)).draft_n_accepted > 0
     plain = reply(tiny, it, it.params("none", 0.0))
     assert reply(tiny, it, it.params("auto", 0.0, verify=verify)).token_ids == plain.token_ids
 

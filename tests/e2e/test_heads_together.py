@@ -1,7 +1,5 @@
 """Heads of several conversations: one pass a depth for all, with the numbers each has alone."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +13,7 @@ from engines import measured
 from ggufs_gemma4 import write_assistant, write_gemma4
 from ggufs_nextn import write_nextn
 from head_lanes import begin_at
+from requests_made import asked
 
 from specllama.backend.base import Out, Part
 from specllama.backend.heads.head_pool import HeadPool
@@ -22,9 +21,7 @@ from specllama.backend.heads.medusa_head import GgmlHeads
 from specllama.engine.engine import Engine
 from specllama.events import Finished
 from specllama.models.refs import resolve
-from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-
-pytestmark = pytest.mark.e2e
+from specllama.settings.params import EngineOptions, GenerateParams
 
 N = 4
 
@@ -89,17 +86,9 @@ def several(
     yield from opened(tmp_path_factory.mktemp("heads"), request.param, N)
 
 
-def asked(method: str, seed: int) -> GenerateParams:
-    return GenerateParams(
-        proposer=method,
-        seed=seed,
-        window="fixed",
-        draft_max=3,
-        max_tokens=64,
-        ignore_eos=True,
-        verify="block",  # chains: every conversation drafts as deep as every other
-        sampling=SamplingParams(temperature=0.7),
-    )
+def request(method: str, seed: int) -> GenerateParams:
+    # chains: every conversation drafts as deep as every other
+    return asked(method, 0.7, seed=seed, draft_max=3, max_tokens=64, verify="block")
 
 
 def passes_of(engine: Engine, method: str, n: int) -> list[tuple[str, int]]:
@@ -123,7 +112,7 @@ def passes_of(engine: Engine, method: str, n: int) -> list[tuple[str, int]]:
         patch.setattr(HeadPool, "_run", noted)
         patch.setattr(GgmlHeads, "logits", counted)
         for i in range(n):
-            engine.submit([5 + i, 6, 7, 8, 9], asked(method, i))
+            engine.submit([5 + i, 6, 7, 8, 9], request(method, i))
         writing: Counter[int] = Counter()
         begun = 0
         while said := engine.step():
@@ -241,7 +230,7 @@ def test_blocks_of_several_lengths_are_drafted_side_by_side(tmp_path: Path) -> N
     """DSpark's graph ends the process where a pass holds blocks of two lengths."""
     for engine, method in opened(tmp_path, "dspark", 3):
         for longest in (2, 3, 4):
-            engine.submit([5 + longest, 6, 7], asked(method, longest).replace(draft_max=longest))
+            engine.submit([5 + longest, 6, 7], request(method, longest).replace(draft_max=longest))
         ends = [event for _, event in iter_steps(engine) if isinstance(event, Finished)]
         assert len(ends) == 3
         assert all(end.draft_n > 0 for end in ends)

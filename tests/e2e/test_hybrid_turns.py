@@ -1,7 +1,5 @@
 """Models with a running state in llama.cpp, of random weights: with earlier states, and without."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -12,6 +10,7 @@ import pytest
 from engines import measured
 from ggufs import write_llama, write_mamba
 from ggufs_nextn import write_nextn
+from requests_made import asked, finish
 
 from specllama.backend.recurrent_pool import TAIL, RunningPool
 from specllama.bench.prompts import BenchPrompt
@@ -20,10 +19,8 @@ from specllama.engine.engine import Engine
 from specllama.events import Finished
 from specllama.models import memory, running_state
 from specllama.models.gguf import read_header
-from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.params import EngineOptions
 from specllama.speculative import round
-
-pytestmark = pytest.mark.e2e
 
 OPTIONS = EngineOptions(n_ctx=512, threads=1, check_memory=False)
 FIRST = [10 + i % 7 for i in range(140)]
@@ -49,16 +46,8 @@ def pool(engine: Engine) -> RunningPool:
 def written(
     engine: Engine, prompt: list[int], proposer: str, temperature: float, **more: Any
 ) -> Finished:
-    params = GenerateParams(
-        sampling=SamplingParams(temperature=temperature),
-        proposer=proposer,
-        ignore_eos=True,
-        window="fixed",
-        seed=7,
-        **{"draft_max": 4, "max_tokens": 40, **more},
-    )
-    *_, done = engine.generate(prompt, params)
-    assert isinstance(done, Finished)
+    options = {"seed": 7, "max_tokens": 40, **more}
+    done = finish(engine, prompt, asked(proposer, temperature, **options))
     assert engine.target.n_past == len(engine.target.tokens)
     return done
 

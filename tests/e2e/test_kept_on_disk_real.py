@@ -1,22 +1,22 @@
 """States on disk with llama.cpp: a conversation that reopens writes what it writes going on, with
 caches of every kind and whatever drafts."""
 
-from __future__ import annotations
-
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from engines import measured
 from ggufs import write_llama, write_mamba, write_windows
 from ggufs_nextn import write_nextn
+from requests_made import asked
 
 from specllama.engine.engine import Engine
-from specllama.events import Finished, Notice, Started
+from specllama.events import Event, Notice, RoundDone, Started
+from specllama.interface import Message
 from specllama.paths import states_dir
 from specllama.settings.params import SERVER, EngineOptions, GenerateParams, SamplingParams
-
-pytestmark = pytest.mark.e2e
 
 OPTIONS = EngineOptions(n_ctx=1024, threads=1, check_memory=False, kv_disk="1G")
 KINDS: dict[str, tuple[Callable[[Path], Path], Sequence[str]]] = {
@@ -39,20 +39,10 @@ class Said:
 
 
 def write(engine: Engine, prompt: list[int], method: str, temperature: float, turn: int) -> Said:
-    params = GenerateParams(
-        sampling=SamplingParams(temperature=temperature),
-        proposer=method,
-        ignore_eos=True,
-        window="fixed",
-        seed=7 + turn,
-        draft_max=4,
-        max_tokens=30,
-        owner=SERVER,
-    )
+    params = asked(method, temperature, seed=7 + turn, max_tokens=30, owner=SERVER)
     events = list(engine.generate(prompt, params))
     [started] = [event for event in events if isinstance(event, Started)]
     done = events[-1]
-    assert isinstance(done, Finished)
     told = tuple(event.message for event in events if isinstance(event, Notice))
     return Said(done.token_ids, started.cached_n, done.draft_n, told, done.near_ties)
 
@@ -98,3 +88,68 @@ def test_a_conversation_reopens_as_if_it_had_gone_on(
             assert said.near_ties == on[one].near_ties, one
             assert not [text for text in said.told if "again" in text], one
             assert (said.drafted > 0) is (one[0] != "none") or not on[one].drafted, one
+
+
+# -- a conversation that is read while it is typed --
+
+
+WORDS = (Path(__file__).parents[2] / "README.md").read_text("utf-8").split()
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Engine]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("home")))
+        options = EngineOptions(threads=1, repack="off")
+        with measured("tiny", None, options) as a, measured("tiny", None, options) as b:
+            yield a, b
+
+
+def typed(rng: random.Random, message: str) -> Iterator[str]:
+    """What stands now and then while it is typed, with words that are taken back."""
+    words = message.split()
+    for n in sorted(rng.sample(range(1, len(words)), k=min(6, len(words) - 1))):
+        if rng.random() < 0.4:
+            yield " ".join([*words[:n], "no", "not", "thi"])
+        yield " ".join(words[:n]) + rng.choice((" ", "", "x"))
+
+
+def told(events: list[Event]) -> tuple[int, tuple[int, ...], list[object]]:
+    """Tokens read for it, the reply, and its logits."""
+    started, last = events[0], events[-1]
+    rounds = [event.chances for event in events if isinstance(event, RoundDone)]
+    return started.prompt_n - started.cached_n, last.token_ids, rounds
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("proposer", ["none", "draft", "mixed", "eagle3", "lookahead"])
+def test_the_same_reply_sooner(
+    pairs: tuple[Engine, Engine], proposer: str, temperature: float
+) -> None:
+    ahead, once = pairs
+    rng = random.Random(f"{proposer}{temperature}")
+    read, without, turns = 0, 0, list[Message]()
+    for engine in pairs:
+        engine.reset()
+    for turn, n in enumerate((130, 30, 75)):
+        at = rng.randrange(len(WORDS) - n)
+        message = " ".join(WORDS[at : at + n])
+        params = GenerateParams(
+            proposer=proposer,
+            seed=turn,
+            max_tokens=8,
+            window="fixed",
+            draft_max=4,
+            chances=1,
+            sampling=SamplingParams(temperature=temperature),
+        )
+        for some in typed(rng, message):
+            list(ahead.generate([*turns, Message("user", some)], params.replace(ahead=True)))
+        turns.append(Message("user", message))
+        events = list(ahead.generate(turns, params))
+        unread, *reply = told(events)
+        unread_once, *reply_once = told(list(once.generate(turns, params)))
+        assert reply == reply_once
+        read, without = read + unread, without + unread_once
+        turns.append(Message("assistant", events[-1].text))  # type: ignore[attr-defined]
+    assert read < 0.6 * without

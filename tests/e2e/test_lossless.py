@@ -1,9 +1,5 @@
 """The promise, on the bundled pair: same seed, same text."""
 
-from __future__ import annotations
-
-import json
-
 import pytest
 from engines import proved
 
@@ -12,11 +8,8 @@ from specllama.bench.prompts import BenchPrompt, schema_prompts
 from specllama.bench.proof import finish, score_gap, wish_of
 from specllama.bench.rounding import probe_rows, rounding
 from specllama.engine.engine import Engine
-from specllama.events import Finished, RoundDone
+from specllama.events import RoundDone
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-
-pytestmark = pytest.mark.e2e
-
 
 # of each method, the least acceptance on prompts of every kind
 METHODS = {
@@ -68,11 +61,9 @@ def test_a_forged_difference_is_not_explained_away(
         sampling=SamplingParams(temperature=0.0), seed=1, max_tokens=8, ignore_eos=True
     )
     last = list(tiny.generate(prompts[0].content, params))[-1]
-    assert isinstance(last, Finished)
     ids = tiny.encode(prompts[0].content)[0]
     wrong = (last.token_ids[3] + 1) % tiny.vocab.n_tokens
-    gap = score_gap(tiny, ids, last.token_ids[:3], (last.token_ids[3], wrong), params, 3)
-    assert gap > 0.3
+    assert score_gap(tiny, ids, last.token_ids[:3], (last.token_ids[3], wrong), params, 3) > 0.3
 
 
 def test_a_difference_under_a_schema_is_scored_where_the_grammar_stands(tiny: Engine) -> None:
@@ -112,35 +103,8 @@ def test_sampling_rules_run_and_keep_the_counting_law(
         )
         events = list(tiny.generate(prompt.content, params))
         last = events[-1]
-        assert isinstance(last, Finished)
         accepted += last.draft_n_accepted
         assert len(last.token_ids) == last.draft_n_accepted + last.rounds - last.cut
         rounds = [e for e in events if isinstance(e, RoundDone)]
         assert [t for r in rounds for t in r.emitted] == list(last.token_ids)
     assert accepted > 0
-
-
-def test_a_json_schema_constrains_both_ways_alike(tiny: Engine) -> None:
-    schema = json.dumps(
-        {
-            "type": "object",
-            "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
-            "required": ["name", "age"],
-            "additionalProperties": False,
-        }
-    )
-    prompt = BenchPrompt("schema", "json", text="Mira is 41 years old. As JSON: ")
-    params = GenerateParams(
-        sampling=SamplingParams(temperature=0.7), seed=2, max_tokens=120, json_schema=schema
-    )
-    results = []
-    for proposer in ("none", "draft", "ngram", "mixed"):
-        tiny.reset()
-        last = list(tiny.generate(prompt.content, params.replace(proposer=proposer)))[-1]
-        assert isinstance(last, Finished)
-        results.append(last)
-    assert len({r.token_ids for r in results}) == 1
-    if results[0].reason == "stop_token":
-        value = json.loads(results[0].text)
-        assert set(value) == {"name", "age"}
-        assert isinstance(value["age"], int)

@@ -3,8 +3,6 @@
 What llama.cpp computes is compared with NumPy; texts with plain decoding.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,18 +14,20 @@ from engines import measured
 from ggufs_nextn import ARCHITECTURES, CHAINED, write_nextn
 from head_lanes import begin_at, feed, grow
 from nextn_numpy import reference
+from requests_made import asked, finish
 
+from specllama.bench.prompts import load_prompts
 from specllama.engine.engine import Engine
 from specllama.engine.target_heads import survey
 from specllama.events import Finished, RoundDone
 from specllama.models.gguf import read_header
 from specllama.models.memory import estimate_head, estimate_model
-from specllama.models.nextn_blocks import GRAPHS
+from specllama.models.nextn_blocks import GRAPHS, trunk_blocks, why_not
 from specllama.models.nextn_file import likeliest, write_head
-from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.speculative.drafting.mtp import MtpDrafter
-
-pytestmark = pytest.mark.e2e
+from specllama.models.recipe.nextn import build, own_texts
+from specllama.models.recipe.shape import TARGET_FILE
+from specllama.settings.params import EngineOptions, GenerateParams
+from specllama.speculative.effects import HeadPlace
 
 PAIRS = 40  # more than the sliding windows of the files hold
 HEADS = 3  # of a chain
@@ -46,9 +46,7 @@ def opened(
 
 
 def lane(engine: Engine) -> Any:
-    drafter = engine.drafter("mtp")
-    assert isinstance(drafter, MtpDrafter)
-    return drafter._lane
+    return engine.drafter("mtp")._lane
 
 
 def test_every_graph_has_a_file_here() -> None:
@@ -114,16 +112,7 @@ def written(
     engine: Engine, prompt: list[int], method: str, temperature: float, n: int, full: Any = "stop"
 ) -> tuple[Finished, list[RoundDone]]:
     """A reply and its rounds."""
-    params = GenerateParams(
-        sampling=SamplingParams(temperature=temperature),
-        proposer=method,
-        ignore_eos=True,
-        window="fixed",
-        draft_max=5,
-        max_tokens=n,
-        seed=3,
-        on_full=full,
-    )
+    params = asked(method, temperature, draft_max=5, max_tokens=n, seed=3, on_full=full)
     *before, last = engine.generate(prompt, params)
     assert isinstance(last, Finished)
     return last, [done for done in before if isinstance(done, RoundDone)]
@@ -165,15 +154,9 @@ def test_conversations_side_by_side_have_keys_and_values_of_their_own(
 ) -> None:
     path = write_nextn(tmp_path / "model.gguf", arch, nextn=HEADS if arch in CHAINED else 1)
     prompts = [[10 + (i * k) % 7 for i in range(20 + 5 * k)] for k in range(1, 4)]
-    params = GenerateParams(
-        sampling=SamplingParams(temperature=0.0), ignore_eos=True, window="fixed", max_tokens=24
-    )
+    params = asked(draft_max=None, seed=None)
     with measured(path, None, EngineOptions(threads=1, n_ctx=512, parallel=3)) as engine:
-        plain = []
-        for prompt in prompts:
-            *_, last = engine.generate(prompt, params.replace(proposer="none"))
-            assert isinstance(last, Finished)
-            plain.append(last.token_ids)
+        plain = [finish(engine, prompt, params).token_ids for prompt in prompts]
         engine.reset()
         ids = [engine.submit(prompt, params.replace(proposer="mtp")) for prompt in prompts]
         done: dict[int, Finished] = {}
@@ -241,3 +224,53 @@ def test_a_head_of_few_tokens_computes_what_the_whole_one_does(arch: str, tmp_pa
     assert few[2].draft_n_accepted == texts[2].draft_n_accepted  # it knows what is likely
     assert close((cut[says], own), (row[says], state))
     assert np.isneginf(np.delete(cut, says)).all()
+
+
+# -- NextN layers of a model that the recipe builds --
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("nextn") / "nextn.gguf"
+    build(TARGET_FILE, path, own_texts(TARGET_FILE, 6, 48))
+    return path
+
+
+def loaded_from(path: Path, home: Path, **options: Any) -> Iterator[Engine]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECLLAMA_HOME", str(home))
+        with Engine.load(path, None, EngineOptions(threads=1, repack="off", **options)) as engine:
+            yield engine
+
+
+@pytest.fixture(scope="module")
+def fitted(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    yield from loaded_from(file, tmp_path_factory.mktemp("home"))
+
+
+def block(engine: Engine) -> HeadPlace:
+    return engine.drafter("mtp")._lane
+
+
+def test_the_caches_agree_with_the_text_after_every_request(fitted: Engine) -> None:
+    for seed, prompt in enumerate(load_prompts()[:4]):
+        params = GenerateParams(proposer="mtp", window="fixed", seed=seed, max_tokens=20)
+        *_, finished = fitted.generate(prompt.content, params)
+        nextn: Any = block(fitted)
+        assert nextn.n_past == nextn.end
+        assert fitted.target.n_past == finished.prompt_n + len(finished.token_ids) - 1
+
+
+def test_what_the_header_says(file: Path, tmp_path: Path) -> None:
+    header, source = read_header(file), read_header(TARGET_FILE)
+    assert why_not(header) == ""
+    assert trunk_blocks(header) == source.block_count
+    # one layer more, and a second context
+    with_block, without = estimate_model(header), estimate_model(source)
+    assert with_block.kv == without.kv * header.block_count // source.block_count
+    assert with_block.compute > without.compute
+    stacked = read_header(write_nextn(tmp_path / "two.gguf", nextn=2))
+    assert "this file has 2" in why_not(stacked)
+    # layers that will not be loaded need no cache
+    plain = read_header(write_nextn(tmp_path / "none.gguf", nextn=0))
+    assert estimate_model(stacked).kv == estimate_model(plain).kv

@@ -4,8 +4,6 @@ The draft with a tokenizer of its own is ``tests/data/other-draft-q8_0.gguf``; t
 shares nearly all tokens is the bundled one, renumbered, with every twentieth token renamed.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -13,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gguf_surgery import with_tokens
+from ggufs import with_tokens
+from requests_made import asked, finish
 
 from specllama.bench.prompts import BenchPrompt, load_prompts
 from specllama.bench.proof import prove
@@ -25,8 +24,6 @@ from specllama.models.pairing import compare
 from specllama.models.refs import resolve
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.speculative.drafting.translate import RetokenizingDrafter
-
-pytestmark = pytest.mark.e2e
 
 OTHER = Path(__file__).parent.parent / "data" / "other-draft-q8_0.gguf"
 TARGET = resolve("tiny-target")
@@ -74,20 +71,13 @@ def prompts() -> list[BenchPrompt]:
 
 def answer(engine: Engine, prompt: str, params: GenerateParams) -> Finished:
     engine.reset()
-    last = list(engine.generate(prompt, params))[-1]
-    assert isinstance(last, Finished)
-    return last
+    return finish(engine, prompt, params)
 
 
 def both(engine: Engine, prompt: str, temperature: float, **options: object) -> Finished:
     """The drafted answer, after it was compared with the plain one."""
-    params = GenerateParams(
-        sampling=SamplingParams(temperature=temperature),
-        seed=11,
-        max_tokens=64,
-        window="fixed",
-        draft_max=4,
-    ).replace(**options)
+    params = asked("none", temperature, seed=11, max_tokens=64, ignore_eos=False)
+    params = params.replace(**options)
     plain = answer(engine, prompt, params.replace(proposer="none"))
     drafted = answer(engine, prompt, params.replace(proposer="draft"))
     assert drafted.token_ids == plain.token_ids
@@ -151,8 +141,7 @@ def test_which_way_is_taken_follows_from_what_is_shared(tmp_path: Path) -> None:
     target = read_header(TARGET)
     nearly = compare(target, read_header(renumbered(tmp_path / "nearly.gguf", 18)))
     assert nearly.common == pytest.approx(0.95, abs=0.01)
-    fewer = compare(target, read_header(renumbered(tmp_path / "fewer.gguf", 5)))
-    assert 0.75 < fewer.common < 0.85
+    assert 0.75 < compare(target, read_header(renumbered(tmp_path / "fewer.gguf", 5))).common < 0.85
     assert compare(target, read_header(OTHER)).common < 0.9
     options = EngineOptions(n_ctx=256, threads=1, allow_other_vocab=True, check_memory=False)
     with Engine.load(TARGET, tmp_path / "fewer.gguf", options) as opened:

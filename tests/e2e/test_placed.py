@@ -1,7 +1,5 @@
 """Placement, threads, adapters and position scaling with llama.cpp itself, on this processor."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,8 +17,6 @@ from specllama.errors import CannotLoad, PairIncompatible, UsageError
 from specllama.events import Finished
 from specllama.settings.hardware import PlaceOptions
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-
-pytestmark = pytest.mark.e2e
 
 Write = Callable[..., list[int]]
 
@@ -43,7 +39,6 @@ def write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Write:
                 ignore_eos=True,
             )
             (*_, finished) = engine.generate(prompt, params)
-            assert isinstance(finished, Finished)
             return list(finished.token_ids)
 
     return run

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from engines import FakeContext, Given, fake_info, loaded
-from table_model import FakeTable, FakeVocab
-from windows import Answers
+from engines import FakeContext, Given, engine_over
+from table_model import FakeTable
+from windows import Answers, Pair, play
 
 from specllama.backend.kernels import TILE
 from specllama.bench.prompts import BenchPrompt
@@ -27,13 +27,11 @@ from specllama.engine.engine import Engine
 from specllama.engine.seating import Seats
 from specllama.engine.slot import Slot
 from specllama.errors import CannotLoad, UsageError
-from specllama.settings.params import GenerateParams
+from specllama.events import Finished, RoundDone
+from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.window import Plan, Window
 from specllama.text_history import common_prefix
-
-pytestmark = pytest.mark.e2e
-
 
 WAYS = ("draft", "ngram", "auto", "suffix", "tree", "merged", "eagle3", "medusa", "self")
 
@@ -260,14 +258,7 @@ class Unopenable(Drafter):
 
 
 def test_a_method_that_cannot_be_opened_is_neither_passed_nor_failed() -> None:
-    engine = Engine(
-        loaded(
-            target=FakeContext(FakeTable(seed=3), n_ctx=256),
-            vocab=FakeVocab(),
-            info=fake_info(256),
-            drafters={"self": Unopenable()},
-        )
-    )
+    engine = engine_over(FakeContext(FakeTable(seed=3), n_ctx=256), drafters={"self": Unopenable()})
     assert available(engine, ("self", "mtp", "auto"))[0] == ("self", "auto")
     some = [BenchPrompt(str(i), "own", text="the rain in spain") for i in range(2)]
     skipped: list[tuple[str, str]] = []
@@ -284,3 +275,37 @@ def test_a_method_that_cannot_be_opened_is_neither_passed_nor_failed() -> None:
     assert {c.proposer for c in cases} == {"none"}
     with pytest.raises(CannotLoad):
         list(prove(engine, some, proposers=("self",), max_tokens=8))
+
+
+# -- rounds of the bundled pair, replayed at several costs of a pass --
+
+
+def answer(engine: Engine, prompt: BenchPrompt, **changes: Any) -> tuple[Finished, list[RoundDone]]:
+    engine.reset()
+    params = GenerateParams(max_tokens=48, seed=7, min_speculative_tokens=0).replace(**changes)
+    events = list(engine.generate(prompt.content, params))
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    return finished, [e for e in events if isinstance(e, RoundDone)]
+
+
+def test_logged_rounds_replay_within_the_ledger(
+    own_tiny: Engine, prompts: list[BenchPrompt]
+) -> None:
+    """Real drafts, real confidences: what the window would lose at several costs of a pass."""
+    from replay import trace_of_rounds
+
+    from specllama.speculative.policy.constants import EPSILON
+    from specllama.speculative.policy.ledger import Ledger
+
+    for n, prompt in enumerate(prompts[:8]):
+        sampling = SamplingParams(temperature=float(n % 2))
+        _, rounds = answer(
+            own_tiny, prompt, sampling=sampling, proposer="draft", window="fixed", draft_max=4
+        )
+        trace = trace_of_rounds(rounds)
+        for extra, step in ((0.1, 0.05), (0.5, 0.1), (0.9, 0.6)):
+            verify = [0.0, *(1 + extra * (k - 1) for k in range(1, 18))]
+            pair = Pair().tuned(verify, step)
+            result = play(trace, verify, step, pair=pair)
+            assert result.worst_loss(EPSILON) <= Ledger().total + 1e-6

@@ -1,13 +1,12 @@
 """Prompts are read in tiles, rows are judged one by one: what holds between the two."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from requests_made import asked, finish
 
 from specllama.arrays import HiddenNeed, Row
 from specllama.backend import attention, llama_pool, parts
@@ -23,7 +22,7 @@ from specllama.errors import CannotLoad
 from specllama.events import Finished, PrefillProgress
 from specllama.models.quantization import prepare, run
 from specllama.models.refs import bundled
-from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.params import EngineOptions, GenerateParams
 
 pytestmark = [
     pytest.mark.e2e,
@@ -234,17 +233,8 @@ def test_a_tree_behind_a_long_prompt_has_the_rows_of_its_paths(model: LlamaModel
 
 
 def reply(engine: Engine, prompt: list[int], proposer: str, **changes: object) -> Finished:
-    params = GenerateParams(
-        sampling=SamplingParams(temperature=1.0),
-        seed=4,
-        max_tokens=24,
-        ignore_eos=True,
-        proposer=proposer,
-        window="fixed",
-        min_speculative_tokens=0,
-    ).replace(**changes)
-    last = list(engine.generate(prompt, params))[-1]
-    assert isinstance(last, Finished)
+    params = asked(proposer, 1.0, seed=4, draft_max=None, min_speculative_tokens=0)
+    last = finish(engine, prompt, params.replace(**changes))
     assert len(last.token_ids) == last.draft_n_accepted + last.rounds - last.cut
     return last
 
@@ -284,7 +274,6 @@ def test_a_reading_that_was_cancelled_changes_nothing(tiny: Engine) -> None:
     for last in tiny.generate(prompt, GenerateParams(seed=4), cancel=cancel):
         if isinstance(last, PrefillProgress) and last.done:
             cancel.set()
-    assert isinstance(last, Finished)
     assert last.reason == "cancelled"
     assert 0 < tiny.target.n_past < len(prompt)
     assert reply(tiny, prompt, "draft").token_ids == expected
@@ -299,7 +288,6 @@ def test_where_attention_cannot_be_switched_the_cache_types_are_apart(
     monkeypatch.setattr(attention, "_functions", missing)
     with Engine.load("tiny", None, EngineOptions(n_ctx=1024, threads=2, repack="off")) as engine:
         target = engine.target
-        assert isinstance(target, CellLane)
         assert target.pool.kernels.any_width
         read(target, text(300))
         alone = [target.forward([t], outputs="all")[0].copy() for t in text(4, seed=2)]
@@ -328,7 +316,6 @@ def test_the_number_of_threads_changes_no_bit(model: LlamaModel, monkeypatch: An
     for width in (1, 1, 2, 4):
         rows = fixed.forward(ahead[:width], outputs="all").copy()
         np.testing.assert_array_equal(varied.forward(ahead[:width], outputs="all"), rows)
-    assert pool.cache.choice is not None
     assert pool.cache.choice.passes >= 4  # type: ignore[attr-defined]
 
 

@@ -1,18 +1,16 @@
 """Noise counts from the start of a reply: what is continued, edited, or asked next."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest
 
+from specllama.bench.experiment import ask_all, plain_and
 from specllama.bench.prompts import BenchPrompt
+from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
 from specllama.interface import Message, Prompt
-from specllama.settings.params import GenerateParams
+from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.told import Told
-
-pytestmark = pytest.mark.e2e
 
 LONG = 40
 
@@ -28,9 +26,7 @@ def answer(
 
 
 def position(engine: Engine, *messages: Message) -> int:
-    started = answer(engine, messages, n=1).started
-    assert started is not None
-    return started.position
+    return answer(engine, messages, n=1).started.position
 
 
 def asked(prompts: Sequence[BenchPrompt], n: int) -> list[tuple[Message, ...]]:
@@ -51,7 +47,6 @@ def test_a_reply_goes_on_as_if_it_had_never_been_stopped(
             if tiny.encode(begun)[0] != [*ids, *first.token_ids]:
                 continue  # the text is spelled in other tokens: another prompt
             rest = answer(tiny, begun, seed=seed, n=LONG - cut, proposer=proposer)
-            assert rest.started is not None
             assert rest.started.position == cut
             assert first.token_ids + rest.end.token_ids == whole.token_ids
             continued += 1
@@ -93,3 +88,28 @@ def test_an_unchanged_law_is_drawn_alike_whatever_was_asked(tiny: Engine) -> Non
         same += sum(a == b for a, b in zip(one, two, strict=True))
         other += sum(a == b for a, b in zip(one, third, strict=True))
     assert same > 1.3 * other
+
+
+# -- runs of a race, none of which copies from another --
+
+
+def test_no_run_copies_what_another_wrote(own_tiny: Engine) -> None:
+    fixed = GenerateParams(
+        proposer="suffix",
+        window="fixed",
+        draft_max=4,
+        max_tokens=40,
+        sampling=SamplingParams(temperature=0.0),
+    )
+    question = (Message("user", "What is speculative decoding?"),)
+    runs = [
+        run for lap in range(2) for run in plain_and(question, fixed, [("drafted", fixed)], lap)
+    ]
+    for _ in own_tiny.generate(question, fixed.replace(seed=1)):
+        pass  # the conversation beside it wrote the same, too
+    ask_all(own_tiny, runs, Cancel(), lambda run: None, log=False)
+    first, second = (run for run in runs if run.name == "drafted")
+    assert first.tokens == second.tokens
+    drafts = [[(one.drafted, one.accepted) for one in run.passes] for run in (first, second)]
+    assert drafts[0] == drafts[1]
+    assert len(first.passes) > len(first.tokens) / 2  # copies of the whole reply would take 8

@@ -1,7 +1,5 @@
 """Two models of the bundled family on one server: each writes what it writes alone."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +21,6 @@ from specllama.server.service import Service
 from specllama.settings.duration import seconds
 from specllama.settings.params import EngineOptions, GenerateParams
 
-pytestmark = pytest.mark.e2e
 OPTIONS = EngineOptions(n_ctx=512, threads=1, parallel=2)
 NAMES = ("large", "small")
 

@@ -7,8 +7,6 @@ or a property with a noun; none begins with one of ``BANNED``. A verb that is mi
 verbs.txt, in the same folder.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

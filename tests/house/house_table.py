@@ -7,8 +7,6 @@ library is used. A *code line* has code on it: blank lines, comments and docstri
 *Shipped* is what the wheel holds: the packages that ``pyproject.toml`` lists.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import tomllib
@@ -91,8 +89,7 @@ class House:
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
-        project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))
-        setup = project["tool"]["setuptools"]
+        setup = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
         self.shipped = [
             module
             for package in setup["packages"]

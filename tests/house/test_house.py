@@ -1,7 +1,5 @@
 """The house stays small: bounds of what is counted, and that the counting counts right."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import house_table

@@ -1,7 +1,5 @@
 """Things are found where a newcomer looks: the map of CONTRIBUTING, checked against the code."""
 
-from __future__ import annotations
-
 import ast
 import tomllib
 from collections import Counter

@@ -1,7 +1,5 @@
 """The pages are as wide as the code, and their links lead somewhere."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -17,8 +15,7 @@ def test_lines_are_at_most_a_hundred_wide(page: Path) -> None:
     # a row of a table cannot be broken: those of json.md name every field of an object
     free = "|" if page.name == "json.md" else "\0"
     lines = page.read_text("utf-8").splitlines()
-    wide = [line for line in lines if len(line) > WIDTH and not line.startswith(free)]
-    assert wide == []
+    assert [line for line in lines if len(line) > WIDTH and not line.startswith(free)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

@@ -1,7 +1,5 @@
 """The first paragraph of a docstring says in plain English who does what."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -37,8 +35,7 @@ def test_only_the_first_paragraph_counts() -> None:
 
 
 def test_docstrings_begin_in_plain_words() -> None:
-    found = [text for module in House().shipped for text in translated(module)]
-    assert found == []
+    assert [text for module in House().shipped for text in translated(module)] == []
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Pulling from a fake hub: what arrives, what is refused, what survives a kill."""
 
-from __future__ import annotations
-
 import hashlib
 import signal
 import subprocess
@@ -89,8 +87,7 @@ def test_files_outside_lfs_are_checked_by_their_git_digest(
 def test_a_second_pull_transfers_nothing(hub: FakeHub) -> None:
     run("pull", REPO)
     before = len(hub.of(NAME))
-    result = run("pull", REPO)
-    assert "already here" in result.stderr
+    assert "already here" in run("pull", REPO).stderr
     assert len(hub.of(NAME)) == before
 
 
@@ -139,8 +136,7 @@ def test_kill_and_resume(hub: FakeHub, model_bytes: bytes) -> None:
     kept = part.stat().st_size
     assert wanted <= kept < len(model_bytes)
     assert leftovers() == [part.name]
-    result = run("pull", REPO)
-    assert "continuing at" in result.stderr
+    assert "continuing at" in run("pull", REPO).stderr
     assert hub.of(NAME)[-1].range == f"bytes={kept}-"
     assert (folder() / NAME).read_bytes() == model_bytes
     assert not part.exists()
@@ -483,15 +479,13 @@ def test_a_catalogue_name_pulls_target_and_draft(
     )
     monkeypatch.setattr(catalog, "load", lambda: pair)
     hub.add("maker/draft-GGUF", {"draft-Q8_0.gguf": model_bytes})
-    result = run("pull", "demo")
-    assert "specllama chat -m demo" in result.stderr
+    assert "specllama chat -m demo" in run("pull", "demo").stderr
     assert (paths.models_dir() / "maker" / "draft-GGUF" / "draft-Q8_0.gguf").exists()
 
     from specllama.models.refs import resolve_pair
 
     target, draft = resolve_pair("demo")
     assert target.name == NAME
-    assert draft is not None
     assert draft.name == "draft-Q8_0.gguf"
 
 

@@ -1,23 +1,24 @@
 """Heads, projectors and matrices are never taken for the model; each is offered as what it is."""
 
-from __future__ import annotations
-
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import ggufs
 import pytest
-from fakehub import FakeHub
+from fakehub import FakeHub, Fault
 from ggufs_nextn import write_nextn
 
 from specllama import paths
 from specllama.cli import invoke
 from specllama.engine.target_heads import survey
-from specllama.errors import PairIncompatible, UnsupportedModel, UsageError
+from specllama.errors import ModelUnavailable, PairIncompatible, UnsupportedModel, UsageError
 from specllama.models.companions import kind_of, kind_of_name
 from specllama.models.gguf import read_header
+from specllama.models.hub_client import HubClient
 from specllama.models.loadable import check_loadable
 from specllama.models.refs import bundled, resolve
 
@@ -142,8 +143,7 @@ def test_pair_and_ls_offer_the_head(folder: Path, capsys: pytest.CaptureFixture[
 
 
 def test_an_mtp_file_without_its_trunk_is_refused(tmp_path: Path) -> None:
-    whole = write_nextn(tmp_path / "whole.gguf", blocks=1)
-    assert kind_of(read_header(whole)) == ""
+    assert kind_of(read_header(write_nextn(tmp_path / "whole.gguf", blocks=1))) == ""
     head = read_header(write_nextn(tmp_path / "head.gguf", blocks=1, trunk=False))
     assert kind_of(head) == "mtp"
     with pytest.raises(UnsupportedModel, match="is an MTP head") as refused:
@@ -156,3 +156,97 @@ def test_what_head_does_not_take_is_named(tmp_path: Path) -> None:
     projector = ggufs.write_clip(tmp_path / "m.gguf")
     with pytest.raises(PairIncompatible, match="is a vision projector"):
         survey(target, [str(projector)])
+
+
+# -- after a pull the network may be gone --
+
+
+NAME = "small-Q4_0.gguf"
+
+# a connection anywhere, even to this machine, ends the process with a traceback
+BLOCKED = """
+import socket, sys
+def refuse(*args, **kwargs):
+    raise AssertionError(f"network used: {args}")
+socket.socket.connect = socket.socket.connect_ex = refuse
+socket.getaddrinfo = refuse
+from specllama.cli import invoke
+sys.exit(invoke(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def offline_hub(
+    monkeypatch: pytest.MonkeyPatch, nobody_else: Path, tmp_path: Path
+) -> Iterator[FakeHub]:
+    with FakeHub() as fake:
+        fake.add(REPO, {NAME: ggufs.write_llama(tmp_path / NAME, quant="Q4_0").read_bytes()})
+        monkeypatch.setenv("HF_ENDPOINT", fake.url)
+        yield fake
+
+
+def run(*arguments: str, code: str = BLOCKED) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.e2e
+def test_everything_works_without_a_network(
+    offline_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECLLAMA_THREADS", "1")
+    online = "import sys\nfrom specllama.cli import invoke\nsys.exit(invoke(sys.argv[1:]))"
+    pulled = run("hub", "pull", f"{REPO}:Q4_0", code=online)
+    assert pulled.returncode == 0, pulled.stderr
+    asked = len(offline_hub.requests)
+    for arguments in (
+        ("hub", "ls"),
+        ("hub", "path", REPO),
+        ("hub", "verify", REPO),
+        ("hub", "pairs"),
+        ("pair", REPO),
+        ("doctor",),
+    ):
+        done = run(*arguments)
+        assert done.returncode == 0, (arguments, done.stderr)
+    done = run("run", "-m", f"{REPO}:Q4_0", "--raw", "--max-tokens", "12", "--json", "hello there")
+    assert done.returncode == 0, done.stderr
+    finish = json.loads(done.stdout.splitlines()[-1])
+    assert finish["type"] == "finish"
+    assert len(finish["token_ids"]) > 0
+    assert len(offline_hub.requests) == asked
+
+
+def test_the_guard_guards(offline_hub: FakeHub) -> None:
+    assert run("hub", "pull", f"{REPO}:Q4_0").returncode != 0
+    assert not offline_hub.requests
+
+
+def test_a_rate_limited_listing_says_when(offline_hub: FakeHub) -> None:
+    offline_hub.faults["api"] = Fault(status=429, headers={"Retry-After": "120"})
+    online = "import sys\nfrom specllama.cli import invoke\nsys.exit(invoke(sys.argv[1:]))"
+    done = run("hub", "info", REPO, code=online)
+    assert done.returncode == 3
+    assert "is limiting requests" in done.stderr
+
+
+def test_search_and_info(offline_hub: FakeHub) -> None:
+    online = "import sys\nfrom specllama.cli import invoke\nsys.exit(invoke(sys.argv[1:]))"
+    found = run("hub", "search", "small", code=online)
+    assert found.returncode == 0, found.stderr
+    assert REPO in found.stdout
+    assert "Q4_0" in found.stdout
+    (data,) = json.loads(run("hub", "info", REPO, "--json", code=online).stdout)["repositories"]
+    assert data["licence"] == "apache-2.0"
+    assert data["models"][0]["quant"] == "Q4_0"
+    assert run("hub", "search", "nothing-like-it", code=online).stdout == ""
+
+
+def test_a_search_without_a_network_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = HubClient("http://127.0.0.1:9", insecure=True)
+    asked: list[object] = []
+    monkeypatch.setattr(client._api, "list_models", lambda **more: asked.append(more) or [])
+    with pytest.raises(ModelUnavailable, match="cannot be reached"):
+        client.search("qwen")
+    assert asked == []

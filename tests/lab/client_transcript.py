@@ -2,9 +2,9 @@
 
     python tests/lab/client_transcript.py EXCHANGES.jsonl CLIENT VERSION DATE --ours TEXT …
 
-EXCHANGES is what `scripted_server.py --record` wrote. What stays: the order, names of fields and
+EXCHANGES is what `record_clients.py --record` wrote. What stays: the order, names of fields and
 tools, kinds, ids, sizes, and texts named by `--ours`. Any other text becomes its length and a
-digest, so that equal texts stay equal; `tests/support/client_sessions.py` fills them up again.
+digest, so that equal texts stay equal; `tests/support/client_answers.py` fills them up again.
 """
 
 from __future__ import annotations

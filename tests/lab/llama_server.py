@@ -56,7 +56,7 @@ def model_of(theirs: list[str]) -> str:
         template = Path(given["--chat-template-file"]).read_text("utf-8")
     if not template:
         return model
-    from gguf_surgery import with_template
+    from ggufs import with_template
 
     source = ROOT / "models" / "tiny" / "tiny-target-q4_0.gguf"
     name = hashlib.sha256(template.encode()).hexdigest()[:16]

@@ -4,8 +4,6 @@ Its line in ``models/companions.py``: "often": HeadKind("a list of frequent toke
 "often_head"). It drafts as Medusa heads do, so it needs no method of its own.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A verification rule in one file: ``match``, but at most one drafted token a round is accepted."""
 
-from __future__ import annotations
-
 from specllama.speculative.rules import Coins, IsStop, Rule, Walk, verify_match
 from specllama.speculative.types import Draft, Verdict
 

@@ -1,7 +1,5 @@
 """The whole of a new way to draft: what was written in the last line is written again."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from specllama.speculative.drafting.drafter import Copier

@@ -4,8 +4,6 @@
 its own, because the choices of the command line are read when they are imported.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io
@@ -22,17 +20,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 drafting.__path__.append(str(Path(__file__).parent))  # as if the file lay in that folder
 registry.FILES["repeat"] = "repeat_line"  # the one line
 
-from engines import FakeContext, fake_info, loaded  # noqa: E402
+from engines import FakeContext, engine_over, fake_info  # noqa: E402
 from table_model import FakeTable, FakeVocab  # noqa: E402
 
 from specllama.cli import invoke  # noqa: E402
 from specllama.engine.engine import Engine  # noqa: E402
 from specllama.engine.profiles import Profile, Windows, band  # noqa: E402
-from specllama.events import Finished, RoundDone  # noqa: E402
+from specllama.events import RoundDone  # noqa: E402
 from specllama.interface import EngineInfo  # noqa: E402
 from specllama.settings.params import GenerateParams, SamplingParams  # noqa: E402
 from specllama.speculative.drafting.method import Kit, menu  # noqa: E402
-from specllama.speculative.drafting.mixed import MixedDrafter  # noqa: E402
 from specllama.store.rounds import RoundLog  # noqa: E402
 from specllama.tui.themes import UNICODE  # noqa: E402
 from specllama.tui.widgets.inked import InkedApp  # noqa: E402
@@ -55,7 +52,7 @@ def engine() -> Engine:
     drafters, vocab = Kit(target), FakeVocab(10, ALPHABET)
     info = replace(fake_info(512, 10), methods=menu(drafters.facts))
     windows = Windows(Profile(), info)
-    return Engine(loaded(target, vocab, info=info, drafters=drafters.all(), make_window=windows))
+    return engine_over(target, vocab, info=info, drafters=drafters.all(), make_window=windows)
 
 
 def asked(proposer: str, temperature: float, **more: Any) -> GenerateParams:
@@ -78,7 +75,6 @@ def reply(proposer: str, temperature: float, log: RoundLog | None = None) -> dic
         log.write(event, params)
     rounds = [event for event in events if isinstance(event, RoundDone) and event.drafted]
     end = events[-1]
-    assert isinstance(end, Finished)
     return {
         "tokens": end.token_ids,
         "accepted": end.draft_n_accepted,
@@ -104,7 +100,6 @@ def booked() -> dict[str, list[str]]:
 
 def joined() -> list[str]:
     mixed = Kit(FakeContext(FakeTable())).drafter("mixed")
-    assert isinstance(mixed, MixedDrafter)
     return [source.name for source in mixed.sources]
 
 

@@ -1,7 +1,5 @@
 """Calls as models write them: what becomes a call, and what stays text."""
 
-from __future__ import annotations
-
 import json
 import random
 import time
@@ -229,8 +227,7 @@ def test_what_is_none_stays_as_it_was_written(size: int) -> None:
     ],
 )  # fmt: skip
 def test_what_can_become_no_call_is_let_go_at_once(text: str) -> None:
-    reader = ToolReader(ToolUse(TOOLS))
-    assert "".join(map(reader.feed, text)) == text
+    assert "".join(map(ToolReader(ToolUse(TOOLS)).feed, text)) == text
 
 
 def test_a_long_value_is_not_read_again_with_each_piece() -> None:
@@ -309,8 +306,7 @@ def test_no_dialect_delivers_a_call_that_was_cut(stream: bool, text: str) -> Non
 
 
 def odd(**tool: Any) -> list[dict[str, Any]]:
-    fine = {"type": "function", "function": {"name": "clock"}}
-    return [fine, {"type": "function", **tool}]
+    return [{"type": "function", "function": {"name": "clock"}}, {"type": "function", **tool}]
 
 
 @pytest.mark.parametrize(
@@ -347,3 +343,5 @@ def test_a_call_from_before_there_were_tools_stays_in_the_prompt() -> None:
     for call in ({"function_call": function}, {"tool_calls": [{"function": function}]}):
         [turn] = messages_of(msgspec.convert([{"role": "assistant", **call}], list[Turn]))
         assert turn.content == f"<tool_call>\n{A}\n</tool_call>"
+    results = [Turn("user", "a"), Turn("tool", "b"), Turn("function", "c")]
+    assert [turn.content.count("<tool_response>") for turn in messages_of(results)] == [0, 2]

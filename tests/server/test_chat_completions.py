@@ -1,7 +1,5 @@
 """``/v1/chat/completions``: whole, streamed, several at once, refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx2
@@ -109,33 +107,65 @@ def test_whoever_leaves_frees_the_lane(server: Serving) -> None:
     assert server.chat()["choices"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"max_tokens": "many"}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"temperature": -1}, "temperature"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"top_p": 2}, "top_p"),
-        ({"n": 0}, "n"),
-        ({"n": 17}, "n"),
-        ({"seed": -5}, "seed"),
-        ({"logit_bias": {"5": "hot"}}, "logit_bias[...]"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "king", "content": ""}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        ({"specllama": {"proposer": "magic"}}, "specllama.proposer"),
-        ({"specllama": {"draft_max": 1000}}, "specllama.draft_max"),
-        ({"response_format": {"type": "xml"}}, "response_format.type"),
-    ],
-)
+CHAT, TEXT, ITEMS = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+WRONG: list[tuple[str, dict[str, Any], str | None]] = [
+    (CHAT, {"max_tokens": "many"}, "max_tokens"),
+    (CHAT, {"max_tokens": 0}, "max_tokens"),
+    (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
+    (CHAT, {"max_completion_tokens": -2}, "max_completion_tokens"),
+    (CHAT, {"temperature": -1}, "temperature"),
+    (CHAT, {"temperature": "hot"}, "temperature"),
+    (CHAT, {"top_p": 2}, "top_p"),
+    (CHAT, {"logprobs": True, "top_logprobs": 129}, "top_logprobs"),
+    (CHAT, {"n": 0}, "n"),
+    (CHAT, {"n": 17}, "n"),
+    (CHAT, {"seed": -5}, "seed"),
+    (CHAT, {"reasoning_effort": "a lot"}, "reasoning_effort"),
+    (CHAT, {"logit_bias": {"5": "hot"}}, "logit_bias[...]"),
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": [{"role": "king", "content": ""}]}, "messages[0].role"),
+    (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    (CHAT, {"specllama": {"proposer": "magic"}}, "specllama.proposer"),
+    (CHAT, {"specllama": {"draft_max": 1000}}, "specllama.draft_max"),
+    (CHAT, {"response_format": {"type": "xml"}}, "response_format.type"),
+    (CHAT, {"continue_final_message": True, "add_generation_prompt": True},
+     "continue_final_message"),
+    (ITEMS, {"max_output_tokens": 0}, "max_output_tokens"),
+    (ITEMS, {"max_output_tokens": 10**12}, "max_output_tokens"),
+    (ITEMS, {"reasoning": {"effort": "a lot"}}, "reasoning.effort"),
+    (TEXT, {"prompt": []}, "prompt"),
+    (TEXT, {"prompt": 5}, "prompt"),
+    (TEXT, {"prompt": [1, 99999]}, None),
+    (TEXT, {"prompt": ""}, None),
+    (TEXT, {"n": 99}, "n"),
+    (TEXT, {"max_tokens": -2}, "max_tokens"),
+    (TEXT, {"top_k": 10**12}, "top_k"),
+    (TEXT, {"logprobs": 129}, "logprobs"),
+    (TEXT, {"stream_options": {}}, "stream_options"),
+    (TEXT, {"suffix": "end"}, "suffix"),
+    (TEXT, {"best_of": 3}, "best_of"),
+    (TEXT, {"echo": True, "prompt": [5]}, "echo"),
+    ("/completion", {"n_predict": 10**12}, "n_predict"),
+    ("/completion", {"n_probs": 129}, "n_probs"),
+    ("/api/chat", {"options": {"num_predict": 10**12}}, "options.num_predict"),
+    ("/api/chat", {"options": {"top_p": 2}}, "options.top_p"),
+    ("/api/chat", {"think": "a lot"}, "think"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "fields", "field"), WRONG)
 def test_a_wrong_value_is_refused_by_name(
-    server: Serving, fields: dict[str, Any], param: str
+    server: Serving, path: str, fields: dict[str, Any], field: str | None
 ) -> None:
-    answer = server.post("/v1/chat/completions", body(**fields))
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"] == param
-    assert answer.json()["error"]["type"] == "invalid_request_error"
+    asked = {**body(), "input": "the rain", "prompt": "the rain", "stream": False, **fields}
+    answer = server.post(path, asked)
+    assert answer.status_code == (501 if field in ("suffix", "best_of", "echo") else 400)
+    error = answer.json()["error"]
+    told = error if isinstance(error, str) else error["message"]
+    assert " must be " not in told or told.startswith(f"{field} must be ")
+    if not isinstance(error, str):
+        assert error["param"] == field
+        assert answer.status_code == 501 or error["type"] == "invalid_request_error"
 
 
 def test_unknown_fields_mean_nothing(server: Serving) -> None:

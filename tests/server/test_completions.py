@@ -1,12 +1,16 @@
 """``/v1/completions``, and log probabilities of both kinds of completions."""
 
-from __future__ import annotations
-
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from servers import Serving
+
+from specllama.events import Finished, ReasoningDelta, RoundDone, TextDelta, Timings
+from specllama.server.dialect import Reply
+from specllama.server.ollama_api import OllamaDialect
+from specllama.server.usage import usage
 
 
 def ask(server: Serving, **fields: Any) -> dict[str, Any]:
@@ -14,14 +18,6 @@ def ask(server: Serving, **fields: Any) -> dict[str, Any]:
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
-
-
-def test_a_completion(server: Serving) -> None:
-    done = ask(server)
-    assert done["object"] == "text_completion"
-    assert 0 < done["usage"]["completion_tokens"] <= 16
-    assert done["choices"][0]["text"]
-    assert done["timings"]["seed"] == 1
 
 
 def test_prompts_of_every_kind(server: Serving) -> None:
@@ -63,8 +59,7 @@ def test_every_token_has_its_probability_accepted_drafts_too(
     tokens = reply["choices"][0]["logprobs"]["content"]
     assert len(tokens) == reply["usage"]["completion_tokens"] == 60
     assert (reply["timings"].get("draft_n_accepted", 0) > 5) == (proposer == "draft")
-    text = "".join(token["token"] for token in tokens)
-    assert text == reply["choices"][0]["message"]["content"]
+    assert "".join(token["token"] for token in tokens) == reply["choices"][0]["message"]["content"]
     for token in tokens:
         top = [other["logprob"] for other in token["top_logprobs"]]
         assert top == sorted(top, reverse=True)
@@ -83,27 +78,6 @@ def test_every_token_has_its_probability_accepted_drafts_too(
     assert [t for part in parts if part for t in part["content"]] == tokens
 
 
-@pytest.mark.parametrize(
-    ("fields", "status", "param"),
-    [
-        ({"prompt": []}, 400, "prompt"),
-        ({"prompt": 5}, 400, "prompt"),
-        ({"prompt": [1, 99999]}, 400, None),
-        ({"prompt": ""}, 400, None),
-        ({"n": 99}, 400, "n"),
-        ({"logprobs": 1000}, 400, "logprobs"),
-        ({"stream_options": {}}, 400, "stream_options"),
-        ({"suffix": "end"}, 501, "suffix"),
-        ({"best_of": 3}, 501, "best_of"),
-        ({"echo": True, "prompt": [5]}, 501, "echo"),
-    ],
-)
-def test_refusals(server: Serving, fields: dict[str, Any], status: int, param: str | None) -> None:
-    answer = server.post("/v1/completions", {"prompt": "x", **fields})
-    assert answer.status_code == status, answer.text
-    assert answer.json()["error"]["param"] == param
-
-
 def test_further_replies_go_on_from_where_the_first_has_read(server: Serving) -> None:
     prompt = "it rained on the harbour " * 12
     body = {"prompt": prompt, "n": 3, "max_tokens": 12, "temperature": 1.0, "seed": 5}
@@ -116,3 +90,75 @@ def test_further_replies_go_on_from_where_the_first_has_read(server: Serving) ->
     assert [c["text"] for c in again["choices"]] == [c["text"] for c in three["choices"]]
     one = server.post("/v1/completions", {**body, "n": 1}).json()
     assert one["choices"][0]["text"] == three["choices"][0]["text"]
+
+
+# -- a reply, known from its events --
+
+
+ROUND = RoundDone(
+    index=0, t_s=0.0, n_past=1, source="", draft_max=0, window_reason="", drafted=(), parents=(),
+    drafted_text=(), confidence=(), p=(), q=(), accepted=0, accepted_path=(), target_token=1,
+    target_text="", target_kind="plain", emitted=(1,), emitted_text=("",), cut=0, draft_ms=0.0,
+    verify_ms=0.0, other_ms=0.0,
+)  # fmt: skip
+
+
+def wrote(*pieces: str) -> RoundDone:
+    return replace(ROUND, emitted=tuple(range(len(pieces))), emitted_text=pieces)
+
+
+def test_tokens_of_a_thought_are_counted() -> None:
+    reply = Reply(0)
+    reply.receive([wrote("<think>")])
+    assert reply.reasoning_n == 0, "nobody knows yet"
+    reply.receive([ReasoningDelta("Rain"), wrote("Ra", "in")])
+    reply.receive(
+        [ReasoningDelta("."), TextDelta("It rains"), wrote(".", "</think>", "It", " rains")]
+    )
+    assert reply.reasoning_n == 4
+    reply.receive([TextDelta(" here"), wrote(" here")])
+    assert reply.reasoning_n == 4
+    assert usage([reply])["completion_tokens_details"]["reasoning_tokens"] == 4
+    plain = Reply(0)
+    plain.receive([TextDelta("It"), wrote("It"), TextDelta(" rains"), wrote(" rains")])
+    assert plain.reasoning_n == 0
+
+
+def test_tokens_of_a_prediction_are_counted() -> None:
+    reply = Reply(0)
+    copied = ("prediction",) * 4
+    drafted = replace(ROUND, drafted=(1, 2, 3, 4), parents=(-1, 0, 1, 2), sources=copied)
+    reply.receive([replace(drafted, accepted=2, accepted_path=(0, 1)), wrote("a")])
+    others = ("draft", "suffix", "prediction", "draft")
+    reply.receive([replace(drafted, sources=others, accepted=3, accepted_path=(0, 1, 2))])
+    told = usage([reply])["completion_tokens_details"]
+    assert told["accepted_prediction_tokens"] == 3
+    assert told["rejected_prediction_tokens"] == 2
+
+
+def ended(prompt_n: int) -> Finished:
+    return Finished(
+        reason="length", text="", token_ids=(1, 2), seed=1, rounds=2, draft_n=0,
+        draft_n_accepted=0, cut=0, prompt_n=prompt_n, cached_n=prompt_n // 2, n_ctx=99,
+        proposer="none", verify="match", exactness="", acceptance_rate=None,
+        mean_acceptance_length=None,
+    )  # fmt: skip
+
+
+def test_a_prompt_counts_once_whichever_of_its_replies_was_withdrawn() -> None:
+    replies = [Reply(i, finished=ended(10 ** (1 + i // 3))) for i in range(9)]
+    assert usage(replies, n=3)["prompt_tokens"] == 1110
+    for i in (0, 3, 4):
+        replies[i].finished = None
+    told = usage(replies, n=3)
+    assert told["prompt_tokens"] == 1110
+    assert told["prompt_tokens_details"] == {"cached_tokens": 555}
+    replies[5].finished = None
+    assert usage(replies, n=3)["prompt_tokens"] == 1010
+
+
+def test_ollama_tells_how_long_a_reply_waited() -> None:
+    reply = Reply(0, queue_ms=2.5)
+    reply.receive([replace(ended(5), timings=Timings(ttft_ms=1.0, decode_ms=4.0))])
+    whole = OllamaDialect("m", chat=True).whole([reply])
+    assert (whole["load_duration"], whole["total_duration"]) == (2_500_000, 7_500_000)

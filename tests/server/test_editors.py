@@ -3,18 +3,12 @@
 Taken from the sources of llama.vim, llama.vscode, minuet-ai.nvim, Zed and Continue.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-
 from servers import Serving, serving, table
 
 BEFORE = "def add(a, b):\n    total = a + b\n"
@@ -122,13 +116,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Continue": (
         "/completion",
-        {
-            "prompt": MARKED,
-            "stream": True,
-            "n_predict": 256,
-            "stop": CONTINUE,
-            "temperature": 0.01,
-        },
+        {"prompt": MARKED, "stream": True, "n_predict": 256, "stop": CONTINUE, "temperature": 0.01},
     ),
     "Continue, by Ollama": (
         "/api/generate",

@@ -1,7 +1,5 @@
 """The event loop works on small bodies only; what is done to large ones is another thread's."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -1,12 +1,17 @@
 """Anthropic's, llama-server's and Ollama's routes say what OpenAI's say."""
 
-from __future__ import annotations
-
 import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import Serving
+from servers import Serving, served, several, until
+
+from specllama.server.loaded_models import Models
+from specllama.server.service import Service
 
 TURNS = [{"role": "user", "content": "the rain"}]
 OPTIONS = {"seed": 3, "temperature": 0.7, "logit_bias": {"0": -100}}
@@ -16,8 +21,7 @@ N = 24
 @pytest.fixture(scope="module")
 def text(server: Serving) -> str:
     """What they all have to say."""
-    reply = server.chat(**OPTIONS, max_tokens=N)
-    return str(reply["choices"][0]["message"]["content"])
+    return str(server.chat(**OPTIONS, max_tokens=N)["choices"][0]["message"]["content"])
 
 
 def lines(server: Serving, path: str, body: Any) -> list[dict[str, Any]]:
@@ -42,8 +46,7 @@ def test_anthropic(server: Serving, text: str) -> None:
     assert kinds[:3] == ["message_start", "ping", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     assert set(kinds[3:-3]) == {"content_block_delta"}
-    said = "".join(e["delta"]["text"] for e in events if e["type"] == "content_block_delta")
-    assert said == text
+    assert "".join(e["delta"]["text"] for e in events if e["type"] == "content_block_delta") == text
     assert events[-2]["delta"]["stop_reason"] == reply["stop_reason"]
     assert events[-2]["usage"]["output_tokens"] == used["output_tokens"]
 
@@ -188,3 +191,37 @@ def test_usage_with_every_piece(server: Serving, path: str) -> None:
 
 def test_vllms_way_to_ask_for_life(server: Serving) -> None:
     assert server.http.get("/ping").status_code == server.http.post("/ping").status_code == 200
+
+
+# -- clients that choose between two models of one server --
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Serving]:
+    with served(Service(Models(several(tmp_path, "large", "small")))) as running:
+        yield running
+
+
+def loaded(two: Serving) -> list[str]:
+    return [model["name"] for model in two.http.get("/api/ps").json()["models"]]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_ollamas_examples_are_curls(two: Serving) -> None:
+    """Load, list, unload, as its documentation shows them: without a word on the body's kind."""
+
+    def curl(path: str, *more: str) -> Any:
+        words = ["curl", "-s", "--noproxy", "*", f"{two.url}{path}", *more]
+        return json.loads(subprocess.run(words, capture_output=True, timeout=60).stdout)
+
+    begun = curl("/api/generate", "-d", '{"model": "small"}')
+    assert (begun["done"], begun["response"]) == (True, "")
+    begun = curl("/api/chat", "-d", '{"model": "small", "messages": []}')
+    assert (begun["done_reason"], begun["message"]["content"]) == ("load", "")
+    [_, small] = curl("/api/ps")["models"]
+    assert small["name"] == small["model"] == "small"
+    assert {"parent_model", "format", "family", "families", "parameter_size",
+            "quantization_level"} <= set(small["details"])  # fmt: skip
+    gone = curl("/api/chat", "-d", '{"model": "small", "messages": [], "keep_alive": 0}')
+    assert (gone["done_reason"], gone["done"]) == ("unload", True)
+    until(lambda: loaded(two) == ["large"])

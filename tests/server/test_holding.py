@@ -1,7 +1,5 @@
 """What clients can have the server hold: sockets, bytes, places in the queue; and how it ends."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -206,9 +204,7 @@ def test_a_client_that_waits_often_leaves_places_for_others(tmp_path: Path) -> N
         assert first == second == [200]
 
 
-def test_none_of_the_replies_to_a_request_is_lost_when_the_server_is_to_end(
-    tmp_path: Path,
-) -> None:
+def test_none_of_the_replies_to_a_request_is_lost_when_the_server_is_to_end(tmp_path: Path) -> None:
     """Further ones begin when the first has read the prompt: that may be after the signal."""
     with serving(table(tmp_path)) as server:
         queue = server.queue
@@ -291,8 +287,7 @@ def test_ids_are_of_the_client_that_gave_them(tmp_path: Path) -> None:
         mine, other = {"x-api-key": "first"}, {"x-api-key": "second"}
 
         def stopped(id: str, key: dict[str, str]) -> bool:
-            answer = server.post("/specllama/stop", {"id": id}, headers=key)
-            return bool(answer.json()["stopped"])
+            return bool(server.post("/specllama/stop", {"id": id}, headers=key).json()["stopped"])
 
         queue, path = server.queue, "/specllama/generate"
         lanes, queue.lanes = queue.lanes, 0  # replies wait, so that they can be stopped

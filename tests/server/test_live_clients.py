@@ -4,8 +4,6 @@ How they were recorded: `tests/lab/client_transcript.py`. In each, the client re
 it and ran a command; their texts are ours, of the same sizes.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator
@@ -15,12 +13,7 @@ from typing import Any
 
 import httpx2
 import pytest
-
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-
-from client_answers import Heard, heard
-from client_sessions import FOLDER, session
+from client_answers import FOLDER, Heard, heard, session
 from fakes import Reply, ScriptedEngine, engine_info, model_info
 from servers import Serving, serving
 

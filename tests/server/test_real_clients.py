@@ -1,7 +1,5 @@
 """The clients that people have, against a real server."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json
@@ -86,13 +84,11 @@ def test_openai(server: Serving, openai: Any) -> None:
             **asked, stream=True, stream_options={"include_usage": True}
         )
         chunks = list(stream)
-        said = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-        assert said == text
+        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
         assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
         done = client.completions.create(model="table", prompt="the rain", max_tokens=5, seed=1)
         assert done.choices[0].text
-        response = client.responses.create(model="table", input="the rain", extra_body=SEED)
-        assert response.output_text
+        assert client.responses.create(model="table", input="the rain", extra_body=SEED).output_text
         with client.responses.stream(model="table", input="the rain", extra_body=SEED) as events:
             assert events.get_final_response().output_text
         with pytest.raises(openai.BadRequestError) as refused:

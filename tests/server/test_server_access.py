@@ -1,7 +1,5 @@
 """Who is let in, and what is counted: hosts, origins, keys, sizes, failures, /metrics."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -257,8 +255,7 @@ def test_what_is_cached_tells_nothing_of_another_keys_prompts(
         raw = {"prompt": "Raw: " + said, "n_predict": 1, "seed": 1}
         headers = [{"x-api-key": key} for key in ("first", "second")]
         assert server.post("/completion", raw, headers=headers[0]).status_code == 200
-        told = server.post("/completion", raw, headers=headers[1]).json()
-        assert told["timings"]["cache_n"] == 0
+        assert server.post("/completion", raw, headers=headers[1]).json()["timings"]["cache_n"] == 0
 
 
 def test_what_is_written_need_not_be_told(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The log of a server: each request on a line, in files of bounded size."""
 
-from __future__ import annotations
-
 import logging
 import re
 import stat
@@ -64,8 +62,7 @@ def test_lines_carry_ids_and_what_went_wrong(tmp_path: Path) -> None:
 def test_a_model_without_a_chat_template_is_told(tmp_path: Path, template: bool) -> None:
     log = ServerLog(tmp_path / "serve.log")
     info = SimpleNamespace(has_chat_template=template)
-    model = SimpleNamespace(name="base", state="loaded", failed="", known_info=info)
-    log.model(cast(Any, model))
+    log.model(cast(Any, SimpleNamespace(name="base", state="loaded", failed="", known_info=info)))
     log.close()
     text = (tmp_path / "serve.log").read_text()
     assert "base is loaded" in text
@@ -141,7 +138,6 @@ def test_a_full_disk_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[
         pytest.skip("needs /dev/full")
     log = ServerLog(tmp_path / "serve.log")
     handler = log._handler
-    assert isinstance(handler, logging.StreamHandler)
     handler.stream.close()
     handler.stream = open("/dev/full", "w")  # noqa: SIM115
     for _ in range(3):

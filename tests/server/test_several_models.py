@@ -1,7 +1,5 @@
 """Several models behind one server: loaded when named, unloaded when idle or for another."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -59,7 +57,6 @@ class Weighed(ServedModel):
     """Knows what it holds."""
 
     def weigh(self) -> None:
-        assert isinstance(self.recipe, Sized)
         self.holds = self.maps = self.recipe.size
 
 
@@ -68,8 +65,7 @@ def made(folder: Path, name: str, *, seed: int, gate: str = "", **more: Any) -> 
     folder.mkdir()
     plain = table(folder)
     for path in folder.glob("*.table"):
-        told = json.loads(path.read_text("utf-8"))
-        path.write_text(json.dumps({**told, "seed": seed}), "utf-8")
+        path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "seed": seed}), "utf-8")
     recipe = Sized(plain.target, plain.draft, plain.options, size=SIZES[name], gate=gate)
     queue = RequestQueue(EngineHost(recipe, close_grace_s=1.0), name, lanes=4)
     return Weighed(queue, recipe=recipe, also=frozenset({f"maker/{name}"}), **more)
@@ -121,8 +117,7 @@ def test_a_request_names_its_model(server: Serving) -> None:
 
 def test_names_that_mean_the_same_model_and_none(server: Serving) -> None:
     for name in ("second:latest", "maker/second"):
-        reply = server.chat(model=name)
-        assert reply["model"] == "second"
+        assert server.chat(model=name)["model"] == "second"
     wrong = server.post("/v1/chat/completions", {"model": "gpt-5", "messages": []})
     assert wrong.status_code == 404
     error = wrong.json()["error"]
@@ -247,8 +242,7 @@ def test_it_is_unloaded_when_nobody_uses_it(home: Path) -> None:
         assert process is not None
         until(lambda: not Path(f"/proc/{process}").exists() or os.name == "nt")
         assert server.http.get("/health").status_code == 200
-        told = server.http.get("/props").json()
-        assert told["is_sleeping"] is True
+        assert server.http.get("/props").json()["is_sleeping"] is True
         assert loaded(server) == [], "asking about it does not load it"
         assert text(server, "first", keep_alive=-1) == before
         time.sleep(0.5)
@@ -278,8 +272,7 @@ def test_durations_that_are_none(server: Serving, field: str, value: Any) -> Non
 
 
 def test_no_draft_model_is_wanted(server: Serving) -> None:
-    fixed = {"proposer": "draft", "window": "fixed", "draft_max": 4}
-    asked = {"seed": 3, "specllama": fixed}
+    asked = {"seed": 3, "specllama": {"proposer": "draft", "window": "fixed", "draft_max": 4}}
     drafted, plain = server.chat(**asked), server.chat(**asked, draft_model="none")
     assert drafted["timings"]["draft_n"] > 0
     assert "draft_n" not in plain["timings"]
@@ -299,8 +292,7 @@ def test_ollama_loads_keeps_and_unloads(server: Serving) -> None:
     server.post("/api/chat", {"model": "second", "messages": [], "keep_alive": "5m"})
     [_, second] = server.http.get("/api/ps").json()["models"]
     ends = datetime.fromisoformat(second["expires_at"].replace("Z", "+00:00"))
-    left = (ends - datetime.now(UTC)).total_seconds()
-    assert 290 < left <= 300
+    assert 290 < (ends - datetime.now(UTC)).total_seconds() <= 300
     assert second["size"] == 4 * GB
     asked = {"model": "second", "prompt": "the rain", "stream": False, "keep_alive": -1}
     assert server.post("/api/generate", asked).json()["done"] is True
@@ -314,8 +306,7 @@ def test_ollama_loads_keeps_and_unloads(server: Serving) -> None:
     asked = {"model": "second", "prompt": "the rain", "stream": False, "keep_alive": 0}
     assert server.post("/api/generate", asked).json()["response"]
     until(lambda: loaded(server) == [])
-    shown = server.post("/api/show", {"model": "third"})
-    assert shown.status_code == 200
+    assert server.post("/api/show", {"model": "third"}).status_code == 200
     assert server.post("/api/show", {"model": "fourth"}).status_code == 404
 
 
@@ -339,11 +330,9 @@ def test_llama_servers_router(server: Serving) -> None:
     assert server.post("/models/unload", {"model": "second"}).json() == {"success": True}
     until(lambda: values()["second"] == "unloaded")
     assert server.post("/models/unload", {"model": "second"}).status_code == 400
-    told = server.http.get("/props", params={"model": "first"}).json()
-    assert told["model_alias"] == "first"
+    assert server.http.get("/props", params={"model": "first"}).json()["model_alias"] == "first"
     assert server.http.get("/props", params={"model": "fourth"}).status_code == 404
-    slots = server.http.get("/slots", params={"model": "first"})
-    assert len(slots.json()) == 4
+    assert len(server.http.get("/slots", params={"model": "first"}).json()) == 4
 
 
 def test_what_happens_to_models_is_told(home: Path) -> None:

@@ -1,7 +1,5 @@
 """Tools: calls in texts of three families, calls that are demanded, and every API's words."""
 
-from __future__ import annotations
-
 import json
 import random
 import time
@@ -19,15 +17,7 @@ from specllama.grammar.guide import require
 from specllama.interface import Message
 from specllama.replies.tool_calls import respelled
 from specllama.server.refusals import Refusal
-from specllama.server.tools import (
-    Tool,
-    ToolReader,
-    ToolUse,
-    bound,
-    equipped,
-    told,
-    tool_use,
-)
+from specllama.server.tools import Tool, ToolReader, ToolUse, bound, equipped, told, tool_use
 from specllama.settings.params import GenerateParams, template_arguments
 
 WEATHER = Tool("weather", "Of a town.", {"type": "object", "properties": {"town": {}}})
@@ -195,8 +185,7 @@ def test_a_demanded_call_leaves_the_model_nothing_else() -> None:
     assert bound(base, USE) is base
     one = json.loads(bound(base, ToolUse(USE.tools, "clock")).json_schema or "")
     assert one["properties"]["name"] == {"const": "clock"}
-    both = json.loads(bound(base, ToolUse(USE.tools, "any")).json_schema or "")
-    assert len(both["anyOf"]) == 2
+    assert len(json.loads(bound(base, ToolUse(USE.tools, "any")).json_schema or "")["anyOf"]) == 2
 
 
 def test_a_demanded_call_has_a_schema_of_several_parts() -> None:
@@ -261,19 +250,16 @@ def test_calls_as_items_of_output(server: Serving) -> None:
     assert kinds[-1] == "response.completed"
     assert kinds.count("response.output_item.added") == 2
     assert kinds.count("response.output_item.done") == 2
-    said = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
-    assert said == "Let me see."
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert "".join(delta["delta"] for delta in deltas) == "Let me see."
+    assert {delta["output_index"] for delta in deltas} == {0}
     final = events[-1]["response"]["output"]
     assert [item["type"] for item in final] == ["message", "function_call"]
     assert final[0]["content"][0]["text"] == "Let me see."
 
 
 @pytest.mark.parametrize(
-    ("fields", "status"),
-    [
-        ({"previous_response_id": "resp_1"}, 400),
-        ({"background": True}, 501),
-    ],
+    ("fields", "status"), [({"previous_response_id": "resp_1"}, 400), ({"background": True}, 501)]
 )
 def test_responses_that_cannot_be(server: Serving, fields: Any, status: int) -> None:
     answer = server.post("/v1/responses", {"input": "Hi", **fields})
@@ -366,8 +352,7 @@ def test_a_call_without_what_it_requires_is_text(reason: Any) -> None:
 def test_a_mention_of_a_call_holds_nothing_back(prose: str) -> None:
     reader = ToolReader(USE)
     more = " And so on."
-    shown = "".join(map(reader.feed, prose))
-    assert shown + reader.feed(more) == prose + more
+    assert "".join(map(reader.feed, prose)) + reader.feed(more) == prose + more
     assert (reader.finish(), reader.calls) == ("", [])
 
 
@@ -380,8 +365,7 @@ def test_text_behind_a_call_is_shown() -> None:
 def test_the_mark_of_an_end_inside_of_a_value() -> None:
     text = "Write </tool_call> behind it, and <tool_call> before."
     call = json.dumps({"name": "weather", "arguments": {"town": text}})
-    tagged = f"<function=weather>\n<parameter=town>\n{text}\n</parameter>\n</function>"
-    for body in (call, tagged):
+    for body in (call, f"<function=weather>\n<parameter=town>\n{text}\n</parameter>\n</function>"):
         for seed in range(20):
             shown, calls = read(f"<tool_call>\n{body}\n</tool_call>", random.Random(seed))
             assert (shown, calls) == ("", [{"town": text}])
@@ -396,8 +380,7 @@ def test_one_call_where_only_one_is_wanted() -> None:
 def test_only_one_call_is_made_where_the_client_says_so() -> None:
     with serving(ScriptedRecipe((Reply(f"{HERMES}\n{HERMES}"),))) as two:
         turns = [{"role": "user", "content": "And in Ulm?"}]
-        function = {"type": "function", "function": FUNCTION}
-        chat = {"messages": turns, "tools": [function]}
+        chat = {"messages": turns, "tools": [{"type": "function", "function": FUNCTION}]}
         for parallel, n in ((None, 2), (True, 2), (False, 1)):
             reply = two.post("/v1/chat/completions", {**chat, "parallel_tool_calls": parallel})
             assert len(reply.json()["choices"][0]["message"]["tool_calls"]) == n

@@ -1,7 +1,5 @@
 """Requests as real clients send them, and what those clients need to find in the answers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +10,6 @@ from fakes import model_info
 from scripted_server import Rule, Rules
 from servers import Serving, serving
 
-from specllama.events import Finished
 from specllama.remote.address import Address, events_of
 from specllama.remote.remote_engine import RemoteEngine
 from specllama.server.ollama_api import _about
@@ -105,8 +102,7 @@ def test_codex_brings_tools_in_its_conversation_whose_input_is_a_text(scripted: 
     more = {"type": "additional_tools", "role": "developer", "tools": [functions]}
     turns = [more, *asked_by_codex("USE_EXEC")]
     events = scripted.frames("/v1/responses", {**CODEX, "input": turns, "stream": True})
-    kinds = [event["type"] for event in events]
-    assert "response.custom_tool_call_input.delta" in kinds
+    assert "response.custom_tool_call_input.delta" in [event["type"] for event in events]
     [done] = [e for e in events if e["type"] == "response.custom_tool_call_input.done"]
     assert done["input"] == "text(1)"
     [call] = events[-1]["response"]["output"]
@@ -214,13 +210,12 @@ def posted_models(server: Serving) -> dict[str, Any]:
 
 
 def test_zed_finds_what_its_structs_need(scripted: Serving) -> None:
-    function = {"name": "Bash", "parameters": EMPTY}
     chunks = scripted.frames(
         "/v1/chat/completions",
         {
             "model": "scripted",
             "messages": [{"role": "user", "content": "USE_BASH"}],
-            "tools": [{"type": "function", "function": function}],
+            "tools": [{"type": "function", "function": {"name": "Bash", "parameters": EMPTY}}],
             "tool_choice": "auto",
             "parallel_tool_calls": False,
             "stream": True,
@@ -252,12 +247,10 @@ def test_copilot_finds_a_model_of_ollamas_that_calls_tools(scripted: Serving) ->
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
 def test_tools_that_may_be_called(scripted: Serving, mode: str) -> None:
-    named = {"type": "function", "function": {"name": "Bash"}}
-    allowed = {"mode": mode, "tools": [named]}
-    tools = [{"type": "function", "function": {"name": name}} for name in ("Bash", "Read")]
+    allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "Bash"}}]}
     reply = scripted.chat(
         "USE_BASH",
-        tools=tools,
+        tools=[{"type": "function", "function": {"name": name}} for name in ("Bash", "Read")],
         tool_choice={"type": "allowed_tools", "allowed_tools": allowed},
         max_tokens=50,
     )
@@ -300,7 +293,6 @@ def test_no_character_of_a_text_ends_a_line(lines: Serving, path: str) -> None:
 def test_our_own_client_reads_every_text(lines: Serving) -> None:
     with RemoteEngine(Address(lines.url)) as engine:
         *_, end = engine.generate("Hm", GenerateParams(max_tokens=50))
-    assert isinstance(end, Finished)
     assert end.text == ENDS
 
 

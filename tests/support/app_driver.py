@@ -1,12 +1,12 @@
 """A running app with what tests do to it, and the engines that stand behind it."""
 
-from __future__ import annotations
-
 import asyncio
+import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fakes import Reply, ScriptedEngine
@@ -73,11 +73,7 @@ class Driver:
     """A running app with what tests do to it."""
 
     def __init__(
-        self,
-        app: SpecllamaApp,
-        pilot: Pilot[int],
-        engine: ScriptedEngine,
-        limit_s: float = LIMIT_S,
+        self, app: SpecllamaApp, pilot: Pilot[int], engine: ScriptedEngine, limit_s: float = LIMIT_S
     ) -> None:
         self.app, self.pilot, self.engine, self.limit_s = app, pilot, engine, limit_s
 
@@ -96,8 +92,7 @@ class Driver:
         await self.until(lambda: not self.app.chat.busy and not self.app.chat.queue)
 
     async def type(self, text: str) -> None:
-        prompt = self.app.chat.prompt
-        prompt.put(text)
+        self.app.chat.prompt.put(text)
         await self.pilot.pause()
 
     async def press(self, *keys: str, until: Callable[[], object]) -> None:
@@ -156,3 +151,42 @@ def record_of(title: str, events: Iterable[Event]) -> Record:
     for event in events:
         record.take(news(event))
     return record
+
+
+# -- screens as text in several sizes, as they are kept in files --
+
+
+PAGE = re.compile(r"^== (\S+)\n(.*?)\n(?=== |\Z)", re.MULTILINE | re.DOTALL)
+PATIENCE_S, SETTLED_S = 60.0, 1.0
+_PORT = re.compile(r"127\.0\.0\.1:\d{5}")
+
+
+def read_pages(path: Path) -> dict[str, str]:
+    return dict(PAGE.findall(path.read_text("utf-8")))
+
+
+def write_pages(path: Path, drawn: Mapping[str, str]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f"== {name}\n{page}\n" for name, page in drawn.items()), "utf-8")
+
+
+async def settled(app: SpecllamaApp, pilot: Pilot[int], expected: str | None) -> str:
+    """The screen as expected; else what is shown when nothing moves any more, keys and all."""
+    end = time.monotonic() + PATIENCE_S
+    shown, since = "", time.monotonic()
+    while time.monotonic() < end:
+        before, shown = shown, _page(app)
+        if shown == expected:
+            break
+        if shown != before or not shown.rpartition("\n")[2]:
+            since = time.monotonic()
+        elif expected is None and time.monotonic() - since > SETTLED_S:
+            break
+        await pilot.pause(0.02)
+    return shown
+
+
+def _page(app: SpecllamaApp) -> str:
+    """Ports that a system gave are the same in every run."""
+    text = "\n".join(line.rstrip() for line in screen_text(app).split("\n"))
+    return _PORT.sub("127.0.0.1:50000", text)

@@ -3,8 +3,6 @@
 python tests/support/cli_driver.py '{"replies": [{"text": "Hello", "delay_s": 0.01}]}' run "Hi"
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,9 +1,9 @@
 """What clients of four dialects read in an answer, as strictly as the strictest of them."""
 
-from __future__ import annotations
-
 import json
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -173,3 +173,37 @@ READERS = {
     "/api/chat": _lines,
     "/api/generate": _lines,
 }
+
+
+# -- recorded sessions of real clients --
+
+
+FOLDER = Path(__file__).parents[1] / "data" / "clients"
+GAP = re.compile(r"<(\d+) ([0-9a-f]{6})>")
+
+
+def filled(value: Any) -> Any:
+    """Put our own words where a vendor's text was, as many characters, the same for the same."""
+    if isinstance(value, dict):
+        return {name: filled(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [filled(one) for one in value]
+    gap = GAP.fullmatch(value) if isinstance(value, str) else None
+    if gap is None:
+        return value
+    size = int(gap[1])
+    return (f"{gap[2]} rain falls " * size)[:size]
+
+
+def session(name: str) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+    bodies: list[dict[str, Any]] = []
+    for exchange in told["exchanges"]:
+        if "body" not in exchange:
+            continue
+        body = exchange["body"] = filled(exchange["body"])
+        for key, value in body.items():
+            if isinstance(value, dict) and value.keys() == {"of", "first", "more"}:
+                body[key] = [*bodies[value["of"]][key][: value["first"]], *value["more"]]
+        bodies.append(body)
+    return told

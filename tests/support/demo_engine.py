@@ -4,8 +4,6 @@ The README's screenshots and the snapshot tests are made with it, because they m
 on every machine. Its rounds obey the laws of the real engine; its speeds mean nothing.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import threading
@@ -15,15 +13,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from fakes import engine_info, model_info
-from script import (
-    Move,
-    ScriptedGuess,
-    ScriptedReading,
-    count_tokens,
-    is_drafting,
-    play,
-)
-from stepped_generator import OneAtATime
+from script import Move, OneAtATime, ScriptedGuess, ScriptedReading, count_tokens, is_drafting, play
 
 from specllama.events import Event, LoadProgress
 from specllama.interface import EngineInfo, Message, ModelInfo, Prompt
@@ -95,11 +85,7 @@ class DemoEngine(OneAtATime):
         return count_tokens(prompt, pieces)
 
     def generate(
-        self,
-        prompt: Prompt,
-        params: GenerateParams,
-        *,
-        cancel: threading.Event | None = None,
+        self, prompt: Prompt, params: GenerateParams, *, cancel: threading.Event | None = None
     ) -> Iterator[Event]:
         seed = 7 if params.seed is None else params.seed
         rng = random.Random(seed)

@@ -1,7 +1,5 @@
 """Random DFlash, DFlash2 and DSpark files, and the same drafters in NumPy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

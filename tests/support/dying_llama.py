@@ -5,8 +5,6 @@
 ``quantize``. Needs a C compiler and Linux.
 """
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import subprocess
@@ -70,7 +68,6 @@ def build(folder: Path) -> Path:
     import llama_cpp as ll
 
     installed = library_folder()
-    assert installed is not None
     for file in installed.glob("lib*.so*"):
         if file.name != "libllama.so":
             (folder / file.name).symlink_to(file)

@@ -1,7 +1,5 @@
 """Random EAGLE-3 head files, and the same head in NumPy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Engines over what a test takes for a target: the one place where tests build a ``Loaded``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -125,3 +123,10 @@ def loaded(
         windows=windows,
         stop=stop or Cancel(),
     )
+
+
+def engine_over(target: Lane, vocab: Vocab | None = None, **parts: Any) -> Engine:
+    """An engine of ``loaded`` parts; it says of itself what is true of the lane."""
+    vocab = vocab or FakeVocab(target.n_vocab)  # type: ignore[attr-defined]
+    info = parts.pop("info", None) or fake_info(target.n_ctx, vocab.n_tokens)
+    return Engine(loaded(target, vocab, info=info, **parts))

@@ -28,13 +28,13 @@ from pathlib import Path
 from script import (
     N_VOCAB,
     Move,
+    OneAtATime,
     ScriptedGuess,
     ScriptedReading,
     count_tokens,
     is_drafting,
     play,
 )
-from stepped_generator import OneAtATime
 
 from specllama.errors import EngineError, PromptTooLong, SpecllamaError
 from specllama.events import Event, FinishReason, LoadProgress, Notice, RoundDone

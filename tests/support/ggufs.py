@@ -8,10 +8,9 @@ Every writer takes ``keys`` (metadata to add or replace; None removes) so that a
 thing at a time. Needs the ``gguf`` package, which is a test dependency only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -383,5 +382,139 @@ def write_vocab_only(path: Path, tokens: Sequence[str], **keys: Any) -> Path:
     writer.change({"tokenizer.ggml.bos_token_id": None, "tokenizer.ggml.eos_token_id": None})
     writer.change({"tokenizer.ggml.add_bos_token": None})
     writer.change({f"tokenizer.ggml.{key}": value for key, value in keys.items()})
+    writer.finish()
+    return path
+
+
+# -- a bundled model with other tokens --
+
+
+_IDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "padding"))
+_ROWS = ("token_embd.weight", "output.weight")
+
+
+def with_tokens(
+    source: Path,
+    out: Path,
+    order: Sequence[int],
+    renamed: Sequence[int] = (),
+    names_of: str = "unheard{}",
+) -> Path:
+    """Write ``source`` with token ``order[i]`` as number i.
+
+    Args:
+        renamed: old numbers of tokens that get a text that no tokenizer here has: ``names_of``.
+    """
+    reader = gguf.GGUFReader(source)
+    names = {key: field.contents() for key, field in reader.fields.items()}
+    tokens = list(names["tokenizer.ggml.tokens"])
+    for old in renamed:
+        tokens[old] = names_of.format(old)
+    place = {old: new for new, old in enumerate(order)}
+    w = _Writer(out, names["general.architecture"])
+    for key, field in reader.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture":
+            continue
+        kind, value = field.types[0], names[key]
+        if key == "tokenizer.ggml.tokens":
+            w.add_token_list([tokens[old] for old in order])
+        elif key == "tokenizer.ggml.token_type":
+            w.add_token_types([value[old] for old in order])
+        elif kind == gguf.GGUFValueType.ARRAY:
+            w.add_array(key, value)
+        else:
+            w.add_key_value(key, place[value] if key in _IDS else value, kind)
+    for tensor in reader.tensors:
+        data = np.array(tensor.data)
+        if tensor.name in _ROWS:
+            data = data[np.array(order)]
+        w.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type)
+    w.finish()
+    return out
+
+
+def with_tensor(source: Path, out: Path, name: str, kind: str = "F32") -> Path:
+    """Write ``source`` with one more tensor, four rows of 64 ones as ``kind``."""
+    w = _copy(source, out)
+    packed = gguf.GGMLQuantizationType[kind]
+    w.add_tensor(name, gguf.quantize(np.ones((4, 64), np.float32), packed), raw_dtype=packed)
+    w.finish()
+    return out
+
+
+def with_template(source: Path, out: Path, template: str) -> Path:
+    """Write ``source`` with another chat template."""
+    _copy(source, out, {"tokenizer.chat_template": template}).finish()
+    return out
+
+
+def _copy(source: Path, out: Path, changed: Mapping[str, Any] = MappingProxyType({})) -> _Writer:
+    """``source`` with values of its header changed, not finished yet."""
+    reader = gguf.GGUFReader(source)
+    w = _Writer(out, reader.fields["general.architecture"].contents())
+    for key, field in reader.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture":
+            continue
+        sub = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+        w.add_key_value(key, changed.get(key, field.contents()), field.types[0], sub)
+    for tensor in reader.tensors:
+        w.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    return w
+
+
+# -- a random model with multi-head latent attention --
+
+
+def write_latent(path: Path, *, width: int = 64, blocks: int = 2, quant: str = "F32") -> Path:
+    """A dense ``deepseek2`` model of the layout that DeepSeek V2 and later have."""
+    rng = np.random.default_rng(1)
+    tokens, types, merges = bpe_tokens()
+    heads, rank, rope, plain, value, hidden = 2, 64, 32, 32, 32, 2 * width
+    arch = "deepseek2"
+    writer = _Writer(path, arch)
+    kind = {"F32": 0, "Q8_0": 7, "Q4_0": 2}[quant]
+    sizes = {"width": width, "blocks": blocks, "hidden": hidden, "heads": heads, "rope": rope}
+    writer.describe(path, **sizes, context=2048, file_type=kind)
+    writer.add_expert_feed_forward_length(hidden)
+    writer.add_expert_shared_count(0)
+    writer.add_leading_dense_block_count(blocks)
+    writer.add_kv_lora_rank(rank)
+    writer.add_q_lora_rank(rank)
+    writer.add_key_length(rank + rope)
+    writer.add_value_length(rank)
+    writer.add_uint32(f"{arch}.attention.key_length_mla", plain + rope)
+    writer.add_uint32(f"{arch}.attention.value_length_mla", value)
+    writer.speak(tokens, types, merges)
+
+    quantize = _quantizer(quant)
+
+    def add(name: str, *shape: int) -> None:
+        if len(shape) == 1:
+            writer.add_tensor(name, np.ones(shape, np.float32))
+            return
+        values = rng.normal(0.0, shape[-1] ** -0.5, shape).astype(np.float32)
+        if quant == "F32" or len(shape) > 2:
+            writer.add_tensor(name, values)
+        else:
+            packed, kind = quantize(values)
+            writer.add_tensor(name, packed, raw_dtype=kind)
+
+    add("token_embd.weight", len(tokens), width)
+    for i in range(blocks):
+        add(f"blk.{i}.attn_norm.weight", width)
+        add(f"blk.{i}.attn_q_a.weight", rank, width)
+        add(f"blk.{i}.attn_q_a_norm.weight", rank)
+        add(f"blk.{i}.attn_q_b.weight", heads * (plain + rope), rank)
+        add(f"blk.{i}.attn_kv_a_mqa.weight", rank + rope, width)
+        add(f"blk.{i}.attn_kv_a_norm.weight", rank)
+        add(f"blk.{i}.attn_k_b.weight", heads, rank, plain)
+        add(f"blk.{i}.attn_v_b.weight", heads, value, rank)
+        add(f"blk.{i}.attn_output.weight", width, heads * value)
+        add(f"blk.{i}.ffn_norm.weight", width)
+        for part in ("gate", "up"):
+            add(f"blk.{i}.ffn_{part}.weight", hidden, width)
+        add(f"blk.{i}.ffn_down.weight", width, hidden)
+    add("output_norm.weight", width)
+    add("output.weight", len(tokens), width)
     writer.finish()
     return path

@@ -3,8 +3,6 @@
 The pair's tokens mostly follow from the token before them, so the assistant is right now and then.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,8 +79,7 @@ def _tables(n_vocab: int) -> tuple[Rows, Rows]:
     """Embeddings [n_vocab, WIDTH], and for each token what a token before it looks like."""
     rng = np.random.default_rng(17)
     table = rng.normal(0.0, 1.0, (n_vocab, WIDTH)).astype(np.float32)
-    before = table[rng.permutation(n_vocab), :ASSISTANT_WIDTH]
-    return table, before
+    return table, table[rng.permutation(n_vocab), :ASSISTANT_WIDTH]
 
 
 def write_gemma4(
@@ -102,11 +99,9 @@ def write_gemma4(
     w.add_uint32("gemma4.attention.shared_kv_layers", shared)
     w.change(keys or {})
     t = _Tensors(w, seed, ())
-    n_vocab = len(bpe_tokens()[0])
-    table, before = _tables(n_vocab)
+    table, before = _tables(len(bpe_tokens()[0]))
     t.add("token_embd.weight", values=table)
-    padded = np.concatenate((before, np.zeros_like(before)), axis=1)
-    t.add("output.weight", values=padded * 0.3)
+    t.add("output.weight", values=np.concatenate((before, np.zeros_like(before)), axis=1) * 0.3)
     t.add("output_norm.weight", WIDTH)
     factors = np.where(np.arange(SIZES[False] // 2) < SIZES[False] // 4, 1.0, 1e30)
     t.add("rope_freqs.weight", values=factors)

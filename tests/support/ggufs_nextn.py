@@ -4,8 +4,6 @@ A trunk's blocks are those of the architecture; a NextN block is one of its bloc
 and whatever joins tokens and states. Few tokens are likely, so that some drafts are right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

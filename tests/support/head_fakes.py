@@ -1,7 +1,5 @@
 """Heads that know a table, for drafters: each kind checks what it is asked to read."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -139,8 +137,7 @@ class FakeNextn(FakeHeadLane):
         for token, state in zip(tokens, states, strict=True):
             self.fed.append((self.end, not (state == 1).all()))
             self.pairs.append((token, tuple(state.tolist())))
-        row = self._table.row([token for token, _ in self.pairs])
-        return row, np.ones(self.width, np.float32)
+        return self._table.row([token for token, _ in self.pairs]), np.ones(self.width, np.float32)
 
     def grow(
         self, tokens: Sequence[int], states: Rows, parents: Sequence[int], head: int = 0
@@ -288,8 +285,7 @@ def knowing(table: FakeTable, depths: int = 3, noise: float = 0.0) -> Heads:
 
 
 def medusa_of(heads: Heads, hidden: Hidden, ranks: int = 4) -> MedusaDrafter:
-    lane = MedusaPool(heads).open()
-    return MedusaDrafter(lane, hidden, ranks=ranks)
+    return MedusaDrafter(MedusaPool(heads).open(), hidden, ranks=ranks)
 
 
 # what drafts as a table says, for a target of another one, with room for so many tokens

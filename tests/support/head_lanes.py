@@ -1,7 +1,5 @@
 """Lanes of heads for tests: what a pass over one says, and fakes that answer passes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -90,8 +88,7 @@ class FakeHeadLane:
         if part.outputs == "states":
             return Out(none, me.encode(part.states))
         if part.parents is not None:
-            answer = me.grow(part.tokens, part.states, part.parents, part.head)
-            return Out(*answer)
+            return Out(*me.grow(part.tokens, part.states, part.parents, part.head))
         if not len(part.tokens):
             me.read(part.states)
             return Out(none)

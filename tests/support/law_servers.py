@@ -1,7 +1,5 @@
 """Servers that write from tables, right or wrong in a known way: as an arm, or over HTTP."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

@@ -8,8 +8,6 @@
 Source: Cai et al. 2024 (Medusa).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """NextN blocks in NumPy: what llama.cpp should compute on the files of `ggufs_nextn`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -211,10 +209,9 @@ class NumpyNextn:
 
     def run(self, tokens: Sequence[int], states: Floats) -> tuple[Floats, Floats]:
         """Logits and own states behind each pair."""
-        embedded = self.w["token_embd.weight"][list(tokens)]
         pair = np.concatenate(
             (
-                self.norm(embedded, self["nextn.enorm.weight"]),
+                self.norm(self.w["token_embd.weight"][list(tokens)], self["nextn.enorm.weight"]),
                 self.norm(states, self["nextn.hnorm.weight"]),
             ),
             -1,

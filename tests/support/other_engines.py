@@ -3,8 +3,6 @@
 A script is a file of ``tests/data/engines``: what GET answers, streams and whole replies by path.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

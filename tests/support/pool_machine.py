@@ -5,8 +5,6 @@ tokens alone.
 (long reads are computed in tiles, so they count), and every other row is a pass of one row.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -106,8 +104,7 @@ class Machine:
         if self.talks and len(self.talks) < self.pool.lanes:
             of = rng.choice(self.talks)
             keep, reads = _whole(of, rng.randint(0, len(of.text)))
-            lane = self.pool.fork(of.lane, keep)
-            self.talks.append(Talk(lane, of.text[:keep], reads))
+            self.talks.append(Talk(self.pool.fork(of.lane, keep), of.text[:keep], reads))
 
     def close(self, rng: random.Random) -> None:
         if self.talks:

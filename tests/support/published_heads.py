@@ -4,8 +4,6 @@ The weights are those of the original layout: rotations turn the halves of a hea
 each other. What is converted from them must compute the same.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import struct

@@ -5,8 +5,6 @@ draft was, and what a copy from the text would have guessed. Costs are in plain 
 is virtual, so a window is compared with plain decoding exactly, and within milliseconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 

@@ -2,8 +2,6 @@
 tokens wherever a guess was refused. Where its rows come out bit for bit, it owes nothing to what
 was guessed and taken back: it can differ from plain decoding by the widths of its passes alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from specllama.engine.engine import Engine

@@ -1,7 +1,5 @@
 """A pool with a running state over a table, for tests: it forgets as llama.cpp does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

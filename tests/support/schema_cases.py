@@ -1,7 +1,5 @@
 """JSON schemas, each with documents that a grammar for it lets through and others it does not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -5,16 +5,16 @@ keeps the laws that the real engine keeps: round 0 is a plain step, positions gr
 emitted, ``len(token_ids) == draft_n_accepted + rounds - cut``, and the text is what was emitted.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from thinking import TagVocab
 
+from specllama.cancel import Cancel
 from specllama.events import (
     Chance,
     Chances,
@@ -31,7 +31,7 @@ from specllama.events import (
     Timings,
 )
 from specllama.figures import SpecStats
-from specllama.interface import EngineInfo, Message, Prompt
+from specllama.interface import EngineInfo, Message, Prompt, ToolSyntax
 from specllama.replies.marks import USUAL
 from specllama.replies.thoughts import Part, Spelling, reader
 from specllama.settings.params import GenerateParams
@@ -307,3 +307,68 @@ def _round(move: Move, index: int, n_past: int, todo: Sequence[str], t_s: float)
         ),
         sources=(move.source,) * len(guesses),
     )
+
+
+# -- engines that only generate, as a host process drives them --
+
+
+class OneAtATime:
+    """``begin`` and ``step`` for an engine that only generates."""
+
+    _id = 0
+    _events: Iterator[Event] | None = None
+    patience_s = 30.0
+
+    def watched(self, beat: Callable[[], object]) -> None:
+        """Every step is watched."""
+
+    @property
+    def free(self) -> bool:
+        return self._events is None
+
+    def keep(self) -> None:
+        """It has nothing to keep."""
+
+    unmeasured = False
+
+    def measure(self, report: object = None, *, cancel: Cancel | None = None) -> bool:
+        return True
+
+    def slot(self, action: str, index: int, path: Path | None = None) -> tuple[int, int]:
+        raise NotImplementedError
+
+    def tool_syntax(self) -> ToolSyntax:
+        return ""
+
+    def thinks(self) -> bool:
+        return False
+
+    def prepare(
+        self, prompt: Prompt, params: GenerateParams, *, cancel: Cancel | None = None
+    ) -> tuple[Prompt, GenerateParams]:
+        return prompt, params
+
+    def begin(self, ready: tuple[Prompt, GenerateParams], *, cancel: Cancel | None = None) -> int:
+        self._events = self.generate(*ready, cancel=cancel)
+        self._id += 1
+        return self._id
+
+    def step(self) -> list[tuple[int, Event | Exception]]:
+        if self._events is None:
+            return []
+        said: Event | Exception
+        try:
+            said = next(self._events)
+        except StopIteration:
+            self._events = None
+            return []
+        except Exception as error:
+            said = error
+        if isinstance(said, Exception) or said.ends:
+            self._events = None
+        return [(self._id, said)]
+
+    def generate(
+        self, prompt: Prompt, params: GenerateParams, *, cancel: Cancel | None = None
+    ) -> Iterator[Event]:
+        raise NotImplementedError

@@ -1,7 +1,5 @@
 """A real server on a free port, over an engine in a child process."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,17 +1,15 @@
 """Conversations side by side over tables: the engine, requests, and each one's text alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
-from engines import fake_info, loaded
+from engines import engine_over
+from requests_made import asked
 from table_model import FakePool, FakeTable, FakeVocab
 
 from specllama.backend.base import Lane
 from specllama.engine.engine import Engine
 from specllama.engine.slot import Slot
-from specllama.events import Finished
-from specllama.settings.params import GenerateParams, SamplingParams
+from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.method import Kit
 
@@ -21,12 +19,7 @@ DRAFT = FakeTable(V, seed=4, sharpness=2.0, of=TABLE, agreement=0.7)
 
 
 def engine_of(
-    slots: int,
-    *,
-    in_order: bool = True,
-    rows: int = 65,
-    leaves: int = 16,
-    tiles: bool = False,
+    slots: int, *, in_order: bool = True, rows: int = 65, leaves: int = 16, tiles: bool = False
 ) -> Engine:
     """Conversations share a pool of the target and one of the draft model.
 
@@ -47,27 +40,15 @@ def engine_of(
 
     target, drafters = parts()
     more = [Slot(*parts()) for _ in range(slots - 1)]
-    return Engine(
-        loaded(target, FakeVocab(V), info=fake_info(160, V), drafters=drafters, more=more)
-    )
+    return engine_over(target, FakeVocab(V), drafters=drafters, more=more)
 
 
 def params(
     method: str, seed: int, *, rule: str = "match", temperature: float = 0.8, ends: bool = True
 ) -> GenerateParams:
-    return GenerateParams(
-        proposer=method,
-        seed=seed,
-        verify=rule,
-        window="fixed",
-        draft_max=4,
-        max_tokens=24,
-        ignore_eos=not ends,
-        sampling=SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0),
-    )
+    return asked(method, temperature, free=True, seed=seed, verify=rule, ignore_eos=not ends)
 
 
 def alone(prompt: Sequence[int], asked: GenerateParams, *, tiles: bool = False) -> tuple[int, ...]:
     *_, last = engine_of(1, tiles=tiles).generate(list(prompt), asked)
-    assert isinstance(last, Finished)
     return last.token_ids

@@ -1,7 +1,5 @@
 """Headers of models of real size, without files: for plans on machines that do not exist."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

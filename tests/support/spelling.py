@@ -1,7 +1,5 @@
 """Texts against what constrains a reply, token by token."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The app in a pseudo-terminal, as a person's terminal runs it."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty
@@ -59,8 +57,7 @@ class Terminal:
 
     @property
     def words(self) -> str:
-        text = self.seen.decode("utf-8", "replace")
-        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]", "", text)
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]", "", self.seen.decode("utf-8", "replace"))
 
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())

@@ -4,8 +4,6 @@
 with some marks may write; ``check`` says what a reader of ours makes wrong of one.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -96,8 +94,7 @@ def tell(one: Reader, ids: Sequence[int], cuts: Sequence[int] = ()) -> tuple[str
     said = {True: b"", False: b""}
     start = 0
     for end in [*cuts, len(ids)]:
-        units = "".join(map(one.spelling.unit, ids[start:end]))
-        for thought, part in one.feed(units):
+        for thought, part in one.feed("".join(map(one.spelling.unit, ids[start:end]))):
             said[thought] += one.spelling.bytes(part)
         start = end
     return said[True].decode(), said[False].decode()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from engines import FakeContext
-from oracle import Tokens, Toy
+from oracle import Oracle, Tokens, Toy, bias
 from table_model import FakeTable
 
 from specllama.arrays import IntArray
@@ -18,6 +18,7 @@ from specllama.backend.tree_layout import Layout
 from specllama.errors import EngineError
 from specllama.events import RoundDone
 from specllama.settings.params import SamplingParams, VerifyRule
+from specllama.speculative.drafting.draft_tree import TreeDrafter
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.lookahead import LookaheadDrafter
 from specllama.speculative.effects import Steps, run_alone
@@ -96,6 +97,41 @@ class Setup:
     def __post_init__(self) -> None:
         self.table = FakeTable(V, seed=5, order=2, sharpness=1.5, eog_bias=self.eog_bias)
 
+    def loop(
+        self, drafter: Drafter, target: FakeContext, tokens: list[int], *, coins: Coins,
+        breakers: frozenset[int] = frozenset(), rows: int = 65, **request: Any,
+    ) -> Rounds:  # fmt: skip
+        """Return rounds behind a text, of which the target has read all but the last token."""
+        target.capture(drafter.needs)
+        if tokens[1:]:
+            target.forward(tokens[:-1], outputs="none")
+        told = {"seed": self.seed, "rule": self.judge, "coins": coins, "is_eog": is_eog}
+        drafter.start(Request(**{**told, **request}))
+        grammar = NotTwice(dead=self.dead) if self.grammar else None
+        chain = SamplerChain(
+            self.sampling, seed=self.seed, tokens=tokens, breakers=breakers, constraint=grammar
+        )
+        return Rounds(
+            target=target, drafter=drafter, tokens=tokens, chain=chain, rule=self.judge,
+            window=Window(self.draft_max), seed=self.seed, coins=coins, is_stop=is_eog,
+            pass_rows=rows,
+        )  # fmt: skip
+
+    def off_by(
+        self, make: Callable[[FakeContext], Drafter], table: FakeTable, prompt: Sequence[int],
+        length: int, each: Callable[[RoundDone], object] = lambda done: None, **request: Any,
+    ) -> float:  # fmt: skip
+        """Return how far the loop is from the law of its chain, over all outcomes of coins."""
+
+        def program(oracle: Oracle) -> Tokens:
+            target, tokens = FakeContext(table, n_ctx=16), list(prompt)
+            loop = self.loop(make(target), target, tokens, coins=oracle, **request)
+            while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
+                each(run_alone(loop.round()))
+            return tuple(tokens[len(prompt) :])
+
+        return bias(program, ChainToy(self, table, list(prompt)), length).tv
+
     def run(
         self,
         proposer: Drafter | None = None,
@@ -105,35 +141,11 @@ class Setup:
         proposer = proposer or Drafter()
         target = FakeContext(self.table, n_ctx=256)
         tokens = list(PROMPT)
-        target.forward(tokens[:-1], outputs="none")
         coins = self.coins or RandomCoins((self.seed, 1))
-        proposer.start(
-            Request(
-                seed=self.seed,
-                rule=self.judge,
-                coins=coins,
-                is_eog=is_eog,
-                p_min=0.0,
-            )
-        )
-        loop = Rounds(
-            target=target,
-            drafter=proposer,
-            tokens=tokens,
-            chain=SamplerChain(
-                self.sampling,
-                seed=self.seed,
-                tokens=tokens,
-                breakers=frozenset({9}),
-                constraint=NotTwice(dead=self.dead) if self.grammar else None,
-            ),
-            window=Window(self.draft_max),
-            rule=self.judge,
-            seed=self.seed,
-            coins=coins,
-            is_stop=is_eog,
-            pass_rows=self.exact_rows or target.max_rows,
-        )
+        loop = self.loop(
+            proposer, target, tokens, coins=coins, breakers=frozenset({9}),
+            rows=self.exact_rows or target.max_rows,
+        )  # fmt: skip
         end = len(PROMPT) + self.length
         while len(tokens) < end and not is_eog(tokens[-1]):
             before = list(tokens)
@@ -180,6 +192,13 @@ SAMPLERS = {
 }
 
 
+EXACT = {
+    "plain": FULL,
+    "truncated": dataclasses.replace(FULL, top_k=2, temperature=0.8),
+    "penalties": dataclasses.replace(FULL, repeat_penalty=1.5, presence_penalty=0.5),
+}
+
+
 class ChainToy(Toy):
     """The law that the loop must reproduce: the fake table through the sampler chain."""
 
@@ -221,6 +240,13 @@ class Leaves(Drafter):
 
     def close(self) -> None:
         self.inner.close()
+
+
+def grower(setup: Setup, agreement: float, siblings: int = 3) -> TreeDrafter:
+    table = FakeTable(V, seed=6, sharpness=1.5, of=setup.table, agreement=agreement)
+    drafter = TreeDrafter(FakeContext(table, n_ctx=256), n_vocab=V)
+    drafter.siblings = siblings
+    return drafter
 
 
 def weights(draft: Draft) -> list[float]:

@@ -1,7 +1,5 @@
 """What simulated pairs cost and how likely their guesses are, and talks between both."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -62,15 +60,7 @@ def trace(kind: str, seed: int, n: int = 1000) -> list[Spot]:
     return spots
 
 
-KINDS = (
-    "liar",
-    "alternating",
-    "fast alternating",
-    "good",
-    "lure",
-    "false copies",
-    "short copies",
-)
+KINDS = ("liar", "alternating", "fast alternating", "good", "lure", "false copies", "short copies")
 
 V = 64
 

@@ -4,8 +4,6 @@ A *world* is a pool of positions, each with the target's law and a draft's. A se
 position and a token of it, from the target's law or from one that is wrong in a known way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -27,8 +25,7 @@ class World:
 def world(seed: int, positions: int = 2048, n: int = 64) -> World:
     """Laws as peaked as those of a small chat model; the draft is off by 0.2 to 0.3 on average."""
     rng = np.random.default_rng(seed)
-    sharp = rng.uniform(0.5, 5.0, (positions, 1))
-    logits = sharp * rng.standard_normal((positions, n))
+    logits = rng.uniform(0.5, 5.0, (positions, 1)) * rng.standard_normal((positions, n))
     near = logits + 0.8 * rng.standard_normal((positions, n))
     plain, draft = softmax(logits), softmax(near)
     return World(plain, draft, drawn(draft, rng.random(positions)))
@@ -41,8 +38,7 @@ def softmax(z: FloatArray) -> FloatArray:
 
 def drawn(laws: FloatArray, u: FloatArray) -> np.ndarray:
     """[...] tokens by inverse distribution functions."""
-    cut = (np.cumsum(laws, axis=-1) < u[..., None]).sum(-1)
-    return np.minimum(cut, laws.shape[-1] - 1)
+    return np.minimum((np.cumsum(laws, axis=-1) < u[..., None]).sum(-1), laws.shape[-1] - 1)
 
 
 def apart(p: FloatArray, q: FloatArray) -> float:

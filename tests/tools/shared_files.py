@@ -5,8 +5,6 @@
 They are told by the command line itself; a test asks whether they are current.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,10 +78,8 @@ def _commands(
     command: click.Command, ctx: click.Context, shared: dict[str, dict[str, str]]
 ) -> Iterator[str]:
     """All below a command, and what they share."""
-    assert isinstance(command, click.Group)
     for name in command.list_commands(ctx):
         below = command.get_command(ctx, name)
-        assert below is not None
         inner = click.Context(below, info_name=name, parent=ctx)
         if isinstance(below, click.Group):
             yield from _commands(below, inner, shared)
@@ -104,8 +100,7 @@ def _records(
             continue
         setting = BY_NAME.get((param.name or "").replace("_", "-"))
         if shared is not None and setting is not None and setting.help in (param.help or ""):
-            heading = getattr(param, "group", "Options")
-            shared.setdefault(heading, {}).setdefault(*record)
+            shared.setdefault(getattr(param, "group", "Options"), {}).setdefault(*record)
         else:
             yield record
 

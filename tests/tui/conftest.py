@@ -1,7 +1,5 @@
 """An app on a scripted engine in this process; no model, no child, no sleeping."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path

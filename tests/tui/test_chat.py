@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator
@@ -110,8 +108,7 @@ async def test_retry_without_drafts_keeps_the_seed_and_another_key_takes_a_new_o
         await d.idle()
         first, second = (r.params for r in d.engine.requests)
         assert (first.speculate, second.speculate) == (True, False)
-        seed = d.app.store.get(d.app.session.id).messages[-1].stats["seed"]
-        assert second.seed == seed
+        assert second.seed == d.app.store.get(d.app.session.id).messages[-1].stats["seed"]
         await d.send("/retry new", until=lambda: len(d.engine.requests) == 3)
         await d.idle()
         assert d.engine.requests[2].params.seed is None
@@ -219,7 +216,6 @@ async def test_the_strip_counts_what_the_engine_says(start: Any) -> None:
         await d.say("q")
         strip = d.app.chat.strip
         done = d.app.session.last
-        assert done is not None
         assert strip.verdict == done.verdict
         assert strip.used == done.prompt_n + len(done.token_ids)
         assert brief(done.verdict, MEASURE) in d.shown
@@ -268,8 +264,7 @@ async def test_what_looks_like_a_command_never_goes_to_the_model(
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["/usr/bin is full", "/* a comment */", "/etc.conf", "/a or\n/b", "//undo it", "//"],
+    "text", ["/usr/bin is full", "/* a comment */", "/etc.conf", "/a or\n/b", "//undo it", "//"]
 )
 async def test_paths_and_comments_are_messages(start: Any, text: str) -> None:
     async with start("Ok.") as d:
@@ -631,8 +626,7 @@ async def test_pages_turn_from_the_prompt_and_the_end_is_one_key_away(start: Any
 
 
 async def test_new_text_below_is_said(start: Any) -> None:
-    text = "\n\n".join(f"Paragraph {i}." for i in range(80))
-    engine = GatedEngine([text], rounds=60)
+    engine = GatedEngine(["\n\n".join(f"Paragraph {i}." for i in range(80))], rounds=60)
     async with start(recipe=Recipe(engine), size=(80, 24)) as d:
         await d.send("go", until=lambda: d.app.chat.transcript.max_scroll_y > 20)
         await d.press("pageup", "pageup", until=lambda: "↓ new text below: Ctrl+End" in d.shown)

@@ -1,7 +1,5 @@
 """The list of conversations: by day, with a preview, and with what a search finds."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any
@@ -10,10 +8,13 @@ import pytest
 from app_driver import Driver, Recipe
 from fakes import ScriptedEngine
 from textual.widgets import Input, OptionList, Static
+from textual.widgets._footer import FooterKey
 
 from specllama.store.message_tree import StoredMessage
 from specllama.store.sessions import SessionStore
 from specllama.tui.screens.sessions_screen import Preview, SessionsScreen
+from specllama.tui.screens.settings_screen import SettingsScreen, Toggle
+from specllama.tui.widgets.sidebar import Sidebar
 
 DAY = 86400.0
 
@@ -50,7 +51,6 @@ async def test_headings_are_passed_over(start: Any) -> None:
         assert sum(row.startswith(" ") for row in found) == 3
         titles = []
         for _ in range(4):
-            assert screen._selected is not None
             titles.append(screen._selected.title)
             await d.pilot.press("down")
         assert titles == ["rain", "crow", "fox", "rain"]
@@ -125,3 +125,88 @@ async def test_a_conversation_is_read_while_the_model_still_loads(start: Any) ->
 
 def assert_opened(gate: threading.Event) -> None:
     assert gate.wait(30)
+
+
+# -- the list of conversations beside the present one, and keys in the footer --
+
+
+WIDE = (160, 50)
+
+
+def fill_list(*titles: str) -> None:
+    with SessionStore.open() as store:
+        for title in titles:
+            session = store.create(title=title)
+            store.put(session, 0, StoredMessage("user", f"question of {title}"))
+            store.put(session, 1, StoredMessage("assistant", f"answer of {title}"))
+
+
+def listed(d: Driver) -> list[str]:
+    options = d.app.chat.query_one("#conversations", OptionList)
+    return [str(option.prompt) for option in options.options]
+
+
+async def test_conversations_are_listed_resumed_and_marked(start: Any) -> None:
+    fill_list("first", "second \x1b[31m")
+    async with start("Yes.", size=WIDE) as d:
+        assert [row.split()[0] for row in listed(d)] == ["+", "second", "first"]
+        assert "\x1b" not in d.shown
+        await d.pilot.press("f7")
+        assert d.app.focused is d.app.chat.query_one("#conversations")
+        await d.pilot.press("down", "down", "enter")
+        await d.until(lambda: d.texts[:1] == [("user", "question of first")])
+        await d.until(lambda: d.app.chat.prompt.has_focus)
+        assert listed(d)[2].startswith("● first")
+        await d.say("More?")
+        assert listed(d)[1].startswith("● first")  # the newest now
+        await d.press("ctrl+n", until=lambda: not d.texts)
+        assert not any("●" in row for row in listed(d))
+        await d.say("A new one")
+        assert listed(d)[1].startswith("● A new one")
+
+
+async def test_the_list_is_hidden_in_the_settings_and_stays_hidden(start: Any) -> None:
+    fill_list("first")
+    async with start("Yes.", size=WIDE) as d:
+        sidebar = d.app.chat.query_one(Sidebar)
+        assert sidebar.region.width > 0
+        await d.press("f7", "escape", until=lambda: d.app.chat.prompt.has_focus)
+        assert sidebar.display
+        await d.press("f8", until=lambda: isinstance(d.app.screen, SettingsScreen))
+        d.app.screen.query_one("#set-show_sidebar", Toggle).value = False
+        await d.press("ctrl+s", until=lambda: sidebar.region.width == 0)
+    async with start("Yes.", size=WIDE) as d:
+        assert d.app.chat.query_one(Sidebar).region.width == 0
+        await d.press("f7", until=lambda: isinstance(d.app.screen, SessionsScreen))
+
+
+async def test_from_the_list_its_key_opens_the_page(start: Any) -> None:
+    async with start("Yes.", size=WIDE) as d:
+        await d.press("f7", "f7", until=lambda: isinstance(d.app.screen, SessionsScreen))
+
+
+async def test_where_there_is_no_room_the_key_opens_the_page(start: Any) -> None:
+    async with start("Yes.", size=(159, 40)) as d:
+        assert d.app.chat.query_one(Sidebar).region.width == 0
+        await d.press("f7", until=lambda: isinstance(d.app.screen, SessionsScreen))
+
+
+async def test_lines_stay_readable_between_the_sidebar_and_the_figures(start: Any) -> None:
+    text = "word " * 200
+    for size, most in ((WIDE, 104), ((300, 60), 104)):
+        async with start(text, size=size) as d:
+            await d.say("q")
+            assert 60 <= d.app.chat.transcript.messages[-1].region.width <= most
+
+
+@pytest.mark.parametrize(("width", "keys"), [(60, 6), (80, 6), (99, 6), (100, 8), (200, 8)])
+async def test_function_keys_in_the_footer(start: Any, width: int, keys: int) -> None:
+    async with start("Yes.", size=(width, 24)) as d:
+        shown = [k for k in d.app.screen.query(FooterKey) if k.key.startswith("f")]
+        assert len(shown) == keys
+        last = d.shown.splitlines()[-1]
+        for key in shown:
+            assert key.description in last
+            assert key.region.right <= width
+        await d.pilot.press("f9")  # works where it has no room to be shown, too
+        await d.until(lambda: not d.app.session.params.speculate)

@@ -1,7 +1,5 @@
 """The first launch: a demonstration that ends by itself, and says what to do next."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -60,7 +58,6 @@ async def test_the_first_launch_plays_a_recorded_reply_and_then_says_what_to_do(
         for words in (*BUNDLED_EXAMPLES, *FIVE, "kept", "refused"):
             assert words in d.shown
         pair = d.app.loader.machine.recommended()
-        assert pair is not None
         assert f"{pair.name}, {size(pair.bytes)} to download" in d.shown
         assert "/demo shows it pay" in d.shown
         await d.say("Hello")
@@ -69,8 +66,7 @@ async def test_the_first_launch_plays_a_recorded_reply_and_then_says_what_to_do(
 
 async def test_typing_ends_the_recording(start: Any) -> None:
     async with start("Yes.", size=(80, 24)) as d:
-        look = d.app.chat.query_one(FirstLook)
-        await look.play(1.0)
+        await d.app.chat.query_one(FirstLook).play(1.0)
         await d.say("Hello")
         assert "Yes." in d.shown
         assert "a recording" not in d.shown
@@ -109,9 +105,7 @@ async def test_the_app_may_end_while_it_plays(start: Any, monkeypatch: pytest.Mo
 
 def test_the_recording_is_of_a_pair_that_drafting_helps() -> None:
     found = recording()
-    verdict = found.finished.verdict
-    assert verdict is not None
-    assert verdict.answer == "faster"
+    assert found.finished.verdict.answer == "faster"
     assert found.result
     drafting = [done for done in found.rounds if done.drafted]
     assert len(drafting) > len(found.rounds) / 2
@@ -272,9 +266,7 @@ async def test_it_is_shown_once(start: Any) -> None:
 
 @pytest.mark.parametrize("gigabytes", [4, 8, 16, 64])
 def test_the_pair_fits_the_machine(gigabytes: int) -> None:
-    machine = Machine(gigabytes * 1e9, cores=16)
-    pair = machine.recommended()
-    assert pair is not None
+    pair = Machine(gigabytes * 1e9, cores=16).recommended()
     assert pair.draft is not None
     assert pair.memory_gb <= gigabytes * 1.05
     assert catalog.find(pair.name) == pair
@@ -285,8 +277,6 @@ def test_few_cores_are_offered_what_they_can_run() -> None:
     """By memory alone, 25 GB of a machine with two cores are offered a target of 27 B."""
     slow, fast = Machine(25e9, cores=2), Machine(25e9, cores=2, on_gpu=True)
     small, large = slow.recommended(), fast.recommended()
-    assert small is not None
-    assert large is not None
     assert small.target.params <= 4e9 < 20e9 < large.target.params
     assert (slow.judge(small).plain or 0) >= FAST_ENOUGH > (slow.judge(large).plain or 99)
 

@@ -1,20 +1,22 @@
 """The engine's loader by itself: no app, no screen; the messages are given back by hand."""
 
-from __future__ import annotations
-
 import dataclasses
+import os
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
-from app_driver import Recipe
-from fakes import ScriptedEngine, engine_info, model_info
+from app_driver import Driver, GatedEngine, Recipe
+from fakes import ScriptedEngine, ScriptedRecipe, engine_info, model_info
 from textual.message import Message
 
-from specllama.engine.host import InlineHost
+from specllama.engine.host import EngineHost, InlineHost
 from specllama.errors import BadGguf
-from specllama.events import Event, LoadProgress, Measuring
+from specllama.events import Event, Finished, LoadProgress, Measuring
+from specllama.settings.params import GenerateParams
+from specllama.tui.bridge import Drained, FlushPace, Rest
 from specllama.tui.loader import EngineLoader, Pair, loading_words
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady
 
@@ -45,7 +47,6 @@ def named(name: str) -> Recipe:
 
 
 def loaded(loader: EngineLoader) -> str:
-    assert loader.info is not None
     return loader.info.target.name if loader.ready else ""
 
 
@@ -154,7 +155,6 @@ def test_what_is_measured_at_rest_is_shown_and_changes_what_is_known() -> None:
     tell(Measuring(over=True))
     told.until(EngineLoading)
     assert told.loader.progress is None
-    assert told.loader.info is not None
     assert told.loader.info.exactness == "bitwise up to 65 rows"
 
 
@@ -164,3 +164,143 @@ def test_an_error_that_nobody_foresaw_is_a_failure_too() -> None:
     failed = told.until(EngineFailed)
     assert isinstance(failed, EngineFailed)
     assert failed.error.message == "ValueError: odd"
+
+
+def test_a_batch_with_nothing_but_the_end_is_not_empty() -> None:
+    # the drain may fall between the last event and the end of the thread
+    last = list(ScriptedEngine(["Hi."]).generate("x", GenerateParams(seed=1)))[-1]
+    assert isinstance(last, Finished)
+    assert not Drained()
+    assert Drained(finished=last)
+
+
+def test_every_field_makes_a_batch_worth_showing_but_the_error() -> None:
+    # an error always comes with ``ended``
+    for field in fields(Drained):
+        if field.name != "error":
+            assert Drained(**{field.name: "x"}), field.name  # type: ignore[arg-type]
+
+
+def test_flushes_keep_to_their_share_of_a_core() -> None:
+    pace = FlushPace(0.2, longest_s=0.8, share=0.1)
+    for _ in range(40):
+        period = pace.observe(0.05)
+    assert abs(0.05 / period - 0.1) < 0.001
+    for _ in range(40):
+        period = pace.observe(0.001)
+    assert period == 0.2
+    for _ in range(40):
+        period = pace.observe(1.0)
+    assert period == 0.8
+
+
+def test_one_slow_flush_hardly_slows_the_next() -> None:
+    pace = FlushPace(0.2, share=0.1)
+    for _ in range(10):
+        pace.observe(0.01)
+    assert pace.observe(0.05) < 0.3
+    for _ in range(5):
+        period = pace.observe(0.01)
+    assert period == 0.2
+
+
+def test_figures_rest_but_the_last_ones_are_drawn() -> None:
+    now = 0.0
+    rest = Rest(1.0, clock=lambda: now)
+    assert rest.over(True)
+    now = 0.4
+    assert not rest.over(True)
+    now = 1.0
+    assert rest.over(False)
+    now = 9.0
+    assert not rest.over(False)
+
+
+# -- a model at rest is unloaded; the conversation stays --
+
+
+IDLE_S = 3600.0  # tests do not wait: they say when it is over
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def rest(d: Driver) -> None:
+    """As if the time were over."""
+    d.app.chat.resting.rest()
+    await d.until(lambda: d.app.loader.resting)
+
+
+async def test_it_is_unloaded_and_the_next_message_loads_it(start: Any) -> None:
+    async with start("One.", "Two.", idle_s=IDLE_S) as d:
+        await d.say("First?")
+        loader = d.app.loader
+        await rest(d)
+        await d.until(lambda: d.engine.closed)
+        await d.until(lambda: "unloaded after 1 h at rest" in d.shown)
+        assert "One." in d.shown
+        await d.say("Second?")
+        assert [text for _, text in d.texts] == ["First?", "One.", "Second?", "Two."]
+        assert loader.ready
+        assert not loader.resting
+
+
+async def test_its_process_ends(start: Any) -> None:
+    recipe = ScriptedRecipe(("One.", "Two."))
+    async with start(recipe=Recipe(), host_class=EngineHost, idle_s=IDLE_S,
+                     factory_for=lambda target, draft: recipe) as d:  # fmt: skip
+        await d.say("First?")
+        process = d.app.loader.host.pid
+        await rest(d)
+        await d.until(lambda: d.app.loader.host.pid is None)
+        await d.until(lambda: not alive(process))
+        assert not d.notes, "that is no failure"
+        await d.say("Second?")
+        assert d.app.loader.host.pid not in (None, process)
+
+
+async def test_typing_loads_it_again(start: Any) -> None:
+    async with start("One.", idle_s=IDLE_S) as d:
+        await rest(d)
+        await d.type("F")
+        await d.ready()
+
+
+async def test_it_is_not_unloaded_while_it_writes_or_something_is_typed(start: Any) -> None:
+    engine = GatedEngine(["One two three four five six seven eight."])
+    async with start(recipe=Recipe(engine), idle_s=IDLE_S) as d:
+        await d.send("Go on?", until=lambda: d.rounds)
+        d.app.chat.resting.rest()
+        assert d.app.loader.ready
+        engine.gate.set()
+        await d.idle()
+        await rest(d)
+
+
+async def test_the_time_is_what_was_said(start: Any) -> None:
+    async with start("One.", idle_s=0.05, wait=False) as d:
+        await d.until(lambda: d.app.loader.resting)
+
+
+async def test_a_question_is_asked_again_of_a_model_at_rest(start: Any) -> None:
+    async with start("One.", "Two.", idle_s=IDLE_S) as d:
+        await d.say("First?")
+        await rest(d)
+        await d.press("ctrl+r", until=lambda: d.texts[-1][1] == "Two.")
+        await d.ready()
+
+
+async def test_never(start: Any) -> None:
+    async with start("One.") as d:
+        await d.say("First?")
+        assert d.app.chat.resting._timer is None
+
+
+def test_on_battery_the_screen_is_drawn_less_often() -> None:
+    plugged, battery = (FlushPace(0.1, on_battery=lambda on=on: on) for on in (False, True))
+    assert (plugged.observe(0.001), battery.observe(0.001)) == (0.1, 0.2)

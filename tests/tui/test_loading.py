@@ -3,8 +3,6 @@
 What ends a process must be tested with a process: these apps run a real engine host with a child.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -15,14 +13,7 @@ from typing import Any
 
 import pytest
 from app_driver import Recipe
-from fakes import (
-    AbortingRecipe,
-    Reply,
-    ScriptedEngine,
-    ScriptedRecipe,
-    engine_info,
-    model_info,
-)
+from fakes import AbortingRecipe, Reply, ScriptedEngine, ScriptedRecipe, engine_info, model_info
 
 from specllama import paths
 from specllama.engine.host import EngineHost, LoadEngine
@@ -239,15 +230,13 @@ async def test_a_switch_shows_progress_and_the_conversation_goes_with_it(start: 
         assert "other model" in d.shown
         assert "scripted draft" not in d.shown
         # The strip is that of the new reply, whatever was measured on the old pair.
-        done = d.app.session.last
-        assert d.app.chat.strip.figures.drafted == done.draft_n
+        assert d.app.chat.strip.figures.drafted == d.app.session.last.draft_n
         assert [m.content for m in new.requests[0].prompt] == ["first", "Old.", "second"]
 
 
 async def test_a_load_that_is_pushed_aside_is_no_failure(start: Any) -> None:
     """Another pair is chosen while the first still loads: its end is not an error to show."""
-    never = HangingRecipe()
-    recipes = {"slow": never, "quick": ScriptedRecipe(("Quick.",), "quick one")}
+    recipes = {"slow": HangingRecipe(), "quick": ScriptedRecipe(("Quick.",), "quick one")}
     async with start(
         target="slow", wait=False, host_class=EngineHost, factory_for=chosen_from(recipes)
     ) as d:
@@ -331,7 +320,6 @@ async def test_a_second_pair_is_found_weighed_and_loaded_in_the_middle_of_a_chat
         d.app.switch_model((str(folder / "cracked-q4_0.gguf"), None))
         await d.until(lambda: d.notes)
         await d.ready()
-        assert d.app.loader.wanted is not None
         assert d.app.loader.wanted[0] == str(second)
         await d.say("And a crow")
         assert len(d.texts) == 4

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -30,8 +28,7 @@ from specllama.verdict import ROUNDS_UNTIL_OFF, TimedRound
 def test_the_best_k_is_the_one_of_the_closed_form(
     alpha: float, c: float, beta: float, speedup: float, k: int
 ) -> None:
-    model = SpeedModel(alpha, c, beta)
-    best, top = model.best(32)
+    best, top = SpeedModel(alpha, c, beta).best(32)
     assert best == k
     assert top == pytest.approx(speedup, abs=0.006)
 
@@ -70,7 +67,6 @@ TEXT = " ".join(f"w{i}" for i in range(200))
 def test_the_model_says_what_the_engine_did() -> None:
     assert SpeedModel.of([]) is None
     pair = SpeedModel.of(passes(Reply(TEXT, accept=(4, 2)), draft_max=4))
-    assert pair is not None
     assert pair.c == pytest.approx(3.0 / 4 / 12.25)
     # accept 4 of 4, then 2 of 3 judged: six accepted of seven tested
     assert pair.alpha == pytest.approx(6 / 7, abs=0.03)
@@ -84,9 +80,7 @@ def test_without_a_figure_of_the_engine_the_plain_steps_of_a_race_count() -> Non
 
 
 def test_the_tail_behind_a_rejection_does_not_count_as_judged() -> None:
-    pair = SpeedModel.of(passes(Reply(TEXT, accept=(0,)), draft_max=8))
-    assert pair is not None
-    assert pair.alpha == 0.0
+    assert SpeedModel.of(passes(Reply(TEXT, accept=(0,)), draft_max=8)).alpha == 0.0
 
 
 def test_a_losing_pair_is_seen_to_lose() -> None:
@@ -94,7 +88,6 @@ def test_a_losing_pair_is_seen_to_lose() -> None:
     record.add(dataclasses.replace(d, draft_ms=30.0) for d in rounds(Reply(TEXT, accept=(0,))))
     state = StripState(record)
     assert state.loses
-    assert state.verdict is not None
     assert state.verdict.high is not None
     assert state.verdict.high < 0.5
     assert not StripState(record, speculate=False).loses
@@ -103,15 +96,13 @@ def test_a_losing_pair_is_seen_to_lose() -> None:
 def test_a_wider_pass_is_never_measured_cheaper_than_a_plain_one() -> None:
     each = passes(Reply(TEXT, accept=(4,)), draft_max=4)
     pair = SpeedModel.of([one._replace(plain_ms=1000.0) for one in each])  # a busy machine
-    assert pair is not None
     assert pair.beta == 0.0
 
 
 def round_of(tokens: int, ms: float, drafted: int) -> RoundDone:
     """A round that drafted ``drafted`` tokens, kept all but one of its own, and took ``ms``."""
-    done = rounds(Reply(TEXT, accept=(1,)), draft_max=4)[1]
     return dataclasses.replace(
-        done,
+        rounds(Reply(TEXT, accept=(1,)), draft_max=4)[1],
         index=1,
         draft_max=drafted,
         drafted=(1,) * drafted,
@@ -132,5 +123,4 @@ def test_a_window_that_has_stopped_drafting_is_off_and_does_not_lose() -> None:
     assert state.loses
     record.add([round_of(1, 20.0, 0)] * ROUNDS_UNTIL_OFF)
     assert not state.loses
-    assert state.verdict is not None
     assert state.verdict.answer == "off"

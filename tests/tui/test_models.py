@@ -1,7 +1,5 @@
 """The picker of the pair, and downloads inside the app, from a hub on this machine."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import time
@@ -111,7 +109,6 @@ async def test_favourites_stand_first_and_are_remembered(start: Any, two_models:
         refs = [row.ref for _, row in screen.targets._lines if row is not None][:2]
         await lit(d, screen, refs[1])
         await d.press("ctrl+y", until=lambda: screen.targets._lines[0][1].ref == refs[1])
-        assert screen.targets.row is not None
         assert screen.targets.row.ref == refs[1]
         assert "★" in d.shown
         await d.pilot.press("escape")
@@ -187,11 +184,9 @@ def test_what_does_not_fit_into_memory_says_so(
     path = folder / "large-F32.gguf"
     row = ChoiceRow(str(path), path.name, path=path)
     judged = choices.judged_target(row, EngineOptions(), MACHINE)
-    assert judged is not None
     assert (judged.fits, judged.reason) == (True, "")
     monkeypatch.setattr(memory, "available_memory", lambda: 10_000_000)
     judged = choices.judged_target(row, EngineOptions(), MACHINE)
-    assert judged is not None
     assert judged.fits is False
     assert not judged.refused
     assert judged.reason.startswith("does not fit: needs ")
@@ -472,7 +467,6 @@ def test_the_loaded_target_comes_first_and_drafts_are_no_targets() -> None:
 def test_downloads_begin_with_what_is_best_here_and_say_how_fast_it_is() -> None:
     rows = choices.offered_rows([], MACHINE)
     best = MACHINE.recommended()
-    assert best is not None
     first = rows[0]
     assert (first.ref, first.bold) == (best.name, True)
     assert first.name == "SmolLM2 1.7B: best here"
@@ -515,8 +509,7 @@ async def test_the_loaded_file_its_folder_and_pairs_used_before_are_listed(
     async with start(target=str(target), factory_for=factory, size=(120, 36)) as d:
         screen = await opened(d)
         await d.until(lambda: screen.targets.row is not None and screen.targets.row.path == target)
-        paths = [row.path for row in screen.targets.here]
-        assert {target, other, draft} <= set(paths)
+        assert {target, other, draft} <= set([row.path for row in screen.targets.here])
         assert (await lit(d, screen, str(other))).path == other
         await d.until(lambda: screen.drafts.row is not None and screen.drafts.row.path == draft)
         (pair,) = [row for row in screen.targets.here if row.does == "pair"]

@@ -1,8 +1,6 @@
 """Every place that shows a figure of a reply shows the same: strip, panel, inspector, log,
 ``--json``, documents; of a reply that is being written, that was, and that was stored."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -21,7 +19,7 @@ from specllama.figures import Figures
 from specllama.settings.params import GenerateParams
 from specllama.store.rounds import RoundLog
 from specllama.tui.record import LAG, Record
-from specllama.tui.screens.export_screen import Circumstances, reply, round_
+from specllama.tui.screens import export_screen as exports
 from specllama.tui.screens.inspector_screen import read_log
 from specllama.tui.themes import DARK, UNICODE, ink_for
 from specllama.tui.widgets import walk
@@ -52,9 +50,8 @@ def written(seed: int) -> list[Event]:
     def move(index: int, todo: Any) -> Move:
         n = rng.randint(0, min(4, len(todo))) if drafts and index else 0
         kept = rng.randint(0, n)
-        guesses = [ScriptedGuess(todo[i] if i < kept else "?", i - 1, i < kept) for i in range(n)]
         return Move(
-            guesses,
+            [ScriptedGuess(todo[i] if i < kept else "?", i - 1, i < kept) for i in range(n)],
             source="draft" if n else "none",
             draft_max=n,
             draft_ms=ms(1.0) if n else 0.0,
@@ -100,8 +97,7 @@ TIME = r"([\d.]+) (ms|s)"
 
 
 def panel(record: Record, at: int = -1) -> str:
-    drawing = Drawing(UNICODE, INK, 60)
-    sections = drawing.all(record, StripState(), None, 0, False, at)
+    sections = Drawing(UNICODE, INK, 60).all(record, StripState(), None, 0, False, at)
     return "\n".join(line.plain for one in sections for line in one.draw(INK, 60))
 
 
@@ -159,8 +155,7 @@ def test_a_reply_has_one_set_of_figures(seed: int, cli: Any, capsysbinary: Any) 
         log.write(event)
     Printer(as_json=True).show(iter(events))
     log.close()
-    lines = [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]
-    finish = lines[-1]
+    finish = [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()][-1]
     want = wanted(finish)
     speed = {"tok_per_s": r"([\d.]+) tok/s"} if want["tokens"] > 1 else {}
 
@@ -173,12 +168,9 @@ def test_a_reply_has_one_set_of_figures(seed: int, cli: Any, capsysbinary: Any) 
     stored = Record("stored")
     stored.restore(json.loads(json.dumps({k: v for k, v in finish.items() if k not in unstored})))
     check_screens("stored", stored, want)
-    path = Path(cli("log", "path", "last").out.strip())
-    logged_reply = read_log(path)
-    check_screens("inspector", logged_reply, want)
+    check_screens("inspector", read_log(Path(cli("log", "path", "last").out.strip())), want)
 
-    shown = cli("log", "show").out
-    agree("log show", shown, want, speed | {"first": r"first token ([\d.]+) ms"})
+    agree("log show", cli("log", "show").out, want, speed | {"first": r"first token ([\d.]+) ms"})
     agree("log stats", cli("log", "stats").out, want, speed | {"decode_s": r", ([\d.]+) s,"})
     if speed:
         agree("log ls", cli("log", "ls").out, want, {"tok_per_s": r"([\d.]+) *$"})
@@ -186,8 +178,7 @@ def test_a_reply_has_one_set_of_figures(seed: int, cli: Any, capsysbinary: Any) 
     said |= {"all_waiting": r"waiting (\d+) ms", "first": r"first token after (\d+) ms"}
     said |= {"tok_per_s": r"([\d.]+) tokens a second"} if speed else {}
     agree("log export --md", cli("log", "export", "--md").out, want, said)
-    page = reply(whole, "q", "a", Circumstances())
-    agree("saved reply", page, want, said)
+    agree("saved reply", exports.reply(whole, "q", "a", exports.Circumstances()), want, said)
     totals = cli("log", "export", "--json").json[0]
     assert totals["generation_s"] == pytest.approx(want["decode_s"])
     if speed:
@@ -206,7 +197,7 @@ def test_a_round_takes_what_went_by_until_it_was_over(seed: int, cli: Any) -> No
         want = {"draft": done.draft_ms, "verify": done.verify_ms, "waiting": done.waiting_ms}
         stages = walk.stage_bar(done, 0, INK, 200).plain
         agree("inspector", stages, want, {name: rf"{name} {TIME}" for name in want})
-        page = round_(record, at, Circumstances())
+        page = exports.round_(record, at, exports.Circumstances())
         named = {"draft": "draft", "verify": "target", "waiting": "waiting"}
         agree("saved round", page, want, {k: rf"{v} ([\d.]+) ms" for k, v in named.items()})
 
@@ -218,7 +209,7 @@ def test_rounds_are_counted_from_one_by_people() -> None:
     assert head.startswith(f"Round {last} of {last}")
     drawn = Drawing(UNICODE, INK, 60).all(record, StripState(), None, 0, True)
     assert drawn[0].title == f"Round {last}"
-    assert f"round {last} of {last}" in round_(record, last - 1, Circumstances())
+    assert f"round {last} of {last}" in exports.round_(record, last - 1, exports.Circumstances())
 
 
 def test_a_plain_reply_is_beside_no_other_plain_step() -> None:
@@ -264,7 +255,6 @@ def test_the_figures_of_a_long_reply_are_not_computed_for_every_round(
         for done in some:
             record.add([done])
             shown = record.figures()
-            assert shown is not None
             assert len(record.rounds) * (1 - 1 / LAG) - 1 <= shown.rounds
     assert len(made) < len(record.rounds) / 3
     record.end(next(one for one in events if isinstance(one, Finished)))

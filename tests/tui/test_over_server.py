@@ -1,7 +1,5 @@
 """The app on the engine of a running server."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -14,15 +12,19 @@ import pytest
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
+import itertools
+from pathlib import Path
 
-from app_driver import Driver, Recipe
+import pytest
+from app_driver import Driver, Recipe, read_pages, settled, write_pages
 from fakes import Reply, ScriptedEngine
+from other_engines import running, script
 from servers import Serving, serving, table
 
 from specllama.engine.host import LoadEngine
 from specllama.errors import EngineDied
-from specllama.events import Finished
 from specllama.interface import Message
+from specllama.remote import foreign
 from specllama.remote.address import Address
 from specllama.remote.board import Board
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
@@ -71,10 +73,8 @@ async def test_a_chat_over_a_server(start: Any, server: Serving) -> None:
         await d.say("the rain")
         prompt = [Message("user", "the rain")]
         *_, here = server.host.generate(prompt, PARAMS.replace(proposer="none"))
-        assert isinstance(here, Finished)
         assert d.texts == [("user", "the rain"), ("assistant", here.text)]
         record = d.app.chat.records[1]
-        assert record.finished is not None
         assert len(record.rounds) == record.finished.rounds  # for strip, panel and inspector
         assert server.url.rpartition("/")[2] in d.shown
         assert d.app.loader.info == server.host.info
@@ -105,8 +105,7 @@ async def test_nobody_there_is_said_and_tried_again(start: Any) -> None:
 
 async def test_an_engine_that_died_is_back_with_the_next_message(start: Any) -> None:
     dies = Reply("Half of it was", raise_first=EngineDied("it ended"))
-    engine = ScriptedEngine([dies, "Here again.", dies, "And again."])
-    recipe = Recipe(engine)
+    recipe = Recipe(ScriptedEngine([dies, "Here again.", dies, "And again."]))
     async with start(recipe=recipe) as d:
         await d.say("one")
         await d.until(lambda: d.notes == ["it ended"])
@@ -161,7 +160,6 @@ async def test_lanes_that_ended_before_the_page_was_opened_are_on_it(
 ) -> None:
     async with start(**over(server)) as d:
         lanes = d.app.lanes
-        assert lanes is not None
         await d.until(lambda: "0 of" in lanes.lines(100)[0].text)  # it is heard
         await d.say("the rain")
         await d.press("f6", until=lambda: any(line.endswith("done") for line in rows(d)))
@@ -203,7 +201,90 @@ async def test_the_bundled_pair_over_a_server(
             d.app.chat.set_params(params.replace(max_tokens=60))
             await d.press("ctrl+r", until=lambda: d.app.loader.ready and not d.app.chat.busy)
             *_, here = server.host.generate(prompt, params.replace(proposer="none", max_tokens=60))
-            assert isinstance(here, Finished)
             [_, (_, text)] = d.texts
             assert text == here.text
             assert first[:20] == text[:20]
+
+
+# -- the app over another engine --
+
+
+TEXT = script("vllm-0.32.0-draft")["tells"]["text"]
+CARDED = GenerateParams(from_card=("min_p", "temperature", "top_k", "top_p"))
+
+KEPT = Path(__file__).parent / "__snapshots__" / "scenes"
+SIZES = ((60, 16), (80, 24), (120, 36))
+
+
+def beside(url: str, **more: Any) -> dict[str, Any]:
+    return {"server": Address(url), "factory_for": None, "params": CARDED, **more}
+
+
+@pytest.mark.parametrize("size", [(80, 24), (140, 40)])
+async def test_a_chat_over_vllm(start: Any, size: tuple[int, int]) -> None:
+    with running("vllm-0.32.0-draft") as server:
+        async with start(**beside(server.url, size=size)) as d:
+            await d.say("What is a draft model?")
+            assert d.texts == [("user", "What is a draft model?"), ("assistant", TEXT)]
+            await d.until(lambda: "31 of 36" in d.shown)
+            assert " weights" not in d.shown  # nobody here knows its memory
+            assert "0 rounds" not in d.shown
+            await d.press("f6", until=lambda: "0 running, 0 waiting" in d.shown)
+            assert "kept 71% (114 of 160)" in d.shown
+            assert "A lane writes one reply" not in d.shown
+            await d.pilot.press("escape")
+            for key in ("f3", "f4", "f5"):  # they are made of rounds
+                await d.pilot.press(key)
+                await d.until(lambda: any("does not tell its rounds" in notice.message
+                                          for notice in d.app._notifications))  # fmt: skip
+                assert len(d.app.screen_stack) == 2
+                d.app.clear_notifications()
+
+
+async def test_a_reply_of_another_engine_is_stored_with_its_name(start: Any) -> None:
+    with running("sglang-0.5.23") as server:
+        async with start(**beside(server.url)) as d:
+            await d.say("What?")
+            session = d.app.session
+            [_, reply] = d.app.store.get(session.id).tree.messages.values()
+            stored = reply.stats
+            assert (stored["engine"], stored["counted"]) == ("SGLang 0.5.23", 7)
+            assert (stored["draft_n"], stored["draft_at_most"]) == (9, True)
+            assert stored["rounds"] is stored["seed"] is None
+            identity = session.id
+        async with start(**beside(server.url, session_id=identity)) as d:
+            await d.until(lambda: "4 of ≤ 9" in d.shown)
+            assert d.app.chat.records[1].finished.tokens == 7
+
+
+@pytest.mark.usefixtures("one_machine")
+@pytest.mark.parametrize("name", ["vllm-0.32.0-draft", "mlx-lm-0.32.2-draft"])
+async def test_every_size(
+    name: str, start: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chat, its figures (F12) and the counters (F6): of one that tells all, and of one that
+    tells nothing. After looking: ``pytest tests/tui --snapshot-update``."""
+    ticks = itertools.count()
+    monkeypatch.setattr(foreign, "perf_counter", lambda: next(ticks) * 0.05)
+    monkeypatch.setattr(foreign, "EVERY_S", 3600.0)  # one look
+    kept = KEPT / f"over-{name}.txt"
+    draws_anew = request.config.option.update_snapshots
+    pages, drawn = {} if draws_anew else read_pages(kept), {}
+    with running(name) as server:
+        async with start(**beside(server.url, size=SIZES[0])) as d:
+            await d.say("What is a draft model?")
+            for place, key, back in (("chat", "", ""), ("figures", "f12", "f12"),
+                                     ("counters", "f6", "escape")):  # fmt: skip
+                for width, height in SIZES:
+                    await d.pilot.resize_terminal(width, height)
+                    if key:
+                        await d.pilot.press(key)
+                    d.app.clear_notifications()
+                    page = f"{place}-{width}x{height}"
+                    drawn[page] = shown = await settled(d.app, d.pilot, pages.get(page))
+                    if back:
+                        await d.pilot.press(back)
+                    if not draws_anew:
+                        assert shown == pages[page]
+    if draws_anew:
+        write_pages(kept, drawn)

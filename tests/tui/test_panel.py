@@ -1,7 +1,5 @@
 """The panel of live figures: what it shows, where it stands, what it leaves out."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +8,7 @@ import pytest
 from app_driver import Driver, GatedEngine, Recipe, record_of
 from fakes import Reply, ScriptedEngine, engine_info
 
-from specllama.events import Finished, PrefillProgress, RoundDone, Started
+from specllama.events import PrefillProgress, RoundDone, Started
 from specllama.figures import Figures
 from specllama.settings.params import GenerateParams
 from specllama.tui.record import Record
@@ -40,8 +38,7 @@ def drawn(reply: Record, width: int = 42, free: int = 0) -> str:
 @pytest.mark.parametrize("rounds", [99, 100, 928, 9999])
 def test_bars_stay_within_their_line(rounds: int) -> None:
     drawing = Drawing(UNICODE, INK, 42)
-    line = drawing.bar("guess 1", rounds, rounds, f"100% of {rounds}", INK.good)
-    assert line.cell_length == 42
+    assert drawing.bar("guess 1", rounds, rounds, f"100% of {rounds}", INK.good).cell_length == 42
 
 
 # ---- figures
@@ -56,7 +53,6 @@ def of(record: Record) -> Figures:
 def test_the_figures_are_those_of_the_events() -> None:
     reply = record(Reply(LONG, accept=(3, 1)))
     done = reply.finished
-    assert isinstance(done, Finished)
     took = of(reply)
     assert tuple((at.accepted, at.drafted) for at in took.by_depth) == tuple(
         zip(done.accepted_per_position, done.drafted_per_position, strict=True)
@@ -70,7 +66,6 @@ def test_the_first_token_is_the_same_before_and_after_the_end() -> None:
     reply = record(Reply(LONG))
     after = of(reply).first
     before = of(dataclasses.replace(reply, ends={})).first
-    assert after is not None
     assert before is not None
     assert after.total == pytest.approx(after.tokenize + after.queue + after.prefill + after.step)
     assert dataclasses.astuple(before) == pytest.approx(dataclasses.astuple(after))
@@ -155,8 +150,7 @@ def test_what_is_not_known_is_left_out() -> None:
     assert "draft " not in plain
     assert "Loss limit" not in plain
     assert "–" not in plain
-    known = drawn(record(Reply(LONG)), free=3 << 30)
-    assert "3.2 GB left" in known
+    assert "3.2 GB left" in drawn(record(Reply(LONG)), free=3 << 30)
     assert "left" not in drawn(record(Reply(LONG)))
 
 

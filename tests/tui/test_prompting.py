@@ -1,7 +1,5 @@
 """Completion of slash commands and paths, and files that go with a message."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,12 +7,14 @@ from typing import Any
 import pytest
 from app_driver import Driver, GatedEngine, Recipe
 from fakes import Reply, ScriptedEngine
+from terminals import terminal
 from textual import events
 from textual.keys import _character_to_key
 
 from specllama.errors import PromptTooLong
 from specllama.settings.params import THINK
 from specllama.store.sessions import SessionStore
+from specllama.tui.clipboard import END, START, PasteParser
 from specllama.tui.widgets.completions import Completions
 from specllama.tui.widgets.transcript import Note
 
@@ -61,9 +61,7 @@ async def test_arrows_choose_escape_closes_and_the_history_is_left_alone(start: 
     async with start("Yes.") as d:
         await d.say("before")
         await press(d, "/", "down", "down", "up")
-        chosen = d.app.chat.query_one(Completions).chosen
-        assert chosen is not None
-        assert chosen.label == offered(d)[1]
+        assert d.app.chat.query_one(Completions).chosen.label == offered(d)[1]
         await press(d, "escape")
         assert offered(d) == []
         assert d.app.chat.prompt.text == "/"
@@ -293,3 +291,51 @@ async def test_a_paste_of_many_lines_is_folded(start: Any) -> None:
         prompt.empty()
         await press(d, "ctrl+z")
         assert prompt.full_text == "before " + "a\n" * 163
+
+
+# -- a paste is text, even where it holds what a terminal means as a key --
+
+
+PASTED = "red \x1b[31mtext\x1b[0m\tand \x1bOP, \x1b\x1b[201 e"
+CLEAN = "red [31mtext[0m\tand OP, [201 e"
+
+
+def read(chunks: list[str]) -> list[str]:
+    """Keys by name, pastes by their text."""
+    parser = PasteParser()
+    return [
+        event.text if isinstance(event, events.Paste) else event.key
+        for chunk in chunks
+        for event in parser.feed(chunk)
+        if isinstance(event, events.Paste | events.Key)
+    ]
+
+
+def test_what_is_pasted_is_not_typed() -> None:
+    sent = f"a{START}{PASTED}{END}b{START}second{END}\x1bOP"
+    # Textual tells a paste once it reads on
+    assert read([sent, "c"]) == ["a", CLEAN, "b", "second", "f1", "c"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7])
+def test_wherever_a_read_ends(size: int) -> None:
+    sent = f"a{START}{PASTED}{END}b{START}second{END}c"
+    chunks = [sent[i : i + size] for i in range(0, len(sent), size)]
+    assert read(chunks) == ["a", CLEAN, "b", "second", "c"]
+
+
+def test_keys_outside_a_paste_are_as_ever() -> None:
+    sent = "x\x1b[A\x1bOQ\x1b[200y"
+    from textual._xterm_parser import XTermParser
+
+    usual = [e.key for e in XTermParser().feed(sent) if isinstance(e, events.Key)]
+    assert read([sent]) == usual
+
+
+def test_in_a_terminal(tmp_path: Path) -> None:
+    with terminal(tmp_path) as t:
+        t.until(lambda: "demo-target" in t.words)
+        t.type(f"{START}one \x1bmore word{END}")
+        t.until(lambda: "one more word" in t.words)
+        t.type("\x11")
+        assert t.ended() == 0

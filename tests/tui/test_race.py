@@ -1,7 +1,5 @@
 """The race: what is run, what is shown of it, and what is advised."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -19,13 +17,7 @@ from specllama.events import Event
 from specllama.interface import Message
 from specllama.paths import rounds_dir
 from specllama.settings.params import GenerateParams
-from specllama.tui.race_runner import (
-    Advice,
-    RaceEnded,
-    Racing,
-    advise,
-    advise_among,
-)
+from specllama.tui.race_runner import Advice, RaceEnded, Racing, advise, advise_among
 from specllama.tui.screens.race_screen import RaceScreen
 from specllama.tui.widgets.playground import Playground, Slider, SpeedChart
 from specllama.tui.widgets.race_tables import MethodList
@@ -39,7 +31,6 @@ def raced(engine: ScriptedEngine, runs: list[Run]) -> RaceEnded:
     told: list[Any] = []
     racing = Racing(engine, told.append, log=False)
     racing.start(runs)
-    assert racing.thread is not None
     racing.thread.join(30)
     assert isinstance(told[-1], RaceEnded)
     return told[-1]
@@ -120,10 +111,7 @@ def clocked(*seconds: tuple[float, float]) -> outcome.Way:
 def test_what_is_said_and_what_is_shown_point_in_one_direction() -> None:
     """Plain 0.14 s beside drafted 0.08 s was called 0.85 times as fast."""
     faster = clocked((1.40, 0.80), (1.44, 0.81), (1.39, 0.83))
-    assert outcome.answer(faster) == (
-        "YES",
-        f"drafting is {faster.verdict.ratio:.2f}× faster here",
-    )
+    assert outcome.answer(faster) == ("YES", f"drafting is {faster.verdict.ratio:.2f}× faster here")
     assert outcome.decided(faster)
     slower = clocked((1.0, 1.3), (1.02, 1.31), (0.99, 1.3))
     assert outcome.answer(slower)[0] == "NO"
@@ -179,19 +167,14 @@ def test_the_proof_counts_from_the_start() -> None:
 def test_the_advice() -> None:
     good = way(Reply(LONG, accept=(2,))).verdict
     assert advise(PARAMS, good) == Advice("leave it as it is: drafting pays here")
-    off = PARAMS.replace(speculate=False, max_tokens=7)
-    taken = advise(off, good)
+    taken = advise(PARAMS.replace(speculate=False, max_tokens=7), good)
     assert taken.said.startswith("Press A to draft: at least ")
-    assert taken.params is not None
     assert (taken.params.speculate, taken.params.max_tokens, taken.params.seed) == (True, 7, 5)
-    runs = race(Reply(LONG, accept=(4,)))
-    run = replace(runs[1], name="k = 4")
-    better = way(Reply(LONG, accept=(4,))).verdict
-    advice = advise_among(PARAMS, good, [(run, better)])
+    run = replace(race(Reply(LONG, accept=(4,)))[1], name="k = 4")
+    advice = advise_among(PARAMS, good, [(run, way(Reply(LONG, accept=(4,))).verdict)])
     assert advice.params == run.params.replace(max_tokens=None)
     assert advice.said.startswith("Press A to draft with k = 4: at least ")
-    worse = way(Reply(LONG, accept=(1,))).verdict
-    kept = advise_among(PARAMS, good, [(run, worse)])
+    kept = advise_among(PARAMS, good, [(run, way(Reply(LONG, accept=(1,))).verdict)])
     assert kept.params is None
     assert kept.words == "leave it as it is: no method is surely faster than today's settings"
 
@@ -216,9 +199,7 @@ def test_the_advice_where_drafting_does_not_pay() -> None:
 
 def test_an_engine_that_fails_ends_the_race_with_its_words() -> None:
     runs = plain_and("q", PARAMS, [])
-    ended = raced(ScriptedEngine([Reply(raise_first=EngineError("no"))]), runs)
-    assert ended.error is not None
-    assert ended.error.message == "no"
+    assert raced(ScriptedEngine([Reply(raise_first=EngineError("no"))]), runs).error.message == "no"
 
 
 # ---------------------------------------------------------------------- the page
@@ -227,7 +208,6 @@ def test_an_engine_that_fails_ends_the_race_with_its_words() -> None:
 async def opened(d: Driver, *keys: str) -> RaceScreen:
     await d.press("f4", until=lambda: isinstance(d.app.screen, RaceScreen))
     screen = d.app.screen
-    assert isinstance(screen, RaceScreen)
     await d.until(lambda: screen.raced() and outcome.ways(screen.board, "race"))
     await d.pilot.press(*keys)
     await d.pilot.pause()
@@ -239,7 +219,6 @@ async def test_the_race_is_run_and_judged(start: Any) -> None:
         await d.say("a question")
         screen = await opened(d)
         plain = screen.board.plain("race")
-        assert plain is not None
         assert [m.content for m in plain.prompt] == ["a question"]
         assert "█ █ █▀▀ █▀▀" in d.shown
         n = 3 * len(plain.tokens)
@@ -258,7 +237,6 @@ async def test_methods_are_raced_where_they_are_listed(start: Any) -> None:
         screen = await opened(d, "2", "home", "down", "r")
         await d.until(lambda: len(outcome.ways(screen.board, "methods")) == 1 and screen.raced())
         chosen = screen.query_one(MethodList).chosen
-        assert chosen is not None
         assert [way.run.name for way in outcome.ways(screen.board, "methods")] == [chosen.label]
         await d.press(
             "R", until=lambda: len(outcome.ways(screen.board, "methods")) == 4 and screen.raced()
@@ -307,7 +285,6 @@ async def test_a_message_is_raced_with_its_own_question(start: Any) -> None:
         await d.pilot.press("shift+tab", "up", "up", "b")
         await d.until(lambda: isinstance(d.app.screen, RaceScreen))
         screen = d.app.screen
-        assert isinstance(screen, RaceScreen)
         await d.until(lambda: not screen.racing.busy)
         assert [m.content for m in screen.setup.prompt] == ["first"]  # type: ignore[union-attr]
 
@@ -318,8 +295,7 @@ async def test_a_message_is_raced_with_its_own_question(start: Any) -> None:
 async def test_the_sliders_move_the_model(start: Any) -> None:
     async with start("Ok.", size=(120, 36)) as d:
         screen = (await opened(d, "3")).query_one(Playground)
-        k = screen.query_one("#k", Slider)
-        assert k.has_focus
+        assert screen.query_one("#k", Slider).has_focus
         await d.press("end", until=lambda: screen.k == 16)
         screen.query_one("#alpha", Slider).focus()
         await d.press("home", until=lambda: screen.model.alpha == 0)
@@ -334,7 +310,6 @@ async def test_the_sliders_move_the_model(start: Any) -> None:
 async def test_the_theory_begins_with_the_figures_of_the_pair(start: Any) -> None:
     async with start(recipe=Recipe(DemoEngine()), size=(120, 36), params=PARAMS) as d:
         playground = (await opened(d, "3")).query_one(Playground)
-        assert playground.pair is not None
         assert playground.model.alpha == pytest.approx(min(0.99, playground.pair.alpha), abs=0.006)
         assert "In theory, with your pair's figures" in d.shown
         await d.pilot.press("end")
@@ -361,7 +336,6 @@ async def test_where_nothing_guesses_no_race_begins_by_itself(start: Any) -> Non
         await d.press("f4", until=lambda: isinstance(d.app.screen, RaceScreen))
         await d.pilot.pause()
         screen = d.app.screen
-        assert isinstance(screen, RaceScreen)
         assert not screen.racing.busy
         assert not screen.board.runs
         assert "F6 chooses one" in d.shown

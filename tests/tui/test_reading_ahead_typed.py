@@ -1,7 +1,5 @@
 """What is typed is told to the engine while it is idle: words, pastes and files, not every key."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

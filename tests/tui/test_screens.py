@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -156,12 +154,9 @@ async def test_logged_runs_can_be_opened(start: Any) -> None:
         await d.say("q")
         d.app.session.close()
         (run,) = list_runs()
-        record = read_log(run)
-        assert len(record.rounds) == len(list(d.app.chat.records.values())[-1].rounds)
+        assert len(read_log(run).rounds) == len(list(d.app.chat.records.values())[-1].rounds)
         await opened(d, "f3", InspectorScreen)
-        picker = await opened(d, "o", RunPicker)
-        options = picker.query_one(OptionList)
-        assert options.option_count == 2
+        assert (await opened(d, "o", RunPicker)).query_one(OptionList).option_count == 2
         await d.press("down", "enter", until=lambda: isinstance(d.app.screen, InspectorScreen))
         assert run.stem in d.shown
 
@@ -237,7 +232,6 @@ async def test_deleting_keeps_the_place_in_the_list(start: Any) -> None:
         screen = await opened(d, "f7", SessionsScreen)
         order = [s.title for s in screen._found]
         await d.press("down", "ctrl+d", until=lambda: len(screen._found) == 3)
-        assert screen._selected is not None
         assert screen._selected.title == order[2]
         await d.press("down", "ctrl+d", until=lambda: len(screen._found) == 2)
         assert screen._selected.title == order[2]
@@ -365,8 +359,7 @@ async def test_another_context_size_loads_the_model_again(
     async with start(recipe=recipe, factory_for=None, size=(100, 40)) as d:
         for size, problem in (("4", "ctx-size must be"), ("9999", ""), ("512", ""), ("512", "")):
             before = len(asked)
-            screen = await opened(d, "f8", SettingsScreen)
-            typed(screen, n_ctx=size)
+            typed((await opened(d, "f8", SettingsScreen)), n_ctx=size)
             await d.until(lambda problem=problem: problem in d.shown)
             if problem:
                 await d.pilot.press("ctrl+s", "escape", "escape")
@@ -400,8 +393,7 @@ async def test_a_field_says_who_chose_it_and_empty_follows_the_card(start: Any) 
 
 async def test_the_look_is_remembered(start: Any) -> None:
     async with start("Ok.") as d:
-        screen = await opened(d, "f8", SettingsScreen)
-        typed(screen, theme="ansi-dark", animation="none")
+        typed((await opened(d, "f8", SettingsScreen)), theme="ansi-dark", animation="none")
         await saved(d)
         await d.until(lambda: d.app.theme == "ansi-dark")
         await d.say("q")
@@ -416,8 +408,7 @@ async def test_the_look_is_remembered(start: Any) -> None:
 
 async def test_help_names_nine_keys_and_twenty_commands(start: Any) -> None:
     async with start("Ok.", size=(120, 60)) as d:
-        screen = await opened(d, "f1", HelpScreen)
-        text = str(screen.query_one("#help-text").render())
+        text = str((await opened(d, "f1", HelpScreen)).query_one("#help-text").render())
         for title, most in (("Keys", 9), ("Commands", 20)):
             rows = text.partition(f"\n{title}\n")[2].partition("\n\n")[0].split("\n")
             assert len([row for row in rows if row.strip()]) == most
@@ -455,8 +446,7 @@ async def test_a_question_mark_says_what_works_here(start: Any) -> None:
 async def test_a_function_key_replaces_the_page_on_top(start: Any) -> None:
     async with start("Ok.") as d:
         await opened(d, "f4", RaceScreen)
-        screen = await opened(d, "f5", RaceScreen)
-        assert screen.tab == "methods"
+        assert (await opened(d, "f5", RaceScreen)).tab == "methods"
         await opened(d, "f3", InspectorScreen)
         assert len(d.app.screen_stack) == 3
         await d.press("escape", until=lambda: d.app.screen is d.app.chat)

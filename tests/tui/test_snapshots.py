@@ -1,9 +1,8 @@
 """Pictures of the screens. A new Textual may shift them: look at the report, then update with
 ``pytest tests/tui/test_snapshots.py --snapshot-update``."""
 
-from __future__ import annotations
-
 import os
+import re
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 
 import ggufs
 import pytest
-from app_driver import Recipe
+from app_driver import Recipe, read_pages, settled, write_pages
 from demo_engine import DemoFactory
 from fakes import Reply, ScriptedEngine
-from pictures.screenshots import LOOKS, SCENES, Pair, ask, picture_app, until
+from pictures.screenshots import LOOKS, SCENES, SIZES, Pair, ask, picture_app, staged, until
 from textual.pilot import Pilot
 
 from specllama.engine.host import InlineHost
@@ -26,8 +25,7 @@ from specllama.store.sessions import SessionStore
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import FlushPace
 from specllama.tui.screens import sessions_screen
-from specllama.tui.screens.models_screen import ModelsScreen
-from specllama.tui.widgets import sidebar
+from specllama.tui.widgets import sidebar as days
 
 Steps = Callable[[Pilot[int]], Awaitable[None]]
 WIDE, MIDDLE, USUAL, SMALL = (120, 36), (100, 30), (80, 24), (60, 16)
@@ -48,7 +46,6 @@ def make(recipe: Any = None, chances: int | None = None, **options: Any) -> Spec
 def after(*keys: str, question: bool = True) -> Steps:
     async def steps(pilot: Pilot[int]) -> None:
         app = pilot.app
-        assert isinstance(app, SpecllamaApp)
         await until(pilot, lambda: len(app.screen_stack) > 1)
         if question:
             await ask(app, pilot)
@@ -96,7 +93,6 @@ def test_loading(snap_compare: Any, size: tuple[int, int]) -> None:
 
     async def steps(pilot: Pilot[int]) -> None:
         app = pilot.app
-        assert isinstance(app, SpecllamaApp)
         await until(pilot, lambda: app.loader.progress is not None)
         await pilot.press(*"Hello")
         await pilot.pause()
@@ -134,7 +130,6 @@ def test_models(
     async def steps(pilot: Pilot[int]) -> None:
         await after("f6", question=False)(pilot)
         screen = pilot.app.screen
-        assert isinstance(screen, ModelsScreen)
         await until(pilot, lambda: len(screen.drafts.here) > 3)
         await until(pilot, lambda: all(row.fits is not None for row in screen.targets.here))
         await until(pilot, lambda: "needs about" in str(screen.query_one("#detail").render()))
@@ -149,19 +144,13 @@ def test_models(
     ids=["all", "small", "wide"],
 )
 def test_sessions(
-    snap_compare: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    size: tuple[int, int],
-    typed: str,
-    look: str,
+    snap_compare: Any, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], typed: str, look: str
 ) -> None:
     """By day, and what a search found: marked without colours, too."""
     now_s = 1_800_014_400.0  # noon, so that it is the same day everywhere
     monkeypatch.setattr("specllama.store.sessions.time.time", lambda: now_s)
     monkeypatch.setattr(sessions_screen, "date", lambda when_s: "14 January 2027, 12:00")
-    monkeypatch.setattr(
-        sessions_screen, "moment", lambda when_s, now_s: sidebar.age(now_s - when_s)
-    )
+    monkeypatch.setattr(sessions_screen, "moment", lambda when_s, now_s: days.age(now_s - when_s))
     if look == "mono":
         monkeypatch.setenv("NO_COLOR", "1")
     said = "A fox praised a crow: what a voice! The crow sang, and the cheese fell."
@@ -182,7 +171,7 @@ def test_sessions(
 def test_every_screen(
     snap_compare: Any, name: str, look: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In colours; test_scenes.py has the other sizes."""
+    """In colours; the other sizes are texts, below."""
     if not LOOKS[look].color:
         monkeypatch.setenv("NO_COLOR", "1")
     app = picture_app(Pair(), SCENES[name], LOOKS[look])
@@ -193,3 +182,30 @@ def test_every_screen(
         await pilot.pause()
 
     assert snap_compare(app, run_before=steps, terminal_size=MIDDLE)
+
+
+# -- every screen in every size, as text --
+
+
+KEPT = Path(__file__).parent / "__snapshots__" / "scenes"
+DASHES = re.compile(r"(^|\s)[–-]( +[–-])+(\s|$)")
+
+
+@pytest.mark.usefixtures("one_machine")
+@pytest.mark.parametrize("name", SCENES)
+async def test_every_size(name: str, request: pytest.FixtureRequest) -> None:
+    kept = KEPT / f"{name}-dark.txt"
+    draws_anew = request.config.option.update_snapshots
+    pages = {} if draws_anew else read_pages(kept)
+    drawn = {}
+    async with staged(Pair(), SCENES[name], LOOKS["dark"], SIZES[0]) as (app, pilot):
+        for width, height in SIZES:
+            size = f"{width}x{height}"
+            await pilot.resize_terminal(width, height)
+            app.clear_notifications()
+            drawn[size] = shown = await settled(app, pilot, pages.get(size))
+            assert not DASHES.search(shown), shown
+            if not draws_anew:
+                assert shown == pages[size]
+    if draws_anew:
+        write_pages(kept, drawn)

@@ -1,7 +1,5 @@
 """The app in a real pseudo-terminal: what a person's terminal sees, and what it is left with."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

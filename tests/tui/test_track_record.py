@@ -1,7 +1,5 @@
 """The figures on the page of methods come from this machine's logs of this very pair."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +23,7 @@ PLAIN_MS = VERIFY_MS + OTHER_MS
 def log(info: EngineInfo, reply: Reply, command: str = "chat", **changes: Any) -> None:
     """One logged reply of a pair."""
     params = GenerateParams(seed=1, draft_max=4).replace(**changes)
-    engine = ScriptedEngine([reply], info)
-    logged = Logged(engine, command=command)
+    logged = Logged(ScriptedEngine([reply], info), command=command)
     for _ in logged.generate([Message("user", "Hi")], params):
         pass
     logged.close()
@@ -41,7 +38,6 @@ def test_speed_and_length_follow_from_the_logged_rounds() -> None:
     assert set(record.plain_ms) == {PLAIN_MS}
     assert record.by_method["draft"].replies == 2
     verdict = record.verdict("draft")
-    assert verdict is not None
     # Three tokens a round, all rounds but the last few of a reply alike.
     assert verdict.ratio == pytest.approx(3 * PLAIN_MS / (PLAIN_MS + DRAFT_MS), rel=0.05)
     assert record.words("draft") == f"{words(verdict, '')} (2 replies)"
@@ -81,7 +77,6 @@ def test_plain_replies_are_the_measure_where_the_engine_had_none() -> None:
     assert track_record(info).words("draft").startswith("Not known yet: too few rounds")
     log(info, Reply(LONG), speculate=False)
     found = track_record(info).verdict("draft")
-    assert found is not None
     assert found.ratio == pytest.approx(3 * PLAIN_MS / (PLAIN_MS + DRAFT_MS), rel=0.05)
 
 

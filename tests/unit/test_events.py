@@ -1,7 +1,5 @@
 """Events survive the trip through JSON, also from newer and older writers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pickle
@@ -165,8 +163,7 @@ def test_is_chain() -> None:
 
 
 def test_a_started_event_is_plain_data() -> None:
-    started = Started(3, 1, 512, 2**64 - 1, "draft", "match", 4, "bitwise up to 7 rows")
-    assert started.to_dict() == {
+    assert Started(3, 1, 512, 2**64 - 1, "draft", "match", 4, "bitwise up to 7 rows").to_dict() == {
         "type": "started", "prompt_n": 3, "cached_n": 1, "n_ctx": 512, "seed": 2**64 - 1,
         "proposer": "draft", "verify": "match", "draft_max": 4,
         "exactness": "bitwise up to 7 rows", "tokenize_ms": 0.0,

@@ -1,7 +1,5 @@
 """Counters only; rates are derived and None where they mean nothing."""
 
-from __future__ import annotations
-
 from fakes import round_done
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Two processes go on with one conversation: nobody's turns are lost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fakes import ScriptedEngine
@@ -81,7 +79,6 @@ def test_a_copy_begins_in_the_middle_of_a_reply(tmp_path: Path) -> None:
     a, b = resumed(path, "of a"), resumed(path, "of b")
     events = a.send("A?")
     next(events)
-    assert b._store is not None
     assert a.id is not None
     b._store.put(a.id, 2, b.stored[0])  # as an older version would, unasked
     rest = list(events)
@@ -91,8 +88,7 @@ def test_a_copy_begins_in_the_middle_of_a_reply(tmp_path: Path) -> None:
 
 def test_alone_nothing_is_copied(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
-    first = begun(path)
-    list(first.send("Second?"))
+    list(begun(path).send("Second?"))
     session = resumed(path, "three", "four", "five")
     list(session.send("Third?"))
     session.params = session.params.replace(seed=4)

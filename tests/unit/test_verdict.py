@@ -1,7 +1,5 @@
 """The estimator of the speed-up on simulated rounds of a machine that hesitates, and its words."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -215,8 +213,7 @@ def test_it_is_off_once_no_guess_was_worth_it_for_a_while() -> None:
     assert found.lost_ms == pytest.approx(10.0)
     off = "Drafting is off: it would be slower here"
     assert words(found, "?") == f"{off} (it lost 10.0 ms a token)"
-    never = judge([SINGLE] * ROUNDS_UNTIL_OFF)
-    assert words(never, "?") == off
+    assert words(judge([SINGLE] * ROUNDS_UNTIL_OFF), "?") == off
     expected = judge([SINGLE] * ROUNDS_UNTIL_OFF, expected_ms=0.62)
     assert words(expected, "?").endswith("slower here (0.6 ms a guess)")
     # that nobody had a guess says nothing of what one costs
@@ -237,9 +234,7 @@ def test_an_interval_that_says_nothing_is_not_known_yet() -> None:
 
 
 def test_what_paid_paid_whatever_the_last_rounds_did() -> None:
-    paid = rounds_of(4, 30.0)
-    found = judge([*paid, *[SINGLE] * ROUNDS_UNTIL_OFF])
-    assert found.answer == "faster"
+    assert judge([*rounds_of(4, 30.0), *[SINGLE] * ROUNDS_UNTIL_OFF]).answer == "faster"
 
 
 def verdict_of(ratio: float, half: float) -> Payoff:
@@ -326,7 +321,6 @@ def test_a_reply_says_it_itself() -> None:
     passes, end = passes_of(Reply(text, accept=(2,)))
     assert end.verdict == judge(passes)
     one = VERIFY_MS + OTHER_MS
-    assert end.verdict is not None
     assert end.verdict.ratio == pytest.approx(3 * one / (one + DRAFT_MS), rel=0.03)
     assert passes_of(Reply(text), speculate=False)[1].verdict is None
 

@@ -1,7 +1,5 @@
 """Laying a pair out over devices that do not exist; what the native library says about this one."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -54,7 +52,6 @@ def room(header: GgufHeader, layers: int) -> float:
 def test_without_a_gpu_nothing_moves(target: GgufHeader, draft: GgufHeader) -> None:
     plan = plan_of(target, draft, [CPU])
     assert (plan.target.layers, plan.gpus) == (0, ())
-    assert plan.draft is not None
     assert plan.draft.layers == 0
     assert plan.warnings == ()
     assert "everything runs on the CPU" in plan.lines()[0]
@@ -71,7 +68,6 @@ def test_with_room_everything_moves(target: GgufHeader, draft: GgufHeader) -> No
     plan = plan_of(target, draft, [CPU, gpu(24)])
     assert plan.target.whole
     assert plan.target.layers == 9  # eight blocks and the output
-    assert plan.draft is not None
     assert plan.draft.whole
     assert "9 on CUDA0" in plan.lines()[0]
 
@@ -87,14 +83,12 @@ def test_with_little_room_some_layers_move(target: GgufHeader, layers: int) -> N
 def test_no_room_means_the_cpu(target: GgufHeader, draft: GgufHeader) -> None:
     plan = plan_of(target, draft, [gpu(0.3)])
     assert plan.target.layers == 0
-    assert plan.draft is not None
     assert plan.draft.layers == 0
 
 
 def test_the_draft_moves_whole_or_not_at_all(target: GgufHeader, draft: GgufHeader) -> None:
     for free in (0.5, 0.6, 0.7, 1.0, 4.0):
         placed = plan_of(target, draft, [gpu(free)], n_ctx=512).draft
-        assert placed is not None
         assert placed.layers in (0, placed.of)
 
 
@@ -117,7 +111,6 @@ def test_two_cards_share(target: GgufHeader) -> None:
 def test_what_fits_one_card_is_not_spread(target: GgufHeader, draft: GgufHeader) -> None:
     plan = plan_of(target, draft, [gpu(24), gpu(24, "CUDA1")], n_ctx=512)
     assert plan.target.split == (9, 0)
-    assert plan.draft is not None
     assert plan.draft.split == (3, 0)
 
 
@@ -153,7 +146,6 @@ def test_ram_is_for_what_the_cards_do_not_take(
     blocks = 9 - plan.target.layers if plan.target.layers else 8
     assert left.target.kv == whole.target.kv * blocks // 8
     assert left.target.tokenizer == whole.target.tokenizer
-    assert left.draft is not None
     assert whole.draft is not None
     gone = layers != "0"
     assert (left.draft.kv == 0) is gone, "where its target goes: first, and whole"
@@ -187,8 +179,7 @@ def test_a_failed_load_steps_down_to_the_cpu(target: GgufHeader, draft: GgufHead
 def test_more_context_leaves_fewer_layers(target: GgufHeader) -> None:
     free = room(target, 6)
     small = plan_of(target, None, [gpu(free)], n_ctx=512).target.layers
-    large = plan_of(target, None, [gpu(free)], n_ctx=65536).target.layers
-    assert large < small
+    assert plan_of(target, None, [gpu(free)], n_ctx=65536).target.layers < small
 
 
 def test_this_machine() -> None:
@@ -203,7 +194,6 @@ def test_the_command_for_a_gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr("os.path.exists", lambda path: "nvidia" in str(path))
     seen = dev.gpu_build_command([CPU])
-    assert seen is not None
     assert seen[0] == "NVIDIA GPU"
     assert "-DGGML_CUDA=on" in seen[1]
     assert "llama-cpp-python==0.3.36" in seen[1]

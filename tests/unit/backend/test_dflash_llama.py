@@ -4,8 +4,6 @@ refused, one text per seed.
 Weights are random: nothing here depends on what a drafter has learnt.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ from dflash_files import CANDIDATES, NumpyDrafter, write_dflash
 from eagle_files import write_eagle3
 from ggufs import bpe_tokens
 from head_lanes import VOCAB, begin_at, read, refused, same, texts
+from requests_made import asked, finish
 
 from specllama.arrays import Rows
 from specllama.backend.base import Part
@@ -37,8 +36,8 @@ from specllama.events import Finished
 from specllama.models import tensors
 from specllama.models.dflash_file import read_facts
 from specllama.models.gguf import read_header
-from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
-from specllama.speculative.drafting.dflash import Block, DflashDrafter, Markov, Places
+from specllama.settings.params import EngineOptions, GenerateParams
+from specllama.speculative.drafting.dflash import Block, Markov, Places
 
 KINDS: dict[str, dict[str, Any]] = {
     "borrows": {},
@@ -110,9 +109,7 @@ def test_rows_are_those_of_numpy(
     for text, lengths in ((texts(1, 150), (150, 140, 33, 1)), (texts(2, 40), (40, 7))):
         target.rollback(0)
         target.forward(text, outputs="none")
-        found = target.hidden.rows(0, len(text))
-        assert found is not None
-        features = found.copy()
+        features = target.hidden.rows(0, len(text)).copy()
         begin_at(lane, 0)
         read(lane, features)
         for known in lengths:
@@ -123,13 +120,7 @@ def test_rows_are_those_of_numpy(
     context.close()
 
 
-def check(
-    block: Block,
-    reference: NumpyDrafter,
-    known: Rows,
-    token: int,
-    n: int,
-) -> None:
+def check(block: Block, reference: NumpyDrafter, known: Rows, token: int, n: int) -> None:
     """A block against the same weights in NumPy: behind its own best guesses, and behind others."""
     first = 0 if reference.anchored else 1
     wanted = reference.block(known, token, n + first)
@@ -222,14 +213,13 @@ def test_a_markov_head_in_other_types_is_done_without(
     monkeypatch.setattr(tensors, "_DECODERS", {})
     with Engine.load(target_file, None, EngineOptions(threads=1, heads=(str(path),))) as engine:
         assert markov_of(lane_of(engine)) is None
-        drafted = finish(engine, asked(0.8))
+        drafted = written(engine, request(0.8))
         assert drafted.draft_n > 40
-        assert drafted.token_ids == finish(engine, asked(0.8, speculate=False)).token_ids
+        assert drafted.token_ids == written(engine, request(0.8, speculate=False)).token_ids
 
 
 def lane_of(engine: Engine) -> HeadLane:
     drafter = engine.drafter("dflash")
-    assert isinstance(drafter, DflashDrafter)
     assert isinstance(drafter._lane, HeadLane)
     return drafter._lane
 
@@ -323,45 +313,38 @@ def engine(
             yield engine
 
 
-def asked(temperature: float, **more: Any) -> GenerateParams:
-    return GenerateParams(
-        sampling=SamplingParams(temperature=temperature, min_p=0.0, top_k=0),
-        **{
-            "max_tokens": 40, "seed": 7, "proposer": "dflash", "draft_max": 5, "window": "fixed",
-            "ignore_eos": True, **more,
-        },
-    )  # fmt: skip
+def request(temperature: float, **more: Any) -> GenerateParams:
+    options = {"max_tokens": 40, "seed": 7, "draft_max": 5, "proposer": "dflash", **more}
+    return asked(temperature=temperature, free=True, **options)
 
 
-def finish(engine: Engine, params: GenerateParams, text: Sequence[int] = ()) -> Finished:
-    events = list(engine.generate(text or texts(8, 30), params))
-    return next(e for e in events if isinstance(e, Finished))
+def written(engine: Engine, params: GenerateParams, text: Sequence[int] = ()) -> Finished:
+    return finish(engine, text or texts(8, 30), params)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
 def test_one_text_per_seed_with_the_drafter_and_without(engine: Engine, temperature: float) -> None:
-    params = asked(temperature)
-    plain = finish(engine, params.replace(speculate=False))
-    drafted = finish(engine, params)
+    params = request(temperature)
+    plain = written(engine, params.replace(speculate=False))
+    drafted = written(engine, params)
     assert drafted.token_ids == plain.token_ids
     assert drafted.proposer == "dflash"
     assert drafted.draft_n > 40
     # a second turn, and one after another head has drafted
     longer = [*texts(8, 30), *drafted.token_ids[:20], *texts(9, 200)]
-    again = finish(engine, params, longer)
-    assert again.token_ids == finish(engine, params.replace(speculate=False), longer).token_ids
+    again = written(engine, params, longer)
+    assert again.token_ids == written(engine, params.replace(speculate=False), longer).token_ids
     assert again.draft_n > 40
-    beside = finish(engine, params.replace(proposer="eagle3"), longer)
-    assert beside.token_ids == again.token_ids
-    assert finish(engine, params, longer).draft_n_accepted == again.draft_n_accepted
+    assert written(engine, params.replace(proposer="eagle3"), longer).token_ids == again.token_ids
+    assert written(engine, params, longer).draft_n_accepted == again.draft_n_accepted
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_other_rules_draft_too(engine: Engine, rule: str) -> None:
-    params = asked(1.0, verify=rule)
-    done = finish(engine, params)
+    params = request(1.0, verify=rule)
+    done = written(engine, params)
     assert (done.draft_n, done.token_ids) == (
-        (again := finish(engine, params)).draft_n, again.token_ids
+        (again := written(engine, params)).draft_n, again.token_ids
     )  # fmt: skip
     assert done.draft_n > 40
     assert len(done.token_ids) == done.draft_n_accepted + done.rounds - done.cut
@@ -369,7 +352,6 @@ def test_other_rules_draft_too(engine: Engine, rule: str) -> None:
 
 def test_it_reads_on_where_it_stopped(engine: Engine) -> None:
     """The drafter keeps what it read: a second turn asks the target for new tokens only."""
-    first = finish(engine, asked(0.0))
+    first = written(engine, request(0.0))
     longer = [*texts(8, 30), *first.token_ids, *texts(10, 20)]
-    second = finish(engine, asked(0.0), longer)
-    assert second.cached_n >= len(longer) - 21
+    assert written(engine, request(0.0), longer).cached_n >= len(longer) - 21

@@ -3,8 +3,6 @@
 Weights are random: nothing here depends on what a head has learnt.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 from eagle_files import NumpyHead, write_eagle3
 from ggufs import bpe_tokens
 from head_lanes import VOCAB, begin_at, encode, feed, grow, refused, same, texts
+from requests_made import asked, finish
 
 from specllama.arrays import HiddenNeed, Rows
 from specllama.backend import capture
@@ -23,16 +22,12 @@ from specllama.backend.heads.head_pool import HeadLane, HeadPool
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.engine.engine import Engine
-from specllama.errors import (
-    BadGguf,
-    CannotLoad,
-    PairIncompatible,
-)
+from specllama.errors import BadGguf, CannotLoad, PairIncompatible
 from specllama.events import Finished, RoundDone
 from specllama.models.eagle3_file import read_facts
 from specllama.models.gguf import read_header
 from specllama.models.tensors import read_tensor
-from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.speculative.drafting.eagle3 import EagleDrafter
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -50,8 +45,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def open_head(path: Path, target: CellLane, lanes: int = 1) -> HeadPool:
     facts = read_facts(read_header(path))
     target.capture(facts.layers)
-    model = LlamaModel(path, head=True)
-    return eagle_pool(model, target.pool, facts, threads=1, lanes=lanes)
+    return eagle_pool(LlamaModel(path, head=True), target.pool, facts, threads=1, lanes=lanes)
 
 
 def fused(head: HeadLane, target: CellLane, text: list[int]) -> Rows:
@@ -191,13 +185,11 @@ def test_states_belong_to_their_positions(target: CellLane, target_file: Path) -
     target.rollback(24)
     rows = target.hidden.rows(0, 24)
     assert target.tokens[20:] == [4, 6, 7, 9]
-    assert rows is not None
     assert np.array_equal(rows[:, : table.shape[1]], table[target.tokens])
     target.hidden.forget(10)
     assert target.hidden.rows(9, 12) is None
     assert target.hidden.rows(10, 25) is None
     kept = target.hidden.rows(10, 24)
-    assert kept is not None
     assert np.array_equal(kept[:, : table.shape[1]], table[target.tokens[10:]])
 
 
@@ -228,8 +220,7 @@ def test_final_states_give_the_logits(target: CellLane, target_file: Path) -> No
 def test_a_head_of_another_target_is_refused(
     target_file: Path, tmp_path: Path, wrong: dict[str, Any], message: str
 ) -> None:
-    path = write_eagle3(tmp_path / "head.gguf", **wrong)
-    error = refused(target_file, path)
+    error = refused(target_file, write_eagle3(tmp_path / "head.gguf", **wrong))
     assert isinstance(error, PairIncompatible)
     assert error.exit_code == 4
     assert "head.gguf" in error.message
@@ -302,41 +293,22 @@ def engine(target_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             yield engine
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_one_text_per_seed_with_the_head_and_without(engine: Engine, temperature: float) -> None:
-    """F32 targets round wide passes otherwise, by far less than the leads of these texts."""
-    params = GenerateParams(
-        sampling=SamplingParams(temperature=temperature, min_p=0.0, top_k=0),
-        max_tokens=40,
-        seed=7,
-        proposer="eagle3",
-        draft_max=6,
-        window="fixed",
-        ignore_eos=True,
-    )
-    plain = finish(engine, params.replace(speculate=False))
-    drafted = finish(engine, params)
-    assert drafted.token_ids == plain.token_ids
-    assert drafted.proposer == "eagle3"
-    assert drafted.draft_n > 0
-
-
 def test_a_tree_is_drafted_where_the_target_takes_one(engine: Engine) -> None:
-    params = GenerateParams(
-        sampling=SamplingParams(temperature=1.0, min_p=0.0, top_k=0),
-        max_tokens=40, seed=7, proposer="eagle3", draft_max=8, window="fixed", ignore_eos=True,
-    )  # fmt: skip
+    params = request(1.0, draft_max=8)
     events = list(engine.generate(texts(8, 30), params))
     rounds = [e for e in events if isinstance(e, RoundDone)]
     assert any(e.parents != tuple(range(-1, len(e.parents) - 1)) for e in rounds)
-    proposer = engine.drafter("eagle3")
-    assert isinstance(proposer, EagleDrafter)
+    assert isinstance(engine.drafter("eagle3"), EagleDrafter)
     # another method in between: what the head knows of the text is out of date, and it copes
     list(engine.generate(texts(9, 20), params.replace(proposer="ngram")))
-    again = finish(engine, params)
+    again = written(engine, params)
     assert again.token_ids == next(e for e in events if isinstance(e, Finished)).token_ids
 
 
-def finish(engine: Engine, params: GenerateParams) -> Finished:
-    events = list(engine.generate(texts(8, 30), params))
-    return next(e for e in events if isinstance(e, Finished))
+def written(engine: Engine, params: GenerateParams) -> Finished:
+    return finish(engine, texts(8, 30), params)
+
+
+def request(temperature: float, draft_max: int) -> GenerateParams:
+    params = asked("eagle3", temperature, free=True, max_tokens=40, seed=7, draft_max=draft_max)
+    return params.choose("top_p", 0.95)

@@ -1,7 +1,5 @@
 """How exact passes are: measured on contexts whose faults are known, kept as long as it holds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

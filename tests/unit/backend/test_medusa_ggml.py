@@ -1,7 +1,5 @@
 """Medusa heads on ggml's kernels agree with the numpy definition."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,7 @@ WIDTH = 64
 
 
 def random(*shape: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
-    values = np.random.default_rng((seed, *shape)).standard_normal(shape)
-    return (0.3 * values).astype(np.float32)
+    return (0.3 * np.random.default_rng((seed, *shape)).standard_normal(shape)).astype(np.float32)
 
 
 def write(

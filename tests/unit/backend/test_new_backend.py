@@ -3,8 +3,6 @@
 It has the members of the Protocols and no others, so an engine that reached around them would fail.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 import table_model  # noqa: F401 (its backend)
+from requests_made import asked, finish
 
 from specllama.backend import base
 from specllama.engine.engine import Engine
@@ -45,16 +44,8 @@ def engine(pair: tuple[Path, Path]) -> Iterator[Engine]:
         yield loaded
 
 
-def asked(proposer: str, rule: VerifyRule = "match", **more: Any) -> GenerateParams:
-    return GenerateParams(
-        proposer=proposer,
-        verify=rule,
-        window="fixed",
-        draft_max=4,
-        max_tokens=80,
-        ignore_eos=True,
-        **{"seed": 1, "sampling": SamplingParams(temperature=0.8), **more},
-    )
+def request(proposer: str, rule: VerifyRule = "match", **more: Any) -> GenerateParams:
+    return asked(proposer, 0.8, **{"verify": rule, "max_tokens": 80, **more})
 
 
 def chat(question: str) -> list[Message]:
@@ -62,9 +53,7 @@ def chat(question: str) -> list[Message]:
 
 
 def alone(engine: Engine, question: str, params: GenerateParams) -> Finished:
-    *_, last = engine.generate(chat(question), params)
-    assert isinstance(last, Finished)
-    return last
+    return finish(engine, chat(question), params)
 
 
 def members(kind: type) -> set[str]:
@@ -75,8 +64,7 @@ def members(kind: type) -> set[str]:
 def test_it_has_nothing_but_what_the_protocols_ask_for(pair: tuple[Path, Path]) -> None:
     import counting
 
-    counts = counting.Counts([1, 2, 1], 3, 1)
-    pool = counting.CountPool(counts, 1, counting.Cancel())
+    pool = counting.CountPool(counting.Counts([1, 2, 1], 3, 1), 1, counting.Cancel())
     kept = counting.Kept(())
     for part, protocol in (
         (pool, base.Pool),
@@ -98,13 +86,13 @@ def test_it_takes_chains_only_and_says_so(engine: Engine) -> None:
         "mixed",
     }
     with pytest.raises(PairIncompatible, match="chains only"):
-        alone(engine, "who", asked("tree"))
+        alone(engine, "who", request("tree"))
 
 
 @pytest.mark.parametrize("proposer", ["draft", "ngram", "suffix", "mixed"])
 def test_it_chats_with_drafts_and_no_token_changes(engine: Engine, proposer: str) -> None:
     for question in ("what does the sailor carry", "who sails to the sand"):
-        plain, drafted = (alone(engine, question, asked(name)) for name in ("none", proposer))
+        plain, drafted = (alone(engine, question, request(name)) for name in ("none", proposer))
         assert drafted.token_ids == plain.token_ids
         assert 0 < drafted.draft_n_accepted <= drafted.draft_n
         if proposer in ("draft", "ngram"):  # the others may copy the plain reply
@@ -113,8 +101,8 @@ def test_it_chats_with_drafts_and_no_token_changes(engine: Engine, proposer: str
 
 def test_the_policy_runs_on_it(engine: Engine) -> None:
     question = "what does the ship carry"
-    params = asked("auto").replace(window="auto", min_speculative_tokens=0)
-    plain = alone(engine, question, asked("none"))
+    params = request("auto").replace(window="auto", min_speculative_tokens=0)
+    plain = alone(engine, question, request("none"))
     assert alone(engine, question, params).token_ids == plain.token_ids
 
 
@@ -122,8 +110,8 @@ def test_rejection_writes_what_it_writes_alone(engine: Engine) -> None:
     """Its coins are seeded, too; at temperature 0 they decide nothing."""
     greedy = SamplingParams(temperature=0.0)
     question = "who sails the ship"
-    plain = alone(engine, question, asked("none", sampling=greedy))
-    drafted = alone(engine, question, asked("draft", "rejection", sampling=greedy))
+    plain = alone(engine, question, request("none", sampling=greedy))
+    drafted = alone(engine, question, request("draft", "rejection", sampling=greedy))
     assert drafted.token_ids == plain.token_ids
     assert drafted.draft_n_accepted > 0
 
@@ -132,7 +120,7 @@ def test_rejection_writes_what_it_writes_alone(engine: Engine) -> None:
 def test_two_conversations_take_turns(engine: Engine, rule: VerifyRule) -> None:
     questions = {"what does the ship carry": "draft", "who sails to the island": "mixed"}
     ids = {
-        engine.submit(chat(question), asked(proposer, rule)): question
+        engine.submit(chat(question), request(proposer, rule)): question
         for question, proposer in questions.items()
     }
     said: dict[int, Finished] = {}
@@ -147,7 +135,7 @@ def test_two_conversations_take_turns(engine: Engine, rule: VerifyRule) -> None:
     assert sum(a != b for a, b in pairwise(order)) > 20, "side by side"
     for id, question in ids.items():
         by = "none" if rule == "match" else questions[question]
-        assert said[id].token_ids == alone(engine, question, asked(by, rule)).token_ids
+        assert said[id].token_ids == alone(engine, question, request(by, rule)).token_ids
         assert said[id].draft_n_accepted > 0
 
 
@@ -156,7 +144,7 @@ def test_the_bundled_fake_is_a_backend_like_it(tmp_path: Path) -> None:
     target.write_text(json.dumps({"n_vocab": 24, "seed": 3, "eog_bias": -4.0}))
     draft.write_text(json.dumps({"n_vocab": 24, "seed": 4, "agreement": 0.9}))
     with Engine.load(target, draft) as engine:
-        plain, drafted = (alone(engine, "a tale", asked(name)) for name in ("none", "tree"))
+        plain, drafted = (alone(engine, "a tale", request(name)) for name in ("none", "tree"))
     assert drafted.token_ids == plain.token_ids
     assert drafted.draft_n_accepted > 0
 

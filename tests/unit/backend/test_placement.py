@@ -1,7 +1,5 @@
 """Plans for machines that do not exist: layers, experts, drafts, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -76,8 +74,7 @@ def test_states_of_several_conversations_take_half_of_what_one_leaves_free(
 
 
 def test_8b_on_8_gb(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = planned(monkeypatch, sketches.llama_8b(), None, [gpu(7.5)], 12).fitting()
-    assert alone.lines() == [
+    assert planned(monkeypatch, sketches.llama_8b(), None, [gpu(7.5)], 12).fitting().lines() == [
         "context: 8,192 of 131,072 tokens: more would push weights off the GPU, or take over half"
         " of the free RAM (-c N chooses)",
         "offload: target 33 of 33 layers: 33 on CUDA0 (5.6 GB)",
@@ -172,8 +169,6 @@ def test_a_longer_context_never_costs_a_layer(monkeypatch: pytest.MonkeyPatch) -
     for free in (6.0, 7.5, 9.0, 12.0, 24.0):
         pair = planned(monkeypatch, target, None, [gpu(free)], 100)
         short = planned(monkeypatch, target, None, [gpu(free)], 100, n_ctx=8192)
-        assert pair.plan is not None
-        assert short.plan is not None
         assert pair.plan.target.layers == short.plan.target.layers
     assert pair.n_ctx == 65536
 
@@ -271,7 +266,6 @@ def test_a_draft_on_a_device_of_its_own() -> None:
         sketches.qwen_32b(), sketches.qwen_600m(), cards, n_ctx=8192,
         place=PlaceOptions(devices="CUDA0"), draft_devices="CUDA1",
     )  # fmt: skip
-    assert plan.draft is not None
     assert (plan.target.split[1], plan.draft.split[0]) == (0, 0)
     assert (plan.target.devices, plan.draft.devices) == (("CUDA0",), ("CUDA1",))
     assert plan.target.own_split == (plan.target.layers,)
@@ -324,11 +318,9 @@ def test_a_draft_goes_where_its_target_goes() -> None:
     target, draft = sketches.llama_8b(), sketches.llama_1b()
     for free in (1.2, 1.7, 2.2, 3.0, 7.5, 24.0):
         plan = plan_of(target, draft, [gpu(free)], n_ctx=8192)
-        assert plan.draft is not None
         assert plan.draft.layers == (plan.draft.of if free > 2.5 else 0)
         assert plan.target.layers > 0
     plan = plan_of(target, draft, [gpu(3)], n_ctx=8192, gpu_layers="0", draft_devices="CUDA0")
-    assert plan.draft is not None
     assert (plan.target.layers, plan.draft.whole) == (0, True)
 
 

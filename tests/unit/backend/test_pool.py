@@ -1,7 +1,5 @@
 """The laws of a pool on the table model: order, books, refusals, and what would break them."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np
@@ -39,8 +37,7 @@ def play(machine: Machine, seed: int, steps: int) -> Machine:
 @settings(max_examples=RUNS, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 60))
 def test_every_row_is_that_of_its_lane_alone(seed: int, steps: int) -> None:
-    machine = play(Machine(pool(), alone(), range(1, V)), seed, steps)
-    assert machine.wrong == 0
+    assert play(Machine(pool(), alone(), range(1, V)), seed, steps).wrong == 0
 
 
 @settings(max_examples=RUNS // 3, deadline=None, suppress_health_check=list(HealthCheck))
@@ -72,9 +69,7 @@ def test_a_pool_that_frees_where_order_counts_is_caught() -> None:
     assert wrong > rows / 20
 
 
-def test_long_reads_that_ignore_where_cells_lie_are_caught(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_long_reads_that_ignore_where_cells_lie_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: read in tiles among others, in place."""
     monkeypatch.setattr(FakePool, "_read_apart", lambda self, piece: self._pass([piece], TILE))
     machine = Machine(
@@ -276,11 +271,8 @@ def test_states_belong_to_their_lanes(need: HiddenNeed) -> None:
     rows = [out.rows for out in p.run([Part(a, [1, 2, 3]), Part(b, [4, 5]), Part(c, [6], "last")])]
     for lane, mine in ((a, rows[0]), (b, rows[1])):
         states = lane.hidden.rows(0, len(lane.tokens))
-        assert states is not None
         np.testing.assert_array_equal(states, mine[:, : states.shape[1]])
     assert c.hidden.rows(0, 1) is None
-    blob = p.park(a)
-    again = p.resume(blob)
-    kept = again.hidden.rows(0, 3)
-    assert kept is not None
+    again = p.resume(p.park(a))
+    assert again.hidden.rows(0, 3) is not None
     assert again.need == need

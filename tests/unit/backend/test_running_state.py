@@ -1,7 +1,5 @@
 """What a running state costs to set back, and that every row is that of its text."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 
@@ -28,8 +26,7 @@ def opened(planes: int) -> tuple[RunningFakePool, CellLane]:
 
 def is_right(lane: CellLane) -> bool:
     """Whether the next row is that of the text."""
-    row = lane.forward([7], outputs="all")[0]
-    return bool(np.array_equal(row, TABLE.row(lane.tokens)))
+    return bool(np.array_equal(lane.forward([7], outputs="all")[0], TABLE.row(lane.tokens)))
 
 
 def play(planes: int, seed: int, steps: int = 150) -> int:
@@ -56,8 +53,7 @@ def play(planes: int, seed: int, steps: int = 150) -> int:
         past, kinds = len(lane.tokens), ("all", "all", "all", "last", "none")
         outputs: Outputs = rng.choice(kinds)  # type: ignore[assignment]
         n = rng.choice((1, 1, 2, 4, 6, 12, 30)) if outputs == "all" else rng.randrange(1, 200)
-        tokens = [rng.randrange(1, 64) for _ in range(n)]
-        rows = lane.forward(tokens, outputs=outputs)
+        rows = lane.forward([rng.randrange(1, 64) for _ in range(n)], outputs=outputs)
         text = lane.tokens
         for i, row in enumerate(rows):
             end = past + 1 + i if outputs == "all" else past + n
@@ -145,8 +141,7 @@ def test_parts_are_made_alike_where_planes_take_the_rest_back() -> None:
         pool = RunningFakePool(TABLE, planes=planes, lanes=3)
         lanes = [pool.open() for _ in range(3)]
         parts = [Part(lane, [5] * n, "all") for lane, n in zip(lanes, (1, 4, 1), strict=True)]
-        rows = [len(out.rows) for out in pool.run(parts)]
-        assert rows == [1, 4, 1]
+        assert [len(out.rows) for out in pool.run(parts)] == [1, 4, 1]
         assert pool.fake.passes == passes
         assert [len(lane.tokens) for lane in lanes] == [1, 4, 1]
         assert all(is_right(lane) for lane in lanes)
@@ -310,9 +305,7 @@ def test_a_hidden_state_comes_back_with_its_checkpoint() -> None:
     lane.capture("nextn")
     lane.forward([3, 4] * 25, outputs="last")
     at = 50 - TAIL
-    states = lane.hidden.rows(at - 1, at)
-    assert states is not None
-    right = states.copy()
+    right = lane.hidden.rows(at - 1, at).copy()
     lane.forward([5], outputs="all")
     lane.hidden.forget(51)  # whoever read them will not ask again
     lane.rollback(at)
@@ -345,9 +338,7 @@ def test_checkpoints_are_few_and_spread_over_the_text() -> None:
     assert max(np.diff([0, *lengths])) <= 900
     assert kept.n_bytes == 8000
     assert kept.before(50) is None
-    found = kept.before(lengths[3] + 1)
-    assert found is not None
-    assert found.length == lengths[3]
+    assert kept.before(lengths[3] + 1).length == lengths[3]
     kept.cut(lengths[3])
     assert kept.lengths == lengths[:4]
 

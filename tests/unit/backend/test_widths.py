@@ -4,8 +4,6 @@ The table model computes rows four at a time and what is left over one by one, a
 a row depends on the width of its pass, on its place in it and on how many rows come out.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -120,8 +118,7 @@ def test_pads_leave_nothing_behind() -> None:
     lane = tested.open()
     lane.forward([1, 2, 3], outputs="none")
     for n in (1, 3, 8, 1, 1):
-        rows = lane.forward([5] * n, outputs="all")
-        assert rows.shape == (n, V)
+        assert lane.forward([5] * n, outputs="all").shape == (n, V)
         assert len(lane.tokens) == lane.n_past == tested.held
     assert tested.fake.passes == [3, 8, 8, 8, 8, 8]
     assert (tested.ghosts, tested.compactions) == (0, 0)
@@ -174,8 +171,7 @@ def test_rows_are_judged_over_as_many_cells_as_alone() -> None:
     cells = [-(-(past + 4) // 256) for past in range(540)]  # of a pass of one row
     for past in range(500):
         n = tested.rows_at(past)
-        wide = next(w for w in (4, 8, 16) if w >= n)
-        assert -(-(past + wide) // 256) == cells[past]
+        assert -(-(past + next(w for w in (4, 8, 16) if w >= n)) // 256) == cells[past]
         assert {cells[past + i] for i in range(n)} == {cells[past]}
     assert [tested.rows_at(past) for past in (0, 240, 241, 248, 250, 252, 253)] == [
         16, 13, 8, 5, 3, 1, 16,
@@ -272,8 +268,7 @@ def test_the_flag_takes_a_number_or_none(typed: tuple[str, ...], value: str) -> 
 
 
 def test_files_may_say_it_as_a_switch() -> None:
-    said = [check("exact", value) for value in (True, False, 8, "on")]
-    assert said == ["on", "off", "8", "on"]
+    assert [check("exact", value) for value in (True, False, 8, "on")] == ["on", "off", "8", "on"]
     for wrong in ("1", "66", "yes", ""):
         with pytest.raises(UsageError, match="exact must be"):
             EngineOptions(exact=wrong)

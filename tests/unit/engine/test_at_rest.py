@@ -1,7 +1,5 @@
 """What an engine in a child process measures at rest: after a reply, until anything is asked."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -52,7 +50,6 @@ class Unmeasured(ScriptedEngine):
         return super().begin(ready, cancel=cancel)
 
     def measure(self, report: Any = None, *, cancel: Cancel | None = None) -> bool:
-        assert cancel is not None
         report(Measuring("checking", 1, 4, 0.0))
         if cancel.wait(self._takes_s):
             return False

@@ -1,12 +1,10 @@
 """Sizes of requests, before anything of them is read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from engines import FakeContext, loaded
+from engines import FakeContext, engine_over
 from table_model import FakeTable, FakeVocab
 
 from specllama.cancel import Cancel
@@ -32,7 +30,7 @@ class Deaf(FakeVocab):
 
 
 def engine_of(vocab: FakeVocab) -> Engine:
-    return Engine(loaded(FakeContext(FakeTable(), n_ctx=N_CTX), vocab))
+    return engine_over(FakeContext(FakeTable(), n_ctx=N_CTX), vocab)
 
 
 LONG = "x" * (4 * N_CTX + 1)
@@ -73,10 +71,7 @@ def test_a_request_is_prepared_beside_another_one_and_says_the_same() -> None:
     next(stream)
     ready = engine.prepare("the rain", params)  # while the other one goes on
     list(stream)
-    id = engine.begin(ready)
-    finished = _played(engine, id)
-    assert isinstance(whole, Finished)
-    assert finished.token_ids == whole.token_ids
+    assert _played(engine, engine.begin(ready)).token_ids == whole.token_ids
 
 
 def _played(engine: Engine, id: int) -> Finished:

@@ -1,13 +1,11 @@
 """Stopping: at every pass of either model, in the middle of one, too late, and across processes."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 
-from engines import FakeContext, fake_info, loaded
+from engines import FakeContext, engine_over
 from requests_made import PROMPT, check_laws, params, run, words
-from table_model import FakeTable, FakeVocab
+from table_model import FakeTable
 
 from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
@@ -22,14 +20,8 @@ def stoppable(stop: Cancel | None = None, **options: Any) -> tuple[Engine, Cance
     target = FakeContext(table, stop=stop, n_batch=16, **options)
     copy = FakeTable(seed=2, of=table, agreement=0.7)
     draft = FakeContext(copy, stop=stop, n_batch=16, max_rows=1, **options)
-    engine = Engine(
-        loaded(
-            target=target,
-            vocab=FakeVocab(),
-            info=fake_info(target.n_ctx),
-            drafters={"draft": ChainDrafter(draft, n_vocab=64, batch=16)},
-            stop=stop,
-        )
+    engine = engine_over(
+        target, drafters={"draft": ChainDrafter(draft, n_vocab=64, batch=16)}, stop=stop
     )
     return engine, stop
 
@@ -56,8 +48,7 @@ def test_a_cancel_stops_the_next_pass_of_either_model_and_nothing_after_its_requ
         stop = Counting()
         engine, _ = stoppable(stop)
         stop.cancel, stop.at = Cancel(), at
-        events = list(engine.generate(prompt, p, cancel=stop.cancel))
-        finished = check_laws(events)
+        finished = check_laws(list(engine.generate(prompt, p, cancel=stop.cancel)))
         if not stop.cancel.is_set():
             break
         assert finished.reason == "cancelled"

@@ -10,24 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import FakeContext, fake_info, loaded
+from engines import FakeContext, engine_over, fake_info
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from requests_made import FREE, PROMPT, check_laws, params, run, words
-from table_model import FakeTable, FakeVocab
+from table_model import FakeTable
 
 from specllama.arrays import IntArray, Rows
 from specllama.backend.base import Context, Outputs
 from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
 from specllama.errors import EngineError, PromptTooLong, SpecllamaError, UsageError
-from specllama.events import (
-    Event,
-    Finished,
-    Notice,
-    PrefillProgress,
-    RoundDone,
-)
+from specllama.events import Event, Finished, Notice, PrefillProgress, RoundDone
 from specllama.interface import Message
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
@@ -107,14 +101,11 @@ def make(
         "draft": draft,
         "mixed": MixedDrafter([NgramDrafter(n_min=3), draft]),
     }
-    return Engine(
-        loaded(
-            target=context(table, n_ctx=n_ctx, widths=widths, by_four=bool(widths)),
-            vocab=FakeVocab(V),
-            info=fake_info(n_ctx, V, exact_rows=widths[-1] if widths else exact_rows),
-            drafters=proposers,
-            **options,
-        )
+    return engine_over(
+        context(table, n_ctx=n_ctx, widths=widths, by_four=bool(widths)),
+        info=fake_info(n_ctx, V, exact_rows=widths[-1] if widths else exact_rows),
+        drafters=proposers,
+        **options,
     )
 
 
@@ -208,8 +199,7 @@ def test_any_request_is_plain_decoding(
 def test_sampling_rules_are_reproducible_and_keep_the_laws(rule: Any, proposer: str) -> None:
     for seed in range(5):
         p = params(verify=rule, proposer=proposer, seed=seed, draft_max=5, stop=("th",))
-        first = run(make(), p)
-        assert words(first) == words(run(make(), p)), "same seed, same text"
+        assert words(run(make(), p)) == words(run(make(), p)), "same seed, same text"
         greedy = p.replace(sampling=SamplingParams(temperature=0.0))
         assert words(run(make(), greedy)) == words(run(make(), plain(greedy)))
 
@@ -314,8 +304,7 @@ def test_context_shift_keeps_one_text(draft_max: int, proposer: str) -> None:
         engine = make(n_ctx=n_ctx, draft_ctx=n_ctx)
         events = list(engine.generate(PROMPT, p))
         finished = check_laws(events)
-        notices = [e for e in events if isinstance(e, Notice) and e.topic == "context"]
-        assert len(notices) >= 2
+        assert len([e for e in events if isinstance(e, Notice) and e.topic == "context"]) >= 2
         assert len(finished.token_ids) == 120
         assert words(finished) == words(run(make(n_ctx=n_ctx), plain(p)))
         assert engine.target.n_past <= n_ctx
@@ -344,6 +333,7 @@ def test_the_whole_prompt_cached_still_evaluates_the_last_token() -> None:
     first = run(engine, params())
     second = run(engine, params())
     assert second.cached_n == len(PROMPT) - 1
+    assert run(engine, params(), PROMPT[:20]).cached_n == 19
     assert words(first) == words(second)
     engine.reset()
     third = run(engine, params())
@@ -545,13 +535,7 @@ def test_requests_that_cannot_be_served() -> None:
     for token in (-1, V, 2**40):
         assert "outside the vocabulary" in refused(make(), [1, token], params()).message
     assert "grammar" in refused(make(), PROMPT, params(grammar="root ::= x")).message
-    lonely = Engine(
-        loaded(
-            target=FakeContext(FakeTable(V, sharpness=2.0, eog_bias=-2.0), n_ctx=256),
-            vocab=FakeVocab(V),
-            info=fake_info(256, V),
-        )
-    )
+    lonely = engine_over(FakeContext(FakeTable(V, sharpness=2.0, eog_bias=-2.0), n_ctx=256))
     with pytest.raises(UsageError, match="draft"):
         next(iter(lonely.generate(PROMPT, params(proposer="draft"))))
     assert lonely.drafters == ("none",)
@@ -570,8 +554,7 @@ def test_busy_and_closed() -> None:
     with pytest.raises(EngineError, match="busy"):
         next(iter(engine.generate(PROMPT, params())))
     assert isinstance(next(stream), Event), "the first request goes on"
-    rest = list(stream)
-    assert isinstance(rest[-1], Finished)
+    assert isinstance(list(stream)[-1], Finished)
     run(engine, params())
     engine.close()
     engine.close()
@@ -731,8 +714,7 @@ def test_a_complete_grammar_ends_the_reply_whatever_is_said_of_end_tokens(
 def test_near_ties_are_flagged_only_where_passes_were_wide() -> None:
     """A flat model is full of near-ties; they count only beyond the exact row count."""
     flat: dict[str, Any] = {"sharpness": 0.05, "eog_bias": -9.0, "agreement": 1.0}
-    wide = run(make(exact_rows=2, **flat), params(draft_max=8))
-    assert wide.near_ties > 0
+    assert run(make(exact_rows=2, **flat), params(draft_max=8)).near_ties > 0
     assert run(make(exact_rows=65, **flat), params(draft_max=8)).near_ties == 0
     assert run(make(widths=(1, 2), **flat), params(draft_max=8)).near_ties == 0
     assert run(make(exact_rows=2, **flat), plain(params())).near_ties == 0

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -8,17 +6,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import AbortingRecipe, Reply, ScriptedEngine, ScriptedRecipe, engine_info
-from stepped_generator import OneAtATime
+from script import OneAtATime
 
 from specllama.cancel import Cancel
+from specllama.engine import serving
 from specllama.engine.host import EngineHost, LoadEngine
 from specllama.engine.process import last_words
+from specllama.engine.serving import Link
 from specllama.errors import BadGguf, EngineDied, EngineError, PromptTooLong
 from specllama.events import Event, Finished, LoadProgress, Notice, TextDelta
 from specllama.interface import EngineInfo, Message, Stepped
@@ -100,7 +102,6 @@ def test_events_cross_the_pipe_unchanged() -> None:
     with EngineHost(ScriptedRecipe(), on_event=seen.append) as host:
         assert host.start().target.name == "scripted target"
         *events, finished = host.generate("Hi", PARAMS)
-        assert isinstance(finished, Finished)
         told = replace(finished, timings=replace(finished.timings, pipe_ms=0.0))  # what it took
         assert [*events, told] == here
         assert host.count_tokens("one two") == 2
@@ -256,7 +257,6 @@ def test_the_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     script.write_text(PARENT.format(path=sys.path, text=LONG))
     command = [sys.executable, str(script)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         parent.kill()
     wait_until(lambda: not alive(pid))
@@ -318,3 +318,62 @@ def test_two_replies_are_written_at_once() -> None:
         for thread in threads:
             thread.join(60)
     assert texts == {seed: alone(prompts[seed], asked[seed]) for seed in prompts}
+
+
+# -- a child's end of the pipe --
+
+
+def test_constrained_requests_wait_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Over(Exception):
+        pass
+
+    def ends(code: int) -> None:
+        raise Over
+
+    def listen() -> None:
+        with suppress(Over):
+            link.listen()
+
+    monkeypatch.setattr("os._exit", ends)
+    parent, child = Pipe()
+    link = Link(child)
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    free, bound = GenerateParams(), GenerateParams(grammar='root ::= "a"')
+    schema = GenerateParams(json_schema="{}")
+    for id, params in enumerate((bound, free, schema), 1):
+        parent.send(("generate", id, "me", "hello", params))
+    parent.send(("call", 4, "me", "figures", ()))
+    assert link.requests.get() == (2, "hello", free)
+    assert link.constrained.get() == (1, "hello", bound)
+    assert link.constrained.get() == (3, "hello", schema)
+    assert link.calls.get() == (4, "figures", ())
+    parent.close()
+    thread.join()
+    child.close()
+
+
+def test_events_are_written_by_the_thread_that_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To wake another one would cost more; only what follows closely waits for it."""
+    monkeypatch.setattr(serving, "GATHER_S", 60.0)  # the machine is up for longer
+    parent, child = Pipe()
+    link = Link(child)
+    link.event(1, TextDelta("a"))
+    link.event(2, TextDelta("x"))
+    link.event(1, TextDelta("b"))
+    link.flush()
+    assert parent.recv() == ("events", 1, [TextDelta("a"), TextDelta("b")])
+    assert parent.recv() == ("events", 2, [TextDelta("x")])
+    link.event(1, TextDelta("c"))
+    link.flush()
+    assert not parent.poll()
+    writing = threading.Thread(target=link.write)
+    writing.start()
+    link.event(1, TextDelta("d"))
+    link.end(1)
+    assert parent.recv() == ("events", 1, [TextDelta("c"), TextDelta("d")])
+    assert parent.recv() == ("end", 1, None)
+    link.close(writing)
+    assert not writing.is_alive()
+    parent.close()
+    child.close()

@@ -1,7 +1,5 @@
 """A gap in a text as a prompt."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise, takewhile
 

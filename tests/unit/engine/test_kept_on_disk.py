@@ -1,22 +1,22 @@
 """Conversations whose state is kept on disk: found again by another engine, the text as if it had
 gone on, and nothing taken that is not whole."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engines import fake_info, loaded
+from requests_made import asked
 from table_model import FakePool, FakeTable, FakeVocab
 
 from specllama.engine.engine import Engine
 from specllama.engine.shelf import Shelf, StateKeys
 from specllama.engine.slot import Slot
 from specllama.events import Finished, Notice, Started
-from specllama.settings.params import SERVER, EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.params import SERVER, EngineOptions, GenerateParams
 from specllama.speculative.drafting.method import Kit
 from specllama.store.states import States
 
@@ -51,24 +51,14 @@ def engine_of(
     shelf = None
     if folder is not None:
         keys = StateKeys(key, [(beside, draft)])
-        there = States(key, most=most, folder=folder)
-        shelf = Shelf(there, keys, owned, most=waiting)
+        shelf = Shelf(States(key, most=most, folder=folder), keys, owned, most=waiting)
     return Engine(replace(parts, slots=(first, *more), kv_ram=kv_ram, shelf=shelf))
 
 
 def params(
     seed: int, *, owner: str = "c0ffee", method: str = "none", **more: object
 ) -> GenerateParams:
-    return GenerateParams(
-        proposer=method,
-        seed=seed,
-        window="fixed",
-        draft_max=4,
-        max_tokens=24,
-        ignore_eos=True,
-        owner=owner,
-        sampling=SamplingParams(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0),
-    ).replace(**more)
+    return asked(method, 0.8, free=True, seed=seed, owner=owner, **more)
 
 
 class Turn:
@@ -91,13 +81,17 @@ def test_a_conversation_reopens_as_if_it_had_gone_on(
     tmp_path: Path, method: str, tiles: bool
 ) -> None:
     with engine_of(tmp_path, tiles=tiles) as engine:
-        one = Turn(engine, TEXT, params(1, method=method))
-        again = [*TEXT, *one.ids, 7, 8, 9]
+        again = [*TEXT, *Turn(engine, TEXT, params(1, method=method)).ids, 7, 8, 9]
         on = Turn(engine_with(engine), again, params(2, method=method))
     with engine_of(tmp_path / "other", tiles=tiles) as engine:
         Turn(engine, TEXT, params(1, method=method))
     with engine_of(tmp_path / "other", tiles=tiles) as engine:
-        reopened = Turn(engine, again, params(2, method=method))
+        reopened, found = Turn(engine, again, params(2, method=method)), list[object]()
+        shelf: Any = engine._seats.shelf
+        take = shelf.take
+        shelf.take = lambda *how: found.append(take(*how)) or found[-1]
+        Turn(engine, again, params(3, method=method))
+    assert found == [None], "a file of no more than a few tokens more is not read"
     assert reopened.ids == on.ids
     assert reopened.cached == on.cached >= len(TEXT) + 20
     assert reopened.said == []
@@ -115,10 +109,8 @@ def test_the_draft_model_need_not_read_it_again(tmp_path: Path) -> None:
     again = [*TEXT, *one.ids, 7, 8, 9]
     for draft in ("draft", "another"):
         with engine_of(tmp_path, draft=draft) as engine:
-            lane = engine._slots[0].beside[0]
-            passes = lane.pool.fake.passes  # type: ignore[union-attr]
-            turn = Turn(engine, again, params(2, method="draft"))
-            assert turn.cached >= len(TEXT)
+            passes = engine._slots[0].beside[0].pool.fake.passes  # type: ignore[union-attr]
+            assert Turn(engine, again, params(2, method="draft")).cached >= len(TEXT)
             assert (max(passes) > 100) is (draft == "another")
 
 
@@ -143,7 +135,6 @@ def test_what_waits_for_a_slow_disk_is_bounded(tmp_path: Path, most: int) -> Non
 
     with engine_of(tmp_path, owned=owned, waiting=most) as engine:
         shelf = engine._seats.shelf
-        assert shelf is not None
         for n in range(8):
             Turn(engine, TEXT, params(n, owner=f"owner{n}"))
             assert begun.wait(60)
@@ -236,9 +227,7 @@ def test_what_leaves_the_memory_goes_to_disk_first(tmp_path: Path, kv_ram: int) 
         said = [event for events in iter(engine.step, []) for _, event in events]
         replies[i] = next(event.token_ids for event in said if isinstance(event, Finished))
         assert id >= 0
-    shelf = engine._seats.shelf
-    assert shelf is not None
-    shelf.flush()
+    engine._seats.shelf.flush()
     assert len(files(tmp_path)) >= (1 if kv_ram == 0 else 0)
     engine.close()
     assert len(files(tmp_path)) == 3
@@ -250,8 +239,7 @@ def test_what_leaves_the_memory_goes_to_disk_first(tmp_path: Path, kv_ram: int) 
 
 def read_ahead(engine: Engine, typed: list[int], asked: GenerateParams) -> int:
     """Read what is typed; how much of it was cached."""
-    ready = engine.prepare([*typed, 1, 2, 3], asked)
-    engine.begin(replace(ready, stable=len(typed)))
+    engine.begin(replace(engine.prepare([*typed, 1, 2, 3], asked), stable=len(typed)))
     events = [event for events in iter(engine.step, []) for _, event in events]
     assert isinstance(events[0], Started)
     return events[0].cached_n
@@ -262,8 +250,7 @@ def test_what_is_typed_in_a_reopened_conversation_goes_on_from_disk(
     tmp_path: Path, tiles: bool
 ) -> None:
     with engine_of(tmp_path / "on", tiles=tiles) as engine:
-        one = Turn(engine, TEXT, params(1))
-        text = [*TEXT, *one.ids]
+        text = [*TEXT, *Turn(engine, TEXT, params(1)).ids]
         message = [4 + i % 19 for i in range(90)]
         on = Turn(engine_with(engine), [*text, *message, 1, 2, 3], params(2))
     with engine_of(tmp_path, tiles=tiles) as engine:
@@ -292,9 +279,7 @@ def test_a_full_disk_ends_no_conversation(tmp_path: Path) -> None:
     (tmp_path / "states").write_text("no folder")
     with engine_of(tmp_path / "states") as engine:
         one = Turn(engine, TEXT, params(1))
-        shelf = engine._seats.shelf
-        assert shelf is not None
-        shelf.flush()
+        engine._seats.shelf.flush()
         two = Turn(engine, [*TEXT, *one.ids, 7], params(2))
         three = Turn(engine, [*TEXT, *one.ids, 7, 8], params(2))
     assert two.cached > len(TEXT)
@@ -314,9 +299,7 @@ def test_what_there_was_no_memory_to_copy_is_written_later(tmp_path: Path) -> No
     free = 1
     engine._seats._free_memory = lambda: free
     Turn(engine, TEXT, params(1))
-    shelf = engine._seats.shelf
-    assert shelf is not None
-    shelf.flush()
+    engine._seats.shelf.flush()
     assert files(tmp_path) == []
     free = 1 << 40
     engine.close()

@@ -1,7 +1,5 @@
 """The files of a pair are opened in a thread; the caller hears of it in its own."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import threading

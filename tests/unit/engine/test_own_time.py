@@ -1,17 +1,15 @@
 """Own time holds all that a user pays for: events, the round log and the pipe as well as rounds."""
 
-from __future__ import annotations
-
 from dataclasses import astuple
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import FakeContext, fake_info, loaded
+from engines import FakeContext, engine_over
 from fakes import ScriptedRecipe
 from replay import VirtualClock
-from table_model import FakeTable, FakeVocab
+from table_model import FakeTable
 
 from specllama.bench.experiment import EngineArm, Task
 from specllama.bench.prompts import BenchPrompt
@@ -48,11 +46,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
 def engine(clock: VirtualClock) -> Engine:
     target = Timed(FakeTable(seed=3))
     target.clock = clock
-    return Engine(
-        loaded(
-            target=target, vocab=FakeVocab(), info=fake_info(), drafters={"ngram": NgramDrafter()}
-        )
-    )
+    return engine_over(target, drafters={"ngram": NgramDrafter()})
 
 
 def test_own_time_lasts_until_the_events_are_taken(engine: Engine, clock: VirtualClock) -> None:
@@ -64,7 +58,6 @@ def test_own_time_lasts_until_the_events_are_taken(engine: Engine, clock: Virtua
             taken += 1
         elif isinstance(event, Finished):
             finished = event
-    assert finished is not None
     t = finished.timings
     assert t.deliver_ms == pytest.approx(TAKE * taken)
     assert t.other_ms == pytest.approx(t.deliver_ms), "nothing else takes time here"
@@ -98,7 +91,6 @@ def test_what_the_pipe_takes_is_told() -> None:
     with EngineHost(long) as host:
         for _ in range(2):
             *_, last = host.generate("hi", PARAMS.replace(max_tokens=2000))
-            assert isinstance(last, Finished)
             assert last.timings.pipe_ms > 0.0
 
 
@@ -128,8 +120,6 @@ def test_the_parts_are_all_of_the_time(engine: Engine, clock: VirtualClock) -> N
     for before, done in pairwise(rounds):
         assert done.took_ms == pytest.approx(1e3 * (done.t_s - before.t_s))
     live, whole = (Figures.of(started, rounds, end) for end in (None, finished))
-    assert live is not None
-    assert whole is not None
     assert whole.first is not None
     assert live.first is not None
     assert astuple(whole.first) == pytest.approx(astuple(live.first))

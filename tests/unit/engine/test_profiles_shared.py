@@ -1,7 +1,5 @@
 """One profile, several processes: nothing that one of them learnt or lost is lost by the other."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Texts that are read while they are typed: the reply is that of a text that came at once."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from time import perf_counter
@@ -9,6 +7,7 @@ from typing import Any
 
 import pytest
 from engines import fake_info, loaded
+from requests_made import asked
 from table_model import FakeCache, FakePool, FakeTable, FakeVocab
 
 from specllama.backend.kernels import TILE, Kernels
@@ -16,8 +15,8 @@ from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
 from specllama.engine.pace import part
 from specllama.engine.slot import Slot
-from specllama.events import Finished, PrefillProgress, RoundDone, Started
-from specllama.settings.params import GenerateParams, SamplingParams
+from specllama.events import PrefillProgress, RoundDone, Started
+from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.method import Kit
 
 V, N_CTX = 24, 900
@@ -47,27 +46,15 @@ def engine_of(*, rounds: bool = False) -> Engine:
     return Engine(replace(loaded(lane, FakeVocab(V), info=info), slots=(slot,), kv_ram=0))
 
 
-def asked(seed: int, method: str = "draft", temperature: float = 0.8) -> GenerateParams:
-    return GenerateParams(
-        proposer=method,
-        seed=seed,
-        window="fixed",
-        draft_max=4,
-        max_tokens=12,
-        chances=1,
-        ignore_eos=True,
-        sampling=SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0),
-    )
+def request(seed: int, method: str = "draft", temperature: float = 0.8) -> GenerateParams:
+    return asked(method, temperature, free=True, seed=seed, max_tokens=12, chances=1)
 
 
 def read(engine: Engine, typed: list[int], params: GenerateParams) -> tuple[int, int]:
     """Read ahead what is typed; from where and up to where."""
-    ready = engine.prepare([*typed, *ENDING], params)
-    engine.begin(replace(ready, stable=len(typed)))
+    engine.begin(replace(engine.prepare([*typed, *ENDING], params), stable=len(typed)))
     said = [event for events in iter(engine.step, []) for _, event in events]
     started, finished = said[0], said[-1]
-    assert isinstance(started, Started)
-    assert isinstance(finished, Finished)
     assert not finished.token_ids
     return started.cached_n, started.prompt_n
 
@@ -76,7 +63,6 @@ def written(engine: Engine, prompt: list[int], params: GenerateParams) -> tuple[
     """The reply, its marks and its logits."""
     events = list(engine.generate(prompt, params))
     last = events[-1]
-    assert isinstance(last, Finished)
     rounds = [event for event in events if isinstance(event, RoundDone)]
     return last.token_ids, [(done.near_tie, done.chances) for done in rounds]
 
@@ -92,7 +78,7 @@ def test_a_reply_behind_what_was_typed_is_that_of_a_text_that_came_at_once(
         text: list[int] = []
         for turn in range(3):
             message = [rng.randrange(4, V) for _ in range(rng.choice((8, 50, 62, 70, 150, 260)))]
-            params = asked(turn, rng.choice(("none", "draft")), rng.choice((0.0, 0.8)))
+            params = request(turn, rng.choice(("none", "draft")), rng.choice((0.0, 0.8)))
             at = 0
             while at < len(message):
                 at = min(at + rng.choice((1, 3, 20, 70)), len(message))
@@ -111,11 +97,11 @@ def test_a_reply_behind_what_was_typed_is_that_of_a_text_that_came_at_once(
 def test_a_message_is_read_before_it_is_sent() -> None:
     message = [4 + i % 20 for i in range(300)]
     with engine_of() as engine:
-        first = read(engine, message[:200], asked(0))
-        more = read(engine, message, asked(0))
+        first = read(engine, message[:200], request(0))
+        more = read(engine, message, request(0))
         assert first == (0, 200)
         assert more == (200, 300)
-        events = list(engine.generate([*message, *ENDING], asked(0)))
+        events = list(engine.generate([*message, *ENDING], request(0)))
         assert isinstance(events[0], Started)
         # the last tile is read again: a fresh reading has no shorter one
         assert events[0].cached_n == 300 + len(ENDING) - 1 - TILE
@@ -131,24 +117,24 @@ def test_who_sends_a_message_does_not_wait_for_what_is_read_in_vain(
     """A token takes a second, and the message reads its last 64 tokens again."""
     message = [4 + i % 20 for i in range(typed)]
     with engine_of() as engine:
-        read(engine, message[:200], asked(0))
+        read(engine, message[:200], request(0))
         engine._seats.pace.token_s = 1.0
         now = perf_counter()
         monkeypatch.setattr("specllama.engine.engine.perf_counter", lambda: now)
         stop = Cancel()
-        ready = engine.prepare([*message, *ENDING], asked(0))
+        ready = engine.prepare([*message, *ENDING], request(0))
         engine.begin(replace(ready, stable=typed), cancel=stop)
         now += seconds
-        engine.prepare([*message, *ENDING], asked(0))
+        engine.prepare([*message, *ENDING], request(0))
         assert stop.is_set() == cancelled
 
 
 def test_whole_parts_only_where_parts_round() -> None:
     message = [4 + i % 20 for i in range(300)]
     with engine_of(rounds=True) as engine:
-        assert read(engine, message[:190], asked(0)) == (0, 0)  # of 128 and another, not known yet
-        assert read(engine, message, asked(0)) == (0, 128)
-        events = list(engine.generate([*message, *ENDING], asked(0)))
+        assert read(engine, message[:190], request(0)) == (0, 0)  # 128 and one not known yet
+        assert read(engine, message, request(0)) == (0, 128)
+        events = list(engine.generate([*message, *ENDING], request(0)))
         assert isinstance(events[0], Started)
         assert events[0].cached_n == 128
 
@@ -156,43 +142,40 @@ def test_whole_parts_only_where_parts_round() -> None:
 def test_short_messages_are_read_word_by_word_but_not_for_a_tile_they_will_be_part_of() -> None:
     message = [4 + i % 20 for i in range(70)]
     with engine_of() as engine:
-        assert read(engine, message[:10], asked(0)) == (0, 10)
-        assert read(engine, message[:12], asked(0)) == (10, 12)
-        assert read(engine, message[:11], asked(0)) == (11, 11)
+        assert read(engine, message[:10], request(0)) == (0, 10)
+        assert read(engine, message[:12], request(0)) == (10, 12)
+        assert read(engine, message[:11], request(0)) == (11, 11)
         # with its ending it has a tile's length, itself it has not
-        assert read(engine, message[: TILE - 1], asked(0)) == (12, 12)
+        assert read(engine, message[: TILE - 1], request(0)) == (12, 12)
 
 
 def test_what_is_asked_ends_it_between_two_parts_and_goes_on_from_there() -> None:
     message = [4 + i % 20 for i in range(400)]
     with engine_of() as engine, engine_of() as other:
-        ready = engine.prepare([*message, *ENDING], asked(0))
-        reading = engine.begin(replace(ready, stable=400))
+        reading = engine.begin(replace(engine.prepare([*message, *ENDING], request(0)), stable=400))
         said = engine.step() + engine.step()
         assert isinstance(said[-1][1], PrefillProgress)
         assert engine.free
         prompt = [*message[:300], *ENDING]
-        params = asked(1)
+        params = request(1)
         asked_for = engine.submit(prompt, params)
         said = [one for events in iter(engine.step, []) for one in events]
         assert {id for id, _ in said} == {asked_for}
         assert reading not in engine._scheduler
         started, last = said[0][1], said[-1][1]
-        assert isinstance(started, Started)
         assert started.cached_n == 128
-        assert isinstance(last, Finished)
         assert last.token_ids == written(other, prompt, params)[0]
 
 
 def test_a_request_with_another_text_ends_it_at_once() -> None:
     message, cancel = [4 + i % 20 for i in range(400)], Cancel()
     with engine_of() as engine:
-        ready = replace(engine.prepare([*message, *ENDING], asked(0)), stable=400)
+        ready = replace(engine.prepare([*message, *ENDING], request(0)), stable=400)
         engine.begin(ready, cancel=cancel)
         engine.step()
-        engine.prepare([*message, 7, *ENDING], asked(1))
+        engine.prepare([*message, 7, *ENDING], request(1))
         assert not cancel.is_set()
-        engine.prepare([*message[:50], 7, *ENDING], asked(1))
+        engine.prepare([*message[:50], 7, *ENDING], request(1))
         assert cancel.is_set()
 
 
@@ -200,16 +183,14 @@ def test_the_conversation_before_comes_back_as_it_was_written() -> None:
     """A message of a new chat was typed and given up: the old one goes on from its reply."""
     message = [4 + i % 20 for i in range(100)]
     with engine_of() as engine, engine_of() as other:
-        first = written(engine, message, asked(0))
-        assert first == written(other, message, asked(0))
-        assert read(engine, [9] * 200, asked(0)) == (0, 200)
+        first = written(engine, message, request(0))
+        assert first == written(other, message, request(0))
+        assert read(engine, [9] * 200, request(0)) == (0, 200)
         again = [*message, *first[0], 5, 6, *ENDING]  # type: ignore[misc]
-        events = list(engine.generate(again, asked(1)))
+        events = list(engine.generate(again, request(1)))
         assert isinstance(events[0], Started)
         assert events[0].cached_n == len(message) + 11  # the last token was never read
-        last = events[-1]
-        assert isinstance(last, Finished)
-        assert last.token_ids == written(other, again, asked(1))[0]
+        assert events[-1].token_ids == written(other, again, request(1))[0]
 
 
 def test_exact_prefix_behind_what_was_written() -> None:

@@ -1,11 +1,12 @@
 """Conversations side by side: each writes what it would write alone."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+import llama_cpp as ll
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -13,11 +14,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from side_by_side import V, alone, engine_of, params
 from table_model import FakePool
 
+from specllama import paths
 from specllama.backend.base import Out, Part
+from specllama.backend.kernels import TILE
+from specllama.backend.llama_vocab import LlamaVocab
 from specllama.engine.engine import Engine
+from specllama.engine.fair_queue import Turns
+from specllama.engine.pace import CHUNK, Pace
+from specllama.engine.sampler_chains import SamplerChains
 from specllama.errors import EngineError, PromptTooLong, UsageError
 from specllama.events import Finished, RoundDone
-from specllama.settings.params import GenerateParams
+from specllama.settings.params import GenerateParams, SamplingParams
 
 METHODS = ("draft", "ngram", "suffix", "mixed", "tree", "merged", "lookahead", "none")
 
@@ -48,7 +55,6 @@ def test_conversations_share_passes() -> None:
     while engine.step():
         pass
     pool = engine.target.pool
-    assert isinstance(pool, FakePool)
     assert pool.fake.passes.count(2) == 23
     assert len(pool.fake.passes) < 30
 
@@ -56,7 +62,6 @@ def test_conversations_share_passes() -> None:
 def test_the_row_of_a_prompt_comes_from_a_pass_that_others_share() -> None:
     engine = engine_of(2, tiles=True)
     pool = engine.target.pool
-    assert isinstance(pool, FakePool)
     asked, prompt = params("none", 2, ends=False), [1 + i % 5 for i in range(100)]
     engine.submit([1, 2, 3], params("none", 1, ends=False))
     while len(pool.fake.passes) < 4:
@@ -103,9 +108,7 @@ def test_an_error_ends_one_conversation_only(monkeypatch: pytest.MonkeyPatch) ->
         engine.submit([1], params("none", 1))
 
 
-def test_where_no_pass_can_be_shared_each_has_its_own_rows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_no_pass_can_be_shared_each_has_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     run = FakePool.run
 
     def one_by_one(pool: FakePool, parts: Sequence[Part]) -> list[Out]:
@@ -230,3 +233,116 @@ class Conversations(RuleBasedStateMachine):
 
 Conversations.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 test_no_text_depends_on_its_neighbours = Conversations.TestCase
+
+
+# -- requests wait in one order --
+
+
+def turns_of(*waiting: tuple[str, int]) -> Turns[int]:
+    turns = Turns[int]()
+    for client, one in waiting:
+        turns.put(client, one)
+    return turns
+
+
+def test_what_is_first_is_what_is_taken() -> None:
+    turns = turns_of(("a", 1), ("a", 2), ("b", 3), ("a", 4))
+    assert sorted(turns) == [1, 2, 3, 4]
+    taken = []
+    while turns:
+        first = turns.first
+        taken.append(turns.pop())
+        assert taken[-1] == first
+    assert taken == [1, 3, 2, 4]
+
+
+def test_what_is_taken_back_costs_its_client_no_turn() -> None:
+    turns = turns_of(("a", 1), ("b", 2), ("b", 3), ("c", 4))
+    assert turns.remove("b", 2)
+    assert not turns.remove("b", 2)
+    assert not turns.remove("nobody", 4)
+    assert turns.remove("c", 4)
+    turns.put("c", 5)
+    assert [turns.pop() for _ in range(3)] == [1, 3, 5]
+    assert not turns
+
+
+# -- the pace of a prompt while others wait --
+
+
+@pytest.mark.parametrize(
+    ("writing_ms", "reading_ms", "chunk"),
+    [
+        (10.0, 0.01, CHUNK),  # reading costs next to nothing
+        (30.0, 0.3, 300),  # three passes' worth
+        (10.0, 5.0, TILE),  # never less than a tile
+    ],
+)
+def test_a_prompt_takes_three_passes_of_the_others(
+    writing_ms: float, reading_ms: float, chunk: int
+) -> None:
+    pace = Pace()
+    assert pace.chunk() == 2 * TILE, "nothing is known"
+    for _ in range(3):
+        pace.passed(4, writing_ms / 1e3)
+        pace.passed(128, 128 * reading_ms / 1e3)
+    assert pace.chunk() == pytest.approx(chunk, abs=1)
+    for _ in range(30):  # the machine became four times as fast in writing
+        pace.passed(2, writing_ms / 4e3)
+    assert pace.chunk() == pytest.approx(
+        min(max(chunk_of(writing_ms / 4, reading_ms), TILE), CHUNK), abs=1
+    )
+
+
+def chunk_of(writing_ms: float, reading_ms: float) -> float:
+    return 3 * writing_ms / reading_ms
+
+
+# -- the sampler for text that fills a gap, against llama.cpp's own --
+
+
+K = 40
+
+
+@pytest.fixture(scope="module")
+def vocab() -> Iterator[LlamaVocab]:
+    params = ll.llama_model_default_params()
+    params.vocab_only = True
+    model = ll.llama_model_load_from_file(
+        os.fsencode(paths.bundled_dir() / "tiny-target-q4_0.gguf"), params
+    )
+    yield LlamaVocab(model, "gpt-2")
+    ll.llama_model_free(model)
+
+
+def theirs(vocab: LlamaVocab, row: np.ndarray) -> dict[int, float]:
+    """What llama.cpp may draw after top-k and the sampler, and how likely."""
+    n = len(row)
+    data = (ll.llama_token_data * n)(*((t, float(row[t]), 0.0) for t in range(n)))
+    array = ll.llama_token_data_array(data, n, -1, False)
+    for sampler in (ll.llama_sampler_init_top_k(K), ll.llama_sampler_init_infill(vocab.handle)):
+        ll.llama_sampler_apply(sampler, array)
+        ll.llama_sampler_free(sampler)
+    kept = {array.data[i].id: array.data[i].logit for i in range(array.size)}
+    weights = {token: float(np.exp(logit - max(kept.values()))) for token, logit in kept.items()}
+    return {token: weight / sum(weights.values()) for token, weight in weights.items()}
+
+
+@pytest.mark.parametrize("sharpness", [0.3, 1.0, 2.0, 4.0])
+def test_it_keeps_what_llama_cpp_keeps(vocab: LlamaVocab, sharpness: float) -> None:
+    sampling = SamplingParams(temperature=1.0, top_k=K, top_p=1.0, min_p=0.0, infill=True)
+    rng, chains, seen = np.random.default_rng(3), SamplerChains(vocab), set()
+    ends = [t for t in range(vocab.n_tokens) if vocab.is_eog(t)]
+    for case in range(120):
+        row = (rng.standard_normal(vocab.n_tokens) * sharpness).astype(np.float32)
+        row[ends] += case % 8 * sharpness / 2  # the end is more or less likely
+        row[rng.integers(vocab.n_tokens)] = row.max() + rng.random()
+        chain = chains.chain(GenerateParams(sampling=sampling), 1, [], 0)
+        law, want = chain.law(row), theirs(vocab, row)
+        got = dict(zip(law.ids.tolist(), law.probs.tolist(), strict=True))
+        if len(want) == 1 and vocab.is_eog(next(iter(want))):
+            assert all(map(vocab.is_eog, got))
+        else:
+            assert got == pytest.approx(want, abs=1e-5)
+        seen.add((len(want), bool(want.keys() & set(ends))))
+    assert len(seen) > 1

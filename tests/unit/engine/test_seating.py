@@ -1,8 +1,6 @@
 """Where cells are scarce: conversations are parked and come back, prompts go on from what others
 hold, and each text is the one that it would be alone."""
 
-from __future__ import annotations
-
 import random
 import sys
 import threading
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 from engines import fake_info, loaded
+from requests_made import asked
 from table_model import FakePool, FakeTable, FakeVocab
 
 from specllama.backend.base import Shared
@@ -22,7 +21,7 @@ from specllama.engine.engine import Engine
 from specllama.engine.slot import Slot
 from specllama.errors import EngineError, PromptTooLong, UsageError
 from specllama.events import Finished, PrefillProgress, Started
-from specllama.settings.params import GenerateParams, SamplingParams
+from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.method import Kit
 
 V = 24
@@ -47,15 +46,7 @@ def engine_of(
 
 
 def params(seed: int, *, method: str = "none", most: int = 24) -> GenerateParams:
-    return GenerateParams(
-        proposer=method,
-        seed=seed,
-        window="fixed",
-        draft_max=4,
-        max_tokens=most,
-        ignore_eos=True,
-        sampling=SamplingParams(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0),
-    )
+    return asked(method, 0.8, free=True, seed=seed, max_tokens=most)
 
 
 def ends(engine: Engine) -> dict[int, Finished]:
@@ -69,7 +60,6 @@ def alone(
     prompt: list[int], asked: GenerateParams, *, tiles: bool = False, wide: int = TILE
 ) -> tuple[int, ...]:
     *_, last = engine_of(1, tiles=tiles, wide=wide).generate(prompt, asked)
-    assert isinstance(last, Finished)
     return last.token_ids
 
 
@@ -253,13 +243,23 @@ def test_idle_texts_make_room_and_come_back_unread() -> None:
     assert engine._seats.n_bytes > 0
 
 
+def test_a_text_that_cannot_be_moved_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(slot: Slot, *, move: bool) -> None:
+        raise EngineError("it stays")
+
+    monkeypatch.setattr(Slot, "outside", refused)
+    engine, rng = engine_of(2), random.Random(1)
+    one, two, three = ([rng.randrange(1, V) for _ in range(60)] for _ in range(3))
+    for prompt in (one, two, [*two[:40], *three]):
+        assert list(engine.generate(prompt, params(2)))[-1].token_ids == alone(prompt, params(2))
+        assert any(slot.target.tokens[: len(prompt)] == prompt for slot in engine._slots)
+
+
 def test_without_memory_idle_texts_are_forgotten() -> None:
     engine = engine_of(2, kv_ram=0)
     for i in range(4):
         list(engine.generate([1 + i] * 130, params(1)))
-    first = next(iter(engine.generate([1] * 130, params(1))))
-    assert isinstance(first, Started)
-    assert first.cached_n == 0
+    assert next(iter(engine.generate([1] * 130, params(1)))).cached_n == 0
     assert engine._seats.n_bytes == 0
 
 
@@ -322,7 +322,6 @@ def test_a_seat_that_cannot_be_made_is_not_lost(monkeypatch: pytest.MonkeyPatch)
         engine.submit([1] * 100, params(1))
     monkeypatch.undo()
     *_, last = engine.generate([1] * 100, params(1))
-    assert isinstance(last, Finished)
     assert last.token_ids == alone([1] * 100, params(1))
 
 
@@ -348,9 +347,7 @@ def test_a_prompt_goes_on_from_texts_of_its_own_scope_only(slots: int, kv_ram: i
     text = random.Random(2).choices(range(1, V), k=100)
 
     def cached(scope: str) -> int:
-        asked = params(1, method="draft").replace(scope=scope)
-        started, *_ = engine.generate(text, asked)
-        assert isinstance(started, Started)
+        started, *_ = engine.generate(text, params(1, method="draft").replace(scope=scope))
         assert started.proposer == "draft"
         return started.cached_n
 
@@ -384,7 +381,6 @@ def test_an_engine_is_for_one_thread_at_a_time() -> None:
     assert [type(one) for one in said] == [EngineError, EngineError]
     assert "another thread" in str(said[0])
     *_, last = first
-    assert isinstance(last, Finished)
     assert last.token_ids == alone([1, 2, 3], params(1))
     said.clear()
     thread = threading.Thread(target=other)
@@ -460,8 +456,7 @@ def test_a_fork_of_a_busy_lane_drafts_at_once() -> None:
     second = engine.submit([*head, 3, 4], params(2, method="draft", most=60))
     drafts = [slot.beside[0] for slot in engine._slots]
     assert sorted(lane.tokens[:100] == head for lane in drafts) == [False, True, True]
-    found = ends(engine)
-    assert found[second].token_ids == alone([*head, 3, 4], params(2, most=60))
+    assert ends(engine)[second].token_ids == alone([*head, 3, 4], params(2, most=60))
 
 
 def random_clock(seed: int) -> Callable[[], float]:
@@ -526,14 +521,10 @@ def test_who_tries_again_reads_nothing_again(n: int, turns: int, wide: int) -> N
         for turn in range(turns - 1):
             for one in (engine, other):
                 *_, last = one.generate(text, params(turn))
-            assert isinstance(last, Finished)
             text = [*text, *last.token_ids, *more]
         list(engine.generate(text, params(seed)))
         before, first = len(passes(engine)), list(other.generate(text, again))[-1]
         started, *_, last = engine.generate(text, again)
-        assert isinstance(started, Started)
-        assert isinstance(first, Finished)
-        assert isinstance(last, Finished)
         assert started.cached_n == len(text) - 1
         assert len(passes(engine)) - before == last.rounds - 1  # the first row was there
         assert last.token_ids == first.token_ids
@@ -545,7 +536,6 @@ def test_an_edited_question_goes_on_from_the_reply_before_it(wide: int) -> None:
     engine, other = (engine_of(2, tiles=True, wide=wide) for _ in range(2))
     for one in (engine, other):
         *_, last = one.generate(head, params(0))
-    assert isinstance(last, Finished)
     said = [*head, *last.token_ids]
     list(engine.generate([*said, *asked[0]], params(1)))
     found, expected = (list(one.generate([*said, *asked[1]], params(2))) for one in (engine, other))
@@ -620,11 +610,9 @@ def test_only_a_whole_conversation_is_taken_as_it_was_written() -> None:
     assert cached(engine, text[:12]) == 0  # so short a text is not read in tiles
     engine.reset()
     *_, last = engine.generate(text[:120], params(0, most=100))
-    assert isinstance(last, Finished)
     assert cached(engine, [*text[:120], *last.token_ids[:90], 1, 2]) == 119
     engine.reset()
     *_, last = engine.generate(text[:120], params(0, most=8))
-    assert isinstance(last, Finished)
     assert cached(engine, [*text[:120], *last.token_ids, 1, 2]) == 120 + 8 - 1
 
 
@@ -640,7 +628,6 @@ def test_a_conversation_behind_another_is_that_of_a_new_engine(
         turns, replies = [*head, 1, 2], []
         for n in (4, 80, 4):
             *_, last = engine.generate(turns, params(1, method=method))
-            assert isinstance(last, Finished)
             replies.append(list(last.token_ids))
             turns += [*last.token_ids, *head[:n]]
         return replies
@@ -667,7 +654,6 @@ def test_what_is_taken_from_the_cache_does_not_wait_for_a_verdict(first: int) ->
     for exact_rows in (0, 1, 3, 65):
         engine = with_verdict(engine_of(1, tiles=True), exact_rows)
         *_, last = engine.generate(text[:first], params(0))
-        assert isinstance(last, Finished)
         own_turn = [*text[:first], *last.token_ids, 1, 2]
         found.add((cached(engine, own_turn), cached(engine, text[:140]), cached(engine, text)))
     assert len(found) == 1

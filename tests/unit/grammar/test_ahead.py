@@ -1,8 +1,6 @@
 """What a grammar leaves no choice about is told, spelled as the vocabulary does, and nothing
 depends on who asks."""
 
-from __future__ import annotations
-
 import json
 import random
 from functools import lru_cache
@@ -97,8 +95,7 @@ def test_no_more_is_told_than_was_asked_for() -> None:
 
 
 def test_without_a_tokenizer_nothing_is_told() -> None:
-    it = Guides(PIECES, [OVER]).guide(source_of("regex", "abc"))
-    assert it.ahead(8, {}) == []
+    assert Guides(PIECES, [OVER]).guide(source_of("regex", "abc")).ahead(8, {}) == []
 
 
 def test_only_the_end_of_what_is_known_and_white_space_are_in_doubt() -> None:

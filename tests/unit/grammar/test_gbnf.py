@@ -1,7 +1,5 @@
 """GBNF grammars: exactly the texts that they describe, whatever is ambiguous in them."""
 
-from __future__ import annotations
-
 import random
 import sys
 

@@ -1,7 +1,5 @@
 """The curated pairs: complete, honest about their sources, and parsable by strangers."""
 
-from __future__ import annotations
-
 import datetime
 
 import pytest
@@ -83,8 +81,7 @@ def test_names_are_unique_and_found_whatever_the_case() -> None:
     assert len(names) == len(set(names))
     assert catalog.find("QWEN3-8B") is pairs["qwen3-8b"]
     assert catalog.find("nothing") is None
-    target = pairs["qwen3-8b"].target.repo
-    assert catalog.find_target(target.lower()) is not None
+    assert catalog.find_target(pairs["qwen3-8b"].target.repo.lower()) is not None
 
 
 @pytest.mark.parametrize("text", ["not toml [", "[pairs.x]\nfamily = 'y'", "[pairs]\nx = 3"])

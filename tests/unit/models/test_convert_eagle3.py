@@ -1,7 +1,5 @@
 """Published EAGLE-3 heads: what is converted computes what the original weights compute."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,8 +90,7 @@ def test_logits_are_those_of_the_original(
     target.capture(facts.layers)
     model = LlamaModel(path, head=True)
     context = eagle_pool(model, target.pool, facts, threads=1)  # type: ignore[arg-type]
-    table = read_tensor(header, "token_embd.weight")
-    reference = PublishedHead(config, weights, table, VOCAB)
+    reference = PublishedHead(config, weights, read_tensor(header, "token_embd.weight"), VOCAB)
     text = [int(t) for t in np.random.default_rng(1).integers(3, VOCAB, 120)]
     target.forward(text[:-1], outputs="none")
     features = target.hidden.rows(0, len(text) - 1)
@@ -184,8 +181,7 @@ def test_tensors_without_a_place_are_named(target_file: Path, tmp_path: Path) ->
         "fc_norm.0.weight",
         "mask_hidden",
     ):
-        more = {**weights, name: np.zeros(64, np.float32)}
-        write_repository(tmp_path / "head", config, more)
+        write_repository(tmp_path / "head", config, {**weights, name: np.zeros(64, np.float32)})
         with pytest.raises(CannotLoad, match="no place for its tensor") as refused:
             convert(tmp_path / "head", tmp_path / "out.gguf", header, "f16")
         assert name in refused.value.message

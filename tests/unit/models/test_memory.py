@@ -1,7 +1,5 @@
 """The arithmetic of memory. Measured sizes are compared in tests/e2e and in the note."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +9,13 @@ import pytest
 from ggufs_nextn import GROUPS, HEAD, STATE, TIME_RANK, write_nextn
 
 from specllama.engine.target_heads import bundled_heads
-from specllama.errors import DoesNotFit, UsageError
+from specllama.errors import CannotLoad, DoesNotFit, UsageError
 from specllama.models import memory, running_state
+from specllama.models.context import LEAST, choose, within_share
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.judgement import pair_memory
 from specllama.models.medusa_file import write_heads
+from specllama.models.memory import estimate_model
 from specllama.models.refs import bundled
 from specllama.settings.params import EngineOptions
 from specllama.text import size
@@ -58,8 +58,7 @@ def test_windowed_layers_keep_every_cell(tmp_path: Path) -> None:
         attention__sliding_window=256,
         attention__sliding_window_pattern=[True, True, False] * 2,
     )
-    full = memory.kv_bytes(header, 4096)
-    assert full == 6 * 4096 * 2 * 32 * 2
+    assert memory.kv_bytes(header, 4096) == 6 * 4096 * 2 * 32 * 2
 
 
 def test_layers_without_attention_have_no_cache(tmp_path: Path) -> None:
@@ -104,7 +103,6 @@ def test_flash_attention_needs_no_scores(header: GgufHeader) -> None:
 
 def test_a_pair_is_its_parts(header: GgufHeader) -> None:
     pair = pair_memory(header, header, EngineOptions(), 512)
-    assert pair.draft is not None
     assert pair.total == pair.target.total + pair.draft.total + pair.process
     assert pair.target.n_ctx == 512
     assert pair.target.weights == header.tensor_bytes
@@ -161,8 +159,7 @@ def test_medusa_heads_without_a_matrix_copy_the_targets_rows(tmp_path: Path) -> 
     arrays = {"head.0.proj.weight": np.ones((64, 64), np.float32)}
     facts = {"name": "h", "heads": 1, "blocks": 0, "width": 64, "vocab": target.vocab_size}
     write_heads(tmp_path / "all.gguf", arrays, **facts)
-    ids = np.arange(10, dtype=np.int32)
-    write_heads(tmp_path / "some.gguf", arrays | {"ids": ids}, **facts)
+    write_heads(tmp_path / "some.gguf", arrays | {"ids": np.arange(10, dtype=np.int32)}, **facts)
     whole, some = (
         memory.estimate_head(read_header(tmp_path / name), target, n_ctx=256).weights
         for name in ("all.gguf", "some.gguf")
@@ -183,11 +180,63 @@ def test_a_running_state_says_what_it_takes(tmp_path: Path) -> None:
     assert memory.kv_bytes(qwen, 256, max_rows=65) - memory.kv_bytes(qwen, 256) == 6 * state
     mamba = read_header(ggufs.write_mamba(tmp_path / "m.gguf"))
     assert memory.kv_bytes(mamba, 256, max_rows=65) == memory.kv_bytes(mamba, 256)
-    text = running_state.line(qwen, 65)
-    assert text == (
+    assert running_state.line(qwen, 65) == (
         f"running state: {size(state)}; 6 earlier ones to undo guesses, {size(6 * state)}; "
         f"up to 8 copies to go back to, {size(8 * state)}"
     )
     assert "earlier" not in running_state.line(mamba, 65)
-    dense = read_header(ggufs.write_llama(tmp_path / "l.gguf"))
-    assert running_state.line(dense, 65) == ""
+    assert running_state.line(read_header(ggufs.write_llama(tmp_path / "l.gguf")), 65) == ""
+
+
+# -- the context length that is taken when nobody says --
+
+
+WHY = "memory"
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> GgufHeader:
+    return read_header(ggufs.write_llama(tmp_path / "m.gguf", context=40960))
+
+
+@pytest.mark.parametrize(
+    ("room", "tokens"), [(0, LEAST), (16384, 16384), (40959, 32768), (40960, 40960), (10**9, 40960)]
+)
+def test_it_doubles_as_long_as_it_fits(trained: GgufHeader, room: int, tokens: int) -> None:
+    length = choose(None, trained, lambda n: n <= room, WHY)
+    assert length.tokens == tokens
+    assert (WHY in length.line()) == (tokens < 40960)
+
+
+def test_what_is_asked_for_is_taken(trained: GgufHeader) -> None:
+    def never(n: int) -> bool:
+        raise AssertionError(n)
+
+    assert choose(512, trained, never, WHY).tokens == 512
+    assert choose(0, trained, never, WHY).tokens == 40960
+    assert choose(512, trained, never, WHY).line() == "context: 512 tokens, as asked"
+    beyond = "context: 50,000 tokens, as asked; it was trained for 40,960"
+    assert choose(50_000, trained, never, WHY).line() == beyond
+
+
+def test_a_short_model_and_one_that_does_not_say(tmp_path: Path) -> None:
+    short = read_header(ggufs.write_llama(tmp_path / "s.gguf", context=512))
+    length = choose(None, short, lambda n: False, WHY)
+    assert (length.tokens, length.line()) == (512, "context: 512 tokens, the trained length")
+    silent = read_header(
+        ggufs.write_llama(tmp_path / "n.gguf", keys={"llama.context_length": None})
+    )
+    with pytest.raises(CannotLoad, match="how long a context"):
+        choose(None, silent, lambda n: True, WHY)
+    assert choose(1024, silent, lambda n: True, WHY).tokens == 1024
+
+
+def test_a_context_leaves_half_of_the_memory_to_others(trained: GgufHeader) -> None:
+    def need(n_ctx: int) -> int:
+        return estimate_model(trained, n_ctx=n_ctx).required
+
+    bare, whole = need(256), need(40960)
+    enough = int((bare + 2 * (whole - bare)) / 0.95) + 1000
+    assert within_share(need, enough)(40960)
+    assert not within_share(need, enough - 1_000_000)(40960)
+    assert not within_share(need, 0)(LEAST)

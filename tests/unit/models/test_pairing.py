@@ -1,7 +1,5 @@
 """Which drafts fit which targets, and what the report says."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -29,8 +27,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def test_a_model_fits_itself_and_a_smaller_sister(write: Write) -> None:
-    target = write(width=128, blocks=4)
-    report = require_pair(target, write(blocks=1))
+    report = require_pair(write(width=128, blocks=4), write(blocks=1))
     assert report.compatible
     assert report.shared == report.common == 1.0
     assert report.differences == ()
@@ -59,8 +56,7 @@ def test_the_first_five_ids_may_differ(write: Write) -> None:
 @pytest.mark.parametrize(("extra", "fits"), [(128, True), (129, False)])
 def test_vocabulary_sizes_may_differ_by_128(write: Write, extra: int, fits: bool) -> None:
     longer = [*TOKENS, *(f"extra{i}" for i in range(extra))]
-    types = [*TYPES, *[1] * extra]
-    report = compare(write(tokens=longer, types=types, merges=MERGES), write())
+    report = compare(write(tokens=longer, types=[*TYPES, *[1] * extra], merges=MERGES), write())
     assert report.compatible is fits
     if fits:
         assert f"the draft lacks the target's last {extra} tokens" in report.warnings
@@ -193,5 +189,4 @@ def test_of_experts_only_the_routed_ones_count(write: Write) -> None:
 def test_the_report_is_json(write: Write) -> None:
     import json
 
-    data = compare(write(), write(blocks=1)).to_dict()
-    assert json.loads(json.dumps(data))["compatible"] is True
+    assert json.loads(json.dumps(compare(write(), write(blocks=1)).to_dict()))["compatible"] is True

@@ -10,7 +10,7 @@ import ggufs
 import ggufs_nextn
 import numpy as np
 import pytest
-from gguf_surgery import with_tensor
+from ggufs import with_tensor
 
 from specllama.errors import BadGguf, SpecllamaError, UnsupportedModel, UsageError
 from specllama.models import quantization

@@ -1,7 +1,5 @@
 """From what is typed to a file; models of other tools are found where they lie."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Scaling keeps the logits bit for bit where the width factor is a power of four."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every engine that is spoken to, as scripted servers: one contract that all of them pass."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random
@@ -19,10 +17,12 @@ from specllama.errors import EngineDied, EngineError, PromptTooLong, SpecllamaEr
 from specllama.events import Event, Finished, Notice, Started, event_from_dict
 from specllama.figures import Figures
 from specllama.interface import Message
+from specllama.remote import board
 from specllama.remote.address import Address
 from specllama.remote.answers import Counters
+from specllama.remote.board import Gauges, event_of
 from specllama.remote.foreign import ForeignEngine
-from specllama.remote.remote_engine import KINDS, open_remote
+from specllama.remote.remote_engine import KINDS, open_remote, watched
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.told import Told
 
@@ -41,8 +41,7 @@ def generated(engine: ForeignEngine, params: GenerateParams = PLAIN, **more: Any
 
 
 def test_every_kind_has_a_script_and_ten_versions_are_recorded() -> None:
-    kinds = Counter(script(name)["kind"] for name in SCRIPTS)
-    assert {*kinds, "specllama"} == set(KINDS)
+    assert {*Counter(script(name)["kind"] for name in SCRIPTS), "specllama"} == set(KINDS)
     made = [script(name)["made"] for name in SCRIPTS]
     assert all(words.startswith(("recorded from ", "shaped")) for words in made)
     recorded = {found[1] for words in made
@@ -149,7 +148,6 @@ def test_a_stop_closes_the_connection(name: str) -> None:
             if event.type in ("text_delta", "reasoning_delta"):
                 cancel.set()
         end = events[-1]
-        assert isinstance(end, Finished)
         assert end.reason == "cancelled"
         assert end.tokens is None
         assert server.left.wait(10)
@@ -175,7 +173,6 @@ def test_a_stop_before_the_first_token_waits_for_nobody() -> None:
         server.post = silent  # type: ignore[method-assign]
         [end] = list(engine.generate(TURNS, PLAIN, cancel=cancel))
         held.set()
-    assert isinstance(end, Finished)
     assert end.reason == "cancelled"
 
 
@@ -435,19 +432,14 @@ def test_counters_tell_where_nobody_else_was_served(
         metrics = lambda path: (200, next(pages).encode()) if path == "/metrics" else get(path)  # noqa: E731
         server.get = metrics  # type: ignore[method-assign]
         end = generated(engine).end
-    found = end.known("draft_n"), end.known("draft_n_accepted")
-    assert found == (kept or (None, None))
-    figures = Figures.of(None, (), end)
-    assert figures is not None
-    assert figures.kept_words == ("34 of 40" if kept else "–")
+    assert (end.known("draft_n"), end.known("draft_n_accepted")) == (kept or (None, None))
+    assert Figures.of(None, (), end).kept_words == ("34 of 40" if kept else "–")
 
 
 def test_counters_of_a_reply_that_wrote_behind_its_end() -> None:
     """vLLM counts what was accepted behind the end of a reply."""
     before = Counters(136, 544, 484, (130,), 617, 0, 0)
-    after = Counters(140, 560, 497, (134,), 630, 0, 0)
-    found = after.since(before, 13)
-    assert found is not None
+    found = Counters(140, 560, 497, (134,), 630, 0, 0).since(before, 13)
     assert (found.drafted, found.accepted, found.accepted_at, found.counted) == (16, 13, (4,), True)
 
 
@@ -526,3 +518,80 @@ def test_events_come_in_the_order_of_every_engine() -> None:
     assert isinstance(events[1], Notice)
     assert isinstance(events[-1], Finished)
     assert [event.ends for event in events] == [False] * (len(events) - 1) + [True]
+
+
+# -- a server by its counters --
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second goes by with every look."""
+    seconds = itertools.count(100.0)
+    monkeypatch.setattr(board, "monotonic", lambda: next(seconds))
+
+
+def lines(watch: Gauges, width: int = 80) -> list[str]:
+    found = [line.text for line in watch.lines(width)]
+    assert all(len(line) <= width for line in found)
+    return found
+
+
+def test_acceptance_of_late_by_depth_and_over_time(clock: None) -> None:
+    watch = Gauges("vLLM 0.32.0 at box")
+    looks = [Counters(100, 400, 300, (90, 80, 70, 60), 1000, 0, 0),
+             Counters(110, 440, 320, (100, 85, 71, 64), 1040, 2, 1),
+             Counters(120, 480, 360, (110, 95, 81, 74), 1090, 3, 0)]  # fmt: skip
+    for look in looks:
+        watch.take(event_of("vLLM 0.32.0", "tiny", look))
+    shown = lines(watch)
+    assert shown[0] == "vLLM 0.32.0 at box: 3 running, 0 waiting, 45 tok/s"
+    assert shown[1] == "of late: kept 75% (60 of 80), 4.00 tokens a pass that drafted"
+    assert shown[2] == "since it was started: kept 75% (360 of 480)"
+    assert shown[4] == "kept by depth, of late, of 20 drafts"
+    assert [line.split()[-1] for line in shown[5:9]] == ["100%", "75%", "55%", "70%"]
+    assert shown[-4:] == [
+        "kept     ▄█ up to 100%",
+        "tok/s    ▆█ up to 50",
+        "running  ▅█ up to 3",
+        "waiting  █  up to 1",
+    ]
+    assert lines(watch, 40)[:2] == ["vLLM 0.32.0 at box", "3 running, 0 waiting, 45 tok/s"]
+    assert len(lines(watch, 40)) == len(shown) + 1
+
+
+def test_what_is_not_counted_is_not_shown_as_nothing(clock: None) -> None:
+    watch = Gauges("SGLang 0.5.23 at box")
+    assert lines(watch) == ["SGLang 0.5.23 at box: not heard of yet"]
+    watch.take(event_of("", "", Counters(per_round=2.4)))
+    shown = lines(watch)
+    assert shown[0] == "SGLang 0.5.23 at box: – running, – waiting"
+    assert shown[1] == "of late: 2.40 tokens a pass"
+    assert shown[2] == "since it was started: kept –"
+    anew = Gauges("box")
+    anew.take(event_of("", "", Counters(10, 40, 30, (10,), 50, 0, 0)))
+    anew.take(event_of("", "", Counters(1, 4, 0, (0,), 5, 0, 0)))  # it was started again
+    assert "kept –" in lines(anew)[1]
+
+
+@pytest.mark.parametrize("name", ["vllm-0.32.0-draft", "llama-server-b9210", "sglang-0.5.23"])
+def test_a_server_is_watched(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specllama.remote.foreign.EVERY_S", 0.0)
+    with running(name) as server:
+        watch, events = watched(Address(server.url))
+        for event in itertools.islice(events, 2):
+            watch.take(event)
+    assert "0 running, 0 waiting" in watch.lines(100)[0].text
+
+
+def test_one_that_counts_nothing_says_so_and_what_to_do() -> None:
+    with running("ollama-0.33.0") as server:
+        _, events = watched(Address(server.url))
+        with pytest.raises(EngineError, match="tells no figures of its drafting"):
+            next(events)
+    told = script("llama-server-b9210")
+    del told["get"]["/metrics"]
+    with running(told) as server:
+        _, events = watched(Address(server.url))
+        with pytest.raises(EngineError) as caught:
+            next(events)
+        assert caught.value.hint == "start it with --metrics"

@@ -1,7 +1,5 @@
 """Files in messages: what is mentioned is found, sent exactly, and found again."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -54,8 +52,7 @@ def test_a_message_keeps_the_text_exactly_and_can_be_taken_apart(text: str) -> N
 
 def test_a_block_that_was_typed_first_is_no_file() -> None:
     typed = "```sh\nls\n```\n\nWhat does @a.md say?"
-    message = attach.attach(typed, {"a.md": "x"})
-    assert attach.split(message) == (typed, {"a.md": "x\n"})
+    assert attach.split(attach.attach(typed, {"a.md": "x"})) == (typed, {"a.md": "x\n"})
 
 
 def test_only_blocks_that_are_mentioned_are_files() -> None:

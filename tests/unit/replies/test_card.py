@@ -1,7 +1,5 @@
 """The sampling of the model's card: below what the user says, above the defaults."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,13 +7,12 @@ from typing import Any
 import fakes
 import ggufs
 import pytest
-from engines import FakeContext, fake_info, loaded
+from engines import FakeContext, engine_over, fake_info
 from table_model import FakeTable
 
 from specllama.bench.experiment import EngineArm, Task
 from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import wish_of
-from specllama.engine.engine import Engine
 from specllama.interface import EngineInfo
 from specllama.models.gguf import read_header
 from specllama.replies.card import read_card
@@ -53,8 +50,7 @@ def carded(**card: float) -> EngineInfo:
 
 
 def test_a_file_recommends(tmp_path: Path) -> None:
-    header = read_header(ggufs.write_llama(tmp_path / "m.gguf", keys=KEYS))
-    card = read_card(header.metadata)
+    card = read_card(read_header(ggufs.write_llama(tmp_path / "m.gguf", keys=KEYS)).metadata)
     assert card.values == FIELDS  # as typed, not as single precision stores them
     assert card.left_out == ()
     assert read_card(read_header(ggufs.write_llama(tmp_path / "n.gguf")).metadata).values == {}
@@ -130,7 +126,7 @@ def test_a_session_samples_as_each_of_its_models_recommends() -> None:
 def test_the_engine_takes_from_the_card_what_a_request_leaves_to_it() -> None:
     fake = fake_info()
     target = replace(fake.target, card={"temperature": 0.3, "top_k": 3})
-    engine = Engine(loaded(FakeContext(FakeTable()), info=replace(fake, target=target)))
+    engine = engine_over(FakeContext(FakeTable()), info=replace(fake, target=target))
     left = load_settings(environ={}).generate_params()
     typed = left.choose("temperature", 0.0)
     asked = [engine.prepare("a b", one).params.sampling for one in (left, typed, GenerateParams())]
@@ -147,7 +143,6 @@ def test_a_log_keeps_what_the_engine_made_of_a_request() -> None:
         list(engine.generate("Hi", params))
     log = engine.log
     engine.close()
-    assert log is not None
     told = [one for one in iter_lines(log.path) if one and one["type"] in ("run", "start")]
     assert [one["params"]["sampling"]["temperature"] for one in told] == [0.3, 0.3, 0.9]
 

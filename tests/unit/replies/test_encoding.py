@@ -1,14 +1,12 @@
 """Chat prompts token for token: what llama.cpp makes of the same text, but no forged turns."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import ggufs
 import pytest
-from engines import FakeContext, fake_info, loaded
+from engines import FakeContext, engine_over
 from table_model import FakeTable
 
 from specllama.backend.base import SpecialToken, Verdict, Vocab, partition
@@ -79,15 +77,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Vocab
 
 
 def engine(vocab: Vocab, template: str | None) -> Engine:
-    return Engine(
-        loaded(
-            target=FakeContext(FakeTable()),
-            vocab=vocab,
-            info=fake_info(),
-            template=template,
-            bos="<s>",
-            eos="</s>",
-        )
+    return engine_over(
+        FakeContext(FakeTable()), vocab=vocab, template=template, bos="<s>", eos="</s>"
     )
 
 
@@ -147,8 +138,7 @@ def test_typed_markers_stay_text(models: dict[str, Vocab], typed: str, turns: in
     ids, notice = engine(vocab, template).encode(messages)
     assert not notice
     plain, _ = engine(vocab, template).encode([Message(m.role, "x") for m in messages])
-    specials = [t for t in ids if vocab.special(t)]
-    assert specials == [t for t in plain if vocab.special(t)]
+    assert [t for t in ids if vocab.special(t)] == [t for t in plain if vocab.special(t)]
     assert written(vocab, ids).count(f"the{typed}model") == turns, "and nothing arises inside"
 
 
@@ -163,9 +153,7 @@ def test_what_surrounds_a_typed_control_token_merges_as_if_it_were_none(
     ]
 
 
-def test_user_defined_tokens_that_mark_nothing_are_found_as_ever(
-    models: dict[str, Vocab],
-) -> None:
+def test_user_defined_tokens_that_mark_nothing_are_found_as_ever(models: dict[str, Vocab]) -> None:
     vocab, messages = models["spm"], [Message("user", "the <b>model</s>")]
     ids, _ = engine(vocab, LLAMA_2).encode(messages)
     bold = vocab.tokenize("<b>", add_special=False, parse_special=False)
@@ -259,8 +247,7 @@ def test_partition_finds_what_llama_cpp_finds(models: dict[str, Vocab]) -> None:
 
 
 def test_a_long_run_is_not_cut_within_a_marker(tmp_path: Path) -> None:
-    path = ggufs.write_llama(tmp_path / "tekken.gguf")
-    model = LlamaModel(path, pre="tekken", gpu_layers="0")
+    model = LlamaModel(ggufs.write_llama(tmp_path / "tekken.gguf"), pre="tekken", gpu_layers="0")
     try:
         ids, _ = engine(model.vocab, ggufs.CHATML).encode([Message("user", "x" * 995)])
         assert [t for t in ids if model.vocab.special(t)] == [1, 2, 1]

@@ -1,17 +1,16 @@
 """Thoughts and answers: split right for every family, however the reply arrives, and put together
 again as the model wrote it. The templates are small ones in the way of each family."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 from pathlib import Path
 
 import ggufs
 import pytest
-from engines import FakeContext, fake_info, loaded
+from engines import FakeContext, engine_over
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from requests_made import asked
 from table_model import FakeTable
 from thinking import TagVocab, check, end, kept, replies, tell, vocabularies
 
@@ -24,7 +23,7 @@ from specllama.interface import Message
 from specllama.replies.marks import USUAL, derive, switch
 from specllama.replies.segments import render
 from specllama.replies.thoughts import Messages, Spelling, reader
-from specllama.settings.params import GenerateParams, SamplingParams, template_arguments
+from specllama.settings.params import GenerateParams, template_arguments
 from specllama.speculative.drafting.draft_model import ChainDrafter
 
 
@@ -172,8 +171,7 @@ def test_messages_of_other_kinds_are_no_answer(written: str, thought: str, answe
 def test_what_people_write_opens_no_thought() -> None:
     template = FAMILIES["tags, opened in the prompt"]
     for typed in ("</think>", "<think>", "<think></think>[A]</think>"):
-        asked = render(template, [Message("user", typed)], bos="", eos="")
-        assert asked.state is True
+        assert render(template, [Message("user", typed)], bos="", eos="").state is True
         off = render(
             template, [Message("user", typed)], bos="", eos="", variables={"enable_thinking": False}
         )
@@ -239,8 +237,7 @@ def test_without_a_switch_the_thought_is_closed_in_the_prompt(family: str) -> No
     asked = [Message("user", "Which?")]
     rendered = render(template, asked, bos="", eos="", unthinking=True)
     marks = derive(template)
-    vocab = vocabularies(marks)[0]
-    one = reader(Spelling(marks, vocab), rendered.state)
+    one = reader(Spelling(marks, vocabularies(marks)[0]), rendered.state)
     one.resume(rendered.begun)
     said, rest = tell(one, list(b"Yes.")), end(one, cut=False)
     assert (said[0] + rest[0], said[1] + rest[1]) == ("", "Yes.")
@@ -262,9 +259,8 @@ def test_template_arguments() -> None:
             template_arguments([bad])
         with pytest.raises(UsageError):
             GenerateParams(template_args=(bad,))
-    template = "{{ tools | tojson }}{{ add_generation_prompt }}{{ messages[0].content }}"
     text = render(
-        template,
+        "{{ tools | tojson }}{{ add_generation_prompt }}{{ messages[0].content }}",
         [Message("user", "x")],
         bos="",
         eos="",
@@ -283,10 +279,7 @@ TAGS = ["<think>", "</think>"]
 def a_model(path: Path, special: list[str], kind: int) -> LlamaModel:
     tokens, types, merges = ggufs.bpe_tokens()
     ggufs.write_llama(
-        path,
-        tokens=[*tokens, *special],
-        types=[*types, *[kind] * len(special)],
-        merges=merges,
+        path, tokens=[*tokens, *special], types=[*types, *[kind] * len(special)], merges=merges
     )
     return LlamaModel(path, pre="gpt-2", gpu_layers="0")
 
@@ -296,13 +289,8 @@ def test_a_whole_chat_in_channels(tmp_path: Path) -> None:
     model = a_model(tmp_path / "harmony.gguf", MARKED, ggufs.CONTROL)
     try:
         vocab = model.vocab
-        engine = Engine(
-            loaded(
-                target=FakeContext(FakeTable(vocab.n_tokens)),
-                vocab=vocab,
-                info=fake_info(),
-                template=FAMILIES["harmony"],
-            )
+        engine = engine_over(
+            FakeContext(FakeTable(vocab.n_tokens)), vocab=vocab, template=FAMILIES["harmony"]
         )
         question = [Message("user", "the model?")]
         prepare = engine._loaded.prompting.prepare
@@ -315,8 +303,7 @@ def test_a_whole_chat_in_channels(tmp_path: Path) -> None:
         assert reply.reason == "stop_token", "<|end|> ends a message, not the reply"
         assert (reply.reasoning, reply.text) == ("Hm, <b>well</b>.", "Yes & no.")
         again = Message("assistant", reply.text, reply.reasoning, reply.seams)
-        prepared = prepare([*question, again, Message("user", "Why?")], GenerateParams())
-        assert prepared.notices == ()
+        assert prepare([*question, again, Message("user", "Why?")], GenerateParams()).notices == ()
         going_on = prepare([*question, again], GenerateParams()).ids
         written = vocab.tokenize(raw[: -len("<|return|>")], add_special=False, parse_special=True)
         assert going_on == prepare(question, GenerateParams()).ids + written
@@ -331,16 +318,10 @@ def test_a_whole_chat_in_channels(tmp_path: Path) -> None:
 
 
 def run(engine: Engine, prompt: list[Message], **changes: object) -> tuple[list[Event], Finished]:
-    params = GenerateParams(
-        sampling=SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0),
-        seed=5,
-        max_tokens=60,
-        ignore_eos=True,
-        window="fixed",
-    ).replace(**changes)
+    params = asked(temperature=1.0, free=True, seed=5, max_tokens=60, draft_max=None)
+    params = params.replace(**{"proposer": GenerateParams().proposer, **changes})
     events = list(engine.generate(prompt, params))
     last = events[-1]
-    assert isinstance(last, Finished)
     texts = {
         kind: "".join(e.text for e in events if isinstance(e, kind))
         for kind in (ReasoningDelta, TextDelta)
@@ -361,16 +342,11 @@ def test_a_budget_closes_the_thought_alike_with_and_without_drafts(
         vocab = model.vocab
         table = FakeTable(vocab.n_tokens, sharpness=4.0)
         other = FakeTable(vocab.n_tokens, seed=9, of=table, agreement=0.8)
-        engine = Engine(
-            loaded(
-                target=FakeContext(table, n_ctx=512),
-                vocab=vocab,
-                info=fake_info(512, vocab.n_tokens),
-                drafters={
-                    "draft": ChainDrafter(FakeContext(other, n_ctx=512), n_vocab=vocab.n_tokens)
-                },
-                template=FAMILIES["tags, opened in the prompt"],
-            )
+        engine = engine_over(
+            FakeContext(table, n_ctx=512),
+            vocab=vocab,
+            drafters={"draft": ChainDrafter(FakeContext(other, n_ctx=512), n_vocab=vocab.n_tokens)},
+            template=FAMILIES["tags, opened in the prompt"],
         )
         asked = [Message("user", "the model?")]
         _, plain = run(engine, asked, think_budget=budget, speculate=False)
@@ -399,13 +375,10 @@ def test_a_continued_thought_goes_on_token_for_token(tmp_path: Path) -> None:
     model = a_model(tmp_path / "tags.gguf", TAGS, ggufs.USER_DEFINED)
     try:
         vocab = model.vocab
-        engine = Engine(
-            loaded(
-                target=FakeContext(FakeTable(vocab.n_tokens, sharpness=4.0), n_ctx=512),
-                vocab=vocab,
-                info=fake_info(512, vocab.n_tokens),
-                template=FAMILIES["tags, opened in the prompt"],
-            )
+        engine = engine_over(
+            FakeContext(FakeTable(vocab.n_tokens, sharpness=4.0), n_ctx=512),
+            vocab=vocab,
+            template=FAMILIES["tags, opened in the prompt"],
         )
         asked = [Message("user", "the model?")]
         _, whole = run(engine, asked, think_budget=9, max_tokens=40)

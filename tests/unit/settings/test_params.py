@@ -1,9 +1,8 @@
 """Bad values are refused where they enter, by name and with the range that is accepted."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
+import os
 import pickle
 import re
 from pathlib import Path
@@ -13,7 +12,10 @@ import pytest
 
 import specllama
 from specllama.errors import UsageError
+from specllama.settings.duration import seconds, told
+from specllama.settings.hardware import Adapter, PlaceOptions
 from specllama.settings.params import DRAFT_MAX_LIMIT, EngineOptions, GenerateParams, SamplingParams
+from specllama.settings.schema import AppOptions
 
 NAN, INF = math.nan, math.inf
 
@@ -187,3 +189,85 @@ def test_no_parameter_is_a_switch_that_nothing_reads(kind: type[Any]) -> None:
     )
     unread = [f.name for f in dataclasses.fields(kind) if not re.search(rf"\.{f.name}\b", source)]
     assert set(unread) <= {"from_card"}  # which only ``on_card`` reads
+
+
+# -- lengths of time, as people and other servers write them --
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("10m", 600), ("1h30m", 5400), ("1.5h", 5400), ("300ms", 0.3), ("90", 90), (90, 90),
+        (0, 0), ("0", 0), ("0s", 0), (-1, math.inf), ("-1", math.inf), ("-1m", math.inf),
+        ("never", math.inf), ("Off", math.inf), (" 24h ", 86400), (5.5, 5.5),
+    ],
+)  # fmt: skip
+def test_what_is_meant(written: str | float, meant: float) -> None:
+    assert seconds(written) == meant
+
+
+@pytest.mark.parametrize("written", ["", "soon", "10 minutes", "m", "5m!", "nan", math.nan, "1d"])
+def test_what_is_none(written: str | float) -> None:
+    with pytest.raises(UsageError, match="cannot read the duration"):
+        seconds(written)
+
+
+def test_a_setting_names_itself() -> None:
+    with pytest.raises(UsageError, match=r"^idle-unload: cannot read the duration 'soon'"):
+        AppOptions(idle_unload="soon")
+
+
+@pytest.mark.parametrize(
+    ("left", "words"),
+    [(math.inf, "never"), (7200, "2 h"), (600, "10 min"), (59.4, "59 s"), (-3, "0 s")],
+)
+def test_for_people(left: float, words: str) -> None:
+    assert told(left) == words
+
+
+# -- the machine's part of the options, checked before llama.cpp sees it --
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"tensor_split": "1,x"}, "tensor split"),
+        ({"tensor_split": "0,0"}, "tensor split"),
+        ({"tensor_split": "1,-1"}, "tensor split"),
+        ({"tensor_split": "1,nan"}, "tensor split"),
+        ({"devices": "A,A"}, "twice"),
+        ({"devices": "A,"}, "names"),
+        ({"n_cpu_moe": -1}, "n-cpu-moe"),
+        ({"n_cpu_moe": 1, "cpu_moe": True}, "not both"),
+        ({"overrides": ("exps",)}, "override"),
+        ({"overrides": ("=CPU",)}, "override"),
+        ({"overrides": ("(=CPU",)}, "pattern"),
+        ({"overrides": (r"(?P<x>ffn)=CPU",)}, "llama.cpp cannot read"),
+        ({"overrides": (r"(?<=ffn)_up=CPU",)}, "llama.cpp cannot read"),
+        ({"overrides": (r"ffn\Z=CPU",)}, "llama.cpp cannot read"),
+        ({"overrides": ("ffn\0=CPU",)}, "llama.cpp cannot read"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        PlaceOptions(**options)
+
+
+def test_an_override_may_hold_equals_signs() -> None:
+    assert PlaceOptions(overrides=(r"(?=ffn)ffn_up=CPU",)).moves == ((r"(?=ffn)ffn_up", "CPU"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "scale"),
+    [("a.gguf", "a.gguf", 1.0), ("a.gguf:0.5", "a.gguf", 0.5), ("C:\\a.gguf", "C:\\a.gguf", 1.0),
+     ("C:\\a.gguf:-1", "C:\\a.gguf", -1.0), ("~/a.gguf", os.path.expanduser("~/a.gguf"), 1.0),
+     ("~nobodyx9/a.gguf", "~nobodyx9/a.gguf", 1.0)],
+)  # fmt: skip
+def test_adapters(text: str, path: str, scale: float) -> None:
+    assert Adapter.read(text) == Adapter(path, scale)
+
+
+@pytest.mark.parametrize("text", ["", ":1", "a.gguf:inf", "a.gguf:1000"])
+def test_adapters_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="adapter"):
+        EngineOptions(loras=(text,))

@@ -1,7 +1,5 @@
 """The common noise: exponential, independent over (seed, position, token), and a good coupling."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Any
@@ -99,21 +97,16 @@ def test_noise_is_standard_exponential_along_every_axis(axis: str) -> None:
         noise = np.concatenate([exp_noise(s, p, one) for s, p in keys])
     # Kolmogorov-Smirnov at 1e-6, and no correlation between neighbours
     u = np.sort(1 - np.exp(-noise))
-    distance = np.abs(u - (np.arange(n) + 0.5) / n).max()
-    assert distance < math.sqrt(math.log(2e6) / (2 * n)) + 1 / n
+    assert np.abs(u - (np.arange(n) + 0.5) / n).max() < math.sqrt(math.log(2e6) / (2 * n)) + 1 / n
     for lag in (1, 2, 7):
-        r = np.corrcoef(noise[:-lag], noise[lag:])[0, 1]
-        assert abs(r) < Z / math.sqrt(n)
+        assert abs(np.corrcoef(noise[:-lag], noise[lag:])[0, 1]) < Z / math.sqrt(n)
 
 
 def test_draws_follow_the_law_and_are_independent_of_each_other() -> None:
     """Chi-square of single draws over positions, of neighbouring pairs, and over seeds."""
     law = law_of(0.4, 0.3, 0.15, 0.1, 0.05)
     n = 10_000
-    for tokens in (
-        [draw(law, 5, i)[0] for i in range(n)],
-        [draw(law, i, 5)[0] for i in range(n)],
-    ):
+    for tokens in ([draw(law, 5, i)[0] for i in range(n)], [draw(law, i, 5)[0] for i in range(n)]):
         counts = np.bincount(tokens, minlength=5).astype(float)
         assert chi_square(counts, law.probs) < chi_square_limit(4)
         pairs = np.array(tokens[:-1:2]) * 5 + np.array(tokens[1::2])

@@ -1,7 +1,5 @@
 """The best of very many numbers are found without looking at each of them."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,16 +1,13 @@
 """Rows of the target are looked at as far as they are judged, and none is copied."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from engines import FakeContext, loaded
-from table_model import FakeTable, FakeVocab
+from engines import FakeContext, engine_over
+from table_model import FakeTable
 
 from specllama.arrays import Rows
-from specllama.engine.engine import Engine
 from specllama.events import RoundDone
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
@@ -61,11 +58,8 @@ def test_rows_behind_the_first_rejection_are_not_read(
         own[0] += target.given is not None and np.shares_memory(row, target.given)
         return law(self, row)
 
-    drafters = {
-        "draft": ChainDrafter(draft, n_vocab=300),
-        "tree": TreeDrafter(draft, n_vocab=300),
-    }
-    engine = Engine(loaded(target=target, vocab=FakeVocab(300), drafters=drafters))
+    drafters = {"draft": ChainDrafter(draft, n_vocab=300), "tree": TreeDrafter(draft, n_vocab=300)}
+    engine = engine_over(target, drafters=drafters)
     params = GenerateParams(
         max_tokens=60,
         seed=1,
@@ -80,7 +74,6 @@ def test_rows_behind_the_first_rejection_are_not_read(
     for event in engine.generate("the rain in spain", params):
         if not isinstance(event, RoundDone) or not event.drafted:
             continue
-        assert target.given is not None
         looked, rows = target.given.looked, len(event.drafted) + 1
         rounds += 1
         rejected += len(set(looked)) < rows

@@ -110,8 +110,7 @@ def truncated(z: Sequence[float], p: SamplingParams, seed: int, position: int) -
         probs = softmax([z[t] for t in ids])
         entropy = -sum(q * math.log(q) for q in probs if q > 0)
         order = sorted(
-            range(len(ids)),
-            key=lambda i: abs(-math.log(max(probs[i], 1e-300)) - entropy),
+            range(len(ids)), key=lambda i: abs(-math.log(max(probs[i], 1e-300)) - entropy)
         )
         total, n = 0.0, 0
         for i in order:
@@ -132,8 +131,7 @@ def truncated(z: Sequence[float], p: SamplingParams, seed: int, position: int) -
         edge = z[ids[0]] + math.log(p.min_p)
         ids = [t for t in ids if z[t] >= edge] if p.min_p < 1 else ids[:1]
     if p.xtc_threshold <= 0.5 and len(ids) > 1 and coin(seed, position) < p.xtc_probability:
-        above = sum(q >= p.xtc_threshold for q in softmax([z[t] for t in ids]))
-        ids = ids[max(above - 1, 0) :]
+        ids = ids[max(sum(q >= p.xtc_threshold for q in softmax([z[t] for t in ids])) - 1, 0) :]
     return ids
 
 
@@ -329,8 +327,7 @@ def _on_an_edge(
                 if np.abs(np.cumsum(softmax(ids)) - cut).min() < 1e-5:
                     return True
     if 0 < p.min_p < 1:
-        gaps = [abs(x - max(z) - math.log(p.min_p)) for x in z if x > -math.inf]
-        return min(gaps) < 1e-5
+        return min([abs(x - max(z) - math.log(p.min_p)) for x in z if x > -math.inf]) < 1e-5
     return False
 
 
@@ -405,8 +402,7 @@ def test_dry_penalties_never_overflow() -> None:
         OFF, dry_multiplier=100.0, dry_base=100.0, dry_allowed_length=1, temperature=1.0
     )
     history = [1] * 200
-    law = law_of(logits(0, 50, 0), p, history=history)
-    assert law.ids.tolist() == [0, 2]
+    assert law_of(logits(0, 50, 0), p, history=history).ids.tolist() == [0, 2]
     only = law_of(logits(-math.inf, 50, -math.inf), p, history=history)
     assert only.ids.tolist() == [1], "a penalty is not a ban"
 
@@ -486,8 +482,7 @@ def test_advancing_is_the_same_as_starting_there(penalised: bool) -> None:
         dry_multiplier=1.0 if penalised else 0.0,
         repeat_last_n=5,
     )
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, 8, 30).tolist()
+    tokens = np.random.default_rng(0).integers(0, 8, 30).tolist()
     walking = SamplerChain(p, seed=2, tokens=tokens[:10])
     for i in range(10, 30):
         row = random_row(i)
@@ -499,8 +494,7 @@ def test_advancing_is_the_same_as_starting_there(penalised: bool) -> None:
 
 def test_an_empty_history_can_grow() -> None:
     """A fork of a chain that has seen nothing must not share its list."""
-    p = dataclasses.replace(OFF, repeat_penalty=2.0)
-    chain = SamplerChain(p)
+    chain = SamplerChain(dataclasses.replace(OFF, repeat_penalty=2.0))
     fork = chain.fork()
     fork.advance(1)
     np.testing.assert_array_equal(chain.law(logits(1, 1)).probs, [0.5, 0.5])
@@ -605,8 +599,7 @@ def dense_reference(row: Row, p: SamplingParams) -> tuple[IntArray, npt.NDArray[
         order = order[z[order] >= z[order[0]] + math.log(p.min_p)]
     if p.xtc_probability:
         q = np.exp(z[order] - z[order[0]])
-        above = int((q / q.sum() >= p.xtc_threshold).sum())
-        order = order[max(above - 1, 0) :]
+        order = order[max(int((q / q.sum() >= p.xtc_threshold).sum()) - 1, 0) :]
     ids = np.sort(order)
     w = np.exp((z[ids] - z[ids].max()) / p.temperature)
     return ids.astype(np.int32), w / w.sum()

@@ -1,7 +1,5 @@
 """The fixed window: always the same length, within the room that is left."""
 
-from __future__ import annotations
-
 import pytest
 
 from specllama.speculative.types import Guess, Room

@@ -1,7 +1,5 @@
 """What people wrote is theirs alone, whatever the umask, also where others could read it before."""
 
-from __future__ import annotations
-
 import os
 import stat
 import sys

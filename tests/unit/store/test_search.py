@@ -1,7 +1,5 @@
 """Words in stored conversations."""
 
-from __future__ import annotations
-
 import random
 import sqlite3
 from pathlib import Path

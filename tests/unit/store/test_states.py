@@ -1,19 +1,28 @@
 """Files of states: whole or not there, private, bounded, deleted with their owner."""
 
-from __future__ import annotations
-
+import dataclasses
+import json
 import os
+import random
 import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from specllama.errors import StoreError
-from specllama.store import states
+from specllama import paths
+from specllama.backend import verdicts
+from specllama.backend.exactness import SCHEMA, Exactness, Group
+from specllama.errors import SpecllamaError, StoreError
+from specllama.models.receipts import Receipt, read_receipt, receipt_path, write_receipt
+from specllama.models.summaries import Summaries
+from specllama.store import profile_file, states
+from specllama.store.rounds import read_run
 from specllama.store.states import Bytes, StateFile, States
+from specllama.tui.state import DraftFile, Preferences, PromptHistory
 
 PARTS: list[Bytes] = [b"cells" * 100, b"", bytearray(range(256))]
 SIZES = [len(part) for part in PARTS]
@@ -30,8 +39,7 @@ def only(there: States) -> StateFile:
 
 def test_what_is_written_is_read_by_another_process(tmp_path: Path) -> None:
     assert kept(tmp_path).write("a1b2", "text", b"head", PARTS)
-    there = kept(tmp_path)
-    one = only(there)
+    one = only(kept(tmp_path))
     assert (one.owner, one.head) == ("a1b2", b"head")
     assert [bytes(part) for part in states.read(one, SIZES)] == [bytes(part) for part in PARTS]
     assert kept(tmp_path, key="another").found() == []
@@ -154,3 +162,116 @@ def test_a_kill_loses_nothing_and_leaves_nothing_wrong() -> None:
     assert done.returncode == 0, done.stderr
     assert "25 kills" in done.stdout
     assert " 0 in the middle" not in done.stdout, "none of them came while it wrote"
+
+
+# -- kept files of which any byte may have changed --
+
+
+MODEL = paths.bundled_dir() / "tiny-target-q4_0.gguf"
+FOUND = Exactness(rows=16, trees=True, widths=(2, 4), groups=(Group((4, 8), ms=(1.0, 2.0)),))
+
+
+def bytes_of(text: str) -> bytes:
+    return json.dumps({"schema": "x", "text": text, "n": [1, 2.5, None]}).encode() + b"\n"
+
+
+def exactness(folder: Path) -> tuple[Path, Callable[[], object]]:
+    def read() -> None:
+        assert verdicts.kept(SCHEMA, {"file": "ä model"}, Exactness, lambda: FOUND, folder) == FOUND
+
+    read()
+    (path,) = folder.iterdir()
+    return path, read
+
+
+def summaries(folder: Path) -> tuple[Path, Callable[[], object]]:
+    def read() -> None:
+        found = dataclasses.asdict(Summaries().get(MODEL))
+        assert {name: type(value) for name, value in found.items()} == kinds
+
+    known = Summaries()
+    kinds = {name: type(value) for name, value in dataclasses.asdict(known.get(MODEL)).items()}
+    known.save()
+    return paths.cache_dir() / "headers.json", read
+
+
+def receipt(folder: Path) -> tuple[Path, Callable[[], object]]:
+    file = folder / "model.gguf"
+    file.write_bytes(b"weights")
+    write_receipt(file, Receipt("user/repo", "model.gguf", "c" * 40, 7, "sha256", "0" * 64))
+    return receipt_path(file), lambda: read_receipt(file)
+
+
+def in_file(
+    path: Path, text: bytes, read: Callable[[Path], object]
+) -> tuple[Path, Callable[[], object]]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text)
+    return path, lambda: read(path)
+
+
+def profile(folder: Path) -> tuple[Path, Callable[[], object]]:
+    def read(path: Path) -> None:
+        try:
+            profile_file.read(path)
+        except profile_file.DAMAGE:
+            pass
+
+    return in_file(folder / "p.json", bytes_of("ä pair"), read)
+
+
+def run(folder: Path) -> tuple[Path, Callable[[], object]]:
+    lines = bytes_of("ä run") + b'{"type": "notice", "message": "\xc3\xa4"}\n'
+    return in_file(folder / "1.jsonl", lines, read_run)
+
+
+def preferences(folder: Path) -> tuple[Path, Callable[[], object]]:
+    text = json.dumps({"theme": "ä", "keys": {"a": "b"}, "view": "text"}, ensure_ascii=False)
+    return in_file(Preferences.path(), text.encode(), lambda path: Preferences.load())
+
+
+def history(folder: Path) -> tuple[Path, Callable[[], object]]:
+    return in_file(folder / "h.jsonl", '"ä line"\n"b"\n'.encode(), PromptHistory)
+
+
+def unsent(folder: Path) -> tuple[Path, Callable[[], object]]:
+    text = '{"text": "ä", "pastes": {"a": "b"}}'.encode()
+    return in_file(folder / "u.json", text, lambda path: DraftFile(path).load())
+
+
+KEPT = (*(exactness, summaries, receipt, profile, run), *(preferences, history, unsent))
+
+
+@pytest.mark.parametrize("keep", KEPT, ids=lambda keep: keep.__name__)
+def test_any_byte_may_have_changed(
+    keep: Callable[[Path], tuple[Path, Callable[[], object]]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    path, read = keep(folder)
+    sound = path.read_bytes()
+    chance = random.Random(7)
+    deep = b"[" * 200_000
+    for data in (b"", b"\0" * 64, b"\xff\xfe{", deep, b'{"a":' * 50_000, sound[: len(sound) // 2]):
+        path.write_bytes(data)
+        check_read(read)
+    for _ in range(300):
+        data = bytearray(sound)
+        for at in chance.choices(range(len(data)), k=chance.choice((1, 1, 3, 20))):
+            data[at] = chance.choice((0xE5, 0x80, ord('"'), ord("9"), data[at] ^ 1 << (at % 8)))
+        path.write_bytes(data)
+        check_read(read)
+
+
+def check_read(read: Callable[[], object]) -> None:
+    try:
+        read()
+    except SpecllamaError:
+        pass
+
+
+def test_a_verdict_that_a_flipped_bit_changed_is_not_believed(tmp_path: Path) -> None:
+    path, read = exactness(tmp_path / "kept")
+    assert b'"rows":16' in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(b'"rows":16', b'"rows":46'))
+    read()

@@ -1,7 +1,5 @@
 """The block drafter on a table: one text per seed, exact rejection, states or no draft."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 from dataclasses import replace

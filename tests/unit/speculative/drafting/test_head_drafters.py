@@ -1,7 +1,5 @@
 """What every kind of head keeps: one text per seed, exact rejection, states or no draft."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -9,18 +7,15 @@ from typing import Any
 import pytest
 from engines import FakeContext
 from head_fakes import BLOCKS, HEAD_DRAFTERS
-from oracle import Oracle, Tokens, bias
 from table_model import FakeTable
-from toys import FULL, LAYERS, PROMPT, ChainToy, Leaves, NotTwice, Setup, V, is_eog
+from toys import EXACT, FULL, LAYERS, PROMPT, Leaves, Setup, V, is_eog
 
 from specllama.settings.params import VerifyRule
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.effects import run_alone
-from specllama.speculative.round import Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room
-from specllama.speculative.window import Window
 
 LAYERED = {"eagle3": 1, "dflash": 0}  # read layers of the target: tokens before their first state
 
@@ -36,25 +31,9 @@ def lane_of(drafter: Drafter) -> Any:
 
 def run(kind: str, setup: Setup, leaves: int) -> tuple[list[int], list[Draft]]:
     """A reply of the setup, drafted with a head."""
-    tokens = list(PROMPT)
-    target = FakeContext(setup.table, n_ctx=256)
+    tokens, target = list(PROMPT), FakeContext(setup.table, n_ctx=256)
     proposer = Leaves(drafter_for(kind, setup, target), leaves)
-    target.capture(proposer.needs)
-    target.forward(tokens[:-1], outputs="none")
-    rule, coins = rule_of(setup.rule), RandomCoins((setup.seed, 2))
-    proposer.start(Request(seed=setup.seed, rule=rule, coins=coins, is_eog=is_eog))
-    loop = Rounds(
-        target=target,
-        drafter=proposer,
-        tokens=tokens,
-        chain=SamplerChain(setup.sampling, seed=setup.seed, tokens=tokens),
-        window=Window(setup.draft_max),
-        rule=rule,
-        seed=setup.seed,
-        coins=RandomCoins((setup.seed, 1)),
-        is_stop=is_eog,
-        pass_rows=65,
-    )
+    loop = setup.loop(proposer, target, tokens, coins=RandomCoins((setup.seed, 2)))
     while len(tokens) < 60 and not is_eog(tokens[-1]):
         run_alone(loop.round())
     return tokens[:60], proposer.drafts
@@ -87,46 +66,24 @@ def test_rejection_is_exact(
     outcomes of the coins."""
     if kind in BLOCKS and nodes == 4:
         pytest.skip("a block of so many places has too many outcomes")
-    sampling = {
-        "truncated": dataclasses.replace(FULL, top_k=2, temperature=0.8),
-        "cut grammar": dataclasses.replace(FULL, top_k=2, temperature=0.8),
-        "penalties": dataclasses.replace(FULL, repeat_penalty=1.5, presence_penalty=0.5),
-    }.get(case, FULL)
-    prompt, length, grammar = [1, 2, 1, 2], 2, "grammar" in case
-    setup = Setup(sampling=sampling, rule=rule, grammar=grammar)
+    grammar = "grammar" in case
+    sampling = EXACT["truncated" if case == "cut grammar" else case.replace("grammar", "plain")]
+    setup = Setup(sampling=sampling, seed=0, rule=rule, grammar=grammar, draft_max=nodes)
     table = FakeTable(3, seed=2, sharpness=0.8)
     other = FakeTable(3, seed=3, sharpness=0.8, of=table, agreement=0.4)
     shapes: set[tuple[int, ...]] = set()
 
-    def program(oracle: Oracle) -> Tokens:
-        tokens = list(prompt)
-        target = FakeContext(table, n_ctx=16)
+    def make(target: FakeContext) -> Drafter:
         proposer = HEAD_DRAFTERS[kind](other, target, table, 16)
-        target.capture(proposer.needs)
-        target.forward(tokens[:-1], outputs="none")
         if hasattr(proposer, "siblings"):
             proposer.siblings = siblings
-        request = Request(
-            seed=0, rule=rule_of(rule), coins=oracle, is_eog=is_eog, leaves=leaves, pass_rows=16
-        )
-        proposer.start(request)
-        loop = Rounds(
-            target=target,
-            drafter=proposer,
-            tokens=tokens,
-            chain=SamplerChain(sampling, tokens=tokens, constraint=NotTwice() if grammar else None),
-            window=Window(nodes),
-            rule=rule_of(rule),
-            seed=0,
-            coins=oracle,
-            is_stop=is_eog,
-            pass_rows=65,
-        )
-        while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-            shapes.add(run_alone(loop.round()).parents)
-        return tuple(tokens[len(prompt) :])
+        return proposer
 
-    assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
+    off = setup.off_by(
+        make, table, [1, 2, 1, 2], 2, lambda done: shapes.add(done.parents), leaves=leaves,
+        pass_rows=16,
+    )  # fmt: skip
+    assert off < 1e-9
     assert max(map(len, shapes)) > 1
     if siblings > 1 and not grammar:
         assert any(parents.count(-1) > 1 for parents in shapes)

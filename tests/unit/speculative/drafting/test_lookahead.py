@@ -1,7 +1,5 @@
 """Lookahead: the layout of the window, the pool, one text per seed."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 
@@ -17,7 +15,7 @@ from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.lookahead import LookaheadDrafter
 from specllama.speculative.effects import Steps, run_alone
 from specllama.speculative.round import Rounds
-from specllama.speculative.rules import RandomCoins, rule_of
+from specllama.speculative.rules import RandomCoins
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room, Verdict
 
@@ -97,8 +95,7 @@ def test_every_column_gives_one_ngram_of_what_the_target_would_write() -> None:
     for column in columns:
         way = [draft.tokens[n] for n in column[1:]]
         first = draft.tokens[column[0]] if column[0] >= 0 else tokens[-1]
-        gram = (*way, int(np.argmax(row(column[-1]))))
-        assert gram in proposer._pool[first]
+        assert (*way, int(np.argmax(row(column[-1])))) in proposer._pool[first]
 
 
 def test_a_settled_window_predicts_the_text() -> None:
@@ -113,34 +110,16 @@ def test_a_settled_window_predicts_the_text() -> None:
 
     plain = setup.run()
     inner = LookaheadDrafter(window=6, ngram=4, guesses=4)
-    setup_wide = dataclasses.replace(setup)
-    assert run(setup_wide, Wide(inner), look) == plain
-    accepted = sum(len(r.accepted_path) for r in rounds)
-    assert accepted > 30
+    assert run(dataclasses.replace(setup), Wide(inner), look) == plain
+    assert sum(len(r.accepted_path) for r in rounds) > 30
     assert all(len(r.accepted_path) <= 3 for r in rounds)  # N - 1
 
 
 def run(setup: Setup, proposer: Wide, each: object = None) -> list[int]:
     """``Setup.run`` without its bound on the draft: scouts come on top of the window."""
-    from specllama.speculative.window import Window
-
-    target = FakeContext(setup.table, n_ctx=256)
-    tokens = list(PROMPT)
-    target.forward(tokens[:-1], outputs="none")
-    coins = RandomCoins((setup.seed, 1))
-    proposer.start(Request(seed=setup.seed, rule=rule_of(setup.rule), coins=coins, is_eog=is_eog))
-    loop = Rounds(
-        target=target,
-        drafter=proposer,
-        tokens=tokens,
-        chain=SamplerChain(setup.sampling, seed=setup.seed, tokens=tokens, breakers=frozenset({9})),
-        window=Window(setup.draft_max),
-        rule=rule_of(setup.rule),
-        seed=setup.seed,
-        coins=coins,
-        is_stop=is_eog,
-        pass_rows=65,
-    )
+    target, tokens = FakeContext(setup.table, n_ctx=256), list(PROMPT)
+    coins, breakers = RandomCoins((setup.seed, 1)), frozenset({9})
+    loop = setup.loop(proposer, target, tokens, coins=coins, breakers=breakers)
     end = len(PROMPT) + setup.length
     while len(tokens) < end and not is_eog(tokens[-1]):
         done = run_alone(loop.round(end - len(tokens)))
@@ -185,5 +164,4 @@ def test_the_pool_can_be_forgotten() -> None:
     run_alone(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(8)))
     proposer.forget()
     assert not proposer._pool
-    again = run_alone(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(8)))
-    assert len(again)
+    assert len(run_alone(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(8))))

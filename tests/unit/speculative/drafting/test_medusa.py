@@ -1,7 +1,5 @@
 """Medusa: the heads' arithmetic, the best tree, one text per seed, exact rejection."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -12,22 +10,14 @@ import numpy as np
 import pytest
 from head_fakes import knowing, medusa_of, state_of
 from medusa_numpy import Heads, MedusaHead, silu
-from toys import (
-    FULL,
-    SAMPLERS,
-    Leaves,
-    Setup,
-    into_dead_ends,
-    is_eog,
-    weights,
-)
+from toys import FULL, Leaves, Setup, into_dead_ends, is_eog, weights
 from windows import Answers, Pair, booking
 
 from specllama.events import RoundDone
 from specllama.settings.params import VerifyRule
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.medusa import MedusaDrafter
-from specllama.speculative.effects import Effect, Pass, Steps, perform, run_alone
+from specllama.speculative.effects import Effect, Steps, perform, run_alone
 from specllama.speculative.policy.costs import Costs
 from specllama.speculative.policy.policy import Policy
 from specllama.speculative.round import Rounds
@@ -86,7 +76,6 @@ def test_a_head_computes_its_definition(own: bool, proj: bool, blocks: int) -> N
 def test_a_reduced_vocabulary_leaves_the_rest_impossible() -> None:
     full = random_heads(4, 9)
     ids = np.array([7, 2, 5], np.int32)
-    assert full.output is not None
     reduced = dataclasses.replace(full, output=full.output[ids], ids=ids)
     hidden = np.ones(4, np.float32)
     row, whole = reduced.logits(hidden, 1), full.logits(hidden, 1)
@@ -104,8 +93,7 @@ def test_states_together_have_the_logits_that_each_has_alone() -> None:
 
 
 def test_silu_has_no_trouble_far_out() -> None:
-    x = np.array([-1e30, -100.0, -1.0, 0.0, 1.0, 100.0, 1e30], np.float32)
-    y = silu(x)
+    y = silu(np.array([-1e30, -100.0, -1.0, 0.0, 1.0, 100.0, 1e30], np.float32))
     assert y.dtype == np.float32
     assert np.isfinite(y).all()
     assert y[:2] == pytest.approx([0.0, 0.0], abs=1e-4)
@@ -203,13 +191,11 @@ def test_what_follows_is_looked_up_only_when_it_can_matter() -> None:
 
 
 def test_a_head_is_asked_once_a_round() -> None:
-    setup = Setup()
-    proposer = medusa(setup)
+    proposer = medusa(Setup())
     proposer.start(request())
     asked: list[int] = []
 
     def answer(ask: Effect) -> object:
-        assert isinstance(ask, Pass)
         asked.append(ask.head)
         return perform(ask)
 
@@ -240,31 +226,6 @@ def follow(paths: list[int]) -> Callable[[Rounds, RoundDone], None]:
         paths.append(len(done.accepted_path))
 
     return note
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("noise", [0.0, 2.0])
-def test_same_seed_same_text_with_medusa(temperature: float, noise: float) -> None:
-    sampling = dataclasses.replace(FULL, temperature=temperature)
-    accepted = 0
-    for seed, draft_max, leaves in ((1, 1, 1), (2, 3, 1), (3, 4, 8), (4, 8, 16), (5, 12, 3)):
-        setup = Setup(sampling=sampling, seed=seed, draft_max=draft_max)
-        proposer = Leaves(medusa(setup, noise), leaves)
-        paths: list[int] = []
-        assert setup.run(proposer, follow(paths)) == setup.run()
-        accepted += sum(paths)
-        assert leaves > 1 or all(draft.is_chain for draft in proposer.drafts)
-    assert accepted > 0
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("grammar", [False, True])
-def test_every_sampler_gives_one_text_with_medusa(sampler: str, grammar: bool) -> None:
-    for seed in range(3):
-        setup = Setup(
-            sampling=SAMPLERS[sampler], seed=seed, grammar=grammar, draft_max=7, length=24
-        )
-        assert setup.run(Leaves(medusa(setup, 1.0))) == setup.run()
 
 
 def request(rule: VerifyRule = "match", leaves: int = 8, p_min: float = 0.0) -> Request:
@@ -339,15 +300,12 @@ def window(slope: float) -> Policy:
 
 def test_side_nodes_join_where_rows_are_cheap_only() -> None:
     for slope, likely, joins in ((0.05, 0.2, True), (0.5, 0.2, False), (0.5, 0.8, True)):
-        made = window(slope)
-        judge = made.plan(100).judge
-        assert judge is not None
+        judge = window(slope).plan(100).judge
         assert judge.row(likely) is joins, (slope, likely)
 
 
 def test_side_nodes_end_where_the_balance_does() -> None:
     judge = window(0.3).plan(100).judge
-    assert judge is not None
     joined = 0
     while judge.row(0.99):
         joined += 1

@@ -4,8 +4,6 @@ Nothing else knows of it, and yet it is a choice, is listed and drawn, drafts, j
 is booked and logged under its own name.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -58,8 +56,7 @@ def test_it_joins_what_auto_drafts_with(shown: dict[str, Any]) -> None:
 
 
 def test_it_is_booked_and_logged_under_its_own_name(shown: dict[str, Any]) -> None:
-    own = shown["replies"]["repeat 0"]
-    assert own["sources"] == ["repeat"]
+    assert shown["replies"]["repeat 0"]["sources"] == ["repeat"]
     assert "repeat" in shown["booked"]["balances"]
     assert set(shown["booked"]["sources"]) <= {"repeat"}
     assert shown["booked"]["tables"] == [], "it steps through nothing that is timed"

@@ -1,18 +1,14 @@
 """What a caller expects: followed from its beginning, found again behind differences, exact."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Sequence
 
 import pytest
-from engines import FakeContext
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import Tokens, bias
 from table_model import FakeTable
-from toys import FULL, PROMPT, SAMPLERS, ChainToy, NotTwice, Setup, is_eog
+from toys import FULL, PROMPT, SAMPLERS, Setup, is_eog
 
 from specllama.events import RoundDone
 from specllama.settings.params import VerifyRule
@@ -21,13 +17,12 @@ from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.prediction import PredictionDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
-from specllama.speculative.effects import Steps, run_alone
+from specllama.speculative.effects import Steps
 from specllama.speculative.policy.learned import Acceptance, match_features
 from specllama.speculative.round import Rounds
-from specllama.speculative.rules import MATCH, RandomCoins, rule_of
+from specllama.speculative.rules import MATCH, RandomCoins
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
-from specllama.speculative.window import Window
 
 OLD = random.Random(1).choices(range(1, 40), k=600)  # few tokens: every one stands in many places
 
@@ -201,38 +196,12 @@ def test_what_is_expected_is_written_in_few_passes() -> None:
 @pytest.mark.parametrize("grammar", [False, True])
 def test_every_outcome_has_its_weight(rule: VerifyRule, grammar: bool) -> None:
     """Enumerated: expected texts that are right, wrong and differ in the middle."""
-    prompt, length = [1, 2, 1, 2], 3
-    setup = Setup(sampling=FULL, rule=rule, grammar=grammar)
+    setup = Setup(seed=0, rule=rule, grammar=grammar, draft_max=3)
     table = FakeTable(3, seed=2, sharpness=0.8)
-    judge = rule_of(rule, greedy=False)
-    for prediction in ([1, 2, 1, 2], [2, 2], [1]):
-
-        def program(oracle: object, expected: Sequence[int] = prediction) -> Tokens:
-            tokens = list(prompt)
-            target = FakeContext(table, n_ctx=16)
-            target.forward(tokens[:-1], outputs="none")
-            coins: RandomCoins = oracle  # type: ignore[assignment]
-            drafter = PredictionDrafter()
-            drafter.start(
-                Request(seed=0, rule=judge, coins=coins, is_eog=is_eog, prediction=expected)
-            )
-            loop = Rounds(
-                target=target,
-                drafter=drafter,
-                tokens=tokens,
-                chain=SamplerChain(FULL, tokens=tokens, constraint=NotTwice() if grammar else None),
-                window=Window(3),
-                rule=judge,
-                seed=0,
-                coins=coins,
-                is_stop=is_eog,
-                pass_rows=9,
-            )
-            while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-                run_alone(loop.round(len(prompt) + length - len(tokens)))
-            return tuple(tokens[len(prompt) :])
-
-        assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
+    for expected in ([1, 2, 1, 2], [2, 2], [1]):
+        assert setup.off_by(
+            lambda target: PredictionDrafter(), table, [1, 2, 1, 2], 3, prediction=expected
+        ) < 1e-9  # fmt: skip
 
 
 def test_a_guess_says_whose_it_is() -> None:

@@ -1,7 +1,5 @@
 """Draft sources on their own: what they propose, what they keep, what they evaluate."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 
@@ -101,7 +99,6 @@ def test_q_is_the_law_that_was_drawn_from() -> None:
         for i, token in enumerate(draft.tokens):
             expected = walking.law(table().row(text + list(draft.tokens[:i])))
             q = draft.q[i]
-            assert q is not None
             np.testing.assert_array_equal(q.ids, expected.ids)
             np.testing.assert_array_equal(q.probs, expected.probs)
             assert q.prob(token) > 0.0
@@ -117,7 +114,6 @@ def test_q_of_a_large_vocabulary_outlives_its_row(monkeypatch: pytest.MonkeyPatc
     for i, token in enumerate(draft.tokens):
         expected = walking.law(table().row(text + list(draft.tokens[:i])))
         q = draft.q[i]
-        assert q is not None
         assert token == draw(expected, 7, walking.position)[0]
         np.testing.assert_array_equal(q.probs, expected.probs)
         walking.advance(token)
@@ -172,9 +168,7 @@ def test_a_long_backlog_is_read_in_batches() -> None:
 def test_the_draft_context_bounds_the_draft(n_ctx: int) -> None:
     """The last draft needs no cell of its own."""
     text = [3, 9, 4]
-    proposer = model(n_ctx=n_ctx)
-    draft = run_alone(proposer.draft(text, chain(text), Room(6)))
-    assert len(draft) == min(6, n_ctx - 2)
+    assert len(run_alone(model(n_ctx=n_ctx).draft(text, chain(text), Room(6)))) == min(6, n_ctx - 2)
 
 
 @pytest.mark.parametrize("n_ctx", [4, 5, 8, 13])
@@ -232,16 +226,14 @@ def test_whatever_happens_to_a_history_its_lane_holds_the_end_of_it(seed: int) -
 
 
 def test_it_ends_at_an_end_of_turn() -> None:
-    end = FakeTable(V, seed=1, eog_bias=50.0)
-    proposer = ChainDrafter(FakeContext(end), n_vocab=V)
+    proposer = ChainDrafter(FakeContext(FakeTable(V, seed=1, eog_bias=50.0)), n_vocab=V)
     proposer.start(request())
     assert run_alone(proposer.draft([3], chain([3]), Room(9))).tokens == (0,)
 
 
 def test_p_min_is_judged_before_the_draw() -> None:
     """The same number of drafts whatever the coins show at the last position."""
-    flat = FakeContext(table(sharpness=0.1))
-    proposer = ChainDrafter(flat, n_vocab=V)
+    proposer = ChainDrafter(FakeContext(table(sharpness=0.1)), n_vocab=V)
     proposer.start(request("rejection", p_min=0.9))
     assert len(run_alone(proposer.draft([3], chain([3]), Room(5)))) == 0
     proposer.start(request("rejection", p_min=0.0))
@@ -415,7 +407,6 @@ def test_a_mixture_asks_the_target_for_what_its_head_needs() -> None:
 
     head = Head("eagle3", (1, 2, 3))
     mixed = Kit(FakeContext(FakeTable(V)), made={"eagle3": head}).drafter("mixed")
-    assert isinstance(mixed, MixedDrafter)
     assert (mixed.paid, mixed.needs) == ("eagle3", (1, 2, 3))
     run_alone(mixed.read_prompt([1] * 9, 8))
     assert head.read == 8
@@ -425,14 +416,12 @@ def test_a_mixture_asks_the_target_for_what_its_head_needs() -> None:
 
     heads = {"eagle3": head, "mtp": Head("mtp", "nextn"), "self": Head("self", "nothing")}
     best = Kit(FakeContext(FakeTable(V)), made=dict(heads)).drafter("mixed")
-    assert isinstance(best, MixedDrafter)
     assert best.needs == "nextn"
     pair = Kit(FakeContext(FakeTable(V)), FakeContext(FakeTable(V)), made=dict(heads)).all()
     assert isinstance(pair["mixed"], MixedDrafter)
     assert (pair["mixed"].paid, pair["mixed"].needs) == ("draft", "nothing")
     assert pair["mixed"].advice() == ""
     bare = Kit(FakeContext(FakeTable(V))).drafter("mixed")
-    assert isinstance(bare, MixedDrafter)
     assert bare.paid == ""
     assert bare.reusable([1] * 9, 8) == 8
 

@@ -1,7 +1,5 @@
 """Suffix decoding: what follows a state, what is drafted, one text per seed."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Sequence
@@ -9,11 +7,12 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import FULL, SAMPLERS, Leaves, Setup, is_eog
+from toys import FULL, Leaves, Setup, is_eog
 from windows import Answers
 
 from specllama.events import RoundDone
 from specllama.settings.params import VerifyRule
+from specllama.speculative.drafting import copying
 from specllama.speculative.drafting.copying import Backoff
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.ngram import NgramDrafter
@@ -123,8 +122,7 @@ def test_coins_judge_nothing_that_the_same_coins_may_have_drawn(rule: VerifyRule
 
 def test_the_most_frequent_continuation_wins_over_the_newest() -> None:
     text = [*[3, 4, 5, 9] * 5, 3, 4, 5, 8, 3, 4, 5]
-    suffix = drafted(started(SuffixDrafter()), text)
-    assert suffix.tokens[0] == 9
+    assert drafted(started(SuffixDrafter()), text).tokens[0] == 9
     ngram = NgramDrafter()
     ngram.start(Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=is_eog))
     assert run_alone(ngram.draft(text, SamplerChain(FULL, tokens=text), Room(1))).tokens[0] == 8
@@ -203,8 +201,7 @@ def test_reliability_is_learnt_from_tested_guesses() -> None:
 
 def test_edited_texts_are_followed() -> None:
     proposer = started(SuffixDrafter())
-    first = [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    drafted(proposer, first)
+    drafted(proposer, [1, 2, 3, 4, 5, 6, 7, 8, 9])
     edited = [1, 2, 3, 11, 12, 13, 4, 5, 6, 7]
     assert drafted(proposer, edited).tokens == (8, 9)  # from before the edit
 
@@ -274,16 +271,6 @@ def test_what_is_kept_of_earlier_texts_is_bounded() -> None:
 # -- one seed, one text -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
-@pytest.mark.parametrize("leaves", [1, 6])
-def test_same_seed_same_text(sampler: str, temperature: float, leaves: int) -> None:
-    sampling = dataclasses.replace(SAMPLERS[sampler], temperature=temperature)
-    for seed, draft_max in ((1, 1), (2, 4), (3, 16)):
-        setup = Setup(sampling=sampling, seed=seed, draft_max=draft_max, eog_bias=-9.0, length=60)
-        assert setup.run(Leaves(SuffixDrafter(), leaves)) == setup.run()
-
-
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_sampled_rules_run(rule: VerifyRule) -> None:
     setup = Setup(rule=rule, draft_max=6, eog_bias=-9.0, length=60)
@@ -302,3 +289,58 @@ def test_drafts_are_really_accepted() -> None:
     )
     setup.run(SuffixDrafter(), count)
     assert accepted > 50  # a greedy text runs in circles
+
+
+# -- the text's own habits and a copied token --
+
+
+def of(text: list[int]) -> Backoff:
+    habits = Backoff()
+    habits.follow(History(text))
+    return habits
+
+
+def test_the_estimate_is_that_of_witten_and_bell() -> None:
+    habits = of([1, 2, 3, 9, 2, 3, 8, 2, 4, 1, 2])
+    # after 2 came 3, 3, 4; after (1, 2) came 3
+    one = (2 + 2 * 0.02) / (3 + 2)
+    assert habits.likely([3]) == pytest.approx([(1 + 1 * one) / (1 + 1)])
+    other = (1 + 2 * 0.02) / (3 + 2)
+    assert habits.likely([4]) == pytest.approx([(0 + 1 * other) / (1 + 1)])
+    assert habits.likely([7])[0] == pytest.approx(0.5 * (2 * 0.02) / 5)
+
+
+def test_a_copied_token_is_judged_behind_those_before_it() -> None:
+    habits = of([1, 2, 3, 4, 5, 1, 2])
+    behind_3 = (1 + 0.02) / (1 + 1)
+    first, second = habits.likely([3, 4])
+    assert second == pytest.approx((1 + behind_3) / (1 + 1)), "behind (2, 3), where 4 always came"
+    assert habits.likely([4])[0] < 0.01, "behind (1, 2) it never did"
+    # copying proves nothing: the counts are those of the text
+    assert habits.likely([3, 4]) == (first, second) == of([1, 2, 3, 4, 5, 1, 2]).likely([3, 4])
+
+
+def test_what_always_follows_is_safer_than_one_of_many() -> None:
+    key, colon = 1, 2
+    values = of([key, colon, 10, key, colon, 11, key, colon, 12, key, colon])
+    assert of([key, colon, 10, key, colon, 10, key, colon, 10, key, colon]).likely([10])[0] > 0.9
+    assert values.likely([12])[0] < 0.4
+    assert Backoff().likely([5, 6]) == (0.02, 0.02)
+
+
+Change = tuple[int, list[int]]  # tokens kept (modulo the length), tokens that follow
+
+
+@pytest.mark.parametrize("newest", [3, 4096])
+@given(st.lists(st.tuples(st.integers(0, 40), st.lists(st.integers(0, 5), max_size=9)), max_size=9))
+def test_following_changes_is_reading_at_once(newest: int, changes: list[Change]) -> None:
+    """Whatever is counted one by one or sorted, appended or cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copying, "_NEWEST", newest)
+        text, habits, copied = History(), Backoff(), [0, 1, 2]
+        for keep, more in changes:
+            text.cut(keep)
+            text.extend(more)
+            habits.follow(text)
+            assert habits.likely(copied) == pytest.approx(of(list(text)).likely(copied), abs=1e-15)
+            assert all(0.0 < p < 1.0 for p in habits.likely(copied))

@@ -1,7 +1,5 @@
 """Draft models of another vocabulary: byte-exact, one text per seed, exact rejection, refusals."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,14 +8,14 @@ import numpy as np
 import pytest
 from engines import FakeContext
 from ggufs import bpe_tokens, write_llama, write_spm
-from oracle import Oracle, Tokens, bias
+from requests_made import asked, finish
 from table_model import FakeTable
-from toys import FULL, LETTERS, OURS, SAMPLERS, ChainToy, Setup, V, Words, is_eog
+from toys import FULL, LETTERS, OURS, SAMPLERS, Setup, V, Words, is_eog
 
 from specllama.engine.engine import Engine
 from specllama.errors import ContextFull, EngineError, PairIncompatible
 from specllama.events import Finished, RoundDone
-from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams, VerifyRule
+from specllama.settings.params import EngineOptions, VerifyRule
 from specllama.speculative.drafting import translate
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.draft_tree import TreeDrafter
@@ -30,10 +28,9 @@ from specllama.speculative.drafting.translate import (
 )
 from specllama.speculative.effects import run_alone
 from specllama.speculative.round import Rounds
-from specllama.speculative.rules import MATCH, RandomCoins, rule_of
+from specllama.speculative.rules import MATCH, RandomCoins
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Room
-from specllama.speculative.window import Window
 from specllama.text_history import History
 
 ASCII = [chr(c) for c in (10, *range(32, 127))]
@@ -128,37 +125,14 @@ def test_shared_tokens_give_one_text(sampler: str, temperature: float) -> None:
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_shared_tokens_are_exact_under_sampling_rules(rule: VerifyRule) -> None:
     """q is the law of the token that is sent, restricted and renormalised: enumerated."""
-    prompt, length = [1, 2], 2
-    setup = Setup(rule=rule)
-    ours, theirs = Words("ab"), Words(["b", "xy", "a"])
+    words = TokenMap(Words("ab"), Words(["b", "xy", "a"]))
+    theirs = FakeTable(4, seed=3, sharpness=1.0)
+
+    def make(target: FakeContext) -> Drafter:
+        return ChainDrafter(TranslatedContext(FakeContext(theirs, n_ctx=32), words), n_vocab=3)
+
     table = FakeTable(3, seed=2, sharpness=1.0)
-
-    def program(oracle: Oracle) -> Tokens:
-        tokens = list(prompt)
-        target = FakeContext(table, n_ctx=16)
-        target.forward(tokens[:-1], outputs="none")
-        context = TranslatedContext(
-            FakeContext(FakeTable(4, seed=3, sharpness=1.0), n_ctx=32), TokenMap(ours, theirs)
-        )
-        proposer = ChainDrafter(context, n_vocab=3)
-        proposer.start(Request(seed=0, rule=rule_of(rule), coins=oracle, is_eog=is_eog))
-        loop = Rounds(
-            target=target,
-            drafter=proposer,
-            tokens=tokens,
-            chain=SamplerChain(FULL, tokens=tokens),
-            window=Window(2),
-            rule=rule_of(rule),
-            seed=0,
-            coins=oracle,
-            is_stop=is_eog,
-            pass_rows=65,
-        )
-        while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-            run_alone(loop.round())
-        return tuple(tokens[len(prompt) :])
-
-    assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
+    assert Setup(seed=0, rule=rule, draft_max=2).off_by(make, table, [1, 2], 2) < 1e-9
 
 
 # -- cut anew -----------------------------------------------------------------------------------
@@ -175,8 +149,7 @@ def test_cut_anew_gives_one_text_and_byte_exact_guesses() -> None:
             FakeContext(FakeTable(draft.n_tokens, seed=4), n_ctx=256), OURS, draft, mapped
         )
         assert setup.run(proposer) == setup.run()
-        spelled = b"".join(draft.piece(t) for t in proposer._ids)
-        assert spelled == bytes(proposer._text)
+        assert b"".join(draft.piece(t) for t in proposer._ids) == bytes(proposer._text)
 
 
 class Counted(Words):
@@ -236,18 +209,9 @@ def test_neither_way_is_refused() -> None:
 
 
 def texts(engine: Engine, proposer: str, temperature: float) -> Finished:
-    params = GenerateParams(
-        sampling=SamplingParams(temperature=temperature),
-        seed=3,
-        max_tokens=24,
-        proposer=proposer,
-        ignore_eos=True,
-        window="fixed",
-    )
     engine.reset()
-    last = list(engine.generate("the model and the draft return", params))[-1]
-    assert isinstance(last, Finished)
-    return last
+    params = asked(proposer, temperature, seed=3, draft_max=None)
+    return finish(engine, "the model and the draft return", params)
 
 
 @pytest.mark.parametrize("kind", ["shared", "byte-level draft", "sentencepiece draft"])
@@ -270,8 +234,7 @@ def test_real_files_with_other_tokenizers(
             merges=merges,
         )
     elif kind == "byte-level draft":
-        extra = [f"{a}word{b}" for a in "abcde" for b in "uvwxyz"]
-        tokens, types, merges = bpe_tokens(extra)
+        tokens, types, merges = bpe_tokens([f"{a}word{b}" for a in "abcde" for b in "uvwxyz"])
         draft = write_llama(
             tmp_path / "draft.gguf", blocks=1, tokens=tokens, types=types, merges=merges
         )

@@ -1,7 +1,5 @@
 """Draft trees: their layout, the choice of nodes, one text per seed, exact rejection."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random
@@ -11,20 +9,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from engines import FakeContext, NoSeats
-from oracle import Oracle, Tokens, bias
 from table_model import FakePool, FakeTable
-from toys import (
-    FULL,
-    SAMPLERS,
-    ChainToy,
-    Leaves,
-    NotTwice,
-    Setup,
-    V,
-    into_dead_ends,
-    is_eog,
-    weights,
-)
+from toys import EXACT, FULL, Leaves, Setup, V, grower, into_dead_ends, is_eog, weights
 from windows import Answers
 
 from specllama.backend.base import Lane
@@ -41,19 +27,10 @@ from specllama.speculative.drafting.merged import MergedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.effects import Steps, run_alone
 from specllama.speculative.round import Rounds
-from specllama.speculative.rules import MATCH, REJECTION, RandomCoins, rule_of
+from specllama.speculative.rules import MATCH, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import TreeBuilder
 from specllama.speculative.types import Draft, Room
-from specllama.speculative.window import Window
-
-
-def grower(setup: Setup, agreement: float, siblings: int = 3) -> TreeDrafter:
-    table = FakeTable(V, seed=6, sharpness=1.5, of=setup.table, agreement=agreement)
-    drafter = TreeDrafter(FakeContext(table, n_ctx=256), n_vocab=V)
-    drafter.siblings = siblings
-    return drafter
-
 
 PROPOSERS: dict[str, Callable[[Setup], Drafter]] = {
     "tree 0": lambda s: grower(s, 0.0),
@@ -169,13 +146,7 @@ def test_the_tree_holds_the_likeliest_nodes_of_all() -> None:
         proposer = TreeDrafter(FakeContext(table, n_ctx=64), n_vocab=4)
         proposer.siblings, proposer.floor = 4, 0.0
         proposer.start(
-            Request(
-                seed=0,
-                rule=MATCH,
-                coins=RandomCoins(0),
-                is_eog=lambda t: False,
-                leaves=64,
-            )
+            Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=lambda t: False, leaves=64)
         )
         draft = run_alone(proposer.draft(tokens, SamplerChain(sampling, tokens=tokens), Room(n)))
         every: list[float] = []
@@ -235,7 +206,6 @@ def test_only_nodes_that_can_still_matter_are_read() -> None:
     proposer.start(Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=is_eog, leaves=8))
     tokens = [1, 2, 3]
     context = proposer.lane
-    assert isinstance(context, FakeContext)
     chain = SamplerChain(setup.sampling, tokens=tokens)
     run_alone(proposer.draft(tokens, chain, Room(2)))
     assert context.passes == [3, 1]  # behind the second there would be no place
@@ -299,8 +269,7 @@ def test_trees_of_several_conversations_share_the_passes_of_their_model() -> Non
 
 
 def test_one_leaf_makes_a_chain() -> None:
-    setup = Setup()
-    proposer = grower(setup, 0.5)
+    proposer = grower(Setup(), 0.5)
     proposer.start(Request(seed=0, rule=MATCH, coins=RandomCoins(0), is_eog=is_eog))
     tokens = [1, 2, 3]
     draft = run_alone(proposer.draft(tokens, SamplerChain(FULL, tokens=tokens), Room(6)))
@@ -309,25 +278,6 @@ def test_one_leaf_makes_a_chain() -> None:
 
 
 # -- one seed, one text -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", PROPOSERS)
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.5])
-def test_same_seed_same_text(name: str, temperature: float) -> None:
-    sampling = dataclasses.replace(FULL, temperature=temperature)
-    for seed, draft_max, leaves in ((1, 1, 8), (2, 3, 2), (3, 6, 8), (4, 16, 16), (5, 9, 3)):
-        setup = Setup(sampling=sampling, seed=seed, draft_max=draft_max)
-        assert setup.run(Leaves(PROPOSERS[name](setup), leaves)) == setup.run()
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("grammar", [False, True])
-def test_every_sampler_gives_one_text(sampler: str, grammar: bool) -> None:
-    for seed, name in enumerate(PROPOSERS):
-        setup = Setup(
-            sampling=SAMPLERS[sampler], seed=seed, grammar=grammar, draft_max=7, length=24
-        )
-        assert setup.run(Leaves(PROPOSERS[name](setup))) == setup.run(), name
 
 
 def accepted(setup: Setup, proposer: Drafter) -> float:
@@ -374,7 +324,7 @@ def test_sampled_rules_run_on_trees(rule: VerifyRule) -> None:
 
 
 @pytest.mark.parametrize("grammar", [False, True])
-@pytest.mark.parametrize("case", ["plain", "truncated", "penalties"])
+@pytest.mark.parametrize("case", EXACT)
 @pytest.mark.parametrize(
     ("name", "siblings", "nodes"),
     [("tree", 2, 3), ("tree", 3, 4), ("merged", 2, 3), ("merged", 3, 3), ("tree", 1, 2)],
@@ -383,44 +333,20 @@ def test_rejection_on_grown_trees_is_exact(
     name: str, siblings: int, nodes: int, case: str, grammar: bool
 ) -> None:
     """Sampled, fixed and hybrid children, over all outcomes of the coins."""
-    sampling = {
-        "plain": FULL,
-        "truncated": dataclasses.replace(FULL, top_k=2, temperature=0.8),
-        "penalties": dataclasses.replace(FULL, repeat_penalty=1.5, presence_penalty=0.5),
-    }[case]
-    prompt, length = [1, 2, 1, 2], 2
-    setup = Setup(sampling=sampling, rule="rejection", grammar=grammar)
+    setup = Setup(sampling=EXACT[case], seed=0, rule="rejection", grammar=grammar, draft_max=nodes)
     table = FakeTable(3, seed=2, sharpness=0.8)
     other = FakeTable(3, seed=3, sharpness=0.8, of=table, agreement=0.4)
     shapes: set[tuple[int, ...]] = set()
 
-    def program(oracle: Oracle) -> Tokens:
-        tokens = list(prompt)
-        target = FakeContext(table, n_ctx=16)
-        target.forward(tokens[:-1], outputs="none")
+    def make(target: FakeContext) -> Drafter:
         model = TreeDrafter(FakeContext(other, n_ctx=16), n_vocab=3)
         model.siblings = siblings
-        proposer: Drafter = model
-        if name == "merged":
-            proposer = MergedDrafter(NgramDrafter(n_min=1), model)
-        proposer.start(Request(seed=0, rule=REJECTION, coins=oracle, is_eog=is_eog, leaves=4))
-        loop = Rounds(
-            target=target,
-            drafter=proposer,
-            tokens=tokens,
-            chain=SamplerChain(sampling, tokens=tokens, constraint=NotTwice() if grammar else None),
-            window=Window(nodes),
-            rule=REJECTION,
-            seed=0,
-            coins=oracle,
-            is_stop=is_eog,
-            pass_rows=65,
-        )
-        while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-            shapes.add(run_alone(loop.round()).parents)
-        return tuple(tokens[len(prompt) :])
+        return MergedDrafter(NgramDrafter(n_min=1), model) if name == "merged" else model
 
-    assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9
+    def note(done: RoundDone) -> None:
+        shapes.add(done.parents)
+
+    assert setup.off_by(make, table, [1, 2, 1, 2], 2, note, leaves=4) < 1e-9
     if siblings > 1 and not grammar:
         assert any(parents.count(-1) > 1 for parents in shapes)
 
@@ -439,8 +365,7 @@ def test_a_copy_and_the_model_share_nodes_and_the_copy_learns() -> None:
     assert sources == {"tree", "ngram"}
     assert any({"tree", "ngram"} <= set(draft.sources) for draft in proposer.drafts)
     tried = sum(tries for _, tries in copier._hits.values())
-    hit = sum(hits for hits, _ in copier._hits.values())
-    assert 0 < hit <= tried
+    assert 0 < sum(hits for hits, _ in copier._hits.values()) <= tried
 
 
 def test_the_model_goes_on_where_the_copy_ends() -> None:

@@ -1,7 +1,5 @@
 """Every proposer asks the window on its way, and takes the answers."""
 
-from __future__ import annotations
-
 import pytest
 from engines import FakeContext
 from table_model import FakeTable
@@ -69,8 +67,7 @@ def propose(proposer: Drafter, asked: Asked, rule: VerifyRule = "match") -> Draf
 
 @pytest.mark.parametrize("rule", ["match", "rejection"])
 def test_a_tree_asks_for_every_row(rule: VerifyRule) -> None:
-    free = propose(tree(), asked := Asked(), rule)
-    assert len(free) == 8
+    assert len(propose(tree(), asked := Asked(), rule)) == 8
     assert asked.begun == [("tree", len(TEXT))]
     assert asked.steps >= 1
     assert asked.side >= 1
@@ -80,8 +77,7 @@ def test_a_tree_asks_for_every_row(rule: VerifyRule) -> None:
     assert not len(propose(tree(), asked := Asked(read=False), rule))
     assert not asked.tokens
 
-    refused = propose(tree(), Asked(take=0, beside=False), rule)
-    assert not len(refused)
+    assert not len(propose(tree(), Asked(take=0, beside=False), rule))
 
     narrow = propose(tree(), Asked(beside=False), rule)
     assert len(narrow)
@@ -95,8 +91,7 @@ def test_the_trunk_ends_where_the_window_says() -> None:
 
 
 def test_a_branch_is_kept_out_where_the_window_wants_the_copy_alone() -> None:
-    proposer = MergedDrafter(NgramDrafter(n_min=3), tree())
-    draft = propose(proposer, Asked(n=2, read=False))
+    draft = propose(MergedDrafter(NgramDrafter(n_min=3), tree()), Asked(n=2, read=False))
     assert draft.tokens == (4, 5)
     assert set(draft.sources) == {"ngram"}
 
