@@ -7,7 +7,7 @@ from one pass per model, replay and tests answer from a recording or a table.
 =========  ============================================  =====================================
 yielded    means                                         answered with
 =========  ============================================  =====================================
-``Pass``   evaluate these tokens, states, or both        ``Out``, good until the lane's next pass
+``Pass``   evaluate these tokens, states, or both        itself: rows, states that were left
 ``Keep``   of the lane, this beginning or this path      None
 ``Offer``  this draft could be sent                      how many of ``size`` guesses may go
 =========  ============================================  =====================================
@@ -90,7 +90,7 @@ class HeadPlace(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Pass(Part):
     """A ``Part`` of a pass, after the first ``keep`` tokens of the lane (None: after all of them).
 
@@ -192,7 +192,8 @@ def perform(effect: Effect) -> object:
     """Run a wish at once, on its lane; every offered token goes."""
     if isinstance(effect, Pass):
         effect.prepare()
-        return effect.lane.evaluate(effect)
+        effect.lane.evaluate(effect)
+        return effect
     if isinstance(effect, Keep):
         lane = cast("Context", effect.lane)
         if effect.length is None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from specllama.arrays import Row, Rows
-from specllama.backend.base import Out
 from specllama.errors import ContextFull, EngineError
 from specllama.speculative.drafting.draft_tree import grow
 from specllama.speculative.drafting.drafter import Held
@@ -88,8 +87,8 @@ class HeadDrafter(Stepping):
         """Read drafted tokens after the nodes of their parents, each with the head's own state."""
         states = np.stack([self._own[path[:-1]] for path in paths])
         tokens, parents = [path[-1] for path in paths], [nodes[path[:-1]] for path in paths]
-        out: Out = yield Pass(self._lane, tokens, "all", parents, states, head)
-        for path, state in zip(paths, out.states, strict=True):
+        out: Pass = yield Pass(self._lane, tokens, "all", parents, states, head)
+        for path, state in zip(paths, out.left, strict=True):
             self._own.setdefault(path, state)  # of several heads that which drafts after it
         return out.rows[:, : self._n_vocab]
 
@@ -221,8 +220,8 @@ class StateDrafter(HeadDrafter):
             if self._anew:
                 yield Keep(lane, 0)
                 self._anew = False
-            out: Out = yield Pass(lane, part, "last", states=states, keep=at)
-            self._own[()] = out.states[0]
+            out: Pass = yield Pass(lane, part, "last", states=states, keep=at)
+            self._own[()] = out.left[0]
             self._held = at + len(part)
         self._nodes = {(): ROOT}
         return out.rows[0, : self._n_vocab]
