@@ -220,7 +220,7 @@ class Rounds:
 
     def _asked(self, draft: Draft) -> Pass:
         """Return the pass of the pending token and the guesses; it returns a row after each."""
-        self._pass.tokens = [self.tokens[-1], *draft.tokens]
+        self._pass.lane, self._pass.tokens = self.target, [self.tokens[-1], *draft.tokens]
         self._pass.parents = None if draft.is_line else [-1, *(p + 1 for p in draft.parents)]
         return self._pass
 

@@ -395,8 +395,8 @@ class SamplerChain:
     def _candidates(self, peaks: Peaks) -> Candidates:
         """Return the ids that can survive; the mean only if typical sampling needs it.
 
-        Without top-k sum and mean run over the vocabulary, and the far tail is dropped from the ids only
-        where typical sampling, top-p or min-p is certain to drop it.
+        Without top-k sum and mean run over the vocabulary, and the far tail is dropped from the ids
+        only where typical sampling, top-p or min-p is certain to drop it.
         """
         p, z, top = self.params, peaks.values, peaks.top
         picks = 0 < p.top_k < len(z)

@@ -7,7 +7,7 @@ from typing import Any
 
 from table_model import FakePool, FakeTable, FakeVocab, fake_model
 
-from specllama.backend.base import Lane, Out, Part, Vocab
+from specllama.backend.base import Lane, Part, Vocab
 from specllama.backend.lane import CellLane
 from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import prove
@@ -65,9 +65,9 @@ class FakeContext(CellLane):
         pool.seat(self)
         self.passes = pool.fake.passes
 
-    def evaluate(self, part: Part) -> Out:
+    def evaluate(self, part: Part) -> None:
         """By ``forward``, which tests replace."""
-        return Out(self.forward(part.tokens, outputs=part.outputs, parents=part.parents))
+        part.rows = self.forward(part.tokens, outputs=part.outputs, parents=part.parents)
 
 
 def fake_info(n_ctx: int = 512, n_vocab: int = 64, *, exact_rows: int = 65) -> EngineInfo:
