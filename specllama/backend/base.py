@@ -247,10 +247,6 @@ class Context(Protocol):
         """
         ...
 
-    def evaluate(self, part: Part) -> None:
-        """Run a part of this lane as a pass, see ``forward``."""
-        ...
-
     def reopen(self, n: int) -> None:
         """Turn the last ``n`` tokens into the first nodes of a tree, each the child of the one
         before. Do nothing if there already is a tree."""

@@ -116,9 +116,6 @@ class CellLane:
         self.pool.run((part,))
         return part.rows
 
-    def evaluate(self, part: Part) -> None:
-        self.pool.run((part,))
-
     def grown(self, parents: Sequence[int]) -> Layout:
         """Return the lane's tree with the nodes of a further pass.
 

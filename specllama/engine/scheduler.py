@@ -181,8 +181,6 @@ class Scheduler:
         while together:
             passes = [cast(Pass, one.effect) for one in together]
             try:
-                if len(passes) == 1:
-                    return [(together[0], perform(passes[0]))]
                 for effect in passes:
                     effect.prepare()
                 pool.run(passes)
@@ -302,11 +300,8 @@ class Scheduler:
                     return self._resume(one, error)
 
     def _pool_of(self, effect: Effect | None) -> Passes:
-        """Return the pool that runs the effect; a lane that runs alone stands for its pool."""
-        if not isinstance(effect, Pass):
-            return self._target
-        pool: Passes | None = effect.lane.pool
-        return effect.lane if pool is None else pool
+        """Return the pool that runs the effect."""
+        return effect.pool if isinstance(effect, Pass) else self._target
 
     def end(self, id: int) -> None:
         """Stop a conversation at once."""

@@ -102,6 +102,12 @@ class Pass(Part):
     keep: int | None = None
     reopen: int = 0
 
+    @property
+    def pool(self) -> Passes:
+        """The pool that runs it; a lane that runs alone stands for its pool."""
+        pool: Passes | None = self.lane.pool
+        return self.lane if pool is None else pool
+
     def prepare(self) -> None:
         """Set the lane's text to the tokens that the pass follows."""
         if self.keep is not None:
@@ -192,7 +198,7 @@ def perform(effect: Effect) -> object:
     """Run a wish at once, on its lane; every offered token goes."""
     if isinstance(effect, Pass):
         effect.prepare()
-        effect.lane.evaluate(effect)
+        effect.pool.run((effect,))
         return effect
     if isinstance(effect, Keep):
         lane = cast("Context", effect.lane)

@@ -110,9 +110,6 @@ class CountLane:
         self.pool.run([part := Part(self, tokens, outputs, parents)])
         return part.rows
 
-    def evaluate(self, part: Part) -> None:
-        self.pool.run([part])
-
     def branches(self, parents: Sequence[int], reopen: int = 0) -> int:
         raise EngineError("this backend takes chains")
 

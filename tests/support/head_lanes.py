@@ -87,7 +87,8 @@ class FakeHeadLane:
     def pool(self) -> Any:
         return self
 
-    def evaluate(self, part: Part) -> None:
+    def run(self, parts: Sequence[Part]) -> None:
+        (part,) = parts
         me: Any = self
         if part.outputs == "states":
             part.left = me.encode(part.states)

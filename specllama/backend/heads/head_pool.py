@@ -372,9 +372,6 @@ class HeadLane:
         """One past the last position, as the cache itself reports it; 0 when it is empty."""
         return int(ll.llama_memory_seq_pos_max(self.pool.memory, self.sequence)) + 1
 
-    def evaluate(self, part: Part) -> None:
-        self.pool.run((part,))
-
     # -- a pass of it --
 
     def piece(self, part: Part, *, encodes: bool) -> HeadPart:

@@ -335,9 +335,6 @@ class MedusaLane:
         self.pool = pool
         self.heads = len(pool.heads)
 
-    def evaluate(self, part: Part) -> None:
-        self.pool.run((part,))
-
     def copied(self) -> bytes:
         return b""
 

@@ -173,7 +173,8 @@ class TranslatedContext:
         self._row[0, self._map.target_ids] = rows[0, self._map.draft_ids]
         return self._row
 
-    def evaluate(self, part: Part) -> None:
+    def run(self, parts: Sequence[Part]) -> None:
+        (part,) = parts
         part.rows = self.forward(part.tokens, outputs=part.outputs, parents=part.parents)
 
     def reopen(self, n: int) -> None:
