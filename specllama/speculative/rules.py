@@ -133,7 +133,7 @@ def verify_match(
         law = target.law(node)
         token, lead = draw(law, seed, target.position)
         gap = min(gap, lead * target.scale, target.slack(token))
-        children = [c for c in draft.children(node) if not _is_scout(draft, c)]
+        children = draft.children(node)
         for child in children:
             p[child] = law.prob(draft.tokens[child])
         match = next((c for c in children if draft.tokens[c] == token), None)
@@ -160,32 +160,26 @@ def verify_rejection(
         law = target.law(node)
         ids, p = law.ids, law.probs
         accepted = None
-        tried = False
-        for child in draft.children(node):
-            if _is_scout(draft, child):
-                continue
-            tried = True
+        children = draft.children(node)
+        for child in children:
             token = draft.tokens[child]
             p_of[child] = law.prob(token)
             p_token = Law(ids, p).prob(token)
-            q = draft.q[child]
-            q_token = 1.0 if q is None else q.prob(token)
-            if q_token <= 0.0:
-                raise ValueError(f"drafted token {token} has probability 0 under its own q")
+            q_token = draft.drawn_with(child)
             if p_token > 0.0 and coins.bern(min(1.0, p_token / q_token)):
                 accepted = child
                 break
-            residual = np.maximum(p - _on(ids, q, token), 0.0)
+            residual = np.maximum(p - _on(ids, draft.q[child], token), 0.0)
             mass = float(residual.sum())
             if mass <= _ZERO:
                 break
             p = residual / mass
         if accepted is None:
             keep = p > 0.0
-            return _verdict(draft, path, coins.pick(ids[keep], p[keep]), tried, p_of, math.inf)
+            return _verdict(draft, path, coins.pick(ids[keep], p[keep]), bool(children), p_of)
         path.append(accepted)
         if is_stop(draft.tokens[accepted]):
-            return _verdict(draft, path, None, False, p_of, math.inf)
+            return _verdict(draft, path, None, False, p_of)
         target.advance(draft.tokens[accepted])
         node = accepted
 
@@ -210,11 +204,7 @@ def verify_block(
     for i, token in enumerate(draft.tokens):
         p_token = laws[i].prob(token)
         p_of[i] = p_token
-        q = draft.q[i]
-        q_token = 1.0 if q is None else q.prob(token)
-        if q_token <= 0.0:
-            raise ValueError(f"drafted token {token} has probability 0 under its own q")
-        a.append(min(1.0, a[i] * p_token / q_token))
+        a.append(min(1.0, a[i] * p_token / draft.drawn_with(i)))
         if a[-1] <= 0.0:
             break  # this token and all after it can never be accepted; their laws are not needed
         if is_stop(token):
@@ -236,24 +226,20 @@ def verify_block(
             tau = i
     path = list(range(tau))
     if stopped and tau == k:
-        return _verdict(draft, path, None, False, p_of, math.inf)
+        return _verdict(draft, path, None, False, p_of)
     for token in draft.tokens[:tau]:
         target.advance(token)
     law = laws[tau]
     if tau == len(draft):
-        return _verdict(draft, path, coins.pick(law.ids, law.probs), False, p_of, math.inf)
+        return _verdict(draft, path, coins.pick(law.ids, law.probs), False, p_of)
     ids, weights = _excess(a[tau], law, draft.q[tau], draft.tokens[tau])
     if float(weights.sum()) <= _ZERO:
         ids, weights = law.ids, law.probs
     keep = weights > 0.0
-    return _verdict(draft, path, coins.pick(ids[keep], weights[keep]), True, p_of, math.inf)
+    return _verdict(draft, path, coins.pick(ids[keep], weights[keep]), True, p_of)
 
 
 # -- helpers ------------------------------------------------------------------------------------
-
-
-def _is_scout(draft: Draft, node: int) -> bool:
-    return bool(draft.scout) and draft.scout[node]
 
 
 def _verdict(
@@ -262,7 +248,7 @@ def _verdict(
     token: int | None,
     rejected: bool,
     p: list[float | None],
-    gap: float,
+    gap: float = math.inf,
 ) -> Verdict:
     kind: Literal["recovered", "bonus", "plain"] = "bonus"
     if len(draft) == sum(draft.scout):

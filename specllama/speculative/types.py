@@ -145,7 +145,20 @@ class Draft:
         )
 
     def children(self, node: int) -> list[int]:
-        return [i for i, parent in enumerate(self.parents) if parent == node]
+        """List the nodes after a node that may be accepted."""
+        found = [i for i, parent in enumerate(self.parents) if parent == node]
+        return [i for i in found if not self.scout[i]] if self.scout else found
+
+    def drawn_with(self, node: int) -> float:
+        """Return the probability that a node's token had when it was drawn.
+
+        Raises:
+            ValueError: it is 0.
+        """
+        q = self.q[node]
+        if (share := 1.0 if q is None else q.prob(self.tokens[node])) <= 0.0:
+            raise ValueError(f"drafted token {self.tokens[node]} has probability 0 under its own q")
+        return share
 
 
 EMPTY_DRAFT = Draft()

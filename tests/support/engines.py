@@ -23,6 +23,7 @@ from specllama.engine.slot import Slot
 from specllama.interface import EngineInfo
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.effects import Pass
 from specllama.speculative.window import Window
 
 
