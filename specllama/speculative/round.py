@@ -26,9 +26,9 @@ from specllama.errors import Cancelled
 from specllama.events import Chance, Chances, RoundDone
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.effects import Keep, LaneView, Offer, Pass, Steps
-from specllama.speculative.rules import Coins, Rule
+from specllama.speculative.rules import Coins, Rule, Walk
 from specllama.speculative.sampling import SamplerChain, likeliest
-from specllama.speculative.types import EMPTY_DRAFT, Draft, DraftJudge, Law, Room, Verdict
+from specllama.speculative.types import EMPTY_DRAFT, Draft, DraftJudge, Room, Verdict
 from specllama.speculative.window import Plan, Window
 from specllama.text import spelled
 
@@ -37,35 +37,6 @@ from specllama.text import spelled
 NEAR_TIE = 0.1
 
 _FIRST = Plan(0, "first token")
-
-
-@dataclass(slots=True)
-class TargetWalk:
-    """The target's laws along the draft: rows [1 + n, n_vocab] through the sampler chain."""
-
-    rows: Rows
-    chain: SamplerChain
-    measured: bool = True  # whether it is asked how near another token was
-
-    @property
-    def position(self) -> int:
-        return self.chain.position
-
-    @property
-    def scale(self) -> float:
-        return self.chain.scale
-
-    def slack(self, token: int) -> float:
-        return self.chain.slack(token) if self.measured else math.inf
-
-    def law(self, node: int) -> Law:
-        return self.chain.law(self.rows[node + 1])
-
-    def advance(self, token: int) -> None:
-        self.chain.advance(token)
-
-    def fork(self) -> TargetWalk:
-        return TargetWalk(self.rows, self.chain.fork(), self.measured)
 
 
 @dataclass(kw_only=True)
@@ -116,7 +87,7 @@ class Rounds:
         # whether a draft may be cut for what it holds, see ``Offer``
         self._peek = self.rule.peek or self.chain.greedy
         self._pass = Pass(self.target, (), "all")  # one for all rounds, as is the walk
-        self._walk = TargetWalk(self._pass.rows, self.chain)
+        self._walk = Walk(self._pass.rows, self.chain)
 
     def round(self, remaining: float = math.inf, *, first: Row | None = None) -> Steps[RoundDone]:
         """Draft, verify and commit once.

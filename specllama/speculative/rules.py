@@ -27,36 +27,49 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from specllama.arrays import FloatArray, IntArray
+from specllama.arrays import FloatArray, IntArray, Rows
 from specllama.settings.params import VERIFY_RULES
 from specllama.speculative.noise import draw
+from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Law, Verdict
 
 _ZERO = 1e-12  # residual mass that is rounding, not probability
 
 
-class Walk(Protocol):
-    """The target along one path of the draft.
+@dataclass(slots=True)
+class Walk:
+    """The target along one path of the draft: rows [1 + n, n_vocab] through the sampler chain.
 
-    ``law(node)`` is the law of the token after ``node`` (-1: after the pending token), valid when
-    every token on the path to ``node`` was passed to ``advance``. ``slack(token)`` is the change of
-    logits at which the last law would not have ``token`` any more, or one that wins over it.
     ``scale``: logits per unit of log probability, that is, the temperature.
     """
 
-    @property
-    def scale(self) -> float: ...
+    rows: Rows
+    chain: SamplerChain
+    measured: bool = True  # whether it is asked how near another token was
 
     @property
-    def position(self) -> int: ...
+    def position(self) -> int:
+        return self.chain.position
 
-    def slack(self, token: int) -> float: ...
+    @property
+    def scale(self) -> float:
+        return self.chain.scale
 
-    def law(self, node: int) -> Law: ...
+    def slack(self, token: int) -> float:
+        """Return the change of logits at which the last law would not have ``token`` any more, or
+        one that wins over it."""
+        return self.chain.slack(token) if self.measured else math.inf
 
-    def advance(self, token: int) -> None: ...
+    def law(self, node: int) -> Law:
+        """Return the law of the token after ``node`` (-1: after the pending token), valid when
+        every token on the path to it was passed to ``advance``."""
+        return self.chain.law(self.rows[node + 1])
 
-    def fork(self) -> Walk: ...
+    def advance(self, token: int) -> None:
+        self.chain.advance(token)
+
+    def fork(self) -> Walk:
+        return Walk(self.rows, self.chain.fork(), self.measured)
 
 
 class Coins(Protocol):

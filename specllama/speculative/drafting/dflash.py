@@ -20,9 +20,9 @@ from typing import Protocol
 import numpy as np
 
 from specllama.arrays import IntArray, Row, Rows
-from specllama.backend.base import Part
+from specllama.backend.base import Lane, Part
 from specllama.speculative.drafting.drafter import Drafter, Held
-from specllama.speculative.drafting.head_drafter import HeadDrafter, Stated
+from specllama.speculative.drafting.head_drafter import HeadDrafter
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.effects import HeadPlace, Keep, Pass, Steps
 from specllama.speculative.selection import Peaks
@@ -166,7 +166,7 @@ class DflashDrafter(HeadDrafter):
     def __init__(
         self,
         lane: HeadPlace,
-        target: Stated,
+        target: Lane,
         places: Places,
         markov: Markov | None = None,
         *,

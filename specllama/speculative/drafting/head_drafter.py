@@ -8,30 +8,20 @@ its verification passes: after a round, only the accepted tokens are read again,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from specllama.arrays import Row, Rows
+from specllama.backend.base import HiddenRows, Lane
 from specllama.errors import ContextFull, EngineError
 from specllama.speculative.drafting.draft_tree import grow
 from specllama.speculative.drafting.drafter import Held
 from specllama.speculative.drafting.stepping import Stepping
-from specllama.speculative.effects import HeadPlace, Keep, LaneView, Pass, Steps
+from specllama.speculative.effects import HeadPlace, Keep, Pass, Steps
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import ROOT, Path
 from specllama.speculative.types import Draft, Room
 from specllama.text_history import Follower
-
-if TYPE_CHECKING:
-    from specllama.backend.base import HiddenRows
-
-
-class Stated(LaneView, Protocol):
-    """A target's lane that keeps hidden states of its passes."""
-
-    @property
-    def hidden(self) -> HiddenRows: ...
 
 
 class HeadDrafter(Stepping):
@@ -43,7 +33,7 @@ class HeadDrafter(Stepping):
         n_vocab: of the target.
     """
 
-    def __init__(self, lane: HeadPlace, target: Stated, *, n_vocab: int) -> None:
+    def __init__(self, lane: HeadPlace, target: Lane, *, n_vocab: int) -> None:
         self._lane, self._target, self._n_vocab = lane, target, n_vocab
         self._seen = Follower()
         self._held = 0  # tokens of the text whose states the lane holds
@@ -130,7 +120,7 @@ class StateDrafter(HeadDrafter):
     lacks = 0  # states before the first pair that zeros may stand in for
     deepest = 1 << 30  # drafted tokens in a line: own states drift
 
-    def __init__(self, lane: HeadPlace, target: Stated, *, n_vocab: int) -> None:
+    def __init__(self, lane: HeadPlace, target: Lane, *, n_vocab: int) -> None:
         super().__init__(lane, target, n_vocab=n_vocab)
         if lane.heads > 1:
             self.deepest = lane.heads
