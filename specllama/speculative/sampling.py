@@ -447,11 +447,11 @@ class Softmax(Law):
         return _softmax(*_possible(self._row.values), self._temperature)
 
     @property
-    def ids(self) -> IntArray:
+    def ids(self) -> IntArray:  # type: ignore[override]
         return self._worked_out.ids
 
     @property
-    def probs(self) -> FloatArray:
+    def probs(self) -> FloatArray:  # type: ignore[override]
         return self._worked_out.probs
 
     def kept(self) -> Law:
