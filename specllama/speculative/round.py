@@ -22,6 +22,7 @@ from time import perf_counter
 from typing import Any
 
 from specllama.arrays import Row, Rows
+from specllama.backend.base import Shared
 from specllama.errors import Cancelled
 from specllama.events import Chance, Chances, RoundDone
 from specllama.speculative.drafting.drafter import Drafter
@@ -148,12 +149,16 @@ class Rounds:
         done = self.ended = clock()
         draft_ms, ms = (drafted - begin) * 1e3, (done - begin) * 1e3
         verify_ms = (evaluated - drafted + settled - judged) * 1e3
-        record = self._record(
+        # what is learned from; of a shared pass what it took alone, without the wait for it
+        rest_ms = ms - draft_ms if shared is None else (done - evaluated) * 1e3 + shared.ms
+        return self._record(
             plan,
             why or self.window.explain(len(draft)),
             draft,
             verdict,
             tuple(new[:kept]),
+            rest_ms if first is None else None,
+            shared,
             n_past=past,
             read=read,
             near_tie=inexact and verdict.gap is not None and verdict.gap < NEAR_TIE,
@@ -163,13 +168,6 @@ class Rounds:
             other_ms=ms - draft_ms - verify_ms,
             wait_ms=wait_ms,
         )
-        if first is None:  # else there was no pass to learn from
-            # of a shared pass what it took alone, without the wait for it
-            rest_ms = (done - evaluated) * 1e3 + shared.ms if shared else ms - draft_ms
-            self.window.observe(record, rest_ms, shared)
-        # what may be lost from here on; nobody has seen the record yet
-        object.__setattr__(record, "balance", self.window.balance)
-        return record
 
     def _commit(self, draft: Draft, verdict: Verdict, new: list[int], kept: int) -> None:
         """Add the first ``kept`` new tokens; drafters learn from all that was judged."""
@@ -202,15 +200,17 @@ class Rounds:
         draft: Draft,
         verdict: Verdict,
         emitted: tuple[int, ...],
+        rest_ms: float | None,
+        shared: Shared | None,
         **known: Any,
     ) -> RoundDone:
-        """Return the record of a round: the event, the line in the log, and what the window learns
-        from. ``known``: those of its fields that are as they are."""
+        """Return the record of a round: the event, and the line in the log. The window learns from
+        it, unless there was no pass (``rest_ms`` None). ``known``: fields that are as they are."""
         drafted, target_token = draft.tokens, verdict.target_token
         n, accepted = len(drafted), min(len(verdict.path), len(emitted))
         plain = self.baseline(known["n_past"]) if n else None
         index, self.index = self.index, self.index + 1
-        return RoundDone(
+        record = RoundDone(
             index=index,
             t_s=self.clock() - self.begun,
             source=draft.source,
@@ -239,6 +239,11 @@ class Rounds:
             plain_spread=None if plain is None else plain.spread,
             **known,
         )
+        if rest_ms is not None:
+            self.window.observe(record, rest_ms, shared)
+        # what may be lost from here on; nobody has seen the record yet
+        object.__setattr__(record, "balance", self.window.balance)
+        return record
 
     def _show(self, tokens: Sequence[int]) -> tuple[str, ...]:
         piece = self.piece
