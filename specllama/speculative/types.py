@@ -98,7 +98,7 @@ class Draft:
     @property
     def is_line(self) -> bool:
         """Every node follows the one before it; the target's pass needs no tree."""
-        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+        return self.parents == tuple(range(-1, len(self.parents) - 1))
 
     @property
     def is_chain(self) -> bool:
