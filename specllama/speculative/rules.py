@@ -175,14 +175,14 @@ def verify_rejection(
         accepted = None
         children = draft.children(node)
         for child in children:
-            token = draft.tokens[child]
+            token, q = draft.tokens[child], draft.q[child]
             p_of[child] = law.prob(token)
             p_token = Law(ids, p).prob(token)
             q_token = draft.drawn_with(child)
             if p_token > 0.0 and coins.bern(min(1.0, p_token / q_token)):
                 accepted = child
                 break
-            residual = np.maximum(p - _on(ids, draft.q[child], token), 0.0)
+            residual = np.maximum(p - _on(ids, q, token), 0.0)
             mass = float(residual.sum())
             if mass <= _ZERO:
                 break
@@ -217,7 +217,8 @@ def verify_block(
     for i, token in enumerate(draft.tokens):
         p_token = laws[i].prob(token)
         p_of[i] = p_token
-        a.append(min(1.0, a[i] * p_token / draft.drawn_with(i)))
+        q_token = draft.drawn_with(i)
+        a.append(min(1.0, a[i] * p_token / q_token))
         if a[-1] <= 0.0:
             break  # this token and all after it can never be accepted; their laws are not needed
         if is_stop(token):

@@ -555,7 +555,7 @@ def test_control_dishonest_draft_is_caught(rule: str, drafter: Drafter) -> None:
             verify_block, [("heads = a[i]", "heads = 1.0")], id="block: last coin always heads"
         ),
         pytest.param(
-            verify_block, [("a[i] * p_token / draft", "p_token / draft")], id="block: no memory"
+            verify_block, [("a[i] * p_token / q_token", "p_token / q_token")], id="block: no memory"
         ),
     ],
 )
