@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,17 +17,10 @@ import numpy.typing as npt
 from specllama.arrays import IntArray
 
 Places = npt.NDArray[np.int64]  # ascending positions in a text
+Mark = tuple[int, int]  # edition and length of a history that a reader has read, see ``kept``
 
 _UNSORTED = 4096  # newest tokens that are scanned rather than sorted: both take microseconds
 _POSITION_BITS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """The mark of a reader's place in a history, see ``History.kept``."""
-
-    edition: int
-    length: int
 
 
 class History(list[int]):
@@ -95,12 +87,13 @@ class History(list[int]):
 
     def mark(self) -> Mark:
         """Return the mark of a reader that has read the whole text."""
-        return Mark(self._edition, len(self))
+        return self._edition, len(self)
 
     def kept(self, mark: Mark) -> int:
         """Count the tokens read at ``mark`` that are unchanged."""
-        at = bisect_right(self._cuts, mark.edition, key=lambda cut: cut[0])
-        return mark.length if at == len(self._cuts) else min(mark.length, self._cuts[at][1])
+        edition, length = mark
+        at = bisect_right(self._cuts, edition, key=lambda cut: cut[0])
+        return length if at == len(self._cuts) else min(length, self._cuts[at][1])
 
     # -- look-ups --
 
@@ -152,7 +145,7 @@ class Follower:
         if text is self._own:
             text.replace(tokens)
         kept = self.kept if text is self.text else 0
-        edited = kept < self._mark.length
+        edited = kept < self._mark[1]
         self.text, self._mark = text, text.mark()
         return kept, edited
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -46,21 +46,6 @@ class Shared:
     first: bool
     guesses: int
     drafting_ms: float = 0.0
-
-
-class Out(NamedTuple):
-    """The output of a pass.
-
-    Attributes:
-        rows: logits [n, n_vocab] of the tokens that return one: a view, good until the pool's next
-            pass.
-        states: of a head, the states [n, width] that it leaves after the same tokens.
-        shared: of the target, where other conversations wait for its passes.
-    """
-
-    rows: Rows
-    states: Rows = np.empty((0, 0), np.float32)
-    shared: Shared | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +163,12 @@ class Vocab(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+_NOTHING: Rows = np.empty((0, 0), np.float32)
+
+
+@dataclass(slots=True, eq=False)
 class Part:
-    """The part of one lane in a pass.
+    """The part of one lane in a pass, and its output. It can be asked for again.
 
     Attributes:
         lane: a ``Lane``, or a head's.
@@ -191,6 +179,10 @@ class Part:
             None is a chain.
         states: hidden states [n, width] that a head reads alongside the tokens, or instead of them.
         head: which one evaluates the nodes, of several that draft in turn.
+        rows: logits [n, n_vocab] of the tokens that return one: a view, good until the pool's next
+            pass.
+        left: of a head, the states [n, width] that it leaves after the same tokens.
+        shared: of the target, where other conversations wait for its passes.
     """
 
     lane: Any
@@ -199,6 +191,9 @@ class Part:
     parents: Sequence[int] | None = None
     states: Rows | None = None
     head: int = 0
+    rows: Rows = field(default_factory=lambda: _NOTHING)
+    left: Rows = field(default_factory=lambda: _NOTHING)
+    shared: Shared | None = None
 
     @property
     def size(self) -> int:
@@ -250,10 +245,6 @@ class Context(Protocol):
                 beginning of it where the model cannot roll back.
             EngineError: the library refused; the cache is as it was before.
         """
-        ...
-
-    def evaluate(self, part: Part) -> Out:
-        """Run a part of this lane as a pass, see ``forward``."""
         ...
 
     def reopen(self, n: int) -> None:
@@ -339,10 +330,10 @@ class Passes(Protocol):
         """Branches that the trees of one pass may have in addition to one for each tree."""
         ...
 
-    def run(self, parts: Sequence[Part]) -> list[Out]:
+    def run(self, parts: Sequence[Part]) -> None:
         """Evaluate all parts in one pass, or as few as return the bits of each part alone.
 
-        Returns what each part is answered with; its rows are good until the next pass. Raises what
+        The parts hold the output; their rows are good until the next pass. Raises what
         ``Context.forward`` raises; no lane has changed then.
         """
         ...

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from specllama.arrays import HiddenNeed, Rows
-from specllama.backend.base import MAKE_ROOM, Out, Outputs, Part, Pool
+from specllama.backend.base import MAKE_ROOM, Outputs, Part, Pool
 from specllama.backend.batch import Shape
 from specllama.backend.cells import Cells, Places
 from specllama.backend.hidden import HiddenRows
@@ -112,10 +112,9 @@ class CellLane:
     def forward(
         self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
     ) -> Rows:
-        return self.pool.run((Part(self, tokens, outputs, parents),))[0].rows
-
-    def evaluate(self, part: Part) -> Out:
-        return self.pool.run((part,))[0]
+        part = Part(self, tokens, outputs, parents)
+        self.pool.run((part,))
+        return part.rows
 
     def grown(self, parents: Sequence[int]) -> Layout:
         """Return the lane's tree with the nodes of a further pass.

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import numpy as np
 
 from specllama.arrays import Rows
-from specllama.backend.base import MAKE_ROOM, Blob, Lane, Out, Outputs, Part
+from specllama.backend.base import MAKE_ROOM, Blob, Lane, Outputs, Part
 from specllama.backend.batch import Shape
 from specllama.backend.cells import Places
 from specllama.backend.hidden import HiddenRows
@@ -151,9 +151,10 @@ class CellPool(LaneBooks):
 
     # -- passes --
 
-    def run(self, parts: Sequence[Part]) -> list[Out]:
+    def run(self, parts: Sequence[Part]) -> None:
         if self._only is not None and len(parts) == 1 and self._is_step(parts[0]):
-            return [Out(self._step(parts[0]))]
+            parts[0].rows = self._step(parts[0])
+            return
         pieces = self._check(parts)
         self.settle()
         past = [len(piece.lane.tokens) for piece in pieces]
@@ -167,7 +168,8 @@ class CellPool(LaneBooks):
                         piece.lane.rollback(n)
             raise
         self._seek_only()
-        return [Out(self._no_rows if piece.rows is None else piece.rows) for piece in pieces]
+        for part, piece in zip(parts, pieces, strict=True):
+            part.rows = self._no_rows if piece.rows is None else piece.rows
 
     def _is_step(self, part: Part) -> bool:
         """True if this is a short pass of a lane alone, with no work for other lanes."""

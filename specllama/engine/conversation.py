@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from specllama import verdict
 from specllama.arrays import Row, Rows
-from specllama.backend.base import Out, Outputs
+from specllama.backend.base import Outputs
 from specllama.backend.kernels import TILE
 from specllama.cancel import Cancel
 from specllama.engine.pace import part
@@ -365,7 +365,7 @@ class Conversation:
             # they are two passes in any case, and others can share the second one
             parts = [(tokens[:-1], "none"), (tokens[-1:], "last")]
         for tokens, outputs in parts:
-            out: Out = yield Pass(self._target, tokens, outputs)
+            out: Pass = yield Pass(self._target, tokens, outputs)
             if out.shared is not None:
                 self._read_among_others(done)
         rows = out.rows.copy()  # another conversation's pass may come before it is drawn from

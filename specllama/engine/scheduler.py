@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import cast
 
-from specllama.backend.base import Blob, Lane, Out, Passes, Pool, Shared
+from specllama.backend.base import Blob, Lane, Passes, Pool, Shared
 from specllama.cancel import Cancel
 from specllama.engine.conversation import EventSteps
 from specllama.engine.seating import Seats
@@ -158,9 +158,8 @@ class Scheduler:
     def _passed(self, pool: Passes, together: list[Running]) -> list[tuple[Running, object]]:
         """Run passes of one pool together, and report them to their conversations."""
         begin = perf_counter()
-        together, answers = self._run(pool, together)
-        answered = list(zip(together, answers, strict=True))
-        passes = [cast(Pass, one.effect) for one in together]
+        answered = self._run(pool, together)
+        passes = [cast(Pass, one.effect) for one, _ in answered]
         seconds, tokens = perf_counter() - begin, sum(effect.size for effect in passes)
         if pool is not self._target:
             self._drafting_s += seconds
@@ -168,27 +167,24 @@ class Scheduler:
         if passes:
             self._seats.pace.passed(tokens, seconds)
         guesses = sum([effect.size - 1 for effect in passes if effect.outputs == "all"])
-        told: list[tuple[Running, object]] = []
-        for i, (one, answer) in enumerate(answered):
+        for i, ((one, _), effect) in enumerate(zip(answered, passes, strict=True)):
             waited_ms, ms = (self._drafting_s - one.drafting_s) * 1e3, seconds * 1e3
-            if passes[i].outputs == "all":
+            if effect.outputs == "all":
                 one.drafting_s = self._drafting_s
-            if isinstance(answer, Out) and len(self._running) > 1:
-                shared = Shared(len(passes), tokens, ms, i == 0, guesses, waited_ms)
-                answer = answer._replace(shared=shared)
-            told.append((one, answer))
-        return told
+            effect.shared = None
+            if len(self._running) > 1:
+                effect.shared = Shared(len(passes), tokens, ms, i == 0, guesses, waited_ms)
+        return answered
 
-    def _run(self, pool: Passes, together: list[Running]) -> tuple[list[Running], list[object]]:
-        """Run a shared pass; return its conversations, and an output or an error for each."""
+    def _run(self, pool: Passes, together: list[Running]) -> list[tuple[Running, object]]:
+        """Run a shared pass; return its conversations, and for each the pass or an error."""
         while together:
             passes = [cast(Pass, one.effect) for one in together]
             try:
-                if len(passes) == 1:
-                    return together, [perform(passes[0])]
                 for effect in passes:
                     effect.prepare()
-                return together, list(pool.run(passes))
+                pool.run(passes)
+                return list(zip(together, passes, strict=True))
             except PoolFull as full:
                 if self._seats.vacate() or (pool is self._target and self._preempt()):
                     together = [one for one in together if one.parked is None]
@@ -197,16 +193,15 @@ class Scheduler:
             except BaseException as failed:
                 error = failed
             if len(together) == 1:
-                return together, [error]
+                return [(together[0], error)]
             if not isinstance(error, (SpecllamaError, ValueError)):
                 raise error
-            # one of them cannot have it: each hears for itself;
-            # rows are good until the next pass, and another follows
-            answers = (self._tried(effect) for effect in passes)
-            return together, [
-                Out(x.rows.copy(), x.states) if isinstance(x, Out) else x for x in answers
-            ]
-        return [], []
+            answered: list[tuple[Running, object]] = []
+            for one, effect in zip(together, passes, strict=True):  # one of them cannot have it
+                answered.append((one, self._tried(effect)))
+                effect.rows = effect.rows.copy()  # another pass follows
+            return answered
+        return []
 
     def _tried(self, effect: Effect) -> object:
         """Return the result of an effect, or the error that it ended with."""
@@ -305,11 +300,8 @@ class Scheduler:
                     return self._resume(one, error)
 
     def _pool_of(self, effect: Effect | None) -> Passes:
-        """Return the pool that runs the effect; a lane that runs alone stands for its pool."""
-        if not isinstance(effect, Pass):
-            return self._target
-        pool: Passes | None = effect.lane.pool
-        return effect.lane if pool is None else pool
+        """Return the pool that runs the effect."""
+        return effect.pool if isinstance(effect, Pass) else self._target
 
     def end(self, id: int) -> None:
         """Stop a conversation at once."""

@@ -8,7 +8,6 @@ out may come in and win. Both are measured here, in logits.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,42 +19,34 @@ from specllama.speculative.selection import Peaks
 
 REACH = 0.3  # logits beyond which nothing is called close: more than rounding explains
 
-
-@dataclass(frozen=True, slots=True)
-class RowCut:
-    """The input of one row's cuts: the top-k set, ids ascending.
-
-    ``total`` is the sum of exp(logit - top) and ``mean`` the mean of logit - top over that set.
-    """
-
-    peaks: Peaks
-    ids: IntArray
-    logits: FloatArray
-    total: float
-    mean: float
+# The top-k set of a row: its ids, ascending, and their logits; the sum of exp(logit - top) over it,
+# and the mean of logit - top.
+Candidates = tuple[IntArray, FloatArray, float, float]
 
 
-def margins(cut: RowCut, params: SamplingParams) -> tuple[IntArray, FloatArray, FloatArray]:
+def margins(
+    peaks: Peaks, cut: Candidates, params: SamplingParams
+) -> tuple[IntArray, FloatArray, FloatArray]:
     """Return (ids, logits, margins): a token survives by its margin; a negative one is left out.
 
     Tokens further than ``REACH`` outside are not among them.
     """
-    p, top = params, cut.peaks.top
-    ids, logits = cut.ids, cut.logits
+    p, top = params, peaks.top
+    ids, logits, total, mean = cut
     margin = np.full(len(ids), np.inf)
-    if 0 < p.top_k < len(cut.peaks.values):
+    if 0 < p.top_k < len(peaks.values):
         last = float(logits.min())
-        near = cut.peaks.reaching(last - REACH)
+        near = peaks.reaching(last - REACH)
         near = np.delete(near, near.searchsorted(ids))
         if len(near):
-            outside = cut.peaks.values[near].astype(np.float64)
+            outside = peaks.values[near].astype(np.float64)
             margin = np.concatenate((logits - outside.max(), outside - last - 1e-12))
             ids = np.concatenate((ids, near.astype(np.int32)))
             logits = np.concatenate((logits, outside))
-    weights = np.exp(logits - top) / cut.total
+    weights = np.exp(logits - top) / total
     whole = 1.0
     if p.typical_p < 1.0:
-        off = np.abs(logits - top - cut.mean)
+        off = np.abs(logits - top - mean)
         moves = 2.0 + float(weights @ off)  # a logit and the mean, per logit
         typical = _by_mass(-off, weights, margin > 0, p.typical_p)
         margin = np.minimum(margin, typical / moves)
@@ -94,13 +85,15 @@ def _by_mass(
     return found
 
 
-def slack(cut: RowCut, params: SamplingParams, seed: int, position: int, winner: int) -> float:
+def slack(
+    peaks: Peaks, cut: Candidates, params: SamplingParams, seed: int, position: int, winner: int
+) -> float:
     """Return the change of logits at which a cut lets a token other than ``winner`` be drawn, inf
     for a large one."""
-    ids, logits, margin = margins(cut, params)
+    ids, logits, margin = margins(peaks, cut, params)
     gap = math.inf
     if params.xtc_probability > 0.0 and coin(seed, position) < params.xtc_probability:
-        shares = np.exp(logits - cut.peaks.top)
+        shares = np.exp(logits - peaks.top)
         over = np.log(shares / shares[margin > 0].sum() / max(params.xtc_threshold, 1e-9))
         # a token may cross the threshold, or another one may be the least likely above it
         above = np.sort(logits[over >= 0.0])

@@ -7,7 +7,7 @@ from one pass per model, replay and tests answer from a recording or a table.
 =========  ============================================  =====================================
 yielded    means                                         answered with
 =========  ============================================  =====================================
-``Pass``   evaluate these tokens, states, or both        ``Out``, good until the lane's next pass
+``Pass``   evaluate these tokens, states, or both        itself: rows, states that were left
 ``Keep``   of the lane, this beginning or this path      None
 ``Offer``  this draft could be sent                      how many of ``size`` guesses may go
 =========  ============================================  =====================================
@@ -90,7 +90,7 @@ class HeadPlace(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Pass(Part):
     """A ``Part`` of a pass, after the first ``keep`` tokens of the lane (None: after all of them).
 
@@ -101,6 +101,12 @@ class Pass(Part):
     outputs: Outputs = "last"
     keep: int | None = None
     reopen: int = 0
+
+    @property
+    def pool(self) -> Passes:
+        """The pool that runs it; a lane that runs alone stands for its pool."""
+        pool: Passes | None = self.lane.pool
+        return self.lane if pool is None else pool
 
     def prepare(self) -> None:
         """Set the lane's text to the tokens that the pass follows."""
@@ -192,7 +198,8 @@ def perform(effect: Effect) -> object:
     """Run a wish at once, on its lane; every offered token goes."""
     if isinstance(effect, Pass):
         effect.prepare()
-        return effect.lane.evaluate(effect)
+        effect.pool.run((effect,))
+        return effect
     if isinstance(effect, Keep):
         lane = cast("Context", effect.lane)
         if effect.length is None:

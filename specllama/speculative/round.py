@@ -22,14 +22,15 @@ from time import perf_counter
 from typing import Any
 
 from specllama.arrays import Row, Rows
+from specllama.backend.base import Shared
 from specllama.errors import Cancelled
 from specllama.events import Chance, Chances, RoundDone
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.effects import Keep, LaneView, Offer, Pass, Steps
-from specllama.speculative.rules import Coins, Rule
+from specllama.speculative.rules import Coins, Rule, Walk
 from specllama.speculative.sampling import SamplerChain, likeliest
-from specllama.speculative.types import EMPTY_DRAFT, Draft, DraftJudge, Law, Room, Verdict
-from specllama.speculative.window import Outcome, Plan, Window
+from specllama.speculative.types import EMPTY_DRAFT, Draft, DraftJudge, Room, Verdict
+from specllama.speculative.window import Plan, Window
 from specllama.text import spelled
 
 # A lead below this, in logits before the temperature, can flip when a pass of another width rounds
@@ -37,35 +38,6 @@ from specllama.text import spelled
 NEAR_TIE = 0.1
 
 _FIRST = Plan(0, "first token")
-
-
-@dataclass(slots=True)
-class TargetWalk:
-    """The target's laws along the draft: rows [1 + n, n_vocab] through the sampler chain."""
-
-    rows: Rows
-    chain: SamplerChain
-    measured: bool = True  # whether it is asked how near another token was
-
-    @property
-    def position(self) -> int:
-        return self.chain.position
-
-    @property
-    def scale(self) -> float:
-        return self.chain.scale
-
-    def slack(self, token: int) -> float:
-        return self.chain.slack(token) if self.measured else math.inf
-
-    def law(self, node: int) -> Law:
-        return self.chain.law(self.rows[node + 1])
-
-    def advance(self, token: int) -> None:
-        self.chain.advance(token)
-
-    def fork(self) -> TargetWalk:
-        return TargetWalk(self.rows, self.chain.fork(), self.measured)
 
 
 @dataclass(kw_only=True)
@@ -115,6 +87,8 @@ class Rounds:
     def __post_init__(self) -> None:
         # whether a draft may be cut for what it holds, see ``Offer``
         self._peek = self.rule.peek or self.chain.greedy
+        self._pass = Pass(self.target, (), "all")  # one for all rounds, as is the walk
+        self._walk = Walk(self._pass.rows, self.chain)
 
     def round(self, remaining: float = math.inf, *, first: Row | None = None) -> Steps[RoundDone]:
         """Draft, verify and commit once.
@@ -131,7 +105,7 @@ class Rounds:
         begin = clock()
         wait_ms = 0.0 if self.ended is None else (begin - self.ended) * 1e3
         past = len(self.tokens) - 1
-        plan, draft, read, cut, shared = _FIRST, EMPTY_DRAFT, 0, None, None
+        plan, draft, read, why, shared = _FIRST, EMPTY_DRAFT, 0, "", None
         if first is None:
             plan = self.window.plan(self._room(remaining, past))
         drafted = clock()
@@ -139,17 +113,18 @@ class Rounds:
             room = Room(plan.draft_max, plan.judge or DraftJudge())
             draft = yield from self.drafter.draft(self.tokens, self.chain, room)
             drafted, read = clock(), room.judge.granted
-            draft, cut = yield from self._granted(plan, draft)
+            draft, why = yield from self._granted(plan, draft)
         try:
             if first is None:
-                rows, _, shared = yield self._pass(draft)
+                yield self._asked(draft)
+                rows, shared = self._pass.rows, self._pass.shared
             else:
                 rows = first[None]
             evaluated = clock()
             n = len(draft) + 1 if shared is None else shared.tokens
             inexact = self.inexact(n, draft.is_line, past)
-            walk = TargetWalk(rows, self.chain, inexact)
-            verdict = self.rule.judge(draft, walk, self.seed, self.coins, self.is_stop)
+            self._walk.rows, self._walk.measured = rows, inexact
+            verdict = self.rule.judge(draft, self._walk, self.seed, self.coins, self.is_stop)
             if len(draft):
                 self.drafter.read_rows(draft, lambda node: rows[node + 1])
         except GeneratorExit:
@@ -174,26 +149,23 @@ class Rounds:
         done = self.ended = clock()
         draft_ms, ms = (drafted - begin) * 1e3, (done - begin) * 1e3
         verify_ms = (evaluated - drafted + settled - judged) * 1e3
-        other_ms = ms - draft_ms - verify_ms
-        if shared is not None:  # the time outside the pass and the wait for it, and the pass alone
-            ms = draft_ms + (done - evaluated) * 1e3 + shared.ms
-        if first is None:  # else there was no pass to learn from
-            sent, right = len(draft), len(verdict.path)
-            outcome = Outcome(sent, right, tuple(new), draft_ms, ms, shared, wait_ms)
-            plan = cut or self.window.observe(outcome) or plan
-        near_tie = inexact and verdict.gap is not None and verdict.gap < NEAR_TIE
+        # what is learned from; of a shared pass what it took alone, without the wait for it
+        rest_ms = ms - draft_ms if shared is None else (done - evaluated) * 1e3 + shared.ms
         return self._record(
             plan,
+            why or self.window.explain(len(draft)),
             draft,
             verdict,
             tuple(new[:kept]),
+            rest_ms if first is None else None,
+            shared,
             n_past=past,
             read=read,
-            near_tie=near_tie,
+            near_tie=inexact and verdict.gap is not None and verdict.gap < NEAR_TIE,
             chances=chances,
             draft_ms=draft_ms,
             verify_ms=verify_ms,
-            other_ms=other_ms,
+            other_ms=ms - draft_ms - verify_ms,
             wait_ms=wait_ms,
         )
 
@@ -205,41 +177,45 @@ class Rounds:
         whole = self.tokens if kept == len(new) else [*self.tokens, *new[kept:]]
         self.drafter.commit(whole, draft, verdict)
 
-    def _granted(self, plan: Plan, draft: Draft) -> Steps[tuple[Draft, Plan | None]]:
+    def _granted(self, plan: Plan, draft: Draft) -> Steps[tuple[Draft, str]]:
         """Return the part of a draft to send, and the reason for a cut."""
         if n := len(draft):
             most = n if self._peek else max(plan.draft_max, n)
             offer = Offer(draft, most, self._peek, self.window.bid)
             granted: int = yield offer
             if granted < offer.size and len(draft := offer.cut(granted)) < n:
-                why = f"{len(draft)} of {n} guesses: others share the pass"
-                return draft, Plan(len(draft), why)
-        return draft, None
+                return draft, f"{len(draft)} of {n} guesses: others share the pass"
+        return draft, ""
 
-    def _pass(self, draft: Draft) -> Pass:
+    def _asked(self, draft: Draft) -> Pass:
         """Return the pass of the pending token and the guesses; it returns a row after each."""
-        parents = None if draft.is_line else [-1, *(p + 1 for p in draft.parents)]
-        return Pass(self.target, [self.tokens[-1], *draft.tokens], "all", parents=parents)
+        self._pass.lane, self._pass.tokens = self.target, [self.tokens[-1], *draft.tokens]
+        self._pass.parents = None if draft.is_line else [-1, *(p + 1 for p in draft.parents)]
+        return self._pass
 
     def _record(
         self,
         plan: Plan,
+        why: str,
         draft: Draft,
         verdict: Verdict,
         emitted: tuple[int, ...],
+        rest_ms: float | None,
+        shared: Shared | None,
         **known: Any,
     ) -> RoundDone:
-        """Return the event of a round; ``known``: those of its fields that are as they are."""
+        """Return the record of a round: the event, and the line in the log. The window learns from
+        it, unless there was no pass (``rest_ms`` None). ``known``: fields that are as they are."""
         drafted, target_token = draft.tokens, verdict.target_token
         n, accepted = len(drafted), min(len(verdict.path), len(emitted))
         plain = self.baseline(known["n_past"]) if n else None
         index, self.index = self.index, self.index + 1
-        return RoundDone(
+        record = RoundDone(
             index=index,
             t_s=self.clock() - self.begun,
             source=draft.source,
-            draft_max=plan.draft_max,
-            window_reason=self.undrafted or plan.reason,
+            draft_max=n if why else plan.draft_max,
+            window_reason=self.undrafted or why or plan.reason,
             drafted=drafted,
             parents=draft.parents,
             drafted_text=self._show(drafted),
@@ -261,9 +237,13 @@ class Rounds:
             plain_age_s=None if plain is None else plain.age_s,
             plain_n=0 if plain is None else plain.n,
             plain_spread=None if plain is None else plain.spread,
-            balance=self.window.balance,
             **known,
         )
+        if rest_ms is not None:
+            self.window.observe(record, rest_ms, shared)
+        # what may be lost from here on; nobody has seen the record yet
+        object.__setattr__(record, "balance", self.window.balance)
+        return record
 
     def _show(self, tokens: Sequence[int]) -> tuple[str, ...]:
         piece = self.piece

@@ -27,36 +27,49 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from specllama.arrays import FloatArray, IntArray
+from specllama.arrays import FloatArray, IntArray, Rows
 from specllama.settings.params import VERIFY_RULES
 from specllama.speculative.noise import draw
+from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Law, Verdict
 
 _ZERO = 1e-12  # residual mass that is rounding, not probability
 
 
-class Walk(Protocol):
-    """The target along one path of the draft.
+@dataclass(slots=True)
+class Walk:
+    """The target along one path of the draft: rows [1 + n, n_vocab] through the sampler chain.
 
-    ``law(node)`` is the law of the token after ``node`` (-1: after the pending token), valid when
-    every token on the path to ``node`` was passed to ``advance``. ``slack(token)`` is the change of
-    logits at which the last law would not have ``token`` any more, or one that wins over it.
     ``scale``: logits per unit of log probability, that is, the temperature.
     """
 
-    @property
-    def scale(self) -> float: ...
+    rows: Rows
+    chain: SamplerChain
+    measured: bool = True  # whether it is asked how near another token was
 
     @property
-    def position(self) -> int: ...
+    def position(self) -> int:
+        return self.chain.position
 
-    def slack(self, token: int) -> float: ...
+    @property
+    def scale(self) -> float:
+        return self.chain.scale
 
-    def law(self, node: int) -> Law: ...
+    def slack(self, token: int) -> float:
+        """Return the change of logits at which the last law would not have ``token`` any more, or
+        one that wins over it."""
+        return self.chain.slack(token) if self.measured else math.inf
 
-    def advance(self, token: int) -> None: ...
+    def law(self, node: int) -> Law:
+        """Return the law of the token after ``node`` (-1: after the pending token), valid when
+        every token on the path to it was passed to ``advance``."""
+        return self.chain.law(self.rows[node + 1])
 
-    def fork(self) -> Walk: ...
+    def advance(self, token: int) -> None:
+        self.chain.advance(token)
+
+    def fork(self) -> Walk:
+        return Walk(self.rows, self.chain.fork(), self.measured)
 
 
 class Coins(Protocol):
@@ -133,7 +146,7 @@ def verify_match(
         law = target.law(node)
         token, lead = draw(law, seed, target.position)
         gap = min(gap, lead * target.scale, target.slack(token))
-        children = [c for c in draft.children(node) if not _is_scout(draft, c)]
+        children = draft.children(node)
         for child in children:
             p[child] = law.prob(draft.tokens[child])
         match = next((c for c in children if draft.tokens[c] == token), None)
@@ -160,18 +173,12 @@ def verify_rejection(
         law = target.law(node)
         ids, p = law.ids, law.probs
         accepted = None
-        tried = False
-        for child in draft.children(node):
-            if _is_scout(draft, child):
-                continue
-            tried = True
-            token = draft.tokens[child]
+        children = draft.children(node)
+        for child in children:
+            token, q = draft.tokens[child], draft.q[child]
             p_of[child] = law.prob(token)
             p_token = Law(ids, p).prob(token)
-            q = draft.q[child]
-            q_token = 1.0 if q is None else q.prob(token)
-            if q_token <= 0.0:
-                raise ValueError(f"drafted token {token} has probability 0 under its own q")
+            q_token = draft.drawn_with(child)
             if p_token > 0.0 and coins.bern(min(1.0, p_token / q_token)):
                 accepted = child
                 break
@@ -182,10 +189,10 @@ def verify_rejection(
             p = residual / mass
         if accepted is None:
             keep = p > 0.0
-            return _verdict(draft, path, coins.pick(ids[keep], p[keep]), tried, p_of, math.inf)
+            return _verdict(draft, path, coins.pick(ids[keep], p[keep]), bool(children), p_of)
         path.append(accepted)
         if is_stop(draft.tokens[accepted]):
-            return _verdict(draft, path, None, False, p_of, math.inf)
+            return _verdict(draft, path, None, False, p_of)
         target.advance(draft.tokens[accepted])
         node = accepted
 
@@ -210,10 +217,7 @@ def verify_block(
     for i, token in enumerate(draft.tokens):
         p_token = laws[i].prob(token)
         p_of[i] = p_token
-        q = draft.q[i]
-        q_token = 1.0 if q is None else q.prob(token)
-        if q_token <= 0.0:
-            raise ValueError(f"drafted token {token} has probability 0 under its own q")
+        q_token = draft.drawn_with(i)
         a.append(min(1.0, a[i] * p_token / q_token))
         if a[-1] <= 0.0:
             break  # this token and all after it can never be accepted; their laws are not needed
@@ -236,24 +240,20 @@ def verify_block(
             tau = i
     path = list(range(tau))
     if stopped and tau == k:
-        return _verdict(draft, path, None, False, p_of, math.inf)
+        return _verdict(draft, path, None, False, p_of)
     for token in draft.tokens[:tau]:
         target.advance(token)
     law = laws[tau]
     if tau == len(draft):
-        return _verdict(draft, path, coins.pick(law.ids, law.probs), False, p_of, math.inf)
+        return _verdict(draft, path, coins.pick(law.ids, law.probs), False, p_of)
     ids, weights = _excess(a[tau], law, draft.q[tau], draft.tokens[tau])
     if float(weights.sum()) <= _ZERO:
         ids, weights = law.ids, law.probs
     keep = weights > 0.0
-    return _verdict(draft, path, coins.pick(ids[keep], weights[keep]), True, p_of, math.inf)
+    return _verdict(draft, path, coins.pick(ids[keep], weights[keep]), True, p_of)
 
 
 # -- helpers ------------------------------------------------------------------------------------
-
-
-def _is_scout(draft: Draft, node: int) -> bool:
-    return bool(draft.scout) and draft.scout[node]
 
 
 def _verdict(
@@ -262,7 +262,7 @@ def _verdict(
     token: int | None,
     rejected: bool,
     p: list[float | None],
-    gap: float,
+    gap: float = math.inf,
 ) -> Verdict:
     kind: Literal["recovered", "bonus", "plain"] = "bonus"
     if len(draft) == sum(draft.scout):

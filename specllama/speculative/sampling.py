@@ -24,7 +24,7 @@ import numpy.typing as npt
 from specllama.arrays import FloatArray, IntArray, Row
 from specllama.errors import EngineError, UsageError
 from specllama.settings.params import SamplingParams
-from specllama.speculative.cuts import REACH, RowCut, slack
+from specllama.speculative.cuts import REACH, Candidates, slack
 from specllama.speculative.matches import agreement
 from specllama.speculative.noise import coin
 from specllama.speculative.selection import Numbers, Peaks, every, smallest
@@ -104,7 +104,8 @@ class SamplerChain:
         # of the last row: its lead, or the best of it; what was cut, and what the cuts began with
         self._gap: float | tuple[Row, int] = math.inf
         self._peaks: Peaks | None = None
-        self._cut: RowCut | None = None
+        self._cut: Candidates | None = None
+        self._scan: Peaks | None = None  # one for all rows, but for laws that keep theirs
         self.constraint = constraint
         self._breakers = breakers
         self._is_end = is_end
@@ -178,6 +179,7 @@ class SamplerChain:
     def fork(self) -> SamplerChain:
         other = SamplerChain.__new__(SamplerChain)
         other.__dict__.update(self.__dict__)
+        other._scan = None
         if self._penalties or self._dry:
             other._history = self._history.copy()
         if self.constraint is not None:
@@ -199,12 +201,13 @@ class SamplerChain:
             best = int(z.argmax())  # the lowest id on ties; a NaN wins, so it is seen here
             self._require_number(row, float(z[best]))
             return self._greedy_law(z, best)
-        peaks = Peaks(z)
-        self._require_number(row, peaks.top)
         self._gap = math.inf
         if self.constraint is None and not self._weighs and not 0 < self.params.top_k < len(z):
             self._peaks = None
-            return Softmax(peaks, self.params.temperature)
+            self._require_number(row, (whole := Peaks(z)).top)
+            return Softmax(whole, self.params.temperature)
+        peaks = self._scan = Peaks(z) if self._scan is None else self._scan.read(z)
+        self._require_number(row, peaks.top)
         at, logits = self._truncate(peaks)
         if self._fills is not None:
             at, logits = self._fills(at, logits)
@@ -227,8 +230,8 @@ class SamplerChain:
             bar = peaks.top + math.log(p.min_p) - REACH
             if len(peaks.reaching(bar)) == 1:  # nothing else is close to coming in
                 return math.inf
-        cut = self._cut or RowCut(peaks, *self._candidates(peaks, peaks.top))
-        return slack(cut, p, self.seed, self.position, winner)
+        cut = self._cut or self._candidates(peaks)
+        return slack(peaks, cut, p, self.seed, self.position, winner)
 
     def _require_number(self, row: Row, top: float) -> None:
         """Require that the best logit can be sampled."""
@@ -357,8 +360,7 @@ class SamplerChain:
             near = peaks.reaching(bar)
             if p.top_k == 1 or len(near) == 1:
                 return near[:1].astype(np.int32), np.array([top])
-        ids, logits, total, mean = self._candidates(peaks, top)
-        self._cut = RowCut(peaks, ids, logits, total, mean)
+        ids, logits, total, mean = self._cut = self._candidates(peaks)
         whole = 1.0
         if p.typical_p < 1.0:
             # typical: as surprising as the mean, so a logit close to the mean one
@@ -390,14 +392,13 @@ class SamplerChain:
                 ids, logits = ids[~gone], logits[~gone]
         return ids, logits
 
-    def _candidates(self, peaks: Peaks, top: float) -> tuple[IntArray, FloatArray, float, float]:
-        """Return the ids (ascending) that can survive and their logits; the sum of exp(logit - top)
-        and the mean of logit - top (if typical sampling needs it) over the top-k set.
+    def _candidates(self, peaks: Peaks) -> Candidates:
+        """Return the ids that can survive; the mean only if typical sampling needs it.
 
-        Without top-k these run over the vocabulary, and the far tail is dropped from the ids only
-        where typical sampling, top-p or min-p is certain to drop it.
+        Without top-k sum and mean run over the vocabulary, and the far tail is dropped from the ids
+        only where typical sampling, top-p or min-p is certain to drop it.
         """
-        p, z = self.params, peaks.values
+        p, z, top = self.params, peaks.values, peaks.top
         picks = 0 < p.top_k < len(z)
         if not picks and not self._weighs:
             return *_possible(z), math.nan, math.nan
@@ -446,11 +447,11 @@ class Softmax(Law):
         return _softmax(*_possible(self._row.values), self._temperature)
 
     @property
-    def ids(self) -> IntArray:
+    def ids(self) -> IntArray:  # type: ignore[override]
         return self._worked_out.ids
 
     @property
-    def probs(self) -> FloatArray:
+    def probs(self) -> FloatArray:  # type: ignore[override]
         return self._worked_out.probs
 
     def kept(self) -> Law:

@@ -35,18 +35,25 @@ class Peaks:
     __slots__ = ("_bar", "_found", "_table", "maxima", "top", "values")
 
     def __init__(self, values: Numbers) -> None:
+        self.maxima = values[:0]
+        self.read(values)
+
+    def read(self, values: Numbers) -> Peaks:
+        """Take other numbers, and forget those before; return itself."""
         least, most = _GROUP
         group = min(max(1 << (len(values) // _GROUPS).bit_length(), least), most)
         columns = len(values) // group
         rest = values[group * columns :]
         self.values = values
         self._table = values[: group * columns].reshape(group, columns)
-        self.maxima = np.empty(columns + 1, values.dtype)
+        if len(self.maxima) != columns + 1 or self.maxima.dtype != values.dtype:
+            self.maxima = np.empty(columns + 1, values.dtype)
         np.maximum.reduce(self._table, axis=0, out=self.maxima[:-1])
         self.maxima[-1] = rest.max() if len(rest) else -np.inf
         self.top = float(self.maxima.max())  # NaN where one of them is
         self._bar = 0, -np.inf
         self._found: tuple[float, Places] | None = None
+        return self
 
     def bar(self, k: int) -> float:
         """Return a number that at least ``k`` of them reach, and not many more; -inf if none."""

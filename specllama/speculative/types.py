@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ CERTAIN: FloatArray = np.ones(1)
 CERTAIN.flags.writeable = False
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)  # not frozen: one is made for every token, in a third of the time
 class Law:
     """A sparse probability law over token ids.
 
@@ -27,6 +28,7 @@ class Law:
     probs: FloatArray  # [n]
 
     @staticmethod
+    @lru_cache(maxsize=1024)
     def point(token: int) -> Law:
         return Law(np.array([token], np.int32), CERTAIN)
 
@@ -96,7 +98,7 @@ class Draft:
     @property
     def is_line(self) -> bool:
         """Every node follows the one before it; the target's pass needs no tree."""
-        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+        return self.parents == tuple(range(-1, len(self.parents) - 1))
 
     @property
     def is_chain(self) -> bool:
@@ -143,7 +145,20 @@ class Draft:
         )
 
     def children(self, node: int) -> list[int]:
-        return [i for i, parent in enumerate(self.parents) if parent == node]
+        """List the nodes after a node that may be accepted."""
+        found = [i for i, parent in enumerate(self.parents) if parent == node]
+        return [i for i in found if not self.scout[i]] if self.scout else found
+
+    def drawn_with(self, node: int) -> float:
+        """Return the probability that a node's token had when it was drawn.
+
+        Raises:
+            ValueError: it is 0.
+        """
+        q = self.q[node]
+        if (share := 1.0 if q is None else q.prob(self.tokens[node])) <= 0.0:
+            raise ValueError(f"drafted token {self.tokens[node]} has probability 0 under its own q")
+        return share
 
 
 EMPTY_DRAFT = Draft()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specllama.backend.base import Shared
+from specllama.events import RoundDone
 from specllama.speculative.budget import Bid
 from specllama.speculative.effects import Offer
 from specllama.speculative.policy.baseline import PlainSteps
@@ -29,33 +30,7 @@ class Plan:
     judge: DraftJudge | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The costs and gains of a round, for windows that learn. Times in milliseconds.
-
-    ``tokens`` are the tokens the round added (accepted drafts, then the target token). Of a
-    ``shared`` pass the times are those of its own drafting and of the pass alone.
-    ``wait_ms`` went by between the round before and this one.
-    """
-
-    drafted: int
-    accepted: int
-    tokens: tuple[int, ...]
-    draft_ms: float
-    round_ms: float
-    shared: Shared | None = None
-    wait_ms: float = 0.0
-
-    @property
-    def emitted(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def plain_ms(self) -> float | None:
-        """The time of a plain step, with the wait for it; None if the round was no plain step."""
-        if self.drafted or self.shared is not None:
-            return None
-        return self.round_ms - self.draft_ms + self.wait_ms
+_OFF, _LAST = Plan(0, "off"), Plan(0, "last token")
 
 
 class Window:
@@ -80,19 +55,26 @@ class Window:
     def plan(self, room: int) -> Plan:
         """Plan a round; ``room`` bounds the draft (tokens left, context left)."""
         if self._draft_max == 0:
-            return Plan(0, "off")
-        return self.decide(min(self._draft_max, room)) if room > 0 else Plan(0, "last token")
+            return _OFF
+        return self.decide(min(self._draft_max, room)) if room > 0 else _LAST
 
     def decide(self, most: int) -> Plan:
         """Plan a round of at most ``most`` guesses, at least one."""
         return Plan(most, "fixed" if most == self._draft_max else "room")
 
-    def observe(self, outcome: Outcome) -> Plan | None:
-        """Learn from a round. Return the plan in the light of the draft; None: it stands."""
-        if outcome.plain_ms is not None:
-            self._plain_steps.took(outcome.plain_ms, self._depth)
-        self._depth += outcome.emitted
-        return None
+    def explain(self, n: int) -> str:
+        """Return the reason in the light of the draft, ``n`` guesses; "": the plan's stands."""
+        return ""
+
+    def observe(self, done: RoundDone, verify_ms: float, shared: Shared | None = None) -> None:
+        """Learn from a round.
+
+        Args:
+            verify_ms: all but drafting. Of a ``shared`` pass the pass alone, and what came behind.
+        """
+        if not done.drafted and shared is None:
+            self._plain_steps.took(verify_ms + done.wait_ms, self._depth)
+        self._depth += len(done.emitted)
 
     @property
     def balance(self) -> float | None:

@@ -15,7 +15,8 @@ from ggufs_nextn import write_nextn
 from head_lanes import begin_at
 from requests_made import asked
 
-from specllama.backend.base import Out, Part
+from specllama.arrays import Rows
+from specllama.backend.base import Part
 from specllama.backend.heads.head_pool import HeadPool
 from specllama.backend.heads.medusa_head import GgmlHeads
 from specllama.engine.engine import Engine
@@ -142,8 +143,8 @@ def lanes_of(engine: Engine, method: str) -> list[Any]:
     return [drafter._lane for drafter in drafters]
 
 
-def close(found: Out, alone: Out) -> None:
-    for a, b in ((found.rows, alone.rows), (found.states, alone.states)):
+def close(found: tuple[Rows, Rows], alone: tuple[Rows, Rows]) -> None:
+    for a, b in zip(found, alone, strict=True):
         assert a.shape == b.shape
         if a.size:
             said = np.isfinite(b)
@@ -151,8 +152,10 @@ def close(found: Out, alone: Out) -> None:
             assert np.abs(a[said] - b[said]).max() <= 0.01 * np.abs(b[said]).max()
 
 
-def copied(out: Out) -> Out:
-    return Out(out.rows.copy(), out.states.copy())
+def ran(pool: Any, *parts: Part) -> list[tuple[Rows, Rows]]:
+    """Rows and states of a pass of these parts."""
+    pool.run(parts)
+    return [(part.rows.copy(), part.left.copy()) for part in parts]
 
 
 def test_each_has_the_numbers_that_it_has_alone(several: tuple[Engine, str]) -> None:
@@ -175,7 +178,7 @@ def test_each_has_the_numbers_that_it_has_alone(several: tuple[Engine, str]) -> 
             text, beside = text[-1:], beside[-1:]
         tokens, outputs = ((), "none") if reads else (text, "last")
         texts.append(Part(lane, tokens, outputs, states=beside))  # type: ignore[arg-type]
-    together = [copied(out) for out in pool.run(texts)]
+    together = ran(pool, *texts)
     heads = [min(1, lane.heads - 1) for lane in lanes]
     nodes = [
         Part(
@@ -184,7 +187,7 @@ def test_each_has_the_numbers_that_it_has_alone(several: tuple[Engine, str]) -> 
         )
         for lane, head in zip(lanes, heads, strict=True)
     ]  # fmt: skip
-    more = [copied(out) for out in pool.run(nodes)]
+    more = ran(pool, *nodes)
     for lane in lanes:
         lane.keep_path(())
     for lane, text_part, node_part, first, second in zip(
@@ -192,13 +195,13 @@ def test_each_has_the_numbers_that_it_has_alone(several: tuple[Engine, str]) -> 
     ):
         if not graph.borrows:
             begin_at(lane, 0)
-            close(first, copied(pool.run([text_part])[0]))
-        close(second, copied(pool.run([node_part])[0]))
+            close(first, ran(pool, text_part)[0])
+        close(second, ran(pool, node_part)[0])
         lane.keep_path(())
     if graph.borrows:
         for lane, text_part, first, text in zip(lanes, texts, together, ids, strict=True):
             begin_at(lane, 1 + len(text))
-            close(first, copied(pool.run([text_part])[0]))
+            close(first, ran(pool, text_part)[0])
     for lane in lanes:
         lane.rollback(0)
     engine.reset()
@@ -217,11 +220,11 @@ def test_nodes_of_one_and_text_of_another_share_a_pass(several: tuple[Engine, st
         pool.run([Part(lane, () if reads else [5] * 4, "none", states=states[:4])])
     nodes = Part(lanes[0], [9, 11], "all", [-1, 0], None if reads else states[:2])
     text = Part(lanes[1], () if reads else [8] * 5, "none" if reads else "last", states=states[4:])
-    both = [copied(out) for out in pool.run([nodes, text])]
+    both = ran(pool, nodes, text)
     lanes[0].keep_path(())
     lanes[1].rollback(4)
     for part, out in zip((nodes, text), both, strict=True):
-        close(out, copied(pool.run([part])[0]))
+        close(out, ran(pool, part)[0])
     for lane in lanes[:2]:
         lane.rollback(0)
 
@@ -300,5 +303,5 @@ def test_each_state_has_the_numbers_of_medusa_heads_that_it_has_alone(
                 Part(lane, (), "last", states=state, head=head)
                 for lane, state, head in zip(lanes, states, heads, strict=True)
             ]
-            for part, out in zip(parts, map(copied, pool.run(parts)), strict=True):
-                close(out, copied(pool.run([part])[0]))
+            for part, out in zip(parts, ran(pool, *parts), strict=True):
+                close(out, ran(pool, part)[0])

@@ -19,6 +19,8 @@ import numpy as np
 from replay import Replay, Spot, VirtualClock, _Model, replay
 
 from specllama.arrays import FloatArray
+from specllama.backend.base import Shared
+from specllama.events import RoundDone
 from specllama.speculative.budget import Bid
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.mixed import MixedDrafter
@@ -30,7 +32,7 @@ from specllama.speculative.policy.learned import (
     sigmoid,
 )
 from specllama.speculative.types import Booking, DraftJudge, Guess
-from specllama.speculative.window import Outcome, Plan, Window
+from specllama.speculative.window import Plan, Window
 
 CLASSES = 12  # of acceptance, between which guesses go from one to the next
 _LEVELS = np.concatenate([[0.0], np.geomspace(1e-3, 1.0, 48)])  # of what is still likely reached
@@ -166,8 +168,8 @@ class _Watching(Window):
     def plan(self, room: int) -> Plan:
         return Plan(min(16, room), "", _Refusing(self._see))
 
-    def observe(self, outcome: Outcome) -> None:
-        self._at += outcome.emitted
+    def observe(self, done: RoundDone, verify_ms: float, shared: Shared | None = None) -> None:
+        self._at += len(done.emitted)
 
     def _see(self, guesses: Sequence[Guess]) -> None:
         for guess in guesses:
@@ -349,9 +351,12 @@ class BestWindow(Window):
         most = min(self.table.most, room)
         return Plan(most, "best", _Judge(self, most)) if most > 0 else Plan(0, "last token")
 
-    def observe(self, outcome: Outcome) -> None:
-        self._at += outcome.emitted
-        self.left -= outcome.emitted
+    def explain(self, n: int) -> str:
+        return ""
+
+    def observe(self, done: RoundDone, verify_ms: float, shared: Shared | None = None) -> None:
+        self._at += len(done.emitted)
+        self.left -= len(done.emitted)
 
     def bid(self, offer: Offer) -> Bid:
         raise NotImplementedError

@@ -159,8 +159,10 @@ def objects(model: str) -> None:
 
     def count(frame: FrameType, event: str, arg: Any) -> None:
         code = frame.f_code
-        ours = str(frame.f_globals.get("__name__", "")).startswith(("specllama", "namedtuple_"))
-        if event == "call" and ours and code.co_name in ("__init__", "__new__"):
+        name = str(frame.f_globals.get("__name__", ""))
+        ours = name.startswith(("specllama", "namedtuple_"))
+        makes = ("__init__", "__new__", "<lambda>" if "namedtuple_" in name else "fork")
+        if event == "call" and ours and code.co_name in makes:
             first = frame.f_locals[code.co_varnames[0]]
             made[(first if isinstance(first, type) else type(first)).__name__] += 1
 

@@ -19,7 +19,6 @@ from specllama.backend.base import (
     Lane,
     Opened,
     OpenedPair,
-    Out,
     Outputs,
     Part,
     Pool,
@@ -108,10 +107,8 @@ class CountLane:
     def forward(
         self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
     ) -> Rows:
-        return self.pool.run([Part(self, tokens, outputs, parents)])[0].rows
-
-    def evaluate(self, part: Part) -> Out:
-        return self.pool.run([part])[0]
+        self.pool.run([part := Part(self, tokens, outputs, parents)])
+        return part.rows
 
     def branches(self, parents: Sequence[int], reopen: int = 0) -> int:
         raise EngineError("this backend takes chains")
@@ -180,7 +177,7 @@ class CountPool:
     def fork(self, lane: Lane, keep: int, into: Lane | None = None) -> Lane:
         return self.resume(Kept(lane.tokens[:keep]), into)
 
-    def run(self, parts: Sequence[Part]) -> list[Out]:
+    def run(self, parts: Sequence[Part]) -> None:
         self._stop.check()
         if sum(len(part.tokens) for part in parts) > self.n_batch:
             raise ValueError("too many tokens")
@@ -190,7 +187,8 @@ class CountPool:
             rows.fill(np.nan)
         self._handed_out = [self._rows(part) for part in parts]
         self._shared += len(parts) > 1
-        return [Out(rows) for rows in self._handed_out]
+        for part, rows in zip(parts, self._handed_out, strict=True):
+            part.rows = rows
 
     def _rows(self, part: Part) -> Rows:
         text, first = part.lane.tokens, len(part.lane.tokens)

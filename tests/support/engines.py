@@ -5,7 +5,7 @@ from typing import Any
 
 from table_model import FakePool, FakeTable, FakeVocab, fake_model
 
-from specllama.backend.base import Lane, Out, Part, Vocab
+from specllama.backend.base import Lane, Part, Vocab
 from specllama.backend.lane import CellLane
 from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import prove
@@ -21,6 +21,7 @@ from specllama.engine.slot import Slot
 from specllama.interface import EngineInfo
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.speculative.drafting.drafter import Drafter
+from specllama.speculative.effects import Pass
 from specllama.speculative.window import Window
 
 
@@ -54,18 +55,24 @@ class NoSeats(Seats):
         pass
 
 
+class OnlyLane(FakePool):
+    """A pool whose lane runs passes by ``forward``, which tests replace."""
+
+    def run(self, parts: Sequence[Part]) -> None:
+        if isinstance(one := parts[0], Pass):
+            one.rows = one.lane.forward(one.tokens, outputs=one.outputs, parents=one.parents)
+        else:
+            super().run(parts)
+
+
 class FakeContext(CellLane):
     """The only lane of a fake pool. ``options``: those of the pool."""
 
     def __init__(self, table: FakeTable, **options: Any) -> None:
-        pool = FakePool(table, lanes=1, **options)
+        pool = OnlyLane(table, lanes=1, **options)
         super().__init__(pool, pool.take_sequence())
         pool.seat(self)
         self.passes = pool.fake.passes
-
-    def evaluate(self, part: Part) -> Out:
-        """By ``forward``, which tests replace."""
-        return Out(self.forward(part.tokens, outputs=part.outputs, parents=part.parents))
 
 
 def fake_info(n_ctx: int = 512, n_vocab: int = 64, *, exact_rows: int = 65) -> EngineInfo:

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from script import (
@@ -36,10 +36,12 @@ from script import (
     play,
 )
 
+from specllama.backend.base import Shared
 from specllama.errors import EngineError, PromptTooLong, SpecllamaError
 from specllama.events import Event, FinishReason, LoadProgress, Notice, RoundDone
 from specllama.interface import EngineInfo, Message, MethodInfo, ModelInfo
 from specllama.settings.params import GenerateParams
+from specllama.speculative.window import Window
 
 DRAFT_MS, VERIFY_MS, OTHER_MS = 3.0, 12.0, 0.25
 SEED = 20261121
@@ -285,6 +287,20 @@ class AbortingRecipe:
         sys.stderr.write(f"llama_model_load: reading\n{self.words}\n")
         sys.stderr.flush()
         os.abort()
+
+
+def learn(
+    window: Window,
+    drafted: int,
+    accepted: int,
+    tokens: tuple[int, ...],
+    draft_ms: float,
+    round_ms: float,
+    shared: Shared | None = None,
+) -> None:
+    """Show a window a round."""
+    done = replace(round_done(drafted, accepted), emitted=tokens, draft_ms=draft_ms)
+    window.observe(done, round_ms - draft_ms, shared)
 
 
 def round_done(

@@ -9,7 +9,7 @@ import pytest
 from ggufs import bpe_tokens
 
 from specllama.arrays import Row, Rows
-from specllama.backend.base import Out, Part
+from specllama.backend.base import Part
 from specllama.engine.engine import Engine
 from specllama.errors import SpecllamaError
 from specllama.settings.params import EngineOptions
@@ -40,22 +40,25 @@ def same(got: Rows, wanted: Rows, near: float = 3e-2, spread: float = 0.5) -> No
 
 def feed(lane: Any, tokens: Sequence[int], states: Rows) -> tuple[Row, Row]:
     """Logits and state behind the last of these pairs."""
-    out = lane.pool.run([Part(lane, tokens, "last", states=states)])[0]
-    return out.rows[0], out.states[0]
+    part = Part(lane, tokens, "last", states=states)
+    lane.pool.run([part])
+    return part.rows[0], part.left[0]
 
 
 def grow(
     lane: Any, tokens: Sequence[int], states: Rows, parents: Sequence[int], head: int = 0
 ) -> tuple[Rows, Rows]:
     """Logits and states behind drafted nodes."""
-    out = lane.pool.run([Part(lane, tokens, "all", parents, states, head)])[0]
-    return out.rows, out.states
+    part = Part(lane, tokens, "all", parents, states, head)
+    lane.pool.run([part])
+    return part.rows, part.left
 
 
 def encode(lane: Any, features: Rows) -> Rows:
     """States of the target's."""
-    out: Out = lane.pool.run([Part(lane, (), "states", states=features)])[0]
-    return out.states
+    part = Part(lane, (), "states", states=features)
+    lane.pool.run([part])
+    return part.left
 
 
 def read(lane: Any, states: Rows) -> None:
@@ -82,18 +85,18 @@ class FakeHeadLane:
     def pool(self) -> Any:
         return self
 
-    def evaluate(self, part: Part) -> Out:
+    def run(self, parts: Sequence[Part]) -> None:
+        (part,) = parts
         me: Any = self
-        none: Rows = part.states if part.states is not None else Rows
         if part.outputs == "states":
-            return Out(none, me.encode(part.states))
-        if part.parents is not None:
-            return Out(*me.grow(part.tokens, part.states, part.parents, part.head))
-        if not len(part.tokens):
+            part.left = me.encode(part.states)
+        elif part.parents is not None:
+            part.rows, part.left = me.grow(part.tokens, part.states, part.parents, part.head)
+        elif not len(part.tokens):
             me.read(part.states)
-            return Out(none)
-        row, state = me.feed(part.tokens, part.states)
-        return Out(row[None], state[None])
+        else:
+            row, state = me.feed(part.tokens, part.states)
+            part.rows, part.left = row[None], state[None]
 
     def rollback(self, keep: int) -> None:
         me: Any = self

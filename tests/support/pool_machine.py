@@ -174,9 +174,10 @@ class Machine:
         if not parts:
             return
         try:
-            found = [out.rows.copy() for out in self.pool.run(parts)]
+            self.pool.run(parts)
         except ContextFull:
             return
+        found = [part.rows.copy() for part in parts]
         talks = [next(t for t in self.talks if t.lane is part.lane) for part in parts]
         order = list(zip(parts, talks, found, strict=True))
         for part, talk, rows in order:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specllama.backend.base import Out
 from specllama.events import RoundDone
 from specllama.settings.params import SamplingParams
 from specllama.speculative.drafting.drafter import Copier, Drafter, Request
@@ -226,7 +225,8 @@ def replay(
             at = len(tokens) - start
             for row, spot in zip(rows, trace[at : at + n], strict=False):
                 row[spot.truth] = 1.0
-            return Out(rows)
+            ask.rows = rows
+            return ask
         return ask.size if isinstance(ask, Offer) else None
 
     model = [_Model(trace, start, peek=peek)] if use_model else []

@@ -21,7 +21,7 @@ import llama_cpp as ll
 import numpy as np
 
 from specllama.arrays import IntArray, Rows
-from specllama.backend.base import Out, Part
+from specllama.backend.base import Part
 from specllama.backend.batch import Batch
 from specllama.backend.kernels import Kernels
 from specllama.backend.llama import LlamaModel
@@ -109,7 +109,6 @@ class HeadPart:
     positions: Sequence[int] = ()
     sequences: Sequence[Sequence[int]] = ()  # of each node; those of a text are the lane's
     before: tuple[Layout, list[int]] | None = None  # what the lane had of a tree, and its leaves
-    out: Out | None = None
 
     @property
     def way(self) -> tuple[Any, ...]:
@@ -196,7 +195,7 @@ class HeadPool:
 
     # -- passes --
 
-    def run(self, parts: Sequence[Part]) -> list[Out]:
+    def run(self, parts: Sequence[Part]) -> None:
         rows = sum(p.size if p.outputs == "all" else p.outputs == "last" for p in parts)
         if sum(part.size for part in parts) > self.n_batch or rows > self.max_rows:
             raise ValueError(f"a pass of {self.n_batch} tokens and {self.max_rows} rows at most")
@@ -208,8 +207,7 @@ class HeadPool:
         try:
             for (encodes, *_, head), together in ways.items():
                 for piece in done:  # the next pass takes its rows' place
-                    assert piece.out is not None
-                    piece.out = Out(piece.out.rows.copy(), piece.out.states)
+                    piece.part.rows = piece.part.rows.copy()
                 done = together
                 if encodes:
                     self._encode(together)
@@ -219,7 +217,6 @@ class HeadPool:
             for piece in pieces:
                 piece.lane.undo(piece)
             raise
-        return [piece.out for piece in pieces if piece.out is not None]
 
     def _check(self, part: Part) -> HeadPart:
         """Refuse a pass that the library would not take."""
@@ -249,7 +246,7 @@ class HeadPool:
         at = 0
         for piece in pieces:
             n = piece.part.size
-            piece.out = Out(fused[:0], fused[at : at + n].copy())
+            piece.part.left = fused[at : at + n].copy()
             at += n
 
     def _decode(self, pieces: Sequence[HeadPart], head: int) -> None:
@@ -301,7 +298,7 @@ class HeadPool:
             given = empty if rows is None else rows[row + said - min(wanted, said) : row + said]
             last = row + said if graph.masked else at + size
             own = empty[:, :0] if states is None else states[last - wanted : last].copy()
-            piece.out = Out(given, own)
+            piece.part.rows, piece.part.left = given, own
             at, row = at + size, row + said
 
     def _fill(
@@ -374,9 +371,6 @@ class HeadLane:
     def n_past(self) -> int:
         """One past the last position, as the cache itself reports it; 0 when it is empty."""
         return int(ll.llama_memory_seq_pos_max(self.pool.memory, self.sequence)) + 1
-
-    def evaluate(self, part: Part) -> Out:
-        return self.pool.run((part,))[0]
 
     # -- a pass of it --
 

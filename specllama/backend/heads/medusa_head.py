@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from specllama.arrays import Rows
-from specllama.backend.base import Out, Part
+from specllama.backend.base import Part
 from specllama.backend.devices import ggml, handles
 from specllama.backend.kernels import Kernels
 from specllama.backend.placement import CPU
@@ -312,15 +312,15 @@ class MedusaPool:
     def close(self) -> None:
         self.heads.close()
 
-    def run(self, parts: Sequence[Part]) -> list[Out]:
+    def run(self, parts: Sequence[Part]) -> None:
         depths: dict[int, list[Part]] = {}
         for part in parts:
             depths.setdefault(part.head, []).append(part)
-        said: dict[int, Iterator[Rows]] = {}
         for head, together in depths.items():
             rows = self.heads.logits(np.concatenate([p.states for p in together]), head)
-            said[head] = iter(np.split(rows if len(depths) == 1 else rows.copy(), len(together)))
-        return [Out(next(said[part.head])) for part in parts]
+            rows = rows if len(depths) == 1 else rows.copy()
+            for part, own in zip(together, np.split(rows, len(together)), strict=True):
+                part.rows = own
 
 
 class MedusaLane:
@@ -334,9 +334,6 @@ class MedusaLane:
     def __init__(self, pool: MedusaPool) -> None:
         self.pool = pool
         self.heads = len(pool.heads)
-
-    def evaluate(self, part: Part) -> Out:
-        return self.pool.run((part,))[0]
 
     def copied(self) -> bytes:
         return b""

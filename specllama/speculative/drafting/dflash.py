@@ -20,9 +20,9 @@ from typing import Protocol
 import numpy as np
 
 from specllama.arrays import IntArray, Row, Rows
-from specllama.backend.base import Out
+from specllama.backend.base import Lane, Part
 from specllama.speculative.drafting.drafter import Drafter, Held
-from specllama.speculative.drafting.head_drafter import HeadDrafter, Stated
+from specllama.speculative.drafting.head_drafter import HeadDrafter
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.effects import HeadPlace, Keep, Pass, Steps
 from specllama.speculative.selection import Peaks
@@ -141,10 +141,10 @@ class Places:
         """Return the tokens that a pass reads to guess ``n`` places after ``token``."""
         return [token] + [self.mask] * (n - self.anchored)
 
-    def block(self, out: Out, n_vocab: int, markov: Markov | None) -> Block:
+    def block(self, out: Part, n_vocab: int, markov: Markov | None) -> Block:
         """Return the output of such a pass by place."""
         k, first = self.candidates, 0 if self.anchored else 1
-        beside = out.states[first:]
+        beside = out.left[first:]
         if k:  # tokens, which are exact as floats, and how each follows each
             scores = beside[:, k : k + k * k].reshape(-1, k, k)
             best = beside[:, :k].astype(np.int32)
@@ -166,7 +166,7 @@ class DflashDrafter(HeadDrafter):
     def __init__(
         self,
         lane: HeadPlace,
-        target: Stated,
+        target: Lane,
         places: Places,
         markov: Markov | None = None,
         *,
@@ -196,7 +196,7 @@ class DflashDrafter(HeadDrafter):
             return None, 0
         n = min(room.n, self._places.guesses)
         block = self._places.tokens(tokens[-1], n)
-        out: Out = yield Pass(self._lane, block, "all", range(-1, len(block) - 1))
+        out: Pass = yield Pass(self._lane, block, "all", range(-1, len(block) - 1))
         yield Keep(self._lane)
         self._block = self._places.block(out, self._n_vocab, self._markov)
         return self._block.row(()), n

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.arrays import Row
-from specllama.backend.base import Out
+from specllama.backend.base import Outputs
 from specllama.errors import ContextFull
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, with_draft
@@ -35,6 +35,7 @@ class ChainDrafter(Stepping):
     def __init__(self, lane: LaneView, *, n_vocab: int, batch: int | None = None) -> None:
         self.lane = lane
         self.lanes = (lane,)
+        self._pass = Pass(lane, ())  # one for all of its steps
         self._n_vocab = min(n_vocab, lane.n_vocab)
         self._batch = batch or min(512, lane.n_batch)
         self._start = 0  # index of the lane's first token in the text
@@ -60,8 +61,12 @@ class ChainDrafter(Stepping):
         held = tuple(self.lane.tokens[self._base :])
         keep = min(common_prefix(held, path), len(path) - 1)
         cut = None if keep == len(held) else self._base + keep
-        out: Out = yield Pass(self.lane, path[keep:], keep=cut)
-        return [*out.rows[:, : self._n_vocab]]
+        yield self._asked(path[keep:], "last", cut)
+        return [*self._pass.rows[:, : self._n_vocab]]
+
+    def _asked(self, tokens: Sequence[int], outputs: Outputs, keep: int | None) -> Pass:
+        self._pass.tokens, self._pass.outputs, self._pass.keep = tokens, outputs, keep
+        return self._pass
 
     def _unread(self, tokens: Sequence[int]) -> tuple[int, int]:
         """Return (tokens that the lane does not hold yet, drafts that fit after them).
@@ -106,11 +111,11 @@ class ChainDrafter(Stepping):
             for i in range(0, read, self._batch):
                 part = lag[i : i + self._batch]
                 last = i + len(part) == read
-                out: Out = yield Pass(self.lane, part, "last" if last else "none", keep=keep)
+                yield self._asked(part, "last" if last else "none", keep)
                 keep = None
         except ContextFull:
             return None  # a draft model of another vocabulary may need more tokens for this text
-        return out.rows[0, : self._n_vocab]
+        return self._pass.rows[0, : self._n_vocab]
 
     def _start_at(self, index: int) -> None:
         """Set the token of the text that is the lane's first."""

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from specllama.arrays import FloatArray, Row
-from specllama.backend.base import Out
 from specllama.errors import ContextFull, EngineError, UsageError
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.method import Facts, Method, with_draft, with_trees
@@ -61,7 +60,7 @@ class TreeDrafter(ChainDrafter):
         n = len(self._nodes) - 1
         nodes = self._nodes | {path: node for node, path in enumerate(paths, n)}
         tokens, parents = [path[-1] for path in paths], [nodes[path[:-1]] for path in paths]
-        out: Out
+        out: Pass
         if n == self._line and parents == [n - 1]:
             out = yield Pass(self.lane, tokens)
             self._line += 1

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from specllama.arrays import Row
-from specllama.backend.base import HiddenRows, Out
+from specllama.backend.base import HiddenRows, Lane
 from specllama.speculative.drafting.drafter import Drafter, Held
-from specllama.speculative.drafting.head_drafter import Stated, StateDrafter
+from specllama.speculative.drafting.head_drafter import StateDrafter
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
 from specllama.speculative.effects import HeadPlace, Pass, Steps
 from specllama.speculative.types import Room
@@ -30,7 +30,7 @@ class EagleDrafter(StateDrafter):
     name = "eagle3"
     deepest = 8  # no training goes further than this
 
-    def __init__(self, lane: HeadPlace, target: Stated, *, n_vocab: int) -> None:
+    def __init__(self, lane: HeadPlace, target: Lane, *, n_vocab: int) -> None:
         super().__init__(lane, target, n_vocab=n_vocab)
         self.needs = lane.layers
         self._fused = HiddenRows()
@@ -57,8 +57,8 @@ class EagleDrafter(StateDrafter):
         for at in range(hidden.first, hidden.end, self._lane.n_batch):
             features = hidden.rows(at, min(at + self._lane.n_batch, hidden.end))
             if features is not None:
-                fused: Out = yield Pass(self._lane, (), "states", states=features)
-                self._fused.add(at, fused.states)
+                fused: Pass = yield Pass(self._lane, (), "states", states=features)
+                self._fused.add(at, fused.left)
         hidden.forget(hidden.end)
 
     def open(self, tokens: Sequence[int], room: Room) -> Steps[tuple[Row | None, int]]:

@@ -8,31 +8,20 @@ its verification passes: after a round, only the accepted tokens are read again,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from specllama.arrays import Row, Rows
-from specllama.backend.base import Out
+from specllama.backend.base import HiddenRows, Lane
 from specllama.errors import ContextFull, EngineError
 from specllama.speculative.drafting.draft_tree import grow
 from specllama.speculative.drafting.drafter import Held
 from specllama.speculative.drafting.stepping import Stepping
-from specllama.speculative.effects import HeadPlace, Keep, LaneView, Pass, Steps
+from specllama.speculative.effects import HeadPlace, Keep, Pass, Steps
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import ROOT, Path
 from specllama.speculative.types import Draft, Room
 from specllama.text_history import Follower
-
-if TYPE_CHECKING:
-    from specllama.backend.base import HiddenRows
-
-
-class Stated(LaneView, Protocol):
-    """A target's lane that keeps hidden states of its passes."""
-
-    @property
-    def hidden(self) -> HiddenRows: ...
 
 
 class HeadDrafter(Stepping):
@@ -44,7 +33,7 @@ class HeadDrafter(Stepping):
         n_vocab: of the target.
     """
 
-    def __init__(self, lane: HeadPlace, target: Stated, *, n_vocab: int) -> None:
+    def __init__(self, lane: HeadPlace, target: Lane, *, n_vocab: int) -> None:
         self._lane, self._target, self._n_vocab = lane, target, n_vocab
         self._seen = Follower()
         self._held = 0  # tokens of the text whose states the lane holds
@@ -88,8 +77,8 @@ class HeadDrafter(Stepping):
         """Read drafted tokens after the nodes of their parents, each with the head's own state."""
         states = np.stack([self._own[path[:-1]] for path in paths])
         tokens, parents = [path[-1] for path in paths], [nodes[path[:-1]] for path in paths]
-        out: Out = yield Pass(self._lane, tokens, "all", parents, states, head)
-        for path, state in zip(paths, out.states, strict=True):
+        out: Pass = yield Pass(self._lane, tokens, "all", parents, states, head)
+        for path, state in zip(paths, out.left, strict=True):
             self._own.setdefault(path, state)  # of several heads that which drafts after it
         return out.rows[:, : self._n_vocab]
 
@@ -131,7 +120,7 @@ class StateDrafter(HeadDrafter):
     lacks = 0  # states before the first pair that zeros may stand in for
     deepest = 1 << 30  # drafted tokens in a line: own states drift
 
-    def __init__(self, lane: HeadPlace, target: Stated, *, n_vocab: int) -> None:
+    def __init__(self, lane: HeadPlace, target: Lane, *, n_vocab: int) -> None:
         super().__init__(lane, target, n_vocab=n_vocab)
         if lane.heads > 1:
             self.deepest = lane.heads
@@ -221,8 +210,8 @@ class StateDrafter(HeadDrafter):
             if self._anew:
                 yield Keep(lane, 0)
                 self._anew = False
-            out: Out = yield Pass(lane, part, "last", states=states, keep=at)
-            self._own[()] = out.states[0]
+            out: Pass = yield Pass(lane, part, "last", states=states, keep=at)
+            self._own[()] = out.left[0]
             self._held = at + len(part)
         self._nodes = {(): ROOT}
         return out.rows[0, : self._n_vocab]

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 
 from specllama.arrays import Row
-from specllama.backend.base import Out
 from specllama.speculative.drafting.draft_tree import grow
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import NO_HEAD, Kit, Method, with_own
@@ -63,7 +62,7 @@ class MedusaDrafter(Stepping):
     def after(self, paths: Sequence[Path]) -> Steps[Sequence[Row]]:
         assert self._state is not None
         depth = len(paths[0]) + 1
-        out: Out = yield Pass(self.lane, (), states=self._state[None], head=depth)
+        out: Pass = yield Pass(self.lane, (), states=self._state[None], head=depth)
         return [out.rows[0]]
 
     def alike(self, path: Path) -> Hashable:

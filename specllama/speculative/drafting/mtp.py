@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.arrays import Row
-from specllama.backend.base import Out
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.head_drafter import HeadDrafter, StateDrafter
 from specllama.speculative.drafting.method import Kit, Method, with_own
@@ -67,8 +66,8 @@ class AssistantDrafter(HeadDrafter):
             return None, 0
         state = state.copy()
         known.forget(at - 1)  # it is read again when a round is retried
-        out: Out = yield Pass(self._lane, tokens[-1:], "last", states=state, keep=at)
-        self._own = {(): out.states[0]}
+        out: Pass = yield Pass(self._lane, tokens[-1:], "last", states=state, keep=at)
+        self._own = {(): out.left[0]}
         return out.rows[0, : self._n_vocab], 1 << 30
 
     def after(self, paths: Sequence[Path]) -> Steps[Sequence[Row]]:

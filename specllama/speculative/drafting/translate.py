@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from specllama.arrays import IntArray, Rows
-from specllama.backend.base import Context, Out, Outputs, Part, Vocab
+from specllama.backend.base import Context, Outputs, Part, Vocab
 from specllama.errors import ContextFull, EngineError, PairIncompatible
 from specllama.settings.params import SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
@@ -173,8 +173,9 @@ class TranslatedContext:
         self._row[0, self._map.target_ids] = rows[0, self._map.draft_ids]
         return self._row
 
-    def evaluate(self, part: Part) -> Out:
-        return Out(self.forward(part.tokens, outputs=part.outputs, parents=part.parents))
+    def run(self, parts: Sequence[Part]) -> None:
+        (part,) = parts
+        part.rows = self.forward(part.tokens, outputs=part.outputs, parents=part.parents)
 
     def reopen(self, n: int) -> None:
         raise EngineError("a translated context takes chains only")

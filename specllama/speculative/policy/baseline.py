@@ -29,9 +29,9 @@ from specllama.speculative.policy.constants import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Baseline:
-    """A typical plain step, in wall-clock milliseconds; the newest is ``age_s`` old.
+    """A typical plain step, in wall-clock milliseconds; the newest is ``age_s`` old, when asked.
 
     ``n`` seconds of plain steps, foretold by those as long before them, were off by ``spread``: a
     standard deviation of logarithms, None without a forecast.
@@ -106,7 +106,8 @@ class PlainSteps:
             self._known = asked, self._foretell(depth, deep_ms, ahead)
         found = self._known[1]
         assert found is not None
-        return Baseline(found.ms, age, found.n, found.spread)
+        found.age_s = age
+        return found
 
     def _foretell(self, depth: int, deep_ms: float, ahead: float) -> Baseline:
         """Forecast from all the stretches, of which the newest count most; each of them is compared

@@ -14,7 +14,7 @@ from operator import mul
 import numpy as np
 
 from specllama.arrays import FloatArray
-from specllama.events import NO_GUESS
+from specllama.events import NO_GUESS, RoundDone
 from specllama.speculative.budget import Bid, growth
 from specllama.speculative.effects import Offer
 from specllama.speculative.policy.constants import AHEAD, BEHIND, EPSILON, MEAN, MEMORY, RECENT
@@ -28,7 +28,6 @@ from specllama.speculative.policy.learned import (
 )
 from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.types import Booking, DraftJudge, Guess
-from specllama.speculative.window import Outcome, Plan
 
 _COUNT = np.arange(AHEAD)
 
@@ -350,21 +349,21 @@ class Weighing(DraftJudge):
 
     # -- after the round --
 
-    def learn(self, outcome: Outcome) -> None:
+    def learn(self, done: RoundDone) -> None:
         """Learn from every guess that was seen and tested."""
         for trial in self._seen:
-            trial.sent = min(trial.sent, outcome.drafted)  # others may have needed the rows
-            trial.judge(outcome.tokens, outcome.accepted)
+            trial.sent = min(trial.sent, len(done.drafted))  # others may have needed the rows
+            trial.judge(done.emitted, done.accepted)
 
-    def explain(self, n: int) -> Plan:
-        """Return the plan as it was carried out: ``n`` guesses, and the reason in words."""
+    def explain(self, n: int) -> str:
+        """Return the reason why ``n`` guesses were sent."""
         if n == 0:
-            return Plan(0, self._why or NO_GUESS)
+            return self._why or NO_GUESS
         if self._exploring or not self._seen:
-            return Plan(n, "probing" if self._exploring else "drafting")
+            return "probing" if self._exploring else "drafting"
         steps = (self._spent + self._v[min(n + 1, len(self._v) - 1)]) / self.one
         took = f"in the time of {max(steps, 1.0):.1f} steps"
-        return Plan(n, f"{self._expected:.1f} tokens expected {took}")
+        return f"{self._expected:.1f} tokens expected {took}"
 
     @property
     def explores(self) -> bool:

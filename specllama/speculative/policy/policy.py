@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
+from specllama.backend.base import Shared
+from specllama.events import RoundDone
 from specllama.speculative.budget import Bid
 from specllama.speculative.effects import Offer
 from specllama.speculative.policy.baseline import PlainSteps
@@ -16,7 +18,7 @@ from specllama.speculative.policy.draft_length import Text, Weighing
 from specllama.speculative.policy.learned import Learned
 from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.types import Booking
-from specllama.speculative.window import Outcome, Plan, Window
+from specllama.speculative.window import Plan, Window
 
 MEASURING = "measuring a plain step"
 
@@ -110,49 +112,50 @@ class Policy(Window):
         one, two = target.ms(1, text.depth), target.ms(2, text.depth)
         return self._costs.steps(self._booking).ms(1, text.depth) + two - one - source.mean * one
 
-    def observe(self, outcome: Outcome) -> Plan | None:
+    def explain(self, n: int) -> str:
+        return self._weighing.explain(n) if self._weighing else ""
+
+    def observe(self, done: RoundDone, verify_ms: float, shared: Shared | None = None) -> None:
         text, target, depth = self._text, self._costs.target, self._text.depth
-        weighing, n, shared = self._weighing, outcome.drafted, outcome.shared
-        told = weighing.explain(n) if weighing else None
+        weighing, n, emitted = self._weighing, len(done.drafted), len(done.emitted)
+        draft_ms, verify = done.draft_ms, verify_ms
         # until a plain step was timed, a shared pass stands for one
         rows = shared.tokens if shared and target.known(1) else n + 1
-        verify = outcome.round_ms - outcome.draft_ms
         expected, most = target.ms(rows, depth), target.most(rows, depth)
         if not shared or shared.first:
             target.observe(rows, verify, depth)
         if weighing:
-            weighing.learn(outcome)
-        text.wrote(outcome.emitted, shared.lanes - 1 if shared else 0)
-        if outcome.plain_ms is not None:
-            self._plain_steps.took(outcome.plain_ms, depth)
+            weighing.learn(done)
+        text.wrote(emitted, shared.lanes - 1 if shared else 0)
+        if not (n or shared):
+            self._plain_steps.took(verify_ms + done.wait_ms, depth)
         if target.level is None:
-            return told
+            return
         one = target.ms(1 + text.others, depth)
         if shared and (without := shared.tokens - shared.guesses) > shared.lanes:
             # a prompt is read in the same pass, as it would be without any draft
             verify = expected - target.ms(without, depth) + one
-        text.learned.wrote(outcome.emitted, (outcome.draft_ms + verify) / one)
+        text.learned.wrote(emitted, (draft_ms + verify) / one)
         payer = self._booking.payer
-        self._ledger.earn(outcome.emitted, payer)
+        self._ledger.earn(emitted, payer)
         if n:
-            self._plain_steps.drafted(outcome.round_ms / one)
+            self._plain_steps.drafted((draft_ms + verify_ms) / one)
         longest = min(verify, OUTLIER * most)
         waited = 0.0
         if shared:  # for others' drafting; and without a guess of its own it pays for their rows
             rows_ms = longest - one if shared.guesses and not n else 0.0
-            lag_ms = shared.drafting_ms - outcome.draft_ms
+            lag_ms = shared.drafting_ms - draft_ms
             waited = (max(lag_ms, 0.0) + max(rows_ms, 0.0)) / one
         if weighing:
             # without a draft the pass was a plain step, however long it took
-            drafting = min(outcome.draft_ms, OUTLIER * (weighing.due or one))
+            drafting = min(draft_ms, OUTLIER * (weighing.due or one))
             foreseen = drafting + (longest if n else one)
             # a pass that takes much longer than drafting may ever lose is not a draft's doing: the
             # machine slept, or the program was stopped
-            overrun = min((outcome.draft_ms + (verify if n else one) - foreseen) / one, BEHIND)
-            gain = outcome.emitted - foreseen / one
+            overrun = min((draft_ms + (verify if n else one) - foreseen) / one, BEHIND)
+            gain = emitted - foreseen / one
             if weighing.drafting is None:
                 text.learned.gained(self._booking.method).add(gain)
             self._ledger.book(payer, gain - waited, exploring=weighing.explores, overrun=overrun)
         elif waited:
             self._ledger.book(payer, -waited)
-        return told

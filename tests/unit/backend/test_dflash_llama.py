@@ -79,9 +79,10 @@ def fill(lane: HeadLane, token: int, n: int) -> Block:
     """A block of guesses, of which nothing stays."""
     places = places_of(lane)
     block = places.tokens(token, n)
-    (out,) = lane.pool.run([Part(lane, block, "all", range(-1, len(block) - 1))])
+    part = Part(lane, block, "all", range(-1, len(block) - 1))
+    lane.pool.run([part])
     lane.keep_path(())
-    return places.block(out, VOCAB, markov_of(lane))
+    return places.block(part, VOCAB, markov_of(lane))
 
 
 def markov_of(lane: HeadLane) -> Markov | None:

@@ -168,7 +168,8 @@ def test_forks_share_cells_and_part_ways() -> None:
     a.forward([1, 2, 3, 4, 5, 6], outputs="none")
     b, c = p.fork(a, 4), p.fork(a, 6)
     assert p.cells.held == 6
-    rows = [out.rows.copy() for out in p.run([Part(a, [7]), Part(b, [7]), Part(c, [8])])]
+    p.run(parts := [Part(a, [7]), Part(b, [7]), Part(c, [8])])
+    rows = [part.rows.copy() for part in parts]
     assert p.cells.held == 9
     fresh = pool(lanes=1).open()
     for text, row in (([1, 2, 3, 4, 5, 6, 7], rows[0]), ([1, 2, 3, 4, 7], rows[1])):
@@ -268,7 +269,8 @@ def test_states_belong_to_their_lanes(need: HiddenNeed) -> None:
     a, b, c = p.open(), p.open(), p.open()
     a.capture(need)
     b.capture((1, 2, 3))
-    rows = [out.rows for out in p.run([Part(a, [1, 2, 3]), Part(b, [4, 5]), Part(c, [6], "last")])]
+    p.run(parts := [Part(a, [1, 2, 3]), Part(b, [4, 5]), Part(c, [6], "last")])
+    rows = [part.rows for part in parts]
     for lane, mine in ((a, rows[0]), (b, rows[1])):
         states = lane.hidden.rows(0, len(lane.tokens))
         np.testing.assert_array_equal(states, mine[:, : states.shape[1]])

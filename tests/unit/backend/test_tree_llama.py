@@ -134,7 +134,8 @@ def test_a_tree_that_grows_pass_by_pass_has_the_same_rows_and_any_path_can_stay(
                 tokens += some(rng, more, one.n_vocab)
                 parents += [rng.randrange(-1, i) if i else -1 for i in range(known, known + more)]
                 parts.append(Part(lane, tokens[known:], "all", parents[known:]))
-            rows = [out.rows.copy() for out in pool.run(parts)]
+            pool.run(parts)
+            rows = [part.rows.copy() for part in parts]
             for part, row, text, (tokens, parents) in zip(parts, rows, texts, grown, strict=True):
                 known = len(tokens) - len(part.tokens)
                 for node in range(known, len(tokens)):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pool_machine import Alone, Machine
 from table_model import FakePool, FakeTable
 
-from specllama.backend.base import Out, Part
+from specllama.backend.base import Part
 from specllama.backend.exactness import Exactness, Group
 from specllama.backend.probe import CELLS, WIDTHS, common, probe
 from specllama.cli.options import GroupedCommand, resolve, settings_options
@@ -74,7 +74,7 @@ def test_passes_that_return_rows_have_one_of_the_widths(seed: int, widths: tuple
 class Quiet(FakePool):
     """Pads return no rows."""
 
-    def run(self, parts: Sequence[Part]) -> list[Out]:
+    def run(self, parts: Sequence[Part]) -> None:
         asked, fake = sum(len(part.tokens) for part in parts), self.fake
         decode: Callable[..., None] = type(fake).decode
 
@@ -83,7 +83,7 @@ class Quiet(FakePool):
             decode(fake, tiled=tiled)
 
         fake.decode = quiet  # type: ignore[method-assign]
-        return super().run(parts)
+        super().run(parts)
 
 
 class TooNarrow(FakePool):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from engines import FakeContext, fake_info, loaded
+from fakes import learn
 from table_model import FakeTable, FakeVocab
 from windows import booking
 
@@ -18,7 +19,6 @@ from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.policy.costs import CostTable
 from specllama.speculative.policy.learned import Mean
 from specllama.speculative.policy.ledger import Ledger
-from specllama.speculative.window import Outcome
 from specllama.store import profile_file as store
 
 REPLIES = 25
@@ -222,7 +222,7 @@ def test_what_a_reply_learns_while_the_profile_is_refreshed_is_kept(tmp_path: Pa
         if judge is not None and judge.read("draft", 1):
             judge.take(0.9, 4.0, 7)
             rounds += 1
-        window.observe(Outcome(0, 0, (7,), 0.1, 9.1))
+        learn(window, 0, 0, (7,), 0.1, 9.1)
 
     for _ in range(20):
         go_on()

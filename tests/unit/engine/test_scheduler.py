@@ -15,7 +15,7 @@ from side_by_side import V, alone, engine_of, params
 from table_model import FakePool
 
 from specllama import paths
-from specllama.backend.base import Out, Part
+from specllama.backend.base import Part
 from specllama.backend.kernels import TILE
 from specllama.backend.llama_vocab import LlamaVocab
 from specllama.engine.engine import Engine
@@ -111,10 +111,10 @@ def test_an_error_ends_one_conversation_only(monkeypatch: pytest.MonkeyPatch) ->
 def test_where_no_pass_can_be_shared_each_has_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     run = FakePool.run
 
-    def one_by_one(pool: FakePool, parts: Sequence[Part]) -> list[Out]:
+    def one_by_one(pool: FakePool, parts: Sequence[Part]) -> None:
         if len(parts) > 1:
             raise EngineError("not today")
-        return run(pool, parts)
+        run(pool, parts)
 
     monkeypatch.setattr(FakePool, "run", one_by_one)
     asked = [params("draft", 1), params("none", 2), params("mixed", 3)]

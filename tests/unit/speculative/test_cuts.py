@@ -8,8 +8,7 @@ import pytest
 
 from specllama.settings.params import SamplingParams
 from specllama.speculative.noise import draw
-from specllama.speculative.round import TargetWalk
-from specllama.speculative.rules import verify_match
+from specllama.speculative.rules import Walk, verify_match
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT
 
@@ -29,7 +28,7 @@ N_VOCAB, ROWS, MOVE = 200, 400, 1e-2
 
 def drawn(row: np.ndarray, params: SamplingParams, seed: int) -> tuple[int, float]:
     chain = SamplerChain(params, seed=seed, tokens=[1, 2, 3])
-    verdict = verify_match(EMPTY_DRAFT, TargetWalk(row[None], chain), seed)
+    verdict = verify_match(EMPTY_DRAFT, Walk(row[None], chain), seed)
     assert verdict.target_token is not None
     return verdict.target_token, math.inf if verdict.gap is None else verdict.gap
 
@@ -86,7 +85,7 @@ def test_near_tokens_are_looked_for_only_where_rounding_can_matter() -> None:
         params = SamplingParams(temperature=temperature, top_k=1, top_p=1.0, min_p=0.0)
         slacks = []
         for measured in (True, False):
-            walk = TargetWalk(row[None], SamplerChain(params, seed=1), measured)
+            walk = Walk(row[None], SamplerChain(params, seed=1), measured)
             law = walk.law(-1)
             assert law.ids.tolist() == [0]
             slacks.append(walk.slack(0))

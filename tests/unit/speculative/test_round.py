@@ -15,7 +15,7 @@ from toys import EXACT, FULL, LENGTH, PROMPT, SAMPLERS, Leaves, Setup, V, grower
 from windows import Answers
 
 from specllama.arrays import Rows
-from specllama.backend.base import Outputs
+from specllama.backend.base import Outputs, Shared
 from specllama.errors import Cancelled, ContextFull, EngineError
 from specllama.events import RoundDone
 from specllama.settings.params import SamplingParams, VerifyRule
@@ -31,7 +31,7 @@ from specllama.speculative.round import Rounds
 from specllama.speculative.rules import RandomCoins
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room
-from specllama.speculative.window import Outcome, Plan, Window
+from specllama.speculative.window import Plan, Window
 
 # -- proposers made to hurt ----------------------------------------------------------------------
 
@@ -349,7 +349,7 @@ def test_the_first_token_is_drawn_from_the_row_of_the_prompts_own_pass() -> None
 def test_a_first_round_without_a_pass_tells_the_window_nothing() -> None:
     loop = a_loop(Cheat(truth(9)))
     seen: list[object] = []
-    loop.window.observe = seen.append  # type: ignore[method-assign]
+    loop.window.observe = lambda *round: seen.append(round)  # type: ignore[method-assign]
     run_alone(loop.round(first=loop.target.forward(PROMPT[-1:], outputs="last")[0]))
     assert seen == []
     run_alone(loop.round())
@@ -441,22 +441,21 @@ def test_a_cache_that_was_lost_ends_the_round_with_its_own_error() -> None:
 
 
 def test_windows_learn_from_every_round() -> None:
-    seen: list[Outcome] = []
+    seen: list[tuple[RoundDone, float]] = []
 
     class Watching(Window):
-        def observe(self, outcome: Outcome) -> None:
-            seen.append(outcome)
+        def observe(self, done: RoundDone, verify_ms: float, shared: Shared | None = None) -> None:
+            seen.append((done, verify_ms))
 
     loop = a_loop(Cheat(truth(30)))
     loop.window = Watching(3)
     first = run_alone(loop.round())
     second = run_alone(loop.round(remaining=1))  # no room for a draft
     assert [done.source for done in (first, second)] == ["stub", "none"]
-    assert [o.drafted for o in seen] == [3, 0]
-    assert [o.accepted for o in seen] == [len(first.accepted_path), 0]
-    assert [o.emitted for o in seen] == [len(first.emitted), len(second.emitted)]
-    for outcome, done in zip(seen, (first, second), strict=True):
-        assert outcome.round_ms >= outcome.draft_ms + done.verify_ms >= 0.0
+    assert [len(done.drafted) for done, _ in seen] == [3, 0]
+    for (record, verify_ms), done in zip(seen, (first, second), strict=True):
+        assert record is done
+        assert verify_ms >= done.verify_ms >= 0.0
         assert done.other_ms >= -1e-6
 
 

@@ -22,8 +22,7 @@ from specllama.events import Event, Finished, RoundDone
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.noise import exp_noise
-from specllama.speculative.round import TargetWalk
-from specllama.speculative.rules import verify_match
+from specllama.speculative.rules import Walk, verify_match
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT
 from specllama.speculative.window import Plan, Window
@@ -89,7 +88,7 @@ def test_a_gap_is_counted_in_logits_whatever_the_temperature(temperature: float)
     row[[5, 9]] = 1.0, 1.3
     sampling = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
     chain = SamplerChain(sampling, seed=4, tokens=[1, 2])
-    walk = TargetWalk(row[None], chain)
+    walk = Walk(row[None], chain)
     verdict = verify_match(EMPTY_DRAFT, walk, 4)
     times = np.log(exp_noise(4, 2, np.array([5, 9], np.int32)))
     expected = abs((row[5] - temperature * times[0]) - (row[9] - temperature * times[1]))

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 from engines import FakeContext, NoSeats
+from fakes import learn
 from oracle import Oracle, Tokens, Toy, bias
 from table_model import FakePool, FakeTable
 from windows import Pair, booking
@@ -24,7 +25,7 @@ from specllama.speculative.round import Rounds
 from specllama.speculative.rules import Coins, RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Law
-from specllama.speculative.window import Outcome, Window
+from specllama.speculative.window import Window
 
 FULL = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 GREEDY = SamplingParams(temperature=0.0)
@@ -86,6 +87,7 @@ def written(
     for id, one in enumerate((loop, other)):
         scheduler.add(Running(id, say(one), lambda: 0, cast(Lane, one.target), Cancel()))
     assert scheduler.step() == []
+    assert loop.window._depth == len(loop.tokens) - len(PROMPT), "it learns from a cut round, too"
     return tuple(loop.tokens[len(PROMPT) :])
 
 
@@ -167,8 +169,8 @@ def test_what_was_cut_is_not_booked_as_rejected(peek: bool) -> None:
         assert judge.take(0.9, 3.0 if peek else None, token if peek else None)
         judge.further()
     source = pair.learned.sources["draft"]
-    window.observe(
-        Outcome(2, 2, (4, 5, 6), 0.1, 1.3, Shared(lanes=2, tokens=6, ms=1.2, first=True, guesses=4))
+    learn(
+        window, 2, 2, (4, 5, 6), 0.1, 1.3, Shared(lanes=2, tokens=6, ms=1.2, first=True, guesses=4)
     )
     # the target wrote the third guess itself, which tells of a guess that may be looked at
     assert source.labels == (3 if peek else 2)
@@ -184,7 +186,7 @@ def test_a_shared_pass_is_booked_once_and_for_all_its_rows() -> None:
         window = pair.window()
         window.drafts_with(booking("draft"))
         window.plan(8)
-        window.observe(Outcome(0, 0, (1,), 0.0, 1.5, Shared(3, 6, 1.5, first, 3)))
+        learn(window, 0, 0, (1,), 0.0, 1.5, Shared(3, 6, 1.5, first, 3))
     assert target.upto(8) == pytest.approx(before[0])
     assert sum(target.counts.values()) == sum(before[1].values()) + 1
     assert target.counts[6] == before[1][6] + 1
@@ -199,7 +201,7 @@ def test_rows_are_told_at_the_price_that_they_have_beside_others() -> None:
         window = pair.window()
         window.drafts_with(booking("draft"))
         if lanes > 1:
-            window.observe(Outcome(0, 0, (1,), 0.0, 3.0, Shared(3, 3, 3.0, True, 0)))
+            learn(window, 0, 0, (1,), 0.0, 3.0, Shared(3, 3, 3.0, True, 0))
         judge = window.plan(8).judge
         assert judge is not None
         n = 0
@@ -226,7 +228,7 @@ def test_what_others_read_of_a_prompt_is_not_a_drafts_loss() -> None:
             judge.further()
         before = pair.ledger.total
         shared = Shared(2, tokens, verify[tokens], True, guesses)
-        window.observe(Outcome(2, 0, (1,), 0.1, 0.1 + verify[tokens], shared))
+        learn(window, 2, 0, (1,), 0.1, 0.1 + verify[tokens], shared)
         window.finish()
         lost[tokens, guesses] = before - pair.ledger.total
     assert lost[40, 2] == pytest.approx(lost[4, 2], abs=0.1)
@@ -245,8 +247,8 @@ def test_what_one_drafts_all_who_wait_for_it_lose() -> None:
             window.plan(8)
         before = pair.ledger.total
         shared = Shared(2, 2, verify[2], True, 0, drafting_ms=3.0)
-        window.observe(Outcome(0, 0, (1,), draft_ms, draft_ms + verify[2], shared))
-        window.observe(Outcome(0, 0, (1,), 0.0, verify[2], Shared(2, 2, verify[2], True, 0)))
+        learn(window, 0, 0, (1,), draft_ms, draft_ms + verify[2], shared)
+        learn(window, 0, 0, (1,), 0.0, verify[2], Shared(2, 2, verify[2], True, 0))
         window.finish()
         lost[draft_ms, asked] = before - pair.ledger.total
     assert list(lost.values()) == pytest.approx([lost[3.0, True]] * 3, rel=0.1)

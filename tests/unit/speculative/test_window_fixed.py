@@ -1,9 +1,10 @@
 """The fixed window: always the same length, within the room that is left."""
 
 import pytest
+from fakes import learn
 
 from specllama.speculative.types import Guess, Room
-from specllama.speculative.window import Outcome, Plan, Window
+from specllama.speculative.window import Plan, Window
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,7 @@ def test_plans(draft_max: int, room: int, plan: Plan) -> None:
 
 def test_it_never_stops_a_draft_and_learns_nothing() -> None:
     window = Window(3)
-    window.observe(Outcome(3, 0, (1,), 1e9, 2e9))
+    learn(window, 3, 0, (1,), 1e9, 2e9)
     assert window.plan(10) == Plan(3, "fixed")
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engines import FakeContext
+from fakes import learn
 from head_fakes import FakeBlocks, Pairs
 from replay import VirtualClock
 from table_model import FakeTable
@@ -19,7 +20,6 @@ from specllama.speculative.effects import run_alone
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, DraftJudge, Room, Verdict
-from specllama.speculative.window import Outcome
 
 
 def drafter_for(setup: Setup, target: FakeContext, kind: str = "dflash") -> DflashDrafter:
@@ -193,7 +193,7 @@ def played(method: str, right: float, rounds: int = 400) -> tuple[Pair, float, f
         draft_ms = (clock.now - begin) * 1e3
         verify_ms = 10.0 * (1 + 0.02 * n)
         clock.now += verify_ms / 1e3
-        window.observe(Outcome(n, accepted, (5,) * (accepted + 1), draft_ms, draft_ms + verify_ms))
+        learn(window, n, accepted, (5,) * (accepted + 1), draft_ms, draft_ms + verify_ms)
         written += accepted + 1
         drafted += n * (i >= rounds // 2)
     return pair, drafted / (rounds // 2), written * 10e-3 / clock.now

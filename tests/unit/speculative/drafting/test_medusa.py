@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 import pytest
+from fakes import learn
 from head_fakes import knowing, medusa_of, state_of
 from medusa_numpy import Heads, MedusaHead, silu
 from toys import FULL, Leaves, Setup, into_dead_ends, is_eog, weights
@@ -25,7 +26,6 @@ from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import BestFirst
 from specllama.speculative.types import Draft, Room
-from specllama.speculative.window import Outcome
 
 # -- the heads ----------------------------------------------------------------------------------
 
@@ -294,7 +294,7 @@ def window(slope: float) -> Policy:
     made.drafts_with(booking("medusa"))
     for _ in range(20):
         made.plan(100)
-        made.observe(Outcome(0, 0, (1,), 0.0, 10.0))
+        learn(made, 0, 0, (1,), 0.0, 10.0)
     return made
 
 

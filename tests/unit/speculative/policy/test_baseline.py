@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from fakes import learn
 from replay import VirtualClock
 from traces import GPU, trace
 from windows import Pair, booking, play
@@ -25,7 +26,6 @@ from specllama.speculative.policy.costs import Costs
 from specllama.speculative.policy.learned import Learned
 from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.policy.policy import MEASURING, Policy
-from specllama.speculative.window import Outcome
 
 
 def timed(clock: VirtualClock, *ms: float) -> PlainSteps:
@@ -181,7 +181,7 @@ def test_what_is_due_does_not_depend_on_which_tokens_are_written(peek: bool) -> 
             clock.now += 0.012 if n else 0.01
             tokens = tuple(words[(3 * i + k) % len(words)] for k in range(emitted))
             draft_ms = 2.0 if n else 0.0
-            window.observe(Outcome(n, emitted - 1, tokens, draft_ms, 10.0 + draft_ms))
+            learn(window, n, emitted - 1, tokens, draft_ms, 10.0 + draft_ms)
         return found
 
     first = plans(range(7, 100))

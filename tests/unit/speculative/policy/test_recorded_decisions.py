@@ -13,7 +13,7 @@ import os
 import random
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from engines import FakeContext
@@ -22,7 +22,7 @@ from table_model import FakeTable
 from traces import CLIFF, CPU, DEAR, GPU, MEASURED, Script, talk, trace
 from windows import Pair, booking
 
-from specllama.backend.base import Out, Shared
+from specllama.backend.base import Shared
 from specllama.events import RoundDone
 from specllama.settings.params import SamplingParams, VerifyRule
 from specllama.speculative.budget import allocate
@@ -39,7 +39,6 @@ from specllama.speculative.round import Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room
-from specllama.speculative.window import Outcome, Plan
 
 RECORDING = Path(__file__).parents[3] / "data" / "decisions.json"
 V = 64
@@ -90,9 +89,9 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._window, name)
 
-    def observe(self, outcome: Outcome) -> Plan | None:
-        self._lines.append(f"{outcome.drafted} {outcome.accepted} {outcome.emitted}")
-        return self._window.observe(outcome)  # type: ignore[no-any-return]
+    def observe(self, done: RoundDone, verify_ms: float, shared: Shared | None = None) -> None:
+        self._lines.append(f"{len(done.drafted)} {done.accepted} {len(done.emitted)}")
+        self._window.observe(done, verify_ms, shared)
 
 
 def guesses(
@@ -240,7 +239,9 @@ def together(
         clock.steps(ms)
         for nth, (id, ask) in enumerate(passes.items()):
             shared = Shared(len(passes), rows, ms, nth == 0, sent) if len(passes) > 1 else None
-            answer(id, cast(Out, perform(ask))._replace(shared=shared))
+            perform(ask)
+            ask.shared = shared
+            answer(id, ask)
     for loop in loops:
         loop.window.finish()
     return [*lines, balances(pair)]

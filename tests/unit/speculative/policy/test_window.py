@@ -8,6 +8,7 @@ import random
 
 import msgspec
 import pytest
+from fakes import learn
 from replay import Spot
 from windows import Pair, booking, play
 
@@ -19,7 +20,6 @@ from specllama.speculative.policy.learned import (
     sigmoid,
 )
 from specllama.speculative.policy.ledger import Ledger
-from specllama.speculative.window import Outcome
 
 FLAT = [0.0, *(1 + 0.12 * (n - 1) for n in range(1, 18))]
 
@@ -80,7 +80,7 @@ def test_off_and_last_token_and_room() -> None:
     assert w.plan(5).draft_max == 0  # a plain step is not measured yet
     for _ in range(4):
         assert w.plan(5).reason == "measuring a plain step"
-        w.observe(Outcome(0, 0, (5,), 0.0, 10.0))
+        learn(w, 0, 0, (5,), 0.0, 10.0)
     assert 0 < w.plan(3).draft_max <= 3
 
 
@@ -119,7 +119,7 @@ def test_proposers_that_never_ask_are_held_to_their_record() -> None:
             drafted += n
             accepted = min(right, n)
             ms = FLAT[n + 1]
-            w.observe(Outcome(n, accepted, (1,) * (accepted + 1), 0.0, ms))
+            learn(w, n, accepted, (1,) * (accepted + 1), 0.0, ms)
         return drafted
 
     assert run(8) > 1000
