@@ -119,7 +119,7 @@ def load(opening: OpeningPair) -> Loaded:
         slots=slots,
         prompting=Prompting(vocab, opened.template, opened.bos, opened.eos),
         chains=chains,
-        windows=Windows(open_profile(info), info),
+        windows=Windows(open_profile(info), info, pool.plan),
         stop=opening.stop,
         measured=measured,
         kv_ram=idle if options.parallel > 1 else 0,

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from specllama.backend.pass_plan import PassPlan
 from specllama.fixed_gain import cannot_gain
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.settings import method_list
@@ -255,10 +256,14 @@ def _padding(widths: tuple[int, ...]) -> str:
 
 
 class Windows:
-    """The draft windows of an engine: adaptive ones that learn into ``profile``, or fixed ones."""
+    """The draft windows of an engine: adaptive ones that learn into ``profile``, or fixed ones.
 
-    def __init__(self, profile: Profile, info: EngineInfo) -> None:
-        self.info = info
+    Args:
+        plan: of the target's passes.
+    """
+
+    def __init__(self, profile: Profile, info: EngineInfo, plan: PassPlan | None = None) -> None:
+        self.info, self._plan = info, plan
         self.steps = PlainSteps()
         self.use(profile)
 
@@ -266,6 +271,8 @@ class Windows:
         """Learn into ``profile`` from now on."""
         self.profile = profile
         info = self.info
+        if self._plan is not None:
+            self._plan.costs = profile.costs.target
         if info.draft is not None and info.target.file_bytes:
             profile.costs.draft_share = min(
                 max(1.2 * info.draft.file_bytes / info.target.file_bytes, 0.01), 2.0
@@ -292,6 +299,7 @@ class Windows:
             peek=rule_of(params.verify, greedy=params.sampling.temperature == 0.0).peek,
             tokens=params.max_tokens,
             steps=self.steps,
+            widest=0 if self._plan is None else self._plan.widest,
             on_finish=profile.save,
         )
 

@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import cast
 
 from specllama.backend.base import Blob, Lane, Out, Passes, Pool, Shared
+from specllama.backend.pass_plan import shared_rows
 from specllama.cancel import Cancel
 from specllama.engine.conversation import EventSteps
 from specllama.engine.seating import Seats
@@ -358,13 +359,6 @@ class Scheduler:
             self._seats.release(one.id, one.settle())
 
 
-def _widest(pool: Passes) -> int:
-    """Return the most tokens of a shared pass, so that each conversation has the rows that it has
-    alone. Until that is measured, they share none."""
-    exact = pool.kernels.exact_rows
-    return pool.n_batch if exact == 1 else max(min(pool.n_batch, exact), 1)
-
-
 def _size(effect: Effect | None) -> tuple[int, int, int]:
     """Return the least (tokens, rows, branches) that it takes of a pass."""
     if isinstance(effect, Offer):
@@ -390,7 +384,7 @@ def _room(pool: Passes, asking: list[Running]) -> list[Running]:
     for one in asking:
         n, wanted, leaves = _size(one.effect)
         tokens, rows, branches = tokens + n, rows + wanted, branches + leaves
-        full = tokens > _widest(pool) or rows > pool.max_rows or branches > pool.free_leaves
+        full = tokens > shared_rows(pool) or rows > pool.max_rows or branches > pool.free_leaves
         if together and full:
             break
         together.append(one)
@@ -404,7 +398,8 @@ def _granted(pool: Pool, together: Sequence[Running]) -> list[int]:
         return [offers[0].size]
     sizes = [_size(one.effect) for one in together]
     tokens, rows = sum(n for n, _, _ in sizes), sum(n for _, n, _ in sizes)
-    left = min(_widest(pool) - tokens, pool.max_rows - rows, sum(offer.size for offer in offers))
+    most = min(shared_rows(pool) - tokens, pool.max_rows - rows)
+    left = min(most, sum(offer.size for offer in offers))
     # attention is dearest to the longest text
     bids = [offer.bid(offer) for offer in offers]
     v = max((bid.passes(tokens + left) for bid in bids), key=lambda v: v[-1])

@@ -77,7 +77,6 @@ class Rounds:
             the row after them.
         tokens: prompt tokens; grows in place.
         chain: the sampler chain positioned after ``tokens``.
-        pass_rows: widest pass of the target.
         accept: how many of a round's tokens are kept: those up to the one that ends the reply.
         piece: the bytes of a token, for the record.
         chances: tell the probability of every token, and of so many others; None does not.
@@ -100,7 +99,6 @@ class Rounds:
     seed: int
     coins: Coins
     is_stop: Callable[[int], bool]
-    pass_rows: int
     accept: Callable[[Sequence[int]], int] = len
     piece: Callable[[int], bytes] = lambda token: b""
     chances: int | None = None
@@ -116,11 +114,11 @@ class Rounds:
         # whether a draft may be cut for what it holds, see ``Offer``
         self._peek = self.rule.peek or self.chain.greedy
 
-    def round(self, remaining: float = math.inf, *, first: Row | None = None) -> Steps[RoundDone]:
+    def round(self, room: float = math.inf, *, first: Row | None = None) -> Steps[RoundDone]:
         """Draft, verify and commit once.
 
         Args:
-            remaining: tokens that it may add at most; a draft never exceeds ``remaining - 1``.
+            room: guesses that there is room for.
             first: the row [n_vocab] after all ``tokens``, from the pass that read the prompt: the
                 first token is drawn from it, and nothing is drafted or evaluated.
 
@@ -133,12 +131,13 @@ class Rounds:
         past = len(self.tokens) - 1
         plan, draft, read, cut, shared = _FIRST, EMPTY_DRAFT, 0, None, None
         if first is None:
-            plan = self.window.plan(self._room(remaining, past))
+            plan = self.window.plan(room)
         drafted = clock()
         if plan.draft_max > 0:
-            room = Room(plan.draft_max, plan.judge or DraftJudge())
-            draft = yield from self.drafter.draft(self.tokens, self.chain, room)
-            drafted, read = clock(), room.judge.granted
+            judge = plan.judge or DraftJudge()
+            wanted = Room(plan.draft_max, judge)
+            draft = yield from self.drafter.draft(self.tokens, self.chain, wanted)
+            drafted, read = clock(), judge.granted
             draft, cut = yield from self._granted(plan, draft)
         try:
             if first is None:
@@ -280,6 +279,3 @@ class Rounds:
             others = [Chance(t, p, tuple(self.piece(t))) for t, p in top]
             told.append(Chances(token, logprob, tuple(self.piece(token)), tuple(others)))
         return tuple(told)
-
-    def _room(self, remaining: float, past: int) -> int:
-        return int(min(remaining - 1, self.target.n_ctx - past - 1, self.pass_rows - 1))

@@ -132,12 +132,12 @@ class Setup:
             seed=self.seed,
             coins=coins,
             is_stop=is_eog,
-            pass_rows=self.exact_rows or target.max_rows,
         )
         end = len(PROMPT) + self.length
         while len(tokens) < end and not is_eog(tokens[-1]):
             before = list(tokens)
-            done = run_alone(loop.round(end - len(tokens)))
+            room = min(end - len(tokens), self.exact_rows or target.max_rows) - 1
+            done = run_alone(loop.round(room))
             assert tokens == [*before, *done.emitted]
             assert target.n_past == len(tokens) - 1
             assert target.tokens == tokens[:-1]

@@ -9,10 +9,21 @@ move slowly. Attention is what depth costs, and every row pays it again.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import median_low
 
-from specllama.speculative.policy.constants import CELLS, GAIN, OUTLIER, SETTLE, SINGLES, SLOPE
+from specllama.speculative.policy.constants import (
+    CELLS,
+    DIP,
+    GAIN,
+    MEMORY,
+    OUTLIER,
+    SETTLE,
+    SINGLES,
+    SLOPE,
+)
 from specllama.speculative.types import Booking
 
 
@@ -37,6 +48,8 @@ class CostTable:
 
     def __post_init__(self) -> None:
         self._flat: list[float] = []  # ratios by rows
+        self._falling: list[int] | None = None  # see ``_dips``
+        self._turns = 0  # passes of several rows
         self._early: dict[int, list[float]] = {}  # first samples, by cell
         # a restored table keeps adapting: old counts weigh little
         self.counts = {cell: min(n, _first(cell)) for cell, n in self.counts.items()}
@@ -90,12 +103,40 @@ class CostTable:
         ratio = self.ratios[below] + max(rows - below, 0)
         return (self.level or 0.0) * ratio + self.deep_ms * rows * depth
 
-    def upto(self, rows: int, depth: int = 0) -> list[float]:
-        """Return ``[0, ms(1), ..., ms(rows)]``, indexed by row count."""
+    def upto(self, rows: int, depth: int = 0, widest: int = 0) -> list[float]:
+        """Return ``[0, ms(1), ..., ms(rows)]``, indexed by row count; ``widest``: see
+        ``cheapest``."""
         if len(self._flat) <= rows:
             self._flat = [0.0, *(self.ratio(n) for n in range(1, rows + 1))]
         one, deep = self.level or 0.0, self.deep_ms * depth
-        return [one * r + deep * n for n, r in enumerate(self._flat[: rows + 1])]
+        whole = [one * r + deep * n for n, r in enumerate(self._flat[: rows + 1])]
+        if self._dips(widest):
+            cheapest = (self.cheapest(n, depth, widest) for n in range(rows + 1))
+            whole = [self.ms(n, depth) for n in cheapest]
+        return whole
+
+    def cheapest(self, rows: int, depth: int, widest: int) -> int:
+        """Return the rows of the cheapest pass that has room for ``rows``.
+
+        One in ``MEMORY`` is as wide as it is asked for, so that no wrong measurement stays.
+
+        Args:
+            widest: rows that it may have; 0: always ``rows``.
+        """
+        wider = [n for n in self._dips(widest) if n > rows > 1]
+        if not wider or not self.known(rows) or self._turns % MEMORY == MEMORY - 1:
+            return rows
+        best = min(wider, key=lambda n: self.ms(n, depth))
+        return best if self.ms(best, depth) < (1.0 - DIP) * self.ms(rows, depth) else rows
+
+    def _dips(self, widest: int) -> list[int]:
+        """List the passes that cost clearly less than a narrower one, both timed often enough."""
+        if self._falling is None:
+            known = [n for n in sorted(self.ratios) if n > 1 and self.known(n)]
+            tops = accumulate((self.ratios[n] for n in known), max)
+            pairs = zip(known, tops, strict=True)
+            self._falling = [n for n, top in pairs if self.ratios[n] < (1.0 - DIP) * top]
+        return [n for n in self._falling if n <= widest]
 
     def within(self, rows: int, ms: float, depth: int = 0) -> int:
         """Return the most of ``rows`` rows that are surely read in ``ms``."""
@@ -132,12 +173,26 @@ class CostTable:
             self.level = flat
         elif self.level:  # one by one is never dearer
             self.ratios[cell] = min(flat / self.level, rows) * cell / rows
+        self._moved()
+
+    def _moved(self) -> None:
+        """Forget what follows from ratios that have changed."""
         self._flat.clear()
+        self._falling = None
+
+    def expect(self, ratios: Mapping[int, float]) -> None:
+        """Take over the costs of passes, in single ones, that were measured elsewhere than in this
+        table, where it knows nothing better."""
+        for rows, ratio in ratios.items():
+            if not self.seen(rows) and _cell(rows) == rows > 1:
+                self.ratios[rows], self.counts[rows] = ratio, _first(rows)
+        self._moved()
 
     def observe(self, rows: int, ms: float, depth: int = 0) -> None:
         """Learn that one pass of ``rows`` rows took ``ms``."""
         if ms <= 0.0 or rows <= 0:
             return
+        self._turns += rows > 1
         cell = _cell(rows)
         seen = self.counts[cell] = self.counts.get(cell, 0) + 1
         if seen <= _first(cell):
@@ -152,7 +207,7 @@ class CostTable:
                 self._correct(self.level, expected * surprise, depth / 1000.0)
             else:
                 self.ratios[cell] *= 1.0 + max(GAIN / SETTLE, 1 / seen) * surprise
-            self._flat.clear()
+            self._moved()
 
     def _correct(self, known: float, error: float, depth: float) -> None:
         """Divide the excess of a single pass over its forecast between the level and the depth: a

@@ -93,7 +93,7 @@ class TooNarrow(FakePool):
 
     def keep_to(self, widths: Sequence[int], *, trees: bool) -> None:
         super().keep_to(widths, trees=trees)
-        self._wide[1 : widths[0]] = [widths[0] - 1] * (widths[0] - 1)
+        self.plan._kept[1 : widths[0]] = [widths[0] - 1] * (widths[0] - 1)
 
 
 class Bare(FakePool):
@@ -101,7 +101,7 @@ class Bare(FakePool):
 
     def keep_to(self, widths: Sequence[int], *, trees: bool) -> None:
         super().keep_to(widths, trees=trees)
-        self._wide[:] = range(len(self._wide))
+        self.plan._kept.clear()
 
 
 @pytest.mark.parametrize("kind", [Quiet, TooNarrow, Bare])
@@ -169,15 +169,15 @@ def test_a_pass_is_no_wider_than_the_widest() -> None:
 def test_rows_are_judged_over_as_many_cells_as_alone() -> None:
     """Where kernels choose by the cells that they look through, in steps of 256."""
     tested = pool(widths=(4, 8, 16), n_ctx=600)
-    assert {tested.rows_at(past) for past in range(500)} == {16}
+    assert {tested.plan.rows_at(past) for past in range(500)} == {16}
     tested.kernels = replace(tested.kernels, any_width=False)
     cells = [-(-(past + 4) // 256) for past in range(540)]  # of a pass of one row
     for past in range(500):
-        n = tested.rows_at(past)
+        n = tested.plan.rows_at(past)
         wide = next(w for w in (4, 8, 16) if w >= n)
         assert -(-(past + wide) // 256) == cells[past]
         assert {cells[past + i] for i in range(n)} == {cells[past]}
-    assert [tested.rows_at(past) for past in (0, 240, 241, 248, 250, 252, 253)] == [
+    assert [tested.plan.rows_at(past) for past in (0, 240, 241, 248, 250, 252, 253)] == [
         16, 13, 8, 5, 3, 1, 16,
     ]  # fmt: skip
 

@@ -306,7 +306,6 @@ def test_the_whole_loop_is_exact(
             seed=0,
             coins=oracle,
             is_stop=is_eog,
-            pass_rows=16,
         )
         while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
             run_alone(loop.round())
@@ -342,7 +341,6 @@ def a_loop(
         seed=1,
         coins=RandomCoins(1),
         is_stop=is_eog,
-        pass_rows=target.max_rows,
     )
 
 
@@ -356,24 +354,25 @@ def truth(n: int) -> list[int]:
 def test_a_draft_never_overshoots_what_is_wanted() -> None:
     for wanted in (1, 2, 3, 5, 9, 20):
         loop = a_loop(Cheat(truth(40)))
-        done = run_alone(loop.round(wanted))
+        done = run_alone(loop.round(wanted - 1))
         assert len(done.emitted) == min(wanted, 9)
         assert done.draft_max == min(wanted - 1, 8)
-    assert run_alone(a_loop(Cheat(truth(40))).round(1)).window_reason == "last token"
+    assert run_alone(a_loop(Cheat(truth(40))).round(0)).window_reason == "last token"
 
 
 def test_a_draft_never_overshoots_the_context_or_the_rows() -> None:
     known = truth(60)
     loop = a_loop(Cheat(known), n_ctx=20)
+    plan = loop.target.pool.plan
     while loop.target.n_past < 20:
-        run_alone(loop.round())
+        run_alone(loop.round(plan.guesses(len(loop.tokens) - 1, 99)))
         assert loop.target.n_past == len(loop.tokens) - 1
     assert loop.tokens == known[:21]
     with pytest.raises(ContextFull):
         run_alone(loop.round())
     assert loop.target.tokens == known[:20]
-    narrow = a_loop(Cheat(known), max_rows=3)
-    assert len(run_alone(narrow.round()).emitted) == 3
+    narrow = a_loop(Cheat(known), max_rows=3).target.pool.plan
+    assert [narrow.guesses(7, left) for left in (1, 2, 99)] == [0, 1, 2]
 
 
 def test_a_prompt_of_one_token_works() -> None:
@@ -503,7 +502,7 @@ def test_windows_learn_from_every_round() -> None:
     loop = a_loop(Cheat(truth(30)))
     loop.window = Watching(3)
     first = run_alone(loop.round())
-    second = run_alone(loop.round(remaining=1))  # no room for a draft
+    second = run_alone(loop.round(0))  # no room for a draft
     assert [done.source for done in (first, second)] == ["stub", "none"]
     assert [o.drafted for o in seen] == [3, 0]
     assert [o.accepted for o in seen] == [len(first.accepted_path), 0]

@@ -53,7 +53,6 @@ def run(kind: str, setup: Setup, leaves: int) -> tuple[list[int], list[Draft]]:
         seed=setup.seed,
         coins=RandomCoins((setup.seed, 1)),
         is_stop=is_eog,
-        pass_rows=65,
     )
     while len(tokens) < 60 and not is_eog(tokens[-1]):
         run_alone(loop.round())
@@ -120,7 +119,6 @@ def test_rejection_is_exact(
             seed=0,
             coins=oracle,
             is_stop=is_eog,
-            pass_rows=65,
         )
         while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
             shapes.add(run_alone(loop.round()).parents)

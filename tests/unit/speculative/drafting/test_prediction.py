@@ -226,10 +226,9 @@ def test_every_outcome_has_its_weight(rule: VerifyRule, grammar: bool) -> None:
                 seed=0,
                 coins=coins,
                 is_stop=is_eog,
-                pass_rows=9,
             )
             while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
-                run_alone(loop.round(len(prompt) + length - len(tokens)))
+                run_alone(loop.round(len(prompt) + length - len(tokens) - 1))
             return tuple(tokens[len(prompt) :])
 
         assert bias(program, ChainToy(setup, table, prompt), length).tv < 1e-9

@@ -152,7 +152,6 @@ def test_shared_tokens_are_exact_under_sampling_rules(rule: VerifyRule) -> None:
             seed=0,
             coins=oracle,
             is_stop=is_eog,
-            pass_rows=65,
         )
         while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
             run_alone(loop.round())

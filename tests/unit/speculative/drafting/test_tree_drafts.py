@@ -414,7 +414,6 @@ def test_rejection_on_grown_trees_is_exact(
             seed=0,
             coins=oracle,
             is_stop=is_eog,
-            pass_rows=65,
         )
         while len(tokens) < len(prompt) + length and not is_eog(tokens[-1]):
             shapes.add(run_alone(loop.round()).parents)

@@ -1,0 +1,127 @@
+"""The plan of a pool's passes: how many rows each takes, and how many guesses have room in one.
+
+=======  ====================================================================================
+kept     with ``--exact`` rows have the same bits in passes of some widths only
+cheap    kernels make some passes cheaper than narrower ones: v(n), as it was measured
+shared   conversations share a pass only as far as each gets the rows that it gets alone
+parts    prompts are read in parts, in tiles where that is possible
+=======  ====================================================================================
+
+Everybody else asks here. What a pass lacks is filled with guesses where there are any, for the
+window knows the same costs; the rest are pads (``pool``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Protocol
+
+from specllama.backend.kernels import GROUP, LACKING, TILE, ZONE, Kernels
+from specllama.settings.params import DRAFT_MAX_EXACT
+
+
+class PassCosts(Protocol):
+    """The measured costs of passes that return rows."""
+
+    def cheapest(self, rows: int, depth: int, widest: int) -> int:
+        """Return the rows of the cheapest pass, ``widest`` at most, that has room for ``rows``."""
+        ...
+
+
+class Limits(Protocol):
+    """The limits of a pool's passes."""
+
+    kernels: Kernels
+    n_batch: int
+    max_rows: int
+
+
+class Planned(Limits, Protocol):
+    """A pool whose passes are planned."""
+
+    lanes: int
+    n_ctx: int
+
+
+class PassPlan:
+    """The plan of one pool.
+
+    Args:
+        pads: the pool pads passes, and can give pads up each time.
+
+    Attributes:
+        costs: of its passes; None where nothing was measured: no pass is padded then.
+    """
+
+    def __init__(self, pool: Planned, *, pads: bool = False) -> None:
+        self._pool, self._pads = pool, pads
+        self._kept: list[int] = []  # rows of a pass, by those asked
+        self.costs: PassCosts | None = None
+
+    def keep_to(self, widths: Sequence[int]) -> int:
+        """Keep passes that return rows to one of ``widths``, ascending; return the most pads."""
+        self._kept = [min(w for w in widths if w >= n) for n in range(widths[-1] + 1)]
+        return max(b - a for a, b in pairwise((0, *widths))) - 1
+
+    def rows(self, n: int, depth: int = 0, *, cheap: bool = False) -> int:
+        """Return the rows of a pass that is asked for ``n`` after ``depth`` tokens; ``cheap``: it
+        may be wider where that costs less. A step never is: everything is compared with it."""
+        if self._kept:
+            return self._kept[n] if n < len(self._kept) else n
+        if not cheap or n < 2 or self.costs is None:
+            return n
+        return self.costs.cheapest(n, depth, min(self.widest, self._pool.n_ctx - depth))
+
+    @property
+    def widest(self) -> int:
+        """The widest pass that a narrower one is padded to; 0 if none is."""
+        pool = self._pool
+        if self._kept or not self._pads:
+            return 0
+        most = min(DRAFT_MAX_EXACT + 1, pool.max_rows)
+        return min(most, shared_rows(pool)) if pool.lanes > 1 else most
+
+    def rows_at(self, past: int) -> int:
+        """Return the widest pass with rows that is allowed after ``past`` tokens.
+
+        llama.cpp computes attention over a multiple of 256 cells. Where its kernels choose by that,
+        a row has to be judged over as many as it has in a pass of its own.
+        """
+        most, kernels = self._pool.max_rows, self._pool.kernels
+        if kernels.any_width or not kernels.widths:
+            return most
+        least = self.rows(1)
+        fits = -(-(past + least) // ZONE) * ZONE - past
+        rows = (n for n in range(most, 1, -1) if max(self.rows(n), n - 1 + least) <= fits)
+        return next(rows, 1)
+
+    def guesses(self, past: int, remaining: float) -> int:
+        """Return the most guesses of a round after ``past`` tokens that may add ``remaining``: the
+        last of these is never one, and all have to fit into a pass and the context."""
+        return int(min(remaining, self._pool.n_ctx - past, self.rows_at(past))) - 1
+
+    @staticmethod
+    def lacks(n: int, room: int) -> int:
+        """Return how many pads fill the last group of rows of a text of ``n`` tokens, if it nearly
+        does that; ``room``: for all of it."""
+        lacks = -n % GROUP
+        return lacks if lacks <= min(LACKING, room - n) else 0
+
+
+def shared_rows(pool: Limits) -> int:
+    """Return the most tokens of a pass that conversations share, so that each has the rows that it
+    has alone. Until that is measured, they share none."""
+    exact = pool.kernels.exact_rows
+    return pool.n_batch if exact == 1 else max(min(pool.n_batch, exact), 1)
+
+
+def part(left: int, chunk: int, n_batch: int) -> int:
+    """Return how many of ``left`` tokens of a prompt are read next, about ``chunk``: if passes have
+    room for tiles, the rest is then read in tiles, too."""
+    if n_batch < 2 * TILE:
+        return n_batch
+    size = min(chunk, n_batch)
+    if size < left < size + TILE:
+        return left if left < 2 * TILE else left - TILE
+    return size
