@@ -498,6 +498,7 @@ class OpenedPair:
         own: opens what drafts for this target only, for all of its lanes.
         template: Jinja chat template, None for raw prompts; ``bos`` and ``eos``: texts for it.
         close: frees the models.
+        here: names the build and the machine, on which costs depend.
     """
 
     target: Opened
@@ -509,4 +510,5 @@ class OpenedPair:
     template: str | None = None
     bos: str = ""
     eos: str = ""
+    here: str = ""
     close: Callable[[], None] = field(default=lambda: None)

@@ -13,7 +13,7 @@ window knows the same costs; the rest are pads (``pool``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -51,13 +51,15 @@ class PassPlan:
         pads: the pool pads passes, and can give pads up each time.
 
     Attributes:
-        costs: of its passes; None where nothing was measured: no pass is padded then.
+        costs: of its passes; None pads none.
+        measured: costs of passes by rows, in single ones, as far as they were measured at rest.
     """
 
     def __init__(self, pool: Planned, *, pads: bool = False) -> None:
-        self._pool, self._pads = pool, pads
+        self._pool, self.pads = pool, pads
         self._kept: list[int] = []  # rows of a pass, by those asked
         self.costs: PassCosts | None = None
+        self.measured: Mapping[int, float] = {}
 
     def keep_to(self, widths: Sequence[int]) -> int:
         """Keep passes that return rows to one of ``widths``, ascending; return the most pads."""
@@ -77,7 +79,7 @@ class PassPlan:
     def widest(self) -> int:
         """The widest pass that a narrower one is padded to; 0 if none is."""
         pool = self._pool
-        if self._kept or not self._pads:
+        if self._kept or not self.pads:
             return 0
         most = min(DRAFT_MAX_EXACT + 1, pool.max_rows)
         return min(most, shared_rows(pool)) if pool.lanes > 1 else most

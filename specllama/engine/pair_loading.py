@@ -103,6 +103,7 @@ def load(opening: OpeningPair) -> Loaded:
         device="CPU" if kernels.on_cpu else "GPU",
         threads=kernels.threads,
         flash_attn=kernels.flash != "off",
+        here=opened.here,
         load_ms=(perf_counter() - opening.begun) * 1e3,
         has_chat_template=opened.template is not None,
         methods=method.menu(drafters[0].facts),

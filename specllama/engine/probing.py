@@ -1,12 +1,12 @@
 """The exactness of a loaded target, measured once for a file, a build, a machine and its settings.
 
-It is measured at rest, or when somebody asks for it, never before a first answer: no text depends
-on what is found, see ``Kernels.exact_rows``. ``--exact`` alone asks for it when a model is loaded.
+What its passes cost is measured with it. That is done at rest, or when somebody asks for it, never
+before a first answer: no text depends on what is found, see ``Kernels.exact_rows``. ``--exact``
+alone asks for it when a model is loaded.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Sequence
@@ -50,6 +50,7 @@ def exactness_of(target: LoadedModel, report: Report = None, *, now: bool) -> Ex
     """
     options, pool = target.options, target.pool
     found = _found(target, report, now).keeping(options.exact)
+    pool.plan.measured = dict(found.costs)
     if found.kept is None:
         pool.kernels = replace(pool.kernels, exact_rows=found.rows, exact_trees=found.trees)
         return found
@@ -158,15 +159,39 @@ def _measure(one: LoadedModel, report: Report) -> Exactness:
         )
     finally:
         model.drop(pool)
-    # at rest, conversations have the target's lanes
-    return msgspec.structs.replace(found, groups=_timed(found.groups, target)) if widths else found
+    if widths:
+        return msgspec.structs.replace(found, groups=_timed(found.groups, target))
+    if not target.plan.pads:
+        return found
+    # at rest, conversations have the target's lanes, and a pass that is watched takes other times
+    pool = open_pool(
+        model,
+        n_ctx=CELLS,
+        max_rows=WIDTHS[-1],
+        threads=target.kernels.threads,
+        options=options,
+        flash=target.kernels.flash,
+    )
+    try:
+        ms = _times(pool, [w for w in WIDTHS if w <= target.max_rows])
+    finally:
+        model.drop(pool)
+    return msgspec.structs.replace(found, costs=tuple((w, t / ms[1]) for w, t in ms.items()))
 
 
 def _timed(groups: Sequence[Group], target: LlamaPool) -> tuple[Group, ...]:
-    """Add to each group the times of passes of its widths: the shortest of a few in a row, since
-    a device replays the graph of a pass like the last."""
-    ms = {w: math.inf for group in groups for w in group.widths}
-    lane = target.open()
+    """Add to each group the times of passes of its widths."""
+    ms = _times(target, [w for group in groups for w in group.widths])
+    return tuple(
+        msgspec.structs.replace(group, ms=tuple(ms[w] for w in group.widths)) for group in groups
+    )
+
+
+def _times(pool: LlamaPool, widths: Sequence[int]) -> dict[int, float]:
+    """Return the milliseconds of passes by their rows: the shortest of a few in a row,
+    since a device replays the graph of a pass like the last."""
+    ms = dict.fromkeys(widths, math.inf)
+    lane = pool.open()
     for w in ms:
         for _ in range(_TIMED):
             begin = perf_counter()
@@ -174,9 +199,7 @@ def _timed(groups: Sequence[Group], target: LlamaPool) -> tuple[Group, ...]:
             ms[w] = min(ms[w], (perf_counter() - begin) * 1e3)
             lane.rollback(0)
     lane.close()
-    return tuple(
-        msgspec.structs.replace(group, ms=tuple(ms[w] for w in group.widths)) for group in groups
-    )
+    return ms
 
 
 def state_key(one: LoadedModel) -> str:
@@ -192,7 +215,7 @@ def state_key(one: LoadedModel) -> str:
         # some models turn positions otherwise in a context that is longer
         "long": isinstance(n_ctx, int) and pool.n_ctx > n_ctx,
     }
-    return hashlib.sha256(msgspec.json.encode(key, order="sorted")).hexdigest()[:16]
+    return verdicts.name_of(key)
 
 
 def _changed(adapter: str) -> list[int]:

@@ -49,7 +49,7 @@ def band(params: GenerateParams) -> str:
 
 
 def pair_key(info: EngineInfo) -> dict[str, Any]:
-    """Name the pair that a profile belongs to.
+    """Name the pair that a profile belongs to, on this machine and with this build of llama.cpp.
 
     Sizes stand for the contents: hashing gigabytes would cost more than measuring again. Of two
     models, ``cache`` and ``layers`` name both. The context length is left out: nothing that is kept
@@ -61,6 +61,7 @@ def pair_key(info: EngineInfo) -> dict[str, Any]:
         "draft": "none" if info.draft is None else _model_key(info.draft),
         "device": f"{info.device}, flash attention {'on' if info.flash_attn else 'off'}"
         + _padding(info.widths),
+        "here": info.here,
         "threads": info.threads,
         "layers": " ".join(str(model.gpu_layers) for model in models),
         "cache": " ".join(model.kv_types for model in models),
@@ -289,8 +290,10 @@ class Windows:
         limit = params.draft_limit(info.exact_rows)
         if params.window == "fixed":
             return Window(limit, self.steps)
-        profile = self.profile
+        profile, plan = self.profile, self._plan
         profile.refresh()
+        if plan is not None:
+            profile.costs.target.expect(plan.measured)
         return Policy(
             profile.learned(band(params)),
             profile.costs,
@@ -299,7 +302,7 @@ class Windows:
             peek=rule_of(params.verify, greedy=params.sampling.temperature == 0.0).peek,
             tokens=params.max_tokens,
             steps=self.steps,
-            widest=0 if self._plan is None else self._plan.widest,
+            widest=0 if plan is None else plan.widest,
             on_finish=profile.save,
         )
 

@@ -183,10 +183,11 @@ class CostTable:
     def expect(self, ratios: Mapping[int, float]) -> None:
         """Take over the costs of passes, in single ones, that were measured elsewhere than in this
         table, where it knows nothing better."""
-        for rows, ratio in ratios.items():
-            if not self.seen(rows) and _cell(rows) == rows > 1:
-                self.ratios[rows], self.counts[rows] = ratio, _first(rows)
-        self._moved()
+        new = {n: ratio for n, ratio in ratios.items() if n > 1 and not self.seen(n)}
+        if new:
+            self.ratios |= new
+            self.counts |= {n: _first(n) for n in new}
+            self._moved()
 
     def observe(self, rows: int, ms: float, depth: int = 0) -> None:
         """Learn that one pass of ``rows`` rows took ``ms``."""
