@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pool_machine import Alone, Machine
 from running import RunningFakePool
-from table_model import FakePool, FakeTable
+from table_model import ByFour, FakePool, FakeTable
 
 from specllama.backend.base import Out, Part
 from specllama.backend.exactness import Exactness, Group
@@ -118,14 +118,6 @@ def test_pools_that_pad_wrongly_are_caught(kind: type[FakePool]) -> None:
 
 
 # -- pads where a wider pass costs less ----------------------------------------------------------
-
-
-class ByFour:
-    """Costs by which passes of 4, 8, 12 and 16 rows are cheaper than those in between."""
-
-    def cheapest(self, rows: int, depth: int, widest: int) -> int:
-        wide = -(-rows // 4) * 4
-        return wide if wide <= widest else rows
 
 
 class Cheap(FakePool):
