@@ -56,7 +56,7 @@ class Exactness(msgspec.Struct, frozen=True):
         differs: the narrowest of ``widths`` that differed, 0 if none; by ``by`` in logits.
         inside: whether the sums inside the passes were compared, not only the logits.
         why_not: why nothing was measured, "" if it was.
-        costs: of passes, (rows, in single ones); () where passes are kept to one group.
+        costs: of passes, (rows, in single ones).
         groups: of widths, where they were looked for. kept: the one that passes are kept to.
     """
 

@@ -13,7 +13,7 @@ window knows the same costs; the rest are pads (``pool``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -21,27 +21,14 @@ from specllama.backend.kernels import GROUP, LACKING, TILE, ZONE, Kernels
 from specllama.settings.params import DRAFT_MAX_EXACT
 
 
-class PassCosts(Protocol):
-    """The measured costs of passes that return rows."""
-
-    def cheapest(self, rows: int, depth: int, widest: int) -> int:
-        """Return the rows of the cheapest pass, ``widest`` at most, that has room for ``rows``."""
-        ...
-
-
-class Limits(Protocol):
-    """The limits of a pool's passes."""
-
-    kernels: Kernels
-    n_batch: int
-    max_rows: int
-
-
-class Planned(Limits, Protocol):
+class Planned(Protocol):
     """A pool whose passes are planned."""
 
+    kernels: Kernels
     lanes: int
     n_ctx: int
+    n_batch: int
+    max_rows: int
 
 
 class PassPlan:
@@ -51,14 +38,15 @@ class PassPlan:
         pads: the pool pads passes, and can give pads up each time.
 
     Attributes:
-        costs: of its passes; None pads none.
+        cheapest: the rows of the cheapest pass with room for some (rows, depth, rows at most), by
+            what was measured; None pads none.
         measured: costs of passes by rows, in single ones, as far as they were measured at rest.
     """
 
     def __init__(self, pool: Planned, *, pads: bool = False) -> None:
         self._pool, self.pads = pool, pads
         self._kept: list[int] = []  # rows of a pass, by those asked
-        self.costs: PassCosts | None = None
+        self.cheapest: Callable[[int, int, int], int] | None = None
         self.measured: Mapping[int, float] = {}
 
     def keep_to(self, widths: Sequence[int]) -> int:
@@ -71,9 +59,9 @@ class PassPlan:
         may be wider where that costs less. A step never is: everything is compared with it."""
         if self._kept:
             return self._kept[n] if n < len(self._kept) else n
-        if not cheap or n < 2 or self.costs is None:
+        if not cheap or n < 2 or self.cheapest is None:
             return n
-        return self.costs.cheapest(n, depth, min(self.widest, self._pool.n_ctx - depth))
+        return self.cheapest(n, depth, min(self.widest, self._pool.n_ctx - depth))
 
     @property
     def widest(self) -> int:
@@ -82,7 +70,7 @@ class PassPlan:
         if self._kept or not self.pads:
             return 0
         most = min(DRAFT_MAX_EXACT + 1, pool.max_rows)
-        return min(most, shared_rows(pool)) if pool.lanes > 1 else most
+        return min(most, pool.kernels.shared(pool.n_batch)) if pool.lanes > 1 else most
 
     def rows_at(self, past: int) -> int:
         """Return the widest pass with rows that is allowed after ``past`` tokens.
@@ -103,27 +91,19 @@ class PassPlan:
         last of these is never one, and all have to fit into a pass and the context."""
         return int(min(remaining, self._pool.n_ctx - past, self.rows_at(past))) - 1
 
+    def part(self, left: int, chunk: int) -> int:
+        """Return how many of ``left`` tokens of a prompt are read next, about ``chunk``: if passes
+        have room for tiles, the rest is then read in tiles, too."""
+        if (n_batch := self._pool.n_batch) < 2 * TILE:
+            return n_batch
+        size = min(chunk, n_batch)
+        if size < left < size + TILE:
+            return left if left < 2 * TILE else left - TILE
+        return size
+
     @staticmethod
     def lacks(n: int, room: int) -> int:
         """Return how many pads fill the last group of rows of a text of ``n`` tokens, if it nearly
         does that; ``room``: for all of it."""
         lacks = -n % GROUP
         return lacks if lacks <= min(LACKING, room - n) else 0
-
-
-def shared_rows(pool: Limits) -> int:
-    """Return the most tokens of a pass that conversations share, so that each has the rows that it
-    has alone. Until that is measured, they share none."""
-    exact = pool.kernels.exact_rows
-    return pool.n_batch if exact == 1 else max(min(pool.n_batch, exact), 1)
-
-
-def part(left: int, chunk: int, n_batch: int) -> int:
-    """Return how many of ``left`` tokens of a prompt are read next, about ``chunk``: if passes have
-    room for tiles, the rest is then read in tiles, too."""
-    if n_batch < 2 * TILE:
-        return n_batch
-    size = min(chunk, n_batch)
-    if size < left < size + TILE:
-        return left if left < 2 * TILE else left - TILE
-    return size

@@ -34,7 +34,6 @@ from specllama.arrays import Rows
 from specllama.backend.base import Blob, Lane, Part
 from specllama.backend.lane import CellLane, Parked
 from specllama.backend.parts import PassPart
-from specllama.backend.pass_plan import shared_rows
 from specllama.backend.pool import CellPool
 from specllama.errors import Cancelled, EngineError
 from specllama.models.running_state import checkpoints
@@ -352,7 +351,7 @@ class RunningPool(ForgettingPool):
         """Pad the parts to one length, if planes can remove the padding."""
         most = max(len(piece.tokens) for piece in pieces)
         longest = max(piece.past for piece in pieces) + most
-        widest = min(self.max_rows, shared_rows(self))
+        widest = min(self.max_rows, self.kernels.shared(self.n_batch))
         fits = most * len(pieces) <= widest and longest <= self.n_ctx
         if fits and most <= 1 + self.cache.planes:
             for piece in pieces:

@@ -17,7 +17,6 @@ from specllama.arrays import Row, Rows
 from specllama.backend.base import Out, Outputs
 from specllama.backend.kernels import TILE
 from specllama.cancel import Cancel
-from specllama.engine.pace import part
 from specllama.engine.pair_loading import Loaded
 from specllama.engine.prompting import Prepared
 from specllama.engine.reply import ReplyBuilder
@@ -228,7 +227,7 @@ class Conversation:
             yield self._progress(total)
             self._cancel.check()
             return row
-        if total - done > min(self._seats.chunk(total - done), self._target.n_batch):
+        if total - done > self._seats.part(total - done):
             yield self._progress(done)
         while done < total:
             done, rows = yield from self._read(self._tokens, done, row=True)
@@ -359,8 +358,7 @@ class Conversation:
         pool = self._target.pool
         apart = row and (pool.kernels.apart or pool.forgets)
         left = len(ids) - apart - done
-        size = part(left, self._seats.chunk(left), self._target.n_batch)
-        tokens = ids[done : done + size]
+        tokens = ids[done : done + self._seats.part(left)]
         end = done + len(tokens)
         last = row and end == len(ids)
         parts: list[tuple[Sequence[int], Outputs]] = [(tokens, "last" if last else "none")]

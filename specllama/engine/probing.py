@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from specllama.backend import verdicts
-from specllama.backend.exactness import SCHEMA, Exactness, Group
+from specllama.backend.exactness import SCHEMA, Exactness
 from specllama.errors import Cancelled, EngineError, SpecllamaError, UsageError
 from specllama.events import Measuring, Report
 from specllama.settings.hardware import Adapter
@@ -159,32 +159,22 @@ def _measure(one: LoadedModel, report: Report) -> Exactness:
         )
     finally:
         model.drop(pool)
-    if widths:
-        return msgspec.structs.replace(found, groups=_timed(found.groups, target))
-    if not target.plan.pads:
-        return found
-    # at rest, conversations have the target's lanes, and a pass that is watched takes other times
+    # a pass that is watched takes other times, and conversations have the target's lanes
     pool = open_pool(
         model,
         n_ctx=CELLS,
-        max_rows=WIDTHS[-1],
+        max_rows=target.max_rows,
         threads=target.kernels.threads,
         options=options,
         flash=target.kernels.flash,
     )
     try:
-        ms = _times(pool, [w for w in WIDTHS if w <= target.max_rows])
+        ms = _times(pool, [w for w in WIDTHS if w <= most])
     finally:
         model.drop(pool)
-    return msgspec.structs.replace(found, costs=tuple((w, t / ms[1]) for w, t in ms.items()))
-
-
-def _timed(groups: Sequence[Group], target: LlamaPool) -> tuple[Group, ...]:
-    """Add to each group the times of passes of its widths."""
-    ms = _times(target, [w for group in groups for w in group.widths])
-    return tuple(
-        msgspec.structs.replace(group, ms=tuple(ms[w] for w in group.widths)) for group in groups
-    )
+    put = msgspec.structs.replace
+    groups = tuple(put(one, ms=tuple(ms[w] for w in one.widths)) for one in found.groups)
+    return put(found, groups=groups, costs=tuple((w, t / ms[1]) for w, t in ms.items()))
 
 
 def _times(pool: LlamaPool, widths: Sequence[int]) -> dict[int, float]:

@@ -273,7 +273,7 @@ class Windows:
         self.profile = profile
         info = self.info
         if self._plan is not None:
-            self._plan.costs = profile.costs.target
+            self._plan.cheapest = profile.costs.target.cheapest
         if info.draft is not None and info.target.file_bytes:
             profile.costs.draft_share = min(
                 max(1.2 * info.draft.file_bytes / info.target.file_bytes, 0.01), 2.0

@@ -16,7 +16,6 @@ from time import perf_counter
 from typing import cast
 
 from specllama.backend.base import Blob, Lane, Out, Passes, Pool, Shared
-from specllama.backend.pass_plan import shared_rows
 from specllama.cancel import Cancel
 from specllama.engine.conversation import EventSteps
 from specllama.engine.seating import Seats
@@ -384,7 +383,11 @@ def _room(pool: Passes, asking: list[Running]) -> list[Running]:
     for one in asking:
         n, wanted, leaves = _size(one.effect)
         tokens, rows, branches = tokens + n, rows + wanted, branches + leaves
-        full = tokens > shared_rows(pool) or rows > pool.max_rows or branches > pool.free_leaves
+        full = (
+            tokens > pool.kernels.shared(pool.n_batch)
+            or rows > pool.max_rows
+            or branches > pool.free_leaves
+        )
         if together and full:
             break
         together.append(one)
@@ -398,7 +401,7 @@ def _granted(pool: Pool, together: Sequence[Running]) -> list[int]:
         return [offers[0].size]
     sizes = [_size(one.effect) for one in together]
     tokens, rows = sum(n for n, _, _ in sizes), sum(n for _, n, _ in sizes)
-    most = min(shared_rows(pool) - tokens, pool.max_rows - rows)
+    most = min(pool.kernels.shared(pool.n_batch) - tokens, pool.max_rows - rows)
     left = min(most, sum(offer.size for offer in offers))
     # attention is dearest to the longest text
     bids = [offer.bid(offer) for offer in offers]

@@ -22,10 +22,11 @@ from time import perf_counter
 from typing import Any
 
 from specllama.arrays import Row, Rows
+from specllama.backend.base import Context
 from specllama.errors import Cancelled
 from specllama.events import Chance, Chances, RoundDone
 from specllama.speculative.drafting.drafter import Drafter
-from specllama.speculative.effects import Keep, LaneView, Offer, Pass, Steps
+from specllama.speculative.effects import Keep, Offer, Pass, Steps
 from specllama.speculative.rules import Coins, Rule
 from specllama.speculative.sampling import SamplerChain, likeliest
 from specllama.speculative.types import EMPTY_DRAFT, Draft, DraftJudge, Law, Room, Verdict
@@ -90,7 +91,7 @@ class Rounds:
         index: of the next round.
     """
 
-    target: LaneView
+    target: Context
     drafter: Drafter
     tokens: list[int]
     chain: SamplerChain

@@ -353,12 +353,10 @@ class FakeCache:
         self.closed = True
 
 
-class ByFour:
-    """Costs by which passes of 4, 8, 12 and 16 rows are cheaper than those in between."""
-
-    def cheapest(self, rows: int, depth: int, widest: int) -> int:
-        wide = -(-rows // 4) * 4
-        return wide if wide <= widest else rows
+def by_four(rows: int, depth: int, widest: int) -> int:
+    """The costs by which passes of 4, 8, 12 and 16 rows are cheaper than those in between."""
+    wide = -(-rows // 4) * 4
+    return wide if wide <= widest else rows
 
 
 class FakePool(CellPool):

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from specllama.arrays import Row, Rows
-from specllama.backend.base import Out
+from specllama.backend.base import Context, Out
 from specllama.errors import ContextFull, EngineError
 from specllama.speculative.drafting.draft_tree import grow
 from specllama.speculative.drafting.drafter import Held
 from specllama.speculative.drafting.stepping import Stepping
-from specllama.speculative.effects import HeadPlace, Keep, LaneView, Pass, Steps
+from specllama.speculative.effects import HeadPlace, Keep, Pass, Steps
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.tree import ROOT, Path
 from specllama.speculative.types import Draft, Room
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from specllama.backend.base import HiddenRows
 
 
-class Stated(LaneView, Protocol):
+class Stated(Context, Protocol):
     """A target's lane that keeps hidden states of its passes."""
 
     @property

@@ -25,7 +25,7 @@ from specllama.errors import ContextFull, EngineError, PairIncompatible
 from specllama.settings.params import SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Request
-from specllama.speculative.effects import LaneView, Steps
+from specllama.speculative.effects import Steps
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Room
 from specllama.text_history import Follower, History
@@ -205,7 +205,7 @@ class RetokenizingDrafter(ChainDrafter):
 
     foreign = True
 
-    def __init__(self, lane: LaneView, target: Vocab, draft: Vocab, tokens: TokenMap) -> None:
+    def __init__(self, lane: Context, target: Vocab, draft: Vocab, tokens: TokenMap) -> None:
         super().__init__(lane, n_vocab=draft.n_tokens)
         self._target = target
         self._draft = draft

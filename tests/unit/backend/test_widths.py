@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pool_machine import Alone, Machine
 from running import RunningFakePool
-from table_model import ByFour, FakePool, FakeTable
+from table_model import FakePool, FakeTable, by_four
 
 from specllama.backend.base import Out, Part
 from specllama.backend.exactness import Exactness, Group
@@ -131,7 +131,7 @@ class Cheap(FakePool):
 
 def cheap(kind: type[FakePool] = Cheap, **options: Any) -> FakePool:
     made = pool(kind, by_four=False, **options)
-    made.plan.costs = ByFour()
+    made.plan.cheapest = by_four
     return made
 
 
@@ -184,7 +184,7 @@ def test_shared_passes_are_padded_as_far_as_rows_are_those_of_a_lane_alone() -> 
 
 def test_running_states_and_kept_widths_get_no_pads_by_cost() -> None:
     for made in (RunningFakePool(TABLE, planes=8, max_rows=16), pool(widths=(4,))):
-        made.plan.costs = ByFour()
+        made.plan.cheapest = by_four
         assert made.plan.widest == 0
         assert cheap().plan.widest == 16
 

@@ -14,7 +14,7 @@ from engines import FakeContext, fake_info, loaded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from requests_made import FREE, PROMPT, check_laws, params, run, words
-from table_model import ByFour, FakeTable, FakeVocab
+from table_model import FakeTable, FakeVocab, by_four
 
 from specllama.arrays import IntArray, Rows
 from specllama.backend.base import Context, Outputs
@@ -109,7 +109,7 @@ def make(
         "mixed": MixedDrafter([NgramDrafter(n_min=3), draft]),
     }
     target = context(table, n_ctx=n_ctx, widths=widths, by_four=bool(widths))
-    target.pool.plan.costs = ByFour() if pads else None
+    target.pool.plan.cheapest = by_four if pads else None
     return Engine(
         loaded(
             target=target,
