@@ -135,10 +135,9 @@ class Rounds:
             plan = self.window.plan(room)
         drafted = clock()
         if plan.draft_max > 0:
-            judge = plan.judge or DraftJudge()
-            wanted = Room(plan.draft_max, judge)
-            draft = yield from self.drafter.draft(self.tokens, self.chain, wanted)
-            drafted, read = clock(), judge.granted
+            asked = Room(plan.draft_max, plan.judge or DraftJudge())
+            draft = yield from self.drafter.draft(self.tokens, self.chain, asked)
+            drafted, read = clock(), asked.judge.granted
             draft, cut = yield from self._granted(plan, draft)
         try:
             if first is None:

@@ -16,7 +16,6 @@ from statistics import median_low
 
 from specllama.speculative.policy.constants import (
     CELLS,
-    DIP,
     GAIN,
     MEMORY,
     OUTLIER,
@@ -127,7 +126,7 @@ class CostTable:
         if not wider or not self.known(rows) or self._turns % MEMORY == MEMORY - 1:
             return rows
         best = min(wider, key=lambda n: self.ms(n, depth))
-        return best if self.ms(best, depth) < (1.0 - DIP) * self.ms(rows, depth) else rows
+        return best if self.ms(best, depth) < (1.0 - GAIN) * self.ms(rows, depth) else rows
 
     def _dips(self, widest: int) -> list[int]:
         """List the passes that cost clearly less than a narrower one, both timed often enough."""
@@ -135,7 +134,7 @@ class CostTable:
             known = [n for n in sorted(self.ratios) if n > 1 and self.known(n)]
             tops = accumulate((self.ratios[n] for n in known), max)
             pairs = zip(known, tops, strict=True)
-            self._falling = [n for n, top in pairs if self.ratios[n] < (1.0 - DIP) * top]
+            self._falling = [n for n, top in pairs if self.ratios[n] < (1.0 - GAIN) * top]
         return [n for n in self._falling if n <= widest]
 
     def within(self, rows: int, ms: float, depth: int = 0) -> int:
