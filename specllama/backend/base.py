@@ -216,11 +216,13 @@ class Context(Protocol):
         max_leaves: most leaves of a tree pass; 1 where only chains are possible.
     """
 
-    n_ctx: int
     n_vocab: int
     n_batch: int
     max_rows: int
     max_leaves: int
+
+    @property
+    def n_ctx(self) -> int: ...
 
     @property
     def pool(self) -> Pool | None:

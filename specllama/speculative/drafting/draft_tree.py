@@ -41,7 +41,7 @@ class TreeDrafter(ChainDrafter):
 
     @property
     def width(self) -> int:
-        lane = cast("Context", self.lane)
+        lane = self.lane
         return lane.max_rows if min(lane.max_leaves, self.request.leaves) > 1 else 1
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:

@@ -123,6 +123,7 @@ class TranslatedContext:
 
     def __init__(self, inner: Context, tokens: TokenMap) -> None:
         self._inner = inner
+        self.n_vocab, self.n_batch = tokens.n_target, inner.n_batch
         self._map = tokens
         self._tokens: list[int] = []
         self._ends: list[int] = []  # draft tokens up to and including each target token
@@ -132,14 +133,6 @@ class TranslatedContext:
     def n_ctx(self) -> int:
         """Target tokens that fit when those still to come need one draft token each."""
         return self._inner.n_ctx - (len(self._inner.tokens) - len(self._tokens))
-
-    @property
-    def n_vocab(self) -> int:
-        return self._map.n_target
-
-    @property
-    def n_batch(self) -> int:
-        return self._inner.n_batch
 
     @property
     def tokens(self) -> list[int]:
