@@ -48,6 +48,7 @@ class CostTable:
     def __post_init__(self) -> None:
         self._flat: list[float] = []  # ratios by rows
         self._falling: list[int] | None = None  # see ``_dips``
+        self._expected: set[int] = set()  # cells whose ratios are known, not their times
         self._turns = 0  # passes of several rows
         self._early: dict[int, list[float]] = {}  # first samples, by cell
         # a restored table keeps adapting: old counts weigh little
@@ -168,7 +169,8 @@ class CostTable:
         """
         if cell == 1:
             scale = 1.0 if self.settled or not self.level else self.level / flat
-            self.ratios = {n: ratio * (scale if n > 1 else 1.0) for n, ratio in self.ratios.items()}
+            kept = {1, *self._expected}
+            self.ratios = {n: r * (1.0 if n in kept else scale) for n, r in self.ratios.items()}
             self.level = flat
         elif self.level:  # one by one is never dearer
             self.ratios[cell] = min(flat / self.level, rows) * cell / rows
@@ -186,6 +188,7 @@ class CostTable:
         if new:
             self.ratios |= new
             self.counts |= {n: _first(n) for n in new}
+            self._expected |= set(new)
             self._moved()
 
     def observe(self, rows: int, ms: float, depth: int = 0) -> None:

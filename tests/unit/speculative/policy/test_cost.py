@@ -80,6 +80,11 @@ def test_a_width_is_passed_over_only_where_both_were_timed_often() -> None:
     assert table.ratio(2) == 1.9, "what was timed here counts"
     assert [table.cheapest(n, 0, 16) for n in (2, 3, 5, 6, 7)] == [2, 3, 8, 8, 8]
     assert read(kept(table)).cheapest(6, 0, 16) == 8
+    cold = CostTable()
+    cold.expect({4: 1.9})
+    for ms in (60.0, 20.0, 21.0, 20.0):
+        cold.observe(1, ms)
+    assert cold.ms(4) == pytest.approx(38.0), "a slow first step changes no ratio"
 
 
 def test_a_wrong_measurement_does_not_stay() -> None:
