@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
@@ -269,7 +270,7 @@ class LaneBooks:
         self.max_rows = most
         self.max_leaves = self.shape.max_leaves if trees else 1
         # pads take places behind the last token that a text may have
-        self.n_ctx = self.shape.n_ctx - self.plan.keep_to(widths)
+        self.n_ctx = self.shape.n_ctx - max(b - a for a, b in pairwise((0, *widths))) + 1
 
     # -- lanes --
 

@@ -13,8 +13,7 @@ window knows the same costs; the rest are pads (``pool``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from specllama.backend.kernels import GROUP, LACKING, TILE, ZONE, Kernels
@@ -45,20 +44,14 @@ class PassPlan:
 
     def __init__(self, pool: Planned, *, pads: bool = False) -> None:
         self._pool, self.pads = pool, pads
-        self._kept: list[int] = []  # rows of a pass, by those asked
         self.cheapest: Callable[[int, int, int], int] | None = None
         self.measured: Mapping[int, float] = {}
-
-    def keep_to(self, widths: Sequence[int]) -> int:
-        """Keep passes that return rows to one of ``widths``, ascending; return the most pads."""
-        self._kept = [min(w for w in widths if w >= n) for n in range(widths[-1] + 1)]
-        return max(b - a for a, b in pairwise((0, *widths))) - 1
 
     def rows(self, n: int, depth: int = 0, *, cheap: bool = False) -> int:
         """Return the rows of a pass that is asked for ``n`` after ``depth`` tokens; ``cheap``: it
         may be wider where that costs less. A step never is: everything is compared with it."""
-        if self._kept:
-            return self._kept[n] if n < len(self._kept) else n
+        if kept := self._pool.kernels.widths:
+            return next((w for w in kept if w >= n), n)
         if not cheap or n < 2 or self.cheapest is None:
             return n
         return self.cheapest(n, depth, min(self.widest, self._pool.n_ctx - depth))
@@ -67,7 +60,7 @@ class PassPlan:
     def widest(self) -> int:
         """The widest pass that a narrower one is padded to; 0 if none is."""
         pool = self._pool
-        if self._kept or not self.pads:
+        if pool.kernels.widths or not self.pads:
             return 0
         most = min(DRAFT_MAX_EXACT + 1, pool.max_rows)
         return min(most, pool.kernels.shared(pool.n_batch)) if pool.lanes > 1 else most

@@ -95,7 +95,10 @@ class TooNarrow(FakePool):
 
     def keep_to(self, widths: Sequence[int], *, trees: bool) -> None:
         super().keep_to(widths, trees=trees)
-        self.plan._kept[1 : widths[0]] = [widths[0] - 1] * (widths[0] - 1)
+        right, least = self.plan.rows, widths[0]
+        self.plan.rows = lambda n, *at, **how: (  # type: ignore[method-assign]
+            least - 1 if 0 < n < least else right(n, *at, **how)
+        )
 
 
 class Bare(FakePool):
@@ -103,7 +106,7 @@ class Bare(FakePool):
 
     def keep_to(self, widths: Sequence[int], *, trees: bool) -> None:
         super().keep_to(widths, trees=trees)
-        self.plan._kept.clear()
+        self.plan.rows = lambda n, *at, **how: n  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("kind", [Quiet, TooNarrow, Bare])
