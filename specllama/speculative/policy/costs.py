@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
 from statistics import median_low
 
 from specllama.speculative.policy.constants import (
@@ -47,7 +46,7 @@ class CostTable:
 
     def __post_init__(self) -> None:
         self._flat: list[float] = []  # ratios by rows
-        self._falling: list[int] | None = None  # see ``_dips``
+        self._wider: dict[int, int] | None = None  # see ``_padded``
         self._expected: set[int] = set()  # cells whose ratios are known, not their times
         self._turns = 0  # passes of several rows
         self._early: dict[int, list[float]] = {}  # first samples, by cell
@@ -110,9 +109,9 @@ class CostTable:
             self._flat = [0.0, *(self.ratio(n) for n in range(1, rows + 1))]
         one, deep = self.level or 0.0, self.deep_ms * depth
         whole = [one * r + deep * n for n, r in enumerate(self._flat[: rows + 1])]
-        if self._dips(widest):
-            cheapest = (self.cheapest(n, depth, widest) for n in range(rows + 1))
-            whole = [self.ms(n, depth) for n in cheapest]
+        for n in self._padded() if widest else ():
+            if n <= rows:
+                whole[n] = self.ms(self.cheapest(n, depth, widest), depth)
         return whole
 
     def cheapest(self, rows: int, depth: int, widest: int) -> int:
@@ -123,20 +122,20 @@ class CostTable:
         Args:
             widest: rows that it may have; 0: always ``rows``.
         """
-        wider = [n for n in self._dips(widest) if n > rows > 1]
-        if not wider or not self.known(rows) or self._turns % MEMORY == MEMORY - 1:
+        wide = self._padded().get(rows, rows)
+        if not rows < wide <= widest or self._turns % MEMORY == MEMORY - 1:
             return rows
-        best = min(wider, key=lambda n: self.ms(n, depth))
-        return best if self.ms(best, depth) < (1.0 - GAIN) * self.ms(rows, depth) else rows
+        return wide if self.ms(wide, depth) < (1.0 - GAIN) * self.ms(rows, depth) else rows
 
-    def _dips(self, widest: int) -> list[int]:
-        """List the passes that cost clearly less than a narrower one, both timed often enough."""
-        if self._falling is None:
-            known = [n for n in sorted(self.ratios) if n > 1 and self.known(n)]
-            tops = accumulate((self.ratios[n] for n in known), max)
-            pairs = zip(known, tops, strict=True)
-            self._falling = [n for n, top in pairs if self.ratios[n] < (1.0 - GAIN) * top]
-        return [n for n in self._falling if n <= widest]
+    def _padded(self) -> dict[int, int]:
+        """Return the widths of passes, of those timed often enough, that a wider one costs clearly
+        less than; and which does."""
+        if self._wider is None:
+            known = [n for n in CELLS[:16] if n > 1 and self.known(n) and n in self.ratios]
+            best = {n: min(known[i:], key=self.ratios.__getitem__) for i, n in enumerate(known)}
+            less = {n: (1.0 - GAIN) * self.ratios[n] for n in known}
+            self._wider = {n: m for n, m in best.items() if self.ratios[m] < less[n]}
+        return self._wider
 
     def within(self, rows: int, ms: float, depth: int = 0) -> int:
         """Return the most of ``rows`` rows that are surely read in ``ms``."""
@@ -179,7 +178,7 @@ class CostTable:
     def _moved(self) -> None:
         """Forget what follows from ratios that have changed."""
         self._flat.clear()
-        self._falling = None
+        self._wider = None
 
     def expect(self, ratios: Mapping[int, float]) -> None:
         """Take over the costs of passes, in single ones, that were measured elsewhere than in this
