@@ -8,10 +8,10 @@ alone asks for it when a model is loaded.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,8 @@ logger = logging.getLogger("specllama.engine.probing")
 
 WHAT = "checking that drafting gives the same text here"
 LATER = "that is done while the model is at rest, or now by: specllama tune -m FILE"
-_TIMED = 5  # passes of each width
+_TURNS = 3  # in which passes are timed
+_STEADY = 1.25  # times the least, of what is believed
 _SURE = 0.04  # share of a measurement after which its length is estimated
 _STATES = 2  # of what is written, and of how llama.cpp's own bytes are taken over
 FAR_BYTES = 1 << 30  # weights of models for which passes of up to 65 rows are compared, too
@@ -169,27 +170,37 @@ def _measure(one: LoadedModel, report: Report) -> Exactness:
         flash=target.kernels.flash,
     )
     try:
-        ms = _times(pool, [w for w in WIDTHS if w <= most])
+        turns = _times(pool, [w for w in WIDTHS if w <= most])
     finally:
         model.drop(pool)
     put = msgspec.structs.replace
-    groups = tuple(put(one, ms=tuple(ms[w] for w in one.widths)) for one in found.groups)
-    return put(found, groups=groups, costs=tuple((w, t / ms[1]) for w, t in ms.items()))
+    groups = tuple(
+        put(one, ms=tuple(min(ms[w] for ms in turns) for w in one.widths)) for one in found.groups
+    )
+    return put(found, groups=groups, costs=steady(turns))
 
 
-def _times(pool: LlamaPool, widths: Sequence[int]) -> dict[int, float]:
-    """Return the milliseconds of passes by their rows: the shortest of a few in a row,
-    since a device replays the graph of a pass like the last."""
-    ms = dict.fromkeys(widths, math.inf)
+def _times(pool: LlamaPool, widths: Sequence[int]) -> list[dict[int, float]]:
+    """Return the milliseconds of passes by their rows, of a few turns. The second of two counts: a
+    device replays the graph of a pass like the last."""
+    turns: list[dict[int, float]] = []
     lane = pool.open()
-    for w in ms:
-        for _ in range(_TIMED):
+    for _ in range(_TURNS):
+        turns.append({})
+        for w in (w for w in widths for _ in range(2)):
             begin = perf_counter()
             lane.forward([0] * w, outputs="all")
-            ms[w] = min(ms[w], (perf_counter() - begin) * 1e3)
+            turns[-1][w] = (perf_counter() - begin) * 1e3
             lane.rollback(0)
     lane.close()
-    return ms
+    return turns
+
+
+def steady(turns: Sequence[Mapping[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Return the costs of passes in single ones, where all turns agree: a busy machine tells
+    nothing."""
+    found = {w: [ms[w] / ms[1] for ms in turns] for w in turns[0]}
+    return tuple((w, median(r)) for w, r in found.items() if max(r) < _STEADY * min(r))
 
 
 def state_key(one: LoadedModel) -> str:

@@ -27,6 +27,7 @@ from specllama.backend.exactness import Exactness, Group
 from specllama.backend.lane import CellLane
 from specllama.backend.probe import CELLS, WIDTHS, common, probe
 from specllama.cli.options import GroupedCommand, resolve, settings_options
+from specllama.engine.probing import steady
 from specllama.errors import ContextFull, EngineError, UsageError
 from specllama.settings.config_file import check
 from specllama.settings.params import EngineOptions
@@ -286,6 +287,11 @@ def test_where_every_width_is_alike_no_groups_are_looked_for() -> None:
     assert (found.rows, found.groups) == (65, ())
     assert found.keeping("on").label == "bitwise up to 65 rows"
     assert found.keeping("on").measured.endswith("--exact changes nothing here")
+
+
+def test_costs_of_a_busy_moment_are_not_believed() -> None:
+    turns = [{1: 10.0, 2: 15.0, 4: 16.0}, {1: 12.0, 2: 18.0, 4: 50.0}, {1: 10.0, 2: 16.0, 4: 16.0}]
+    assert steady(turns) == ((1, 1.0), (2, 1.5))
 
 
 def test_widths_must_agree_behind_every_text() -> None:
