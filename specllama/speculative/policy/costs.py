@@ -131,7 +131,7 @@ class CostTable:
         """Return the widths of passes, of those timed often enough, that a wider one costs clearly
         less than; and which does."""
         if self._wider is None:
-            known = [n for n in CELLS[:16] if n > 1 and self.known(n) and n in self.ratios]
+            known = [n for n in sorted(self.ratios) if n > 1 and self.known(n)]
             best = {n: min(known[i:], key=self.ratios.__getitem__) for i, n in enumerate(known)}
             less = {n: (1.0 - GAIN) * self.ratios[n] for n in known}
             self._wider = {n: m for n, m in best.items() if self.ratios[m] < less[n]}
