@@ -19,6 +19,7 @@ from specllama.arrays import HiddenNeed, Rows
 from specllama.backend.exactness import Exactness
 from specllama.backend.hidden import HiddenRows as HiddenRows
 from specllama.backend.kernels import Kernels
+from specllama.backend.pass_plan import PassPlan
 
 if TYPE_CHECKING:
     from specllama.events import Report
@@ -210,11 +211,13 @@ class Context(Protocol):
         max_leaves: most leaves of a tree pass; 1 where only chains are possible.
     """
 
-    n_ctx: int
     n_vocab: int
     n_batch: int
     max_rows: int
     max_leaves: int
+
+    @property
+    def n_ctx(self) -> int: ...
 
     @property
     def pool(self) -> Pool | None:
@@ -274,7 +277,14 @@ class Context(Protocol):
 
 
 class Lane(Context, Protocol):
-    """One conversation's place in a pool. Closing it gives the place back."""
+    """One conversation's place in a pool. Closing it gives the place back.
+
+    Attributes:
+        cheap: its passes that return all rows may be wider where that costs less. Rows can differ
+            by rounding then, as those of other drafts do.
+    """
+
+    cheap: bool
 
     @property
     def pool(self) -> Pool: ...
@@ -287,10 +297,6 @@ class Lane(Context, Protocol):
     def branches(self, parents: Sequence[int], reopen: int = 0) -> int:
         """Count the leaves that a tree pass adds to the lane's tree, see ``Part``. The last
         ``reopen`` tokens become a tree first."""
-        ...
-
-    def rows_at(self, past: int) -> int:
-        """Return the widest judged pass allowed after ``past`` tokens; ``max_rows`` at most."""
         ...
 
     def capture(self, need: HiddenNeed) -> None:
@@ -344,10 +350,12 @@ class Pool(Passes, Protocol):
 
     Attributes:
         lanes: most at once.
+        plan: of the widths of its passes.
         compactions: number of times that ``compact`` freed ghosts.
     """
 
     lanes: int
+    plan: PassPlan
     compactions: int
 
     @property
@@ -483,6 +491,7 @@ class OpenedPair:
         own: opens what drafts for this target only, for all of its lanes.
         template: Jinja chat template, None for raw prompts; ``bos`` and ``eos``: texts for it.
         close: frees the models.
+        here: names the build and the machine, on which costs depend.
     """
 
     target: Opened
@@ -494,4 +503,5 @@ class OpenedPair:
     template: str | None = None
     bos: str = ""
     eos: str = ""
+    here: str = ""
     close: Callable[[], None] = field(default=lambda: None)

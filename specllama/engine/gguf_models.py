@@ -92,6 +92,7 @@ def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
             template=target.header.chat_template,
             bos=target.model.vocab.bos_text,
             eos=target.model.vocab.eos_text,
+            here=verdicts.name_of(verdicts.here()),
             close=closing.pop_all().close,
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
-from specllama.backend.base import OpenedPair, Own, Pool, Vocab
+from specllama.backend.base import Context, OpenedPair, Own, Pool, Vocab
 from specllama.backend.exactness import Exactness
 from specllama.cancel import Cancel
 from specllama.engine.opening import OpeningPair
@@ -24,7 +24,6 @@ from specllama.speculative.drafting import method
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.text_library import Library
 from specllama.speculative.drafting.translate import join_vocabularies
-from specllama.speculative.effects import LaneView
 from specllama.store.sessions import is_stored
 from specllama.store.states import States
 from specllama.store.texts import read_texts
@@ -103,6 +102,7 @@ def load(opening: OpeningPair) -> Loaded:
         device="CPU" if kernels.on_cpu else "GPU",
         threads=kernels.threads,
         flash_attn=kernels.flash != "off",
+        here=opened.here,
         load_ms=(perf_counter() - opening.begun) * 1e3,
         has_chat_template=opened.template is not None,
         methods=method.menu(drafters[0].facts),
@@ -119,7 +119,7 @@ def load(opening: OpeningPair) -> Loaded:
         slots=slots,
         prompting=Prompting(vocab, opened.template, opened.bos, opened.eos),
         chains=chains,
-        windows=Windows(open_profile(info), info),
+        windows=Windows(open_profile(info), info, pool.plan),
         stop=opening.stop,
         measured=measured,
         kv_ram=idle if options.parallel > 1 else 0,
@@ -158,7 +158,7 @@ def _drafters(
     """Make the drafters of each slot."""
     library = Library(given)
 
-    def beside() -> LaneView | Drafter | None:
+    def beside() -> Context | Drafter | None:
         if opened.draft is None:
             return None
         lane = opened.draft.pool.open()

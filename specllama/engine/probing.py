@@ -1,24 +1,24 @@
 """The exactness of a loaded target, measured once for a file, a build, a machine and its settings.
 
-It is measured at rest, or when somebody asks for it, never before a first answer: no text depends
-on what is found, see ``Kernels.exact_rows``. ``--exact`` alone asks for it when a model is loaded.
+What its passes cost is measured with it. That is done at rest, or when somebody asks for it, never
+before a first answer: no text depends on what is found, see ``Kernels.exact_rows``. ``--exact``
+alone asks for it when a model is loaded.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from specllama.backend import verdicts
-from specllama.backend.exactness import SCHEMA, Exactness, Group
+from specllama.backend.exactness import SCHEMA, Exactness
 from specllama.errors import Cancelled, EngineError, SpecllamaError, UsageError
 from specllama.events import Measuring, Report
 from specllama.settings.hardware import Adapter
@@ -30,7 +30,8 @@ logger = logging.getLogger("specllama.engine.probing")
 
 WHAT = "checking that drafting gives the same text here"
 LATER = "that is done while the model is at rest, or now by: specllama tune -m FILE"
-_TIMED = 5  # passes of each width
+_TURNS = 3  # in which passes are timed
+_STEADY = 1.25  # times the least, of what is believed
 _SURE = 0.04  # share of a measurement after which its length is estimated
 _STATES = 2  # of what is written, and of how llama.cpp's own bytes are taken over
 FAR_BYTES = 1 << 30  # weights of models for which passes of up to 65 rows are compared, too
@@ -50,6 +51,7 @@ def exactness_of(target: LoadedModel, report: Report = None, *, now: bool) -> Ex
     """
     options, pool = target.options, target.pool
     found = _found(target, report, now).keeping(options.exact)
+    pool.plan.measured = dict(found.costs)
     if found.kept is None:
         pool.kernels = replace(pool.kernels, exact_rows=found.rows, exact_trees=found.trees)
         return found
@@ -158,25 +160,47 @@ def _measure(one: LoadedModel, report: Report) -> Exactness:
         )
     finally:
         model.drop(pool)
-    # at rest, conversations have the target's lanes
-    return msgspec.structs.replace(found, groups=_timed(found.groups, target)) if widths else found
+    # a pass that is watched takes other times, and conversations have the target's lanes
+    pool = open_pool(
+        model,
+        n_ctx=CELLS,
+        max_rows=target.max_rows,
+        threads=target.kernels.threads,
+        options=options,
+        flash=target.kernels.flash,
+    )
+    try:
+        turns = _times(pool, [w for w in WIDTHS if w <= most])
+    finally:
+        model.drop(pool)
+    put = msgspec.structs.replace
+    groups = tuple(
+        put(one, ms=tuple(min(ms[w] for ms in turns) for w in one.widths)) for one in found.groups
+    )
+    return put(found, groups=groups, costs=steady(turns))
 
 
-def _timed(groups: Sequence[Group], target: LlamaPool) -> tuple[Group, ...]:
-    """Add to each group the times of passes of its widths: the shortest of a few in a row, since
-    a device replays the graph of a pass like the last."""
-    ms = {w: math.inf for group in groups for w in group.widths}
-    lane = target.open()
-    for w in ms:
-        for _ in range(_TIMED):
+def _times(pool: LlamaPool, widths: Sequence[int]) -> list[dict[int, float]]:
+    """Return the milliseconds of passes by their rows, of a few turns. The second of two counts: a
+    device replays the graph of a pass like the last."""
+    turns: list[dict[int, float]] = []
+    lane = pool.open()
+    for _ in range(_TURNS):
+        turns.append({})
+        for w in (w for w in widths for _ in range(2)):
             begin = perf_counter()
             lane.forward([0] * w, outputs="all")
-            ms[w] = min(ms[w], (perf_counter() - begin) * 1e3)
+            turns[-1][w] = (perf_counter() - begin) * 1e3
             lane.rollback(0)
     lane.close()
-    return tuple(
-        msgspec.structs.replace(group, ms=tuple(ms[w] for w in group.widths)) for group in groups
-    )
+    return turns
+
+
+def steady(turns: Sequence[Mapping[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Return the costs of passes in single ones, where all turns agree: a busy machine tells
+    nothing."""
+    found = {w: [ms[w] / ms[1] for ms in turns] for w in turns[0]}
+    return tuple((w, median(r)) for w, r in found.items() if max(r) < _STEADY * min(r))
 
 
 def state_key(one: LoadedModel) -> str:
@@ -192,7 +216,7 @@ def state_key(one: LoadedModel) -> str:
         # some models turn positions otherwise in a context that is longer
         "long": isinstance(n_ctx, int) and pool.n_ctx > n_ctx,
     }
-    return hashlib.sha256(msgspec.json.encode(key, order="sorted")).hexdigest()[:16]
+    return verdicts.name_of(key)
 
 
 def _changed(adapter: str) -> list[int]:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from specllama.backend.pass_plan import PassPlan
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.rates import cannot_gain
 from specllama.settings import method_list
@@ -48,7 +49,7 @@ def band(params: GenerateParams) -> str:
 
 
 def pair_key(info: EngineInfo) -> dict[str, Any]:
-    """Name the pair that a profile belongs to.
+    """Name the pair that a profile belongs to, on this machine and with this build of llama.cpp.
 
     Sizes stand for the contents: hashing gigabytes would cost more than measuring again. Of two
     models, ``cache`` and ``layers`` name both. The context length is left out: nothing that is kept
@@ -60,6 +61,7 @@ def pair_key(info: EngineInfo) -> dict[str, Any]:
         "draft": "none" if info.draft is None else _model_key(info.draft),
         "device": f"{info.device}, flash attention {'on' if info.flash_attn else 'off'}"
         + _padding(info.widths),
+        "here": info.here,
         "threads": info.threads,
         "layers": " ".join(str(model.gpu_layers) for model in models),
         "cache": " ".join(model.kv_types for model in models),
@@ -255,10 +257,14 @@ def _padding(widths: tuple[int, ...]) -> str:
 
 
 class Windows:
-    """The draft windows of an engine: adaptive ones that learn into ``profile``, or fixed ones."""
+    """The draft windows of an engine: adaptive ones that learn into ``profile``, or fixed ones.
 
-    def __init__(self, profile: Profile, info: EngineInfo) -> None:
-        self.info = info
+    Args:
+        plan: of the target's passes.
+    """
+
+    def __init__(self, profile: Profile, info: EngineInfo, plan: PassPlan | None = None) -> None:
+        self.info, self._plan = info, plan
         self.steps = PlainSteps()
         self.use(profile)
 
@@ -266,6 +272,8 @@ class Windows:
         """Learn into ``profile`` from now on."""
         self.profile = profile
         info = self.info
+        if self._plan is not None:
+            self._plan.cheapest = profile.costs.target.cheapest
         if info.draft is not None and info.target.file_bytes:
             profile.costs.draft_share = min(
                 max(1.2 * info.draft.file_bytes / info.target.file_bytes, 0.01), 2.0
@@ -282,8 +290,10 @@ class Windows:
         limit = params.draft_limit(info.exact_rows)
         if params.window == "fixed":
             return Window(limit, self.steps)
-        profile = self.profile
+        profile, plan = self.profile, self._plan
         profile.refresh()
+        if plan is not None:
+            profile.costs.target.expect(plan.measured)
         return Policy(
             profile.learned(band(params)),
             profile.costs,
@@ -292,6 +302,7 @@ class Windows:
             peek=rule_of(params.verify, greedy=params.sampling.temperature == 0.0).peek,
             tokens=params.max_tokens,
             steps=self.steps,
+            widest=0 if plan is None else plan.widest,
             on_finish=profile.save,
         )
 
