@@ -19,7 +19,7 @@ from specllama.arrays import HiddenNeed, Rows
 from specllama.backend.exactness import Exactness
 from specllama.backend.hidden import HiddenRows as HiddenRows
 from specllama.backend.kernels import Kernels
-from specllama.backend.pass_plan import PassPlan
+from specllama.backend.pass_plan import PassPlan, Planned
 
 if TYPE_CHECKING:
     from specllama.events import Report
@@ -345,7 +345,7 @@ class Passes(Protocol):
         ...
 
 
-class Pool(Passes, Protocol):
+class Pool(Passes, Planned, Protocol):
     """One KV cache of one model, with room for several conversations.
 
     Attributes:
@@ -354,7 +354,6 @@ class Pool(Passes, Protocol):
         compactions: number of times that ``compact`` freed ghosts.
     """
 
-    lanes: int
     plan: PassPlan
     compactions: int
 

@@ -80,7 +80,7 @@ def test_a_module_of_the_tests_is_found_under_one_name() -> None:
 
 # Upper bounds of what the design wants smaller: they go down with the figures, never up.
 BOUNDS = {
-    "code that ships": 51_171,
+    "code that ships": 51_170,
     "class names defined twice": 0,
     "functions over 80 lines": 0,
     "classes over 400 lines": 0,
@@ -92,7 +92,7 @@ BOUNDS = {
 @pytest.mark.parametrize("row", BOUNDS)
 def test_what_should_be_smaller_does_not_grow(house: House, row: str) -> None:
     counted = {
-        "code that ships": 51_171house.code,
+        "code that ships": house.code,
         "class names defined twice": len(house.doubles),
         "functions over 80 lines": len(house.long_functions),
         "classes over 400 lines": len(house.long_classes),
