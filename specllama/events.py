@@ -223,6 +223,16 @@ class RoundDone(Event):
     plain_spread: float | None = None
 
     @property
+    def judged(self) -> int:
+        """The number of guesses on which the target gave a verdict; after a rejection none is."""
+        return self.accepted + (bool(self.drafted) and self.target_kind == "recovered")
+
+    @property
+    def declined(self) -> bool:
+        """True if drafting was not worth it."""
+        return not self.drafted and self.draft_max == 0 and self.window_reason != NO_GUESS
+
+    @property
     def is_chain(self) -> bool:
         return all(parent == i - 1 for i, parent in enumerate(self.parents))
 
@@ -232,9 +242,14 @@ class RoundDone(Event):
         return self.other_ms + self.wait_ms
 
     @property
+    def pass_ms(self) -> float:
+        """The time of the target, and what went by before it, by the wall clock."""
+        return self.verify_ms + self.waiting_ms
+
+    @property
     def took_ms(self) -> float:
         """The time since the round before, by the wall clock."""
-        return self.draft_ms + self.verify_ms + self.waiting_ms
+        return self.draft_ms + self.pass_ms
 
 
 @dataclass(frozen=True, slots=True)

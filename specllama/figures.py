@@ -20,7 +20,7 @@ from statistics import median
 
 from specllama.events import Finished, RoundDone, Started
 from specllama.rates import GuessShares, Payoff, share, speed, total
-from specllama.verdict import SINGLES, TimedRound, judge, passes_of, singles_of
+from specllama.verdict import SINGLES, judge, passes_of, singles_of
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
@@ -133,7 +133,7 @@ class Figures(GuessShares):
     at_most: bool = False
     engine: str = ""
     replies: int = 1
-    passes: Sequence[TimedRound] = ()
+    passes: Sequence[RoundDone] = ()
     judged: Payoff | None = None
     expects: bool = False
 

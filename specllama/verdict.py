@@ -16,9 +16,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import NamedTuple
 
-from specllama.events import NO_GUESS, RoundDone
+from specllama.events import RoundDone
 from specllama.rates import Answer, Payoff, share
 
 OUTLIER = 1.35  # times the usual; the cost tables believe no more of a pass either
@@ -37,64 +36,9 @@ STALE_S = 120.0  # after the last plain step, a machine may have changed
 LONG_READ = 16  # more than this is a text to be read: it takes long, and is no hiccup
 
 
-class TimedRound(NamedTuple):
-    """One round after the first, as a verdict uses it. Times in milliseconds.
-
-    Attributes:
-        judged: guesses on which the target gave a verdict; after a rejection there is none.
-        declined: drafting was not worth it. read: tokens that the drafter read first.
-        pass_ms: of the target, and what went by before it, by the wall clock.
-        plain_ms: a plain step at that place, None where the engine does not know; the newest is
-            ``plain_age_s`` old. ``plain_n`` forecasts like it were off by ``plain_spread`` (a
-            standard deviation of logarithms).
-    """
-
-    source: str
-    tokens: int
-    drafted: int
-    accepted: int
-    judged: int
-    declined: bool
-    read: int
-    draft_ms: float
-    pass_ms: float
-    plain_ms: float | None
-    plain_age_s: float | None = None
-    plain_n: int = 0
-    plain_spread: float | None = None
-
-    @property
-    def took_ms(self) -> float:
-        return self.draft_ms + self.pass_ms
-
-    @property
-    def guess_ms(self) -> float | None:
-        """Milliseconds to make a guess."""
-        return share(self.draft_ms, self.drafted)
-
-    @staticmethod
-    def of(done: RoundDone) -> TimedRound:
-        drafted, accepted = len(done.drafted), done.accepted
-        return TimedRound(  # by place: one is made in every round
-            done.source,
-            len(done.emitted),
-            drafted,
-            accepted,
-            accepted + (drafted > 0 and done.target_kind == "recovered"),
-            not drafted and done.draft_max == 0 and done.window_reason != NO_GUESS,
-            done.read,
-            done.draft_ms,
-            done.verify_ms + done.other_ms + done.wait_ms,
-            done.plain_ms,
-            done.plain_age_s,
-            done.plain_n,
-            done.plain_spread,
-        )
-
-
-def passes_of(rounds: Iterable[RoundDone]) -> list[TimedRound]:
+def passes_of(rounds: Iterable[RoundDone]) -> list[RoundDone]:
     """Return the rounds after the first token."""
-    return [TimedRound.of(done) for done in rounds if done.index]
+    return [done for done in rounds if done.index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +81,7 @@ def is_wide(speed: Interval | Payoff) -> bool:
 
 
 def judge(
-    passes: Sequence[TimedRound], singles: Sequence[float] = (), *, expected_ms: float | None = None
+    passes: Sequence[RoundDone], singles: Sequence[float] = (), *, expected_ms: float | None = None
 ) -> Payoff:
     """Judge a stretch of rounds.
 
@@ -158,9 +102,9 @@ def judge(
 
 
 def payoff(
-    passes: Sequence[TimedRound],
+    passes: Sequence[RoundDone],
     speed: Interval | None,
-    newest: Sequence[TimedRound] | None = None,
+    newest: Sequence[RoundDone] | None = None,
 ) -> Payoff:
     """Return the verdict on rounds of this speed, with their tokens and guesses.
 
@@ -175,15 +119,15 @@ def payoff(
         ratio=None if speed is None else speed.ratio,
         low=None if speed is None else speed.low,
         high=None if speed is None else speed.high,
-        tokens=sum(one.tokens for one in passes),
+        tokens=sum(len(one.emitted) for one in passes),
         passes=len(passes),
-        drafted=sum(one.drafted for one in passes),
+        drafted=sum(len(one.drafted) for one in passes),
         accepted=sum(one.accepted for one in passes),
         judged=sum(one.judged for one in passes),
     )
 
 
-def by_source(passes: Sequence[TimedRound]) -> dict[str, Payoff]:
+def by_source(passes: Sequence[RoundDone]) -> dict[str, Payoff]:
     """Judge the rounds of each source alone, in order of appearance."""
     singles = [] if any(one.plain_ms for one in passes) else singles_of(passes)
     sources = dict.fromkeys(one.source for one in passes if one.drafted)
@@ -193,12 +137,12 @@ def by_source(passes: Sequence[TimedRound]) -> dict[str, Payoff]:
     }
 
 
-def singles_of(passes: Iterable[TimedRound]) -> list[float]:
+def singles_of(passes: Iterable[RoundDone]) -> list[float]:
     """Return the milliseconds of the plain steps among these rounds."""
     return [one.pass_ms for one in passes if not one.drafted]
 
 
-def _speed(passes: Sequence[TimedRound], singles: Sequence[float]) -> _Speed | None:
+def _speed(passes: Sequence[RoundDone], singles: Sequence[float]) -> _Speed | None:
     """Compute the speed; return None if too little was seen."""
     drafted = [one for one in passes if one.drafted]
     known = _plain(drafted, singles or singles_of(passes), measured=bool(singles))
@@ -213,7 +157,7 @@ def _speed(passes: Sequence[TimedRound], singles: Sequence[float]) -> _Speed | N
     step_ms = fmean(plain)
     looking = sum(one.draft_ms for one in passes if not one.drafted) / step_ms
     took = sum(believed) + part * sum(drafts)
-    tokens = sum(one.tokens for one in drafted)
+    tokens = sum(len(one.emitted) for one in drafted)
     lost_ms = (share(took - tokens, tokens) or 0.0) * step_ms
     rest = len(passes) - len(drafted)
     ratio = (tokens + rest) / (took + rest + part * looking)
@@ -233,7 +177,7 @@ def _speed(passes: Sequence[TimedRound], singles: Sequence[float]) -> _Speed | N
 
 
 def _plain(
-    drafted: Sequence[TimedRound], singles: Sequence[float], *, measured: bool
+    drafted: Sequence[RoundDone], singles: Sequence[float], *, measured: bool
 ) -> _Plain | None:
     """Compute the milliseconds of a plain step; return None if unknown."""
     known = [one.plain_ms for one in drafted]
@@ -256,7 +200,7 @@ def _plain(
     return _Plain(each, forecasts, variance / times)
 
 
-def _renewed(drafted: Sequence[TimedRound]) -> int:
+def _renewed(drafted: Sequence[RoundDone]) -> int:
     """Count the distinct times of the plain steps that the rounds were compared with."""
     now = counted = 0.0
     times = 1
@@ -269,11 +213,11 @@ def _renewed(drafted: Sequence[TimedRound]) -> int:
 
 
 def _usual(
-    rounds: Sequence[TimedRound], costs: Sequence[float], drafts: Sequence[float]
+    rounds: Sequence[RoundDone], costs: Sequence[float], drafts: Sequence[float]
 ) -> tuple[list[float], list[float]]:
     """Return for each round the usual cost of its pass and draft, from rounds about as wide; a
     round that read a text counts with its own cost."""
-    order = sorted(range(len(rounds)), key=lambda i: rounds[i].drafted)
+    order = sorted(range(len(rounds)), key=lambda i: len(rounds[i].drafted))
     most = max(len(rounds) - NEIGHBOURS, 0)
     usual, mean = [0.0] * len(rounds), list(drafts)
     for place, i in enumerate(order):

@@ -18,12 +18,13 @@ from uuid import uuid4
 
 from specllama.bench.prompts import BenchPrompt
 from specllama.cancel import Cancel
+from specllama.events import RoundDone
 from specllama.interface import EngineLike, Message, Prompt
 from specllama.rates import speed
 from specllama.settings.params import GenerateParams
 from specllama.store.rounds import Logged
 from specllama.told import Told
-from specllama.verdict import TimedRound, passes_of
+from specllama.verdict import passes_of
 
 if TYPE_CHECKING:
     from specllama.engine.engine import Engine
@@ -94,7 +95,7 @@ class Run(Told):
         return speed(len(self.tokens), self.end_s - self.ttft_s)
 
     @property
-    def passes(self) -> list[TimedRound]:
+    def passes(self) -> list[RoundDone]:
         return passes_of(self.rounds)
 
     def same(self, plain: Run) -> tuple[int, int]:
@@ -129,7 +130,7 @@ class RunFigures:
     token_ids: tuple[int, ...] = ()
     text: str = ""
     window: dict[str, int] = field(default_factory=dict)  # drafted tokens per round -> rounds
-    passes: Sequence[TimedRound] = ()
+    passes: Sequence[RoundDone] = ()
 
     @staticmethod
     def of(run: Run, task: Task, repetition: int, total_s: float) -> RunFigures:

@@ -18,9 +18,10 @@ from statistics import NormalDist, fmean, geometric_mean, median
 from typing import TypeVar
 
 from specllama.bench.experiment import PLAIN, Run
-from specllama.rates import Payoff, fixed_speeds, pays_above, steady
+from specllama.events import RoundDone
+from specllama.rates import Payoff, fixed_speeds, pays_above, share, steady
 from specllama.text import number_of
-from specllama.verdict import Interval, TimedRound, is_wide, lead, payoff, singles_of
+from specllama.verdict import Interval, is_wide, lead, payoff, singles_of
 
 MAX_K = 16
 ENOUGH = 3  # passes of a width before their cost counts as measured
@@ -68,7 +69,7 @@ class SpeedModel:
         return 1.0 / total if total > 0 else math.inf
 
     @staticmethod
-    def of(passes: Sequence[TimedRound], singles: Sequence[float] = ()) -> SpeedModel | None:
+    def of(passes: Sequence[RoundDone], singles: Sequence[float] = ()) -> SpeedModel | None:
         """Return the pair's own figures; None until some rounds drafted and a plain step is known.
 
         α is a property of guesses that the target judged. Costs are medians: typical, no totals.
@@ -85,7 +86,7 @@ class SpeedModel:
             return None
         by_rows: dict[int, list[float]] = defaultdict(list)
         for one, ms in known:
-            by_rows[one.drafted].append(one.pass_ms / ms)
+            by_rows[len(one.drafted)].append(one.pass_ms / ms)
         # A pass that seems to cost less than a single one was timed on a quieter machine.
         wider = [
             (n, max(0.0, median(costs) - 1.0))
@@ -94,7 +95,7 @@ class SpeedModel:
         ]
         return SpeedModel(
             alpha=alpha,
-            c=median((one.guess_ms or 0.0) / ms for one, ms in known),
+            c=median((share(one.draft_ms, len(one.drafted)) or 0.0) / ms for one, ms in known),
             beta=sum(n * cost for n, cost in wider) / sum(n * n for n, _ in wider)
             if wider
             else 0.0,

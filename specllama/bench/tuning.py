@@ -271,8 +271,8 @@ def group_of(
     mine = [run for run in runs if (run.slice, run.temperature) == (slice, temperature)]
     drafts = [one for run in mine for one in run.passes if one.drafted]
     reached = [
-        [one.accepted > i for one in drafts if one.drafted > i]
-        for i in range(max((one.drafted for one in drafts), default=0))
+        [one.accepted > i for one in drafts if len(one.drafted) > i]
+        for i in range(max((len(one.drafted) for one in drafts), default=0))
     ]
     survival = list(accumulate(map(fmean, reached), min))
     speeds = fixed_speeds(survival, step, v, late)

@@ -148,7 +148,7 @@ class Conversation:
         self._cancel = cancel
         self._seed = ready.seed
         self._stats = SpecStats()
-        self._passes: list[verdict.TimedRound] = []  # after the first token
+        self._passes: list[RoundDone] = []  # after the first token
         self._clock = ready.clock
         self._full: str | None = None  # why the context ended the reply
         self._window = Window(0, steps=loaded.windows.steps)
@@ -336,7 +336,7 @@ class Conversation:
                 return "context"
             first = None
             if event.index and self._drafter.name != "none":
-                self._passes.append(verdict.TimedRound.of(event))
+                self._passes.append(event)
             self._stats.observe(event)
             clock.wrote(event)
             handed = perf_counter()

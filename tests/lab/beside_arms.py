@@ -33,10 +33,10 @@ from specllama.backend.devices import cpu_name
 from specllama.bench.experiment import EngineArm, RunFigures, Task, tasks_of
 from specllama.bench.prompts import BenchPrompt, load_prompts
 from specllama.errors import EngineError
+from specllama.events import NO_GUESS, RoundDone
 from specllama.models.memory import available_memory
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.store.rounds import package_versions
-from specllama.verdict import TimedRound
 
 if TYPE_CHECKING:
     from specllama.engine.engine import Engine
@@ -180,13 +180,38 @@ class KeptArm:
 
 
 def told(run: RunFigures) -> dict[str, Any]:
-    return run.to_dict(texts=True) | {"passes": run.passes, "crowded": crowded()}
+    passes = [
+        (one.source, len(one.emitted), len(one.drafted), one.accepted, one.judged, one.declined,
+         one.read, one.draft_ms, one.pass_ms, one.plain_ms, one.plain_age_s, one.plain_n,
+         one.plain_spread)
+        for one in run.passes
+    ]  # fmt: skip
+    return run.to_dict(texts=True) | {"passes": passes, "crowded": crowded()}
 
 
 def figures(told: dict[str, Any]) -> RunFigures:
     told = {name: value for name, value in told.items() if name != "crowded"}
-    told["passes"] = [TimedRound(*one) for one in told["passes"]]
+    told["passes"] = [kept_round(*one) for one in told["passes"]]
     return RunFigures(**told | {"token_ids": tuple(told["token_ids"])})
+
+
+def kept_round(
+    source: str, tokens: int, drafted: int, accepted: int, judged: int, declined: bool,
+    read: int, draft_ms: float, pass_ms: float, plain_ms: float | None, *more: Any,
+) -> RoundDone:  # fmt: skip
+    """Read a round with the figures of it that are kept."""
+    age_s, n, spread = more
+    nothing = (None,) * drafted
+    return RoundDone(
+        index=1, t_s=0.0, n_past=0, source=source, draft_max=0 if declined else drafted,
+        window_reason="" if declined else NO_GUESS, drafted=(0,) * drafted,
+        parents=tuple(range(-1, drafted - 1)), drafted_text=(), confidence=nothing, p=nothing,
+        q=nothing, accepted=accepted, accepted_path=tuple(range(accepted)), target_token=None,
+        target_text="", target_kind="recovered" if judged > accepted else "bonus",
+        emitted=(0,) * tokens, emitted_text=(), cut=0, draft_ms=draft_ms, verify_ms=pass_ms,
+        other_ms=0.0, read=read, plain_ms=plain_ms, plain_age_s=age_s, plain_n=n,
+        plain_spread=spread,
+    )  # fmt: skip
 
 
 # -- the arms --

@@ -23,9 +23,9 @@ from specllama.bench.prompts import half, load_prompts, schema_prompts
 from specllama.bench.report import Comparison, provenance, report_document
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile
+from specllama.events import RoundDone
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
-from specllama.verdict import TimedRound
 
 Expected = Literal["edited", "wrong"]
 
@@ -82,7 +82,7 @@ ENOUGH = 16  # passes whose mean is a plain step
 
 
 def what_drafting_took(
-    rounds: Sequence[TimedRound],
+    rounds: Sequence[RoundDone],
 ) -> tuple[float | None, list[tuple[int, float]]]:
     """The seconds of a plain pass, and (tokens, seconds) so far at that pace, of one run.
 
@@ -97,7 +97,7 @@ def what_drafting_took(
     for one in rounds:
         tokens, seconds = points[-1]
         pass_s = one.pass_ms / 1e3 if one.drafted else mean_s
-        points.append((tokens + one.tokens, seconds + one.draft_ms / 1e3 + pass_s))
+        points.append((tokens + len(one.emitted), seconds + one.draft_ms / 1e3 + pass_s))
     return mean_s, points
 
 

@@ -35,7 +35,7 @@ from specllama.interface import EngineInfo, Message, Prompt, ToolSyntax
 from specllama.replies.marks import USUAL
 from specllama.replies.thoughts import Part, Spelling, reader
 from specllama.settings.params import GenerateParams
-from specllama.verdict import TimedRound, judge
+from specllama.verdict import judge
 
 N_VOCAB = 32_000
 STOP_TOKEN = 2
@@ -185,7 +185,7 @@ def play(
         accepted_per_position=tuple(stats.accepted_at),
         drafted_per_position=tuple(stats.drafted_at),
         near_ties=stats.near_ties,
-        verdict=judge([TimedRound.of(done) for done in rounds[1:]]) if drafting else None,
+        verdict=judge(rounds[1:]) if drafting else None,
         timings=_timings(rounds, stats, info.load_ms, reading.tokenize_ms, prefill_ms),
     )
 

@@ -9,7 +9,7 @@ from specllama.events import RoundDone
 from specllama.settings.params import GenerateParams
 from specllama.tui.record import Record
 from specllama.tui.widgets.stats_strip import StripState
-from specllama.verdict import ROUNDS_UNTIL_OFF, TimedRound
+from specllama.verdict import ROUNDS_UNTIL_OFF
 
 
 # Entries of the table of best speed-ups, by (α, c, β): speed-up and k.
@@ -56,9 +56,9 @@ def rounds(reply: Reply, **params: object) -> list[RoundDone]:
     return [e for e in events if isinstance(e, RoundDone)]
 
 
-def passes(reply: Reply, **params: object) -> list[TimedRound]:
+def passes(reply: Reply, **params: object) -> list[RoundDone]:
     """Of the rounds behind the first, whose row came with the prompt."""
-    return [TimedRound.of(done) for done in rounds(reply, **params) if done.index]
+    return [done for done in rounds(reply, **params) if done.index]
 
 
 TEXT = " ".join(f"w{i}" for i in range(200))
@@ -74,7 +74,10 @@ def test_the_model_says_what_the_engine_did() -> None:
 
 
 def test_without_a_figure_of_the_engine_the_plain_steps_of_a_race_count() -> None:
-    unknown = [p._replace(plain_ms=None) for p in passes(Reply(TEXT, accept=(4, 2)), draft_max=4)]
+    unknown = [
+        dataclasses.replace(p, plain_ms=None)
+        for p in passes(Reply(TEXT, accept=(4, 2)), draft_max=4)
+    ]
     assert SpeedModel.of(unknown) is None
     assert SpeedModel.of(unknown, [24.5] * 8) is not None
 
@@ -95,7 +98,9 @@ def test_a_losing_pair_is_seen_to_lose() -> None:
 
 def test_a_wider_pass_is_never_measured_cheaper_than_a_plain_one() -> None:
     each = passes(Reply(TEXT, accept=(4,)), draft_max=4)
-    pair = SpeedModel.of([one._replace(plain_ms=1000.0) for one in each])  # a busy machine
+    pair = SpeedModel.of(
+        [dataclasses.replace(one, plain_ms=1000.0) for one in each]
+    )  # a busy machine
     assert pair.beta == 0.0
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 from fakes import DRAFT_MS, OTHER_MS, VERIFY_MS, Reply, ScriptedEngine
+from timed_rounds import timed
 
+from specllama import verdict
 from specllama.events import NO_GUESS, Finished, RoundDone
 from specllama.rates import Answer, Payoff
 from specllama.settings.params import GenerateParams
@@ -18,7 +20,6 @@ from specllama.verdict import (
     ROUNDS_UNTIL_OFF,
     SINGLES,
     WIDE,
-    TimedRound,
     brief,
     by_source,
     details,
@@ -32,7 +33,7 @@ LENGTHS = (2, 4, 7)
 DRAFTING = 0.25  # of the time of a round
 TRUE = (0.7, 0.85, 1.0, 1.3, 2.0)
 
-SINGLE = TimedRound("none", 1, 0, 0, 0, True, 0, 0.0, PLAIN_MS, None)
+SINGLE = timed(declined=True, pass_ms=PLAIN_MS)
 
 
 @dataclass
@@ -64,12 +65,12 @@ def simulated(
     k_mean = sum(LENGTHS) / mean
     base = tokens / true * (1 - DRAFTING) / (1 + ROW * k_mean)  # plain steps of a pass
     step = tokens / true * DRAFTING / k_mean  # and of a draft step
-    passes: list[TimedRound] = []
+    passes: list[RoundDone] = []
     truth = 0.0
     for i in range(rounds):
         if i % 9 < 1 or i < SINGLES:
             ms = machine.took(PLAIN_MS)
-            passes.append(SINGLE._replace(pass_ms=ms, declined=False))
+            passes.append(timed(SINGLE, pass_ms=ms, declined=False))
             if table is not None:
                 table.observe(1, ms)
             truth += 1.0
@@ -86,12 +87,13 @@ def simulated(
             slow = machine.took(1.0)
             draft_ms, pass_ms = PLAIN_MS * step * k * slow, verify * slow
         plain_ms = table.ms(1) if table is not None else None
-        judged = min(kept + 1, k)
-        passes.append(
-            TimedRound("draft", kept + 1, k, kept, judged, False, 1, draft_ms, pass_ms, plain_ms)
-        )
+        done = timed(
+            source="draft", tokens=kept + 1, drafted=k, accepted=kept, rejected=kept < k,
+            read=1, draft_ms=draft_ms, pass_ms=pass_ms, plain_ms=plain_ms,
+        )  # fmt: skip
+        passes.append(done)
         truth += base * (1 + ROW * k) + step * k
-    return judge(passes), sum(one.tokens for one in passes) / truth
+    return judge(passes), sum(len(one.emitted) for one in passes) / truth
 
 
 def interval(found: Payoff) -> tuple[float, float]:
@@ -150,24 +152,25 @@ def test_a_quiet_machine_is_sure_soon() -> None:
 
 def rounds_of(
     tokens: int, ms: float, *, n: int = 20, drafted: int = 4, **more: float
-) -> list[TimedRound]:
-    one = TimedRound(
-        "draft", tokens, drafted, tokens - 1, min(tokens, drafted), False, 1, 0.0, ms, 20.0
-    )
-    return [one._replace(**more)] * n
+) -> list[RoundDone]:
+    one = timed(
+        source="draft", tokens=tokens, drafted=drafted, accepted=tokens - 1,
+        rejected=tokens <= drafted, read=1, pass_ms=ms, plain_ms=20.0,
+    )  # fmt: skip
+    return [timed(one, **more)] * n
 
 
 def test_what_drafting_took_counts_even_where_nothing_came_of_it() -> None:
-    plain = SINGLE._replace(pass_ms=20.0, declined=False)
+    plain = timed(SINGLE, pass_ms=20.0, declined=False)
     quiet = judge([*rounds_of(2, 20.0), *[plain] * 20])
-    looked = judge([*rounds_of(2, 20.0), *[plain._replace(draft_ms=10.0)] * 20])
+    looked = judge([*rounds_of(2, 20.0), *[timed(plain, draft_ms=10.0)] * 20])
     assert quiet.ratio == pytest.approx(60 / 40)
     assert looked.ratio == pytest.approx(60 / 50)
 
 
 def test_reading_the_text_is_a_cost_and_no_hiccup() -> None:
     passes = [one for ms in (29.0, 31.0) * 10 for one in rounds_of(3, ms, n=1, draft_ms=5.0)]
-    read = [passes[0]._replace(draft_ms=65.0, read=200), *passes[1:]]
+    read = [timed(passes[0], draft_ms=65.0, read=200), *passes[1:]]
     before, after = judge(passes), judge(read)
     assert before.ratio == pytest.approx(60 / 35)
     assert after.ratio == pytest.approx(60 / 38)
@@ -192,14 +195,14 @@ def test_a_race_counts_its_own_plain_steps() -> None:
     [
         [],
         rounds_of(2, 20.0, n=MIN_ROUNDS - 1),
-        [one._replace(plain_ms=None) for one in rounds_of(2, 20.0)],
+        [timed(one, plain_ms=None) for one in rounds_of(2, 20.0)],
         [
-            *[one._replace(plain_ms=None) for one in rounds_of(2, 20.0)],
-            *[SINGLE._replace(declined=False)] * (SINGLES - 1),
+            *[timed(one, plain_ms=None) for one in rounds_of(2, 20.0)],
+            *[timed(SINGLE, declined=False)] * (SINGLES - 1),
         ],
     ],
 )
-def test_too_little_is_not_known_yet(passes: Sequence[TimedRound]) -> None:
+def test_too_little_is_not_known_yet(passes: Sequence[RoundDone]) -> None:
     found = judge(passes)
     assert (found.answer, found.ratio, found.lost_ms) == ("unknown", None, None)
     assert lead(found, "press B to measure") == "Not known yet: press B to measure"
@@ -217,12 +220,12 @@ def test_it_is_off_once_no_guess_was_worth_it_for_a_while() -> None:
     expected = judge([SINGLE] * ROUNDS_UNTIL_OFF, expected_ms=0.62)
     assert words(expected, "?").endswith("slower here (0.6 ms a guess)")
     # that nobody had a guess says nothing of what one costs
-    assert judge([SINGLE._replace(declined=False)] * 64).answer == "unknown"
+    assert judge([timed(SINGLE, declined=False)] * 64).answer == "unknown"
 
 
 def test_an_interval_that_says_nothing_is_not_known_yet() -> None:
     noisy = [
-        one._replace(pass_ms=(5.0, 60.0)[i % 2], drafted=1 + i // 4)
+        timed(one, pass_ms=(5.0, 60.0)[i % 2], drafted=1 + i // 4)
         for i, one in enumerate(rounds_of(2, 20.0)[:MIN_ROUNDS])
     ]
     found = judge(noisy)
@@ -281,39 +284,39 @@ def test_an_interval_is_positive_and_no_figure_is_zero() -> None:
 
 def test_old_plain_steps_give_no_sure_answer() -> None:
     fresh = [
-        one._replace(plain_age_s=3.0, plain_n=8, plain_spread=0.05) for one in rounds_of(4, 30.0)
+        timed(one, plain_age_s=3.0, plain_n=8, plain_spread=0.05) for one in rounds_of(4, 30.0)
     ]
     found = judge(fresh)
     assert (found.answer, found.plain_age_s) == ("faster", 3.0)
     assert words(found, "?", both=True).endswith("plain measured within 3 s")
-    old = judge([one._replace(plain_age_s=240.0) for one in fresh])
+    old = judge([timed(one, plain_age_s=240.0) for one in fresh])
     assert old.answer == "unsure"
     assert old.ratio == found.ratio
     assert lead(old, "?").startswith("Plain was measured 4 min earlier: 2.67× (")
     assert brief(old, "?").endswith("), plain was measured 4 min earlier")
-    few = judge([one._replace(plain_n=FORECASTS - 1) for one in fresh])
+    few = judge([timed(one, plain_n=FORECASTS - 1) for one in fresh])
     assert (few.answer, few.ratio) == ("unknown", None)
-    none = judge([one._replace(plain_n=1, plain_spread=None) for one in fresh])
+    none = judge([timed(one, plain_n=1, plain_spread=None) for one in fresh])
     assert (none.answer, none.ratio) == ("unknown", None)
-    wide = judge([one._replace(plain_spread=0.6) for one in fresh])
+    wide = judge([timed(one, plain_spread=0.6) for one in fresh])
     assert (wide.answer, wide.ratio) == ("unknown", found.ratio)
 
 
 def test_each_source_is_judged_alone() -> None:
-    copies = [one._replace(source="ngram") for one in rounds_of(4, 20.0)]
+    copies = [timed(one, source="ngram") for one in rounds_of(4, 20.0)]
     found = by_source([*rounds_of(1, 30.0), *copies, SINGLE])
     assert list(found) == ["draft", "ngram"]
     assert found["draft"].answer == "slower"
     assert found["ngram"].ratio == pytest.approx(4.0)
 
 
-def passes_of(reply: Reply, **changes: object) -> tuple[list[TimedRound], Finished]:
+def passes_of(reply: Reply, **changes: object) -> tuple[list[RoundDone], Finished]:
     params = GenerateParams(seed=1, draft_max=4).replace(**changes)  # type: ignore[arg-type]
     events = list(ScriptedEngine([reply]).generate("x", params))
     done = [e for e in events if isinstance(e, RoundDone)]
     end = events[-1]
     assert isinstance(end, Finished)
-    return [TimedRound.of(one) for one in done if one.index], end
+    return verdict.passes_of(done), end
 
 
 def test_a_reply_says_it_itself() -> None:
@@ -327,9 +330,9 @@ def test_a_reply_says_it_itself() -> None:
 
 def test_guesses_behind_a_rejection_were_not_judged() -> None:
     passes, _ = passes_of(Reply(accept=(0,)))
-    assert [(one.drafted, one.accepted, one.judged) for one in passes[:2]] == [(4, 0, 1)] * 2
+    assert [(len(one.drafted), one.accepted, one.judged) for one in passes[:2]] == [(4, 0, 1)] * 2
     passes, _ = passes_of(Reply(accept=(4,)))
-    assert [(one.drafted, one.accepted, one.judged) for one in passes[:2]] == [(4, 4, 4)] * 2
+    assert [(len(one.drafted), one.accepted, one.judged) for one in passes[:2]] == [(4, 4, 4)] * 2
 
 
 def test_without_a_guess_nothing_was_declined() -> None:
@@ -341,5 +344,5 @@ def test_without_a_guess_nothing_was_declined() -> None:
     idle: Callable[[str], RoundDone] = lambda reason: replace(  # noqa: E731
         done, draft_max=0, window_reason=reason
     )
-    assert TimedRound.of(idle("drafting would not pay")).declined
-    assert not TimedRound.of(idle(NO_GUESS)).declined
+    assert idle("drafting would not pay").declined
+    assert not idle(NO_GUESS).declined

@@ -23,6 +23,7 @@ from specllama.bench import outcome
 from specllama.bench.experiment import PLAIN, Run
 from specllama.bench.outcome import RaceBoard, Way, ratio_words
 from specllama.errors import SpecllamaError
+from specllama.events import RoundDone
 from specllama.interface import EngineInfo, MethodInfo, ModelInfo
 from specllama.rates import Payoff
 from specllama.store.rounds import RunRecord, list_runs, read_run
@@ -30,7 +31,7 @@ from specllama.text import number_of, rate, sanitize_line
 from specllama.tui.themes import Ink
 from specllama.tui.widgets.inked import Inked
 from specllama.tui.widgets.stats_strip import duration
-from specllama.verdict import SINGLES, TimedRound, details, judge, passes_of, singles_of, words
+from specllama.verdict import SINGLES, details, judge, passes_of, singles_of, words
 
 NEWEST = 40  # logs that are read
 BYTES = 24 << 20  # and at most this much of them: the screen must not wait for old runs
@@ -42,7 +43,7 @@ class Achieved:
 
     replies: int = 0
     raced: int = 0
-    passes: list[TimedRound] = field(default_factory=list)
+    passes: list[RoundDone] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

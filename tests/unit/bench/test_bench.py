@@ -22,6 +22,7 @@ from odd_drafts import (
 )
 from speed_table import read_report
 from table_model import FakeTable, FakeVocab
+from timed_rounds import timed
 
 from specllama.bench import tuning
 from specllama.bench.experiment import (
@@ -56,7 +57,7 @@ from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.prediction import PredictionDrafter
 from specllama.speculative.policy.costs import Costs
-from specllama.verdict import TimedRound, judge
+from specllama.verdict import judge
 
 PROMPTS = [
     BenchPrompt("a", "chat", (Message("user", "the rain in spain"),)),
@@ -208,15 +209,14 @@ def test_what_drafting_took_does_not_depend_on_the_machine() -> None:
 
     rounds = [round_at(10.0 if n % 2 else 30.0) for n in range(600)]
     rounds += [round_at(50.0, drafted=3, emitted=2, draft_ms=10.0) for _ in range(10)]
-    passes = [TimedRound.of(done) for done in rounds]
-    plain_s, points = what_drafting_took(passes)
+    plain_s, points = what_drafting_took(rounds)
     assert plain_s == pytest.approx(0.02), "the mean of slow and fast passes"
     assert points[-1] == pytest.approx((620, 600 * 0.02 + 10 * 0.06))
-    run = run_of("x", 0, 621, 1.0, passes=passes)
+    run = run_of("x", 0, 621, 1.0, passes=rounds)
     summary = Comparison("x", [run]).summary("x", "all")
-    assert summary.in_run == judge(passes).ratio == pytest.approx(620 * 0.02 / 12.6, rel=0.02)
+    assert summary.in_run == judge(rounds).ratio == pytest.approx(620 * 0.02 / 12.6, rel=0.02)
     assert slowest_in_run([run]) == pytest.approx(500 * 0.02 / (480 * 0.02 + 10 * 0.06), rel=0.01)
-    assert what_drafting_took(passes[-10:]) == (None, [])
+    assert what_drafting_took(rounds[-10:]) == (None, [])
 
 
 def test_a_useless_draft_is_never_right_and_the_text_the_same(engine: Engine) -> None:
@@ -347,7 +347,7 @@ def round_of(drafted: int, accepted: int, source: str = "draft") -> RoundDone:
 def drafted(*rounds: tuple[int, int]) -> RunFigures:
     """A run with drafts of one length: guesses sent and accepted, by round."""
     passes = [
-        TimedRound("draft", accepted + 1, drafted, accepted, drafted, False, 0, 1.0, 1.0, None)
+        timed(tokens=accepted + 1, drafted=drafted, accepted=accepted, draft_ms=1.0, pass_ms=1.0)
         for drafted, accepted in rounds
     ]
     return run_of("fixed", 0, 101, 1.0, token_ids=(1,), passes=passes)
