@@ -1,4 +1,4 @@
-"""The report of a proof against a server: the verdict in words, JSON, and a page to hand on."""
+"""The report of a proof against a server: the verdict in words, tables, JSON."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from specllama.bench.against import (
     Way,
 )
 from specllama.bench.law import RIVALS
-from specllama.store.document import Raw, fact_list, heading, page, paragraph, table
-from specllama.text import figure
 
 SCHEMA = "specllama.against.v1"
 
@@ -202,61 +200,6 @@ def to_json(proof: ServerProof) -> dict[str, Any]:
         "texts": [case.to_dict() for case in proof.texts],
         "laws": [case.to_dict() for case in proof.laws],
     }
-
-
-def document(proof: ServerProof) -> str:
-    """Build the page: the verdict, the comparisons, every difference."""
-    verdict = judge(proof)
-    parts: list[str] = [
-        paragraph(verdict.words + ("" if proof.finished else " (ended early)") + "."),
-        fact_list([[reason] for reason in verdict.reasons]),
-        heading("What was compared"),
-        fact_list(
-            [
-                *([fact] for fact in proof.server),
-                [f"with speculation: {proof.speculative.what}"],
-                [f"plain: {proof.plain.what}"],
-                [f"the law at temperatures above 0: {proof.law or 'not known'}"],
-                *([note] for note in proof.notes),
-            ]
-        ),
-    ]
-    if proof.texts:
-        parts += [heading("Texts"), table(*text_table(proof))]
-    if proof.laws:
-        parts += [
-            heading("Replies without seeds"),
-            table(*law_table(proof)),
-            paragraph(
-                "Bets are made against the law that the tokens should come from, before each token "
-                "is seen; while it is that law, the wealth of the bets reaches 100 times its "
-                "beginning in at most 1 of 100 runs, however long one looks (Ville 1939)."
-            ),
-        ]
-    different = [case for case in proof.texts if case.at is not None]
-    different.sort(key=lambda case: (case.temperature, case.outcome != "different"))
-    if different:
-        parts += [heading("Differences"), *_differences(different)]
-    return page("Is its speculation lossless?", parts)
-
-
-def _differences(cases: Sequence[TextCase], most: int = 40) -> list[str]:
-    rows = [
-        [
-            case.prompt,
-            f"{case.arm}, {WAYS[case.way]}, temperature {case.temperature:g}",
-            str(case.at),
-            Raw(case.before),
-            Raw(case.plain),
-            Raw(case.other),
-            figure(case.gap, ".2f"),
-            case.outcome,
-        ]
-        for case in cases[:most]
-    ]
-    heads = ("prompt", "arm", "character", "after", "plain text", "this text", "gap", "found")
-    left = len(cases) - len(rows)
-    return [table(heads, rows), *([paragraph(f"{left} more are in the JSON.")] if left else [])]
 
 
 def text_table(proof: ServerProof) -> tuple[tuple[str, ...], list[list[str]]]:

@@ -2,7 +2,7 @@
 
 They run already, and are used as a client uses them: they get the same messages, limits, seeds and
 sampler settings; each puts the messages into its own chat template. Times are those of the client,
-from the request on. What this machine's system shows of them (Linux) is told, too.
+from the request on.
 
 Under load, clients send one request after another. Arms take turns within every repetition, and
 only what was measured side by side is compared, since machines drift. Every arm gets the same
@@ -12,19 +12,14 @@ cache is not measured again.
 
 from __future__ import annotations
 
-import os
-import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice, product
-from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
 from typing import Any
-from urllib.parse import urldefrag, urlsplit
+from urllib.parse import urldefrag
 
 import numpy as np
 
@@ -38,71 +33,6 @@ from specllama.remote.foreign import ForeignEngine
 from specllama.remote.remote_engine import open_remote
 from specllama.settings.params import PROPOSERS, GenerateParams
 from specllama.text import figure, percent
-
-_LISTENS = "0A"
-_FOLDER = re.compile(r"(?:/[\w.+~-]+)+/(?=[\w.+~-])")
-_SECRET = re.compile(r"^--?\S*(key|token(?!s|iz)|secret|password)", re.I)
-_PROC = Path("/proc")
-
-
-def server_of(url: str) -> int | None:
-    """Return the process that listens at a port of this machine; None if we may not see it."""
-    parts = urlsplit(url)
-    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
-    if parts.hostname not in ("127.0.0.1", "localhost", "::1"):
-        return None
-    sockets = {
-        f"socket:[{inode}]"
-        for table in ("tcp", "tcp6")
-        for _, local, _, state, *_, inode in _connections(_PROC / "net" / table)
-        if state == _LISTENS and int(local.rpartition(":")[2], 16) == port
-    }
-    for process in _PROC.glob("[0-9]*"):
-        with suppress(OSError):
-            # unlike readlink, realpath passes over one that was closed since it was listed
-            if any(Path(os.path.realpath(fd)).name in sockets for fd in (process / "fd").iterdir()):
-                return int(process.name)
-    return None
-
-
-def _connections(table: Path) -> Iterator[list[str]]:
-    with suppress(OSError):
-        for line in table.read_text().splitlines()[1:]:
-            yield line.split()[:10]
-
-
-def command_of(url: str) -> str:
-    """Return the command of the server at a port of this machine, its program first; "" for others.
-
-    Folders are left out, and so are the values of arguments that may be secret.
-    """
-    pid, words = server_of(url), list[str]()
-    with suppress(OSError):
-        words = (_PROC / str(pid) / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-    words = [_FOLDER.sub("", word) for word in words if word]
-    for at, word in enumerate(words):
-        if _SECRET.search(word):
-            flag, equals, _ = word.partition("=")
-            words[at] = flag + equals + ("…" if equals else "")
-            if not equals and at + 1 < len(words):
-                words[at + 1] = "…"
-    return re.sub(r"'(\S*…)'", r"\1", shlex.join(words))
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the processor seconds of a process and its descendants since they began."""
-    told: dict[int, tuple[int, int]] = {}  # parent, ticks
-    for process in _PROC.glob("[0-9]*"):
-        with suppress(OSError, IndexError):
-            said = (process / "stat").read_text().rpartition(")")[2].split()
-            told[int(process.name)] = int(said[1]), int(said[11]) + int(said[12])
-    family, found = {pid}, [pid]
-    while found:  # numbers of processes begin anew some time: a child's may be the smaller one
-        found = [one for one, (parent, _) in told.items() if parent in found and one not in family]
-        family.update(found)
-    ticks = sum(told[one][1] for one in family if one in told)
-    return ticks / os.sysconf("SC_CLK_TCK")
-
 
 LONG = 24  # tokens of a reply whose pace tells something: an event may hold a whole round
 Count = Callable[[str], int]
@@ -174,7 +104,7 @@ class RemoteArm:
             "url": engine.address.url,
             "engine": engine.name,
             "model": engine.model.id,
-            "flags": command_of(engine.address.url) or engine.flags,
+            "flags": engine.flags,
         }
 
 
@@ -231,17 +161,14 @@ UNKNOWN = "–"
 
 @dataclass(slots=True)
 class Wave:
-    """Questions of N clients; ``cpu_s`` is the server's processor time.
-
-    ``draft`` is the drafting behind all of them, None where the server does not tell.
-    """
+    """Questions of N clients; ``draft`` is the drafting behind all of them, None where the server
+    does not tell."""
 
     arm: str
     clients: int
     repetition: int
     seconds: float
     answers: list[RunFigures] = field(default_factory=list)
-    cpu_s: float | None = None
     draft: Drafted | None = None
 
     @property
@@ -254,11 +181,6 @@ class Wave:
     def tok_per_s(self) -> float | None:
         return share(self.tokens or None, self.seconds)
 
-    @property
-    def cpu_ms(self) -> float | None:
-        """Processor milliseconds of a token."""
-        return None if self.cpu_s is None else share(self.cpu_s * 1e3, self.tokens)
-
 
 Beside = Sequence[tuple[Wave, Wave]]
 
@@ -266,9 +188,9 @@ Beside = Sequence[tuple[Wave, Wave]]
 class LoadRow:
     """An arm at N clients, over all repetitions; ratios are to the first arm.
 
-    ``cpu_ms`` is of a token, its ratio above 1 where less is needed. ``pace`` is that of the long
-    reply which fell furthest behind the same reply of the first arm. ``equal`` of ``compared``
-    replies have the text that the first arm wrote when it was asked nothing else.
+    ``pace`` is that of the long reply which fell furthest behind the same reply of the first arm.
+    ``equal`` of ``compared`` replies have the text that the first arm wrote when it was asked
+    nothing else.
 
     Args:
         beside: waves of the first arm, each with this arm's of the same repetition.
@@ -280,13 +202,10 @@ class LoadRow:
         known = [(alone.get((one.prompt, one.temperature)), one.text) for one in answers]
         equal = [was == text for was, text in known if was is not None]
         firsts, wholes = [one.ttft_s for one in answers], [one.total_s for one in answers]
-        cpu = [wave.cpu_ms for wave in waves if wave.cpu_ms is not None]
         paces = [pace for usual, wave in beside if (pace := _slowest(wave, usual)) is not None]
         self.arm, self.clients = arm, clients
         self.ratio = as_one([pairs(beside, lambda wave: wave.tok_per_s)])
         self.tok_per_s = self.ratio.speed if self.ratio else None
-        self.cpu_ms = median(cpu) if cpu else None
-        self.cpu_ratio = as_one([pairs(((b, a) for a, b in beside), lambda wave: wave.cpu_ms)])
         self.first_p50_s, self.first_p95_s = percentile(firsts, 0.5), percentile(firsts, 0.95)
         self.reply_p50_s, self.reply_p95_s = percentile(wholes, 0.5), percentile(wholes, 0.95)
         self.accepted = _accepted(waves)
@@ -294,11 +213,9 @@ class LoadRow:
         self.equal, self.compared = sum(equal), len(equal)
 
     def to_dict(self) -> dict[str, Any]:
-        ratios = {"ratio": self.ratio, "cpu_ratio": self.cpu_ratio}
-        return vars(self) | {
-            name: one and {"ratio": one.ratio, "low": one.low, "high": one.high}
-            for name, one in ratios.items()
-        }
+        names = ("ratio", "low", "high")
+        ratio = self.ratio and {name: getattr(self.ratio, name) for name in names}
+        return vars(self) | {"ratio": ratio}
 
 
 def percentile(values: Sequence[float], at: float) -> float | None:
@@ -311,8 +228,6 @@ COLUMNS: dict[str, Callable[[LoadRow], str]] = {
     "clients": lambda row: str(row.clients),
     "tok/s": lambda row: figure(row.tok_per_s, ".1f"),
     "ratio": lambda row: ratio_words(row.ratio) if row.ratio else UNKNOWN,
-    "ms CPU": lambda row: figure(row.cpu_ms, ".1f"),
-    "CPU ratio": lambda row: ratio_words(row.cpu_ratio) if row.cpu_ratio else UNKNOWN,
     "first token s": lambda r: f"{figure(r.first_p50_s, '.2f')} {figure(r.first_p95_s, '.2f')}",
     "reply s": lambda row: f"{figure(row.reply_p50_s, '.1f')} {figure(row.reply_p95_s, '.1f')}",
     "accepted": lambda row: percent(row.accepted),
@@ -335,24 +250,17 @@ def waves(
         SpecllamaError: a server does not answer, or with an error.
     """
     questions = cycle(tasks)
-    processes = {arm.name: server_of(arm.engine.address.url) for arm in arms}
     for repetition, n in product(range(repetitions), clients):
         asked = list(islice(questions, count))
         for arm in arms:
-            yield _wave(arm, processes[arm.name], n, repetition, asked)
+            yield _wave(arm, n, repetition, asked)
 
 
-def _wave(
-    arm: RemoteArm, process: int | None, clients: int, repetition: int, asked: Sequence[Task]
-) -> Wave:
-    spent = None if process is None else cpu_seconds(process)
+def _wave(arm: RemoteArm, clients: int, repetition: int, asked: Sequence[Task]) -> Wave:
     before, begin = arm.engine.counters(), perf_counter()
     with ThreadPoolExecutor(clients) as pool:
         answers = list(pool.map(lambda task: arm.answer(task, repetition), asked))
-    took = perf_counter() - begin
-    if process is not None and spent is not None:
-        spent = cpu_seconds(process) - spent
-    wave = Wave(arm.name, clients, repetition, took, answers, spent)
+    wave = Wave(arm.name, clients, repetition, perf_counter() - begin, answers)
     drafted = total([answer.drafted for answer in answers])
     accepted = total([answer.accepted for answer in answers])
     if drafted is not None and accepted is not None:

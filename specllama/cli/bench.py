@@ -399,8 +399,6 @@ def load_command(
     \b
     ratio        tokens per second over those of the first server, with as many clients, and an
                  interval that holds the ratio 19 of 20 times, from how much repetitions differ
-    CPU          processor time of a token, and how many times less than the first server's (only
-                 servers on this machine, Linux)
     first token  time to the first token, for half and for 95 % of the requests; reply: to the end
     accepted     share of the drafted tokens, if the server reports it in its replies, or counts it
                  while it has no other requests

@@ -47,7 +47,7 @@ Examples:
   specllama prove -n 50 --skip 150             prompts 151 to 200
   specllama prove --parallel 8                 eight replies side by side
   specllama prove --json > proof.jsonl
-  specllama prove --against http://box:8000 --plain http://box:8001 --report proof.md
+  specllama prove --against http://box:8000 --plain http://box:8001
   specllama prove --against http://box:8000 -m target.gguf
 
 The pair, and how it is loaded and sampled, come from the settings, as for run.
@@ -73,10 +73,8 @@ _SERVER = (
     grouped("--at-once", type=click.IntRange(1, 64), default=4, show_default=True,
             metavar="N", group=_GROUP,
             help="Ask for N replies at the same time, too; 1 does not."),
-    grouped("--report", type=click.Path(path_type=Path), metavar="FILE", group=_GROUP,
-            help="Write a page of Markdown with the verdict and every difference."),
 )  # fmt: skip
-_GIVEN = ("plain", "report", "remote_kind", "remote_model", "api_key_file")  # unset by default
+_GIVEN = ("plain", "remote_kind", "remote_model", "api_key_file")  # unset by default
 _OF_SERVER = ("against", "tokens", "at_once", *_GIVEN)
 
 

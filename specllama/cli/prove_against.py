@@ -106,7 +106,7 @@ def run(
         finally:
             if watch is not None:
                 watch.clear()
-            _show(proof, flags["report"], as_json=as_json)
+            _show(proof, as_json=as_json)
         if report.judge(proof).fault or not proof.finished:
             raise SystemExit(1)
 
@@ -227,13 +227,8 @@ def _unlisted(server: ForeignEngine, prompts: Sequence[BenchPrompt]) -> str:
     return "the server lists no tokens of its replies"
 
 
-def _show(proof: report.ServerProof, page: Path | None, *, as_json: bool) -> None:
+def _show(proof: report.ServerProof, *, as_json: bool) -> None:
     verdict = report.judge(proof)
-    if page is not None:
-        try:
-            page.write_text(report.document(proof), "utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write {page}: {error.strerror}") from None
     if as_json:
         output.json_line({"type": "summary", **report.to_json(proof)})
         return
@@ -245,5 +240,3 @@ def _show(proof: report.ServerProof, page: Path | None, *, as_json: bool) -> Non
         output.line(f"- {reason}")
     for note in proof.notes:
         diagnostics.note(note)
-    if page is not None:
-        diagnostics.note(f"written: {page}")

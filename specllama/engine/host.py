@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from specllama.cancel import Cancel
 from specllama.engine.process import Child, OnMessage
@@ -36,32 +36,6 @@ from specllama.settings.params import EngineOptions, GenerateParams
 
 if TYPE_CHECKING:
     import asyncio
-
-
-class HostLike(EngineLike, Protocol):
-    """An engine that can be started and replaced: EngineHost, or a stand-in."""
-
-    factory: EngineFactory
-    on_event: OnEvent | None
-    on_death: Callable[[], object]
-
-    @property
-    def death(self) -> SpecllamaError | None: ...
-
-    def start(self) -> EngineInfo: ...
-
-    def read_ahead(
-        self, conversation: Sequence[Message], params: GenerateParams, on_message: OnMessage
-    ) -> None:
-        """Read a conversation whose last message is still being typed, until another request comes;
-        ``on_message`` receives the progress, from another thread."""
-        ...
-
-    def switch(self, factory: EngineFactory) -> EngineInfo: ...
-
-    def unload(self) -> None:
-        """Free the memory of the loaded model until the next ``start`` or request."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +226,8 @@ class EngineHost:
     def read_ahead(
         self, conversation: Sequence[Message], params: GenerateParams, on_message: OnMessage
     ) -> None:
+        """Read a conversation whose last message is still being typed, until another request comes;
+        ``on_message`` receives the progress, from another thread."""
         if self.ready:
             self.send(conversation, params.replace(ahead=True), on_message)
 
@@ -364,3 +340,7 @@ class InlineHost:
     def close(self) -> None:
         if self.engine is not None:
             self.engine.close()
+
+
+HostLike = EngineHost | InlineHost
+"""An engine that can be started and replaced."""

@@ -12,13 +12,13 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 from specllama.backend.cores import crowded
 from specllama.cancel import Cancel
-from specllama.engine.fair_queue import Turns
 from specllama.engine.pulse import PARTS, Pulse
 from specllama.errors import Cancelled, EngineError, SpecllamaError
 from specllama.events import Event, Finished, Measuring, Started
@@ -28,6 +28,7 @@ from specllama.settings.params import GenerateParams
 REST_S = 2.0  # without a request, before what is not known yet of the models is measured
 CROWDED_S = 30.0  # before it is tried again, where other programs need the processors
 KEEP_S = 0.5  # without a request, before what the last ones left is written to disk
+T = TypeVar("T")
 OnEvent = Callable[[Event], None]
 
 SWITCH_S = 0.0005
@@ -206,6 +207,46 @@ def _gathered(said: list[tuple[str, int, Any]]) -> Iterator[tuple[str, int, Any]
         yield kind, request_id, payload
     for request_id, some in events.items():
         yield "events", request_id, some
+
+
+class Turns(Generic[T]):
+    """A queue that is fair among clients: they take turns. Items of one stay in their order."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[T]] = {}  # the client whose turn it is comes first
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def __iter__(self) -> Iterator[T]:
+        return (one for queue in self._waiting.values() for one in queue)
+
+    def put(self, client: str, one: T) -> None:
+        self._waiting.setdefault(client, deque()).append(one)
+
+    @property
+    def first(self) -> T:
+        """The next item of ``pop``."""
+        return next(iter(self))
+
+    def pop(self) -> T:
+        """Remove and return the first; its client then comes after the others."""
+        client, queue = next(iter(self._waiting.items()))
+        del self._waiting[client]
+        one = queue.popleft()
+        if queue:
+            self._waiting[client] = queue
+        return one
+
+    def remove(self, client: str, one: T) -> bool:
+        """Remove an item that its client no longer wants; return True if it waited."""
+        queue = self._waiting.get(client)
+        if queue is None or one not in queue:
+            return False
+        queue.remove(one)
+        if not queue:
+            del self._waiting[client]
+        return True
 
 
 class Work(Turns[Any]):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from time import monotonic
 from typing import Any, ClassVar, Literal
 
@@ -28,8 +27,7 @@ stands for what it does not tell.
 LEGEND = _LANES + _COUNTERS
 EVERY_S = 1.0
 _RECENT_S = 30.0
-_KEPT = 600  # looks that are remembered
-_STEPS = " ▁▂▃▄▅▆▇█"
+_KEPT = 60  # looks that are remembered
 _NAME, _DEPTHS = 9, 8
 _LATELY_S = 5.0
 # columns in front of the reason, their cells (left of negative ones), and the width they need
@@ -237,7 +235,6 @@ class Gauges(ServerWatch):
         yield BoardLine(f"since it was started: {_kept(now.accepted, now.drafted)}", "head")
         yield BoardLine("", "head")
         yield from self._by_depth(then, now, passes, width)
-        yield from self._over_time(width)
 
     def _by_depth(
         self, then: Counters, now: Counters, passes: int | None, width: int
@@ -257,34 +254,6 @@ class Gauges(ServerWatch):
             kept = min(share(n, passes) or 0.0, 1.0)
             bar = "█" * round(kept * room)
             yield BoardLine(f"{f'guess {depth}':<{_NAME}}{bar:<{room}} {kept:>5.0%}", "live")
-        yield BoardLine("", "head")
-
-    def _over_time(self, width: int) -> Iterator[BoardLine]:
-        looks = list(self._looks)[-max(width - _NAME - 12, 4) - 1 :]
-        if len(looks) < 2:
-            return
-        pairs = list(pairwise(looks))
-        kept = [share(_grown(a.accepted, b.accepted), _grown(a.drafted, b.drafted))
-                for (_, a), (_, b) in pairs]  # fmt: skip
-        speeds = [share(_grown(a.generated, b.generated), bt - at) for (at, a), (bt, b) in pairs]
-        running, waiting = (
-            [getattr(now, name) for _, (_, now) in pairs] for name in ("running", "waiting")
-        )
-        rows = (
-            ("kept", kept, 1.0, "{:.0%}"),
-            ("tok/s", speeds, 0.0, "{:.0f}"),
-            ("running", running, 0.0, "{:.0f}"),
-            ("waiting", waiting, 0.0, "{:.0f}"),
-        )
-        shown = []
-        for name, values, most, form in rows:
-            known = [value for value in values if value is not None]
-            if top := max([most, *known]) if known else 0.0:
-                shown.append(f"{name:<{_NAME}}{_spark(values, top)} up to {form.format(top)}")
-        if shown:
-            yield BoardLine(f"the last {looks[-1][0] - looks[0][0]:.0f} seconds", "columns")
-        for text in shown:
-            yield BoardLine(text, "live")
 
 
 def _grown(before: int | None, now: int | None) -> int | None:
@@ -297,10 +266,3 @@ def _kept(accepted: int | None, drafted: int | None) -> str:
         return "kept –"
     kept = share(accepted, drafted)
     return "no guesses" if kept is None else f"kept {kept:.0%} ({accepted} of {drafted})"
-
-
-def _spark(values: Sequence[float | None], top: float) -> str:
-    return "".join(
-        " " if value is None else _STEPS[min(max(round(8 * value / top), 1 if value else 0), 8)]
-        for value in values
-    )

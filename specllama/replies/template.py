@@ -26,7 +26,7 @@ from typing import Any
 from jinja2 import nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, LoopControlExtension
-from jinja2.filters import do_indent
+from jinja2.filters import do_indent, do_round
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -207,18 +207,7 @@ def _sum(
 def _round(value: float, precision: int = 0, method: str = "common") -> float:
     if abs(precision) > MAX_WIDTH:
         raise SecurityError("round: too many digits")
-    if method == "common":
-        return round(value, precision)
-    scale = 10.0**precision
-    scaled = value * scale
-    whole = int(scaled)
-    if method == "ceil":
-        whole += whole < scaled
-    elif method == "floor":
-        whole -= whole > scaled
-    else:
-        raise TemplateError("round: the method is common, ceil or floor")
-    return whole / scale
+    return float(do_round(value, precision, method))
 
 
 def _tojson(

@@ -264,11 +264,11 @@ async def answer(
     request.state.until_over.callback(over)
     try:
         if job.stream:
-            early = await _unless_gone(request, _early(exchange))
+            early = await _unless_gone(request.receive, _early(exchange))
             if early is not None:
                 bodies = _bodies(exchange, dialect, early, write, request.url.path)
                 return Stream(exchange, dialect.wire, bodies)
-        elif await _unless_gone(request, _collect(exchange)):
+        elif await _unless_gone(request.receive, _collect(exchange)):
             exchange.cancel()
             replies = exchange.replies
             rounds = (done for reply in replies for done in reply.rounds)
@@ -295,10 +295,10 @@ async def _early(exchange: Exchange) -> list[tuple[Reply, list[Event]]]:
     return exchange.take()
 
 
-async def _unless_gone(request: Request, work: Any) -> Any:
+async def _unless_gone(receive: Receive, work: Any) -> Any:
     """Return the result, or None if the client leaves first."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request.receive))
+    gone = asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         return await task if task.done() else None
@@ -336,16 +336,10 @@ class Stream(Open):
                 await _within(send, {"type": "http.response.body", "body": body, "more_body": True})
             await _within(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
-        writing = asyncio.ensure_future(write())
-        gone = asyncio.ensure_future(_gone(receive))
         try:
-            await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
-            error = writing.exception() if writing.done() else None
-            if error is not None and not isinstance(error, (OSError, TimeoutError)):
-                raise error
+            with contextlib.suppress(OSError):  # so is a timeout
+                await _unless_gone(receive, write())
         finally:
-            writing.cancel()
-            gone.cancel()
             self._exchange.cancel()
 
 

@@ -22,9 +22,9 @@ from functools import partial
 from time import monotonic, perf_counter
 from typing import Any, Protocol
 
-from specllama.engine.fair_queue import Turns
 from specllama.engine.host import EngineHost
 from specllama.engine.process import OnMessage
+from specllama.engine.serving import Turns
 from specllama.errors import EngineDied, EngineStuck, SpecllamaError
 from specllama.events import Event
 from specllama.interface import EngineFigures, EngineInfo, Prompt, ToolSyntax

@@ -1,16 +1,12 @@
 """``bench load`` over a real server."""
 
 import json
-import os
-import sys
-from pathlib import Path
 
 import pytest
 from servers import Serving
 
-from specllama.bench import load
 from specllama.bench.experiment import RunFigures, Task
-from specllama.bench.load import COLUMNS, Wave, cpu_seconds, load_arm, rows, server_of, waves
+from specllama.bench.load import COLUMNS, Wave, load_arm, rows, waves
 from specllama.bench.prompts import BenchPrompt
 from specllama.cli import invoke
 from specllama.errors import UsageError
@@ -59,13 +55,12 @@ def test_ratios_are_of_neighbours() -> None:
     def wave(arm: str, repetition: int, seconds: float, text: str = "a") -> Wave:
         # 29 tokens behind the first take half the wave
         answer = reply(repetition, 30, seconds / 2, text, first_s=0.1)
-        return Wave(arm, 2, repetition, seconds, [answer], cpu_s=2 * seconds)
+        return Wave(arm, 2, repetition, seconds, [answer])
 
     waves = [wave("a", 0, 1.0), wave("b", 0, 0.5), wave("a", 1, 4.0), wave("b", 1, 2.0, "b")]
     one, two = rows(waves, {("0", 0.0): "a", ("1", 0.0): "a"})
     assert (one.ratio.low, one.ratio.ratio, one.ratio.high) == (1.0, 1.0, 1.0)
     assert (two.ratio.low, two.ratio.ratio, two.ratio.high) == pytest.approx((2.0, 2.0, 2.0))
-    assert (one.cpu_ms, two.cpu_ratio.ratio) == pytest.approx((5000 / 30, 2.0))
     assert (two.equal, two.compared) == (1, 2)
     assert (one.pace, two.pace) == (1.0, pytest.approx(2.0))
     assert rows(waves, {("1", 0.0): "a"})[1].compared == 1
@@ -77,7 +72,6 @@ def test_the_slowest_reply_is_compared_with_itself() -> None:
 
     one, two = rows([wave("a", 1.0, 4.0), wave("b", 2.0, 4.0)], {})
     assert (one.pace, two.pace) == (1.0, 0.5)
-    assert two.cpu_ms is two.cpu_ratio is None
 
 
 def test_what_a_server_does_not_tell_is_no_zero() -> None:
@@ -87,45 +81,8 @@ def test_what_a_server_does_not_tell_is_no_zero() -> None:
     told, silent = rows([wave("a", 30, Drafted(8, 2)), wave("b", 0, None)], {})
     assert (told.tok_per_s, told.accepted) == (pytest.approx(30.0), 0.25)
     assert silent.tok_per_s is silent.ratio is silent.accepted is None
-    assert [cell(silent) for cell in COLUMNS.values()][2:5] == ["–"] * 3
+    assert [cell(silent) for cell in COLUMNS.values()][2:4] == ["–"] * 2
     assert COLUMNS["accepted"](silent) == COLUMNS["same text"](silent) == "–"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not show it")
-def test_processor_time_of_whoever_listens(server: Serving) -> None:
-    assert server_of(server.url) == os.getpid()
-    before = cpu_seconds(os.getpid())
-    server.chat(max_tokens=8)
-    assert cpu_seconds(os.getpid()) >= before > 0.0
-    assert server_of("http://127.0.0.1:9") is None
-    assert server_of("http://example.org:80") is None
-
-
-def test_how_a_server_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["/opt/vllm/bin/python", "-m", "vllm", "--model", "/home/me/models/target",
-             "--api-key", "hush", "--hf-token=hush", "--max-num-batched-tokens", "64",
-             "--tokenizer", "a/b", "--speculative-config",
-             '{"model": "/home/me/draft"}']  # fmt: skip
-    (tmp_path / "7").mkdir()
-    (tmp_path / "7" / "cmdline").write_bytes("\0".join([*words, ""]).encode())
-    monkeypatch.setattr(load, "_PROC", tmp_path)
-    monkeypatch.setattr(load, "server_of", lambda url: 7 if "127" in url else None)
-    assert load.command_of("http://127.0.0.1:9") == (
-        "python -m vllm --model target --api-key … --hf-token=… --max-num-batched-tokens 64 "
-        """--tokenizer a/b --speculative-config '{"model": "draft"}'"""
-    )
-    assert load.command_of("http://elsewhere:9") == ""
-
-
-def test_a_child_with_a_smaller_number_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for pid, parent, ticks in ((900, 1, 100), (30, 900, 20), (40, 30, 3), (50, 1, 5000)):
-        (tmp_path / str(pid)).mkdir()
-        line = f"{pid} (a b) S {parent} " + "0 " * 9 + f"{ticks} {ticks} 0"
-        (tmp_path / str(pid) / "stat").write_text(line)
-    monkeypatch.setattr(load, "_PROC", tmp_path)
-    assert cpu_seconds(900) == pytest.approx(246 / os.sysconf("SC_CLK_TCK"))
 
 
 def test_every_wave_has_prompts_of_its_own(server: Serving) -> None:
