@@ -161,8 +161,10 @@ UNKNOWN = "–"
 
 @dataclass(slots=True)
 class Wave:
-    """Questions of N clients; ``draft`` is the drafting behind all of them, None where the server
-    does not tell."""
+    """Questions of N clients.
+
+    ``draft`` is the drafting behind all of them, None where the server does not report it.
+    """
 
     arm: str
     clients: int

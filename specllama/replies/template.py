@@ -204,10 +204,10 @@ def _sum(
     return start
 
 
-def _round(value: float, precision: int = 0, method: str = "common") -> float:
+def _round(value: float, precision: int = 0, method: Any = "common") -> Any:
     if abs(precision) > MAX_WIDTH:
         raise SecurityError("round: too many digits")
-    return float(do_round(value, precision, method))
+    return do_round(value, precision, method)
 
 
 def _tojson(
