@@ -50,6 +50,11 @@ class Task:
     seed: int
     ignore_eos: bool = False
 
+    def wish(self, base: GenerateParams, **more: Any) -> GenerateParams:
+        """Return the parameters of a request for it."""
+        same = {"max_tokens": self.max_tokens, "seed": self.seed, "ignore_eos": self.ignore_eos}
+        return self.prompt.bound(base).replace(**same, **more)
+
 
 def tasks_of(
     prompts: Sequence[BenchPrompt],
@@ -242,13 +247,8 @@ class EngineArm:
 
     def answer(self, task: Task) -> Run:
         """Answer with the cache and the lessons as they are."""
-        params = task.prompt.bound(self.params).choose("temperature", task.temperature)
-        params = params.replace(
-            max_tokens=task.max_tokens,
-            seed=task.seed,
-            ignore_eos=task.ignore_eos,
-            min_speculative_tokens=0,
-        )
+        params = self.params.choose("temperature", task.temperature)
+        params = task.wish(params, min_speculative_tokens=0)
         run = Run(self.name, task.prompt.content, params)
         ask(self._logged or self.engine, run)
         return run

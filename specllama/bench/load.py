@@ -67,12 +67,7 @@ class RemoteArm:
 
     def answer(self, task: Task, repetition: int, *, alone: bool = False) -> RunFigures:
         chosen = {"temperature": task.temperature} | ({} if task.temperature else IDLE)
-        params = task.prompt.bound(self.params).replace(
-            sampling=replace(self.params.sampling, **chosen),
-            max_tokens=task.max_tokens,
-            seed=task.seed,
-            ignore_eos=task.ignore_eos,
-        )
+        params = task.wish(self.params, sampling=replace(self.params.sampling, **chosen))
         answered = self.engine.ask(
             task.prompt.content, params, stream=True, speculation=self.speculation, counted=alone
         )

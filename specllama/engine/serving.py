@@ -14,12 +14,13 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Generic, Literal, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from specllama.backend.cores import crowded
 from specllama.cancel import Cancel
-from specllama.engine.pulse import PARTS, Pulse
+from specllama.engine.pulse import PARTS, Part, Pulse
 from specllama.errors import Cancelled, EngineError, SpecllamaError
 from specllama.events import Event, Finished, Measuring, Started
 from specllama.interface import EngineInfo, EngineLike, Stepped
@@ -292,9 +293,8 @@ def serve(conn: Connection, factory: EngineFactory, log: str, pulse: Pulse) -> N
     gc.freeze()  # what was loaded stays: a search for garbage would look through it between passes
     # The thread that makes passes gets the interpreter back soon from those beside it.
     sys.setswitchinterval(SWITCH_S)
-    _begin("requests", lambda: _prepare(engine, link, pulse, "requests"))
-    _begin("constrained", lambda: _prepare(engine, link, pulse, "constrained"))
-    _begin("calls", lambda: _answer(engine, link, pulse))
+    for part, do in zip(PARTS[1:], (_prepare, _prepare, _answer), strict=True):
+        _begin(part, partial(_work, link, pulse, part, partial(do, engine, link)))
     engine.watched(pulse.beat)
     _pump(engine, link, pulse)
     if not any(pulse.working(part) for part in PARTS[1:]):  # they may use what it frees
@@ -308,38 +308,35 @@ def _begin(name: str, run: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def _prepare(
-    engine: Stepped, link: Link, pulse: Pulse, part: Literal["requests", "constrained"]
-) -> None:
-    """Prepare requests one after the other in a thread of its own, while passes run."""
+def _work(link: Link, pulse: Pulse, part: Part, do: Callable[..., None]) -> None:
+    """Do one piece of work after the other in a thread of its own, while passes run."""
     while True:
-        request_id, prompt, params = getattr(link, part).get()
+        request_id, *work = getattr(link, part).get()
         pulse.works(part, request_id)
-        cancel = link.cancel_of(request_id)
         try:
-            ready = engine.prepare(prompt, params, cancel=cancel)
-        except Cancelled:
-            for event in _unbegun(engine.info, params):
-                link.event(request_id, event)
-            link.end(request_id)
+            do(request_id, *work)
         except Exception as error:
             link.end(request_id, error)
-        else:
-            link.begins((request_id, ready))
         pulse.rests(part)
 
 
-def _answer(engine: Stepped, link: Link, pulse: Pulse) -> None:
-    """Run calls that change nothing in a thread of its own."""
-    while True:
-        request_id, method, args = link.calls.get()
-        pulse.works("calls", request_id)
-        try:
-            link.send("result", request_id, getattr(engine, method)(*args))
-            link.forget(request_id)
-        except Exception as error:
-            link.end(request_id, error)
-        pulse.rests("calls")
+def _prepare(
+    engine: Stepped, link: Link, request_id: int, prompt: Any, params: GenerateParams
+) -> None:
+    """Prepare a request."""
+    try:
+        ready = engine.prepare(prompt, params, cancel=link.cancel_of(request_id))
+        link.begins((request_id, ready))
+    except Cancelled:
+        for event in _unbegun(engine.info, params):
+            link.event(request_id, event)
+        link.end(request_id)
+
+
+def _answer(engine: Stepped, link: Link, request_id: int, method: str, args: Any) -> None:
+    """Run a call that changes nothing."""
+    link.send("result", request_id, getattr(engine, method)(*args))
+    link.forget(request_id)
 
 
 def _pump(engine: Stepped, link: Link, pulse: Pulse) -> None:

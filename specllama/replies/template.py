@@ -112,6 +112,16 @@ class Budget:
         if chars > self._max_chars:
             raise TooMuch("the chat template builds a text that is too long")
 
+    def joined(self, parts: Iterable[str], separator: str = "") -> str:
+        """Join texts; raise TooMuch as soon as they are too long together."""
+        kept: list[str] = []
+        total = 0
+        for part in parts:
+            total += len(part) + len(separator)
+            self.room(total)
+            kept.append(part)
+        return separator.join(kept)
+
     def size(self, value: Any) -> int:
         """Return the bytes of a value and everything in it, counted as often as it appears.
 
@@ -169,16 +179,9 @@ def counted(items: Iterable[Any]) -> Iterator[Any]:
 
 
 def _join(items: Iterable[Any], separator: str = "", attribute: str | int | None = None) -> str:
-    room = budget.get().room
-    parts: list[str] = []
-    total = 0
-    for item in counted(items):
-        if attribute is not None:
-            item = item[attribute]
-        parts.append(str(item))
-        total += len(parts[-1]) + len(separator)
-        room(total)
-    return str(separator).join(parts)
+    some = counted(items)
+    texts = (str(item if attribute is None else item[attribute]) for item in some)
+    return budget.get().joined(texts, str(separator))
 
 
 def _replace(text: object, old: object, new: object, count: int = -1) -> str:
@@ -217,19 +220,13 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    current = budget.get()
     if isinstance(indent, int) and indent > MAX_WIDTH:
         raise SecurityError("tojson: the indent is too wide")
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
-    parts: list[str] = []
-    total = 0
-    for part in encoder.iterencode(value):  # indents can be larger than what they indent
-        total += len(part)
-        current.room(total)
-        parts.append(part)
-    return "".join(parts)
+    # indents can be larger than what they indent
+    return budget.get().joined(encoder.iterencode(value))
 
 
 def _raise_exception(message: str) -> None:
@@ -464,13 +461,7 @@ def render_template(source: str, variables: Mapping[str, Any], *, max_chars: int
     current = Budget(max_chars)
     token = budget.set(current)
     try:
-        out: list[str] = []
-        total = 0
-        for chunk in _compiled(source).generate(**variables):
-            total += len(chunk)
-            current.room(total)
-            out.append(chunk)
-        return "".join(out)
+        return current.joined(_compiled(source).generate(**variables))
     except (Exception, RecursionError, MemoryError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise TemplateFailed(reason, refused=isinstance(error, SecurityError | TooMuch)) from error

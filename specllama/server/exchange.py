@@ -8,9 +8,8 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from queue import SimpleQueue
-from threading import Thread
 from time import monotonic
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
@@ -187,31 +186,24 @@ class Exchange:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_Work = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callable[[], Any]]
 
 
 class Aside:
-    """A thread for work on large bodies, so that the event loop goes on; it ends with the process.
+    """A thread for work on large bodies, so that the event loop goes on.
 
     Each client has at most one call there, so clients take turns.
     """
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[_Work] = SimpleQueue()
+        self._thread = ThreadPoolExecutor(1, "specllama-bodies")
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._thread: Thread | None = None
 
     async def run(self, client: str, call: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
         """Run a call in the thread; return its result or raise its error."""
         lock = self._locks.setdefault(client, asyncio.Lock())
         async with lock:
-            if self._thread is None:
-                self._thread = Thread(target=self._work, name="specllama-bodies", daemon=True)
-                self._thread.start()
             loop = asyncio.get_running_loop()
-            answer: asyncio.Future[T] = loop.create_future()
-            self._jobs.put((loop, answer, partial(call, *args, **more)))
-            return await answer
+            return await loop.run_in_executor(self._thread, partial(call, *args, **more))
 
     async def write(
         self, client: str, call: Callable[[], bytes], rounds: Iterable[RoundDone]
@@ -219,29 +211,6 @@ class Aside:
         """Encode an answer, in the thread if much is told of rounds in it."""
         told = sum(1 + len(chance.top) for done in rounds for chance in done.chances)
         return call() if told <= _MANY else await self.run(client, call)
-
-    def _work(self) -> None:
-        while True:
-            loop, answer, call = self._jobs.get()
-            if answer.cancelled():  # its client has left
-                continue
-            result: Any = None
-            error: Exception | None = None
-            try:
-                result = call()
-            except Exception as raised:
-                error = raised
-            with contextlib.suppress(RuntimeError):  # the loop is over, and so is the request
-                loop.call_soon_threadsafe(_tell, answer, result, error)
-
-
-def _tell(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if answer.done():
-        return
-    if error is None:
-        answer.set_result(result)
-    else:
-        answer.set_exception(error)
 
 
 Scribe = Callable[[Callable[[], bytes], Iterable[RoundDone]], Awaitable[bytes]]
