@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
@@ -71,21 +71,20 @@ def load_prompts(path: Path | None = None) -> list[BenchPrompt]:
 
 def half(prompts: Sequence[BenchPrompt], which: Half) -> list[BenchPrompt]:
     """Return every other prompt of each slice: tune learns on one half, bench runs the other."""
-    seen: dict[str, int] = {}
-    out: list[BenchPrompt] = []
+    return [prompt for n, prompt in numbered(prompts) if n % 2 == (which == "bench")]
+
+
+def numbered(prompts: Sequence[BenchPrompt]) -> Iterator[tuple[int, BenchPrompt]]:
+    """Yield each prompt with its number in its slice."""
+    seen = Counter[str]()
     for prompt in prompts:
-        n = seen[prompt.slice] = seen.get(prompt.slice, -1) + 1
-        if n % 2 == (which == "bench"):
-            out.append(prompt)
-    return out
+        yield seen[prompt.slice], prompt
+        seen[prompt.slice] += 1
 
 
 def interleaved(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:
     """Return one of each slice in turn, so that any first N are a fair sample."""
-    groups: dict[str, list[BenchPrompt]] = {}
-    for prompt in prompts:
-        groups.setdefault(prompt.slice, []).append(prompt)
-    return [one for some in zip_longest(*groups.values()) for one in some if one is not None]
+    return [prompt for _, prompt in sorted(numbered(prompts), key=lambda one: one[0])]
 
 
 def _line(line: str, n: int) -> BenchPrompt:

@@ -19,7 +19,7 @@ from typing import Any
 
 from specllama.backend.base import Context, Outputs
 from specllama.bench.experiment import EngineArm, RunFigures, compare, tasks_of
-from specllama.bench.prompts import BenchPrompt
+from specllama.bench.prompts import BenchPrompt, numbered
 from specllama.bench.report import Comparison
 from specllama.engine.engine import Engine
 from specllama.interface import ModelInfo
@@ -245,13 +245,8 @@ def tune(
 
 def split(prompts: Sequence[BenchPrompt], n: int) -> tuple[list[BenchPrompt], ...]:
     """Return the first ``n`` prompts of every slice, and the next ``n``."""
-    parts: tuple[list[BenchPrompt], ...] = [], []
-    seen: dict[str, int] = {}
-    for prompt in prompts:
-        at = seen[prompt.slice] = seen.get(prompt.slice, -1) + 1
-        if at < 2 * n:
-            parts[at // n].append(prompt)
-    return parts
+    found = list(numbered(prompts))
+    return tuple([one for at, one in found if at // n == part] for part in (0, 1))
 
 
 def group_of(
