@@ -259,8 +259,7 @@ class Timings:
     end, in which all other tokens were written: ``draft_ms + verify_ms + waiting_ms``.
 
     ``other_ms`` is the part of all rounds' own time that neither model took; ``deliver_ms`` of it
-    went into handing the events to the caller (round log, JSON, screen). ``pipe_ms`` is the time an
-    engine in a child process spent beside the rounds to encode and send them.
+    went into handing the events to the caller (round log, JSON, screen).
     """
 
     load_ms: float = 0.0
@@ -275,7 +274,6 @@ class Timings:
     waiting_ms: float = 0.0
     other_ms: float = 0.0
     deliver_ms: float = 0.0
-    pipe_ms: float = 0.0
     tok_per_s: float | None = None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import faulthandler
 import gc
 import os
@@ -67,7 +66,6 @@ class Link:
         self._wrote_s = 0.0  # when events were written last
         self._something = threading.Event()
         self._urgent = threading.Event()
-        self._sending_s: dict[int, float] = {}  # by request
         self.requests, self.constrained, self.calls = Work(), Work(), Work()
         self.ready: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
         self.rest = Cancel()
@@ -129,28 +127,13 @@ class Link:
         for kind, request_id, payload in _gathered(said):
             if kind == "over":
                 return False
-            begin = time.thread_time()
             if kind == "events":
-                payload = [self._billed(request_id, event) for event in payload]
                 self._wrote_s = time.monotonic()
             try:
                 self._conn.send((kind, request_id, payload))
             except OSError:
                 os._exit(1)
-            if kind == "events":
-                spent_s = time.thread_time() - begin
-                self._sending_s[request_id] = self._sending_s.get(request_id, 0.0) + spent_s
-            else:
-                self._sending_s.pop(request_id, None)
         return True
-
-    def _billed(self, request_id: int, event: Event) -> Event:
-        """Return the event; the last one with the processor time that sending the others took."""
-        if not isinstance(event, Finished):
-            return event
-        spent_s = self._sending_s.get(request_id, 0.0)
-        timings = dataclasses.replace(event.timings, pipe_ms=spent_s * 1e3)
-        return dataclasses.replace(event, timings=timings)
 
     def close(self, writing: threading.Thread) -> None:
         """Write the waiting messages, and nothing more."""

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 from engines import FakeContext, engine_over
-from fakes import ScriptedRecipe
 from replay import VirtualClock
 from table_model import FakeTable
 
 from specllama.bench.experiment import EngineArm, Task
 from specllama.bench.prompts import BenchPrompt
 from specllama.engine.engine import Engine
-from specllama.engine.host import EngineHost
 from specllama.events import Finished, RoundDone, Started
 from specllama.figures import Figures
 from specllama.interface import Message
@@ -83,15 +81,6 @@ def test_a_bench_pays_for_the_round_log(
     assert run.other_s == pytest.approx(run.deliver_s), "nothing else takes time here"
     [log] = tmp_path.glob("*.jsonl")
     assert len(log.read_text().splitlines()) == run.rounds + 3
-
-
-def test_what_the_pipe_takes_is_told() -> None:
-    """Events that are sent together with the last one come too late for its bill."""
-    long = ScriptedRecipe(("Hello there, and so on. " * 400,))
-    with EngineHost(long) as host:
-        for _ in range(2):
-            *_, last = host.generate("hi", PARAMS.replace(max_tokens=2000))
-            assert last.timings.pipe_ms > 0.0
 
 
 def test_the_parts_are_all_of_the_time(engine: Engine, clock: VirtualClock) -> None:
