@@ -41,8 +41,6 @@ class Drafted:
         at_most: ``drafted`` is an upper bound.
         per_round: tokens that a pass wrote on average, as the engine counts it.
         accepted_at, drafted_at: by depth, from 1 on.
-        counted: it comes from the counters of the server, before and after the reply; these count
-            tokens that were accepted behind the end of the reply, too.
     """
 
     drafted: int | None
@@ -51,7 +49,6 @@ class Drafted:
     per_round: float | None = None
     accepted_at: tuple[int, ...] = ()
     drafted_at: tuple[int, ...] = ()
-    counted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +96,7 @@ class Counters:
         each = None if (kept := share(accepted, rounds)) is None else 1 + kept
         if min(drafted, accepted, drafted - accepted, *at) < 0:
             return None  # it was started anew
-        return Drafted(drafted, accepted, per_round=each, accepted_at=at, counted=True)
+        return Drafted(drafted, accepted, per_round=each, accepted_at=at)
 
 
 def whole(value: object) -> int | None:
