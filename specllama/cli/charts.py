@@ -1,12 +1,9 @@
-"""Small charts of block characters, readable without color; and the same as PNG."""
+"""Small charts of block characters, readable without color."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from specllama.errors import UsageError
-from specllama.paths import pip_install
 from specllama.rates import Depth
 from specllama.store.summary import Slice
 
@@ -69,39 +66,3 @@ def position_chart(positions: Sequence[Depth], width: int) -> list[str]:
         f"{'–' if p.of_drafted is None else f'{p.of_drafted:.0%}':>4} of {p.drafted} drafted"
         for p in positions
     ]
-
-
-def save_png(path: Path, title: str, slices: Sequence[Slice], positions: Sequence[Depth]) -> None:
-    """Save both charts as an image.
-
-    Raises:
-        UsageError: matplotlib is not installed, or the file cannot be written.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError(
-            "charts as PNG need matplotlib", f"{pip_install('matplotlib')}, or leave out --png"
-        ) from None
-    figure = Figure(figsize=(9, 6.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    over_time, by_depth = figure.subplots(2, 1)
-    # A title from a log is data: "$" must not begin a formula.
-    figure.suptitle(title.replace("$", r"\$"))
-    middle = [(s.begin_s + s.end_s) / 2 for s in slices]
-    rates = [s.stats.acceptance_rate for s in slices]
-    shown = [(t, 100 * r) for t, r in zip(middle, rates, strict=True) if r is not None]
-    over_time.plot([t for t, _ in shown], [r for _, r in shown], marker="o", markersize=3)
-    over_time.set(ylim=(0, 103), xlabel="seconds since the start", ylabel="accepted, %")
-    over_time.grid(alpha=0.3)
-    by_depth.bar(
-        [p.depth for p in positions], [100 * (p.of_rounds or 0) for p in positions], width=0.6
-    )
-    by_depth.set(ylim=(0, 103), xlabel="position in the draft", ylabel="accepted, % of all rounds")
-    by_depth.set_xticks([p.depth for p in positions])
-    by_depth.grid(alpha=0.3, axis="y")
-    try:
-        figure.savefig(path, dpi=130, format="png")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,6 @@ from specllama.cli.listing import (
     show_path,
     show_table,
 )
-from specllama.cli.options import Finite
 from specllama.errors import ModelUnavailable, UsageError
 from specllama.text import count, did_you_mean, size
 
@@ -187,9 +186,6 @@ def _show_file(path: Path, as_json: bool) -> None:
 @click.option(
     "--revision", default="main", show_default=True, help="Branch, tag or commit of the repository."
 )
-@click.option(
-    "--offline", is_flag=True, help="List the files on this machine, without using the network."
-)
 @insecure_option
 @json_option
 def pull_command(
@@ -197,16 +193,18 @@ def pull_command(
     yes: bool,
     no_draft: bool,
     revision: str,
-    offline: bool,
     insecure: bool,
     as_json: bool,
 ) -> None:
-    """Download models. Run the same command again to resume an interrupted download."""
+    """Download models. Run the same command again to resume an interrupted download.
+
+    specllama --offline hub pull lists the files on this machine, without using the network.
+    """
     from specllama.cli.hub_views import check_headers, fetch, say_next_step
     from specllama.models import hub_client, pull
 
     wanted = [found for ref in refs for found in pull.expand(ref, with_draft=not no_draft)]
-    if offline or hub_client.offline():
+    if hub_client.offline():
         here = []
         for role, hub_ref in wanted:
             model = pull.local(hub_ref)
@@ -363,14 +361,8 @@ def path(ref: str | None, as_json: bool) -> None:
 @command.command("pairs")
 @click.argument("name", required=False, shell_complete=completion.pairs)
 @click.option("--fits", "only_fitting", is_flag=True, help="List only pairs that fit this machine.")
-@click.option(
-    "--memory",
-    "memory_gb",
-    type=Finite(0, min_open=True),
-    help="Assume this many GB of memory instead of this machine's.",
-)
 @json_option
-def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json: bool) -> None:
+def pairs(name: str | None, only_fitting: bool, as_json: bool) -> None:
     """List curated pairs of target and draft model.
 
     Those that fit this machine are marked. tok/s is an estimate from their size: plain, and with
@@ -383,8 +375,6 @@ def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json
     from specllama.models import catalog
 
     machine = this_machine()
-    if memory_gb is not None:
-        machine = replace(machine, memory=memory_gb * 1e9)
     chosen = list(catalog.load().values()) if name is None else [_named_pair(name)]
     entries = [(pair, machine.judge(pair)) for pair in chosen]
     entries = [entry for entry in entries if entry[1].fits != "no" or not only_fitting]

@@ -13,7 +13,6 @@ from specllama.cli import diagnostics, loading
 from specllama.cli.options import (
     LOADING,
     Decorated,
-    Finite,
     GroupedCommand,
     grouped,
     length_option,
@@ -43,7 +42,7 @@ Examples:
   specllama prove -m target.gguf -d draft.gguf
   specllama prove --prompts mine.txt -n 5 --draft-max 4 --draft-max 8
   specllama prove -n 200 --proposer all        every method there is
-  specllama prove --window auto --pauses 3     the clock must not change a token
+  specllama prove --window auto                draft lengths that follow measured times
   specllama prove -n 50 --skip 150             prompts 151 to 200
   specllama prove --parallel 8                 eight replies side by side
   specllama prove --json > proof.jsonl
@@ -117,14 +116,6 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts",
     type=click.Choice(WINDOWS),
     help="How far to draft; auto goes by measured times. Default: the setting; else fixed.",
 )
-@click.option(
-    "--pauses",
-    "pauses_ms",
-    type=Finite(0, 1000),
-    default=0.0,
-    metavar="MS",
-    help="Make passes and drafts take up to MS milliseconds longer, at random.",
-)
 @number_option("--parallel", default=1, most=64,
                help="Write N replies at once, with random arrivals and cancels.")  # fmt: skip
 @seed_option
@@ -142,7 +133,6 @@ def command(
     proposers: tuple[str, ...],
     widths: tuple[int, ...],
     window: WindowKind | None,
-    pauses_ms: float,
     parallel: int,
     seed: int,
     as_json: bool,
@@ -169,12 +159,12 @@ def command(
     pair does not have is skipped, with the reason. Only unexplained differences end with status 1.
     --against proves another server: its greedy texts, and the law that its replies follow.
     """
-    from specllama.bench.proof import prove, random_pauses
+    from specllama.bench.proof import prove
     from specllama.cli.prove_views import Proof
 
     server = {name: flags.pop(name) for name in _OF_SERVER}
     settings = resolve(flags)
-    if _is_server(server, (proposers, widths, window, pauses_ms, parallel > 1)):
+    if _is_server(server, (proposers, widths, window, parallel > 1)):
         from specllama.cli import prove_against
 
         request = GenerateParams(max_tokens=max_tokens, seed=seed + skip)
@@ -192,8 +182,6 @@ def command(
         engine = stack.enter_context(_opened(settings, parallel, quiet=as_json))
         widths = widths or _usual(settings, window, engine.info.exact_rows)
         names, skipped = _methods(engine, wanted, len(chosen), quiet=as_json)
-        if pauses_ms:
-            stack.enter_context(random_pauses(engine, pauses_ms, seed=seed))
         drafting = len(names) * len(widths)
         total = len(chosen) * len(temperatures) * (drafting if parallel > 1 else 3 * drafting + 1)
         proof = Proof(engine, total, skipped, as_json=as_json)
@@ -218,7 +206,7 @@ def _is_server(server: Mapping[str, Any], own: Sequence[object]) -> bool:
     """True if another server is to be proved; ``own``: flags of a proof of our own pair."""
     if server["against"] is not None and any(own):
         raise UsageError(
-            "methods, draft lengths, pauses and --parallel are the server's own here",
+            "methods, draft lengths and --parallel are the server's own here",
             "leave them out; --at-once N asks it for N replies at the same time",
         )
     if server["against"] is None and any([server[name] for name in _GIVEN]):

@@ -136,23 +136,6 @@ def csv_rows(record: RunRecord) -> list[list[Any]]:
     ]
 
 
-def run_json(record: RunRecord) -> dict[str, Any]:
-    """Return a whole run as one document."""
-    return {
-        **run_dict(record),
-        "header": record.header,
-        "requests": [
-            {
-                "turn": turn.index,
-                "start": turn.started.to_dict() if turn.started else None,
-                "rounds": [done.to_dict() for done in turn.rounds],
-                "finish": turn.finished.to_dict() if turn.finished else None,
-            }
-            for turn in record.turns
-        ],
-    }
-
-
 def _model_name(model: Any) -> str | None:
     if not isinstance(model, dict):
         return None

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -109,26 +108,13 @@ def test_stats_over_every_run(logged) -> None:
     assert "2 runs" in logged("log", "stats", "--all").out
 
 
-def test_plot(logged, tmp_path: Path) -> None:
+def test_plot(logged) -> None:
     text = logged("log", "plot").out
     assert "100% │" in text
     assert "accepted by position" in text
     (data,) = logged("log", "plot", "--json").json
     assert all(rate is None or 0 <= rate <= 1 for _, rate in data["over_time"])
     assert data["by_position"][0][0] == 1
-    file = tmp_path / "x.png"
-    assert logged("log", "plot", "--png", str(file)).code == 0
-    assert file.read_bytes().startswith(b"\x89PNG")
-    result = logged("log", "plot", "--png", "/no/such/folder/x.png")
-    assert (result.code, "cannot write" in result.err) == (2, True)
-
-
-def test_plot_without_matplotlib_says_what_to_install(logged, monkeypatch) -> None:
-    for name in ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg"):
-        monkeypatch.setitem(sys.modules, name, None)
-    result = logged("log", "plot", "--png", "x.png")
-    assert result.code == 2
-    assert "pip install matplotlib" in result.err
 
 
 def test_plot_without_drafts(cli) -> None:
@@ -143,9 +129,6 @@ def test_export(logged, tmp_path: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(logged("log", "export").out)))
     assert [int(row["accepted"]) for row in rows] == [done.accepted for done in record.rounds]
     assert "".join(row["emitted_text"] for row in rows) == LONG
-    (data,) = logged("log", "export", "--json").json
-    assert len(data["requests"][0]["rounds"]) == len(record.rounds)
-    assert data["header"]["schema"] == "specllama.rounds.v1"
     file = tmp_path / "rounds.csv"
     assert logged("log", "export", "-o", str(file)).code == 0
     assert len(file.read_text().splitlines()) == len(rows) + 1
@@ -175,7 +158,7 @@ def test_damage_and_the_future_never_break_it(logged) -> None:
     lines[3] = b'{"type": "round", "drafted": "no"}\n'
     lines.insert(2, b'{"type": "from the future", "x": 1}\n')
     path.write_bytes(b"".join(lines) + b'{"type": "round", "torn')
-    for args in (["ls"], ["show"], ["stats"], ["plot"], ["export"], ["export", "--json"]):
+    for args in (["ls"], ["show"], ["stats"], ["plot"], ["export"]):
         result = logged("log", *args)
         assert result.code == 0, args
         assert "Traceback" not in result.err

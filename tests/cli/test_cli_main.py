@@ -25,7 +25,7 @@ from specllama.errors import (
     UsageError,
 )
 
-HEAVY = ("numpy", "llama_cpp", "textual", "huggingface_hub", "rich", "jinja2", "matplotlib")
+HEAVY = ("numpy", "llama_cpp", "textual", "huggingface_hub", "rich", "jinja2")
 
 
 def run(*args: str, **kwargs) -> subprocess.CompletedProcess[str]:

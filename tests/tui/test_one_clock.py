@@ -179,7 +179,7 @@ def test_a_reply_has_one_set_of_figures(seed: int, cli: Any, capsysbinary: Any) 
     said |= {"tok_per_s": r"([\d.]+) tokens a second"} if speed else {}
     agree("log export --md", cli("log", "export", "--md").out, want, said)
     agree("saved reply", exports.reply(whole, "q", "a", exports.Circumstances()), want, said)
-    totals = cli("log", "export", "--json").json[0]
+    totals = cli("log", "ls", "--json").json[0]["runs"][0]
     assert totals["generation_s"] == pytest.approx(want["decode_s"])
     if speed:
         assert totals["tok_per_s"] == pytest.approx(want["tok_per_s"])
