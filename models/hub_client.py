@@ -108,7 +108,6 @@ class SearchHit:
 
     repo: str
     downloads: int
-    likes: int
     params: int | None
     quants: tuple[str, ...]
     gated: bool
@@ -223,7 +222,7 @@ class HubClient:
                     filter="gguf",
                     sort="downloads",
                     limit=limit,
-                    expand=["downloads", "likes", "gated", "gguf", "siblings"],
+                    expand=["downloads", "gated", "gguf", "siblings"],
                 )
             ),
             "the search",
@@ -374,7 +373,6 @@ def _hit(info: Any) -> SearchHit:
     return SearchHit(
         repo=str(info.id),
         downloads=int(getattr(info, "downloads", None) or 0),
-        likes=int(getattr(info, "likes", None) or 0),
         params=params if isinstance(params, int) else None,
         quants=tuple(quants),
         gated=bool(getattr(info, "gated", False)),

@@ -9,33 +9,7 @@ from specllama.store.summary import Slice
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _PARTS = " ▏▎▍▌▋▊▉█"
-
-
-def columns(values: Sequence[float | None], *, height: int, top: float, unit: str) -> list[str]:
-    """Draw a column chart, one column per value; ``·`` marks a missing one.
-
-    Args:
-        values: finite numbers from 0 to ``top``, or None.
-        height: rows.
-        top: value of the upper edge, > 0.
-        unit: written after the axis labels.
-    """
-    rows: list[str] = []
-    labels = {height - 1: top, height // 2 if height > 2 else -1: top / 2, 0: 0.0}
-    for row in reversed(range(height)):
-        cells = []
-        for value in values:
-            if value is None:
-                cells.append("·" if row == 0 else " ")
-                continue
-            filled = min(max(value / top, 0.0), 1.0) * height - row
-            eighth = round(min(max(filled, 0.0), 1.0) * 8)
-            # A value of zero is still a value: show that there was something.
-            cells.append(_EIGHTHS[max(eighth, 1)] if row == 0 else _EIGHTHS[eighth])
-        label = f"{labels[row]:.0f}{unit}" if row in labels else ""
-        rows.append(f"{label:>6} │{''.join(cells)}")
-    rows.append(" " * 7 + "└" + "─" * len(values))
-    return rows
+_HEIGHT = 8  # rows of a chart over time
 
 
 def bar(share: float | None, width: int) -> str:
@@ -47,15 +21,26 @@ def bar(share: float | None, width: int) -> str:
 
 
 def time_chart(slices: Sequence[Slice]) -> list[str]:
-    """Draw acceptance in percent over seconds since the start."""
-    rates = [s.stats.acceptance_rate for s in slices]
-    lines = columns(
-        [None if rate is None else rate * 100 for rate in rates], height=8, top=100, unit="%"
-    )
+    """Draw acceptance in percent over seconds since the start, one column per slice; ``·`` marks
+    one without guesses."""
+    labels, lines = {_HEIGHT - 1: "100%", _HEIGHT // 2: "50%", 0: "0%"}, []
+    for row in reversed(range(_HEIGHT)):
+        cells = "".join(_cell(one.stats.acceptance_rate, row) for one in slices)
+        lines.append(f"{labels.get(row, ''):>6} │{cells}")
+    lines.append(" " * 7 + "└" + "─" * len(slices))
     end = f"{slices[-1].end_s:.1f} s"
     begin = f"{slices[0].begin_s:.1f}"
     lines.append(" " * 8 + begin + end.rjust(max(len(slices) - len(begin), len(end) + 1)))
     return lines
+
+
+def _cell(rate: float | None, row: int) -> str:
+    """Draw the part of a column that lies in a row, counted from below."""
+    if rate is None:
+        return " " if row else "·"
+    eighth = round(min(max(rate * _HEIGHT - row, 0.0), 1.0) * 8)
+    # a rate of zero is still a rate: show that there was something
+    return _EIGHTHS[eighth if row else max(eighth, 1)]
 
 
 def position_chart(positions: Sequence[Depth], width: int) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from specllama.cli import completion, diagnostics, output
-from specllama.cli.listing import json_option, show_path
+from specllama.cli.listing import json_option
 from specllama.errors import UsageError
 from specllama.paths import config_file
 from specllama.settings.config_file import (
@@ -115,10 +115,9 @@ def unset(key: str, project: bool) -> None:
 
 @command.command("path")
 @project_option
-@json_option
-def path_(project: bool, as_json: bool) -> None:
+def path_(project: bool) -> None:
     """Print where the settings file is (it need not exist)."""
-    show_path(as_json, _file(project))
+    output.line(str(_file(project)))
 
 
 def _file(project: bool) -> Path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specllama.cli import completion, diagnostics
+from specllama.cli import completion, diagnostics, output
 from specllama.cli.diagnostics import confirm, yes_option
 from specllama.cli.listing import (
     Column,
@@ -18,7 +18,6 @@ from specllama.cli.listing import (
     listing,
     number,
     picked,
-    show_path,
     when,
 )
 from specllama.errors import UsageError
@@ -142,10 +141,9 @@ def rm(ids: tuple[str, ...], every: bool, typed: bool, yes: bool) -> None:
 
 
 @command.command("path")
-@json_option
-def path(as_json: bool) -> None:
+def path() -> None:
     """Print where conversations are kept."""
-    show_path(as_json, sessions_file())
+    output.line(str(sessions_file()))
 
 
 def _typed() -> list[Path]:

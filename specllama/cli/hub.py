@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specllama import paths
-from specllama.cli import completion, output
+from specllama.cli import completion, hub_views, output
 from specllama.cli.diagnostics import confirm, yes_option
 from specllama.cli.listing import (
     Column,
@@ -19,7 +19,6 @@ from specllama.cli.listing import (
     note,
     number,
     picked,
-    show_path,
     show_table,
 )
 from specllama.errors import ModelUnavailable, UsageError
@@ -68,7 +67,6 @@ def _client(insecure: bool) -> Any:
 @json_option
 def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
     """Search the hub for repositories with GGUF files."""
-    from specllama.cli.hub_views import quant_words
     from specllama.models import catalog
 
     hits = _client(insecure).search(text, limit=limit)
@@ -80,7 +78,7 @@ def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
         Column("repository", lambda hit: hit.repo + (" (gated)" if hit.gated else ""), give=True),
         number("params", lambda hit: count(hit.params or 0)),
         number("downloads", lambda hit: f"{hit.downloads:,}"),
-        Column("quants", lambda hit: quant_words(hit.quants), give=True),
+        Column("quants", lambda hit: hub_views.quant_words(hit.quants), give=True),
         Column("pair", lambda hit: known[hit.repo], style="green"),
     ]
     listing(
@@ -167,7 +165,6 @@ def _on_disk(ref: str) -> Path | None:
 
 
 def _show_file(path: Path, as_json: bool) -> None:
-    from specllama.cli.hub_views import show_header
     from specllama.models.gguf import read_header
     from specllama.models.summaries import summarize
 
@@ -176,7 +173,7 @@ def _show_file(path: Path, as_json: bool) -> None:
         told = picked(summary, "sidecar reason")
         output.json_line({"file": {**header.to_dict(), **told}})
     else:
-        show_header(header, summary)
+        hub_views.show_header(header, summary)
 
 
 @command.command("pull")
@@ -200,7 +197,6 @@ def pull_command(
 
     specllama --offline hub pull lists the files on this machine, without using the network.
     """
-    from specllama.cli.hub_views import check_headers, fetch, say_next_step
     from specllama.models import hub_client, pull
 
     wanted = [found for ref in refs for found in pull.expand(ref, with_draft=not no_draft)]
@@ -224,17 +220,17 @@ def pull_command(
         confirm(f"download {size(total)} ({', '.join(item.ref for item in items)})?")
     for item in items:
         if item.missing:
-            fetch(client, item)
+            hub_views.fetch(client, item)
         else:
             note(f"{item.ref} is already here, {size(item.model.bytes)}: {item.path}")
-    check_headers(items)
+    hub_views.check_headers(items)
     if as_json:
         models = [
             _pulled(item.ref, item.role, item.path, item.model.bytes, item.listing.commit)
             for item in items
         ]
         output.json_line({"models": models})
-    say_next_step(refs, items)
+    hub_views.say_next_step(refs, items)
 
 
 def _pulled(ref: str, role: str, path: Path, n_bytes: int, commit: str | None) -> dict[str, object]:
@@ -250,7 +246,6 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
 
     With FOLDER, list the models below that folder instead.
     """
-    from specllama.cli.hub_views import show_sidecars, show_usable
     from specllama.models import library, refs
     from specllama.models.judgement import list_models, without_name
 
@@ -267,8 +262,8 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
         ]
         output.json_line({"models": told})
         return
-    show_usable([item for item in listed if item.summary.usable])
-    show_sidecars([item for item in listed if item.summary.sidecar])
+    hub_views.show_usable([item for item in listed if item.summary.usable])
+    hub_views.show_sidecars([item for item in listed if item.summary.sidecar])
     refused = [item for item in listed if not (item.summary.usable or item.summary.sidecar)]
     if refused:
         note(f"{len(refused)} more cannot be run:")
@@ -350,12 +345,11 @@ def verify(refs: tuple[str, ...], as_json: bool) -> None:
 
 @command.command("path")
 @click.argument("ref", required=False, shell_complete=completion.models)
-@json_option
-def path(ref: str | None, as_json: bool) -> None:
+def path(ref: str | None) -> None:
     """Print where models are kept, or where one model is."""
     from specllama.models.refs import resolve
 
-    show_path(as_json, resolve(ref) if ref else paths.models_dir())
+    output.line(str(resolve(ref) if ref else paths.models_dir()))
 
 
 @command.command("pairs")
@@ -371,7 +365,6 @@ def pairs(name: str | None, only_fitting: bool, as_json: bool) -> None:
     With NAME, show one pair with its repositories, the reason and its source.
     """
     from specllama.backend.this_machine import this_machine
-    from specllama.cli.hub_views import show_pair, show_pairs
     from specllama.models import catalog
 
     machine = this_machine()
@@ -390,9 +383,9 @@ def pairs(name: str | None, only_fitting: bool, as_json: bool) -> None:
         note(f"no pair of the catalog fits {size(machine.memory)}; the bundled pair does: -m tiny")
         return
     if name is not None:
-        show_pair(*entries[0])
+        hub_views.show_pair(*entries[0])
     else:
-        show_pairs(entries)
+        hub_views.show_pairs(entries)
         note(
             f"judged for {size(machine.memory)} of memory · more: hub pairs NAME · get: hub pull "
             "NAME"

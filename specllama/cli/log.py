@@ -7,7 +7,6 @@ import io
 import re
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import click
 
@@ -20,7 +19,6 @@ from specllama.cli.listing import (
     listing,
     number,
     picked,
-    show_path,
     show_table,
 )
 from specllama.cli.printer import MEASURE, round_glyphs, statistics_line
@@ -272,14 +270,7 @@ def plot(run: str, as_json: bool) -> None:
     "--csv", "form", flag_value="csv", default="csv", help="Write CSV, one row per round (default)."
 )
 @click.option("--md", "form", flag_value="md", help="Write Markdown, to paste into an issue.")
-@click.option(
-    "-o",
-    "--output",
-    "target",
-    type=click.Path(path_type=Path),
-    help="Write to a file instead of stdout.",
-)
-def export(run: str, form: str, target: Path | None) -> None:
+def export(run: str, form: str) -> None:
     """Export a run, as CSV or Markdown. Its lines as JSON: specllama log show --json."""
     record = read_run(find_run(run))
     if form == "csv":
@@ -287,29 +278,20 @@ def export(run: str, form: str, target: Path | None) -> None:
         writer = csv.writer(buffer, lineterminator="\n")
         writer.writerow(summary.CSV_COLUMNS)
         writer.writerows(summary.csv_rows(record))
-        raw = buffer.getvalue().encode("utf-8", "replace")
+        text = buffer.getvalue()
     else:
         from specllama.speculative.drafting.method import methods
 
         names = {one.name: one.short for one in methods()}
-        raw = summary.run_document(record, names).encode("utf-8", "replace")
-    if target is None:
-        output.write(raw.decode("utf-8"))
-        return
-    try:
-        target.write_bytes(raw)
-    except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror or error}") from None
-    diagnostics.note(f"wrote {target}")
+        text = summary.run_document(record, names)
+    output.write(text)
 
 
 @command.command("path")
 @click.argument("run", required=False, shell_complete=completion.runs)
-@json_option
-def path_(run: str | None, as_json: bool) -> None:
+def path_(run: str | None) -> None:
     """Print where the logs are; with RUN, the path of that log."""
-    found = rounds_dir() if run is None else find_run(run)
-    show_path(as_json, found)
+    output.line(str(rounds_dir() if run is None else find_run(run)))
 
 
 def _headline(record: RunRecord) -> str:
