@@ -135,7 +135,7 @@ def _sweep(old: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def make(kind: WeightKind, own: Path, progress: Callable[[str, float], None] | None = None) -> Pair:
+def make(kind: WeightKind, own: Path, progress: Callable[[float], object] | None = None) -> Pair:
     """Write the pair.
 
     Raises:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from specllama import signals
 from specllama.cli import diagnostics, loading, output
 from specllama.cli.listing import json_option
 from specllama.cli.options import GroupedCommand, resolve, settings_options
-from specllama.cli.progress import shares
+from specllama.cli.progress import Meter
 from specllama.text import size
 
 if TYPE_CHECKING:
@@ -77,17 +76,10 @@ def _shown(
     from specllama.bench.outcome import RaceBoard
 
     for kind in kinds:
-        with shares(shown=not quiet) as writing:
-            pair = scaled_pair.make(
-                kind, own, lambda name, share: writing(f"writing {name}", share)
-            )
-        progress = loading.LoadingLine(shown=sys.stderr.isatty(), quiet=quiet)
-        try:
-            engine = loading.load(*pair, options, on_progress=progress)
-            engine.measure(progress)  # longer guesses are tried where they are exact
-        finally:
-            progress.clear()
-        with engine:
+        with Meter("writing") as bar:
+            pair = scaled_pair.make(kind, own, bar.share)
+        # measured: longer guesses are tried where they are exact
+        with loading.open_files(*pair, options, quiet=quiet, measured=True) as engine:
             engine.windows.profile.path = None  # what is learnt of it is of no use later
             board = RaceBoard()
             with signals.stopping() as cancel:

@@ -320,15 +320,19 @@ def verify(refs: tuple[str, ...], as_json: bool) -> None:
 
     Of a file whose digest is not known, the header and the lengths of its tensors are checked.
     """
-    from specllama.cli.progress import hash_progress
+    from specllama.cli.progress import Meter
     from specllama.models import library, receipts
 
     models = [_find(ref) for ref in refs] if refs else [m for m in library.scan() if m.owned]
-    verdicts = []
-    if models:
-        with hash_progress(sum(model.bytes for model in models)) as advanced:
-            for model in models:
-                verdicts += receipts.verify(model, advanced)
+    verdicts, done, total = [], dict[Path, int](), sum(model.bytes for model in models)
+    with Meter("hashing") as bar:
+
+        def advanced(file: Path, n: int) -> None:
+            done[file] = n
+            bar.at(sum(done.values()), total)
+
+        for model in models:
+            verdicts += receipts.verify(model, advanced)
     columns = [
         Column("status", "status"),
         Column("file", lambda verdict: verdict.path.name, give=True),

@@ -40,10 +40,22 @@ def open_engine(
         SpecllamaError: as ``Engine.load``.
     """
     model = model_of(settings, quiet=quiet)
+    options = dataclasses.replace(settings.engine_options(), parallel=parallel)
+    return open_files(model, settings["draft-model"], options, quiet=quiet, measured=measured)
+
+
+def open_files(
+    target: str | Path,
+    draft: str | Path | None,
+    options: EngineOptions,
+    *,
+    quiet: bool,
+    measured: bool = False,
+) -> Engine:
+    """Open the engine for a pair, and show the progress; otherwise as ``open_engine``."""
     progress = LoadingLine(shown=sys.stderr.isatty(), quiet=quiet)
     try:
-        options = dataclasses.replace(settings.engine_options(), parallel=parallel)
-        engine = load(model, settings["draft-model"], options, on_progress=progress)
+        engine = load(target, draft, options, on_progress=progress)
         if measured:
             engine.measure(progress)
         return engine

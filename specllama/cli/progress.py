@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 from specllama.cli import diagnostics
@@ -134,35 +131,5 @@ class Meter:
         if self._bar is not None:
             self._bar.advanced(done)
 
-
-@contextmanager
-def shares(*, shown: bool) -> Iterator[Callable[[str, float], None]]:
-    """Show the share of a thing that is done, by its name, in one line of a terminal."""
-    line = Redrawn()
-
-    def progress(name: str, share: float) -> None:
-        if shown and sys.stderr.isatty():
-            line.show(f"{name} {share:4.0%}"[:79])
-
-    try:
-        yield progress
-    finally:
-        line.clear()
-
-
-@contextmanager
-def hash_progress(total: int) -> Iterator[Callable[[Path, int], None]]:
-    """Show progress over several files: called with (file, bytes of it done). Files that are not
-    hashed show nothing."""
-    done: dict[Path, int] = {}
-    with ExitStack() as shown:
-        bar: Bar | None = None
-
-        def advanced(file: Path, n: int) -> None:
-            nonlocal bar
-            if bar is None:
-                bar = shown.enter_context(Bar("hashing", total))
-            done[file] = n
-            bar.advanced(sum(done.values()))
-
-        yield advanced
+    def share(self, done: float) -> None:
+        self.at(int(done * 1000), 1000)
