@@ -9,6 +9,7 @@ from typing import Any
 from specllama.cli import diagnostics
 
 STEP = 10
+QUIET_S = 30.0  # between the lines of a meter
 
 
 class Bar:
@@ -105,11 +106,12 @@ class Redrawn:
 
 
 class Meter:
-    """The progress of a measurement: a bar on a terminal, nothing elsewhere."""
+    """The progress of a measurement: a bar on a terminal, elsewhere a line every half minute."""
 
     def __init__(self, label: str) -> None:
         self._label = label
         self._bar: Bar | None = None
+        self._said = time.monotonic()
 
     def __enter__(self) -> Meter:
         return self
@@ -130,6 +132,9 @@ class Meter:
             self._bar = Bar(self._label, total, transfer=False).__enter__()
         if self._bar is not None:
             self._bar.advanced(done)
+        elif time.monotonic() >= self._said + QUIET_S:
+            self._said = time.monotonic()
+            diagnostics.note(f"{self._label}: {done / total:.0%}")
 
     def share(self, done: float) -> None:
         self.at(int(done * 1000), 1000)

@@ -22,8 +22,7 @@ from specllama.backend.kernels import TILE
 from specllama.bench.prompts import BenchPrompt
 from specllama.bench.proof import Case, available, prove
 from specllama.bench.rounding import RowProbe, probe_stated_rows
-from specllama.cli.prove import command
-from specllama.cli.prove_views import rows_alike
+from specllama.cli.prove import command, rows_alike
 from specllama.engine.conversation import Conversation
 from specllama.engine.engine import Engine
 from specllama.engine.seating import Seats
