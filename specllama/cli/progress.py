@@ -90,12 +90,15 @@ class Bar:
 
 
 class Redrawn:
-    """One line of a terminal's stderr that is drawn anew, and removed in the end."""
+    """One line of a terminal's stderr that is drawn anew, and removed in the end; elsewhere, or
+    where it is ``hidden``, nothing."""
 
-    def __init__(self) -> None:
-        self._length = 0
+    def __init__(self, *, hidden: bool = False) -> None:
+        self._shown, self._length = not hidden and sys.stderr.isatty(), 0
 
     def show(self, text: str) -> None:
+        if not self._shown:
+            return
         print(f"\r{text.ljust(self._length)}", end="", file=sys.stderr, flush=True)
         self._length = len(text)
 
