@@ -11,15 +11,7 @@ import click
 
 from specllama.cli import completion, diagnostics, output
 from specllama.cli.diagnostics import confirm, yes_option
-from specllama.cli.listing import (
-    Column,
-    json_option,
-    limit_option,
-    listing,
-    number,
-    picked,
-    when,
-)
+from specllama.cli.listing import Column, json_option, limit_option, listing, number, picked, when
 from specllama.errors import UsageError
 from specllama.paths import data_dir, sessions_file
 from specllama.store import states

@@ -12,15 +12,7 @@ import click
 from specllama import paths
 from specllama.cli import completion, hub_views, output
 from specllama.cli.diagnostics import confirm, yes_option
-from specllama.cli.listing import (
-    Column,
-    json_option,
-    listing,
-    note,
-    number,
-    picked,
-    show_table,
-)
+from specllama.cli.listing import Column, json_option, listing, note, number, picked, show_table
 from specllama.errors import ModelUnavailable, UsageError
 from specllama.text import count, did_you_mean, size
 

@@ -47,7 +47,7 @@ Examples:
   specllama log stats 20261121-0152      a run by the start of its name
   specllama log stats --all              every run together
   specllama log plot                     acceptance over time and by position
-  specllama log export --csv > rounds.csv
+  specllama log export > rounds.csv
   specllama log rm --all                 delete every log
 
 \b
@@ -266,25 +266,13 @@ def plot(run: str, as_json: bool) -> None:
 
 @command.command("export")
 @run_argument
-@click.option(
-    "--csv", "form", flag_value="csv", default="csv", help="Write CSV, one row per round (default)."
-)
-@click.option("--md", "form", flag_value="md", help="Write Markdown, to paste into an issue.")
-def export(run: str, form: str) -> None:
-    """Export a run, as CSV or Markdown. Its lines as JSON: specllama log show --json."""
-    record = read_run(find_run(run))
-    if form == "csv":
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(summary.CSV_COLUMNS)
-        writer.writerows(summary.csv_rows(record))
-        text = buffer.getvalue()
-    else:
-        from specllama.speculative.drafting.method import methods
-
-        names = {one.name: one.short for one in methods()}
-        text = summary.run_document(record, names)
-    output.write(text)
+def export(run: str) -> None:
+    """Print a run as CSV, one row per round. Its lines as JSON: specllama log show --json."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(summary.CSV_COLUMNS)
+    writer.writerows(summary.csv_rows(read_run(find_run(run))))
+    output.write(buffer.getvalue())
 
 
 @command.command("path")

@@ -131,14 +131,6 @@ def test_export(logged) -> None:
     assert "".join(row["emitted_text"] for row in rows) == LONG
 
 
-def test_export_to_read(logged) -> None:
-    text = logged("log", "export", "--md").out
-    assert text.startswith("# Run ")
-    assert LONG in text
-    assert "| n-gram |" in text
-    assert "scripted-target.gguf" in text
-
-
 def test_path(logged) -> None:
     assert logged("log", "path").out == f"{rounds_dir()}\n"
     assert logged("log", "path", "last").out == f"{list_runs()[0]}\n"
