@@ -55,10 +55,6 @@ class RemoteFile:
     size: int
     digest: Digest
 
-    @property
-    def quant(self) -> str | None:
-        return library.quant_of(self.name)
-
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
@@ -73,7 +69,7 @@ class RemoteModel:
 
     @property
     def quant(self) -> str | None:
-        return self.files[0].quant
+        return library.quant_of(self.name)
 
     @property
     def bytes(self) -> int:

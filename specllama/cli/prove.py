@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from specllama.settings.config_file import Settings
 
 ALL = names()
+COUNTED = ("identical", "tokens", "drafted", "accepted", "bitwise")  # over all cases
 COLUMNS: dict[Way, str] = {
     "cold": "cold",
     "behind": "after another prompt",
@@ -355,14 +356,10 @@ class Proof:
         return {
             "type": "summary",
             "cases": len(cases),
-            "identical": sum(c.identical for c in cases),
             "near_ties": sum(not c.identical and c.ok for c in cases),
             "unexplained": sum(not c.ok for c in cases),
-            "tokens": sum(c.tokens for c in cases),
-            "drafted": sum(c.drafted for c in cases),
-            "accepted": sum(c.accepted for c in cases),
+            **{name: sum(getattr(c, name) for c in cases) for name in COUNTED},
             "skipped": self.skipped,
-            "bitwise": sum(c.bitwise for c in cases),
             "ways": {
                 way: {"cases": len(found), "identical": sum(c.identical for c in found)}
                 for way in dict.fromkeys(c.way for c in cases)
