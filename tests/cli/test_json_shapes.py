@@ -14,9 +14,9 @@ PAGE = Path(__file__).parents[2] / ".github" / "json.md"
 MAPS = {"by_source", "header", "requests", "memory", "report"}
 
 DOCUMENTS = (
-    "log ls", "log stats", "log plot", "log export", "log path", "hub ls",
-    "hub info tiny", "hub verify", "hub pairs", "hub path", "pair tiny", "config show",
-    "config path", "doctor", "history ls", "history path",
+    "log ls", "log stats", "log plot", "hub ls",
+    "hub info tiny", "hub verify", "hub pairs", "pair tiny", "config show",
+    "doctor", "history ls",
 )  # fmt: skip
 
 
