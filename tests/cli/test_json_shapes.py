@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("nobody_else")
 
 PAGE = Path(__file__).parents[2] / ".github" / "json.md"
 # Their keys are data, or stand elsewhere: in the table of events, and in docstrings.
-MAPS = {"by_source", "header", "requests", "memory", "report"}
+MAPS = {"by_source", "memory", "report"}
 
 DOCUMENTS = (
     "log ls", "log stats", "log plot", "hub ls",
