@@ -55,10 +55,6 @@ class RemoteFile:
     size: int
     digest: Digest
 
-    @property
-    def quant(self) -> str | None:
-        return library.quant_of(self.name)
-
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
@@ -73,7 +69,7 @@ class RemoteModel:
 
     @property
     def quant(self) -> str | None:
-        return self.files[0].quant
+        return library.quant_of(self.name)
 
     @property
     def bytes(self) -> int:
@@ -108,7 +104,6 @@ class SearchHit:
 
     repo: str
     downloads: int
-    likes: int
     params: int | None
     quants: tuple[str, ...]
     gated: bool
@@ -223,7 +218,7 @@ class HubClient:
                     filter="gguf",
                     sort="downloads",
                     limit=limit,
-                    expand=["downloads", "likes", "gated", "gguf", "siblings"],
+                    expand=["downloads", "gated", "gguf", "siblings"],
                 )
             ),
             "the search",
@@ -374,7 +369,6 @@ def _hit(info: Any) -> SearchHit:
     return SearchHit(
         repo=str(info.id),
         downloads=int(getattr(info, "downloads", None) or 0),
-        likes=int(getattr(info, "likes", None) or 0),
         params=params if isinstance(params, int) else None,
         quants=tuple(quants),
         gated=bool(getattr(info, "gated", False)),

@@ -32,7 +32,7 @@ from specllama.models.gguf_writer import TYPE_IDS, Blocks, Tensor, Value, stored
 from specllama.models.tensors import pack_bf16, pack_q8_0, read_bytes, read_tensor
 
 Bytes = NDArray[np.uint8]
-Progress = Callable[[str, float], None]
+Progress = Callable[[float], object]
 
 
 @dataclass(frozen=True)
@@ -259,8 +259,7 @@ def scale_model(
         metadata["general.file_type"] = PACKED[kind][1]
     tensors = _tensors(header, old, new, kind)
     dst.parent.mkdir(parents=True, exist_ok=True)
-    written = (lambda share: progress(dst.name, share)) if progress is not None else None
-    write_gguf(dst, metadata, tensors, written)
+    write_gguf(dst, metadata, tensors, progress)
 
 
 def scale_pair(

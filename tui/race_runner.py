@@ -236,7 +236,7 @@ class DemoPair:
         self.pair = None
 
     def _make(self, kind: scaled_pair.WeightKind, over: threading.Event) -> None:
-        def written(name: str, share: float) -> None:
+        def written(share: float) -> None:
             if over.is_set():
                 raise Cancelled("the demonstration was left")
 

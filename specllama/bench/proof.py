@@ -25,9 +25,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice, product
 from typing import Any, Literal
@@ -366,36 +364,6 @@ def finish(
             f"{params.sampling.temperature:g}: the reply was cut short, this case is dropped"
         )
     return ProofReply.of(told, not engine.inexact, turn)
-
-
-@contextmanager
-def random_pauses(engine: Engine, longest_ms: float, *, seed: int = 0) -> Iterator[None]:
-    """Delay target passes at random by up to ``longest_ms``, and drafters by up to a tenth of that.
-
-    The window's decisions then differ from run to run; the text must not. Drafters are slowed less,
-    so that drafting stays worthwhile and there is something to decide.
-    """
-    rng = random.Random(seed)
-    slowed: list[tuple[object, str]] = []
-
-    def slow(owner: object, name: str, share: float) -> None:
-        inner = getattr(owner, name)
-
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            time.sleep(rng.random() * share * longest_ms / 1e3)
-            return inner(*args, **kwargs)
-
-        setattr(owner, name, wrapped)
-        slowed.append((owner, name))
-
-    try:
-        slow(engine.target, "forward", 1.0)
-        for name in engine.drafters:
-            slow(engine.drafter(name), "draft", 0.1)
-        yield
-    finally:
-        for owner, name in slowed:
-            delattr(owner, name)
 
 
 def _difference(

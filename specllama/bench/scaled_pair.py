@@ -35,7 +35,7 @@ GUESSES = 4  # a round of the trial
 WORTH = 1.05  # over plain, from which a pair is raced before the next kind is tried
 RACE_S = 60.0  # after which no further pair of runs begins
 SPARE_BYTES = 512 << 20  # left free on the disk, and in memory beside the weights
-_KEPT, _LOCK = "kept", "lock"
+_LOCK = "lock"
 
 Pair = tuple[Path, Path]
 
@@ -103,8 +103,8 @@ def _needs(kind: WeightKind) -> float:
 
 @contextmanager
 def workshop() -> Iterator[Path]:
-    """Create a folder for one pair; delete it at the end of the block in any case, unless ``keep``
-    was called on it. Also delete those of demonstrations that were killed."""
+    """Create a folder for one pair; delete it at the end of the block in any case. Also delete
+    those of demonstrations that were killed."""
     folder().mkdir(parents=True, exist_ok=True)
     for old in folder().iterdir():
         _sweep(old)
@@ -118,10 +118,6 @@ def workshop() -> Iterator[Path]:
         _sweep(own)
 
 
-def keep(own: Path) -> None:
-    (own / _KEPT).touch()
-
-
 def discard(own: Path) -> None:
     """Delete the folder at once, as the process ends."""
     shutil.rmtree(own, ignore_errors=True)
@@ -129,7 +125,7 @@ def discard(own: Path) -> None:
 
 def _sweep(old: Path) -> None:
     """Delete the folder of a demonstration that is over."""
-    if not old.is_dir() or (old / _KEPT).exists():
+    if not old.is_dir():
         return
     try:
         with FileLock(old / _LOCK, timeout=0):
@@ -139,7 +135,7 @@ def _sweep(old: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def make(kind: WeightKind, own: Path, progress: Callable[[str, float], None] | None = None) -> Pair:
+def make(kind: WeightKind, own: Path, progress: Callable[[float], object] | None = None) -> Pair:
     """Write the pair.
 
     Raises:
@@ -222,7 +218,7 @@ def why(board: RaceBoard, way: Way) -> str:
     )
 
 
-def report(way: Way, because: str, kind: WeightKind, kept: Pair | None) -> dict[str, object]:
+def report(way: Way, because: str, kind: WeightKind) -> dict[str, object]:
     """Return the results for machines."""
     word, sentence = outcome.answer(way)
     return {
@@ -240,5 +236,4 @@ def report(way: Way, because: str, kind: WeightKind, kept: Pair | None) -> dict[
         "tokens": way.of,
         "type": kind.name,
         "bytes": kind.bytes,
-        "files": [str(path) for path in kept or ()],
     }

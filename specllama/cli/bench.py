@@ -31,7 +31,7 @@ from specllama.cli.options import (
     settings_options,
     temperatures_option,
 )
-from specllama.cli.progress import Meter, shares
+from specllama.cli.progress import Meter
 from specllama.errors import UsageError
 from specllama.paths import barred
 from specllama.remote.address import KEY_VARIABLE
@@ -251,10 +251,10 @@ def scale(
     if draft_path is None:
         raise UsageError("scaling takes a pair", "give a draft model with -d")
     try:
-        with shares(shown=True) as progress:
+        with Meter("writing") as bar:
             written = scale_pair(
                 Path(target_path), Path(draft_path), out, to=to, draft_to=draft_to,
-                progress=progress,
+                progress=bar.share,
             )  # fmt: skip
     except ValueError as error:
         raise UsageError(str(error)) from None

@@ -1,44 +1,15 @@
-"""Small charts of block characters, readable without color; and the same as PNG."""
+"""Small charts of block characters, readable without color."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from specllama.errors import UsageError
-from specllama.paths import pip_install
 from specllama.rates import Depth
 from specllama.store.summary import Slice
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _PARTS = " ▏▎▍▌▋▊▉█"
-
-
-def columns(values: Sequence[float | None], *, height: int, top: float, unit: str) -> list[str]:
-    """Draw a column chart, one column per value; ``·`` marks a missing one.
-
-    Args:
-        values: finite numbers from 0 to ``top``, or None.
-        height: rows.
-        top: value of the upper edge, > 0.
-        unit: written after the axis labels.
-    """
-    rows: list[str] = []
-    labels = {height - 1: top, height // 2 if height > 2 else -1: top / 2, 0: 0.0}
-    for row in reversed(range(height)):
-        cells = []
-        for value in values:
-            if value is None:
-                cells.append("·" if row == 0 else " ")
-                continue
-            filled = min(max(value / top, 0.0), 1.0) * height - row
-            eighth = round(min(max(filled, 0.0), 1.0) * 8)
-            # A value of zero is still a value: show that there was something.
-            cells.append(_EIGHTHS[max(eighth, 1)] if row == 0 else _EIGHTHS[eighth])
-        label = f"{labels[row]:.0f}{unit}" if row in labels else ""
-        rows.append(f"{label:>6} │{''.join(cells)}")
-    rows.append(" " * 7 + "└" + "─" * len(values))
-    return rows
+_HEIGHT = 8  # rows of a chart over time
 
 
 def bar(share: float | None, width: int) -> str:
@@ -50,15 +21,26 @@ def bar(share: float | None, width: int) -> str:
 
 
 def time_chart(slices: Sequence[Slice]) -> list[str]:
-    """Draw acceptance in percent over seconds since the start."""
-    rates = [s.stats.acceptance_rate for s in slices]
-    lines = columns(
-        [None if rate is None else rate * 100 for rate in rates], height=8, top=100, unit="%"
-    )
+    """Draw acceptance in percent over seconds since the start, one column per slice; ``·`` marks
+    one without guesses."""
+    labels, lines = {_HEIGHT - 1: "100%", _HEIGHT // 2: "50%", 0: "0%"}, []
+    for row in reversed(range(_HEIGHT)):
+        cells = "".join(_cell(one.stats.acceptance_rate, row) for one in slices)
+        lines.append(f"{labels.get(row, ''):>6} │{cells}")
+    lines.append(" " * 7 + "└" + "─" * len(slices))
     end = f"{slices[-1].end_s:.1f} s"
     begin = f"{slices[0].begin_s:.1f}"
     lines.append(" " * 8 + begin + end.rjust(max(len(slices) - len(begin), len(end) + 1)))
     return lines
+
+
+def _cell(rate: float | None, row: int) -> str:
+    """Draw the part of a column that lies in a row, counted from below."""
+    if rate is None:
+        return " " if row else "·"
+    eighth = round(min(max(rate * _HEIGHT - row, 0.0), 1.0) * 8)
+    # a rate of zero is still a rate: show that there was something
+    return _EIGHTHS[eighth if row else max(eighth, 1)]
 
 
 def position_chart(positions: Sequence[Depth], width: int) -> list[str]:
@@ -69,39 +51,3 @@ def position_chart(positions: Sequence[Depth], width: int) -> list[str]:
         f"{'–' if p.of_drafted is None else f'{p.of_drafted:.0%}':>4} of {p.drafted} drafted"
         for p in positions
     ]
-
-
-def save_png(path: Path, title: str, slices: Sequence[Slice], positions: Sequence[Depth]) -> None:
-    """Save both charts as an image.
-
-    Raises:
-        UsageError: matplotlib is not installed, or the file cannot be written.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError(
-            "charts as PNG need matplotlib", f"{pip_install('matplotlib')}, or leave out --png"
-        ) from None
-    figure = Figure(figsize=(9, 6.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    over_time, by_depth = figure.subplots(2, 1)
-    # A title from a log is data: "$" must not begin a formula.
-    figure.suptitle(title.replace("$", r"\$"))
-    middle = [(s.begin_s + s.end_s) / 2 for s in slices]
-    rates = [s.stats.acceptance_rate for s in slices]
-    shown = [(t, 100 * r) for t, r in zip(middle, rates, strict=True) if r is not None]
-    over_time.plot([t for t, _ in shown], [r for _, r in shown], marker="o", markersize=3)
-    over_time.set(ylim=(0, 103), xlabel="seconds since the start", ylabel="accepted, %")
-    over_time.grid(alpha=0.3)
-    by_depth.bar(
-        [p.depth for p in positions], [100 * (p.of_rounds or 0) for p in positions], width=0.6
-    )
-    by_depth.set(ylim=(0, 103), xlabel="position in the draft", ylabel="accepted, % of all rounds")
-    by_depth.set_xticks([p.depth for p in positions])
-    by_depth.grid(alpha=0.3, axis="y")
-    try:
-        figure.savefig(path, dpi=130, format="png")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None

@@ -23,6 +23,8 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def _fitting(names: Callable[[], Iterable[str]]) -> Complete:
+    """Complete those of some names that begin with what was typed."""
+
     def complete(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
         try:
             return [CompletionItem(name) for name in names() if name.startswith(begun)]
@@ -43,33 +45,33 @@ def _model_names() -> list[str]:
     return ["tiny", *(model.ref for model in library.scan()), *catalog.load()]
 
 
-def _pull_names() -> Iterable[str]:
+@_fitting
+def pairs() -> Iterable[str]:
     from specllama.models import catalog
 
     return catalog.load()
 
 
-def _setting_names() -> Iterable[str]:
+@_fitting
+def settings() -> Iterable[str]:
     from specllama.settings.schema import BY_NAME
 
     return BY_NAME
 
 
-def _run_names() -> list[str]:
+@_fitting
+def runs() -> list[str]:
     from specllama.store.rounds import list_runs
 
     return ["last", *(path.stem for path in list_runs())]
 
 
-def _conversation_ids() -> list[str]:
+@_fitting
+def conversations() -> list[str]:
     from specllama.store.sessions import SessionStore
 
     with SessionStore.peek() as store:
         return ["last", *(one.id for one in store.summaries())]
-
-
-pairs, settings, runs = _fitting(_pull_names), _fitting(_setting_names), _fitting(_run_names)
-conversations = _fitting(_conversation_ids)
 
 
 @click.command("completion", epilog=EPILOG)

@@ -9,12 +9,11 @@ from typing import Any
 import click
 
 from specllama.cli import completion, diagnostics, output
-from specllama.cli.listing import json_option, show_path
+from specllama.cli.listing import json_option
 from specllama.errors import UsageError
 from specllama.paths import config_file
 from specllama.settings.config_file import (
     PROJECT_FILE,
-    Settings,
     check,
     find,
     load_settings,
@@ -27,7 +26,6 @@ EPILOG = """\b
 Examples:
   specllama config show                      settings that differ from the default
   specllama config show --all --origin       every setting and where it comes from
-  specllama config show --origin -m qwen3-8b with what that model's file recommends
   specllama config set model qwen3-8b
   specllama config set --project temperature 0
   specllama config unset model
@@ -52,22 +50,13 @@ def command() -> None:
 @click.argument("key", required=False, shell_complete=completion.settings)
 @click.option("--all", "show_all", is_flag=True, help="Include settings that are at their default.")
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
-@click.option(
-    "-m",
-    "--model",
-    metavar="REF",
-    shell_complete=completion.models,
-    help="Show the settings for this model, whose file may recommend sampling values.",
-)
 @json_option
-def show(key: str | None, show_all: bool, origin: bool, model: str | None, as_json: bool) -> None:
+def show(key: str | None, show_all: bool, origin: bool, as_json: bool) -> None:
     """Show settings as TOML; with KEY, only its value.
 
     With --all, every setting and its meaning.
     """
     settings = load_settings()
-    if model is not None:
-        settings = _on_card(settings, model)
     if key is not None and not (origin or as_json):
         output.line(_toml(settings[find(key).name]))
         return
@@ -126,21 +115,9 @@ def unset(key: str, project: bool) -> None:
 
 @command.command("path")
 @project_option
-@json_option
-def path_(project: bool, as_json: bool) -> None:
+def path_(project: bool) -> None:
     """Print where the settings file is (it need not exist)."""
-    show_path(as_json, _file(project))
-
-
-def _on_card(settings: Settings, model: str) -> Settings:
-    from specllama.models.gguf import read_header
-    from specllama.models.refs import resolve
-    from specllama.replies.card import read_card
-
-    card = read_card(read_header(resolve(model)).metadata)
-    for line in card.left_out:
-        diagnostics.note(f"not followed: {line}")
-    return settings.with_card(card.values)
+    output.line(str(_file(project)))
 
 
 def _file(project: bool) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from specllama import signals
 from specllama.cli import diagnostics, loading, output
 from specllama.cli.listing import json_option
 from specllama.cli.options import GroupedCommand, resolve, settings_options
-from specllama.cli.progress import shares
+from specllama.cli.progress import Meter
 from specllama.text import size
 
 if TYPE_CHECKING:
@@ -26,16 +25,14 @@ BAR = 30  # cells of the faster of two bars
 EPILOG = """\b
 Examples:
   specllama demo                  make a pair, race it, delete it
-  specllama demo --keep           keep the files, to chat with them
   specllama demo --json | jq .answer
 """
 
 
 @click.command("demo", cls=GroupedCommand, epilog=EPILOG)
-@click.option("--keep", is_flag=True, help="Keep the files of the pair.")
 @settings_options(only=("threads", "gpu-layers"))
 @json_option
-def command(keep: bool, as_json: bool, **flags: Any) -> None:
+def command(as_json: bool, **flags: Any) -> None:
     """See drafting pay on this machine: in about a minute, without a download.
 
     It writes a pair (1.1 GB; 2.0 or 0.6 GB where that is better), races plain against drafted
@@ -57,19 +54,12 @@ def command(keep: bool, as_json: bool, **flags: Any) -> None:
     with scaled_pair.workshop() as own:
         signals.leaving(lambda: scaled_pair.discard(own))
         _say(as_json, f"{scaled_pair.WHAT}: {size(kinds[0].bytes)} in {own}")
-        way, why, kind, pair = _shown(kinds, own, options, quiet=as_json)
-        if keep:
-            scaled_pair.keep(own)
-        report = scaled_pair.report(way, why, kind, pair if keep else None)
+        way, why, kind = _shown(kinds, own, options, quiet=as_json)
     if as_json:
-        output.json_line(report)
+        output.json_line(scaled_pair.report(way, why, kind))
         return
     _show(way, why)
-    if keep:
-        target, draft = pair
-        output.line(f"kept: specllama chat -m {target} -d {draft}")
-    else:
-        output.line(f"{size(kind.bytes)} deleted; --keep leaves the files to chat with")
+    output.line(f"{size(kind.bytes)} deleted; a pair to keep: specllama bench scale FOLDER")
 
 
 def _say(quiet: bool, text: str) -> None:
@@ -79,31 +69,24 @@ def _say(quiet: bool, text: str) -> None:
 
 def _shown(
     kinds: list[WeightKind], own: Path, options: EngineOptions, *, quiet: bool
-) -> tuple[Way, str, WeightKind, tuple[Path, Path]]:
+) -> tuple[Way, str, WeightKind]:
     """Race the kinds until one should pay here, else keep the last; return its race, why it went
-    so, its kind and files."""
+    so, and its kind."""
     from specllama.bench import scaled_pair
     from specllama.bench.outcome import RaceBoard
 
     for kind in kinds:
-        with shares(shown=not quiet) as writing:
-            pair = scaled_pair.make(
-                kind, own, lambda name, share: writing(f"writing {name}", share)
-            )
-        progress = loading.LoadingLine(shown=sys.stderr.isatty(), quiet=quiet)
-        try:
-            engine = loading.load(*pair, options, on_progress=progress)
-            engine.measure(progress)  # longer guesses are tried where they are exact
-        finally:
-            progress.clear()
-        with engine:
+        with Meter("writing") as bar:
+            pair = scaled_pair.make(kind, own, bar.share)
+        # measured: longer guesses are tried where they are exact
+        with loading.open_files(*pair, options, quiet=quiet, measured=True) as engine:
             engine.windows.profile.path = None  # what is learnt of it is of no use later
             board = RaceBoard()
             with signals.stopping() as cancel:
                 promising = scaled_pair.promises(scaled_pair.trial(engine, board, cancel))
             if promising or kind is kinds[-1]:
                 way = _raced(engine, board, quiet=quiet)
-                return way, scaled_pair.why(board, way), kind, pair
+                return way, scaled_pair.why(board, way), kind
         _say(quiet, f"{kind.name} weights: a guess would cost more than it saves here")
         for path in pair:
             path.unlink()

@@ -49,18 +49,14 @@ def say(text: str, *codes: str) -> None:
     _put(f"{styled(sanitize(text), *codes)}\n")
 
 
-def is_terminal() -> bool:
-    return output.is_terminal(sys.stderr)
-
-
 def width() -> int:
     """Return the columns of the terminal that stderr is; 0 if it is none."""
-    return shutil.get_terminal_size().columns if is_terminal() else 0
+    return shutil.get_terminal_size().columns if output.is_terminal(sys.stderr) else 0
 
 
-def write(text: str, *codes: str, over: bool = False) -> None:
-    """Write a piece of text to stderr, without a new line; ``over`` replaces the line."""
-    _put(("\r" if over else "") + styled(sanitize(text), *codes))
+def write(text: str, *codes: str) -> None:
+    """Write a piece of text to stderr, without a new line."""
+    _put(styled(sanitize(text), *codes))
 
 
 def _put(text: str) -> None:

@@ -9,18 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specllama.cli import completion, diagnostics
+from specllama.cli import completion, diagnostics, output
 from specllama.cli.diagnostics import confirm, yes_option
-from specllama.cli.listing import (
-    Column,
-    json_option,
-    limit_option,
-    listing,
-    number,
-    picked,
-    show_path,
-    when,
-)
+from specllama.cli.listing import Column, json_option, limit_option, listing, number, picked, when
 from specllama.errors import UsageError
 from specllama.paths import data_dir, sessions_file
 from specllama.store import states
@@ -142,10 +133,9 @@ def rm(ids: tuple[str, ...], every: bool, typed: bool, yes: bool) -> None:
 
 
 @command.command("path")
-@json_option
-def path(as_json: bool) -> None:
+def path() -> None:
     """Print where conversations are kept."""
-    show_path(as_json, sessions_file())
+    output.line(str(sessions_file()))
 
 
 def _typed() -> list[Path]:

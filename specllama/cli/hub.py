@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,19 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specllama import paths
-from specllama.cli import completion, output
+from specllama.cli import completion, hub_views, output
 from specllama.cli.diagnostics import confirm, yes_option
-from specllama.cli.listing import (
-    Column,
-    json_option,
-    listing,
-    note,
-    number,
-    picked,
-    show_path,
-    show_table,
-)
-from specllama.cli.options import Finite
+from specllama.cli.listing import Column, json_option, listing, note, number, picked, show_table
 from specllama.errors import ModelUnavailable, UsageError
 from specllama.text import count, did_you_mean, size
 
@@ -69,7 +59,6 @@ def _client(insecure: bool) -> Any:
 @json_option
 def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
     """Search the hub for repositories with GGUF files."""
-    from specllama.cli.hub_views import quant_words
     from specllama.models import catalog
 
     hits = _client(insecure).search(text, limit=limit)
@@ -81,7 +70,7 @@ def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
         Column("repository", lambda hit: hit.repo + (" (gated)" if hit.gated else ""), give=True),
         number("params", lambda hit: count(hit.params or 0)),
         number("downloads", lambda hit: f"{hit.downloads:,}"),
-        Column("quants", lambda hit: quant_words(hit.quants), give=True),
+        Column("quants", lambda hit: hub_views.quant_words(hit.quants), give=True),
         Column("pair", lambda hit: known[hit.repo], style="green"),
     ]
     listing(
@@ -168,7 +157,6 @@ def _on_disk(ref: str) -> Path | None:
 
 
 def _show_file(path: Path, as_json: bool) -> None:
-    from specllama.cli.hub_views import show_header
     from specllama.models.gguf import read_header
     from specllama.models.summaries import summarize
 
@@ -177,7 +165,7 @@ def _show_file(path: Path, as_json: bool) -> None:
         told = picked(summary, "sidecar reason")
         output.json_line({"file": {**header.to_dict(), **told}})
     else:
-        show_header(header, summary)
+        hub_views.show_header(header, summary)
 
 
 @command.command("pull")
@@ -187,9 +175,6 @@ def _show_file(path: Path, as_json: bool) -> None:
 @click.option(
     "--revision", default="main", show_default=True, help="Branch, tag or commit of the repository."
 )
-@click.option(
-    "--offline", is_flag=True, help="List the files on this machine, without using the network."
-)
 @insecure_option
 @json_option
 def pull_command(
@@ -197,16 +182,17 @@ def pull_command(
     yes: bool,
     no_draft: bool,
     revision: str,
-    offline: bool,
     insecure: bool,
     as_json: bool,
 ) -> None:
-    """Download models. Run the same command again to resume an interrupted download."""
-    from specllama.cli.hub_views import check_headers, fetch, say_next_step
+    """Download models. Run the same command again to resume an interrupted download.
+
+    specllama --offline hub pull lists the files on this machine, without using the network.
+    """
     from specllama.models import hub_client, pull
 
     wanted = [found for ref in refs for found in pull.expand(ref, with_draft=not no_draft)]
-    if offline or hub_client.offline():
+    if hub_client.offline():
         here = []
         for role, hub_ref in wanted:
             model = pull.local(hub_ref)
@@ -226,17 +212,17 @@ def pull_command(
         confirm(f"download {size(total)} ({', '.join(item.ref for item in items)})?")
     for item in items:
         if item.missing:
-            fetch(client, item)
+            hub_views.fetch(client, item)
         else:
             note(f"{item.ref} is already here, {size(item.model.bytes)}: {item.path}")
-    check_headers(items)
+    hub_views.check_headers(items)
     if as_json:
         models = [
             _pulled(item.ref, item.role, item.path, item.model.bytes, item.listing.commit)
             for item in items
         ]
         output.json_line({"models": models})
-    say_next_step(refs, items)
+    hub_views.say_next_step(refs, items)
 
 
 def _pulled(ref: str, role: str, path: Path, n_bytes: int, commit: str | None) -> dict[str, object]:
@@ -252,7 +238,6 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
 
     With FOLDER, list the models below that folder instead.
     """
-    from specllama.cli.hub_views import show_sidecars, show_usable
     from specllama.models import library, refs
     from specllama.models.judgement import list_models, without_name
 
@@ -269,8 +254,8 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
         ]
         output.json_line({"models": told})
         return
-    show_usable([item for item in listed if item.summary.usable])
-    show_sidecars([item for item in listed if item.summary.sidecar])
+    hub_views.show_usable([item for item in listed if item.summary.usable])
+    hub_views.show_sidecars([item for item in listed if item.summary.sidecar])
     refused = [item for item in listed if not (item.summary.usable or item.summary.sidecar)]
     if refused:
         note(f"{len(refused)} more cannot be run:")
@@ -327,15 +312,19 @@ def verify(refs: tuple[str, ...], as_json: bool) -> None:
 
     Of a file whose digest is not known, the header and the lengths of its tensors are checked.
     """
-    from specllama.cli.progress import hash_progress
+    from specllama.cli.progress import Meter
     from specllama.models import library, receipts
 
     models = [_find(ref) for ref in refs] if refs else [m for m in library.scan() if m.owned]
-    verdicts = []
-    if models:
-        with hash_progress(sum(model.bytes for model in models)) as advanced:
-            for model in models:
-                verdicts += receipts.verify(model, advanced)
+    verdicts, done, total = [], dict[Path, int](), sum(model.bytes for model in models)
+    with Meter("hashing") as bar:
+
+        def advanced(file: Path, n: int) -> None:
+            done[file] = n
+            bar.at(sum(done.values()), total)
+
+        for model in models:
+            verdicts += receipts.verify(model, advanced)
     columns = [
         Column("status", "status"),
         Column("file", lambda verdict: verdict.path.name, give=True),
@@ -352,25 +341,18 @@ def verify(refs: tuple[str, ...], as_json: bool) -> None:
 
 @command.command("path")
 @click.argument("ref", required=False, shell_complete=completion.models)
-@json_option
-def path(ref: str | None, as_json: bool) -> None:
+def path(ref: str | None) -> None:
     """Print where models are kept, or where one model is."""
     from specllama.models.refs import resolve
 
-    show_path(as_json, resolve(ref) if ref else paths.models_dir())
+    output.line(str(resolve(ref) if ref else paths.models_dir()))
 
 
 @command.command("pairs")
 @click.argument("name", required=False, shell_complete=completion.pairs)
 @click.option("--fits", "only_fitting", is_flag=True, help="List only pairs that fit this machine.")
-@click.option(
-    "--memory",
-    "memory_gb",
-    type=Finite(0, min_open=True),
-    help="Assume this many GB of memory instead of this machine's.",
-)
 @json_option
-def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json: bool) -> None:
+def pairs(name: str | None, only_fitting: bool, as_json: bool) -> None:
     """List curated pairs of target and draft model.
 
     Those that fit this machine are marked. tok/s is an estimate from their size: plain, and with
@@ -379,12 +361,9 @@ def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json
     With NAME, show one pair with its repositories, the reason and its source.
     """
     from specllama.backend.this_machine import this_machine
-    from specllama.cli.hub_views import show_pair, show_pairs
     from specllama.models import catalog
 
     machine = this_machine()
-    if memory_gb is not None:
-        machine = replace(machine, memory=memory_gb * 1e9)
     chosen = list(catalog.load().values()) if name is None else [_named_pair(name)]
     entries = [(pair, machine.judge(pair)) for pair in chosen]
     entries = [entry for entry in entries if entry[1].fits != "no" or not only_fitting]
@@ -400,9 +379,9 @@ def pairs(name: str | None, only_fitting: bool, memory_gb: float | None, as_json
         note(f"no pair of the catalog fits {size(machine.memory)}; the bundled pair does: -m tiny")
         return
     if name is not None:
-        show_pair(*entries[0])
+        hub_views.show_pair(*entries[0])
     else:
-        show_pairs(entries)
+        hub_views.show_pairs(entries)
         note(
             f"judged for {size(machine.memory)} of memory · more: hub pairs NAME · get: hub pull "
             "NAME"

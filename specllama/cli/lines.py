@@ -77,10 +77,6 @@ class PipedLines:
         """Return the next message, several lines joined; None at the end of the input."""
         return read_message(self._read)
 
-    def prefilled(self, text: str) -> str | None:
-        """Let the user edit a text; None where the terminal cannot."""
-        return None
-
     def _read(self, prompt: str) -> str | None:
         raw = sys.stdin.buffer.readline(MOST_BYTES + 1)
         if len(raw) > MOST_BYTES:
@@ -110,15 +106,6 @@ class TerminalLines:
                 private_file(self._history)
                 self._readline.write_history_file(str(self._history))
         return text
-
-    def prefilled(self, text: str) -> str | None:
-        if self._readline is None or "\n" in text:
-            return None
-        self._readline.set_startup_hook(lambda: self._readline.insert_text(text))
-        try:
-            return self._read("edit> ")
-        finally:
-            self._readline.set_startup_hook(None)
 
     def _read(self, prompt: str) -> str | None:
         try:

@@ -173,14 +173,6 @@ def _cut(text: str, room: int) -> str:
     return text if len(text) <= room else text[: max(room - 1, 1)].rstrip() + "…"
 
 
-def show_path(as_json: bool, path: object) -> None:
-    """Print the whole answer of a command that shows a path."""
-    if as_json:
-        output.json_line({"path": str(path)})
-    else:
-        output.line(str(path))
-
-
 def when(seconds: float) -> str:
     """Format a moment in seconds since 1970, in local time: 2026-11-21 09:30."""
     return datetime.fromtimestamp(seconds).isoformat(" ", "minutes")

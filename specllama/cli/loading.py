@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -40,10 +39,22 @@ def open_engine(
         SpecllamaError: as ``Engine.load``.
     """
     model = model_of(settings, quiet=quiet)
-    progress = LoadingLine(shown=sys.stderr.isatty(), quiet=quiet)
+    options = dataclasses.replace(settings.engine_options(), parallel=parallel)
+    return open_files(model, settings["draft-model"], options, quiet=quiet, measured=measured)
+
+
+def open_files(
+    target: str | Path,
+    draft: str | Path | None,
+    options: EngineOptions,
+    *,
+    quiet: bool,
+    measured: bool = False,
+) -> Engine:
+    """Open the engine for a pair, and show the progress; otherwise as ``open_engine``."""
+    progress = LoadingLine(quiet=quiet)
     try:
-        options = dataclasses.replace(settings.engine_options(), parallel=parallel)
-        engine = load(model, settings["draft-model"], options, on_progress=progress)
+        engine = load(target, draft, options, on_progress=progress)
         if measured:
             engine.measure(progress)
         return engine
@@ -102,11 +113,9 @@ def load(
 class LoadingLine(Redrawn):
     """One line on a terminal, removed when loading is done; long steps are shown everywhere."""
 
-    def __init__(self, *, shown: bool, quiet: bool) -> None:
-        super().__init__()
-        self._shown = shown and not quiet
-        self._quiet = quiet
-        self._told = ""
+    def __init__(self, *, quiet: bool = False, hidden: bool = False) -> None:
+        super().__init__(hidden=hidden or quiet)
+        self._quiet, self._told = quiet, ""
 
     def __call__(self, event: Event) -> None:
         new = news(event)
@@ -115,7 +124,7 @@ class LoadingLine(Redrawn):
             diagnostics.note(notice.message)
         if new.measuring is not None and not self._quiet:
             self._measuring(new.measuring)
-        if self._shown and new.load is not None:
+        if new.load is not None:
             name = sanitize_line(new.load.path.replace("\\", "/").rsplit("/", 1)[-1])
             self.show(f"loading {name} {new.load.fraction:4.0%}"[:79])
 

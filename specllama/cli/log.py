@@ -7,7 +7,6 @@ import io
 import re
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import click
 
@@ -20,10 +19,8 @@ from specllama.cli.listing import (
     listing,
     number,
     picked,
-    show_path,
     show_table,
 )
-from specllama.cli.options import number_option
 from specllama.cli.printer import MEASURE, round_glyphs, statistics_line
 from specllama.errors import StoreError, UsageError
 from specllama.events import RoundDone
@@ -49,8 +46,8 @@ Examples:
   specllama log show                     the last run, round by round
   specllama log stats 20261121-0152      a run by the start of its name
   specllama log stats --all              every run together
-  specllama log plot --png rounds.png
-  specllama log export --csv > rounds.csv
+  specllama log plot                     acceptance over time and by position
+  specllama log export > rounds.csv
   specllama log rm --all                 delete every log
 
 \b
@@ -66,6 +63,8 @@ Examples:
   specllama log rm 20261121-0152 20261121-0160
   specllama log rm --all --yes
 """
+
+SLICES = 5  # of the time of a run
 
 run_argument = click.argument(
     "run", default="last", metavar="[RUN]", shell_complete=completion.runs
@@ -155,8 +154,7 @@ def show(run: str, turn: int | None, limit: int | None, as_json: bool) -> None:
     turns = [t for t in record.turns if turn in (None, t.index)]
     if turn is not None and not turns:
         raise UsageError(f"{record.run} has no request {turn}")
-    for text in _headline(record):
-        output.line(text)
+    output.line(_headline(record))
     skip = sum(len(t.rounds) for t in turns) - limit if limit is not None else 0
     for one in turns:
         rounds = one.rounds[max(skip, 0) :]
@@ -168,10 +166,8 @@ def show(run: str, turn: int | None, limit: int | None, as_json: bool) -> None:
 @command.command("stats")
 @click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=completion.runs)
 @click.option("--all", "every", is_flag=True, help="Add up all runs.")
-@number_option("--slices", default=5, most=1000,
-               help="Number of parts into which the time of a run is divided.")  # fmt: skip
 @json_option
-def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> None:
+def stats(runs: tuple[str, ...], every: bool, as_json: bool) -> None:
     """Totals, and acceptance by position, by source and over time."""
     paths = list_runs() if every else [find_run(run) for run in runs or ("last",)]
     if not paths:
@@ -189,7 +185,7 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
     wrote = summary.generated(records)
     sources, positions = stats_by_source(rounds), total.by_depth
     # Time has one axis per run: slices of several runs would mix them.
-    in_time = summary.by_time(records[0], slices) if len(records) == 1 else []
+    in_time = summary.by_time(records[0], SLICES) if len(records) == 1 else []
     if as_json:
         output.json_line(
             {
@@ -236,13 +232,8 @@ def stats(runs: tuple[str, ...], every: bool, slices: int, as_json: bool) -> Non
 
 @command.command("plot")
 @run_argument
-@click.option(
-    "--png",
-    type=click.Path(path_type=Path),
-    help="Write an image instead of text; needs matplotlib (pip install matplotlib).",
-)
 @json_option
-def plot(run: str, png: Path | None, as_json: bool) -> None:
+def plot(run: str, as_json: bool) -> None:
     """Draw acceptance over time and by position."""
     record = read_run(find_run(run))
     if not record.rounds:
@@ -259,12 +250,7 @@ def plot(run: str, png: Path | None, as_json: bool) -> None:
             }
         )
         return
-    if png is not None:
-        title = sanitize_line(" ".join(_headline(record)[:1]))
-        charts.save_png(png, title, slices, positions)
-        diagnostics.note(f"wrote {png}")
-        return
-    output.line(_headline(record)[0])
+    output.line(_headline(record))
     output.line()
     output.line("accepted drafts over time")
     for text in charts.time_chart(slices):
@@ -280,58 +266,23 @@ def plot(run: str, png: Path | None, as_json: bool) -> None:
 
 @command.command("export")
 @run_argument
-@click.option(
-    "--csv", "form", flag_value="csv", default="csv", help="Write CSV, one row per round (default)."
-)
-@click.option("--json", "form", flag_value="json", help="Write the whole run as one JSON object.")
-@click.option("--md", "form", flag_value="md", help="Write Markdown, to paste into an issue.")
-@click.option(
-    "-o",
-    "--output",
-    "target",
-    type=click.Path(path_type=Path),
-    help="Write to a file instead of stdout.",
-)
-def export(run: str, form: str, target: Path | None) -> None:
-    """Export a run: as CSV, JSON or Markdown."""
-    record = read_run(find_run(run))
-    if form == "csv":
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(summary.CSV_COLUMNS)
-        writer.writerows(summary.csv_rows(record))
-        raw = buffer.getvalue().encode("utf-8", "replace")
-    elif form == "json":
-        from specllama.store.codec import encode
-
-        raw = encode(summary.run_json(record)) + b"\n"
-    else:
-        from specllama.speculative.drafting.method import methods
-        from specllama.store.summary import run_document
-
-        raw = run_document(record, {one.name: one.short for one in methods()}).encode(
-            "utf-8", "replace"
-        )
-    if target is None:
-        output.write(raw.decode("utf-8"))
-        return
-    try:
-        target.write_bytes(raw)
-    except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror or error}") from None
-    diagnostics.note(f"wrote {target}")
+def export(run: str) -> None:
+    """Print a run as CSV, one row per round. Its lines as JSON: specllama log show --json."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(summary.CSV_COLUMNS)
+    writer.writerows(summary.csv_rows(read_run(find_run(run))))
+    output.write(buffer.getvalue())
 
 
 @command.command("path")
 @click.argument("run", required=False, shell_complete=completion.runs)
-@json_option
-def path_(run: str | None, as_json: bool) -> None:
+def path_(run: str | None) -> None:
     """Print where the logs are; with RUN, the path of that log."""
-    found = rounds_dir() if run is None else find_run(run)
-    show_path(as_json, found)
+    output.line(str(rounds_dir() if run is None else find_run(run)))
 
 
-def _headline(record: RunRecord) -> list[str]:
+def _headline(record: RunRecord) -> str:
     run = summary.run_dict(record)
     pair = str(run["target"] or "unknown target")
     if run["draft"]:
@@ -340,7 +291,7 @@ def _headline(record: RunRecord) -> list[str]:
     target = record.header.get("target")
     repacked = target.get("repacked") if isinstance(target, dict) else None
     layout = f", weights {'repacked' if repacked else 'as stored'}" if repacked is not None else ""
-    return [f"{record.run}: {pair} on {device}{layout}"]
+    return f"{record.run}: {pair} on {device}{layout}"
 
 
 def _show_turn(turn: LoggedTurn, rounds: list[RoundDone], numbered: bool) -> None:

@@ -10,7 +10,7 @@ from specllama.cli.output import WordWrap
 from specllama.events import Event, Finished, RoundDone
 from specllama.figures import Figures
 from specllama.store.codec import encode_event
-from specllama.text import WordCount, number_of, rate
+from specllama.text import number_of, rate
 from specllama.told import news
 from specllama.verdict import lead, words
 
@@ -32,7 +32,7 @@ class Printer:
         as_json: print every event as a JSON line instead of the text.
         quiet: print warnings, but no other notices and no statistics.
         close_line: end the text with a newline if it has none.
-        thoughts: "show" dims them on stderr, "fold" counts their words in a line, "hide" is silent.
+        thoughts: "show" dims them on stderr, "hide" is silent.
         known: None, or for a chat the notes that it has shown: each is shown once, words are
             wrapped on a terminal, and the figures take one short line.
     """
@@ -52,7 +52,6 @@ class Printer:
         self._text = WordWrap(output.width()) if wraps and output.is_terminal() else None
         self._thought = WordWrap(columns) if wraps and columns else None
         self._thinking = self._tells_rounds = False  # the engine tells them after each text at once
-        self._count = WordCount()
         self._lines: list[bytes] = []  # to be written with the next
 
     def show(self, events: Iterator[Event]) -> None:
@@ -123,13 +122,6 @@ class Printer:
             self._thinking = True
             shown = text if self._thought is None else self._thought.feed(text)
             diagnostics.write(shown, diagnostics.DIM)
-        elif self.thoughts == "fold":
-            self._thinking = True
-            self._count.feed(text)
-            if diagnostics.is_terminal():
-                diagnostics.write(
-                    f"thinking: {self._count.words} words", diagnostics.DIM, over=True
-                )
 
     def _end_thought(self) -> None:
         if not self._thinking:
@@ -137,11 +129,7 @@ class Printer:
         self._thinking = False
         if self._thought is not None:
             diagnostics.write(self._thought.finish(), diagnostics.DIM)
-        if self.thoughts == "fold":
-            over = diagnostics.is_terminal()
-            line = f"thought: {self._count.words} words" + " " * over  # "thinking" was longer
-            diagnostics.write(line, diagnostics.DIM, over=over)
-        diagnostics.write("\n\n" if self.thoughts == "show" else "\n")
+        diagnostics.write("\n\n")
 
 
 def statistics_line(end: Finished) -> str:

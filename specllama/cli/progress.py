@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 from specllama.cli import diagnostics
 
 STEP = 10
+QUIET_S = 30.0  # between the lines of a meter
 
 
 class Bar:
@@ -92,12 +90,15 @@ class Bar:
 
 
 class Redrawn:
-    """One line of a terminal's stderr that is drawn anew, and removed in the end."""
+    """One line of a terminal's stderr that is drawn anew, and removed in the end; elsewhere, or
+    where it is ``hidden``, nothing."""
 
-    def __init__(self) -> None:
-        self._length = 0
+    def __init__(self, *, hidden: bool = False) -> None:
+        self._shown, self._length = not hidden and sys.stderr.isatty(), 0
 
     def show(self, text: str) -> None:
+        if not self._shown:
+            return
         print(f"\r{text.ljust(self._length)}", end="", file=sys.stderr, flush=True)
         self._length = len(text)
 
@@ -108,11 +109,12 @@ class Redrawn:
 
 
 class Meter:
-    """The progress of a measurement: a bar on a terminal, nothing elsewhere."""
+    """The progress of a measurement: a bar on a terminal, elsewhere a line every half minute."""
 
     def __init__(self, label: str) -> None:
         self._label = label
         self._bar: Bar | None = None
+        self._said = time.monotonic()
 
     def __enter__(self) -> Meter:
         return self
@@ -133,36 +135,9 @@ class Meter:
             self._bar = Bar(self._label, total, transfer=False).__enter__()
         if self._bar is not None:
             self._bar.advanced(done)
+        elif time.monotonic() >= self._said + QUIET_S:
+            self._said = time.monotonic()
+            diagnostics.note(f"{self._label}: {done / total:.0%}")
 
-
-@contextmanager
-def shares(*, shown: bool) -> Iterator[Callable[[str, float], None]]:
-    """Show the share of a thing that is done, by its name, in one line of a terminal."""
-    line = Redrawn()
-
-    def progress(name: str, share: float) -> None:
-        if shown and sys.stderr.isatty():
-            line.show(f"{name} {share:4.0%}"[:79])
-
-    try:
-        yield progress
-    finally:
-        line.clear()
-
-
-@contextmanager
-def hash_progress(total: int) -> Iterator[Callable[[Path, int], None]]:
-    """Show progress over several files: called with (file, bytes of it done). Files that are not
-    hashed show nothing."""
-    done: dict[Path, int] = {}
-    with ExitStack() as shown:
-        bar: Bar | None = None
-
-        def advanced(file: Path, n: int) -> None:
-            nonlocal bar
-            if bar is None:
-                bar = shown.enter_context(Bar("hashing", total))
-            done[file] = n
-            bar.advanced(sum(done.values()))
-
-        yield advanced
+    def share(self, done: float) -> None:
+        self.at(int(done * 1000), 1000)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama.cli import diagnostics, loading
+from specllama.cli import diagnostics, loading, output
+from specllama.cli.listing import Column, number, show_table
 from specllama.cli.options import (
     LOADING,
     Decorated,
-    Finite,
     GroupedCommand,
     grouped,
     length_option,
@@ -25,17 +26,29 @@ from specllama.cli.options import (
     settings_options,
     temperatures_option,
 )
+from specllama.cli.progress import Meter
 from specllama.errors import UsageError
+from specllama.rates import share
 from specllama.settings.method_list import names
 from specllama.settings.params import WINDOWS, GenerateParams, WindowKind
 from specllama.speculative.drafting.method import methods
+from specllama.text import number_of, percent, sanitize_line
 
 if TYPE_CHECKING:
     from specllama.bench.prompts import BenchPrompt
+    from specllama.bench.proof import Case, Way
+    from specllama.bench.rounding import RowProbe
     from specllama.engine.engine import Engine
     from specllama.settings.config_file import Settings
 
 ALL = names()
+COUNTED = ("identical", "tokens", "drafted", "accepted", "bitwise")  # over all cases
+COLUMNS: dict[Way, str] = {
+    "cold": "cold",
+    "behind": "after another prompt",
+    "turns": "second turn",
+    "beside": "beside others",
+}
 
 EPILOG = """\b
 Examples:
@@ -43,7 +56,7 @@ Examples:
   specllama prove -m target.gguf -d draft.gguf
   specllama prove --prompts mine.txt -n 5 --draft-max 4 --draft-max 8
   specllama prove -n 200 --proposer all        every method there is
-  specllama prove --window auto --pauses 3     the clock must not change a token
+  specllama prove --window auto                draft lengths that follow measured times
   specllama prove -n 50 --skip 150             prompts 151 to 200
   specllama prove --parallel 8                 eight replies side by side
   specllama prove --json > proof.jsonl
@@ -115,14 +128,6 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts",
     type=click.Choice(WINDOWS),
     help="How far to draft; auto goes by measured times. Default: the setting; else fixed.",
 )
-@click.option(
-    "--pauses",
-    "pauses_ms",
-    type=Finite(0, 1000),
-    default=0.0,
-    metavar="MS",
-    help="Make passes and drafts take up to MS milliseconds longer, at random.",
-)
 @number_option("--parallel", default=1, most=64,
                help="Write N replies at once, with random arrivals and cancels.")  # fmt: skip
 @seed_option
@@ -140,7 +145,6 @@ def command(
     proposers: tuple[str, ...],
     widths: tuple[int, ...],
     window: WindowKind | None,
-    pauses_ms: float,
     parallel: int,
     seed: int,
     as_json: bool,
@@ -167,12 +171,11 @@ def command(
     pair does not have is skipped, with the reason. Only unexplained differences end with status 1.
     --against proves another server: its greedy texts, and the law that its replies follow.
     """
-    from specllama.bench.proof import prove, random_pauses
-    from specllama.cli.prove_views import Proof
+    from specllama.bench.proof import prove
 
     server = {name: flags.pop(name) for name in _OF_SERVER}
     settings = resolve(flags)
-    if _is_server(server, (proposers, widths, window, pauses_ms, parallel > 1)):
+    if _is_server(server, (proposers, widths, window, parallel > 1)):
         from specllama.cli import prove_against
 
         request = GenerateParams(max_tokens=max_tokens, seed=seed + skip)
@@ -190,8 +193,6 @@ def command(
         engine = stack.enter_context(_opened(settings, parallel, quiet=as_json))
         widths = widths or _usual(settings, window, engine.info.exact_rows)
         names, skipped = _methods(engine, wanted, len(chosen), quiet=as_json)
-        if pauses_ms:
-            stack.enter_context(random_pauses(engine, pauses_ms, seed=seed))
         drafting = len(names) * len(widths)
         total = len(chosen) * len(temperatures) * (drafting if parallel > 1 else 3 * drafting + 1)
         proof = Proof(engine, total, skipped, as_json=as_json)
@@ -216,7 +217,7 @@ def _is_server(server: Mapping[str, Any], own: Sequence[object]) -> bool:
     """True if another server is to be proved; ``own``: flags of a proof of our own pair."""
     if server["against"] is not None and any(own):
         raise UsageError(
-            "methods, draft lengths, pauses and --parallel are the server's own here",
+            "methods, draft lengths and --parallel are the server's own here",
             "leave them out; --at-once N asks it for N replies at the same time",
         )
     if server["against"] is None and any([server[name] for name in _GIVEN]):
@@ -250,7 +251,6 @@ def _methods(
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Choose the methods that the pair has; note them, and why the others are missing."""
     from specllama.bench.proof import available
-    from specllama.cli.prove_views import headline
 
     names, skipped = available(engine, wanted)
     if not names:
@@ -287,3 +287,176 @@ def _usual(settings: Settings, window: WindowKind, exact_rows: int) -> tuple[int
     if most := _as_set(settings, "draft-max", but=0):
         return most
     return (GenerateParams().draft_limit(exact_rows) if window == "auto" else 4,)
+
+
+class Proof:
+    """A proof in progress, and its reports: differences and progress on stderr, the table and the
+    verdict on stdout.
+
+    Args:
+        total: comparisons to come.
+        skipped: methods that are left out, and why.
+    """
+
+    def __init__(
+        self, engine: Engine, total: int, skipped: dict[str, str], *, as_json: bool
+    ) -> None:
+        self.engine, self.skipped, self.as_json = engine, skipped, as_json
+        self.cases: list[Case] = []
+        self.probes: list[RowProbe] = []
+        self.finished = False
+        self._total, self._meter = total, Meter("comparing")
+
+    def leave_out(self, name: str, reason: str) -> None:
+        self.skipped[name] = reason
+        self._meter.say(f"skipped {name}: {reason}")
+
+    def run(
+        self, cases: Iterable[Case], prompts: Sequence[BenchPrompt], skip: int, end: int
+    ) -> None:
+        """Show each comparison as it comes, and then the outcome; exit with status 1 if it is not
+        lossless. Prompts ``skip`` to ``end`` were asked for."""
+        from specllama.bench.rounding import probe_stated_rows
+
+        try:
+            with self._meter:
+                for case in cases:
+                    self.cases.append(case)
+                    if self.as_json:
+                        output.json_line(case.to_dict())
+                    for line in () if self.as_json else differences(case):
+                        self._meter.say(sanitize_line(line))
+                    self._meter.at(len(self.cases), self._total)
+                self.probes = probe_stated_rows(self.engine, prompts)
+                self.finished = True
+        finally:
+            self._tell(skip, end)
+        told = self.summary()
+        if told["unexplained"] or told["rows_differ"]:
+            raise SystemExit(1)
+
+    def _tell(self, skip: int, end: int) -> None:
+        """Report the outcome, or how to continue."""
+        summary = self.summary()
+        if not self.finished and self.cases:
+            done = skip + len({case.prompt for case in self.cases}) - 1
+            diagnostics.say(f"ended early; continue with --skip {done} -n {end - done}")
+        if self.as_json:
+            output.json_line({**summary, "finished": self.finished})
+        elif self.cases:
+            table(self.cases)
+            if self.finished:
+                rows_alike(self.probes)
+                verdict(summary)
+
+    def summary(self) -> dict[str, object]:
+        cases, info = self.cases, self.engine.info
+        return {
+            "type": "summary",
+            "cases": len(cases),
+            "near_ties": sum(not c.identical and c.ok for c in cases),
+            "unexplained": sum(not c.ok for c in cases),
+            **{name: sum(getattr(c, name) for c in cases) for name in COUNTED},
+            "skipped": self.skipped,
+            "ways": {
+                way: {"cases": len(found), "identical": sum(c.identical for c in found)}
+                for way in dict.fromkeys(c.way for c in cases)
+                for found in [[c for c in cases if c.way == way]]
+            },
+            "exactness": info.exactness,
+            "measured": info.measured,
+            "rows_differ": any(probe.difference > 0.0 for probe in self.probes),
+            "rows": {str(probe.rows): probe.difference for probe in self.probes},
+        }
+
+
+def headline(engine: Engine, proposers: Sequence[str], prompts: int) -> str:
+    """Write the pair, the machine and the coming comparison in one line."""
+    info = engine.info
+    draft = f" + {info.draft.label}" if info.draft else ""
+    return sanitize_line(
+        f"{info.target.label}{draft} on {info.device}, "
+        f"{info.exactness}; {number_of(prompts, 'prompt')}, "
+        f"methods {', '.join(proposers)}; "
+        "one plain text per prompt and temperature for all of them"
+    )
+
+
+def differences(case: Case) -> Iterator[str]:
+    """Describe a comparison whose texts differ; nothing for the others."""
+    if (d := case.difference) is not None:
+        kind = "near-tie" if d.explained and not case.bitwise else "DIFFERENT"
+        exact = ", although its passes are bit-exact here" if case.bitwise else ""
+        where = "" if case.way == "cold" else f", {COLUMNS[case.way]}"
+        bound = f", rounding explains {d.bound:.2g} here" if d.bound else ""
+        parted = (
+            f"logprobs of {d.plain_text!r} differ by {d.gap:.2g}"
+            if d.of_logprobs
+            else f"{d.plain_text!r} or {d.spec_text!r}, gap {d.gap:.4f}{bound}"
+        )
+        yield (
+            f"{kind}: prompt {case.prompt} ({case.slice}), {case.proposer}, "
+            f"temperature {case.temperature:g}, draft-max {case.draft_max}{where}, "
+            f"token {d.position}: {parted}{exact}"
+        )
+    if not case.law_holds:
+        yield (
+            f"COUNTERS: prompt {case.prompt}, {case.proposer}: "
+            "emitted is not accepted + rounds - cut"
+        )
+
+
+def table(cases: Sequence[Case]) -> None:
+    """Show one row per proposer and temperature, one column per way."""
+    rows: dict[tuple[float, str], list[Case]] = {}
+    for case in cases:
+        rows.setdefault((case.temperature, case.proposer), []).append(case)
+    ways = [way for way in COLUMNS if any(case.way == way for case in cases)]
+    columns = [
+        Column("proposer", lambda group: group[0].proposer),
+        number("temperature", lambda group: f"{group[0].temperature:g}"),
+        *(number(COLUMNS[way], partial(_identical, way)) for way in ways),
+        number("tokens", lambda group: sum(case.tokens for case in group)),
+        number("accepted", _accepted),
+    ]
+    order = sorted(rows, key=lambda row: (row[0], row[1] == "none"))
+    show_table([rows[row] for row in order], columns)
+
+
+def _accepted(cases: Sequence[Case]) -> str:
+    drafted, accepted = (sum(getattr(c, name) for c in cases) for name in ("drafted", "accepted"))
+    return percent(share(accepted, drafted))
+
+
+def _identical(way: Way, cases: Sequence[Case]) -> str:
+    found = [case.identical for case in cases if case.way == way]
+    return f"{sum(found)}/{len(found)}" if found else "–"
+
+
+def rows_alike(probes: Sequence[RowProbe]) -> None:
+    """Show up to which width passes equal single steps bit for bit here, if that was measured."""
+    differ = next((probe for probe in probes if probe.difference > 0.0), None)
+    if differ is not None:
+        exact = max((probe.rows for probe in probes if probe.rows < differ.rows), default=1)
+        output.line(
+            f"rows: a pass of {differ.rows} differs from single steps by up to "
+            f"{differ.difference:.1g} here; --draft-max {exact - 1} stays exact"
+        )
+    elif probes:
+        output.line(f"passes of up to {probes[-1].rows} tokens are bit-identical here")
+
+
+def verdict(summary: Mapping[str, object]) -> None:
+    """Show the last line: lossless, lossless up to near-ties, or not."""
+    if summary["rows_differ"]:
+        output.line("NOT bit-exact here: rows differ where passes were measured to be equal")
+    elif summary["unexplained"]:
+        output.line(f"NOT lossless here: {summary['unexplained']} unexplained differences")
+    elif summary["near_ties"]:
+        output.line(
+            f"lossless up to {summary['near_ties']} near-ties of the target's own arithmetic"
+        )
+    else:
+        output.line(
+            f"lossless: {summary['identical']} of {summary['cases']} identical, token for token"
+        )

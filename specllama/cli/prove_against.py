@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,7 +85,7 @@ def run(
         )
         if not as_json:
             diagnostics.say(f"{speculative.what}; plain: {plain.what}")
-        watch = Redrawn() if not as_json and sys.stderr.isatty() else None
+        watch = Redrawn(hidden=as_json)
         wishes = [pure(base, t) for t in temperatures]
         try:
             for text in compare_texts(
@@ -95,17 +94,15 @@ def run(
                 proof.texts.append(text)
                 if as_json:
                     output.json_line(text.to_dict())
-                if watch is not None:
-                    equal = sum(case.same for case in proof.texts)
-                    watch.show(f"{len(proof.texts)} texts compared, {equal} equal")
+                equal = sum(case.same for case in proof.texts)
+                watch.show(f"{len(proof.texts)} texts compared, {equal} equal")
             for asked in filter(lambda wish: wish.sampling.temperature, wishes):
                 _follow(proof, further, asked, law, flags["tokens"], watch, as_json=as_json)
             proof = dataclasses.replace(proof, finished=True)
         except EngineDied as error:
             notes.append(f"the server went away: {error.message}")
         finally:
-            if watch is not None:
-                watch.clear()
+            watch.clear()
             _show(proof, as_json=as_json)
         if report.judge(proof).fault or not proof.finished:
             raise SystemExit(1)
@@ -117,7 +114,7 @@ def _follow(
     asked: GenerateParams,
     law: PlainLaw,
     most: int,
-    watch: Redrawn | None,
+    watch: Redrawn,
     *,
     as_json: bool,
 ) -> None:
@@ -135,11 +132,10 @@ def _follow(
             continue
         for case in follow_law(arm, law, prompts, asked, most=most):
             laws[:] = [*(one for one in laws if one.over), case]
-            if watch is not None:
-                watch.show(
-                    f"{case.arm}, temperature {temperature:g}: {case.tokens} of {most} tokens, "
-                    f"evidence 10^{case.evidence:.1f}"
-                )
+            watch.show(
+                f"{case.arm}, temperature {temperature:g}: {case.tokens} of {most} tokens, "
+                f"evidence 10^{case.evidence:.1f}"
+            )
         if as_json:
             output.json_line(laws[-1].to_dict())
         if not laws[-1].shown:

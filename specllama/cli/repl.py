@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "continue": ("", "Continue the last reply."),
     "answer": ("", "End the thought of a stopped reply and answer now."),
     "think": ("[LEVEL]", "How hard the model thinks: on, off, low, medium, high or auto."),
-    "edit": ("[TEXT]", "Change the last question and answer it."),
+    "edit": ("TEXT", "Change the last question and answer it."),
     "read": ("PATH", "Put a file's text into the next message."),
     "sessions": ("[WORDS]", "List stored conversations."),
     "new": ("", "Begin a new conversation."),
@@ -233,10 +233,9 @@ class Repl:
         if "user" not in roles:
             raise UsageError("there is nothing to edit yet")
         index = len(roles) - 1 - roles[::-1].index("user")
-        text = rest or self.lines.prefilled(self.session.messages[index].content)
-        if text is None or not text.strip():
-            raise UsageError("nothing changed", "write /edit and the new question")
-        self._reply(lambda cancel: self.session.edit(index, text, cancel=cancel))
+        if not rest:
+            raise UsageError("/edit takes the new question", "Up brings the last one back")
+        self._reply(lambda cancel: self.session.edit(index, rest, cancel=cancel))
 
     def _do_read(self, rest: str) -> None:
         name = attach.unquoted(rest)

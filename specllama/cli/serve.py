@@ -172,7 +172,7 @@ def command(
         most=models_max,
         waiting=settings["queue"],
         idle_s=seconds(settings["idle-unload"]),
-        on_event=None if quiet else loading.LoadingLine(shown=False, quiet=False),
+        on_event=None if quiet else loading.LoadingLine(hidden=True),
     )
     service = Service(
         models,

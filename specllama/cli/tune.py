@@ -124,7 +124,7 @@ def command(
             max_tokens=max_tokens,
             repetitions=2 if quick else 3,
             checks=0 if quick else repetitions,
-            progress=lambda share: meter.at(int(share * 1000), 1000),
+            progress=meter.share,
             say=lambda words: None if as_json else meter.say(words),
         )
         info = engine.info

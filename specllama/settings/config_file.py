@@ -33,7 +33,6 @@ from specllama.settings.setting import Setting, variable_of
 PROJECT_FILE = "specllama.toml"
 # where texts go, stay or come from: the user's
 PERSONAL = ("rpc", "kv-disk", "draft-from", "log-file")
-CARD = "the model's card"
 _KINDS: dict[str, tuple[Any, str]] = {
     "int": (int, "a whole number"),
     "float": (float, "a number"),
@@ -45,7 +44,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value and its origin: "flag", "SPECLLAMA_X", a file's path, CARD, or "default"."""
+    """A value and its origin: "flag", "SPECLLAMA_X", a file's path, or "default"."""
 
     value: Any
     origin: str
@@ -72,21 +71,12 @@ class Settings:
 
     def changes(self) -> dict[str, Value]:
         """Return the values from variables and files; no typed flags, no defaults."""
-        return {s.name: v for s, v in self if v.origin not in ("flag", CARD, "default")}
+        return {s.name: v for s, v in self if v.origin not in ("flag", "default")}
 
     def with_flags(self, typed: Mapping[str, Any]) -> Settings:
         """Return the settings with typed flags on top; check every value."""
         flags = {name: Value(check(name, value), "flag") for name, value in typed.items()}
         return Settings({**self._values, **flags})
-
-    def with_card(self, card: Mapping[str, float]) -> Settings:
-        """Return the settings for a model whose card recommends these sampling fields."""
-        said = {
-            setting.name: Value(card[name], CARD)
-            for name, setting in self._unset_sampling()
-            if name in card
-        }
-        return Settings({**self._values, **said})
 
     def engine_options(self) -> EngineOptions:
         return EngineOptions(**self._room("engine"), place=PlaceOptions(**self._room("place")))
@@ -94,16 +84,10 @@ class Settings:
     def generate_params(self, **changes: Any) -> GenerateParams:
         """Return the parameters of a request; ``changes`` are further GenerateParams fields."""
         sampling = SamplingParams(**self._room("sampling"))
-        left = tuple(sorted(name for name, _ in self._unset_sampling()))
-        fields = {"sampling": sampling, "from_card": left, **self._room("generate"), **changes}
-        return GenerateParams(**fields)
-
-    def _unset_sampling(self) -> Iterator[tuple[str, Setting]]:
-        """Yield the sampling fields that are at their default."""
-        for setting, value in self:
-            room, _, name = setting.field.partition(".")
-            if room == "sampling" and value.origin == "default":
-                yield name, setting
+        fields = ((s.field.partition("."), v) for s, v in self)
+        left = sorted(f[2] for f, v in fields if f[0] == "sampling" and v.origin == "default")
+        own = {"sampling": sampling, "from_card": tuple(left), **self._room("generate")}
+        return GenerateParams(**own | changes)
 
     def _room(self, room: str) -> dict[str, Any]:
         return {

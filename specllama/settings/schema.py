@@ -37,9 +37,9 @@ class AppOptions:
     )
     thoughts: str = setting(
         "show",
-        "Thoughts in the terminal: shown on stderr, folded to one line, or hidden.",
+        "Thoughts in the terminal: shown on stderr, or hidden.",
         "Thoughts and template",
-        choices=("show", "fold", "hide"),
+        choices=("show", "hide"),
     )
     system: str | None = setting(None, "System prompt.", "Output")
     log: bool = setting(True, "Write a round log (see specllama log).", "Output")

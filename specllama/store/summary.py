@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -12,16 +12,7 @@ from specllama.figures import Figures, SpecStats
 from specllama.rates import share
 from specllama.settings.params import GenerateParams
 from specllama.store.codec import params_to_dict
-from specllama.store.document import (
-    Raw,
-    fact_list,
-    folded,
-    heading,
-    page,
-    paragraph,
-    quote,
-    table,
-)
+from specllama.store.document import Raw, fact_list, folded, heading, paragraph, quote, table
 from specllama.store.rounds import LoggedTurn, RunRecord
 from specllama.verdict import judge, passes_of, words
 
@@ -136,23 +127,6 @@ def csv_rows(record: RunRecord) -> list[list[Any]]:
     ]
 
 
-def run_json(record: RunRecord) -> dict[str, Any]:
-    """Return a whole run as one document."""
-    return {
-        **run_dict(record),
-        "header": record.header,
-        "requests": [
-            {
-                "turn": turn.index,
-                "start": turn.started.to_dict() if turn.started else None,
-                "rounds": [done.to_dict() for done in turn.rounds],
-                "finish": turn.finished.to_dict() if turn.finished else None,
-            }
-            for turn in record.turns
-        ],
-    }
-
-
 def _model_name(model: Any) -> str | None:
     if not isinstance(model, dict):
         return None
@@ -164,20 +138,6 @@ ROUNDS = 400  # of a reply that are shown: an issue holds 65,536 characters
 ROUND_HEADS = ("round", "drafted by", "guesses", "kept", "wrote", "took", "plain steps would take")
 USUAL = params_to_dict(GenerateParams())
 ALWAYS = ("temperature", "seed", "proposer", "verify", "window")  # of the settings
-
-
-def run_document(record: RunRecord, names: Mapping[str, str]) -> str:
-    """Return a document with every reply of a run; ``names``: of the methods, for people."""
-    parts: list[str] = []
-    several = len(record.turns) > 1
-    for turn in record.turns:
-        if several:
-            parts.append(heading(f"Reply {turn.index + 1}"))
-        parts += reply_parts(turn, names)
-    begun = [turn.started for turn in record.turns if turn.started is not None]
-    seeds = [started.seed for started in begun if "seed" not in started.unknown]
-    parts += [*provenance(record.header), settings(record.header.get("params"), seeds)]
-    return page(f"Run {record.run}", parts)
 
 
 def reply_parts(turn: LoggedTurn, names: Mapping[str, str], text: str = "") -> list[str]:
@@ -275,14 +235,11 @@ def _model(role: str, model: Mapping[str, Any]) -> list[str]:
     return [f"{'target' if role == 'target' else 'draft model'}: ", Raw(name), ", ", quant, *facts]
 
 
-def settings(params: Any, seeds: Sequence[int] = ()) -> str:
-    """List the settings that differ from the usual ones, and a few that people always want; show
-    ``seeds`` of the replies if no seed was set."""
+def settings(params: Any) -> str:
+    """List the settings that differ from the usual ones, and a few that people always want."""
     if not isinstance(params, dict):
         return ""
     flat = {**params, **_dict(params.get("sampling"))}
-    if flat.get("seed") is None and seeds:
-        flat["seed"] = f"drawn, {', '.join(map(str, seeds))}"
     usual = {**USUAL, **_dict(USUAL["sampling"])}
     lines = [
         [f"{name}: ", Raw(str(value))]

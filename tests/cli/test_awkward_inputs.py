@@ -130,8 +130,6 @@ def test_links_that_lead_to_themselves(
         ("bench", "run", "--temperature", "nan"),
         ("prove", "--temperature", "inf"),
         ("tune", "--temperature", "nan"),
-        ("prove", "--pauses", "nan"),
-        ("hub", "pairs", "--memory", "nan"),
     ],
 )
 def test_not_a_number(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,6 @@
 """Settings: precedence, origins, editing files in place, completion scripts."""
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -280,22 +279,6 @@ def test_completion_answers(home: Path, words: str, expected: str) -> None:
 
 
 # -- what comes from a model's card --
-
-
-def test_config_show_names_the_card(cli, tmp_path: Path) -> None:
-    model = ggufs.write_llama(
-        tmp_path / "m.gguf", keys={"general.sampling.temp": 0.6, "general.sampling.mirostat": 2}
-    )
-    shown = cli("config", "show", "--origin", "-m", str(model))
-    assert shown.code == 0
-    assert [line.split() for line in shown.out.splitlines()] == [
-        ["temperature", "=", "0.6", "#", "the", "model's", "card"]
-    ]
-    assert "mirostat" in shown.err
-    listed = json.loads(cli("config", "show", "temperature", "-m", str(model), "--json").out)
-    assert listed["settings"][0]["origin"] == "the model's card"
-    assert listed["settings"][0]["default"] == 0.8
-    assert cli("config", "show", "-m", str(tmp_path / "none.gguf")).code == 3
 
 
 def test_run_samples_as_the_card_says(cli) -> None:

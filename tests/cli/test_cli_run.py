@@ -285,9 +285,7 @@ def test_a_terminal_without_a_prompt_gets_a_hint(driver) -> None:
 THOUGHTFUL = "<think>\nLet me see.\n</think>\n\nParis."
 
 
-@pytest.mark.parametrize(
-    ("how", "shown"), [("show", "Let me see.\n\n"), ("fold", "thought: 3 words\n"), ("hide", "")]
-)
+@pytest.mark.parametrize(("how", "shown"), [("show", "Let me see.\n\n"), ("hide", "")])
 def test_thoughts_go_to_stderr_or_nowhere(cli, how: str, shown: str) -> None:
     cli.reply(THOUGHTFUL)
     result = cli("run", "Where?", "--thoughts", how)

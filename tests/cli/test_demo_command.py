@@ -75,13 +75,6 @@ def test_for_machines_it_is_one_object(
     assert report["what"] == scaled_pair.WHAT
     assert report["same_tokens"] == report["tokens"] > 0
     assert report["pairs"] >= scaled_pair.LEAST
-    assert report["files"] == []
-
-
-def test_what_is_kept_is_named(engine: ClosedEngine, capsys: pytest.CaptureFixture[str]) -> None:
-    assert invoke(["demo", "--keep"]) == 0
-    target, draft = sorted(files(), reverse=True)
-    assert f"specllama chat -m {target} -d {draft}" in capsys.readouterr().out
 
 
 def test_other_weights_are_tried_where_the_first_would_lose(

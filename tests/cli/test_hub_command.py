@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import ggufs
 import pytest
 
 from specllama import paths
+from specllama.backend import this_machine
 from specllama.cli import invoke
 from specllama.models import receipts, refs
 
@@ -139,15 +141,19 @@ def test_rm_does_not_follow_a_link_out_of_our_folder(pulled: Path, tmp_path: Pat
     assert outside.exists()
 
 
-def test_pairs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pairs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert invoke(["hub", "pairs", "--json"]) == 0
     every = json.loads(capsys.readouterr().out)["pairs"]
-    assert invoke(["hub", "pairs", "--fits", "--memory", "12", "--json"]) == 0
+    machine = this_machine.this_machine()
+    monkeypatch.setattr(this_machine, "this_machine", lambda: replace(machine, memory=memory))
+    memory = 12e9
+    assert invoke(["hub", "pairs", "--fits", "--json"]) == 0
     some = json.loads(capsys.readouterr().out)["pairs"]
     assert 0 < len(some) < len(every)
     assert all(entry["fits"] in ("yes", "tight") for entry in some)
     assert all(entry["checked"] is False for entry in every)
-    assert invoke(["hub", "pairs", "--fits", "--memory", "0.5"]) == 0
+    memory = 0.5e9
+    assert invoke(["hub", "pairs", "--fits"]) == 0
     assert "the bundled pair does" in capsys.readouterr().err
 
 

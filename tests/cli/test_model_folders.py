@@ -149,7 +149,6 @@ def test_what_only_shows_models(shelf: Path, capsys: pytest.CaptureFixture[str])
     assert str(shelf / DRAFT) in capsys.readouterr().out
     assert invoke(["hub", "ls", "--json"]) == 0
     assert str(shelf / DRAFT) in capsys.readouterr().out
-    assert invoke(["config", "show", "-m", TARGET]) == 0
     assert str(shelf / DRAFT) in _model_names()
     assert invoke(["doctor", "--json"]) == 0
     assert "folder models" in capsys.readouterr().out

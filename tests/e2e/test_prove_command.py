@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,9 @@ from windows import Answers, Pair, play
 
 from specllama.backend.kernels import TILE
 from specllama.bench.prompts import BenchPrompt
-from specllama.bench.proof import Case, available, prove, random_pauses
+from specllama.bench.proof import Case, available, prove
 from specllama.bench.rounding import RowProbe, probe_stated_rows
-from specllama.cli.prove import command
-from specllama.cli.prove_views import rows_alike
+from specllama.cli.prove import command, rows_alike
 from specllama.engine.conversation import Conversation
 from specllama.engine.engine import Engine
 from specllama.engine.seating import Seats
@@ -34,6 +35,36 @@ from specllama.speculative.window import Plan, Window
 from specllama.text_history import common_prefix
 
 WAYS = ("draft", "ngram", "auto", "suffix", "tree", "merged", "eagle3", "medusa", "self")
+
+
+@contextmanager
+def random_pauses(engine: Engine, longest_ms: float, *, seed: int = 0) -> Iterator[None]:
+    """Delay target passes at random by up to ``longest_ms``, and drafters by up to a tenth of that.
+
+    The window's decisions then differ from run to run; the text must not. Drafters are slowed less,
+    so that drafting stays worthwhile and there is something to decide.
+    """
+    rng = random.Random(seed)
+    slowed: list[tuple[object, str]] = []
+
+    def slow(owner: object, name: str, share: float) -> None:
+        inner = getattr(owner, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            time.sleep(rng.random() * share * longest_ms / 1e3)
+            return inner(*args, **kwargs)
+
+        setattr(owner, name, wrapped)
+        slowed.append((owner, name))
+
+    try:
+        slow(engine.target, "forward", 1.0)
+        for name in engine.drafters:
+            slow(engine.drafter(name), "draft", 0.1)
+        yield
+    finally:
+        for owner, name in slowed:
+            delattr(owner, name)
 
 
 def test_random_pauses_with_the_window_on_never_change_a_token(

@@ -510,8 +510,10 @@ def test_no_telemetry_and_no_other_route(hub: FakeHub) -> None:
 
 
 def test_offline_pull_only_says_what_is_here(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ModelUnavailable, match="network is switched off"):
-        run("pull", REPO, "--offline")
+        run("pull", REPO)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
     run("pull", REPO)
     count = len(hub.requests)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

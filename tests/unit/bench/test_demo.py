@@ -74,18 +74,14 @@ def test_nothing_is_left_however_it_ends() -> None:
         assert not own.exists()
 
 
-def test_what_was_killed_is_cleared_away_next_time_and_what_is_kept_or_going_on_is_not() -> None:
+def test_what_was_killed_is_cleared_away_next_time_and_what_is_going_on_is_not() -> None:
     killed = scaled_pair.folder() / "killed"
     killed.mkdir(parents=True)
     (killed / "target.gguf").write_bytes(b"weights")
-    with scaled_pair.workshop() as kept:
-        scaled_pair.keep(kept)
+    with scaled_pair.workshop():
         assert not killed.exists()
-        with scaled_pair.workshop():
-            assert kept.exists()
     with scaled_pair.workshop() as going_on, scaled_pair.workshop():
         assert going_on.exists()
-    assert kept.exists()
     assert not going_on.exists()
 
 
@@ -115,9 +111,8 @@ def test_it_is_raced_in_pairs_of_several_prompts_until_it_is_sure() -> None:
     first = {run.lap: run.name for run in reversed(runs)}
     assert {first[0], first[1]} == {"plain", "drafted"}  # they take turns at being first
     assert way.same == way.of
-    report = scaled_pair.report(way, "because", scaled_pair.KINDS[0], None)
+    report = scaled_pair.report(way, "because", scaled_pair.KINDS[0])
     assert report["answer"] in ("YES", "NO", "CANNOT TELL YET")
-    assert report["files"] == []
 
 
 def test_time_ends_it_after_the_least_pairs() -> None:

@@ -90,8 +90,6 @@ def test_what_it_ran_on_names_files_without_their_folder() -> None:
     for fact in ("llama-cpp-python", "CPU (scripted)", "seed: `7`", "temperature: `0.1`", "top_k"):
         assert fact in text
     assert "min_p" not in text  # as usual
-    drawn = settings(circumstances(info, params.replace(seed=None))["params"], [5, 6])
-    assert "seed: `drawn, 5, 6`" in page("T", [drawn])
     assert provenance({})
     assert settings("damaged") == ""
 
