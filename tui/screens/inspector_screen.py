@@ -19,30 +19,23 @@ from specllama.errors import SpecllamaError
 from specllama.events import RoundDone
 from specllama.text import sanitize_line
 from specllama.tui.messages import RecordGrew
-from specllama.tui.record import Record, fate_of, glyph_run
-from specllama.tui.screens.export_screen import Circumstances, Export, round_
+from specllama.tui.record import Record, glyph_run
 from specllama.tui.screens.page import Page
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets import walk
 from specllama.tui.widgets.inked import Keys
 from specllama.tui.widgets.panel import LivePanel
 from specllama.tui.widgets.stats_strip import StripState
-from specllama.tui.widgets.walk import children_of
 
 
-def rounds_rows(
-    rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, width: int, height: int
-) -> Content:
+def rounds_rows(rounds: list[RoundDone], at: int, ink: Ink, width: int, height: int) -> Content:
     """Draw a row for each round: as long as it took, green if it won time, amber and shaded if it
-    lost some; then the tokens that it wrote. The branches of a tree stand below its row."""
+    lost some; then the tokens that it wrote."""
     if not rounds or height < 1:
         return Content("")
     rows = [Content.assemble(("round  time, tokens", ink.muted))] if height > 1 else []
     height -= len(rows)
-    near = range(at - height, at + height)
-    branches = [tree_lines(done, glyphs) if i in near else [] for i, done in enumerate(rounds)]
-    branches[at] = branches[at][: height - 1]
-    places = around(at, [1 + len(lines) for lines in branches], height)
+    places = around(at, [1] * len(rounds), height)
     shown = rounds[places.start : places.stop]
     times = [done.took_ms for done in shown]
     room = max(4, width - 12)
@@ -60,8 +53,6 @@ def rounds_rows(
                 (f" {len(done.emitted)}", ink.muted),
             )
         )
-        branch = ink.source(done.source) if i == at else ink.muted
-        rows += [Content.assemble((f"      {line}"[:width], branch)) for line in branches[i]]
     return Content("\n").join(rows)
 
 
@@ -75,28 +66,6 @@ def around(at: int, needs: Sequence[int], room: int) -> range:
             if 0 <= i < len(needs) and used + needs[i] <= room:
                 first, last, used = min(first, i), max(last, i), used + needs[i]
     return range(first, last + 1)
-
-
-def tree_lines(done: RoundDone, glyphs: Glyphs) -> list[str]:
-    """Draw the branches of a draft tree, a line for each leaf; [] for a chain."""
-    if done.is_chain:
-        return []
-    children = children_of(done)
-    fates = [getattr(glyphs, fate) for fate in fate_of(done)]
-    lines: list[str] = []
-
-    def grow(node: int, indent: str, line: str) -> None:
-        below = children.get(node, [])
-        for i, child in enumerate(below):
-            further = i + 1 < len(below)
-            start = line if i == 0 else indent + ("├" if further else "└")
-            grow(child, indent + ("│" if further else " "), start + fates[child])
-        if not below:
-            lines.append(line)
-
-    roots = children.get(-1, [])
-    grow(-1, "", "├" if len(roots) > 1 else "└")
-    return lines
 
 
 def rounds_line(rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, width: int) -> Content:
@@ -166,10 +135,8 @@ class InspectorScreen(Page):
         others: Sequence[Record] = (),
         *,
         follow: bool = False,
-        under: Circumstances | None = None,
     ) -> None:
         super().__init__()
-        self.under = under or Circumstances()
         self.following = follow
         self._take(record)
         self.others = list(others)
@@ -337,15 +304,7 @@ class InspectorScreen(Page):
         )
         if beside:
             height = rows.content_size.height or self.size.height - 4
-            rows.update(rounds_rows(self.record.rounds, self.at, g, ink, ROWS - 2, height))
-
-    def exports(self) -> list[Export]:
-        """List the round that is shown."""
-        if not self.record.rounds:
-            return []
-        record, at, under = self.record, self.at, self.under
-        name = f"round {at + 1}"
-        return [Export(name.capitalize(), name, {"md": lambda: round_(record, at, under)})]
+            rows.update(rounds_rows(self.record.rounds, self.at, ink, ROWS - 2, height))
 
     # ------------------------------------------------------------------ opening
 

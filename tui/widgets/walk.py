@@ -306,7 +306,9 @@ def caption(done: RoundDone, stage: int, glyphs: Glyphs) -> str:
 def _tree(done: RoundDone) -> list[tuple[int, str]]:
     """List the nodes depth first, so that every branch stands below its parent: the number and the
     text of each."""
-    children = children_of(done)
+    children: dict[int, list[int]] = {}
+    for i, parent in enumerate(done.parents):
+        children.setdefault(parent, []).append(i)
     rows: list[tuple[int, str]] = []
     waiting = [(i, "") for i in children.get(-1, [])[::-1]]
     while waiting:
@@ -318,10 +320,3 @@ def _tree(done: RoundDone) -> list[tuple[int, str]]:
         rows.append((i, indent + mark + token_text(done.drafted_text[i])))
         waiting.extend((child, indent + below) for child in children.get(i, [])[::-1])
     return rows
-
-
-def children_of(done: RoundDone) -> dict[int, list[int]]:
-    children: dict[int, list[int]] = {}
-    for i, parent in enumerate(done.parents):
-        children.setdefault(parent, []).append(i)
-    return children
