@@ -291,17 +291,17 @@ class InspectorScreen(Page):
         width = max(20, self.size.width - 4 - beside)
         total = len(self.record.rounds)
         g, ink = self.glyphs, self.ink
-        self.query_one("#walk-head", Static).update(walk.headline(done, self.at, total, g, ink))
         lines = text.content_size.height or 3
         text.update(walk.passage(self._before, done, self.stage, ink, width - 4, lines))
-        self.query_one("#walk-stages", Static).update(walk.stage_bar(done, self.stage, ink, width))
-        self.query_one("#walk-caption", Static).update(walk.caption(done, self.stage, g))
-        self.query_one("#walk-table", Static).update(
-            walk.table(done, self.stage, g, ink, width, self.record.verify_at(self.at))
-        )
-        self.query_one("#walk-rounds", Static).update(
-            rounds_line(self.record.rounds, self.at, g, ink, max(20, self.size.width - 4))
-        )
+        verify, line = self.record.verify_at(self.at), max(20, self.size.width - 4)
+        for name, drawn in (
+            ("head", walk.headline(done, self.at, total, g, ink)),
+            ("stages", walk.stage_bar(done, self.stage, ink, width)),
+            ("caption", walk.caption(done, self.stage, g)),
+            ("table", walk.table(done, self.stage, g, ink, width, verify)),
+            ("rounds", rounds_line(self.record.rounds, self.at, g, ink, line)),
+        ):
+            self.query_one(f"#walk-{name}", Static).update(drawn)
         if beside:
             height = rows.content_size.height or self.size.height - 4
             rows.update(rounds_rows(self.record.rounds, self.at, ink, ROWS - 2, height))

@@ -12,6 +12,7 @@ from specllama.figures import depths
 from specllama.text import number_of, sanitize, spelled
 from specllama.tui.record import fate_of, is_special
 from specllama.tui.themes import Glyphs, Ink
+from specllama.tui.widgets.drafted import written
 from specllama.tui.widgets.stats_strip import duration
 
 BAR = 10
@@ -56,10 +57,7 @@ def passage(before: str, done: RoundDone, stage: int, ink: Ink, width: int, heig
     parts: list[tuple[str, str]] = [(tail, ink.muted)]
     style = ink.source(done.source)
     if stage == 2:
-        for text in done.emitted_text[: done.accepted]:
-            parts.append((sanitize(text), ink.muted if is_special(text) else f"underline {style}"))
-        for text in done.emitted_text[done.accepted :]:
-            parts.append((sanitize(text), ink.muted if is_special(text) else ink.target))
+        parts += written(done, ink)
     else:
         fates = fate_of(done) if stage == 1 else ["drafted"] * len(done.drafted)
         for i in best_path(done):
