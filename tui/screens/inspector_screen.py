@@ -88,15 +88,14 @@ def rounds_line(rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, widt
 STAGE_S = 0.9
 ROWS = 30  # columns of the rounds alongside the walk, on a wide terminal
 FIGURES = 34  # lines from which there is room for the figures of the reply
-SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 class InspectorScreen(Page):
     TITLE = "Round inspector"
     HELP = """
     Right and Left step through the stages of a round: what was drafted, what the target said in
-    its one pass, what was committed. N and P go to the next and previous round, Space plays,
-    plus and minus change the speed, O opens another reply or a logged run.
+    its one pass, what was committed. N and P go to the next and previous round, Space plays, O
+    opens another reply or a logged run.
 
     Each row at the left is a round: as long as it took, with the tokens that it wrote; green won
     time against plain decoding, amber and shaded lost some.
@@ -118,8 +117,6 @@ class InspectorScreen(Page):
         Binding("n,pagedown,down", "round(1)", "Next round", id="inspector.next"),
         Binding("p,pageup,up", "round(-1)", "Previous", id="inspector.previous"),
         Binding("space", "play", "Play", id="inspector.play"),
-        Binding("plus,equals_sign", "speed(1)", "Faster", show=False, id="inspector.faster"),
-        Binding("minus", "speed(-1)", "Slower", show=False, id="inspector.slower"),
         Binding("home", "edge(0)", "First round", show=False, id="inspector.first"),
         Binding("end", "edge(1)", "Last round", show=False, id="inspector.last"),
         Binding(
@@ -141,7 +138,6 @@ class InspectorScreen(Page):
         self._take(record)
         self.others = list(others)
         self.stage = 0
-        self.speed = SPEEDS.index(1.0)
         self._timer: Timer | None = None
 
     def _take(self, record: Record) -> None:
@@ -232,18 +228,8 @@ class InspectorScreen(Page):
         if self.playing:
             self._stop()
         else:
-            self._play()
-
-    def _play(self) -> None:
-        step = partial(self.action_stage, 1)
-        self._timer = self.set_interval(STAGE_S / SPEEDS[self.speed], step)
-        self._title()
-
-    def action_speed(self, step: int) -> None:
-        self.speed = max(0, min(len(SPEEDS) - 1, self.speed + step))
-        if playing := self.playing:
-            self._stop()
-        self._play() if playing else self._title()
+            self._timer = self.set_interval(STAGE_S, partial(self.action_stage, 1))
+            self._title()
 
     def _stop(self) -> None:
         if self._timer is not None:
@@ -270,8 +256,7 @@ class InspectorScreen(Page):
 
     def _title(self) -> None:
         mark = "▶" if self.playing else "❚❚"
-        speed = f"{SPEEDS[self.speed]:g}×"
-        state = "live" if self.following and self.record.live else f"{mark} {speed}"
+        state = "live" if self.following and self.record.live else mark
         self.set_title(self.TITLE or "", f"{state}   {self.record.title}")
 
     def _show(self) -> None:
