@@ -128,7 +128,6 @@ class PagedApp(ThemedApp):
     def show_inspector(self, record: Record | None = None) -> None:
         """Open the rounds of a reply: of the given one, else of the one being written, else of the
         last."""
-        from specllama.tui.screens.export_screen import Circumstances
         from specllama.tui.screens.inspector_screen import InspectorScreen
 
         chat = self.chat
@@ -137,8 +136,7 @@ class PagedApp(ThemedApp):
         others = [r for _, r in sorted(chat.records.items(), reverse=True) if r.rounds]
         first = [chat.live_record if record is None else record if record.rounds else None]
         found = next(filter(None, [*first, *others]), Record("nothing generated yet"))
-        under = Circumstances(chat.loader.info, chat.session.params)
-        self.open(InspectorScreen(found, others, follow=found.live, under=under))
+        self.open(InspectorScreen(found, others, follow=found.live))
 
     def _tells_no_rounds(self) -> bool:
         """True if another engine writes here, which reports no rounds; show that then."""

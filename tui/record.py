@@ -130,9 +130,6 @@ class Record:
         rules = [started.verify for first, started in self.starts if first <= index]
         return rules[-1] if rules else "match"
 
-    def text_before(self, index: int) -> str:
-        return "".join("".join(r.emitted_text) for r in self.rounds[:index])
-
     def context(self) -> tuple[int, int] | None:
         """Return (tokens of context in use, tokens that there is room for)."""
         done, started = self.finished, self.started

@@ -7,14 +7,15 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from app_driver import Driver, Recipe, record_of
+from app_driver import Driver, Recipe
 from fakes import Reply, ScriptedEngine, engine_info, model_info
 from textual.widgets import Input, OptionList
 
 from specllama.settings.params import GenerateParams
 from specllama.tui.pages import self_contained
 from specllama.tui.record import Record
-from specllama.tui.screens.export_screen import Circumstances, ExportScreen, reply, round_
+from specllama.tui.screens.export_screen import ExportScreen, reply
+from specllama.tui.screens.inspector_screen import InspectorScreen
 from specllama.tui.screens.race_screen import RaceScreen
 
 LONG = " ".join(f"word{i}" for i in range(80))
@@ -105,35 +106,14 @@ async def test_a_resumed_reply_is_saved_with_its_figures(start: Any) -> None:
         assert "× faster (" in text
 
 
-async def test_a_race_is_saved_with_every_tab(start: Any) -> None:
+async def test_other_pages_are_saved_as_a_picture(start: Any) -> None:
     async with start(Reply(LONG, accept=(2,)), params=PARAMS, size=(120, 36)) as d:
         await d.say("What is it?")
-        await d.press("f4", until=lambda: isinstance(d.app.screen, RaceScreen))
-        screen = d.app.screen
-        await d.until(screen.raced)
-        await d.press("2", "R", until=lambda: screen.board.runs.get("methods") and screen.raced())
-        text = (await save(d, "The race as Markdown")).read_text()
-        for part in (
-            "Recommended: ",
-            "What is it?",
-            "243 of 243 tokens identical.",
-            "| N-gram lookup |",
-            "scripted-target.gguf",
-        ):
-            assert part in text
-        assert parsed(await save(d, "The screen as a picture")) is not None
-
-
-async def test_a_round_is_saved_as_it_is_argued(start: Any) -> None:
-    async with start(Reply(LONG, accept=(2,)), params=PARAMS, size=(120, 36)) as d:
-        await d.say("q")
-        await d.pilot.press("f3", "n", "n")
-        screen = d.app.screen
-        done = screen.record.rounds[screen.at]
-        text = (await save(d, f"Round {screen.at + 1} as Markdown")).read_text()
-        assert "saved" in text  # 27 ms for 3 tokens; plain ...
-        assert text.count("| kept |") == done.accepted
-        assert "drew" in text
+        for key, page in (("f3", InspectorScreen), ("f4", RaceScreen)):
+            await d.press(key, until=lambda page=page: isinstance(d.app.screen, page))
+            assert list((await asked(d)).rows) == ["The screen as a picture (SVG)"]
+            await d.press("escape", until=lambda page=page: isinstance(d.app.screen, page))
+            assert parsed(await save(d, "The screen as a picture")) is not None
 
 
 async def test_an_empty_chat_has_its_screen(start: Any) -> None:
@@ -212,10 +192,7 @@ async def test_hostile_names_are_nothing_but_text(start: Any) -> None:
 
 
 def test_a_record_without_anything_is_still_a_document() -> None:
-    assert reply(Record(), "", "", Circumstances()).startswith("# A reply")
-    record = record_of("t", ScriptedEngine([LONG]).generate("q", PARAMS))
-    for at in range(len(record.rounds)):
-        assert round_(record, at, Circumstances()).startswith("# A round")
+    assert reply(Record(), "", "", None, PARAMS).startswith("# A reply")
 
 
 def test_a_picture_needs_nothing_from_elsewhere() -> None:

@@ -129,22 +129,6 @@ def test_what_nobody_knows_has_no_column() -> None:
     assert "–" not in walk.table(done, 2, UNICODE, INK, 110).plain
 
 
-def test_trees_are_drawn_among_the_rows() -> None:
-    tree = rounds(Reply("One two three four five six", accept=(2,), tree=True))[1]
-    assert inspector_screen.tree_lines(tree, UNICODE) == ["├■■□·", "│││└·", "││└□", "│└□", "└□"]
-    chain = rounds(Reply("One two three four five six", accept=(2,)))[1]
-    assert inspector_screen.tree_lines(chain, UNICODE) == []
-    drawn = inspector_screen.rounds_rows([chain, tree, chain], 1, UNICODE, INK, 28, 20).plain
-    lines = drawn.splitlines()
-    assert [line.split()[0] for line in lines if "█" in line] == ["1", "▶", "3"]
-    assert lines[0] == "round  time, tokens"
-    assert lines[3].strip() == "├■■□·"
-    for height in range(1, 9):
-        shown = inspector_screen.rounds_rows([tree] * 5, 2, UNICODE, INK, 28, height).plain
-        assert len(shown.splitlines()) <= height
-        assert "▶" in shown
-
-
 def test_what_a_round_cost_in_words() -> None:
     done = rounds(Reply("One two three four five six", accept=(0,)))[1]
     lost = dataclasses.replace(done, draft_ms=100.0, verify_ms=60.0, other_ms=0.0, plain_ms=47.0)
@@ -158,7 +142,7 @@ def test_what_a_round_cost_in_words() -> None:
 def test_rounds_as_rows_are_as_long_as_they_took() -> None:
     done = rounds(Reply("One two three four five six", accept=(1,)))[1]
     some = [dataclasses.replace(done, verify_ms=float(ms)) for ms in range(1, 41)]
-    drawn = inspector_screen.rounds_rows(some, 20, UNICODE, INK, 30, 12).plain.splitlines()
+    drawn = inspector_screen.rounds_rows(some, 20, INK, 30, 12).plain.splitlines()
     assert len(drawn) == 12
     assert next(line for line in drawn if "▶" in line).split()[1] == "21"
     lengths = [line.count("█") + line.count("▒") for line in drawn]
@@ -168,7 +152,11 @@ def test_rounds_as_rows_are_as_long_as_they_took() -> None:
     assert True in shaded
     assert False in shaded
     assert max(map(len, drawn)) <= 30
-    assert inspector_screen.rounds_rows([], 0, UNICODE, INK, 30, 12).plain == ""
+    assert inspector_screen.rounds_rows([], 0, INK, 30, 12).plain == ""
+    for height in range(1, 9):
+        shown = inspector_screen.rounds_rows(some[:5], 2, INK, 28, height).plain
+        assert len(shown.splitlines()) <= height
+        assert "▶" in shown
 
 
 def test_fates_of_a_chain_and_of_a_cut_round() -> None:

@@ -330,11 +330,10 @@ class ChatScreen(ActingScreen):
 
     def exports(self) -> list[Export]:
         """List the conversation, and the reply in focus or the last one."""
-        from specllama.tui.screens.export_screen import Circumstances, of_conversation
+        from specllama.tui.screens.export_screen import of_conversation
 
         at = self.focused.index if isinstance(self.focused, MessageView) else None
-        under = Circumstances(self.loader.info, self.session.params)
-        return of_conversation(self.session, self.records, at, under)
+        return of_conversation(self.session, self.records, at, self.loader.info)
 
     # ------------------------------------------------------------------ the engine
 

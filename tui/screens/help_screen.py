@@ -14,7 +14,7 @@ from textual.widgets import Static
 from specllama.tui.keymap import ACTIONS, Action
 from specllama.tui.screens.page import Page
 from specllama.tui.themes import Glyphs, Ink
-from specllama.tui.widgets.inked import Keys
+from specllama.tui.widgets.inked import Keys, flow
 
 WORDS = """
 kept: a guess that the target would have written too; files and JSON say accepted
@@ -102,7 +102,7 @@ class HelpScreen(Page):
         self.query_one("#help-text", Static).update(self._text(max(30, self.size.width - 8)))
 
     def _text(self, width: int) -> Content:
-        parts: list[tuple[str, str]] = []
+        parts: list[tuple[str, str] | Content] = []
         for text in self._texts:
             paragraphs = [" ".join(p.split()) for p in text.split("\n\n")]
             parts += [(f"{fill(p, width)}\n\n", "") for p in paragraphs]
@@ -141,26 +141,20 @@ class HelpScreen(Page):
             parts += [(f"{term:>{indent - 2}}  ", "bold"), (_hanging(meaning, width, indent), "")]
         return parts
 
-    def _letters(self, width: int) -> list[tuple[str, str]]:
+    def _letters(self, width: int) -> list[Content]:
         """List the letters of the methods, one after the other."""
         glyphs, ink = self.glyphs, self.ink
         found = [
-            (glyphs.source(method.name), ink.source(method.name), method.short)
+            Content.assemble(
+                (glyphs.source(method.name), ink.source(method.name)), f" {method.short}"
+            )
             for method in glyphs.methods
             if method.letter
         ]
         if not found:
             return []
-        parts: list[tuple[str, str]] = [("  letters  who guessed:", "")]
-        used = len(parts[0][0])
-        for letter, style, name in found:
-            need = len(letter) + len(name) + 3
-            if used + need > width:
-                parts.append(("\n" + " " * 9, ""))
-                used = 9
-            parts += [("  ", ""), (letter, style), (f" {name}", "")]
-            used += need
-        return [*parts, ("\n", "")]
+        lines = flow([("who guessed:", ""), *found], width - 11)
+        return [Content.assemble("  letters  ", Content("\n" + " " * 11).join(lines), "\n")]
 
 
 def _hanging(text: str, width: int, indent: int) -> str:

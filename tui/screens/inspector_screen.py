@@ -19,30 +19,23 @@ from specllama.errors import SpecllamaError
 from specllama.events import RoundDone
 from specllama.text import sanitize_line
 from specllama.tui.messages import RecordGrew
-from specllama.tui.record import Record, fate_of, glyph_run
-from specllama.tui.screens.export_screen import Circumstances, Export, round_
+from specllama.tui.record import Record, glyph_run
 from specllama.tui.screens.page import Page
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets import walk
 from specllama.tui.widgets.inked import Keys
 from specllama.tui.widgets.panel import LivePanel
 from specllama.tui.widgets.stats_strip import StripState
-from specllama.tui.widgets.walk import children_of
 
 
-def rounds_rows(
-    rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, width: int, height: int
-) -> Content:
+def rounds_rows(rounds: list[RoundDone], at: int, ink: Ink, width: int, height: int) -> Content:
     """Draw a row for each round: as long as it took, green if it won time, amber and shaded if it
-    lost some; then the tokens that it wrote. The branches of a tree stand below its row."""
+    lost some; then the tokens that it wrote."""
     if not rounds or height < 1:
         return Content("")
     rows = [Content.assemble(("round  time, tokens", ink.muted))] if height > 1 else []
     height -= len(rows)
-    near = range(at - height, at + height)
-    branches = [tree_lines(done, glyphs) if i in near else [] for i, done in enumerate(rounds)]
-    branches[at] = branches[at][: height - 1]
-    places = around(at, [1 + len(lines) for lines in branches], height)
+    places = around(at, [1] * len(rounds), height)
     shown = rounds[places.start : places.stop]
     times = [done.took_ms for done in shown]
     room = max(4, width - 12)
@@ -60,8 +53,6 @@ def rounds_rows(
                 (f" {len(done.emitted)}", ink.muted),
             )
         )
-        branch = ink.source(done.source) if i == at else ink.muted
-        rows += [Content.assemble((f"      {line}"[:width], branch)) for line in branches[i]]
     return Content("\n").join(rows)
 
 
@@ -75,28 +66,6 @@ def around(at: int, needs: Sequence[int], room: int) -> range:
             if 0 <= i < len(needs) and used + needs[i] <= room:
                 first, last, used = min(first, i), max(last, i), used + needs[i]
     return range(first, last + 1)
-
-
-def tree_lines(done: RoundDone, glyphs: Glyphs) -> list[str]:
-    """Draw the branches of a draft tree, a line for each leaf; [] for a chain."""
-    if done.is_chain:
-        return []
-    children = children_of(done)
-    fates = [getattr(glyphs, fate) for fate in fate_of(done)]
-    lines: list[str] = []
-
-    def grow(node: int, indent: str, line: str) -> None:
-        below = children.get(node, [])
-        for i, child in enumerate(below):
-            further = i + 1 < len(below)
-            start = line if i == 0 else indent + ("├" if further else "└")
-            grow(child, indent + ("│" if further else " "), start + fates[child])
-        if not below:
-            lines.append(line)
-
-    roots = children.get(-1, [])
-    grow(-1, "", "├" if len(roots) > 1 else "└")
-    return lines
 
 
 def rounds_line(rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, width: int) -> Content:
@@ -119,15 +88,14 @@ def rounds_line(rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, widt
 STAGE_S = 0.9
 ROWS = 30  # columns of the rounds alongside the walk, on a wide terminal
 FIGURES = 34  # lines from which there is room for the figures of the reply
-SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 class InspectorScreen(Page):
     TITLE = "Round inspector"
     HELP = """
     Right and Left step through the stages of a round: what was drafted, what the target said in
-    its one pass, what was committed. N and P go to the next and previous round, Space plays,
-    plus and minus change the speed, O opens another reply or a logged run.
+    its one pass, what was committed. N and P go to the next and previous round, Space plays, O
+    opens another reply or a logged run.
 
     Each row at the left is a round: as long as it took, with the tokens that it wrote; green won
     time against plain decoding, amber and shaded lost some.
@@ -149,8 +117,6 @@ class InspectorScreen(Page):
         Binding("n,pagedown,down", "round(1)", "Next round", id="inspector.next"),
         Binding("p,pageup,up", "round(-1)", "Previous", id="inspector.previous"),
         Binding("space", "play", "Play", id="inspector.play"),
-        Binding("plus,equals_sign", "speed(1)", "Faster", show=False, id="inspector.faster"),
-        Binding("minus", "speed(-1)", "Slower", show=False, id="inspector.slower"),
         Binding("home", "edge(0)", "First round", show=False, id="inspector.first"),
         Binding("end", "edge(1)", "Last round", show=False, id="inspector.last"),
         Binding(
@@ -166,15 +132,12 @@ class InspectorScreen(Page):
         others: Sequence[Record] = (),
         *,
         follow: bool = False,
-        under: Circumstances | None = None,
     ) -> None:
         super().__init__()
-        self.under = under or Circumstances()
         self.following = follow
         self._take(record)
         self.others = list(others)
         self.stage = 0
-        self.speed = SPEEDS.index(1.0)
         self._timer: Timer | None = None
 
     def _take(self, record: Record) -> None:
@@ -265,18 +228,8 @@ class InspectorScreen(Page):
         if self.playing:
             self._stop()
         else:
-            self._play()
-
-    def _play(self) -> None:
-        step = partial(self.action_stage, 1)
-        self._timer = self.set_interval(STAGE_S / SPEEDS[self.speed], step)
-        self._title()
-
-    def action_speed(self, step: int) -> None:
-        self.speed = max(0, min(len(SPEEDS) - 1, self.speed + step))
-        if playing := self.playing:
-            self._stop()
-        self._play() if playing else self._title()
+            self._timer = self.set_interval(STAGE_S, partial(self.action_stage, 1))
+            self._title()
 
     def _stop(self) -> None:
         if self._timer is not None:
@@ -303,8 +256,7 @@ class InspectorScreen(Page):
 
     def _title(self) -> None:
         mark = "▶" if self.playing else "❚❚"
-        speed = f"{SPEEDS[self.speed]:g}×"
-        state = "live" if self.following and self.record.live else f"{mark} {speed}"
+        state = "live" if self.following and self.record.live else mark
         self.set_title(self.TITLE or "", f"{state}   {self.record.title}")
 
     def _show(self) -> None:
@@ -324,28 +276,20 @@ class InspectorScreen(Page):
         width = max(20, self.size.width - 4 - beside)
         total = len(self.record.rounds)
         g, ink = self.glyphs, self.ink
-        self.query_one("#walk-head", Static).update(walk.headline(done, self.at, total, g, ink))
         lines = text.content_size.height or 3
         text.update(walk.passage(self._before, done, self.stage, ink, width - 4, lines))
-        self.query_one("#walk-stages", Static).update(walk.stage_bar(done, self.stage, ink, width))
-        self.query_one("#walk-caption", Static).update(walk.caption(done, self.stage, g))
-        self.query_one("#walk-table", Static).update(
-            walk.table(done, self.stage, g, ink, width, self.record.verify_at(self.at))
-        )
-        self.query_one("#walk-rounds", Static).update(
-            rounds_line(self.record.rounds, self.at, g, ink, max(20, self.size.width - 4))
-        )
+        verify, line = self.record.verify_at(self.at), max(20, self.size.width - 4)
+        for name, drawn in (
+            ("head", walk.headline(done, self.at, total, g, ink)),
+            ("stages", walk.stage_bar(done, self.stage, ink, width)),
+            ("caption", walk.caption(done, self.stage, g)),
+            ("table", walk.table(done, self.stage, g, ink, width, verify)),
+            ("rounds", rounds_line(self.record.rounds, self.at, g, ink, line)),
+        ):
+            self.query_one(f"#walk-{name}", Static).update(drawn)
         if beside:
             height = rows.content_size.height or self.size.height - 4
-            rows.update(rounds_rows(self.record.rounds, self.at, g, ink, ROWS - 2, height))
-
-    def exports(self) -> list[Export]:
-        """List the round that is shown."""
-        if not self.record.rounds:
-            return []
-        record, at, under = self.record, self.at, self.under
-        name = f"round {at + 1}"
-        return [Export(name.capitalize(), name, {"md": lambda: round_(record, at, under)})]
+            rows.update(rounds_rows(self.record.rounds, self.at, ink, ROWS - 2, height))
 
     # ------------------------------------------------------------------ opening
 

@@ -71,7 +71,11 @@ class ModelsScreen(Page):
     #columns { height: 1fr; padding: 0 1; }
     ModelsScreen.-stacked #draft { margin: 1 0 0 0; }
     ModelsScreen.-stacked.-short ModelColumn { height: 1; margin: 0; }
+    ModelsScreen.-stacked.-short ModelColumn Input,
+    ModelsScreen.-stacked.-short ModelColumn OptionList { display: none; }
     ModelsScreen.-stacked.-short ModelColumn.-active { height: 1fr; }
+    ModelsScreen.-stacked.-short ModelColumn.-active Input,
+    ModelsScreen.-stacked.-short ModelColumn.-active OptionList { display: block; }
     #detail { height: 5; padding: 0 2; margin: 1 0 0 0; overflow-y: auto; }
     ModelsScreen.-short #detail { height: 3; max-height: 3; margin: 0; }
     """
@@ -181,21 +185,9 @@ class ModelsScreen(Page):
     def _activate(self, column: ModelColumn) -> None:
         for one in (self.targets, self.drafts):
             one.set_class(one is column, "-active")
-        self._fold()
+            one.redraw_head()
         column.query_one(Input).focus()
         self._look()
-
-    def _fold(self) -> None:
-        """Reduce the inactive list to a line if there is no room for both."""
-        folded = self.size.width < SIDE_BY_SIDE and self.size.height < 24
-        for one in (self.targets, self.drafts):
-            for part in one.query("Input, OptionList"):
-                part.display = not folded or one.has_class("-active")
-            one.redraw_head()
-
-    def on_resize(self) -> None:
-        super().on_resize()
-        self._fold()
 
     @on(ModelColumn.Activated)
     def _activated(self, event: ModelColumn.Activated) -> None:

@@ -32,7 +32,6 @@ from specllama.tui.race_runner import (
     advise,
     advise_among,
 )
-from specllama.tui.screens.export_screen import Circumstances, Export, race
 from specllama.tui.screens.page import Page
 from specllama.tui.widgets import race_tables
 from specllama.tui.widgets.inked import Keys
@@ -308,16 +307,6 @@ class RaceScreen(Page):
             self.notify(advice.said if advice else "Nothing was raced yet")
         else:
             self.dismiss(advice.params)
-
-    def exports(self) -> list[Export]:
-        """List all complete races; half a race proves nothing."""
-        if self._raced or not self.board.runs:
-            return []
-        under = Circumstances(self.info, self.params)
-        plain = self.board.plain("race")
-        prompt = self.setup.prompt if plain is None else plain.prompt
-        advice = None if self._race is None else advise(self.params, self._race.verdict)
-        return [Export("The race", "race", {"md": lambda: race(self.board, prompt, advice, under)})]
 
     # ------------------------------------------------------------------ drawing
 

@@ -129,9 +129,9 @@ class SessionsScreen(Page):
     SessionsScreen #chats { height: 1fr; margin: 1 0 0 0; }
     SessionsScreen #sessions { width: 1fr; }
     SessionsScreen #preview { width: 1fr; padding: 0 2; border-left: solid $panel-lighten-2; }
-    SessionsScreen #glimpse { display: none; height: 1; padding: 0 2; color: $muted; }
-    SessionsScreen.-narrow #preview { display: none; }
-    SessionsScreen.-narrow #glimpse { display: block; }
+    SessionsScreen.-narrow #chats { layout: vertical; }
+    SessionsScreen.-narrow #preview { height: 3; border: none; color: $muted; }
+    SessionsScreen.-narrow #preview-head { display: none; }
     SessionsScreen.-short #chats { margin: 0; }
     """
 
@@ -158,7 +158,6 @@ class SessionsScreen(Page):
         with Horizontal(id="chats"):
             yield OptionList(id="sessions", markup=False)
             yield Preview(self.store, id="preview")
-        yield Static(id="glimpse", markup=False)
         yield Keys()
 
     def on_mount(self) -> None:
@@ -237,26 +236,8 @@ class SessionsScreen(Page):
     @on(OptionList.OptionHighlighted)
     def _look(self) -> None:
         """Show the conversation at the cursor."""
-        chosen, wanted = self._selected, self._wanted
-        if self.has_class("-narrow"):
-            self.query_one("#glimpse", Static).update(self._glimpse(chosen, wanted))
-        else:
-            self.query_one(Preview).show(None if chosen is None else chosen.id, wanted)
-
-    def _glimpse(self, chosen: SessionSummary | None, wanted: list[str]) -> str:
-        """Return the end of a conversation, in one line."""
-        if chosen is None or wanted:
-            return ""
-        try:
-            messages = self.store.get(chosen.id).messages
-        except SpecllamaError:
-            return ""
-        last = next((one for one in reversed(messages) if one.content.strip()), None)
-        if last is None:
-            return ""
-        name = "You" if last.role == "user" else "Reply"
-        room = self.size.width - len(name) - 6
-        return sanitize_line(f"{name}: {search.excerpt(last.content, (), room)}")
+        chosen = self._selected
+        self.query_one(Preview).show(None if chosen is None else chosen.id, self._wanted)
 
     @property
     def _selected(self) -> SessionSummary | None:

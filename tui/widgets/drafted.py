@@ -30,6 +30,17 @@ BLOCK_ROUNDS = 24
 FADE = (2, 5, 9)  # ages in rounds at which a ghost gets fainter, fainter still, and goes
 
 
+def written(done: RoundDone, ink: Ink) -> list[tuple[str, str]]:
+    """Draw the text of a round: its guesses underlined in their source's color, then the target's
+    own token."""
+    kept = f"underline {ink.source(done.source)}"
+    styles = (kept if i < done.accepted else ink.target for i in range(len(done.emitted_text)))
+    return [
+        (sanitize(text), ink.muted if is_special(text) else style)
+        for text, style in zip(done.emitted_text, styles, strict=True)
+    ]
+
+
 class DraftedView(Inked, Vertical):
     """A view of rounds, drawn in blocks; only the last block is drawn again while streaming."""
 
@@ -86,24 +97,19 @@ class DraftedView(Inked, Vertical):
         return Content.assemble(*parts)
 
     def _round(self, done: RoundDone, before: RoundDone | None, age: int) -> list[tuple[str, str]]:
-        ink = self.ink
-        parts: list[tuple[str, str]] = []
-        style = f"underline {ink.source(done.source)}"
-        texts = [sanitize(text) for text in done.emitted_text]
-        accepted, target = texts[: done.accepted], texts[done.accepted :]
-        if accepted and (before is None or before.source != done.source):
-            # The letter stands before a word, not at the end of the line before it.
-            while len(accepted) > 1 and not accepted[0].strip("\n"):
-                parts.append((accepted.pop(0), ""))
-            rest = accepted[0].lstrip("\n")
-            parts.append((accepted[0][: len(accepted[0]) - len(rest)], ""))
-            parts.append((self.glyphs.source(done.source), ink.source(done.source)))
-            accepted[0] = rest
-        parts += [(text, ink.muted if is_special(text) else style) for text in accepted]
+        parts = written(done, self.ink)
+        accepted = parts[: done.accepted]
         ghost = self._ghost_style(age)
         if ghost is not None and (refused := self._refused(done)):
-            parts.append((refused, ghost))
-        parts += [(text, ink.muted if is_special(text) else ink.target) for text in target]
+            parts.insert(len(accepted), (refused, ghost))
+        if accepted and (before is None or before.source != done.source):
+            # The letter stands before a word, not at the end of the line before it.
+            words = (i for i, (text, _) in enumerate(accepted) if text.strip("\n"))
+            at = next(words, len(accepted) - 1)
+            text, style = parts[at]
+            rest = text.lstrip("\n")
+            letter = self.glyphs.source(done.source), self.ink.source(done.source)
+            parts[at : at + 1] = [(text.removesuffix(rest), ""), letter, (rest, style)]
         return parts
 
     def _ghost_style(self, age: int) -> str | None:

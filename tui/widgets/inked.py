@@ -8,6 +8,7 @@ from typing import cast
 
 from textual import on
 from textual.app import App, ComposeResult
+from textual.content import Content
 from textual.dom import DOMNode
 from textual.theme import Theme
 from textual.widgets import Footer
@@ -48,6 +49,20 @@ class Inked:
     @property
     def ink(self) -> Ink:
         return cast(InkedApp, cast(DOMNode, self).app).ink
+
+
+def flow(
+    parts: Iterable[Content | tuple[str, str]], width: int, gap: str | tuple[str, str] = "  "
+) -> list[Content]:
+    """Write the parts one after the other, on as many lines as they need; none is broken."""
+    lines: list[Content] = []
+    for one in parts:
+        longer = Content.assemble(lines[-1], gap, one) if lines else Content.assemble(one)
+        if lines and longer.cell_length <= width:
+            lines[-1] = longer
+        else:
+            lines.append(Content.assemble(one))
+    return lines
 
 
 class ThemedApp(InkedApp):

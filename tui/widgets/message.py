@@ -20,7 +20,7 @@ from specllama.tui.messages import ActionAsked
 from specllama.tui.record import Record
 from specllama.tui.widgets.drafted import DraftedView
 from specllama.tui.widgets.growing import GrowingMarkdown, PlainGuard, parser
-from specllama.tui.widgets.inked import Inked
+from specllama.tui.widgets.inked import Inked, flow
 
 FOLD_CHARS = 3000
 CHUNK_CHARS = 4000
@@ -408,25 +408,13 @@ class FootLine(Inked, Widget):
         self.refresh(layout=True)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        return self._flow(width).plain.count("\n") + 1
+        return max(1, len(self._lines(width)))
 
     def render(self) -> Content:
-        return self._flow(self.content_size.width)
+        return Content("\n").join(self._lines(self.content_size.width))
 
-    def _flow(self, width: int) -> Content:
-        dot = (" · ", self.ink.muted)
-        parts: list[Piece] = []
-        used = 0
-        for words, style in self.said:
-            if used and used + len(dot[0]) + len(words) > width:
-                parts.append(("\n", ""))
-                used = 0
-            elif used:
-                parts.append(dot)
-                used += len(dot[0])
-            parts.append((words, style))
-            used += len(words)
-        return Content.assemble(*parts)
+    def _lines(self, width: int) -> list[Content]:
+        return flow(self.said, width, (" · ", self.ink.muted))
 
 
 def footer(widget: Inked, done: Finished) -> list[Piece]:

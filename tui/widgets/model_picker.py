@@ -192,10 +192,9 @@ class ModelColumn(Inked, Vertical):
         )
 
     def redraw_head(self) -> None:
-        """Draw the title, with the choice if the list is folded away."""
-        row = self.row
-        chosen = ""
-        if not self.query_one(OptionList).display and row is not None:
+        """Draw the title, with the choice unless it is being made."""
+        row, chosen = self.row, ""
+        if not self.has_class("-active") and row is not None:
             chosen = f"  {sanitize_line(row.name)}  {row.size}"
         self.query_one(".head", Static).update(Content(f"{self._title}{chosen}"))
 

@@ -21,7 +21,7 @@ from specllama.text import sanitize_line, size
 from specllama.tui.bridge import Clock, monotonic
 from specllama.tui.record import Record, fate_of
 from specllama.tui.themes import Glyphs, Ink
-from specllama.tui.widgets.inked import Inked
+from specllama.tui.widgets.inked import Inked, flow
 from specllama.tui.widgets.stats_strip import StripState, duration
 from specllama.tui.widgets.walk import best_path, token_text
 
@@ -72,17 +72,6 @@ class Drawing:
 
     def words(self, text: str) -> list[Content]:
         return Content.assemble((text, self.ink.muted)).wrap(self.width)
-
-    def parts(self, words: Sequence[tuple[str, str]], indent: int = 0) -> list[Content]:
-        """Write the parts one after the other, on as many lines as they need."""
-        lines: list[Content] = []
-        for one in words:
-            longer = Content.assemble(lines[-1], "  ", one) if lines else Content.assemble(one)
-            if lines and longer.cell_length <= self.width - indent:
-                lines[-1] = longer
-            else:
-                lines.append(Content.assemble(one))
-        return lines
 
     # ---- the present round
 
@@ -201,7 +190,8 @@ class Drawing:
             for _, ms, style, cell in parts
         ]
         words = [(f"{name} {duration(ms)}", style) for name, ms, style, _ in parts]
-        lines = [Content.assemble(*cells).truncate(self.width), *self.parts(words)] if parts else []
+        bar = Content.assemble(*cells).truncate(self.width)
+        lines = [bar, *flow(words, self.width)] if parts else []
         if (ahead := record.ahead) is not None:
             vain = f", {ahead.in_vain} in vain ({duration(ahead.in_vain_s * 1e3)})"
             said = f"{ahead.read} tokens were read while you typed{vain if ahead.in_vain else ''}."
@@ -228,7 +218,7 @@ class Drawing:
         words = [f"{size(files)} weights", f"{size(cache)} cache"]
         if free and info.device == "CPU":
             words.append(f"{size(free)} left")
-        lines = self.parts([(one, ink.muted) for one in words], NAME)
+        lines = flow([(one, ink.muted) for one in words], self.width - NAME)
         yield Section(
             "Memory", "", [lines[0], *(Content.assemble(" " * NAME, x) for x in lines[1:])]
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from textual import events
@@ -12,7 +11,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.message import Message
 from textual.reactive import reactive
 from textual.widget import Widget
 from textual.widgets import Static
@@ -41,10 +39,6 @@ class Slider(Inked, Widget, can_focus=True):
 
     value: reactive[float] = reactive(0.0)
 
-    @dataclass
-    class Changed(Message):
-        value: float
-
     def __init__(
         self,
         label: str,
@@ -65,9 +59,6 @@ class Slider(Inked, Widget, can_focus=True):
     def validate_value(self, value: float) -> float:
         steps = round((value - self.low) / self.step)
         return min(self.high, max(self.low, self.low + steps * self.step))
-
-    def watch_value(self, value: float) -> None:
-        self.post_message(self.Changed(value))
 
     def action_step(self, steps: int) -> None:
         self.value += steps * self.step
@@ -199,6 +190,8 @@ class Playground(Inked, Vertical):
             yield Static(id="verdict", markup=False)
 
     def on_mount(self) -> None:
+        for slider in self.query(Slider):
+            self.watch(slider, "value", self._moved, init=False)
         self._show()
 
     def measure(self, pair: SpeedModel | None) -> None:
@@ -219,7 +212,7 @@ class Playground(Inked, Vertical):
         mine = (min(0.99, pair.alpha), min(1.0, pair.c), min(1.0, pair.beta))
         return any(abs(a - b) > 0.006 for a, b in zip(here, mine, strict=True))  # half a step
 
-    def on_slider_changed(self, event: Slider.Changed) -> None:
+    def _moved(self) -> None:
         value = {s.id: s.value for s in self.query(Slider)}
         self.model = SpeedModel(value["alpha"], value["c"], value["beta"])
         self.k = round(value["k"])

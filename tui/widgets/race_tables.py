@@ -24,9 +24,10 @@ from specllama.bench.experiment import PLAIN, Run
 from specllama.bench.outcome import RaceBoard, Way, ratio_words
 from specllama.errors import SpecllamaError
 from specllama.events import RoundDone
-from specllama.interface import EngineInfo, MethodInfo, ModelInfo
+from specllama.interface import EngineInfo, MethodInfo
 from specllama.rates import Payoff
-from specllama.store.rounds import RunRecord, list_runs, read_run
+from specllama.settings.params import GenerateParams
+from specllama.store.rounds import circumstances, list_runs, read_run
 from specllama.text import number_of, rate, sanitize_line
 from specllama.tui.themes import Ink
 from specllama.tui.widgets.inked import Inked
@@ -90,6 +91,7 @@ def track_record(info: EngineInfo, folder: Path | None = None) -> TrackRecord:
         paths = list_runs(folder)[:NEWEST]
     except SpecllamaError:
         return TrackRecord(found)
+    mine = _pair(circumstances(info, GenerateParams()))
     for path in paths:
         try:
             budget -= path.stat().st_size
@@ -99,33 +101,21 @@ def track_record(info: EngineInfo, folder: Path | None = None) -> TrackRecord:
         except (OSError, SpecllamaError):
             continue
         raced = record.header.get("command") == "race"
-        for turn in record.turns if _same_pair(record, info) else ():
+        for turn in record.turns if _pair(record.header) == mine else ():
             if turn.started is not None and turn.rounds:
-                mine = found.setdefault(turn.started.proposer, Achieved())
-                mine.raced += raced
-                mine.replies += not raced
-                mine.passes += passes_of(turn.rounds)
+                of = found.setdefault(turn.started.proposer, Achieved())
+                of.raced += raced
+                of.replies += not raced
+                of.passes += passes_of(turn.rounds)
     return TrackRecord(found)
 
 
-def _same_pair(record: RunRecord, info: EngineInfo) -> bool:
-    header = record.header
-    return (
-        _same_model(header.get("target"), info.target)
-        and _same_model(header.get("draft"), info.draft)
-        and header.get("device") == info.device
-        and header.get("threads") == info.threads
-    )
-
-
-def _same_model(logged: Any, model: ModelInfo | None) -> bool:
-    if model is None or not isinstance(logged, dict):
-        return model is None and logged is None
-    return (logged.get("name"), logged.get("quantization"), logged.get("file_bytes")) == (
-        model.name,
-        model.quantization,
-        model.file_bytes,
-    )
+def _pair(header: Mapping[str, Any]) -> list[Any]:
+    """Return what a log's figures depend on: both models, the device, the threads."""
+    roles = [header.get(role) for role in ("target", "draft")]
+    models = [model if isinstance(model, dict) else {} for model in roles]
+    named = [m.get(name) for m in models for name in ("name", "quantization", "file_bytes")]
+    return [*named, header.get("device"), header.get("threads")]
 
 
 AUTOMATIC = MethodInfo(

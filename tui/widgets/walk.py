@@ -12,6 +12,7 @@ from specllama.figures import depths
 from specllama.text import number_of, sanitize, spelled
 from specllama.tui.record import fate_of, is_special
 from specllama.tui.themes import Glyphs, Ink
+from specllama.tui.widgets.drafted import written
 from specllama.tui.widgets.stats_strip import duration
 
 BAR = 10
@@ -56,10 +57,7 @@ def passage(before: str, done: RoundDone, stage: int, ink: Ink, width: int, heig
     parts: list[tuple[str, str]] = [(tail, ink.muted)]
     style = ink.source(done.source)
     if stage == 2:
-        for text in done.emitted_text[: done.accepted]:
-            parts.append((sanitize(text), ink.muted if is_special(text) else f"underline {style}"))
-        for text in done.emitted_text[done.accepted :]:
-            parts.append((sanitize(text), ink.muted if is_special(text) else ink.target))
+        parts += written(done, ink)
     else:
         fates = fate_of(done) if stage == 1 else ["drafted"] * len(done.drafted)
         for i in best_path(done):
@@ -306,7 +304,9 @@ def caption(done: RoundDone, stage: int, glyphs: Glyphs) -> str:
 def _tree(done: RoundDone) -> list[tuple[int, str]]:
     """List the nodes depth first, so that every branch stands below its parent: the number and the
     text of each."""
-    children = children_of(done)
+    children: dict[int, list[int]] = {}
+    for i, parent in enumerate(done.parents):
+        children.setdefault(parent, []).append(i)
     rows: list[tuple[int, str]] = []
     waiting = [(i, "") for i in children.get(-1, [])[::-1]]
     while waiting:
@@ -318,10 +318,3 @@ def _tree(done: RoundDone) -> list[tuple[int, str]]:
         rows.append((i, indent + mark + token_text(done.drafted_text[i])))
         waiting.extend((child, indent + below) for child in children.get(i, [])[::-1])
     return rows
-
-
-def children_of(done: RoundDone) -> dict[int, list[int]]:
-    children: dict[int, list[int]] = {}
-    for i, parent in enumerate(done.parents):
-        children.setdefault(parent, []).append(i)
-    return children
