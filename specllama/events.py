@@ -264,6 +264,21 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class Remedy:
+    """A change that would make replies faster (see ``engine.remedies``).
+
+    Attributes:
+        change: as it is typed, or in words.
+        speed: that is expected of it, over plain decoding as it is now; None if it is not known.
+        then: what else it does.
+    """
+
+    change: str
+    speed: float | None = None
+    then: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Payoff:
     """The verdict on drafting (see ``verdict``): over plain decoding, the true speed lies in
     ``low``..``high`` in 9 of 10 cases or more: the interval is computed for 19 of 20 and was tried
@@ -274,6 +289,7 @@ class Payoff:
     token where it was tried, or what a guess is expected to lose. ``plain_age_s`` is how long ago,
     at worst, the newest plain step was when a round was compared with it; None where plain steps
     were measured for the verdict, or that is unknown. Where it is too long, no answer is sure.
+    ``remedies`` would be faster, the fastest first.
     """
 
     answer: Answer
@@ -287,6 +303,7 @@ class Payoff:
     judged: int
     lost_ms: float | None = None
     plain_age_s: float | None = None
+    remedies: tuple[Remedy, ...] = ()
 
     @property
     def kept(self) -> float:

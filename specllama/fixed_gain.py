@@ -53,6 +53,16 @@ def pays_above(draft_ms: float, step_ms: float, row_ms: float = 0.0) -> float:
     return (draft_ms + row_ms) / step_ms
 
 
+def affordable(survival: Sequence[float], verify_ms: Sequence[float]) -> float:
+    """Return the milliseconds that a draft step may take at most for a gain that is worth a word;
+    0 where even free guesses would not give it. See ``fixed_speeds``."""
+    left = [
+        ((1.0 + sum(survival[:k])) * verify_ms[1] / _LEAST - verify_ms[k + 1]) / k
+        for k in range(1, min(len(survival), len(verify_ms) - 2) + 1)
+    ]
+    return max(0.0, *left)
+
+
 def cannot_gain(draft_ms: float, verify_ms: Sequence[float]) -> str:
     """Explain why no draft model can pay at these costs, "" if one could: no length beats plain
     decoding if a draft step and an extra row cost nearly a plain step."""

@@ -117,6 +117,7 @@ class EngineInfo:
         widths: rows of the passes that return any, where they are kept to some; see ``--exact``.
         lanes: conversations that it writes at once.
         reads_ahead: whether it reads a message that is still being typed.
+        here: a name of the processor and the build, to which what is timed belongs.
     """
 
     target: ModelInfo
@@ -134,6 +135,7 @@ class EngineInfo:
     methods: tuple[MethodInfo, ...] = ()
     lanes: int = 1
     reads_ahead: bool = False
+    here: str = ""
 
     @property
     def n_bytes(self) -> int:

@@ -27,6 +27,7 @@ from specllama.events import (
     Finished,
     FinishReason,
     Notice,
+    Payoff,
     PrefillProgress,
     ReasoningDelta,
     RoundDone,
@@ -424,10 +425,13 @@ class Conversation:
             near_ties=stats.near_ties,
             timings=self._clock.timings(stats, len(reply.token_ids), self._loaded.info.load_ms),
             message=self._full,
-            verdict=None
-            if started.proposer == "none"
-            else verdict.judge(self._passes, expected_ms=self._window.shortfall_ms()),
+            verdict=None if started.proposer == "none" else self._judged(),
         )
+
+    def _judged(self) -> Payoff:
+        found = verdict.judge(self._passes, expected_ms=self._window.shortfall_ms())
+        remedies = self._loaded.windows.remedies(self._params, self._passes)
+        return replace(found, remedies=remedies)
 
 
 def _said(reasoning: str, text: str) -> Iterator[Event]:

@@ -1,23 +1,26 @@
 """The measurements of a pair on this machine, kept between runs so that the next one is warm.
 
-One JSON file per pair and settings (device, layers on the GPU, threads, KV types) under
-``profiles_dir()``: the cost tables, what the draft window learnt per rule and temperature band, the
-ledger of the pair, and the latest advice of ``specllama tune``. Several processes may share it: see
-``store/profile_file.py``. A file that is missing or of another version is passed over, a damaged
-one begun anew with a word about it; a folder that cannot be written to only means that nothing is
-kept.
+One JSON file per pair and settings (processor, build, layout of the weights, device, layers on the
+GPU, threads, KV types) under ``profiles_dir()``: the cost tables, what the draft window learnt per
+rule and temperature band, the ledger of the pair, and the latest advice of ``specllama tune``.
+Several processes may share it: see ``store/profile_file.py``. A file that is missing or of another
+version is passed over, a damaged one begun anew with a word about it; a folder that cannot be
+written to only means that nothing is kept.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from specllama.engine.remedies import Kept, kept_in, learn, ranked
+from specllama.events import Remedy
 from specllama.fixed_gain import cannot_gain
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.settings import method_list
@@ -31,10 +34,11 @@ from specllama.speculative.rules import rule_of
 from specllama.speculative.types import Booking
 from specllama.speculative.window import Window
 from specllama.store import profile_file as store
+from specllama.verdict import TimedRound
 
 _T = TypeVar("_T")
 
-SCHEMA = "specllama.profile.v7"
+SCHEMA = "specllama.profile.v8"
 
 # Upper ends of the temperature bands; sampling noise changes what a draft's confidence is worth.
 _BANDS = ((0.0, "greedy"), (0.5, "cool"), (0.9, "warm"), (1.2, "hot"))
@@ -54,10 +58,14 @@ def pair_key(info: EngineInfo) -> dict[str, Any]:
     models, ``cache`` and ``layers`` name both. The context length is left out: nothing that is kept
     depends on it, so a server starts with the lessons of one chat.
     """
-    models = [info.target] if info.draft is None else [info.target, info.draft]
+    target, draft = info.target, info.draft
+    models = [target] if draft is None else [target, draft]
     return {
-        "target": _model_key(info.target),
-        "draft": "none" if info.draft is None else _model_key(info.draft),
+        "here": info.here,
+        "model": f"{target.name} {target.n_params}",
+        "target": f"{target.quantization} {target.file_bytes}",
+        "layout": target.layout,
+        "draft": "none" if draft is None else _draft_key(draft),
         "device": f"{info.device}, flash attention {'on' if info.flash_attn else 'off'}"
         + _padding(info.widths),
         "threads": info.threads,
@@ -71,9 +79,8 @@ def profile_path(key: Mapping[str, Any], folder: Path) -> Path:
     return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
-def _model_key(model: ModelInfo) -> str:
-    layout = "" if model.repacked else " as stored"
-    return f"{model.name} {model.quantization} {model.n_params} {model.file_bytes}{layout}"
+def _draft_key(draft: ModelInfo) -> str:
+    return f"{draft.label} ({draft.n_params}, {draft.file_bytes}, {draft.layout})"
 
 
 class Profile:
@@ -105,6 +112,22 @@ class Profile:
         if self.warm:
             twin._adopt(self._data())
             twin.warm = True
+        return twin
+
+    @property
+    def kept(self) -> Kept:
+        """The part of it that changes of the pair are weighed by."""
+        return Kept(self.key or {}, self.costs, self._bands)
+
+    def beside(self, key: Mapping[str, Any]) -> Profile:
+        """Return the profile of the pair under another key. A new one begins with what does not
+        depend on the target's passes: the costs of drafting and how often guesses are kept."""
+        assert self.path is not None
+        twin = Profile(profile_path(key, self.path.parent), key)
+        if not twin.warm:
+            mine, new = self._data(), twin._data()
+            costs = {**mine["costs"], "target": new["costs"]["target"]}
+            twin._adopt({**new, "bands": mine["bands"], "costs": costs})
         return twin
 
     def learned(self, name: str) -> Learned:
@@ -270,6 +293,34 @@ class Windows:
             profile.costs.draft_share = min(
                 max(1.2 * info.draft.file_bytes / info.target.file_bytes, 0.01), 2.0
             )
+
+    def _other_layout(self) -> Profile:
+        target = self.info.target
+        other = replace(target, repacked=not target.repacked)
+        return self.profile.beside(pair_key(replace(self.info, target=other)))
+
+    def knows_layouts(self) -> bool:
+        """True if passes were timed in both layouts of the target's weights, or nothing is kept."""
+        return self.profile.path is None or self._other_layout().kept.known
+
+    def learn_layouts(self, times: Mapping[bool, Mapping[int, float]]) -> None:
+        """Keep the times of passes by layout: what is missing of this one's, and the other's."""
+        if self.profile.path is None:
+            return
+        repacked, mine = self.info.target.repacked, self.profile.costs.target
+        other, scale = self._other_layout(), (mine.ms(1) or times[repacked][1]) / times[repacked][1]
+        learn(mine, times[repacked], scale)
+        learn(other.costs.target, times[not repacked], scale)
+        self.profile.save()
+        other.save()
+
+    def remedies(self, params: GenerateParams, rounds: Sequence[TimedRound]) -> tuple[Remedy, ...]:
+        """Return the changes that would have written these rounds faster, see ``remedies``."""
+        path = self.profile.path
+        if path is None or not rounds:
+            return ()
+        others = kept_in(path.parent, SCHEMA, self.info.here)
+        return ranked(self.profile.kept, others, band(params), rounds)
 
     def trouble(self) -> str:
         """Explain why an existing profile was not used; once, "" afterwards."""

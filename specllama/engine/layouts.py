@@ -1,0 +1,100 @@
+"""The times of passes in both layouts of a target's weights, taken by turns while it is at rest.
+
+The file is loaded a second time, in the layout that was not chosen. No text depends on what is
+found: it is what a reply's verdict names as a remedy, see ``remedies``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median_low
+from time import perf_counter
+
+from specllama.backend import llama, trial
+from specllama.backend.llama_pool import LlamaPool, LoadedModel, open_pool
+from specllama.engine.gguf_pair import Pair
+from specllama.events import Measuring, Report
+from specllama.models import memory
+from specllama.settings.hardware import Adapter
+
+WHAT = "timing the other layout of the weights"
+SHARE = 0.5  # of the free memory that a second copy of the weights may take
+_TURNS = 3
+_CELLS = 256
+
+
+def has_another(pair: Pair) -> bool:
+    """True if the target's weights have another layout here, and room for it beside the present
+    one."""
+    extra = memory.repacked_bytes(pair.target)
+    free = memory.available_memory()
+    return bool(extra) and not pair.on_gpu and trial.repacks() and extra <= SHARE * free
+
+
+def time_layouts(
+    target: LoadedModel, report: Report, rows: Sequence[int]
+) -> dict[bool, dict[int, float]]:
+    """Return the milliseconds of passes by rows, by whether the weights were repacked: each is
+    timed in one layout, then in the other.
+
+    Raises:
+        Cancelled: it was stopped.
+        SpecllamaError: there is no memory for it.
+    """
+    begin, turns = perf_counter(), [n for _ in range(_TURNS) for n in rows]
+
+    def told(share: float) -> None:
+        if report is not None:
+            left_s = (perf_counter() - begin) * (1 - share) / share if share > 0.2 else None
+            report(Measuring(WHAT, 1, 1, share, left_s))
+
+    told(0.0)
+    other = llama.LlamaModel(
+        target.header.path,
+        pre=target.header.pre_tokenizer or "",
+        longest=target.header.longest_token,
+        gpu_layers="0",
+        loras=[Adapter.read(text) for text in target.options.loras],
+        use_mmap=target.options.use_mmap,
+        repack=not target.model.repacks,
+        progress=lambda fraction: told(0.2 * fraction),
+        stop=target.model.stop,
+    )
+    pools: list[LlamaPool] = []
+    try:
+        pools = [_pool(model, target, max(rows)) for model in (target.model, other)]
+        times: dict[bool, dict[int, list[float]]] = {False: {}, True: {}}
+        for done, n in enumerate(turns):
+            for pool in pools:
+                ms = _time(pool, n)
+                times[pool.model.repacks].setdefault(n, []).append(ms)
+            told(0.2 + 0.8 * (done + 1) / len(turns))
+    finally:
+        if pools:
+            target.model.drop(pools[0])
+        other.close()
+    return {
+        repacked: {n: median_low(found) for n, found in by_rows.items()}
+        for repacked, by_rows in times.items()
+    }
+
+
+def _pool(model: llama.LlamaModel, target: LoadedModel, rows: int) -> LlamaPool:
+    kernels, choice = target.pool.kernels, target.pool.cache.choice
+    threads = kernels.threads if choice is None else choice.count
+    options, flash = target.options, kernels.flash
+    return open_pool(
+        model, n_ctx=_CELLS, max_rows=rows, threads=threads, options=options, flash=flash
+    )
+
+
+def _time(pool: LlamaPool, rows: int) -> float:
+    """Return the milliseconds of the second of two passes: it reuses the graph of the first."""
+    lane, ms = pool.open(), 0.0
+    for _ in range(2):
+        begin = perf_counter()
+        lane.forward([0] * rows, outputs="all" if rows <= 16 else "last")
+        ms = (perf_counter() - begin) * 1e3
+        lane.rollback(0)
+    lane.close()
+    return ms
