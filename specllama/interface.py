@@ -40,6 +40,10 @@ class Message:
 Prompt = str | Sequence[int | str] | Sequence[Message]
 
 
+def layout_words(repacked: bool) -> str:
+    return "repacked where llama.cpp can" if repacked else "as stored"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """One loaded file, for display and for the log.
@@ -78,7 +82,7 @@ class ModelInfo:
     @property
     def layout(self) -> str:
         """The layout of the weights in memory, in words."""
-        return "repacked where llama.cpp can" if self.repacked else "as stored"
+        return layout_words(self.repacked)
 
     def to_dict(self) -> dict[str, Any]:
         told = {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ class PagedApp(ThemedApp):
     options: EngineOptions
     lanes: LaneWatch | None = None
     _chat: ChatScreen | None = None
+    _usual_layout: bool | None = None  # what ``auto`` took
 
     @property
     def chat(self) -> ChatScreen:
@@ -50,6 +52,29 @@ class PagedApp(ThemedApp):
             self.chat.when_idle(self.chat.loader.reload)
         else:
             self.notify("Choose a model first: F6", severity="warning")
+
+    def action_try_layout(self) -> None:
+        """Load the weights in the layout that they do not have now."""
+        loader = self.chat.loader
+        if loader.server or loader.info is None or not loader.ready:
+            self.notify("No model of this machine is loaded: F6 chooses one")
+            return
+        from specllama.models.gguf import read_header
+        from specllama.models.memory import repacked_bytes
+
+        target = loader.info.target
+        if target.gpu_layers or not repacked_bytes(read_header(Path(target.path))):
+            self.notify("This model's weights have one layout here")
+            return
+        other = not target.repacked
+        if self.options.repack == "auto":
+            self._usual_layout = target.repacked
+        usual = other is self._usual_layout
+        self.options = replace(self.options, repack="auto" if usual else "on" if other else "off")
+        words = "repacked" if other else "as they are stored"
+        then = "the usual layout" if usual else "texts are equal up to rounding. Alt+L goes back"
+        self.notify(f"Loading the weights {words}: {then}", timeout=8)
+        self.action_reload()
 
     def switch_model(self, pair: Pair | None) -> None:
         if pair is not None:
@@ -195,7 +220,9 @@ class PagedApp(ThemedApp):
             self.show_top()
             return
         downloads = self.chat.downloads
-        screen = ModelsScreen(loader.wanted, self.options, downloads, loader.machine, self.prefs)
+        here = loader.info.here if loader.info is not None else ""
+        machine, prefs = loader.machine, self.prefs
+        screen = ModelsScreen(loader.wanted, self.options, downloads, machine, prefs, here)
         self.open(screen, self.switch_model)
 
     def show_top(self) -> None:

@@ -15,14 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from specllama.engine.remedies import Kept, kept_in, learn, ranked
+from specllama.engine.remedies import Kept, kept_in, learn, newest, ranked
 from specllama.events import Remedy
 from specllama.fixed_gain import cannot_gain
-from specllama.interface import EngineInfo, ModelInfo
+from specllama.interface import EngineInfo
 from specllama.settings import method_list
 from specllama.settings.params import GenerateParams
 from specllama.speculative.policy.baseline import Baseline, PlainSteps
@@ -62,10 +62,9 @@ def pair_key(info: EngineInfo) -> dict[str, Any]:
     models = [target] if draft is None else [target, draft]
     return {
         "here": info.here,
-        "model": f"{target.name} {target.n_params}",
-        "target": f"{target.quantization} {target.file_bytes}",
+        **_target_key(target),
         "layout": target.layout,
-        "draft": "none" if draft is None else _draft_key(draft),
+        "draft": "none" if draft is None else f"{_draft_key(draft)}, {draft.layout})",
         "device": f"{info.device}, flash attention {'on' if info.flash_attn else 'off'}"
         + _padding(info.widths),
         "threads": info.threads,
@@ -79,8 +78,28 @@ def profile_path(key: Mapping[str, Any], folder: Path) -> Path:
     return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
-def _draft_key(draft: ModelInfo) -> str:
-    return f"{draft.label} ({draft.n_params}, {draft.file_bytes}, {draft.layout})"
+class File(Protocol):
+    """A model file, loaded or not."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def quantization(self) -> str: ...
+    @property
+    def n_params(self) -> int: ...
+    @property
+    def file_bytes(self) -> int: ...
+
+
+def _target_key(target: File) -> dict[str, str]:
+    return {
+        "model": f"{target.name} {target.n_params}",
+        "target": f"{target.quantization} {target.file_bytes}",
+    }
+
+
+def _draft_key(draft: File) -> str:
+    return f"{draft.name} {draft.quantization} ({draft.n_params}, {draft.file_bytes}"
 
 
 class Profile:
@@ -271,6 +290,23 @@ def open_profile(info: EngineInfo, folder: Path | None = None) -> Profile:
     return Profile(profile_path(key, folder or profiles_dir()), key)
 
 
+def remedies_of(
+    here: str, target: File, draft: File | None, layout: str = ""
+) -> tuple[Remedy, ...] | None:
+    """Return the changes that would make a pair of files faster, by its newest profile; None if it
+    was never measured.
+
+    Args:
+        here: see ``EngineInfo``. layout: of the target's weights, if it matters.
+    """
+    from specllama.paths import profiles_dir
+
+    wanted = {"here": here, **_target_key(target), **({"layout": layout} if layout else {})}
+    kept = kept_in(profiles_dir(), SCHEMA, here)
+    mine = newest(kept, wanted, "none" if draft is None else _draft_key(draft))
+    return None if mine is None else ranked(mine, kept)
+
+
 def _padding(widths: tuple[int, ...]) -> str:
     """Describe how passes are padded: that decides their cost."""
     filled = widths != tuple(range(1, len(widths) + 1))
@@ -314,13 +350,21 @@ class Windows:
         self.profile.save()
         other.save()
 
-    def remedies(self, params: GenerateParams, rounds: Sequence[TimedRound]) -> tuple[Remedy, ...]:
-        """Return the changes that would have written these rounds faster, see ``remedies``."""
-        path = self.profile.path
-        if path is None or not rounds:
-            return ()
-        others = kept_in(path.parent, SCHEMA, self.info.here)
-        return ranked(self.profile.kept, others, band(params), rounds)
+    def remedies(
+        self,
+        params: GenerateParams,
+        rounds: Sequence[TimedRound] = (),
+        *,
+        kept: float | None = None,
+    ) -> tuple[Remedy, ...]:
+        """Return the changes that would have written these rounds faster, see ``remedies``;
+        ``kept``: how often a guess of the draft model was, where that was just measured."""
+        mine, path = self.profile.kept, self.profile.path
+        if kept is not None:
+            draft = Acceptance(mean=kept, labels=TESTED)
+            mine = replace(mine, bands={band(params): Learned({"draft": draft})})
+        others = [] if path is None else kept_in(path.parent, SCHEMA, self.info.here)
+        return ranked(mine, others, band(params), rounds)
 
     def trouble(self) -> str:
         """Explain why an existing profile was not used; once, "" afterwards."""

@@ -36,6 +36,7 @@ class Kept:
     key: Mapping[str, Any]
     costs: Costs = field(default_factory=Costs)
     bands: Mapping[str, Learned] = field(default_factory=dict)
+    saved: store.Stamp = ()
 
     @property
     def known(self) -> bool:
@@ -73,22 +74,33 @@ def kept_in(folder: Path, schema: str, here: str) -> list[Kept]:
     for path in sorted(folder.glob("*.json")):
         stamp = store.stamp(path)
         if path not in _read or _read[path][0] != stamp:
-            _read[path] = stamp, _kept(path, schema)
+            _read[path] = stamp, _kept(path, schema, stamp)
         one = _read[path][1]
         found += [one] if one is not None and one.key.get("here") == here else []
     return found
 
 
-def _kept(path: Path, schema: str) -> Kept | None:
+def _kept(path: Path, schema: str, stamp: store.Stamp) -> Kept | None:
     try:
         data = store.read(path)
         if data is None or data["schema"] != schema:
             return None
         costs = msgspec.convert(data["costs"], Costs, str_keys=True)
         bands = msgspec.convert(data["bands"], dict[str, Learned], str_keys=True)
-        return Kept(data["pair"], costs, bands)
+        return Kept(data["pair"], costs, bands, stamp)
     except (OSError, *store.DAMAGE):
         return None
+
+
+def newest(kept: Iterable[Kept], wanted: Mapping[str, Any], draft: str) -> Kept | None:
+    """Return the profile saved last, of those whose key has all of ``wanted`` and begins with this
+    draft model; None if there is none."""
+    mine = [
+        one
+        for one in kept
+        if one.known and wanted.items() <= one.key.items() and one.key["draft"].startswith(draft)
+    ]
+    return max(mine, key=lambda one: one.saved[1], default=None)
 
 
 def ranked(
@@ -167,8 +179,12 @@ def _cheaper_draft(mine: Kept, band: str) -> list[Remedy]:
     most, now = (ms / rows[1] for ms in (affordable(steady(kept), rows), steps.ms(1)))
     if now <= most:
         return []
-    pays = f"steps under {most:.2f} plain ones pay" if most else "free guesses would not pay"
-    return [Remedy("a cheaper draft", then=f"{pays}, these take {now:.2f}")]
+    if not most:
+        return [
+            Remedy("no draft model would pay here", then="a further row of a pass costs too much")
+        ]
+    pays = f"steps below {most:.2f} of a plain one would pay, its take {now:.2f}"
+    return [Remedy("a smaller or trimmed draft model (specllama quantize)", then=pays)]
 
 
 def learn(table: CostTable, times: Mapping[int, float], scale: float = 1.0) -> None:

@@ -19,6 +19,7 @@ from specllama.events import (
     Finished,
     Notice,
     Payoff,
+    Remedy,
     RoundDone,
     Started,
     TextDelta,
@@ -40,7 +41,7 @@ def strategy_for(hint: Any) -> st.SearchStrategy[Any]:
         return st.text()
     if hint is bool:
         return st.booleans()
-    if hint in (Timings, Payoff, Chance, Chances):
+    if hint in (Timings, Payoff, Remedy, Chance, Chances):
         names = get_type_hints(hint)
         names.pop("type", None)
         return st.builds(hint, **{n: strategy_for(h) for n, h in names.items()})

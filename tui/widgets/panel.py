@@ -22,8 +22,9 @@ from specllama.tui.bridge import Clock, monotonic
 from specllama.tui.record import Record, fate_of
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.inked import Inked
-from specllama.tui.widgets.stats_strip import StripState, duration
+from specllama.tui.widgets.stats_strip import LAYOUT, StripState, duration
 from specllama.tui.widgets.walk import best_path, token_text
+from specllama.verdict import remedy_words, shown_remedies
 
 NAME = 8  # cells of the names in front of bars
 FIGURE = 14  # cells of the figures behind them: "100% of 10000"
@@ -243,6 +244,13 @@ class Drawing:
         elif done.index:
             yield Section("Draft window", str(done.draft_max), why)
 
+    def faster(self, found: Figures) -> Iterator[Section]:
+        """Yield what was measured to be faster, with the key that tries it."""
+        for one in shown_remedies(found.verdict)[:1]:
+            key = " Alt+L tries it." if one.change.startswith(LAYOUT) else ""
+            gain = f"{one.speed:.2f}× plain" if one.speed else "nothing yet"
+            yield Section("Would be faster", gain, self.words(f"{remedy_words(one)}.{key}"))
+
     def all(
         self,
         record: Record | None,
@@ -259,7 +267,7 @@ class Drawing:
                 found.append(self.round(record.rounds[at], number))
             figures = record.figures(at)
             if figures is not None:
-                found += [*self.depth(figures), *self.time(figures)]
+                found += [*self.faster(figures), *self.depth(figures), *self.time(figures)]
             found += self.first(record, figures, state)
             if record.rounds:
                 found += self.balance(record.rounds[at])

@@ -16,9 +16,10 @@ from specllama.text import percent, rate, sanitize_line
 from specllama.tui.advice import NO_GUESSES
 from specllama.tui.record import Record
 from specllama.tui.widgets.inked import Inked
-from specllama.verdict import brief
+from specllama.verdict import brief, shown_remedies
 
 MEASURE = "F4 measures it"
+LAYOUT = "--repack"  # of a remedy that Alt+L tries
 FULL = 0.8  # of the context, from which on that is said
 
 
@@ -140,6 +141,10 @@ class StatsStrip(Inked, Widget):
             style = ink.warn
         elif not s.speculate:
             words, style = ["Drafting is off (F9 turns it on)", "F9 drafts"], ink.muted
+        elif better := [x for x in shown_remedies(s.verdict) if x.change.startswith(LAYOUT)]:
+            change, gain = better[0].change, f"{better[0].speed:.2f}×"
+            words = [f"{change} would write {gain}: Alt+L", f"Alt+L: {gain}"]
+            style = ink.warn
         elif s.loses:
             words, style = ["F9 off"], ink.warn
         else:

@@ -178,8 +178,8 @@ def test_the_second_run_starts_warm(home: Path) -> None:
         b"[]",
         b"null",
         b"[" * 100_000,
-        b'{"schema": "specllama.profile.v7", "ledger": ' + b"[" * 5000 + b"]" * 5000 + b"}",
-        b'{"schema": "specllama.profile.v7", "pair": {}, "costs": {}, "bands": []}',
+        b'{"schema": "specllama.profile.v8", "ledger": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+        b'{"schema": "specllama.profile.v8", "pair": {}, "costs": {}, "bands": []}',
     ],
 )
 def test_a_damaged_profile_is_ignored_and_replaced(home: Path, damage: bytes) -> None:
