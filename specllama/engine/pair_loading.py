@@ -145,7 +145,7 @@ def load(opening: OpeningPair) -> Loaded:
         windows=windows,
         stop=opening.stop,
         measured=measured,
-        layouts=None if windows.knows_layouts() else opened.layouts,
+        layouts=None if windows.profile.costs.other else opened.layouts,
         kv_ram=idle if options.parallel > 1 else 0,
         shelf=_shelf(opened, own, options.kv_disk, idle),
         close=opened.close,

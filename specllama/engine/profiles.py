@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from specllama.engine.remedies import Kept, kept_in, learn, newest, ranked
+from specllama.engine.remedies import TESTED, Kept, kept_in, newest, ranked
 from specllama.events import Remedy
 from specllama.fixed_gain import cannot_gain
 from specllama.interface import EngineInfo
@@ -27,7 +27,7 @@ from specllama.settings import method_list
 from specllama.settings.params import GenerateParams
 from specllama.speculative.policy.baseline import Baseline, PlainSteps
 from specllama.speculative.policy.costs import Costs
-from specllama.speculative.policy.learned import Learned
+from specllama.speculative.policy.learned import Acceptance, Learned
 from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.policy.policy import Policy
 from specllama.speculative.rules import rule_of
@@ -138,17 +138,6 @@ class Profile:
         """The part of it that changes of the pair are weighed by."""
         return Kept(self.key or {}, self.costs, self._bands)
 
-    def beside(self, key: Mapping[str, Any]) -> Profile:
-        """Return the profile of the pair under another key. A new one begins with what does not
-        depend on the target's passes: the costs of drafting and how often guesses are kept."""
-        assert self.path is not None
-        twin = Profile(profile_path(key, self.path.parent), key)
-        if not twin.warm:
-            mine, new = self._data(), twin._data()
-            costs = {**mine["costs"], "target": new["costs"]["target"]}
-            twin._adopt({**new, "bands": mine["bands"], "costs": costs})
-        return twin
-
     def learned(self, name: str) -> Learned:
         return self._bands.setdefault(name, Learned())
 
@@ -230,6 +219,7 @@ class Profile:
             _all_become(band.sources, theirs.sources)
             _all_become(band.asked, theirs.asked)
             band.pace = theirs.pace
+        self.costs.other = costs.other
         self.advice = advice if isinstance(advice, dict) else None
 
     def _data(self) -> store.Data:
@@ -330,25 +320,16 @@ class Windows:
                 max(1.2 * info.draft.file_bytes / info.target.file_bytes, 0.01), 2.0
             )
 
-    def _other_layout(self) -> Profile:
-        target = self.info.target
-        other = replace(target, repacked=not target.repacked)
-        return self.profile.beside(pair_key(replace(self.info, target=other)))
-
-    def knows_layouts(self) -> bool:
-        """True if passes were timed in both layouts of the target's weights, or nothing is kept."""
-        return self.profile.path is None or self._other_layout().kept.known
-
     def learn_layouts(self, times: Mapping[bool, Mapping[int, float]]) -> None:
         """Keep the times of passes by layout: what is missing of this one's, and the other's."""
-        if self.profile.path is None:
-            return
-        repacked, mine = self.info.target.repacked, self.profile.costs.target
-        other, scale = self._other_layout(), (mine.ms(1) or times[repacked][1]) / times[repacked][1]
-        learn(mine, times[repacked], scale)
-        learn(other.costs.target, times[not repacked], scale)
+        costs, repacked = self.profile.costs, self.info.target.repacked
+        mine, one = times[repacked], times[repacked][1]
+        scale = (costs.target.ms(1) or one) / one  # another minute, another speed
+        for rows in sorted(mine):
+            if not costs.target.known(rows):
+                costs.target.set(rows, mine[rows] * scale)
+        costs.other = {rows: ms / one for rows, ms in times[not repacked].items()}
         self.profile.save()
-        other.save()
 
     def remedies(
         self,

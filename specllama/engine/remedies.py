@@ -17,6 +17,7 @@ import msgspec
 
 from specllama.events import Remedy
 from specllama.fixed_gain import LONGEST, affordable, fixed_speeds, steady
+from specllama.interface import layout_words
 from specllama.speculative.policy.costs import Costs, CostTable
 from specllama.speculative.policy.learned import Learned
 from specllama.store import profile_file as store
@@ -24,7 +25,6 @@ from specllama.verdict import TimedRound
 
 LEAST = 1.08  # times the present speed: times of other minutes differ by less
 TESTED = 16  # guesses from which an acceptance is known
-STORED = "as stored"  # of a layout, see ``ModelInfo.layout``
 READ = 128  # tokens of a pass that stands for reading a prompt
 ROWS = (*range(1, LONGEST + 1), READ)  # of the passes that are timed in a layout
 
@@ -115,16 +115,26 @@ def ranked(
     """
     if not mine.known:
         return ()
-    found = [Remedy(f"--proposer {name}", mine.gain(name, band)) for name in mine.costs.own]
-    for other in others:
+    found = {f"--proposer {name}": (mine.gain(name, band), "") for name in mine.costs.own}
+    # both layouts in the same minute tell more than two profiles
+    ways = [*([_other_layout(mine)] if mine.costs.other else []), *others]
+    for other in ways:
         change = _change(mine.key, other.key)
-        if change and other.known:
-            speed = _speed(mine, other, band, rounds)
-            found.append(Remedy(change, speed, _then(mine, other)))
+        if change and change not in found and other.known:
+            found[change] = _speed(mine, other, band, rounds), _then(mine, other)
     least = LEAST * _speed(mine, mine, band, rounds)
-    best = [one for one in found if one.speed is not None and one.speed >= least]
+    best = [Remedy(change, *what) for change, what in found.items() if what[0] >= least]
     best.sort(key=lambda one: one.speed or 0.0, reverse=True)
     return (*best, *_cheaper_draft(mine, band))
+
+
+def _other_layout(mine: Kept) -> Kept:
+    layout = layout_words(mine.key["layout"] == layout_words(False))
+    table, level = CostTable(deep=mine.costs.target.deep), mine.costs.target.ms(1)
+    for rows, steps in sorted(mine.costs.other.items()):
+        table.set(rows, steps * level)
+    costs = replace(mine.costs, target=table)
+    return Kept({**mine.key, "layout": layout}, costs, mine.bands)
 
 
 def _speed(mine: Kept, other: Kept, band: str, rounds: Sequence[TimedRound]) -> float:
@@ -148,7 +158,7 @@ def _change(mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     change."""
     differ = {name for name in (*mine, *other) if mine.get(name) != other.get(name)}
     if differ == {"layout"}:
-        return f"--repack {'off' if other['layout'] == STORED else 'on'}"
+        return f"--repack {'off' if other['layout'] == layout_words(False) else 'on'}"
     if differ == {"threads"}:
         return f"-t {other['threads']}"
     if "draft" in differ and differ <= {"draft", "layers", "cache"} and other["draft"] != "none":
@@ -185,11 +195,3 @@ def _cheaper_draft(mine: Kept, band: str) -> list[Remedy]:
         ]
     pays = f"steps below {most:.2f} of a plain one would pay, its take {now:.2f}"
     return [Remedy("a smaller or trimmed draft model (specllama quantize)", then=pays)]
-
-
-def learn(table: CostTable, times: Mapping[int, float], scale: float = 1.0) -> None:
-    """Put the times of passes into a table, as far as it does not know them; ``scale``: from the
-    minute in which they were taken to the table's."""
-    for rows in sorted(times):
-        if not table.known(rows):
-            table.set(rows, times[rows] * scale)
