@@ -133,10 +133,9 @@ class Profile:
             twin.warm = True
         return twin
 
-    @property
-    def kept(self) -> Kept:
-        """The part of it that changes of the pair are weighed by."""
-        return Kept(self.key or {}, self.costs, self._bands)
+    def kept(self, key: Mapping[str, Any]) -> Kept:
+        """Return the part of it that changes of its pair, of this key, are weighed by."""
+        return Kept(key, self.costs, self._bands)
 
     def learned(self, name: str) -> Learned:
         return self._bands.setdefault(name, Learned())
@@ -340,7 +339,7 @@ class Windows:
     ) -> tuple[Remedy, ...]:
         """Return the changes that would have written these rounds faster, see ``remedies``;
         ``kept``: how often a guess of the draft model was, where that was just measured."""
-        mine, path = self.profile.kept, self.profile.path
+        mine, path = self.profile.kept(pair_key(self.info)), self.profile.path
         if kept is not None:
             draft = Acceptance(mean=kept, labels=TESTED)
             mine = replace(mine, bands={band(params): Learned({"draft": draft})})

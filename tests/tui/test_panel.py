@@ -10,7 +10,7 @@ import pytest
 from app_driver import Driver, GatedEngine, Recipe, record_of
 from fakes import Reply, ScriptedEngine, engine_info
 
-from specllama.events import Finished, PrefillProgress, RoundDone, Started
+from specllama.events import Finished, Payoff, PrefillProgress, Remedy, RoundDone, Started
 from specllama.figures import Figures
 from specllama.settings.params import GenerateParams
 from specllama.tui.record import Record
@@ -51,6 +51,21 @@ def of(record: Record) -> Figures:
     found = record.figures()
     assert found is not None
     return found
+
+
+def test_what_would_be_faster_is_named_with_the_key_that_tries_it() -> None:
+    def said(change: str) -> str:
+        reply = record(Reply(LONG, accept=(3, 1)))
+        done = reply.finished
+        assert isinstance(done, Finished)
+        better = Remedy(change, 1.2, "texts are then equal up to rounding")
+        verdict = Payoff("off", None, None, None, 9, 9, 0, 0, 0, remedies=(better,))
+        reply.end(dataclasses.replace(done, verdict=verdict))
+        return " ".join(drawn(reply).split())
+
+    words = "--repack on would write 1.20×; texts are then equal up to rounding. Alt+L tries it."
+    assert words in said("--repack on")
+    assert "Alt+L" not in said("-t 1")
 
 
 def test_the_figures_are_those_of_the_events() -> None:
