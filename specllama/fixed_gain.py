@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 LONGEST = 8  # guesses that are tried where it is asked whether a draft model can gain at all
-_BEST = 0.97  # an acceptance that no draft model keeps up for long
 _LEAST = 1.02  # gain that is worth a word
 
 
@@ -61,15 +60,3 @@ def affordable(survival: Sequence[float], verify_ms: Sequence[float]) -> float:
         for k in range(1, min(len(survival), len(verify_ms) - 2) + 1)
     ]
     return max(0.0, *left)
-
-
-def cannot_gain(draft_ms: float, verify_ms: Sequence[float]) -> str:
-    """Explain why no draft model can pay at these costs, "" if one could: no length beats plain
-    decoding if a draft step and an extra row cost nearly a plain step."""
-    if max(fixed_speeds(steady(_BEST), draft_ms, verify_ms).values()) >= _LEAST:
-        return ""
-    share = pays_above(draft_ms, verify_ms[1], verify_ms[2] - verify_ms[1])
-    return (
-        f"a draft step and an extra row cost {share:.2f} of a plain step here, so a draft model "
-        "has almost nothing to gain"
-    )

@@ -235,9 +235,9 @@ def tune(
     ]
     advice = advise(groups, check)
     drafts = [one for run in compared.runs if run.arm == FIXED for one in run.passes]
-    judged = sum(one.judged for one in drafts)
-    kept = sum(one.accepted for one in drafts) / judged if draft and judged else None
-    advice["remedies"] = [asdict(one) for one in engine.windows.remedies(base, kept=kept)]
+    tested = sum(one.judged for one in drafts), sum(one.accepted for one in drafts)
+    better = engine.windows.remedies(base, tested=tested if draft else None)
+    advice["remedies"] = [asdict(one) for one in better]
     return Tuning(costs, groups, check, advice)
 
 

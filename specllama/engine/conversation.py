@@ -281,8 +281,6 @@ class Conversation:
         self._window.drafts_with(booking)
         read = self._started.prompt_n - self._started.cached_n
         self._window.prefilled(read, self._started.prompt_n)
-        if booking.paid and params.window == "auto" and (why := windows.cannot_gain(booking)):
-            yield Notice(message=why, topic="routing")
         return Rounds(
             target=self._target,
             drafter=drafter,

@@ -15,7 +15,6 @@ from specllama.backend.llama_pool import LlamaPool, LoadedModel, open_pool
 from specllama.engine.gguf_pair import Pair
 from specllama.events import Measuring, Report
 from specllama.models import memory
-from specllama.settings.hardware import Adapter
 
 WHAT = "timing the other layout of the weights"
 SHARE = 0.5  # of the free memory that a second copy of the weights may take
@@ -24,8 +23,7 @@ _CELLS = 256
 
 
 def has_another(pair: Pair) -> bool:
-    """True if the target's weights have another layout here, and room for it beside the present
-    one."""
+    """True if the target's weights have another layout here, and there is memory for both."""
     extra = memory.repacked_bytes(pair.target)
     free = memory.available_memory()
     return bool(extra) and not pair.on_gpu and trial.repacks() and extra <= SHARE * free
@@ -34,8 +32,8 @@ def has_another(pair: Pair) -> bool:
 def time_layouts(
     target: LoadedModel, report: Report, rows: Sequence[int]
 ) -> dict[bool, dict[int, float]]:
-    """Return the milliseconds of passes by rows, by whether the weights were repacked: each is
-    timed in one layout, then in the other.
+    """Time passes in both layouts by turns; return milliseconds by rows, by whether the weights
+    were repacked.
 
     Raises:
         Cancelled: it was stopped.
@@ -49,16 +47,10 @@ def time_layouts(
             report(Measuring(WHAT, 1, 1, share, left_s))
 
     told(0.0)
-    other = llama.LlamaModel(
-        target.header.path,
-        pre=target.header.pre_tokenizer or "",
-        longest=target.header.longest_token,
-        gpu_layers="0",
-        loras=[Adapter.read(text) for text in target.options.loras],
-        use_mmap=target.options.use_mmap,
+    other = target.load(
+        target.header,
         repack=not target.model.repacks,
         progress=lambda fraction: told(0.2 * fraction),
-        stop=target.model.stop,
     )
     pools: list[LlamaPool] = []
     try:

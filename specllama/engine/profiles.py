@@ -19,9 +19,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from specllama.engine.remedies import TESTED, Kept, kept_in, newest, ranked
+from specllama.engine.remedies import Kept, kept_in, newest, ranked
 from specllama.events import Remedy
-from specllama.fixed_gain import cannot_gain
 from specllama.interface import EngineInfo
 from specllama.settings import method_list
 from specllama.settings.params import GenerateParams
@@ -31,7 +30,6 @@ from specllama.speculative.policy.learned import Acceptance, Learned
 from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.policy.policy import Policy
 from specllama.speculative.rules import rule_of
-from specllama.speculative.types import Booking
 from specllama.speculative.window import Window
 from specllama.store import profile_file as store
 from specllama.verdict import TimedRound
@@ -334,14 +332,13 @@ class Windows:
         self,
         params: GenerateParams,
         rounds: Sequence[TimedRound] = (),
-        *,
-        kept: float | None = None,
+        tested: tuple[int, int] | None = None,
     ) -> tuple[Remedy, ...]:
         """Return the changes that would have written these rounds faster, see ``remedies``;
-        ``kept``: how often a guess of the draft model was, where that was just measured."""
+        ``tested``: the draft model's guesses of a measurement, and how many of them were kept."""
         mine, path = self.profile.kept(pair_key(self.info)), self.profile.path
-        if kept is not None:
-            draft = Acceptance(mean=kept, labels=TESTED)
+        if tested:
+            draft = Acceptance(mean=tested[1] / max(tested[0], 1), labels=tested[0])
             mine = replace(mine, bands={band(params): Learned({"draft": draft})})
         others = [] if path is None else kept_in(path.parent, SCHEMA, self.info.here)
         return ranked(mine, others, band(params), rounds)
@@ -373,13 +370,3 @@ class Windows:
     def baseline(self, depth: int) -> Baseline | None:
         """Return the time of a plain step after N tokens, None before one was timed."""
         return self.steps.typical(depth, self.profile.costs.target.deep_ms)
-
-    def cannot_gain(self, booking: Booking) -> str:
-        """Explain why no draft model can pay on this machine; "" if one could, or if unknown."""
-        costs = self.profile.costs
-        target, steps = costs.target, costs.steps(booking)
-        if target.level is None or not target.known(2):
-            return ""
-        # one step of a busy moment says nothing of the machine
-        step = steps.ms(1) if steps.known(1) else target.level * costs.draft_share
-        return cannot_gain(step, target.upto(9))

@@ -1,7 +1,7 @@
 """The changes of a pair that would make it write faster here, ranked by their expected speed.
 
 Every run of a pair leaves a profile: what passes cost in one layout of the weights, with one draft
-model, with so many threads, and how many guesses were kept. A profile that differs from the present
+model and one number of threads, and how many guesses were kept. A profile that differs from the present
 one in one of these is a change that can be weighed. Nothing else is: what was never measured on
 this processor, with this build, has no figure.
 """
@@ -24,6 +24,7 @@ from specllama.store import profile_file as store
 from specllama.verdict import TimedRound
 
 LEAST = 1.08  # times the present speed: times of other minutes differ by less
+BEST = 0.97  # an acceptance that no draft model keeps up for long
 TESTED = 16  # guesses from which an acceptance is known
 READ = 128  # tokens of a pass that stands for reading a prompt
 ROWS = (*range(1, LONGEST + 1), READ)  # of the passes that are timed in a layout
@@ -45,7 +46,7 @@ class Kept:
         return target.level is not None and target.known(1) and target.known(2)
 
     def acceptance(self, source: str, band: str) -> float | None:
-        """Return how often a guess of the source is kept behind a kept one; None if too few were
+        """Return how often a guess of the source is kept after a kept one; None if too few were
         tested. Without a lesson at this temperature, that with the most of them counts."""
         bands = [self.bands[band]] if band in self.bands else []
         for some in (bands, self.bands.values()):
@@ -93,8 +94,8 @@ def _kept(path: Path, schema: str, stamp: store.Stamp) -> Kept | None:
 
 
 def newest(kept: Iterable[Kept], wanted: Mapping[str, Any], draft: str) -> Kept | None:
-    """Return the profile saved last, of those whose key has all of ``wanted`` and begins with this
-    draft model; None if there is none."""
+    """Return the newest profile whose key has all of ``wanted`` and this draft model; None if there
+    is none."""
     mine = [
         one
         for one in kept
@@ -106,8 +107,8 @@ def newest(kept: Iterable[Kept], wanted: Mapping[str, Any], draft: str) -> Kept 
 def ranked(
     mine: Kept, others: Iterable[Kept], band: str = "", rounds: Sequence[TimedRound] = ()
 ) -> tuple[Remedy, ...]:
-    """Return the changes that would be faster than what is loaded, the fastest first; behind them
-    what would make a draft model pay.
+    """Return the changes that would be faster than what is loaded, the fastest first, and in the
+    end what would make a draft model pay.
 
     Args:
         band: of the temperature, see ``profiles.band``.
@@ -181,17 +182,15 @@ def _then(mine: Kept, other: Kept) -> str:
 
 
 def _cheaper_draft(mine: Kept, band: str) -> list[Remedy]:
-    """Return what a step of the draft model may cost at most, where it costs more."""
+    """Return the most that a step of the draft model may cost, where it costs more."""
     steps, rows = mine.costs.draft, mine.costs.target.upto(LONGEST + 1)
-    kept = mine.acceptance("draft", band)
-    if mine.key["draft"] == "none" or kept is None or not steps.known(1):
+    if mine.key["draft"] == "none" or not steps.known(1):
         return []
+    kept = mine.acceptance("draft", band) or BEST
     most, now = (ms / rows[1] for ms in (affordable(steady(kept), rows), steps.ms(1)))
     if now <= most:
         return []
     if not most:
-        return [
-            Remedy("no draft model would pay here", then="a further row of a pass costs too much")
-        ]
+        return [Remedy("no draft model would pay", then="a further row of a pass costs too much")]
     pays = f"steps below {most:.2f} of a plain one would pay, its take {now:.2f}"
     return [Remedy("a smaller or trimmed draft model (specllama quantize)", then=pays)]

@@ -106,9 +106,18 @@ def test_what_a_draft_step_may_cost_is_where_the_formula_says_so() -> None:
     assert f"steps below {most / 87.0:.2f} of a plain one" in dear[-1].then
     assert max(fixed_speeds(steady(0.8), most, rows).values()) == pytest.approx(1.02)
     assert not ranked(kept(steps={1: 0.9 * most, 2: 0.9 * most}), [])
-    flat = {n: 87.0 * n for n in STORED}
-    (nothing,) = ranked(kept(flat, steps=DRAFT, mean=0.5), [])
-    assert nothing.change == "no draft model would pay here"
+    steep = {n: 87.0 * n for n in STORED}
+    (nothing,) = ranked(kept(steep, steps=DRAFT, mean=0.5), [])
+    assert nothing.change == "no draft model would pay"
+
+
+def test_one_slow_step_of_a_draft_says_nothing_of_the_machine() -> None:
+    mine = kept(steps={}, mean=0.5)
+    mine.costs.draft.observe(1, 4000.0)
+    assert ranked(mine, []) == ()
+    for _ in range(6):
+        mine.costs.draft.observe(1, 40.0)
+    assert ranked(mine, [])
 
 
 def test_nothing_is_said_of_what_was_not_measured() -> None:
