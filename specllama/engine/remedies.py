@@ -1,9 +1,9 @@
 """The changes of a pair that would make it write faster here, ranked by their expected speed.
 
 Every run of a pair leaves a profile: what passes cost in one layout of the weights, with one draft
-model and one number of threads, and how many guesses were kept. A profile that differs from the present
-one in one of these is a change that can be weighed. Nothing else is: what was never measured on
-this processor, with this build, has no figure.
+model and one number of threads, and how many guesses were kept. A profile that differs from the
+present one in one of these is a change that can be weighed. Nothing else is: what was never
+measured on this processor, with this build, has no figure.
 """
 
 from __future__ import annotations
