@@ -13,8 +13,10 @@ from time import perf_counter
 from specllama.backend import llama, trial
 from specllama.backend.llama_pool import LlamaPool, LoadedModel, open_pool
 from specllama.engine.gguf_pair import Pair
+from specllama.errors import DoesNotFit
 from specllama.events import Measuring, Report
 from specllama.models import memory
+from specllama.text import size
 
 WHAT = "timing the other layout of the weights"
 SHARE = 0.5  # of the free memory that a second copy of the weights may take
@@ -23,10 +25,8 @@ _CELLS = 256
 
 
 def has_another(pair: Pair) -> bool:
-    """True if the target's weights have another layout here, and there is memory for both."""
-    extra = memory.repacked_bytes(pair.target)
-    free = memory.available_memory()
-    return bool(extra) and not pair.on_gpu and trial.repacks() and extra <= SHARE * free
+    """True if the target's weights have another layout here."""
+    return not pair.on_gpu and trial.repacks() and memory.repacked_bytes(pair.target) > 0
 
 
 def time_layouts(
@@ -37,8 +37,12 @@ def time_layouts(
 
     Raises:
         Cancelled: it was stopped.
-        SpecllamaError: there is no memory for it.
+        DoesNotFit: there is no memory for it.
+        CannotLoad: llama.cpp refuses it.
     """
+    extra, free = memory.repacked_bytes(target.header), memory.available_memory()
+    if extra > SHARE * free:
+        raise DoesNotFit(f"a second copy takes {size(extra)}, {size(free)} are free", needed=extra)
     begin, turns = perf_counter(), [n for _ in range(_TURNS) for n in rows]
 
     def told(share: float) -> None:
