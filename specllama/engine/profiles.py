@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from specllama.engine.remedies import Kept, kept_in, newest, ranked
 from specllama.events import Remedy
-from specllama.interface import EngineInfo
+from specllama.interface import EngineInfo, ModelInfo
 from specllama.settings import method_list
 from specllama.settings.params import GenerateParams
 from specllama.speculative.policy.baseline import Baseline, PlainSteps
@@ -33,6 +33,9 @@ from specllama.speculative.rules import rule_of
 from specllama.speculative.window import Window
 from specllama.store import profile_file as store
 from specllama.verdict import TimedRound
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
 
 _T = TypeVar("_T")
 
@@ -76,27 +79,14 @@ def profile_path(key: Mapping[str, Any], folder: Path) -> Path:
     return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
-class File(Protocol):
-    """A model file, loaded or not."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def quantization(self) -> str: ...
-    @property
-    def n_params(self) -> int: ...
-    @property
-    def file_bytes(self) -> int: ...
-
-
-def _target_key(target: File) -> dict[str, str]:
+def _target_key(target: ModelInfo | GgufHeader) -> dict[str, str]:
     return {
         "model": f"{target.name} {target.n_params}",
         "target": f"{target.quantization} {target.file_bytes}",
     }
 
 
-def _draft_key(draft: File) -> str:
+def _draft_key(draft: ModelInfo | GgufHeader) -> str:
     return f"{draft.name} {draft.quantization} ({draft.n_params}, {draft.file_bytes}"
 
 
@@ -278,7 +268,10 @@ def open_profile(info: EngineInfo, folder: Path | None = None) -> Profile:
 
 
 def remedies_of(
-    here: str, target: File, draft: File | None, layout: str = ""
+    here: str,
+    target: ModelInfo | GgufHeader,
+    draft: ModelInfo | GgufHeader | None,
+    layout: str = "",
 ) -> tuple[Remedy, ...] | None:
     """Return the changes that would make a pair of files faster, by its newest profile; None if it
     was never measured.

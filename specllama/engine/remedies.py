@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -66,21 +67,13 @@ class Kept:
         return max(1.0, *fixed_speeds(steady(kept), steps.ms(1), rows, late).values())
 
 
-_read: dict[Path, tuple[store.Stamp, Kept | None]] = {}
-
-
 def kept_in(folder: Path, schema: str, here: str) -> list[Kept]:
     """Return the profiles that were measured on this processor with this build."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        stamp = store.stamp(path)
-        if path not in _read or _read[path][0] != stamp:
-            _read[path] = stamp, _kept(path, schema, stamp)
-        one = _read[path][1]
-        found += [one] if one is not None and one.key.get("here") == here else []
-    return found
+    found = (_kept(path, schema, store.stamp(path)) for path in sorted(folder.glob("*.json")))
+    return [one for one in found if one is not None and one.key.get("here") == here]
 
 
+@lru_cache(maxsize=256)
 def _kept(path: Path, schema: str, stamp: store.Stamp) -> Kept | None:
     try:
         data = store.read(path)

@@ -63,7 +63,7 @@ def test_what_would_be_faster_is_named_with_the_key_that_tries_it() -> None:
         reply.end(dataclasses.replace(done, verdict=verdict))
         return " ".join(drawn(reply).split())
 
-    words = "--repack on would write 1.20×; texts are then equal up to rounding. Alt+L tries it."
+    words = "Alt+L tries it --repack on would write 1.20×; texts are then equal up to rounding."
     assert words in said("--repack on")
     assert "Alt+L" not in said("-t 1")
 
