@@ -185,5 +185,5 @@ def _cheaper_draft(mine: Kept, band: str) -> list[Remedy]:
         return []
     if not most:
         return [Remedy("no draft model would pay", then="a further row of a pass costs too much")]
-    pays = f"steps below {most:.2f} of a plain one would pay, its take {now:.2f}"
+    pays = f"a step pays below {most:.2f} of a plain one, here it takes {now:.2f}"
     return [Remedy("a smaller or trimmed draft model (specllama quantize)", then=pays)]

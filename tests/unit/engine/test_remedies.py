@@ -103,7 +103,7 @@ def test_what_a_draft_step_may_cost_is_where_the_formula_says_so() -> None:
     dear = ranked(kept(steps={1: 60.0, 2: 70.0}), [])
     rows = [0.0, *STORED.values(), STORED[8]]
     most = affordable(steady(0.8), rows)
-    assert f"steps below {most / 87.0:.2f} of a plain one" in dear[-1].then
+    assert f"pays below {most / 87.0:.2f} of a plain one" in dear[-1].then
     assert max(fixed_speeds(steady(0.8), most, rows).values()) == pytest.approx(1.02)
     assert not ranked(kept(steps={1: 0.9 * most, 2: 0.9 * most}), [])
     steep = {n: 87.0 * n for n in STORED}
