@@ -11,6 +11,7 @@ written to only means that nothing is kept.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -80,9 +81,11 @@ def profile_path(key: Mapping[str, Any], folder: Path) -> Path:
 
 
 def _target_key(target: ModelInfo | GgufHeader) -> dict[str, str]:
+    kind = target.quantization  # models are called as their files are
+    name = re.sub(re.escape(kind), "", target.name, flags=re.IGNORECASE).rstrip("-._ ")
     return {
-        "model": f"{target.name} {target.n_params}",
-        "target": f"{target.quantization} {target.file_bytes}",
+        "model": f"{name} {target.n_params}",
+        "target": f"{kind} {target.file_bytes}",
     }
 
 

@@ -143,7 +143,7 @@ def test_a_verdict_names_the_first_of_them() -> None:
 
 def engine_info(**changes: Any) -> EngineInfo:
     info = fake_info()
-    target = dataclasses.replace(info.target, repacked=False)
+    target = dataclasses.replace(changes.pop("target", info.target), repacked=False)
     return dataclasses.replace(info, target=target, here="this one", **changes)
 
 
@@ -182,6 +182,15 @@ def test_a_pair_of_files_is_found_again_and_never_of_another_machine(home: Path)
     assert not open_profile(elsewhere).warm
     (profiles_dir() / "damaged.json").write_bytes(b"{")
     assert remedies_of("this one", info.target, info.draft)
+
+
+def test_types_of_a_model_are_known_by_the_names_of_their_files() -> None:
+    target = fake_info().target
+    keys = [
+        pair_key(engine_info(target=dataclasses.replace(target, name=name, quantization=kind)))
+        for name, kind in (("m-7b-q4_k_m", "Q4_K_M"), ("m-7b.Q8_0", "Q8_0"), ("n-7b-q8_0", "Q8_0"))
+    ]
+    assert keys[0]["model"] == keys[1]["model"] != keys[2]["model"]
 
 
 def test_without_a_profile_on_disk_nothing_is_lost() -> None:
