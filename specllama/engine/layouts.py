@@ -6,8 +6,8 @@ found: it is what a reply's verdict names as a remedy, see ``remedies``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from statistics import median_low
 from time import perf_counter
 
 from specllama.backend import llama, trial
@@ -20,7 +20,7 @@ from specllama.text import size
 
 WHAT = "timing the other layout of the weights"
 SHARE = 0.5  # of the free memory that a second copy of the weights may take
-_TURNS = 3
+_TURNS = 4
 _CELLS = 256
 
 
@@ -32,8 +32,8 @@ def has_another(pair: Pair) -> bool:
 def time_layouts(
     target: LoadedModel, report: Report, rows: Sequence[int]
 ) -> dict[bool, dict[int, float]]:
-    """Time passes in both layouts by turns; return milliseconds by rows, by whether the weights
-    were repacked.
+    """Time passes in both layouts by turns; return the shortest milliseconds by rows, by whether
+    the weights were repacked.
 
     Raises:
         Cancelled: it was stopped.
@@ -59,20 +59,17 @@ def time_layouts(
     pools: list[LlamaPool] = []
     try:
         pools = [_pool(model, target, max(rows)) for model in (target.model, other)]
-        times: dict[bool, dict[int, list[float]]] = {False: {}, True: {}}
+        times: dict[bool, dict[int, float]] = {False: {}, True: {}}
         for done, n in enumerate(turns):
             for pool in pools:
-                ms = _time(pool, n)
-                times[pool.model.repacks].setdefault(n, []).append(ms)
+                found = times[pool.model.repacks]
+                found[n] = min(_time(pool, n), found.get(n, math.inf))
             told(0.2 + 0.8 * (done + 1) / len(turns))
+        return times
     finally:
         if pools:
             target.model.drop(pools[0])
         other.close()
-    return {
-        repacked: {n: median_low(found) for n, found in by_rows.items()}
-        for repacked, by_rows in times.items()
-    }
 
 
 def _pool(model: llama.LlamaModel, target: LoadedModel, rows: int) -> LlamaPool:

@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from specllama.backend.base import OpenedPair, Own, Pool, Vocab
+from specllama.backend.cores import crowded
 from specllama.backend.exactness import Exactness
 from specllama.cancel import Cancel
 from specllama.engine.opening import OpeningPair
@@ -67,12 +68,16 @@ class Loaded:
     close: Callable[[], None] = lambda: None
 
     def time_layouts(self, report: Report, cancel: Cancel) -> bool:
-        """Time the layouts of the target's weights, once; return False if ``cancel`` ended that."""
+        """Time the layouts of the target's weights, once, in a minute that other programs did not
+        slow; return False if ``cancel`` ended that."""
         if self.layouts is None:
             return True
         try:
             with self.stop.following(cancel):
-                self.windows.learn_layouts(self.layouts(report, ROWS))
+                found = self.layouts(report, ROWS)
+            if crowded():
+                return True
+            self.windows.learn_layouts(found)
         except Cancelled:
             return False
         except SpecllamaError as error:
