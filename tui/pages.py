@@ -18,7 +18,7 @@ from textual.widgets import OptionList
 
 from specllama.errors import SpecllamaError
 from specllama.interface import Message
-from specllama.settings.params import EngineOptions, GenerateParams
+from specllama.settings.params import EngineOptions, GenerateParams, Repacking
 from specllama.text import sanitize_line
 from specllama.tui.loader import Pair
 from specllama.tui.looks import ThemedApp
@@ -38,7 +38,6 @@ class PagedApp(ThemedApp):
     options: EngineOptions
     lanes: LaneWatch | None = None
     _chat: ChatScreen | None = None
-    _usual_layout: bool | None = None  # what ``auto`` took
 
     @property
     def chat(self) -> ChatScreen:
@@ -66,14 +65,13 @@ class PagedApp(ThemedApp):
         if target.gpu_layers or not repacked_bytes(read_header(Path(target.path))):
             self.notify("This model's weights have one layout here")
             return
-        other = not target.repacked
+        how: Repacking = "auto"
+        words = "in the usual layout"
         if self.options.repack == "auto":
-            self._usual_layout = target.repacked
-        usual = other is self._usual_layout
-        self.options = replace(self.options, repack="auto" if usual else "on" if other else "off")
-        words = "repacked" if other else "as they are stored"
-        then = "the usual layout" if usual else "texts are equal up to rounding. Alt+L goes back"
-        self.notify(f"Loading the weights {words}: {then}", timeout=8)
+            how, words = ("off", "as stored") if target.repacked else ("on", "repacked")
+            words += ": texts are equal up to rounding. Alt+L goes back"
+        self.options = replace(self.options, repack=how)
+        self.notify(f"Loading the weights {words}", timeout=8)
         self.action_reload()
 
     def switch_model(self, pair: Pair | None) -> None:
