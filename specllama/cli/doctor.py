@@ -262,7 +262,7 @@ def _faster(ref: str, pair: Pair) -> list[str]:
             "not known yet: that is measured at rest, or now by: specllama tune -m FILE",
         ]
     mine = [remedy_words(one) for one in found]
-    return [*mine, *untried] or ["nothing that was measured here"]
+    return [*mine, *untried] or ["nothing of what was measured here"]
 
 
 def _models() -> list[DoctorLine]:

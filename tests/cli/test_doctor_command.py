@@ -185,7 +185,7 @@ def test_what_would_be_faster_is_named_as_far_as_it_was_measured(cli) -> None:
     for rows in (1, 2, 3, 4):
         profile.costs.target.set(rows, 10.0 * rows)
     profile.save()
-    assert told() == ["nothing that was measured here"]
+    assert told() == ["nothing of what was measured here"]
     profile.costs.other = {1: 0.5, 2: 0.6, 4: 0.7}
     profile.save()
     assert told() == ["--repack off would write 2.00×; texts are then equal up to rounding"]
