@@ -19,7 +19,6 @@ from specllama.tui.widgets.inked import Inked
 from specllama.verdict import brief, shown_remedies
 
 MEASURE = "F4 measures it"
-LAYOUT = "--repack"  # of a remedy that Alt+L tries
 FULL = 0.8  # of the context, from which on that is said
 
 
@@ -37,6 +36,7 @@ class StripState:
     prefill: PrefillProgress | None = None
     loading: str = ""
     guesses: bool = True  # something guesses new text
+    layout: str = ""  # of the weights, that Alt+L loads, as it is typed
     demonstration: bool = False  # drafting is forced where it does not pay
 
     @property
@@ -141,7 +141,7 @@ class StatsStrip(Inked, Widget):
             style = ink.warn
         elif not s.speculate:
             words, style = ["Drafting is off (F9 turns it on)", "F9 drafts"], ink.muted
-        elif better := [x for x in shown_remedies(s.verdict) if x.change.startswith(LAYOUT)]:
+        elif better := [x for x in shown_remedies(s.verdict) if x.change == s.layout]:
             change, gain = better[0].change, f"{better[0].speed:.2f}×"
             words = [f"{change} would write {gain}: Alt+L", f"Alt+L: {gain}"]
             style = ink.warn
